@@ -1,0 +1,363 @@
+"""The one typed schema of an experiment: validation, flags, JSON Schema and reference docs come from it.
+
+Field names are Megatron-LM's where it has one. Each name belongs to exactly one group, so that the flat
+`overrides:` of an experiment file and `--name value` on the command line need no prefix.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Group(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of every configuration group: frozen, unknown fields forbidden."""
+
+
+class ModelSpec(Group, kw_only=True):
+    """Shape of a decoder-only transformer; a model preset is one YAML file of these."""
+
+    hf_name: str = ""
+    """Name of the published model on the Hugging Face hub, for reference and for its tokenizer."""
+    num_layers: Positive
+    """Transformer layers."""
+    hidden_size: Positive
+    """Width of the residual stream."""
+    ffn_hidden_size: Positive
+    """Inner width of a dense SwiGLU feed-forward layer."""
+    num_attention_heads: Positive
+    """Query heads."""
+    num_query_groups: Positive | None = None
+    """Key/value heads (grouped-query attention); as many as query heads when null."""
+    kv_channels: Positive | None = None
+    """Width of one attention head; hidden_size / num_attention_heads when null."""
+    vocab_size: Positive
+    """Rows of the embedding; the tokenizer must not be larger."""
+    max_position_embeddings: Positive = 4096
+    """Longest sequence that the model was made for, in tokens."""
+    untie_embeddings_and_output_weights: bool = True
+    """Separate input embedding and output head; false shares one matrix."""
+    norm_epsilon: PositiveFloat = 1e-5
+    """Epsilon of RMSNorm."""
+    init_method_std: PositiveFloat = 0.02
+    """Standard deviation of the normal initialisation."""
+    add_qkv_bias: bool = False
+    """Bias on the query, key and value projections (Qwen2.5)."""
+    add_bias_linear: bool = False
+    """Bias on every projection, the router and the experts as well (gpt-oss)."""
+    qk_layernorm: bool = False
+    """RMSNorm on queries and keys of each head (Qwen3)."""
+    rotary_base: PositiveFloat = 10000.0
+    """Theta of rotary position embedding."""
+    rope_type: Literal["default", "llama3", "yarn"] = "default"
+    """How rotary frequencies are scaled for long contexts."""
+    rotary_scaling_factor: PositiveFloat = 1.0
+    """Scaling factor of llama3 or yarn rope."""
+    rope_low_freq_factor: PositiveFloat = 1.0
+    """Llama 3 rope: wavelengths longer than original length / this are fully scaled."""
+    rope_high_freq_factor: PositiveFloat = 4.0
+    """Llama 3 rope: wavelengths shorter than original length / this are kept."""
+    original_max_position_embeddings: Positive = 8192
+    """Context length before rope scaling, in tokens."""
+    beta_fast: PositiveFloat = 32.0
+    """Yarn: rotations above which a dimension is kept."""
+    beta_slow: PositiveFloat = 1.0
+    """Yarn: rotations below which a dimension is fully scaled."""
+    mscale: NonNegativeFloat = 1.0
+    """Yarn: attention scale of the rotated part."""
+    mscale_all_dim: NonNegativeFloat = 0.0
+    """Yarn: attention scale of all dimensions."""
+    window_size: Positive | None = None
+    """Sliding attention window in tokens; full attention when null."""
+    window_layer_period: Positive = 1
+    """Every n-th layer, beginning with the first, uses the sliding window."""
+    attention_sinks: bool = False
+    """A learned sink logit for each head (gpt-oss)."""
+    activation_clamp: PositiveFloat | None = None
+    """Limit of the clamped SwiGLU (gpt-oss); none when null."""
+    num_experts: Positive | None = None
+    """Routed experts of a mixture-of-experts layer; a dense model when null."""
+    moe_router_topk: Positive = 2
+    """Experts that each token is sent to."""
+    moe_ffn_hidden_size: Positive | None = None
+    """Inner width of one expert; ffn_hidden_size when null."""
+    moe_shared_expert_intermediate_size: Positive | None = None
+    """Inner width of the shared experts together; none when null."""
+    first_k_dense_replace: NonNegative = 0
+    """First layers that stay dense in a mixture-of-experts model (DeepSeek)."""
+    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    """How the router scores experts."""
+    moe_router_pre_softmax: bool = True
+    """Softmax over all experts before top-k; false applies it to the chosen ones."""
+    moe_router_norm_topk_prob: bool = False
+    """Renormalise the probabilities of the chosen experts."""
+    moe_router_enable_expert_bias: bool = False
+    """A learned bias for each expert that balances load without an auxiliary loss (DeepSeek-V3)."""
+    moe_router_num_groups: Positive | None = None
+    """Groups of experts for group-limited routing."""
+    moe_router_group_topk: Positive | None = None
+    """Groups that a token may be sent to."""
+    moe_router_topk_scaling_factor: PositiveFloat = 1.0
+    """Factor on the routed output."""
+    moe_aux_loss_coeff: NonNegativeFloat = 0.0
+    """Weight of the load-balancing loss."""
+    multi_latent_attention: bool = False
+    """Multi-head latent attention (DeepSeek) instead of grouped-query attention."""
+    q_lora_rank: Positive | None = None
+    """Latent width of the queries; full projection when null."""
+    kv_lora_rank: Positive | None = None
+    """Latent width of keys and values."""
+    qk_head_dim: Positive | None = None
+    """Width of the part of a head without rotary embedding."""
+    qk_pos_emb_head_dim: Positive | None = None
+    """Width of the part of a head with rotary embedding."""
+    v_head_dim: Positive | None = None
+    """Width of a value head."""
+    mtp_num_layers: NonNegative = 0
+    """Multi-token-prediction layers (DeepSeek-V3); not counted as parameters of the main model."""
+
+
+class TrainingConfig(Group, kw_only=True):
+    """Length, batch, precision and evaluation of a training run."""
+
+    train_iters: Positive = 1000
+    """Optimizer steps."""
+    micro_batch_size: Positive = 1
+    """Sequences in one forward pass of one device."""
+    global_batch_size: Positive | None = None
+    """Sequences in one optimizer step; micro batch x data-parallel size when null, else gradients accumulate."""
+    seq_length: Positive = 1024
+    """Tokens in one sequence."""
+    bf16: bool = True
+    """Compute in bfloat16 with fp32 master weights; false computes in fp32."""
+    seed: NonNegative = 1234
+    """Seed of the initial weights and of the order of the data."""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile of the model with its loss; `auto` where the run is long enough to pay for it."""
+    deterministic: bool = False
+    """Only deterministic kernels, at some cost in speed (CPU runs always repeat bit by bit)."""
+    recompute_activations: bool = False
+    """Recompute the activations of each layer in the backward pass: less memory, more time."""
+    loss_chunk_size: Positive | None = None
+    """Tokens whose logits are in memory at once; chosen from the vocabulary size when null."""
+    eval_interval: Positive | None = None
+    """Steps between evaluations; none when null."""
+    eval_iters: Positive = 10
+    """Global batches in one evaluation."""
+    max_nonfinite_steps: Positive = 5
+    """Stop after this many steps in a row whose loss or gradient is not finite; each is skipped."""
+
+
+class DataConfig(Group, kw_only=True):
+    """Where the tokens come from."""
+
+    data_path: str = "./data"
+    """Folder where named datasets are prepared and cached."""
+    dataset: str | None = None
+    """Named dataset, prepared on first use (see `data prepare --list`); null when train_data_path is given."""
+    train_data_path: str | list[str | float] | None = None
+    """Prefix of Megatron .bin/.idx files (without the extension)."""
+    valid_data_path: str | list[str | float] | None = None
+    """Prefix of the validation data; a split of the training data when null."""
+    split: str = "99,1,0"
+    """Shares of training, validation and test documents where one prefix serves all."""
+    mock_data: bool = False
+    """Random tokens instead of a dataset, for measuring speed."""
+    tokenizer_type: Literal["HuggingFaceTokenizer", "ByteLevelBPE"] = "HuggingFaceTokenizer"
+    """A Hugging Face tokenizer, or a byte-level BPE trained on the dataset."""
+    tokenizer_model: str | None = None
+    """Path of a tokenizer.json (or its folder), or a name on the hub; the data's own tokenizer when null."""
+    eod_mask_loss: bool = False
+    """Leave the end-of-document token out of the loss."""
+    num_workers: NonNegative = 1
+    """Threads that read batches ahead of the step; 0 reads inside the step."""
+
+
+class OptimizerConfig(Group, kw_only=True):
+    """AdamW and its learning-rate schedule."""
+
+    optimizer: Literal["adam", "adamw"] = "adamw"
+    """Optimizer; both names mean AdamW with decoupled weight decay, as in Megatron."""
+    lr: PositiveFloat = 3e-4
+    """Peak learning rate."""
+    min_lr: NonNegativeFloat = 0.0
+    """Learning rate at the end of the decay."""
+    lr_decay_style: Literal["cosine", "linear", "WSD", "constant"] = "cosine"
+    """Shape of the decay after warm-up; WSD is warm-up, stable, decay."""
+    lr_warmup_iters: NonNegative = 0
+    """Steps of linear warm-up."""
+    lr_warmup_fraction: Fraction | None = None
+    """Warm-up as a share of the decay steps, instead of lr_warmup_iters."""
+    lr_decay_iters: Positive | None = None
+    """Step at which the decay ends; train_iters when null."""
+    lr_wsd_decay_iters: NonNegative | None = None
+    """Steps of the final decay of WSD; a fifth of the decay steps when null."""
+    weight_decay: NonNegativeFloat = 0.1
+    """Decoupled weight decay of matrices; norms and biases have none."""
+    adam_beta1: Fraction = 0.9
+    """Decay of the first moment."""
+    adam_beta2: Fraction = 0.95
+    """Decay of the second moment."""
+    adam_eps: PositiveFloat = 1e-8
+    """Epsilon of Adam."""
+    clip_grad: NonNegativeFloat = 1.0
+    """Largest global gradient norm; 0 switches clipping off."""
+
+
+class ParallelConfig(Group, kw_only=True):
+    """How the model and the batch are laid out over devices."""
+
+    tensor_model_parallel_size: Positive = 1
+    """Devices that share each layer's matrices."""
+    pipeline_model_parallel_size: Positive = 1
+    """Devices that share the layers one after the other."""
+    context_parallel_size: Positive = 1
+    """Devices that share each sequence."""
+    expert_model_parallel_size: Positive = 1
+    """Devices that share the experts."""
+    sequence_parallel: bool = False
+    """Shard activations along the sequence between tensor-parallel regions."""
+    use_distributed_optimizer: bool = True
+    """Shard weights, gradients and optimizer state over the data-parallel devices (FSDP2)."""
+    distributed_timeout_minutes: Positive = 60
+    """Time after which a collective counts as hung."""
+
+
+class CheckpointConfig(Group, kw_only=True):
+    """What is saved, and what a run continues from."""
+
+    save: str | None = None
+    """Folder of the checkpoints; `checkpoints/` in the run folder when null."""
+    save_interval: Positive | None = None
+    """Steps between checkpoints; only the last step when null."""
+    keep_last_n: Positive | None = None
+    """Checkpoints to keep; all when null."""
+    async_save: bool = True
+    """Write checkpoints while training goes on."""
+    disable_last_saving: bool = False
+    """Do not save after the last step."""
+    auto_continue_train: bool = False
+    """Continue the newest unfinished run of the same experiment and configuration."""
+    load: str | None = None
+    """Checkpoint, folder of checkpoints or run folder to start from."""
+    finetune: bool = False
+    """Load only the weights: a new optimizer, schedule and data order."""
+
+
+class LoggingConfig(Group, kw_only=True):
+    """What a run reports while it trains."""
+
+    log_interval: Positive = 1
+    """Steps between printed lines; every step is in events.jsonl."""
+    disable_tensorboard: bool = False
+    """Do not write TensorBoard files."""
+    disable_wandb: bool = True
+    """Do not report to Weights & Biases."""
+    wandb_project: str | None = None
+    """Weights & Biases project; exp_name when null."""
+    wandb_exp_name: str | None = None
+    """Weights & Biases run name; the run's id when null."""
+    disable_mlflow: bool = True
+    """Do not report to MLflow."""
+    mlflow_tracking_uri: str | None = None
+    """MLflow server; MLflow's own default when null."""
+    sample_tokens: NonNegative = 64
+    """Length of the text that is generated after the last step, in tokens; 0 for none."""
+    sample_prompt: str = ""
+    """What the generated text continues; the start of a document when empty."""
+
+
+class Trainer(Group, kw_only=True):
+    """One module of an experiment with every preset and override applied."""
+
+    framework: str = "native"
+    """Backend that trains."""
+    model: ModelSpec
+    """Shape of the model."""
+    training: TrainingConfig = TrainingConfig()
+    """Length, batch, precision and evaluation."""
+    data: DataConfig = DataConfig()
+    """Where the tokens come from."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW and its schedule."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Layout over devices."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Saving and loading."""
+    logging: LoggingConfig = LoggingConfig()
+    """Reports."""
+    backend_args: dict[str, Any] = {}
+    """Settings that only this backend understands; checked by the backend."""
+
+
+class Experiment(Group, kw_only=True):
+    """A resolved experiment: what a run trains, where it writes, and with which variables."""
+
+    work_group: str = "primus"
+    """Team that the run belongs to."""
+    user_name: str = "user"
+    """Person that the run belongs to."""
+    exp_name: str
+    """Name of the experiment; run folders are `<workspace>/<exp_name>/<run id>`."""
+    workspace: str = "./output"
+    """Folder of all run folders."""
+    env: dict[str, str] = {}
+    """Environment variables of the workers."""
+    stage: Literal["pre_trainer", "post_trainer", "sft_trainer"] = "pre_trainer"
+    """Module of the experiment file that this is."""
+    trainer: Trainer
+    """The module itself."""
+
+
+class ModuleFile(Group, kw_only=True):
+    """A module as an experiment file writes it."""
+
+    framework: str = "native"
+    """Backend that trains: native, ..."""
+    config: str | None = None
+    """Trainer preset, a name or a path."""
+    model: str
+    """Model preset, a name or a path."""
+    overrides: dict[str, Any] = {}
+    """Values of any trainer or model key, over the presets."""
+
+
+class ExperimentFile(Group, kw_only=True):
+    """An experiment file as users write it."""
+
+    work_group: str | UnsetType = UNSET
+    """Team that the run belongs to."""
+    user_name: str | UnsetType = UNSET
+    """Person that the run belongs to."""
+    exp_name: str | UnsetType = UNSET
+    """Name of the experiment."""
+    workspace: str | UnsetType = UNSET
+    """Folder of all run folders."""
+    env: dict[str, str] = {}
+    """Environment variables of the workers."""
+    extends: str | list[str] = field(default_factory=list)
+    """Files that this one changes; later ones win over earlier ones."""
+    modules: dict[str, ModuleFile]
+    """pre_trainer, post_trainer or sft_trainer."""
+
+
+GROUPS: dict[str, type[Group]] = {
+    "model": ModelSpec,
+    "training": TrainingConfig,
+    "data": DataConfig,
+    "optimizer": OptimizerConfig,
+    "parallel": ParallelConfig,
+    "checkpoint": CheckpointConfig,
+    "logging": LoggingConfig,
+}
+"""Group of a Trainer by field name."""
+
+OWNERS: dict[str, str] = {name: group for group, struct in GROUPS.items() for name in struct.__struct_fields__}
+"""Group that owns each flat key."""
