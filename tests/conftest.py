@@ -1,0 +1,84 @@
+"""What every test shares: a clean environment, golden files, and which marked tests this machine can run."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+USER_VARIABLES = (
+    "NNODES",
+    "NODE_RANK",
+    "GPUS_PER_NODE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "HF_TOKEN",
+    "WANDB_API_KEY",
+)
+"""Variables that a developer's shell may have and that change what a command does."""
+
+USER_PREFIXES = ("PRIMUS_", "SLURM_", "PET_", "TORCHELASTIC_")
+
+# Before torch is imported: the tensors are small, and a few cores serve several processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew-golden", action="store_true", help="write the golden files, do not compare")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wanting = [item for item in items if item.get_closest_marker("gpu")]
+    if not wanting:
+        return
+    reason = _why_no_gpu()
+    for item in wanting:
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_no_gpu() -> str:
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    return "" if torch.cuda.is_available() else "no CUDA or ROCm device"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test sees none of the developer's own launch variables."""
+    for name in list(os.environ):
+        if name in USER_VARIABLES or name.startswith(USER_PREFIXES):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden("name.txt", text)`` asserts that ``tests/golden/name.txt`` holds `text`; `make golden` renews it."""
+    renewing: bool = request.config.getoption("--renew-golden")
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if renewing:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        if not path.exists():
+            pytest.fail(f"{path} does not exist: `make golden` writes it, then read what it wrote")
+        expected = path.read_text(encoding="utf-8")
+        if text != expected:
+            diff = difflib.unified_diff(expected.splitlines(), text.splitlines(), "golden", "now", lineterm="")
+            pytest.fail(f"{name} changed; `make golden` renews it if that was meant\n" + "\n".join(diff), pytrace=False)
+
+    return check
