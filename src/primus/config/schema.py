@@ -74,6 +74,8 @@ class ModelSpec(Group, kw_only=True):
     """Yarn: attention scale of the rotated part."""
     mscale_all_dim: NonNegativeFloat = 0.0
     """Yarn: attention scale of all dimensions."""
+    yarn_correction_range_round_to_int: bool = True
+    """Yarn: round the bounds of the scaled dimensions outwards to whole numbers; gpt-oss does not."""
     window_size: Positive | None = None
     """Sliding attention window in tokens; full attention when null."""
     window_layer_period: Positive = 1

@@ -1,0 +1,1 @@
+"""Backends: what trains; each file or package is a plug-in."""

@@ -1,0 +1,110 @@
+"""Checks that need more than one value: of the configuration with itself, and with the number of processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from primus.config.load import Resolved
+from primus.config.schema import DataConfig, ParallelConfig
+from primus.errors import UsageError
+
+
+def data_parallel_size(parallel: ParallelConfig, world_size: int) -> int:
+    """Replicas of the model among `world_size` processes.
+
+    Raises:
+        UsageError: The model-parallel sizes do not divide the number of processes.
+    """
+    sizes = {
+        "tensor_model_parallel_size": parallel.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": parallel.pipeline_model_parallel_size,
+        "context_parallel_size": parallel.context_parallel_size,
+    }
+    model_parallel = 1
+    for size in sizes.values():
+        model_parallel *= size
+    if world_size % model_parallel:
+        used = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        raise UsageError(f"{world_size} processes cannot be laid out as {used}", f"start a multiple of {model_parallel}")
+    return world_size // model_parallel
+
+
+def accumulation_steps(resolved: Resolved, world_size: int) -> int:
+    """Micro batches that each device sums up for one optimizer step.
+
+    Raises:
+        UsageError: global_batch_size is not a multiple of micro_batch_size x data-parallel size.
+    """
+    training = resolved.experiment.trainer.training
+    replicas = data_parallel_size(resolved.experiment.trainer.parallel, world_size)
+    one_pass = training.micro_batch_size * replicas
+    if training.global_batch_size is None:
+        return 1
+    if training.global_batch_size % one_pass:
+        where = resolved.origins.get("global_batch_size", "")
+        above = -(-training.global_batch_size // one_pass) * one_pass
+        raise UsageError(
+            f"{where}: global_batch_size {training.global_batch_size} is not a multiple of micro_batch_size "
+            f"{training.micro_batch_size} x {replicas} data-parallel processes",
+            f"use a multiple of {one_pass}, such as {above}, or another number of processes",
+        )
+    return training.global_batch_size // one_pass
+
+
+def check_lengths(resolved: Resolved) -> None:
+    """The schedule and the sequence fit the run and the model.
+
+    Raises:
+        UsageError: They do not; the message names the line.
+    """
+    trainer = resolved.experiment.trainer
+    limit = trainer.model.max_position_embeddings
+    if trainer.training.seq_length > limit:
+        raise UsageError(
+            f"{resolved.origins['seq_length']}: seq_length {trainer.training.seq_length} is longer than the model's "
+            f"max_position_embeddings {limit}",
+            "shorten the sequence, or raise max_position_embeddings and scale its rope",
+        )
+    optimizer = trainer.optimizer
+    end = optimizer.lr_decay_iters or trainer.training.train_iters
+    if optimizer.lr_warmup_iters and optimizer.lr_warmup_iters >= end and trainer.training.train_iters > 1:
+        raise UsageError(
+            f"{resolved.origins['lr_warmup_iters']}: lr_warmup_iters {optimizer.lr_warmup_iters} leaves nothing of the "
+            f"{end} steps of the schedule",
+            "lower lr_warmup_iters, or raise train_iters or lr_decay_iters",
+        )
+    if optimizer.min_lr > optimizer.lr:
+        raise UsageError(f"{resolved.origins['min_lr']}: min_lr {optimizer.min_lr} is above lr {optimizer.lr}")
+
+
+def check_data(resolved: Resolved) -> None:
+    """The experiment names exactly one source of data, and the files of a prefix exist.
+
+    Raises:
+        UsageError: It names none or several, or a file is missing.
+    """
+    data = resolved.experiment.trainer.data
+    given = [name for name in ("dataset", "train_data_path", "mock_data") if getattr(data, name)]
+    if len(given) != 1:
+        problem = f"{' and '.join(given)} exclude each other" if given else "no training data is named"
+        raise UsageError(problem, "set one of dataset, train_data_path (a prefix of .bin/.idx files) and mock_data: true")
+    for key in ("train_data_path", "valid_data_path"):
+        for prefix in _prefixes(data, key):
+            if not any(Path(candidate).is_file() for candidate in index_candidates(prefix)):
+                raise UsageError(
+                    f"{resolved.origins[key]}: {key}: no such data: {prefix}.idx",
+                    "give the prefix without .bin/.idx; 'data prepare' makes it from text",
+                )
+
+
+def index_candidates(prefix: str) -> list[str]:
+    """Index files that `prefix` may mean, as users write it."""
+    bare = prefix.removesuffix(".idx").removesuffix(".bin")
+    return [f"{bare}.idx", f"{bare}_text_document.idx"]
+
+
+def _prefixes(data: DataConfig, key: str) -> list[str]:
+    value = getattr(data, key)
+    if value is None:
+        return []
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else [value]

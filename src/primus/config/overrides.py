@@ -1,0 +1,70 @@
+"""Words of the command line that change the experiment: `--lr 1e-4`, `--lr=1e-4`, `lr=1e-4`, `--flag`, dotted names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from primus.config.schema import OWNERS
+from primus.config.source import Leaf, Tree, scalar
+from primus.errors import UsageError
+
+_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
+_FILE_PREFIX = re.compile(r"modules\.(pre_trainer|post_trainer|sft_trainer)\.(overrides\.)?")
+
+
+def parse_overrides(words: Sequence[str]) -> Tree:
+    """Overrides by name; values are read as YAML scalars, a flag without a value is true.
+
+    Raises:
+        UsageError: A word is neither an option nor an assignment.
+    """
+    tree: Tree = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        is_option = word.startswith("--") and len(word) > 2
+        match = _ASSIGNMENT.fullmatch(word.removeprefix("--") if is_option else word)
+        if match:
+            _put(tree, match["name"], match["value"])
+        elif not is_option:
+            raise UsageError(f"unexpected word {word!r}", "overrides are written --name value or name=value")
+        elif rest and _is_value(word, rest[0]):
+            _put(tree, word[2:], rest.pop(0))
+        else:
+            _put_flag(tree, word[2:])
+    return tree
+
+
+def _is_value(option: str, word: str) -> bool:
+    """Whether `word` is the value of `option` rather than the next override."""
+    if word.startswith("--"):
+        return False
+    match = _ASSIGNMENT.fullmatch(word)
+    return not (match and _normalised(match["name"])[-1] in OWNERS)
+
+
+def _put_flag(tree: Tree, name: str) -> None:
+    negated = _normalised(name)[-1].removeprefix("no_")
+    if _normalised(name)[-1] not in OWNERS and negated in OWNERS:
+        _put(tree, negated, "false", shown=name)
+        return
+    _put(tree, name, "true")
+
+
+def _put(tree: Tree, name: str, text: str, shown: str | None = None) -> None:
+    path = _normalised(name)
+    for part in path[:-1]:
+        below = tree.setdefault(part, {})
+        if isinstance(below, Leaf):
+            raise UsageError(f"--{name}: '{part}' already has a value")
+        tree = below
+    tree[path[-1]] = Leaf(scalar(text), f"--{shown or name}", text, typed=True)
+
+
+def _normalised(name: str) -> list[str]:
+    """Parts of a dotted name; only the last part of `env.` keeps its spelling."""
+    parts = _FILE_PREFIX.sub("", name).split(".")
+    if parts[0] == "env":
+        return parts
+    return [part.replace("-", "_") for part in parts]

@@ -1,0 +1,150 @@
+"""Plug-ins by name: files in the package, in the folders of `$PRIMUS_PLUGINS`, then entry points; imported on use.
+
+A plug-in's name is its file's name; case does not matter, and `-` is `_`. A folder of tasks is the first word of their
+names: `tasks/runs/list.py` is the task `runs list`. In any other kind a package is one plug-in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from primus.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+PACKAGE = Path(__file__).parent
+FOLDERS = {
+    "tasks": "tasks",
+    "runtimes": "runtimes",
+    "hooks": "hooks",
+    "backends": "backends",
+    "benchmarks": "benchmarks",
+    "profiles": "machine/profiles",
+    "sources": "data/sources",
+    "models": "presets/models",
+    "trainers": "presets/trainers",
+}
+"""Folder in the package of each kind of plug-in."""
+
+DATA_KINDS = frozenset({"models", "trainers"})
+"""Kinds whose plug-ins are YAML files."""
+
+SINGULAR = {kind: kind.removesuffix("s") for kind in FOLDERS}
+
+
+def names(kind: str) -> list[str]:
+    """Names of all plug-ins of a `kind` as they are typed, sorted; a task in a folder is ``"folder name"``."""
+    files = [file for folder in _folders(kind) for file in _listing(folder, kind).values()]
+    return sorted({_typed_name(kind, file) for file in files} | set(_entry_points(kind)))
+
+
+def path(kind: str, name: str) -> Path | None:
+    """File of the plug-in `name`, None where an entry point provides it.
+
+    Raises:
+        UsageError: There is no such plug-in; the message names the nearest.
+    """
+    for folder in _folders(kind):
+        found = _listing(folder, kind).get(_key(name))
+        if found:
+            return found
+    if _key(name) in map(_key, _entry_points(kind)):
+        return None
+    raise UsageError(f"no {SINGULAR[kind]} '{name}'", did_you_mean(name, names(kind)))
+
+
+def load(kind: str, name: str) -> ModuleType:
+    """Import the plug-in `name` of a `kind`.
+
+    Raises:
+        UsageError: There is no such plug-in; the message names the nearest.
+    """
+    file = path(kind, name)
+    if file is None:
+        return next(point.load() for key, point in _entry_points(kind).items() if _key(key) == _key(name))
+    if file.is_relative_to(PACKAGE):
+        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+        return importlib.import_module(".".join(part for part in parts if part != "__init__"))
+    return _load_file(kind, name, file)
+
+
+def summary(kind: str, name: str) -> str:
+    """First line of the plug-in's docstring (or leading comment of a YAML file), read without importing it."""
+    file = path(kind, name)
+    if file is None:
+        return f"from {_entry_points(kind)[name].value}"
+    with file.open(encoding="utf-8") as lines:
+        first = next(lines, "").strip()
+    return first.lstrip("#").removeprefix('"""').removesuffix('"""').strip()
+
+
+def _load_file(kind: str, name: str, file: Path) -> ModuleType:
+    module_name = f"primus_plugins.{kind}.{_key(name).replace(' ', '.')}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("-", "_").removesuffix(".yaml")
+
+
+def _typed_name(kind: str, file: Path) -> str:
+    if kind in DATA_KINDS:
+        return file.stem
+    stem = file.parent.name if file.name == "__init__.py" else file.stem
+    in_group = kind == "tasks" and file.parent.name != "tasks"
+    return (f"{file.parent.name} {stem}" if in_group else stem).replace("_", "-")
+
+
+def _folders(kind: str) -> Iterator[Path]:
+    """Folders of a kind, the user's before the package's, so that a user's file wins."""
+    for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep):
+        if root:
+            yield Path(root).expanduser() / kind
+    yield PACKAGE / FOLDERS[kind]
+
+
+@cache
+def _listing(folder: Path, kind: str) -> dict[str, Path]:
+    """Plug-in files under `folder` by key."""
+    if not folder.is_dir():
+        return {}
+    found: dict[str, Path] = {}
+    suffix = ".yaml" if kind in DATA_KINDS else ".py"
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(("_", ".")):
+            continue
+        if entry.suffix == suffix:
+            found[_key(entry.name.removesuffix(suffix))] = entry
+        elif kind == "tasks" and entry.is_dir():
+            found |= {f"{_key(entry.name)} {key}": file for key, file in _listing(entry, "group").items()}
+        elif (entry / "__init__.py").exists():
+            found[_key(entry.name)] = entry / "__init__.py"
+    return found
+
+
+@cache
+def _entry_points(kind: str) -> dict[str, EntryPoint]:
+    """Entry points of the group ``primus.<kind>`` by typed name; a dot stands for the space in a task's name."""
+    from importlib.metadata import entry_points
+
+    return {point.name.replace(".", " "): point for point in entry_points(group=f"primus.{kind}")}

@@ -1,0 +1,136 @@
+"""One rank's side of a running attempt: what it says, records and hears."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from primus.errors import PrimusError
+from primus.runs.events import EventLog
+from primus.runs.files import write_json
+from primus.runs.store import Failure, Run
+
+HEARTBEAT_INTERVAL_S = 1.0
+
+
+class Attempt:
+    """What a worker is given: its run, its place among the ranks, and its channels to the outside.
+
+    Args:
+        run: The run folder.
+        number: Which attempt of the run this is, from 0.
+        rank: Global rank, `local_rank` on this node, of `world_size`.
+        console: Where rank 0 speaks to people; None where nobody listens.
+    """
+
+    def __init__(
+        self, run: Run, number: int, rank: int, local_rank: int, world_size: int, console: TextIO | None
+    ) -> None:
+        self.run = run
+        self.number = number
+        self.rank = rank
+        self.local_rank = local_rank
+        self.world_size = world_size
+        self.console = console if rank == 0 else None
+        self.folder = run.attempt(number)
+        self.stop_signal: str | None = None
+        """Name of the signal that asked the worker to stop; the trainer looks between steps."""
+        self._events = EventLog(run.events) if rank == 0 else None
+        self._heartbeat = Heartbeat(self.folder / f"rank_{rank}.heartbeat.json")
+
+    def say(self, text: str) -> None:
+        """Print a line for people: rank 0 on the console, every rank in its own log."""
+        print(text, flush=True)
+        if self.console is not None:
+            try:
+                print(text, file=self.console, flush=True)
+            except OSError:  # the reader of the console has gone; the log remains
+                self.console = None
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append to events.jsonl, on rank 0."""
+        if self._events is not None:
+            self._events.append(kind, **fields)
+
+    def beat(self, phase: str, step: int = 0) -> None:
+        """Record progress; phases are init, data, compile, train, eval, checkpoint and exit."""
+        self._heartbeat.set(phase, step)
+
+    def listen(self) -> None:
+        """Note SIGTERM and SIGINT in `stop_signal` instead of ending at once; a second one ends."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def fail(self, error: BaseException, exit_code: int) -> None:
+        """Leave the reason where the launcher looks for the first failing rank."""
+        problem = error.problem if isinstance(error, PrimusError) else f"{type(error).__name__}: {error}"
+        failure = Failure(
+            rank=self.rank,
+            host=socket.gethostname(),
+            time=time.time(),
+            problem=problem,
+            hint=error.hint if isinstance(error, PrimusError) else "",
+            log=str(self.log.relative_to(self.run.directory)),
+            exit_code=exit_code,
+        )
+        write_json(self.folder / f"rank_{self.rank}.error.json", failure)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"rank_{self.rank}.log"
+
+    def close(self) -> None:
+        self._heartbeat.close()
+        if self._events is not None:
+            self._events.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.stop_signal is not None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.stop_signal = signal.Signals(number).name
+
+
+class Heartbeat:
+    """Replaces one small file at most once a second, from a thread, while its process lives.
+
+    The thread also ends the process when its parent has died, so that no worker outlives its launcher.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._state: dict[str, Any] = {"phase": "init", "step": 0, "progress_time": time.time()}
+        self._closed = threading.Event()
+        self._parent = os.getppid()
+        self._thread = threading.Thread(target=self._loop, name="heartbeat", daemon=True)
+        self._write()
+        self._thread.start()
+
+    def set(self, phase: str, step: int) -> None:
+        self._state = {"phase": phase, "step": step, "progress_time": time.time()}
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(timeout=5)
+        self._state["phase"] = "exit"
+        self._write()
+
+    def _loop(self) -> None:
+        while not self._closed.wait(HEARTBEAT_INTERVAL_S):
+            if os.getppid() != self._parent:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._write()
+
+    def _write(self) -> None:
+        state = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time(), **self._state}
+        try:
+            write_json(self._path, state)
+        except PrimusError as error:  # a full disk must not end the training that could still free it
+            print(f"heartbeat: {error.problem}", file=sys.stderr)

@@ -1,0 +1,62 @@
+"""The events of a run: one JSON object a line, appended and flushed, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+Event = dict[str, Any]
+
+
+class EventLog:
+    """Appends to the events.jsonl of a run; a line is written in one call, so that writers never interleave."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _end_half_line(path)
+        self._file = path.open("ab", buffering=0)
+        self._encode = msgspec.json.Encoder().encode
+
+    def append(self, kind: str, **fields: Any) -> None:
+        """Append an event of `kind`; `fields` must be JSON values."""
+        self._file.write(self._encode({"time": round(time.time(), 6), "kind": kind, **fields}) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(path: Path) -> Iterator[Event]:
+    """All complete events of `path`; nothing where the file does not exist.
+
+    A half line, left by a writer that was killed, is passed over.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                event = msgspec.json.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if isinstance(event, dict) and "kind" in event:
+                yield cast(Event, event)
+
+
+def steps(path: Path) -> list[Event]:
+    """The `step` events in order of their step; of a step that was repeated after a restart, the last."""
+    last = {event["step"]: event for event in read(path) if event["kind"] == "step"}
+    return [last[step] for step in sorted(last)]
+
+
+def _end_half_line(path: Path) -> None:
+    """End the line that a killed writer left, so that the next event starts on its own."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        if file.read(1) != b"\n":
+            file.write(b"\n")

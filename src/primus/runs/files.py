@@ -1,0 +1,53 @@
+"""Files that are complete or absent, and JSON values in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from primus.errors import PrimusError
+
+T = TypeVar("T")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step: a reader sees the old file or the new one.
+
+    Raises:
+        PrimusError: The file cannot be written, for example because the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise PrimusError(f"{path}: cannot be written: {error.strerror}", "free some space, or choose another workspace") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` by `value` as indented JSON."""
+    write_text(path, to_json(value) + "\n")
+
+
+def to_json(value: Any) -> str:
+    """`value` as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """The JSON of `path` as a `kind`.
+
+    Raises:
+        PrimusError: The file is missing, or does not hold a `kind`.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise PrimusError(f"{path}: damaged: {error}") from None

@@ -1,0 +1,1 @@
+"""Runtimes: where a task runs; each file is a plug-in."""

@@ -1,0 +1,1 @@
+"""Train a model from an experiment file."""

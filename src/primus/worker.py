@@ -1,0 +1,57 @@
+"""`python -m primus.worker RUN_DIR ATTEMPT`: one rank of a run, one process per device."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from primus import registry
+from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
+from primus.launch.request import Request
+from primus.runs.attempt import Attempt
+from primus.runs.files import read_json
+from primus.runs.store import Run
+
+
+def main(argv: list[str], environ: Mapping[str, str]) -> int:
+    """Do this rank's part of the run in `argv`; every output goes to the rank's log."""
+    run, number = Run(Path(argv[0])), int(argv[1])
+    rank = int(environ.get("RANK", "0"))
+    console = _redirect(run.attempt(number) / f"rank_{rank}.log")
+    local_rank, world_size = int(environ.get("LOCAL_RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    attempt = Attempt(run, number, rank, local_rank, world_size, console)
+    attempt.listen()
+    try:
+        request = read_json(run.directory / "request.json", Request)
+        registry.load("tasks", request.task).work(attempt)
+    except PrimusError as error:
+        print(error, file=sys.stderr)
+        attempt.fail(error, error.exit_code)
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exc()
+        attempt.fail(error, EXIT_FAILED)
+        return EXIT_FAILED
+    finally:
+        attempt.close()
+    return EXIT_OK
+
+
+def _redirect(log: Path) -> TextIO:
+    """Send standard output and error of this process, C libraries included, to `log`; gives the former output."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    console = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="backslashreplace")
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(file, stream.fileno())
+    os.close(file)
+    return console
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))
