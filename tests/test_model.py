@@ -1,0 +1,335 @@
+"""Parameter counts against published models, FLOPs against recomputed figures, and shapes that cannot be built."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from primus.config.load import load_model
+from primus.config.schema import ModelSpec, ParallelConfig
+from primus.errors import UsageError
+from primus.model import (
+    check,
+    check_parallel,
+    flops_per_token,
+    head_dim,
+    layers,
+    num_moe_layers,
+    num_query_groups,
+    padded_vocab_size,
+    parameters,
+)
+
+PUBLISHED = {
+    # Equal to the tensor counts of the weights on the Hugging Face hub
+    "llama2_7B": 6_738_415_616,
+    "llama2_13B": 13_015_864_320,
+    "llama2_70B": 68_976_648_192,
+    "llama3_8B": 8_030_261_248,
+    "llama3_70B": 70_553_706_496,
+    "llama3.1_8B": 8_030_261_248,
+    "llama3.1_70B": 70_553_706_496,
+    "llama3.1_405B": 405_853_388_800,
+    "llama3.2_1B": 1_235_814_400,
+    "llama3.2_3B": 3_212_749_824,
+    "llama3.3_70B": 70_553_706_496,
+    "qwen2.5_0.5B": 494_032_768,
+    "qwen2.5_1.5B": 1_543_714_304,
+    "qwen2.5_3B": 3_085_938_688,
+    "qwen2.5_7B": 7_615_616_512,
+    "qwen2.5_14B": 14_770_033_664,
+    "qwen2.5_32B": 32_763_876_352,
+    "qwen2.5_72B": 72_706_203_648,
+    # The files of 0.6B and 1.7B store the shared matrix twice: 751,632,384 and 2,031,739,904
+    "qwen3_0.6B": 596_049_920,
+    "qwen3_1.7B": 1_720_574_976,
+    "qwen3_4B": 4_022_468_096,
+    "qwen3_8B": 8_190_735_360,
+    "qwen3_14B": 14_768_307_200,
+    "qwen3_32B": 32_762_123_264,
+    "mixtral_8x7B_v0.1": 46_702_792_704,
+    "mixtral_8x22B_v0.1": 140_620_634_112,
+    "mixtral_8x22B_instruct_v0.1": 140_630_071_296,
+    "qwen3_30B_A3B": 30_532_122_624,
+    "qwen3_235B_A22B": 235_093_634_560,
+    "deepseek_v2_lite": 15_706_484_224,
+    "deepseek_v2": 235_741_434_880,
+    "deepseek_v3": 671_026_419_200,
+    "gpt_oss_20B": 20_914_757_184,
+    "gpt_oss_120B": 116_829_156_672,
+}
+
+ACTIVE = {
+    "mixtral_8x7B_v0.1": 12_879_925_248,
+    "mixtral_8x22B_v0.1": 39_152_031_744,
+    "mixtral_8x22B_instruct_v0.1": 39_161_468_928,
+    "qwen3_30B_A3B": 3_353_032_704,
+    "qwen3_235B_A22B": 22_190_763_520,
+    "deepseek_v2_lite": 2_661_150_208,
+    "deepseek_v2": 21_375_800_320,
+    "deepseek_v3": 37_552_297_472,
+    "gpt_oss_20B": 4_187_440_704,
+    "gpt_oss_120B": 5_711_982_912,
+}
+
+GOLDEN_FLOPS = [
+    # model, sequence, `causal` (Megatron-LM), `full` (torchtitan), `6N`
+    ("llama2_7B", 4096, 42863689728, 46086512640, 40430493696),
+    ("llama2_13B", 4096, 82142822400, 87178475520, 78095185920),
+    ("llama2_70B", 4096, 428385239040, 444499279872, 413859889152),
+    ("llama3.1_8B", 2048, 46638563328, 48250773504, 48181567488),
+    ("llama3.1_8B", 4096, 48249176064, 51471998976, 48181567488),
+    ("llama3_8B", 8192, 51470401536, 57914449920, 48181567488),
+    ("llama3.1_70B", 8192, 449222541312, 481442709504, 423322238976),
+    ("llama3.1_405B", 8192, 2523955986432, 2625449459712, 2435120332800),
+    ("llama3.2_1B", 8192, 9025093632, 10636111872, 7414886400),
+    ("llama3.2_3B", 8192, 23503306752, 27732215808, 19276498944),
+    ("qwen2.5_7B", 2048, 43654840320, 44889965568, 45693699072),
+    ("qwen2.5_7B", 8192, 47354216448, 52288717824, 45693699072),
+    ("qwen2.5_14B", 8192, 96023347200, 108107986944, 88620201984),
+    ("qwen2.5_32B", 8192, 208011264000, 224124106752, 196583258112),
+    ("qwen2.5_72B", 8192, 460962398208, 493187481600, 436237221888),
+    ("qwen3_8B", 8192, 52656340992, 59905947648, 49144412160),
+    ("qwen3_14B", 8192, 94006149120, 104075028480, 88609843200),
+    ("qwen3_32B", 8192, 217671008256, 243444873216, 196572739584),
+    ("mixtral_8x7B_v0.1", 4096, 79706456064, 82935570432, 77279551488),
+    ("mixtral_8x22B_v0.1", 4096, 242167578624, 250643976192, 234912190464),
+    ("qwen3_30B_A3B", 4096, 23006281728, 27914883072, 20118196224),
+    ("qwen3_235B_A22B", 4096, 148034813952, 167260001280, 133144581120),
+    ("deepseek_v2_lite", 4096, 16386180096, 18105996288, 15966901248),
+    ("deepseek_v2", 4096, 155014348800, 185507051520, 128254801920),
+]
+
+
+@pytest.mark.parametrize(("name", "total"), PUBLISHED.items())
+def test_parameters_of_a_preset_equal_the_published_weights(name: str, total: int) -> None:
+    assert parameters(load_model(name)).total == total
+
+
+@pytest.mark.parametrize(("name", "active"), ACTIVE.items())
+def test_active_parameters_of_a_mixture_of_experts(name: str, active: int) -> None:
+    assert parameters(load_model(name)).active == active
+
+
+def test_every_parameter_of_a_dense_model_is_active() -> None:
+    count = parameters(load_model("llama3.1_8B"))
+    assert count.active == count.total
+    assert count.experts == count.router == 0
+
+
+def test_published_active_counts_of_gpt_oss_leave_out_the_input_embedding() -> None:
+    for name, billions in (("gpt_oss_20B", 3.61), ("gpt_oss_120B", 5.13)):
+        count = parameters(load_model(name))
+        assert round((count.active - count.embedding) / 1e9, 2) == billions
+
+
+def test_deepseek_v3_parts_equal_the_published_ones() -> None:
+    spec = load_model("deepseek_v3")
+    count = parameters(spec)
+    assert count.attention == 61 * 187_107_328
+    assert count.mtp == 11_610_068_224
+    assert count.total - parameters(replace(spec, moe_router_enable_expert_bias=False)).total == 58 * 256
+
+
+def test_a_tied_model_has_one_vocabulary_matrix() -> None:
+    tied = load_model("llama3.2_1B")
+    untied = replace(tied, untie_embeddings_and_output_weights=True)
+    assert parameters(tied).output == 0
+    assert parameters(untied).total == 1_498_482_688  # what a preset that forgets to tie gives
+    assert flops_per_token(tied, 8192) == flops_per_token(untied, 8192), "the head multiplies all the same"
+
+
+@pytest.mark.parametrize(("name", "query_width", "hidden"), [("qwen3_0.6B", 2048, 1024), ("qwen3_4B", 4096, 2560)])
+def test_heads_may_be_wider_together_than_the_residual_stream(name: str, query_width: int, hidden: int) -> None:
+    spec = load_model(name)
+    assert (spec.num_attention_heads * head_dim(spec), spec.hidden_size) == (query_width, hidden)
+
+
+def test_qwen2_5_differs_from_a_model_without_bias() -> None:
+    spec = replace(load_model("qwen2.5_7B"), add_qkv_bias=False)
+    assert parameters(spec).total == 7_615_487_488
+
+
+@pytest.mark.parametrize(("name", "sequence", "causal", "full", "six_n"), GOLDEN_FLOPS)
+def test_flops_per_token(name: str, sequence: int, causal: int, full: int, six_n: int) -> None:
+    spec = load_model(name)
+    assert flops_per_token(spec, sequence) == pytest.approx(causal, rel=1e-9)
+    assert flops_per_token(spec, sequence, "full") == pytest.approx(full, rel=1e-9)
+    assert flops_per_token(spec, sequence, "6N") == pytest.approx(six_n, rel=1e-9)
+
+
+def test_flops_of_deepseek_v3_with_and_without_multi_token_prediction() -> None:
+    spec = load_model("deepseek_v3")
+    alone = replace(spec, mtp_num_layers=0)
+    assert flops_per_token(spec, 4096) == pytest.approx(259992950784, rel=1e-9)
+    assert flops_per_token(alone, 4096) == pytest.approx(249812054016, rel=1e-9)
+    assert flops_per_token(spec, 4096, "full") == pytest.approx(281158321152, rel=1e-9)
+    assert flops_per_token(spec, 4096, "6N") == pytest.approx(225313784832, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored", "windowed"),
+    [("gpt_oss_20B", 24045502464, 22911869952), ("gpt_oss_120B", 34330853376, 32630404608)],
+)
+def test_a_window_counts_only_where_it_is_asked_for(name: str, ignored: int, windowed: int) -> None:
+    spec = load_model(name)
+    assert flops_per_token(spec, 4096, "causal") == pytest.approx(ignored, rel=1e-9)
+    assert flops_per_token(spec, 4096, "causal_window") == pytest.approx(windowed, rel=1e-9)
+    assert flops_per_token(spec, 64, "causal_window") == flops_per_token(spec, 64, "causal")
+
+
+def test_padding_the_vocabulary_adds_flops() -> None:
+    spec = replace(load_model("llama3.1_8B"), vocab_size=131072)
+    assert flops_per_token(spec, 8192) / 1e9 == pytest.approx(51.540, abs=1e-3)  # 11941.8 tok/s were 615.5 TFLOP/s
+
+
+@pytest.mark.parametrize(("size", "padded"), [(1, 128256), (2, 128256), (3, 128256), (4, 128512), (8, 129024)])
+def test_the_vocabulary_is_padded_to_a_multiple_of_128_for_each_device(size: int, padded: int) -> None:
+    assert padded_vocab_size(128256, size) == padded
+
+
+def test_every_second_layer_of_gpt_oss_has_a_window_beginning_with_the_first() -> None:
+    assert [layer.window for layer in layers(load_model("gpt_oss_20B"))][:4] == [128, None, 128, None]
+
+
+def test_the_first_layers_of_deepseek_are_dense() -> None:
+    spec = load_model("deepseek_v3")
+    assert [layer.moe for layer in layers(spec)][:4] == [False, False, False, True]
+    assert num_moe_layers(spec) == 58
+
+
+def dense(**changes: object) -> ModelSpec:
+    shape = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 8, "vocab_size": 256}
+    return ModelSpec(**(shape | changes))  # type: ignore[arg-type]
+
+
+LATENT = {
+    "multi_latent_attention": True,
+    "kv_lora_rank": 16,
+    "qk_head_dim": 8,
+    "qk_pos_emb_head_dim": 4,
+    "v_head_dim": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"num_query_groups": 3}, "num_query_groups"),
+        ({"num_attention_heads": 7}, "num_attention_heads"),
+        ({"kv_channels": 7}, "kv_channels"),
+        ({"hidden_size": 56}, "hidden_size"),
+        ({"window_layer_period": 2}, "window_layer_period"),
+        ({"kv_lora_rank": 16}, "kv_lora_rank"),
+        ({"q_lora_rank": 16}, "q_lora_rank"),
+        ({"multi_latent_attention": True}, "kv_lora_rank"),
+        (LATENT | {"v_head_dim": None}, "v_head_dim"),
+        (LATENT | {"qk_pos_emb_head_dim": 3}, "qk_pos_emb_head_dim"),
+        (LATENT | {"qk_layernorm": True}, "qk_layernorm"),
+        ({"rotary_scaling_factor": 8.0}, "rotary_scaling_factor"),
+        ({"rope_type": "llama3", "rope_low_freq_factor": 4.0}, "rope_low_freq_factor"),
+        ({"rope_type": "yarn", "beta_slow": 32.0}, "beta_slow"),
+        ({"moe_ffn_hidden_size": 32}, "moe_ffn_hidden_size"),
+        ({"moe_router_topk": 4}, "moe_router_topk"),
+        ({"first_k_dense_replace": 1}, "first_k_dense_replace"),
+        ({"num_experts": 4, "moe_router_topk": 5}, "moe_router_topk"),
+        ({"num_experts": 4, "first_k_dense_replace": 2}, "first_k_dense_replace"),
+        ({"num_experts": 4, "moe_router_group_topk": 2}, "moe_router_num_groups"),
+        ({"num_experts": 4, "moe_router_num_groups": 2}, "moe_router_group_topk"),
+        ({"num_experts": 4, "moe_router_num_groups": 3, "moe_router_group_topk": 1}, "moe_router_num_groups"),
+        ({"num_experts": 4, "moe_router_num_groups": 2, "moe_router_group_topk": 3}, "moe_router_group_topk"),
+        ({"num_experts": 4, "moe_router_num_groups": 4, "moe_router_group_topk": 1}, "moe_router_group_topk"),
+    ],
+)
+def test_an_impossible_shape_is_refused_by_the_key_to_change(changes: dict[str, object], key: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check(dense(**changes))
+    assert caught.value.problem.startswith(f"{key}: ")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "seq_length", "key"),
+    [
+        ("llama3.1_8B", {"tensor_model_parallel_size": 3}, None, "tensor_model_parallel_size"),
+        ("llama3.2_3B", {"tensor_model_parallel_size": 12}, None, "tensor_model_parallel_size"),
+        ("qwen2.5_0.5B", {"tensor_model_parallel_size": 7}, None, "tensor_model_parallel_size"),
+        ("llama3.1_405B", {"pipeline_model_parallel_size": 8}, None, "pipeline_model_parallel_size"),
+        ("llama3.1_8B", {"expert_model_parallel_size": 2}, None, "expert_model_parallel_size"),
+        ("mixtral_8x7B_v0.1", {"expert_model_parallel_size": 3}, None, "expert_model_parallel_size"),
+        ("llama3.1_8B", {"sequence_parallel": True}, None, "sequence_parallel"),
+        ("llama3.1_8B", {"context_parallel_size": 4}, 4100, "seq_length"),
+        ("llama3.1_8B", {"tensor_model_parallel_size": 8, "sequence_parallel": True}, 4100, "seq_length"),
+    ],
+)
+def test_a_layout_that_does_not_divide_the_model_is_refused(
+    name: str, layout: dict[str, object], seq_length: int | None, key: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_parallel(load_model(name), ParallelConfig(**layout), seq_length)  # type: ignore[arg-type]
+    assert caught.value.problem.startswith(f"{key}: ")
+
+
+def test_the_message_of_a_wrong_layout_names_sizes_that_work() -> None:
+    with pytest.raises(UsageError) as caught:
+        check_parallel(load_model("llama3.1_8B"), ParallelConfig(tensor_model_parallel_size=3))
+    assert str(caught.value) == (
+        "tensor_model_parallel_size: 3 does not divide num_attention_heads 32\n  use one of 1, 2, 4, 8, 16, 32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("llama3.1_8B", {"tensor_model_parallel_size": 16, "context_parallel_size": 2}),  # key/value heads repeated
+        ("llama3.1_405B", {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 9}),
+        ("deepseek_v3", {"expert_model_parallel_size": 64, "tensor_model_parallel_size": 4}),
+        ("gpt_oss_120B", {"expert_model_parallel_size": 8, "sequence_parallel": True, "tensor_model_parallel_size": 2}),
+    ],
+)
+def test_a_layout_that_divides_the_model_is_accepted(name: str, layout: dict[str, object]) -> None:
+    check_parallel(load_model(name), ParallelConfig(**layout), 8192)  # type: ignore[arg-type]
+
+
+SHAPES = st.builds(
+    dense,
+    num_layers=st.integers(1, 4),
+    hidden_size=st.integers(1, 96),
+    num_attention_heads=st.integers(1, 12),
+    num_query_groups=st.none() | st.integers(1, 12),
+    kv_channels=st.none() | st.integers(1, 32),
+    vocab_size=st.integers(1, 300),
+    untie_embeddings_and_output_weights=st.booleans(),
+    add_qkv_bias=st.booleans(),
+    qk_layernorm=st.booleans(),
+    num_experts=st.none() | st.integers(1, 8),
+    moe_router_topk=st.integers(1, 4),
+)
+
+
+@given(SHAPES)
+def test_an_accepted_shape_has_the_parameters_of_its_tensors(spec: ModelSpec) -> None:
+    try:
+        check(spec)
+    except UsageError:
+        return
+    assert parameters(spec).total == sum(rows * columns for rows, columns in tensors(spec))
+    assert flops_per_token(spec, 128, "full") > flops_per_token(spec, 128, "causal") > 0
+
+
+def tensors(spec: ModelSpec) -> list[tuple[int, int]]:
+    """Shapes of all weights of a Llama, Qwen or Mixtral model, as their Hugging Face files list them."""
+    h, f, d = spec.hidden_size, spec.ffn_hidden_size, head_dim(spec)
+    q, kv = spec.num_attention_heads * d, num_query_groups(spec) * d
+    found = [(spec.vocab_size, h), (1, h)]
+    if spec.untie_embeddings_and_output_weights:
+        found.append((spec.vocab_size, h))
+    for _ in range(spec.num_layers):
+        found += [(1, h), (1, h), (q, h), (kv, h), (kv, h), (h, q)]
+        found += [(1, q), (1, kv), (1, kv)] if spec.add_qkv_bias else []
+        found += [(1, d), (1, d)] if spec.qk_layernorm else []
+        found += [(spec.num_experts, h)] if spec.num_experts else []
+        found += [(f, h), (f, h), (h, f)] * (spec.num_experts or 1)
+    return found
