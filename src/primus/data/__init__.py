@@ -1,0 +1,1 @@
+"""Tokens for training: named sources, tokenizers, Megatron .bin/.idx files, packing, and a loader that resumes."""

@@ -1,0 +1,115 @@
+"""Files that appear whole or not at all, and a lock for those who would write the same ones."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from primus.errors import PrimusError
+
+POLL_S = 0.1
+
+
+def temporary(path: Path) -> Path:
+    """Name beside `path` for its content while it is being written."""
+    return path.with_name(f"{path.name}.tmp.{os.getpid()}")
+
+
+def remove_stale(folder: Path, prefix: str) -> None:
+    """Delete what killed writers left of files whose names begin with `prefix`; call it with the lock held."""
+    for file in folder.glob("*.tmp.*"):
+        if file.name.startswith(prefix):
+            file.unlink(missing_ok=True)
+
+
+def publish(written: Path, path: Path) -> None:
+    """Rename a file that is on disk (see `sync`) to its final name."""
+    os.replace(written, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a small file atomically."""
+    written = temporary(path)
+    try:
+        written.write_bytes(content)
+        sync(written)
+        publish(written, path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+@contextmanager
+def lock(path: Path, timeout_s: float, waiting: Callable[[str], None] = lambda holder: None) -> Iterator[None]:
+    """Hold the lock file `path`, which is removed afterwards; the kernel frees it when its holder dies.
+
+    Args:
+        path: The lock file; its folder exists.
+        timeout_s: How long to wait for another holder.
+        waiting: Called once with the holder's description when there is something to wait for.
+
+    Raises:
+        PrimusError: The holder did not finish in time, or the file system has no locks.
+    """
+    descriptor = _acquire(path, time.monotonic() + timeout_s, waiting)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _acquire(path: Path, deadline: float, waiting: Callable[[str], None]) -> int:
+    told = False
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if _try_lock(descriptor, path):
+            os.truncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode())
+            return descriptor
+        os.close(descriptor)
+        holder = _holder(path)
+        if time.monotonic() > deadline:
+            raise PrimusError(f"{path}: still held by {holder}", "wait for it, or stop it, then run this again")
+        if not told:
+            waiting(holder)
+            told = True
+        time.sleep(POLL_S)
+
+
+def _try_lock(descriptor: int, path: Path) -> bool:
+    """Whether the lock is ours; a lock on a file that its holder has removed meanwhile does not count."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        os.close(descriptor)
+        raise PrimusError(
+            f"{path.parent}: this file system has no file locks ({error.strerror})",
+            "prepare the data on a local disk or on a file system mounted with locks",
+        ) from None
+    try:
+        return os.fstat(descriptor).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _holder(path: Path) -> str:
+    try:
+        return path.read_text() or "another process"
+    except OSError:
+        return "another process"

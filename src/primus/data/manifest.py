@@ -1,0 +1,172 @@
+"""What `data prepare` writes beside the tokens, last: where they come from, their tokenizer and their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from primus.data import atomic
+from primus.data.indexed import bin_path, idx_path
+from primus.errors import UsageError
+
+SAMPLED_PIECES = 64
+SAMPLED_BYTES = 1 << 16
+
+
+class TokenizerFacts(Struct, frozen=True, kw_only=True):
+    """The tokenizer of a token file."""
+
+    name: str
+    """As it was asked for: a path, a hub name or ``bpe:VOCAB``."""
+    file: str
+    """Copy of its tokenizer.json, relative to the manifest."""
+    fingerprint: str
+    """See `primus.data.tokenizer.fingerprint`."""
+    vocab_size: int
+    """Largest token id + 1."""
+    eod: str | None
+    """Token that ends a document."""
+    eod_id: int | None
+    """Its id."""
+
+
+class InputFacts(Struct, frozen=True, kw_only=True):
+    """One input: a file, a folder or a named dataset."""
+
+    path: str
+    """As it was given; ``dataset:NAME`` for a named dataset."""
+    files: int = 0
+    """Files that were read."""
+    bytes: int = 0
+    """Their size."""
+    modified_ns: int = 0
+    """Time of the last change of any of them."""
+    sha256: str
+    """Of the file, of the names and checksums of a folder's files, or of a dataset's version."""
+
+
+class FileFacts(Struct, frozen=True, kw_only=True):
+    """One written file."""
+
+    bytes: int
+    """Its size."""
+    sha256: str
+    """Its checksum."""
+
+
+class Recipe(Struct, frozen=True, kw_only=True):
+    """Settings that decide which tokens an input becomes."""
+
+    json_key: str = "text"
+    """Field of a record that holds the text."""
+    append_eod: bool = True
+    """End each document with the end-of-document token."""
+    add_special_tokens: bool = False
+    """Add what the tokenizer's own template puts around a text."""
+    parse_special_tokens: bool = False
+    """Turn a special token that a text spells out into its id."""
+    text_documents: str = "file"
+    """What is a document in a .txt file."""
+    max_bad: int = 0
+    """Bad documents that may be left out."""
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """Everything known about one pair of .bin and .idx."""
+
+    version: int = 1
+    """Version of this format."""
+    primus: str = ""
+    """Version of the package that wrote it."""
+    tokenizer: TokenizerFacts
+    """Its tokenizer."""
+    recipe: Recipe = Recipe()
+    """Settings that it was made with."""
+    inputs: list[InputFacts] = []
+    """What it was made from."""
+    documents: int
+    """Documents."""
+    sequences: int
+    """Sequences; more than documents where a long text was cut."""
+    tokens: int
+    """Tokens, with end-of-document tokens."""
+    characters: int = 0
+    """Characters of text."""
+    max_token_id: int
+    """Largest token id that occurs."""
+    dtype: str
+    """Type of the stored tokens."""
+    empty_documents: int = 0
+    """Documents without text, left out."""
+    bad_documents: int = 0
+    """Bad documents, left out and listed in ``PREFIX.bad.jsonl``."""
+    special_strings: int = 0
+    """How often a text spells out the end-of-document token."""
+    bin: FileFacts
+    """The tokens."""
+    idx: FileFacts
+    """The index."""
+
+
+def manifest_path(prefix: Path) -> Path:
+    """File of the manifest of the tokens at `prefix`."""
+    return prefix.with_name(prefix.name + ".manifest.json")
+
+
+def read(prefix: Path) -> Manifest | None:
+    """The manifest of the tokens at `prefix`; None where something else wrote them.
+
+    Raises:
+        UsageError: The manifest is damaged, or is not of the files beside it.
+    """
+    path = manifest_path(prefix)
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: damaged manifest, {error}", "prepare the data again with --overwrite") from None
+    for file, facts in ((bin_path(prefix), manifest.bin), (idx_path(prefix), manifest.idx)):
+        size = file.stat().st_size if file.is_file() else None
+        if size != facts.bytes:
+            found = "is missing" if size is None else f"has {size} bytes"
+            raise UsageError(
+                f"{file}: {found} instead of the {facts.bytes} bytes in its manifest",
+                "copy all files of the prefix again, or prepare the data again with --overwrite",
+            )
+    return manifest
+
+
+def write(prefix: Path, manifest: Manifest) -> None:
+    """Write the manifest of the tokens at `prefix`, atomically."""
+    content = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    atomic.write(manifest_path(prefix), content + b"\n")
+
+
+def fingerprint(prefix: Path, manifest: Manifest | None) -> str:
+    """Identity of the tokens at `prefix`: their checksums, those of evenly spread samples where there is no manifest."""
+    if manifest:
+        return f"sha256:{_digest(manifest.bin.sha256, manifest.idx.sha256)}"
+    return f"sampled-sha256:{_digest(*map(_sampled, (bin_path(prefix), idx_path(prefix))))}"
+
+
+def combined(*fingerprints: str) -> str:
+    """Identity of several things in this order."""
+    return fingerprints[0] if len(fingerprints) == 1 else f"sha256:{_digest(*fingerprints)}"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _sampled(path: Path) -> str:
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for piece in range(SAMPLED_PIECES):
+            file.seek(max(0, size - SAMPLED_BYTES) * piece // (SAMPLED_PIECES - 1))
+            digest.update(file.read(SAMPLED_BYTES))
+    return digest.hexdigest()
