@@ -1,0 +1,128 @@
+"""A commented experiment file to start from, for one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+from msgspec import structs
+
+from primus.config.docs import field_docs
+from primus.config.schema import GROUPS, OWNERS, Experiment, ExperimentFile, ModelSpec, ModuleFile
+
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "Data": ("mock_data", "train_data_path", "dataset", "tokenizer_type", "tokenizer_model", "split"),
+    "Length, batch and precision": (
+        "train_iters",
+        "seq_length",
+        "micro_batch_size",
+        "global_batch_size",
+        "bf16",
+        "recompute_activations",
+        "seed",
+    ),
+    "Optimizer and learning rate": (
+        "lr",
+        "min_lr",
+        "lr_decay_style",
+        "lr_warmup_iters",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "clip_grad",
+    ),
+    "Layout over devices": (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "use_distributed_optimizer",
+    ),
+    "Evaluation, checkpoints and reports": (
+        "eval_interval",
+        "eval_iters",
+        "save_interval",
+        "keep_last_n",
+        "auto_continue_train",
+        "load",
+        "log_interval",
+        "disable_tensorboard",
+        "disable_wandb",
+        "disable_mlflow",
+    ),
+}
+"""Settings of a starting file by heading; all others keep their defaults and are in the reference."""
+
+_SHORT_SEQUENCE = 4096
+
+
+def starting_file(model_name: str, spec: ModelSpec, docs: Mapping[str, str] | None = None) -> str:
+    """An experiment file that pre-trains `model_name` on random tokens, each line below its meaning.
+
+    Args:
+        model_name: Name of the model preset.
+        spec: What the preset holds.
+        docs: Meaning of each key; the schema's own docstrings when None.
+    """
+    docs = key_docs() if docs is None else docs
+    size = f"{spec.num_layers} layers, hidden size {spec.hidden_size}, vocabulary {spec.vocab_size}"
+    lines = [
+        f"# Pre-training of {model_name}: {size}.",
+        "# It runs as it is, on random tokens. For real text, remove mock_data and name your data.",
+        *_top_lines(model_name, docs),
+        "",
+        "modules:",
+        "  pre_trainer:",
+        *_entry("framework", "native", docs, indent=4),
+        *_entry("model", f"{model_name}.yaml", docs, indent=4),
+        f"    # {docs['overrides']}",
+        "    overrides:",
+    ]
+    values = _values(spec)
+    for heading, keys in SETTINGS.items():
+        lines += ["", f"      # -- {heading} --"]
+        for key in keys:
+            lines += _entry(key, values[key], docs, indent=6)
+    return "\n".join(lines) + "\n"
+
+
+def key_docs() -> dict[str, str]:
+    """Meaning of every key of an experiment file and of its overrides."""
+    docs: dict[str, str] = {}
+    for struct in (ExperimentFile, ModuleFile, *GROUPS.values()):
+        docs |= field_docs(struct)
+    return docs
+
+
+def _top_lines(model_name: str, docs: Mapping[str, str]) -> Iterable[str]:
+    team, user = (field.default for field in structs.fields(Experiment)[:2])
+    values = {
+        "work_group": f"${{PRIMUS_TEAM:{team}}}",
+        "user_name": f"${{USER:{user}}}",
+        "exp_name": f"{model_name}-pretrain",
+        "workspace": "./output",
+    }
+    for key, value in values.items():
+        yield from ("", *_entry(key, value, docs, indent=0))
+
+
+def _values(spec: ModelSpec) -> dict[str, Any]:
+    """Defaults of the schema, with what makes this file run as it is."""
+    values = {
+        field.name: field.default
+        for struct in GROUPS.values()
+        for field in structs.fields(struct)
+        if not field.required and field.name in OWNERS
+    }
+    return values | {"mock_data": True, "seq_length": min(_SHORT_SEQUENCE, spec.max_position_embeddings)}
+
+
+def _entry(key: str, value: Any, docs: Mapping[str, str], indent: int) -> list[str]:
+    """The meaning of a key, and below it the key with its value."""
+    margin = " " * indent
+    return [f"{margin}# {docs[key]}", f"{margin}{key}: {_scalar(value)}"]
+
+
+def _scalar(value: Any) -> str:
+    """`value` as YAML writes it on one line."""
+    return yaml.safe_dump(value).removesuffix("...\n").strip()
