@@ -280,6 +280,12 @@ def test_the_message_of_a_wrong_layout_names_sizes_that_work() -> None:
     )
 
 
+def test_the_message_names_the_line_where_the_key_was_set() -> None:
+    with pytest.raises(UsageError) as caught:
+        check(dense(num_query_groups=3), {"num_query_groups": "exp.yaml:12"})
+    assert caught.value.problem == "exp.yaml:12: num_query_groups: 3 does not divide num_attention_heads 8"
+
+
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

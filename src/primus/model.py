@@ -7,7 +7,7 @@ r_q and r_kv latent widths, d_nope, d_rope and d_v head widths of multi-head lat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -283,22 +283,37 @@ def _attention_width(spec: ModelSpec) -> int:
 # Checks
 
 
-def check(spec: ModelSpec) -> None:
+def check(spec: ModelSpec, origins: Mapping[str, str] | None = None) -> None:
     """Accept a shape that can be built.
 
+    Args:
+        spec: The shape.
+        origins: Where each key was set (`exp.yaml:12`), for the message.
+
     Raises:
-        UsageError: It cannot; the message begins with the key to change.
+        UsageError: It cannot; the message names the key to change.
     """
-    _raise_first(problems(spec))
+    _raise_first(problems(spec), origins or {})
 
 
-def check_parallel(spec: ModelSpec, parallel: ParallelConfig, seq_length: int | None = None) -> None:
+def check_parallel(
+    spec: ModelSpec,
+    parallel: ParallelConfig,
+    seq_length: int | None = None,
+    origins: Mapping[str, str] | None = None,
+) -> None:
     """Accept a layout that divides the model, and the sequence where its length is given.
 
+    Args:
+        spec: The model.
+        parallel: The layout.
+        seq_length: Tokens in one sequence.
+        origins: Where each key was set (`exp.yaml:12`), for the message.
+
     Raises:
-        UsageError: It does not; the message begins with the key to change.
+        UsageError: It does not; the message names the key to change.
     """
-    _raise_first(parallel_problems(spec, parallel, seq_length))
+    _raise_first(parallel_problems(spec, parallel, seq_length), origins or {})
 
 
 def problems(spec: ModelSpec) -> Iterator[Problem]:
@@ -323,9 +338,10 @@ def parallel_problems(spec: ModelSpec, parallel: ParallelConfig, seq_length: int
         yield from _sequence_problems(parallel, seq_length)
 
 
-def _raise_first(found: Iterator[Problem]) -> None:
+def _raise_first(found: Iterator[Problem], origins: Mapping[str, str]) -> None:
     for problem in found:
-        raise UsageError(f"{problem.key}: {problem.text}", problem.hint)
+        where = f"{origins[problem.key]}: " if problem.key in origins else ""
+        raise UsageError(f"{where}{problem.key}: {problem.text}", problem.hint)
 
 
 def _indivisible(key: str, value: int, whole: str, size: int) -> Problem:
