@@ -1,0 +1,1 @@
+"""The native backend: a decoder-only transformer trained with torch's own distributed parts."""

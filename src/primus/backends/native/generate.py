@@ -1,0 +1,40 @@
+"""Text from a trained model, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from primus.backends.native.model import Transformer
+
+
+@torch.no_grad()
+def generate(
+    model: Transformer, prompt_tokens: Sequence[int], max_new_tokens: int, temperature: float, seed: int
+) -> list[int]:
+    """The tokens that follow a prompt, without the prompt; the most likely ones at temperature 0.
+
+    Nothing is cached: each token is a pass over the last `max_position_embeddings` tokens, which a short sample
+    after training can afford. Where the model is sharded, every process must call this alike.
+
+    Raises:
+        ValueError: The prompt is empty.
+    """
+    if not prompt_tokens:
+        raise ValueError("generate needs at least one token to continue")
+    generator = torch.Generator().manual_seed(seed)
+    tokens = list(prompt_tokens)
+    for _ in range(max_new_tokens):
+        context = torch.tensor([tokens[-model.spec.max_position_embeddings :]], device=model.frequencies.device)
+        hidden_D = model(context)[0, -1]
+        logits_V = model.output_weight.to(hidden_D.dtype) @ hidden_D
+        tokens.append(_choose(logits_V.float().cpu(), temperature, generator))
+    return tokens[len(prompt_tokens) :]
+
+
+def _choose(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:
+    if temperature == 0.0:
+        return int(logits_V.argmax())
+    return int(torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=generator))

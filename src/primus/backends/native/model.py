@@ -1,0 +1,234 @@
+"""The decoder-only transformer that `native` trains: Llama, Qwen2.5 and Qwen3 shapes.
+
+Shape suffixes: B batch, S sequence, D model width, H query heads, K key/value heads, C channels of one head,
+F feed-forward width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+
+from primus.backends.native import ops, rope
+from primus.backends.native.loss import cross_entropy
+from primus.config.schema import ModelSpec
+from primus.errors import UsageError
+
+
+def build(spec: ModelSpec, device: torch.device | str, seed: int, dtype: torch.dtype = torch.float32) -> Transformer:
+    """A model whose weights depend on `spec` and `seed` only, not on the device or the number of processes.
+
+    On device `meta` nothing is allocated: shard the model with `step.prepare`, then call `initialise`.
+
+    Raises:
+        UsageError: `spec` asks for something that native does not build.
+    """
+    with torch.device("meta"):
+        model = Transformer(spec).to(dtype)
+    if torch.device(device).type != "meta":
+        model.to_empty(device=device)
+        initialise(model, seed)
+    return model
+
+
+def check(spec: ModelSpec) -> None:
+    """Accept a dense model; refuse what native does not build yet.
+
+    Raises:
+        UsageError: names the field and a backend that builds it.
+    """
+    unbuilt = {
+        "num_experts": (spec.num_experts is not None, "mixture-of-experts layers"),
+        "multi_latent_attention": (spec.multi_latent_attention, "multi-head latent attention"),
+        "mtp_num_layers": (spec.mtp_num_layers > 0, "multi-token prediction"),
+        "window_size": (spec.window_size is not None, "sliding-window attention"),
+        "attention_sinks": (spec.attention_sinks, "attention sinks"),
+        "activation_clamp": (spec.activation_clamp is not None, "the clamped SwiGLU"),
+        "add_bias_linear": (spec.add_bias_linear, "a bias on every projection"),
+        "rope_type": (spec.rope_type == "yarn", "yarn rope scaling"),
+    }
+    for field, (asked, name) in unbuilt.items():
+        if asked:
+            raise UsageError(
+                f"native does not build {name} yet ({field}: {getattr(spec, field)})",
+                "choose a dense Llama or Qwen model, or a framework that builds it: megatron, torchtitan",
+            )
+    if spec.num_attention_heads % _groups(spec):
+        raise UsageError(
+            f"num_attention_heads {spec.num_attention_heads} is not a multiple of num_query_groups {_groups(spec)}"
+        )
+    if spec.kv_channels is None and spec.hidden_size % spec.num_attention_heads:
+        raise UsageError(
+            f"hidden_size {spec.hidden_size} is not a multiple of num_attention_heads {spec.num_attention_heads}",
+            "change one of them, or set kv_channels",
+        )
+    if _head_dim(spec) % 2:
+        raise UsageError(f"rotary embedding needs an even head width, not {_head_dim(spec)}", "change kv_channels")
+
+
+def initialise(model: Transformer, seed: int) -> None:
+    """Fill every weight in place, sharded or not, from `seed` and the weight's name.
+
+    Matrices are normal with `init_method_std`; those that write to the residual stream are divided by
+    sqrt(2 x layers), as Megatron-LM's `scaled_init_method_normal`. Norms are one, biases zero.
+    """
+    spec = model.spec
+    with torch.no_grad():
+        model.frequencies.copy_(rope.frequencies(spec, _head_dim(spec)))
+        for name, weight in model.named_parameters():
+            _fill(weight, _initial(name, weight.shape, spec, seed))
+
+
+class Transformer(nn.Module):
+    """Token ids to hidden states, or with targets to their loss."""
+
+    frequencies: Tensor
+    """Rotary frequencies [C / 2], float32; not part of the state."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        check(spec)
+        super().__init__()
+        self.spec = spec
+        self.compute_dtype: torch.dtype | None = None
+        self.recompute = False
+        self.loss_chunk_size: int | None = None
+        self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
+        self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_layers))
+        self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
+        tied = not spec.untie_embeddings_and_output_weights
+        self.output = None if tied else Linear(spec.hidden_size, spec.vocab_size, bias=False)
+        self.register_buffer("frequencies", torch.empty(_head_dim(spec) // 2), persistent=False)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output head [V, D]; the embedding itself where they are tied."""
+        return self.embedding.weight if self.output is None else self.output.weight
+
+    def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        """Hidden states [B, S, D] after the last norm; with targets, `scale` x the sum of their losses.
+
+        The loss is part of forward so that one graph is compiled, and so that FSDP gathers the output head for it.
+        """
+        hidden_BSD = self.embedding(tokens_BS)
+        if self.compute_dtype is not None:
+            hidden_BSD = hidden_BSD.to(self.compute_dtype)
+        rotation = rope.angles(self.frequencies, tokens_BS.shape[1])
+        for layer in self.layers:
+            if self.recompute and torch.is_grad_enabled():
+                hidden_BSD = checkpoint(layer, hidden_BSD, rotation, use_reentrant=False)
+            else:
+                hidden_BSD = layer(hidden_BSD, rotation)
+        hidden_BSD = self.norm(hidden_BSD)
+        if targets_BS is None:
+            return hidden_BSD
+        return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each on a normalised copy of the residual stream."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
+        self.attention = Attention(spec)
+        self.feed_forward_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
+        self.feed_forward = FeedForward(spec)
+
+    def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation)
+        return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention; rows of `qkv` are queries, then keys, then values."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.heads, self.groups, self.head_dim = spec.num_attention_heads, _groups(spec), _head_dim(spec)
+        width = (self.heads + 2 * self.groups) * self.head_dim
+        self.qkv = Linear(spec.hidden_size, width, bias=spec.add_qkv_bias)
+        self.output = Linear(self.heads * self.head_dim, spec.hidden_size, bias=False)
+        self.query_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
+        self.key_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
+
+    def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        qkv_BSNC = self.qkv(x_BSD).unflatten(-1, (-1, self.head_dim))
+        q_BSHC, k_BSKC, v_BSKC = qkv_BSNC.split((self.heads, self.groups, self.groups), 2)
+        if self.query_norm is not None and self.key_norm is not None:
+            q_BSHC, k_BSKC = self.query_norm(q_BSHC), self.key_norm(k_BSKC)
+        q_BSHC, k_BSKC = ops.rotate(q_BSHC, *rotation), ops.rotate(k_BSKC, *rotation)
+        mixed_BHSC = F.scaled_dot_product_attention(
+            q_BSHC.transpose(1, 2),
+            k_BSKC.transpose(1, 2),
+            v_BSKC.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=self.heads != self.groups,
+        )
+        return self.output(mixed_BHSC.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU; rows of `gate_up` are the gate, then the value that it gates."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.gate_up = Linear(spec.hidden_size, 2 * spec.ffn_hidden_size, bias=False)
+        self.down = Linear(spec.ffn_hidden_size, spec.hidden_size, bias=False)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return self.down(ops.swiglu(self.gate_up(x_BSD)))
+
+
+class Linear(nn.Linear):
+    """A projection in the dtype of its input, so that weights may be kept in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+class RMSNorm(nn.Module):
+    """`ops.rms_norm` with a learned scale."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.epsilon)
+
+
+def _groups(spec: ModelSpec) -> int:
+    return spec.num_query_groups or spec.num_attention_heads
+
+
+def _head_dim(spec: ModelSpec) -> int:
+    return spec.kv_channels or spec.hidden_size // spec.num_attention_heads
+
+
+def _initial(name: str, shape: torch.Size, spec: ModelSpec, seed: int) -> Tensor:
+    """The whole initial value of one weight, float32 on the CPU."""
+    if name.endswith(".bias"):
+        return torch.zeros(shape)
+    if len(shape) == 1:
+        return torch.ones(shape)
+    to_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+    std = spec.init_method_std / math.sqrt(2 * spec.num_layers) if to_residual else spec.init_method_std
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # it keeps 32 bits
+    return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+
+def _fill(weight: Tensor, value: Tensor) -> None:
+    """Copy `value`, or this process's shard of it, into `weight`."""
+    if not isinstance(weight, DTensor):
+        weight.copy_(value)
+        return
+    value = value.to(weight.to_local().device)
+    weight.copy_(distribute_tensor(value, weight.device_mesh, weight.placements, src_data_rank=None))

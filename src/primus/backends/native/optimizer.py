@@ -1,0 +1,63 @@
+"""AdamW over the groups that decay and those that do not, and its learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from primus.config.schema import OptimizerConfig
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW (arXiv 1711.05101) in its fused form; matrices decay, norms and biases do not.
+
+    Build it after `step.prepare`, which replaces the parameters of a sharded model.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.lr,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_eps,
+        fused=True,
+    )
+
+
+def learning_rate(step: int, config: OptimizerConfig, train_iters: int) -> float:
+    """The rate of optimizer step `step`, counted from 1; the definitions of Megatron-LM optimizer_param_scheduler.py.
+
+    Linear warm-up from 0, then the decay to `min_lr`, which ends at `lr_decay_iters` and stays there.
+    """
+    decay_end = config.lr_decay_iters or train_iters
+    warmup = warmup_steps(config, train_iters)
+    if step <= warmup and warmup > 0:
+        return config.lr * step / warmup
+    if config.lr_decay_style == "constant":
+        return config.lr
+    if step >= decay_end:
+        return config.min_lr
+    return config.min_lr + _remaining(step, warmup, decay_end, config) * (config.lr - config.min_lr)
+
+
+def warmup_steps(config: OptimizerConfig, train_iters: int) -> int:
+    """Steps of warm-up: `lr_warmup_fraction` of the decay steps where it is given, else `lr_warmup_iters`."""
+    if config.lr_warmup_fraction is None:
+        return config.lr_warmup_iters
+    return int(config.lr_warmup_fraction * (config.lr_decay_iters or train_iters))
+
+
+def _remaining(step: int, warmup: int, decay_end: int, config: OptimizerConfig) -> float:
+    """Share of the way from `min_lr` to `lr` that is left at `step`, between warm-up and the end of the decay."""
+    done = (step - warmup) / (decay_end - warmup)
+    if config.lr_decay_style == "linear":
+        return 1.0 - done
+    if config.lr_decay_style == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * done))
+    decay = (decay_end - warmup) // 5 if config.lr_wsd_decay_iters is None else config.lr_wsd_decay_iters
+    return min(1.0, (decay_end - step) / decay) if decay else 1.0

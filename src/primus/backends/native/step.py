@@ -1,0 +1,196 @@
+"""One optimizer step, in one process or sharded over several, in fp32 or bf16, eager or compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from primus.backends.native.loss import count_targets
+from primus.backends.native.model import Transformer
+
+Batch = tuple[Tensor, Tensor]
+"""Tokens and targets of one micro batch, both int64 [B, S] on the model's device."""
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """A model ready for `train_step`."""
+
+    model: Transformer
+    """The model; its parameters are float32 (the masters), sharded where there are several processes."""
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(tokens, targets, scale) -> scale x summed loss; compiled where that was asked for."""
+    device: torch.device
+    """Device of this process."""
+    world: int
+    """Processes that share the batch."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Outcome of a step, still on the device: reading a property waits for the step to finish."""
+
+    values: Tensor
+    """[loss, grad norm, 1 if skipped, tokens], float64."""
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over the tokens of all micro batches and processes."""
+        return self.values[0].item()
+
+    @property
+    def grad_norm(self) -> float:
+        """Norm of the whole gradient before clipping."""
+        return self.values[1].item()
+
+    @property
+    def skipped(self) -> bool:
+        """The loss or the gradient was not finite: parameters and optimizer state are as before."""
+        return self.values[2].item() != 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens with a target in all micro batches of all processes."""
+        return int(self.values[3].item())
+
+
+def prepare(
+    model: Transformer,
+    *,
+    device: torch.device | str,
+    bf16: bool = True,
+    compile: bool = False,
+    world: int = 1,
+    shard: bool = True,
+    recompute: bool = False,
+    loss_chunk_size: int | None = None,
+) -> Trainable:
+    """Make `model` trainable; a model on the meta device is allocated, and needs `model.initialise` afterwards.
+
+    Args:
+        model: From `model.build`; changed in place.
+        device: Where it trains.
+        bf16: Compute in bfloat16; the parameters, their gradients and the optimizer stay float32.
+        compile: torch.compile of the model with its loss (of each layer, where there are several processes).
+        world: Processes in the default process group, which must exist when there are several.
+        shard: Shard parameters, gradients and optimizer state over the processes; else every process has all of them.
+        recompute: Recompute the activations of each layer in the backward pass.
+        loss_chunk_size: Tokens whose logits are in memory at once; chosen from the vocabulary when None.
+    """
+    device = torch.device(device)
+    model.compute_dtype = torch.bfloat16 if bf16 else None
+    model.recompute = recompute
+    model.loss_chunk_size = loss_chunk_size
+    if world > 1:
+        _shard(model, device, bf16, compile, world, shard)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        model.to_empty(device=device)
+    else:
+        model.to(device)
+    loss = torch.compile(model) if compile and world == 1 else model
+    return Trainable(model, loss, device, world)
+
+
+def train_step(
+    trainable: Trainable,
+    optimizer: torch.optim.AdamW,
+    micro_batches: Sequence[Batch],
+    *,
+    learning_rate: float,
+    clip_grad: float,
+) -> StepResult:
+    """One optimizer step over all micro batches of all processes.
+
+    The gradient is that of the mean loss over every token that has a target, however they are spread. A step whose
+    loss or gradient is not finite changes nothing. The host never waits for the device.
+    """
+    counts = torch.stack([count_targets(targets) for _, targets in micro_batches])
+    num_tokens = _global_sum(counts.sum(), trainable)
+    scale = 1.0 / num_tokens.clamp_min(1).float()
+    loss = torch.zeros((), device=trainable.device)
+    for index, (tokens, targets) in enumerate(micro_batches):
+        _synchronise_gradients(trainable.model, index == len(micro_batches) - 1)
+        part = trainable.loss(tokens, targets, scale)
+        part.backward()
+        loss = loss + part.detach()
+    loss = _global_sum(loss, trainable)
+    grad_norm = _gradient_norm(trainable.model)
+    skipped = ~(loss.isfinite() & grad_norm.isfinite())
+    _apply(optimizer, learning_rate, _divisor(grad_norm, clip_grad), skipped)
+    return StepResult(torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)]))
+
+
+@torch.no_grad()
+def evaluate(trainable: Trainable, batches: Sequence[Batch]) -> float:
+    """Mean loss over the tokens of all batches of all processes; every process must call it alike."""
+    one = torch.ones((), device=trainable.device)
+    totals = torch.zeros(2, dtype=torch.float64, device=trainable.device)
+    for tokens, targets in batches:
+        totals += torch.stack([trainable.loss(tokens, targets, one).double(), count_targets(targets).double()])
+    loss, num_tokens = _global_sum(totals, trainable).tolist()
+    return loss / max(num_tokens, 1.0)
+
+
+def _shard(model: Transformer, device: torch.device, bf16: bool, compile: bool, world: int, shard: bool) -> None:
+    """FSDP2 over all processes: each layer is gathered when it runs (torch.distributed.fsdp.fully_shard)."""
+    sizes = {"shard": world} if shard else {"replicate": world, "shard": 1}
+    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bf16 else None,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,  # rotary angles and the loss scale stay float32
+    )
+    for layer in model.layers:
+        if compile:
+            layer.compile()
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # the loss is divided by the tokens of all processes already
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction
+
+
+def _synchronise_gradients(model: Transformer, now: bool) -> None:
+    """Reduce gradients over the processes after the last micro batch only."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(now)
+
+
+def _global_sum(value: Tensor, trainable: Trainable) -> Tensor:
+    if trainable.world > 1:
+        dist.all_reduce(value)
+    return value
+
+
+def _gradient_norm(model: Transformer) -> Tensor:
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+def _divisor(grad_norm: Tensor, clip_grad: float) -> Tensor:
+    """What gradients are divided by, so that their norm is at most `clip_grad`."""
+    if clip_grad == 0.0:
+        return torch.ones_like(grad_norm)
+    return (grad_norm / clip_grad).clamp_min(1.0)
+
+
+def _apply(optimizer: torch.optim.AdamW, learning_rate: float, divisor: Tensor, skipped: Tensor) -> None:
+    """Step with gradients divided by `divisor`, unless `skipped`.
+
+    The two attributes are how torch.amp.GradScaler talks to fused optimizers: scaling and skipping happen
+    inside the kernel, so gradients are read once and nobody waits for `skipped`.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+    optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
