@@ -33,14 +33,14 @@ class Resolved(Struct, frozen=True):
 
 
 def load_experiment(
-    file: Path, overrides: Sequence[str] = (), *, environ: Mapping[str, str], stage: str | None = None
+    file: Path, overrides: Sequence[str] = (), *, environ: Mapping[str, str] | None, stage: str | None = None
 ) -> Resolved:
     """Resolve an experiment file.
 
     Args:
         file: The experiment's YAML.
         overrides: Words of the command line: ``--lr 1e-4``, ``--lr=1e-4``, ``lr=1e-4``, ``--flag``.
-        environ: Values for ``${VAR}``.
+        environ: Values for ``${VAR}``; None leaves `${` as it stands.
         stage: Module to take; the file's only one when None.
 
     Raises:
@@ -71,7 +71,7 @@ def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec
 
 
 def _extended(
-    file: Path, environ: Mapping[str, str], kind: str | None = None, seen: tuple[Path, ...] = ()
+    file: Path, environ: Mapping[str, str] | None, kind: str | None = None, seen: tuple[Path, ...] = ()
 ) -> Tree:
     """Read `file` over the files that it extends; of these, later ones win."""
     path = file.resolve()
@@ -179,7 +179,7 @@ def _where(item: Leaf | Tree) -> str:
     return item.origin
 
 
-def _presets(module: Tree, file: Path, environ: Mapping[str, str]) -> Tree:
+def _presets(module: Tree, file: Path, environ: Mapping[str, str] | None) -> Tree:
     """The model preset with the trainer preset over it."""
     settings: Tree = {}
     for key, kind in (("model", "models"), ("config", "trainers")):

@@ -46,12 +46,12 @@ class Leaf(Struct, frozen=True):
 Tree = dict[str, Union[Leaf, "Tree"]]
 
 
-def read(path: Path, environ: Mapping[str, str], shown: str | None = None) -> Tree:
+def read(path: Path, environ: Mapping[str, str] | None, shown: str | None = None) -> Tree:
     """Read a YAML file whose top level is a mapping; `${VAR}` and `${VAR:default}` are replaced.
 
     Args:
         path: The file.
-        environ: Values of the variables.
+        environ: Values of the variables; None leaves `${` as it stands.
         shown: How origins name the file; its path relative to the working directory when None.
 
     Raises:
@@ -114,7 +114,7 @@ def _syntax_problem(shown: str, text: str, error: yaml.MarkedYAMLError) -> str:
 class _Reader:
     """Turns nodes of one file into a Tree."""
 
-    def __init__(self, loader: Any, shown: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, loader: Any, shown: str, environ: Mapping[str, str] | None) -> None:
         self.loader = loader
         self.shown = shown
         self.environ = environ
@@ -132,7 +132,7 @@ class _Reader:
     def leaf(self, node: yaml.Node) -> Leaf:
         if isinstance(node, yaml.SequenceNode):
             return Leaf([self.plain(item) for item in node.value], self.where(node))
-        if "${" not in node.value:
+        if "${" not in node.value or self.environ is None:
             return Leaf(self.loader.construct_object(node, deep=True), self.where(node), node.value)
         return self.substituted(node)
 
@@ -145,6 +145,7 @@ class _Reader:
         return self.leaf(node).value
 
     def substituted(self, node: yaml.ScalarNode) -> Leaf:
+        assert self.environ is not None
         text, used = substitute(node.value, self.environ, self.where(node))
         origin = ", ".join(f"${name}" for name in used) or self.where(node)
         if node.style in ("'", '"'):

@@ -1,0 +1,81 @@
+"""Help for the command, its runtimes and its tasks; only what is asked about is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from primus import registry
+from primus.config import flags
+from primus.config.docs import field_docs
+from primus.launch.chain import Globals
+from primus.launch.request import Request
+
+USAGE = "primus-cli [options] <runtime> [options] [-- <runtime> [options]] -- <task> [options]"
+
+
+def overview() -> str:
+    """Help of the whole command."""
+    docs = field_docs(Globals)
+    options = [(f"--{name.replace('_', '-')}", text) for name, text in docs.items()]
+    options += [("--version", "Print the version."), ("-h, --help", "Print help, of a runtime or a task where one is named.")]
+    sections = [
+        ("runtimes (where)", [(name, registry.summary("runtimes", name)) for name in registry.names("runtimes")]),
+        ("tasks (what)", [(name, registry.summary("tasks", name)) for name in registry.names("tasks")]),
+        ("options", options),
+    ]
+    blocks = [f"usage: {USAGE}", "One entry point for LLM training work: the runtime says where, the task says what."]
+    blocks += [f"{title}:\n{_table(rows)}" for title, rows in sections]
+    blocks.append("first steps:\n  primus-cli direct -- train pretrain --config examples/quickstart.yaml")
+    return "\n\n".join(blocks)
+
+
+def of(request: Request) -> str:
+    """Help of the task of `request`, or of its runtimes where it has none."""
+    tasks = registry.names("tasks")
+    if request.task in tasks:
+        return _task(request.runtimes[-1].name, request.task)
+    if request.task:
+        rows = [(name, registry.summary("tasks", name)) for name in tasks if name.split()[0] == request.task]
+        return f"usage: primus-cli <runtime> -- {request.task} <subtask> [options]\n\nsubtasks:\n{_table(rows)}"
+    return "\n\n".join(_runtime(segment.name) for segment in request.runtimes)
+
+
+def _runtime(name: str) -> str:
+    module = registry.load("runtimes", name)
+    usage = f"usage: primus-cli {name} [options] -- <task> [options]"
+    return f"{usage}\n\n{registry.summary('runtimes', name)}\n\noptions:\n{_table(flags.describe(module.Options))}"
+
+
+def _task(runtime: str, name: str) -> str:
+    module = registry.load("tasks", name)
+    rows = flags.describe(module.Options)
+    blocks = [f"usage: primus-cli {runtime} -- {name} [options]", registry.summary("tasks", name)]
+    blocks += [f"options:\n{_table(rows)}"] if rows else []
+    if getattr(module, "OVERRIDES", False):
+        blocks.append(
+            "Any key of the experiment may follow: --train_iters 10, --lr=1e-4, seq_length=512, --no-bf16.\n"
+            "All keys: primus-cli direct -- config schema --text"
+        )
+    return "\n\n".join(blocks)
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    width = min(30, max((len(left) for left, _ in rows), default=0))
+    return "\n".join(_row(left, right, width) for left, right in rows)
+
+
+def _row(left: str, right: str, width: int) -> str:
+    indent = " " * (width + 4)
+    lines = _wrapped(right, 118 - width)
+    first = f"  {left:<{width}}  " if len(left) <= width else f"  {left}\n{indent}"
+    return (first + f"\n{indent}".join(lines)).rstrip()
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines

@@ -1,0 +1,157 @@
+"""`primus-cli <runtime> [options] [-- <runtime> [options]] -- <task> [options]`: words in, exit code out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+
+from primus import __version__, registry
+from primus.config import flags
+from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError
+from primus.launch import chain, local, show
+from primus.launch.plan import Context, LaunchPlan, shown
+from primus.machine import devices
+from primus.runs.files import to_json
+from primus.runs.store import Outcome
+from primus.secret import mask_words
+from primus.task import TaskContext
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `primus-cli`; gives the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    is_debug = "--debug" in words
+    try:
+        return _main(words, os.environ)
+    except PrimusError as error:
+        if is_debug:
+            raise
+        print(f"primus-cli: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        return EXIT_OK
+    except KeyboardInterrupt:
+        print("primus-cli: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if is_debug:
+            raise
+        where = error.__traceback__
+        while where and where.tb_next:
+            where = where.tb_next
+        place = f"{Path(where.tb_frame.f_code.co_filename).name}:{where.tb_lineno}" if where else "unknown"
+        print(f"primus-cli: internal error at {place}: {type(error).__name__}: {error}", file=sys.stderr)
+        print("  run again with --debug for the whole traceback, and report it", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _main(words: list[str], environ: Mapping[str, str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        from primus.cli import help_text
+
+        print(help_text.overview())
+        return EXIT_OK
+    if words[0] == "--version":
+        print(f"primus {__version__}")
+        return EXIT_OK
+    command = chain.parse(words)
+    if command.is_help:
+        from primus.cli import help_text
+
+        print(help_text.of(command.request))
+        return EXIT_OK
+    return _dispatch(command, tuple(words), environ)
+
+
+def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
+    request = command.request
+    task = registry.load("tasks", request.task)
+    takes_overrides = getattr(task, "OVERRIDES", False)
+    options, extra = flags.parse(task.Options, request.words, f"task '{request.task}'", extra=takes_overrides)
+    given = command.options
+    for_task = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run, overrides=tuple(extra))
+    context = _context(environ)
+    if registry.load("runtimes", request.runtimes[-1].name).LEVEL != "node":
+        return _elsewhere(command, task, options, for_task, context)
+    if hasattr(task, "prepare"):
+        return _with_workers(command, words, task, options, for_task, context)
+    return _in_this_process(command, task, options, for_task, context)
+
+
+def _context(environ: Mapping[str, str]) -> Context:
+    terminal = os.ttyname(sys.stderr.fileno()) if sys.stderr.isatty() else None
+    return Context(environ=environ, python=sys.executable, devices=lambda: devices.count(environ), terminal=terminal)
+
+
+def _with_workers(
+    command: chain.Command, words: tuple[str, ...], task: ModuleType, options: object, for_task: TaskContext, context: Context
+) -> int:
+    job = task.prepare(options, for_task)
+    launch = local.prepare(job, msgspec.structs.replace(command.request, words=_masked(command)), words, context)
+    if command.options.dry_run:
+        return _show(launch.plan, command, f"run folder: {launch.directory}")
+    outcome = local.perform(launch, context, for_task.say)
+    _report(outcome, launch, command.options)
+    return outcome.exit_code or EXIT_OK
+
+
+def _masked(command: chain.Command) -> tuple[str, ...]:
+    return tuple(mask_words(command.request.words))
+
+
+def _in_this_process(
+    command: chain.Command, task: ModuleType, options: object, for_task: TaskContext, context: Context
+) -> int:
+    argv = ("primus-cli", "direct", "--", *command.request.task.split(), *command.request.words)
+    alone = LaunchPlan(argv=argv, notes=("done in this process",))
+    plan = msgspec.structs.replace(chain.fold(command.request, alone, context), argv=argv, layout=None)
+    if command.options.dry_run:
+        return _show(plan, command)
+    os.environ.update({name: variable.value for name, variable in plan.env.items() if variable.source.startswith("--env")})
+    return task.run(options, for_task) or EXIT_OK
+
+
+def _elsewhere(
+    command: chain.Command, task: ModuleType, options: object, for_task: TaskContext, context: Context
+) -> int:
+    """A chain that leaves this machine ends in `primus-cli direct -- <task>` there."""
+    if hasattr(task, "prepare"):
+        task.prepare(options, for_task)
+    there = LaunchPlan(argv=("primus-cli", "direct", "--", *command.request.task.split(), *command.request.words))
+    plan = chain.fold(command.request, there, context)
+    if command.options.dry_run:
+        return _show(plan, command)
+    import subprocess
+
+    env = dict(context.environ) | {name: variable.value for name, variable in plan.env.items()}
+    code = subprocess.run(plan.argv, env=env, check=False).returncode
+    return code if code >= 0 else 128 - code
+
+
+def _show(plan: LaunchPlan, command: chain.Command, *more: str) -> int:
+    print(to_json(shown(plan)) if command.options.json else "\n".join([show.text(plan), *more]))
+    return EXIT_OK
+
+
+def _report(outcome: Outcome, launch: local.Launch, given: chain.Globals) -> None:
+    """Say how the run ended: people read it on standard error, scripts as JSON."""
+    if given.json:
+        print(to_json({"run": launch.directory, "outcome": outcome}))
+    if outcome.state == "done":
+        return
+    print(f"primus-cli: run {outcome.state}: {outcome.reason}", file=sys.stderr)
+    failure = outcome.first_failure
+    if failure is None:
+        return
+    hint = f"  {failure.hint}\n" if failure.hint else ""
+    print(f"{hint}  first: rank {failure.rank} on {failure.host}; log: {launch.directory}/{failure.log}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

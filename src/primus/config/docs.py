@@ -1,0 +1,28 @@
+"""Attribute docstrings of a Struct, read from its source: help, JSON Schema and reference docs come from them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from functools import cache
+
+from msgspec import Struct
+
+
+@cache
+def field_docs(struct: type[Struct]) -> dict[str, str]:
+    """The docstring below each field of `struct`, as one line, by field name."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(struct))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for field, text in zip(body.body, body.body[1:]):
+        is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if is_field and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            docs[field.target.id] = " ".join(str(text.value.value).split())  # type: ignore[union-attr]
+    return docs
+
+
+def summary(struct: type[Struct]) -> str:
+    """First line of the docstring of `struct`."""
+    return (inspect.getdoc(struct) or "").split("\n")[0]

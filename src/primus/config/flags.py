@@ -1,0 +1,162 @@
+"""The fields of an options Struct as command-line flags."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Meta, Struct
+
+from primus.config.docs import field_docs
+from primus.errors import UsageError, did_you_mean
+
+Options = TypeVar("Options", bound=Struct)
+Positional = Annotated[str, Meta(extra={"positional": True})]
+"""Type of a field that is a word of its own rather than a flag."""
+
+
+class Flag(Struct, frozen=True):
+    """One field as a person types it."""
+
+    field: str
+    names: tuple[str, ...]
+    """Spellings; the field's name where it is positional."""
+    kind: Any
+    required: bool
+    default: Any
+    is_positional: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        return bool in _alternatives(self.kind)
+
+    @property
+    def is_list(self) -> bool:
+        return any(get_origin(kind) in (tuple, list) for kind in _alternatives(self.kind))
+
+
+def flags_of(options: type[Struct]) -> list[Flag]:
+    """The flags of `options`, in the order of its fields."""
+    return [_flag(field) for field in msgspec.structs.fields(options)]
+
+
+def parse(options: type[Options], words: Sequence[str], what: str, *, extra: bool = False) -> tuple[Options, list[str]]:
+    """Read `words` into `options`.
+
+    Args:
+        options: Struct whose fields are the flags.
+        words: The command line after the name.
+        what: How errors name this part of the command line: ``runtime 'direct'``.
+        extra: Whether words that are no flags are given back rather than refused.
+
+    Raises:
+        UsageError: A flag is unknown, lacks its value, has a wrong one or is missing.
+    """
+    flags = flags_of(options)
+    given, unknown = _parser(flags, what).parse_known_args(list(words))
+    if unknown and not extra:
+        raise _unknown_word(unknown[0], flags, what)
+    values = {flag.field: _converted(flag, getattr(given, flag.field), what) for flag in flags if hasattr(given, flag.field)}
+    missing = [flag for flag in flags if flag.required and flag.field not in values]
+    if missing:
+        doc = field_docs(options).get(missing[0].field, "")
+        raise UsageError(f"{what} needs {missing[0].names[0]}", doc)
+    return options(**values), unknown
+
+
+def describe(options: type[Struct]) -> list[tuple[str, str]]:
+    """Each flag as it is typed, with its meaning and default, for help."""
+    docs = field_docs(options)
+    return [(_typed(flag), docs.get(flag.field, "") + _default(flag)) for flag in flags_of(options)]
+
+
+def _flag(field: msgspec.structs.FieldInfo) -> Flag:
+    extra = _extra(field.type)
+    default = None if field.required else field.default
+    if extra.get("positional"):
+        return Flag(field.name, (field.name,), field.type, field.required, default, is_positional=True)
+    dashed = "--" + field.name.replace("_", "-")
+    names = tuple(dict.fromkeys([*extra.get("short", ()), dashed, f"--{field.name}", *extra.get("aliases", ())]))
+    return Flag(field.name, names, field.type, field.required, default)
+
+
+def _extra(kind: Any) -> dict[str, Any]:
+    metas = [meta for meta in get_args(kind)[1:] if isinstance(meta, Meta)] if get_origin(kind) is Annotated else []
+    return next((meta.extra for meta in metas if meta.extra), {})
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    """Members of a union, `Annotated` taken off; the type itself where it is none."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    is_union = get_origin(kind) is Union or type(kind).__name__ == "UnionType"
+    return get_args(kind) if is_union else (kind,)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises our errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}")
+
+
+def _parser(flags: list[Flag], what: str) -> _Parser:
+    parser = _Parser(prog=what, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for flag in flags:
+        if flag.is_positional:
+            nargs: Any = "*" if flag.is_list else None if flag.required else "?"
+            parser.add_argument(flag.field, **({} if nargs is None else {"nargs": nargs}))
+        elif flag.is_switch:
+            parser.add_argument(*flag.names, dest=flag.field, action="store_true")
+            negations = {f"--no-{name[2:]}" for name in flag.names} | {f"--no_{name[2:]}" for name in flag.names}
+            parser.add_argument(*sorted(negations), dest=flag.field, action="store_false")
+        elif flag.is_list:
+            parser.add_argument(*flag.names, dest=flag.field, nargs="+", action="extend")
+        else:
+            parser.add_argument(*flag.names, dest=flag.field)
+    return parser
+
+
+def _converted(flag: Flag, value: Any, what: str) -> Any:
+    try:
+        return msgspec.convert(value, flag.kind, strict=False)
+    except msgspec.ValidationError as error:
+        choices = [str(choice) for kind in _alternatives(flag.kind) for choice in get_args(kind)]
+        reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
+        hint = did_you_mean(str(value), choices) if choices and isinstance(value, str) else ""
+        raise UsageError(f"{what}: {flag.names[0]} {value}: {reason}", hint) from None
+
+
+def _unknown_word(word: str, flags: list[Flag], what: str) -> UsageError:
+    if not word.startswith("-"):
+        return UsageError(f"{what}: unexpected word '{word}'", "separate runtimes and task by ' -- '")
+    names = [name for flag in flags for name in flag.names if name.startswith("-") and "_" not in name]
+    name = word.split("=")[0]
+    return UsageError(f"{what}: unknown option {name}", did_you_mean(name, names) if names else "it takes no options")
+
+
+def _typed(flag: Flag) -> str:
+    if flag.is_positional:
+        shown = flag.field.upper() + ("..." if flag.is_list else "")
+        return shown if flag.required else f"[{shown}]"
+    names = ", ".join(name for name in flag.names if "_" not in name)
+    return names if flag.is_switch else f"{names} {_placeholder(flag)}"
+
+
+def _placeholder(flag: Flag) -> str:
+    kinds = [kind for kind in _alternatives(flag.kind) if kind is not type(None)]
+    choices = [str(choice) for kind in kinds if get_origin(kind) not in (list, tuple) for choice in get_args(kind)]
+    if choices:
+        return "|".join(choices)
+    if flag.is_list:
+        return "VALUE..."
+    return {int: "N", float: "X", str: "TEXT"}.get(kinds[0], "VALUE")
+
+
+def _default(flag: Flag) -> str:
+    if flag.required:
+        return " (required)"
+    is_silent = flag.default in (None, False, "", (), []) or flag.default is msgspec.NODEFAULT
+    return "" if is_silent else f" (default: {flag.default})"

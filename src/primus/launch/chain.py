@@ -1,0 +1,176 @@
+"""Words to a request, and a request to a plan: runtimes are composed, innermost first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from primus import registry
+from primus.config import flags
+from primus.errors import UsageError, did_you_mean, nearest
+from primus.launch.plan import Context, LaunchPlan
+from primus.launch.request import Request, Segment
+
+LEVELS = ("cluster", "container", "node")
+"""Levels of runtimes, outermost first; a chain goes down."""
+
+NODE_END = "direct"
+"""Runtime that every chain ends with, typed or not."""
+
+
+class Globals(Struct, frozen=True, kw_only=True):
+    """Options before the runtime."""
+
+    dry_run: bool = False
+    """Print what would be done, at every level, and do nothing."""
+    debug: bool = False
+    """Show where an error comes from."""
+    json: bool = False
+    """Print results as JSON."""
+
+
+class Command(Struct, frozen=True):
+    """A parsed command line."""
+
+    options: Globals
+    request: Request
+    is_help: bool = False
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """Split `argv` into global options, runtimes and task.
+
+    Raises:
+        UsageError: A runtime or task is unknown, or out of order; the message names the nearest.
+    """
+    segments = _split(argv)
+    words, given = _take_globals(segments[0])
+    is_help = False
+    runtimes: list[Segment] = []
+    rest = [words, *segments[1:]]
+    while rest and rest[0] and _is_runtime(rest[0][0]):
+        head, *own = rest.pop(0)
+        own, more = _take_globals(own)
+        given |= more
+        is_help |= _asks_help(own)
+        runtimes.append(Segment(_typed(head), tuple(word for word in own if word not in ("-h", "--help"))))
+    if not runtimes:
+        raise _no_runtime(words)
+    task, own = _task(rest, runtimes, is_help)
+    own, more = _take_globals(own, only=("json", "dry_run", "debug"))
+    is_help |= _asks_help(own)
+    request = Request(runtimes=tuple(runtimes), task=task, words=tuple(w for w in own if w not in ("-h", "--help")))
+    _check_order(runtimes)
+    return Command(Globals(**(given | more)), request, is_help)
+
+
+def fold(request: Request, plan: LaunchPlan, context: Context) -> LaunchPlan:
+    """`plan` wrapped by the request's runtimes, innermost first.
+
+    Raises:
+        UsageError: An option of a runtime is wrong.
+    """
+    for segment in reversed(request.runtimes):
+        module = registry.load("runtimes", segment.name)
+        options, _ = flags.parse(module.Options, segment.words, f"runtime '{segment.name}'")
+        plan = module.wrap(plan, options, context)
+    return plan
+
+
+def _split(argv: Sequence[str]) -> list[list[str]]:
+    segments: list[list[str]] = [[]]
+    for word in argv:
+        if word == "--":
+            segments.append([])
+        else:
+            segments[-1].append(word)
+    return segments
+
+
+def _take_globals(words: Sequence[str], only: Sequence[str] = ("json", "dry_run", "debug")) -> tuple[list[str], dict[str, Any]]:
+    spelled = {spelling: name for name in only for spelling in (f"--{name}", f"--{name.replace('_', '-')}")}
+    given = {spelled[word]: True for word in words if word in spelled}
+    return [word for word in words if word not in spelled], given
+
+
+def _asks_help(words: Sequence[str]) -> bool:
+    return "-h" in words or "--help" in words
+
+
+def _is_runtime(word: str) -> bool:
+    return _typed(word) in registry.names("runtimes")
+
+
+def _typed(word: str) -> str:
+    return word.replace("_", "-")
+
+
+def _no_runtime(words: Sequence[str]) -> UsageError:
+    tasks, runtimes = registry.names("tasks"), registry.names("runtimes")
+    if not words:
+        return UsageError("no runtime is given", f"primus-cli <{'|'.join(runtimes)}> -- <task>; see primus-cli --help")
+    head = words[0]
+    if _task_name(words, tasks) or head in {name.split()[0] for name in tasks}:
+        return UsageError(f"'{head}' is a task; a runtime comes first", f"primus-cli direct -- {' '.join(words)}")
+    if head.startswith("-"):
+        return UsageError(f"unknown option {head}", did_you_mean(head, ["--dry-run", "--debug", "--json", "--version", "--help"]))
+    return UsageError(f"no runtime '{head}'", did_you_mean(head, runtimes))
+
+
+def _task(rest: list[list[str]], runtimes: list[Segment], is_help: bool) -> tuple[str, list[str]]:
+    """The task's name and its words; words after a further `--` stay as they are."""
+    words = rest[0] if rest else []
+    for extra in rest[1:]:
+        words = [*words, "--", *extra]
+    tasks = registry.names("tasks")
+    name = _task_name(words, tasks)
+    if name:
+        return name, words[len(name.split()) :]
+    group = [task for task in tasks if words and task.split()[0] == words[0]]
+    if is_help or _asks_help(words):
+        if not words or words[0].startswith("-") or group:
+            return (words[0] if group else ""), ["--help"]
+    if group:
+        raise _no_subtask(words, group)
+    raise _no_task(words, runtimes, tasks)
+
+
+def _task_name(words: Sequence[str], tasks: Sequence[str]) -> str | None:
+    """The longest task name that `words` begin with."""
+    for length in (2, 1):
+        name = " ".join(words[:length]).replace("_", "-")
+        if len(words) >= length and name in tasks:
+            return name
+    return None
+
+
+def _no_subtask(words: Sequence[str], group: Sequence[str]) -> UsageError:
+    subtasks = [task.split()[1] for task in group]
+    if len(words) < 2 or words[1].startswith("-"):
+        return UsageError(f"'{words[0]}' needs one of: {', '.join(subtasks)}")
+    return UsageError(f"no task '{words[0]} {words[1]}'", did_you_mean(words[1], subtasks))
+
+
+def _no_task(words: Sequence[str], runtimes: list[Segment], tasks: Sequence[str]) -> UsageError:
+    stray = [word for segment in runtimes for word in segment.words if word in {t.split()[0] for t in tasks}]
+    if not words and stray:
+        return UsageError(f"'{stray[0]}' is a task: ' -- ' must stand before it", f"primus-cli {runtimes[-1].name} -- {stray[0]} ...")
+    if not words:
+        return UsageError("no task is given", f"primus-cli {runtimes[-1].name} -- <task>; see primus-cli --help")
+    heads = {task.split()[0] for task in tasks}
+    names = [*heads, *registry.names("runtimes")]
+    kind = "runtime or task" if nearest(words[0], registry.names("runtimes")) else "task"
+    return UsageError(f"no {kind} '{words[0]}'", did_you_mean(words[0], names if kind != "task" else heads))
+
+
+def _check_order(runtimes: Sequence[Segment]) -> None:
+    """Cluster, then container, then node; each level at most once."""
+    levels = [(registry.load("runtimes", segment.name).LEVEL, segment.name) for segment in runtimes]
+    for (outer, first), (inner, second) in zip(levels, levels[1:]):
+        if LEVELS.index(outer) >= LEVELS.index(inner):
+            raise UsageError(
+                f"runtime '{second}' ({inner}) cannot run inside '{first}' ({outer})",
+                "the order is cluster, container, node: slurm -- container -- direct",
+            )

@@ -1,0 +1,222 @@
+"""The only actor: performs a plan on this node, supervises its processes and says how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from primus.errors import EXIT_FAILED, PrimusError
+from primus.launch.plan import LaunchPlan
+from primus.runs import events
+from primus.runs.files import write_text
+from primus.runs.store import Failure, Outcome, Run
+
+POLL_S = 0.05
+GRACE_S = 60.0
+"""Time that workers have for a last checkpoint after the first signal."""
+FAILED_PEERS_S = 10.0
+"""Time that the other ranks have to end after one has failed."""
+
+
+def execute(plan: LaunchPlan, run: Run, number: int, environ: Mapping[str, str], after_start: Callable[[], None]) -> Outcome:
+    """Start the plan's processes as attempt `number` of `run` and wait for their end.
+
+    Args:
+        after_start: Called once the processes are starting, for work that need not delay them.
+
+    Raises:
+        PrimusError: The processes cannot be started.
+    """
+    folder = run.attempt(number)
+    folder.mkdir(parents=True, exist_ok=True)
+    _link_logs(run, plan, number)
+    for path, text in plan.files.items():
+        write_text(Path(path), text)
+    with _Signals() as signals:
+        child = _start(plan, run, environ)
+        try:
+            after_start()
+            _wait(child, signals, folder)
+        finally:
+            _end_tree(child)
+    return _outcome(child.returncode, signals.first, run, number)
+
+
+def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Standard output stays ours for rank 0; standard error, where only engines speak, goes to launch.log."""
+    env = dict(environ) | {name: variable.value for name, variable in plan.env.items()}
+    with (run.directory / "logs" / "launch.log").open("ab") as log:
+        try:
+            return subprocess.Popen(
+                plan.argv,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        except OSError as error:
+            raise PrimusError(f"{plan.argv[0]}: cannot be started: {error.strerror}") from None
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when its launcher dies, even by SIGKILL (prctl(2), PR_SET_PDEATHSIG)."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _link_logs(run: Run, plan: LaunchPlan, number: int) -> None:
+    """Point logs/rank_N.log of this node's ranks to the newest attempt's."""
+    shape = plan.layout
+    first, count = (shape.node_rank * shape.nproc, shape.nproc) if shape else (0, 1)
+    for rank in range(first, first + count):
+        link = run.directory / "logs" / f"rank_{rank}.log"
+        temporary = link.with_name(f".{link.name}.tmp.{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(f"attempt_{number}/rank_{rank}.log")
+        os.replace(temporary, link)
+
+
+class _Signals:
+    """Counts the signals that ask us to stop, while workers run."""
+
+    HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.count = 0
+
+    def __enter__(self) -> _Signals:
+        is_main = threading.current_thread() is threading.main_thread()
+        self._before = {number: signal.signal(number, self._note) for number in self.HANDLED} if is_main else {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.first = self.first or number
+        self.count += 1
+
+
+def _wait(child: subprocess.Popen[bytes], signals: _Signals, folder: Path) -> None:
+    """Wait for the child; pass a signal on to the workers first, and end everything when time is up."""
+    told_at: float | None = None
+    failed_at: float | None = None
+    while child.poll() is None:
+        now = time.monotonic()
+        if signals.count and told_at is None:
+            told_at = now
+            _tell_workers(child, folder)
+        if signals.count > 1 or (told_at and now - told_at > GRACE_S):
+            return
+        if failed_at is None and _errors(folder):
+            failed_at = now
+        if failed_at and now - failed_at > FAILED_PEERS_S:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(POLL_S)
+
+
+def _tell_workers(child: subprocess.Popen[bytes], folder: Path) -> None:
+    """Ask the workers of this node to save and end; their agent, where there is one, sees them finish."""
+    workers = list(_worker_pids(folder))
+    for pid in workers or [child.pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _worker_pids(folder: Path) -> Iterator[int]:
+    host = socket.gethostname()
+    for path in folder.glob("rank_*.heartbeat.json"):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            beat = msgspec.json.decode(path.read_bytes())
+            if beat["host"] == host and beat["phase"] != "exit":
+                yield beat["pid"]
+
+
+def _end_tree(child: subprocess.Popen[bytes]) -> None:
+    """Leave no process of ours behind: what is left of the child's tree is killed."""
+    if child.poll() is not None:
+        return
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        tree = psutil.Process(child.pid)
+        for process in [*tree.children(recursive=True), tree]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    child.wait()
+
+
+def _errors(folder: Path) -> list[Failure]:
+    """What the ranks of an attempt say of their failure, the first one first."""
+    found = []
+    for path in folder.glob("rank_*.error.json"):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            found.append(msgspec.json.decode(path.read_bytes(), type=Failure))
+    return sorted(found, key=lambda failure: (failure.time, failure.rank))
+
+
+def _outcome(returncode: int, signalled: int | None, run: Run, number: int) -> Outcome:
+    errors = _errors(run.attempt(number))
+    if signalled is not None:
+        name = signal.Signals(signalled).name
+        return Outcome(state="interrupted", exit_code=128 + signalled, reason=f"{name}; {_last_save(run)}")
+    stopped = _interruption(run, number)
+    if returncode == 0 and stopped is not None:
+        return Outcome(state="interrupted", exit_code=128 + signal.Signals[stopped].value, reason=f"workers got {stopped}")
+    if returncode == 0:
+        return Outcome(state="done", exit_code=0)
+    failure = errors[0] if errors else _silent_death(returncode, run, number)
+    return Outcome(state="failed", exit_code=failure.exit_code, reason=failure.problem, first_failure=failure)
+
+
+def _last_save(run: Run) -> str:
+    saved = [event["step"] for event in events.read(run.events) if event["kind"] == "checkpoint_saved"]
+    return f"saved at step {saved[-1]}" if saved else "nothing was saved"
+
+
+def _interruption(run: Run, number: int) -> str | None:
+    """Signal that the trainer says it stopped for, where that was the last thing it did."""
+    last = None
+    for event in events.read(run.events):
+        if event["kind"] in ("interrupted", "run_started"):
+            last = event
+    return last["signal"] if last and last["kind"] == "interrupted" and last.get("attempt", number) == number else None
+
+
+_DEAD_RANK = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
+
+
+def _silent_death(returncode: int, run: Run, number: int) -> Failure:
+    """The failure of a rank that could not say why: it was killed, or did not even begin."""
+    rank, code = 0, returncode
+    text = (run.directory / "logs" / "launch.log").read_text(encoding="utf-8", errors="replace")
+    dead = _DEAD_RANK.findall(text)
+    if dead:
+        code, rank = int(dead[-1][0]), int(dead[-1][1])
+    log = f"logs/attempt_{number}/rank_{rank}.log"
+    if code >= 0:
+        if not (run.directory / log).exists():
+            log = "logs/launch.log"
+        problem, hint = f"rank {rank} ended with exit code {code} and no message", "its log has the reason"
+        return Failure(rank=rank, host=socket.gethostname(), time=time.time(), problem=problem, hint=hint, log=log, exit_code=EXIT_FAILED)
+    name = signal.Signals(-code).name
+    hint = "the kernel may have run out of memory: see dmesg" if name == "SIGKILL" else "its log may say more"
+    problem = f"rank {rank} was killed by {name}"
+    return Failure(rank=rank, host=socket.gethostname(), time=time.time(), problem=problem, hint=hint, log=log, exit_code=128 - code)

@@ -1,0 +1,90 @@
+"""A launch as a value: what dry-run prints, the snapshot keeps and the executor performs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct, structs
+
+from primus.machine.cluster import Layout
+from primus.secret import mask_words, masked
+
+
+class Variable(Struct, frozen=True):
+    """A value that a plan sets, and who set it."""
+
+    value: str
+    source: str
+    """``--env``, ``exp.yaml:12``, ``direct`` ..."""
+
+
+class Mount(Struct, frozen=True):
+    """A folder that is seen inside."""
+
+    source: str
+    target: str
+    is_read_only: bool = False
+
+
+class LaunchPlan(Struct, frozen=True, kw_only=True):
+    """One level of a launch; `inner` is what its processes start in turn."""
+
+    argv: tuple[str, ...]
+    env: dict[str, Variable] = {}
+    """Variables that this level sets over the inherited environment."""
+    inherited: tuple[str, ...] = ()
+    """Variables that are passed on by name, their values being those of the machine where the level starts."""
+    mounts: tuple[Mount, ...] = ()
+    files: dict[str, str] = {}
+    """Files that are written before the start, text by path."""
+    notes: tuple[str, ...] = ()
+    """What happens besides, in words."""
+    layout: Layout | None = None
+    """Nodes and processes, where this level decides them."""
+    inner: LaunchPlan | None = None
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """What a task wants of worker processes, before any runtime is known."""
+
+    name: str
+    """Name of the experiment or benchmark; the folder of its runs."""
+    workspace: str
+    files: dict[str, str] = {}
+    """Files of the run folder by relative path, such as the resolved configuration."""
+    env: dict[str, Variable] = {}
+    """Variables that the experiment sets for its workers."""
+    check: Callable[[int], None] = lambda world_size: None
+    """Raises UsageError where the task cannot run with this many processes."""
+    resume: str | None = None
+    """Run folder to continue."""
+    notes: tuple[str, ...] = ()
+    """What the plan should say about the job."""
+    replay_of: str | None = None
+    """Run folder that is replayed."""
+    forced: tuple[str, ...] = ()
+    """Differences that a forced replay goes over."""
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    """What a runtime may know of the machine where it plans."""
+
+    environ: Mapping[str, str]
+    python: str
+    """Interpreter that starts the workers."""
+    devices: Callable[[], int]
+    """Counts the accelerators of this machine; asked only where a runtime needs it."""
+    terminal: str | None = None
+    """Path of the terminal that progress may be drawn on."""
+
+
+def shown(plan: LaunchPlan) -> dict[str, Any]:
+    """`plan` as JSON values with every secret masked."""
+    values = structs.asdict(plan)
+    values["argv"] = mask_words(plan.argv)
+    values["env"] = {
+        name: {"value": masked(name, variable.value), "source": variable.source} for name, variable in plan.env.items()
+    }
+    values["inner"] = shown(plan.inner) if plan.inner else None
+    return values

@@ -1,0 +1,47 @@
+"""A plan for people: every level, complete, with the source of each variable and without secrets."""
+
+from __future__ import annotations
+
+import shlex
+
+from primus.launch.plan import LaunchPlan
+from primus.secret import mask_words, masked
+
+
+def text(plan: LaunchPlan) -> str:
+    """The plan as indented text, one block for each level."""
+    blocks = []
+    level: LaunchPlan | None = plan
+    depth = 0
+    while level is not None:
+        blocks.append("\n".join("    " * depth + line for line in _level(level)))
+        level, depth = level.inner, depth + 1
+    return "\n\n".join(blocks)
+
+
+def _level(plan: LaunchPlan) -> list[str]:
+    lines = ["command:", f"  {shlex.join(mask_words(plan.argv))}"]
+    if plan.layout:
+        shape = plan.layout
+        lines += ["layout:"]
+        lines += [f"  {name}: {getattr(shape, name)}{_source(shape.sources.get(name))}" for name in _layout_names(plan)]
+    if plan.env:
+        lines += ["environment, over the inherited:"]
+        lines += [f"  {name}={masked(name, v.value)}{_source(v.source)}" for name, v in sorted(plan.env.items())]
+    if plan.inherited:
+        lines += ["passed on by name:", f"  {' '.join(plan.inherited)}"]
+    if plan.mounts:
+        lines += ["mounts:"] + [f"  {m.source} -> {m.target}{' (read-only)' if m.is_read_only else ''}" for m in plan.mounts]
+    for path, content in plan.files.items():
+        lines += [f"file {path}:"] + [f"  | {line}" for line in content.splitlines()]
+    return lines + [f"note: {note}" for note in plan.notes]
+
+
+def _layout_names(plan: LaunchPlan) -> list[str]:
+    assert plan.layout
+    several = ["nnodes", "node_rank", "master_addr", "master_port"] if plan.layout.nnodes > 1 else []
+    return ["nproc", *several]
+
+
+def _source(source: str | None) -> str:
+    return f"  # {source}" if source else ""

@@ -1,0 +1,1 @@
+"""The machine: facts that are read, never changed."""

@@ -1,0 +1,136 @@
+"""Nodes and processes of a launch, from flags and from the variables that users and schedulers set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from primus.errors import UsageError
+
+DEFAULT_PORT = 1234
+"""Port of the existing system's launcher, which users' firewalls know."""
+
+
+class Layout(Struct, frozen=True, kw_only=True):
+    """Where this node stands among the nodes of a launch."""
+
+    nproc: int
+    """Processes on this node."""
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "localhost"
+    master_port: int | None = None
+    """Port of the rendezvous; None lets one node choose a free one."""
+    sources: dict[str, str] = {}
+    """Where each value came from: a flag, a variable, or `default`."""
+
+    @property
+    def world_size(self) -> int:
+        return self.nproc * self.nnodes
+
+
+def layout(
+    environ: Mapping[str, str],
+    devices: Callable[[], int],
+    *,
+    nproc: int | None = None,
+    nnodes: int | None = None,
+    node_rank: int | None = None,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+) -> Layout:
+    """The layout of this node; what is given wins over the user's variables, and these over the scheduler's.
+
+    Variables: NNODES, NODE_RANK, GPUS_PER_NODE, MASTER_ADDR, MASTER_PORT, then PET_* (Kubeflow), then SLURM_*
+    inside a job step.
+
+    Raises:
+        UsageError: A variable is not a number, or the values exclude each other.
+    """
+    slurm = environ if "SLURM_STEP_ID" in environ and "SLURM_NODEID" in environ else {}
+    pick = _Picker(environ)
+    shape = Layout(
+        nproc=pick.number("nproc", nproc, "GPUS_PER_NODE", "PET_NPROC_PER_NODE", *_given(slurm, "SLURM_GPUS_ON_NODE"))
+        or pick.default("nproc", devices() or 1),
+        nnodes=pick.number("nnodes", nnodes, "NNODES", "PET_NNODES", *_given(slurm, "SLURM_STEP_NUM_NODES"))
+        or pick.default("nnodes", 1),
+        node_rank=pick.number("node_rank", node_rank, "NODE_RANK", "PET_NODE_RANK", *_given(slurm, "SLURM_NODEID")) or 0,
+        master_addr=pick.text("master_addr", master_addr, "MASTER_ADDR", "PET_MASTER_ADDR") or _first_host(slurm, pick),
+        master_port=pick.number("master_port", master_port, "MASTER_PORT", "PET_MASTER_PORT"),
+        sources=pick.sources,
+    )
+    return _checked(shape)
+
+
+def _checked(shape: Layout) -> Layout:
+    sources = shape.sources
+    if shape.nproc < 1 or shape.nnodes < 1:
+        key = "nproc" if shape.nproc < 1 else "nnodes"
+        raise UsageError(f"{sources[key]}: {getattr(shape, key)} is not a number of processes or nodes", "use 1 or more")
+    if not 0 <= shape.node_rank < shape.nnodes:
+        where = sources.get("node_rank", "node rank")
+        raise UsageError(f"{where}: node rank {shape.node_rank} of {shape.nnodes} nodes", f"use 0 to {shape.nnodes - 1}")
+    if shape.master_port is not None and not 0 < shape.master_port < 65536:
+        raise UsageError(f"{sources['master_port']}: {shape.master_port} is not a port", "use 1024 to 65535")
+    if shape.nnodes == 1:
+        return shape
+    if shape.master_addr == "localhost" and "master_addr" not in sources:
+        raise UsageError(
+            f"{shape.nnodes} nodes need the address of node 0", "give --master-addr, or set MASTER_ADDR, on every node"
+        )
+    if shape.master_port is None:
+        return Layout(**{**_fields(shape), "master_port": DEFAULT_PORT})
+    return shape
+
+
+def _fields(shape: Layout) -> dict[str, object]:
+    return {name: getattr(shape, name) for name in shape.__struct_fields__}
+
+
+def _given(environ: Mapping[str, str], *names: str) -> list[str]:
+    return [name for name in names if name in environ]
+
+
+class _Picker:
+    """Takes the first value that is given, and remembers whose it was."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.sources: dict[str, str] = {}
+
+    def text(self, key: str, flag: object, *variables: str) -> str | None:
+        if flag is not None:
+            self.sources[key] = "--" + key.replace("_", "-")
+            return str(flag)
+        for name in variables:
+            if self.environ.get(name):
+                self.sources[key] = f"${name}"
+                return self.environ[name]
+        return None
+
+    def number(self, key: str, flag: int | None, *variables: str) -> int | None:
+        text = self.text(key, flag, *variables)
+        if text is None:
+            return None
+        if not re.fullmatch(r"-?\d+", text):
+            raise UsageError(f"{self.sources[key]}: {text!r} is not a number")
+        return int(text)
+
+    def default(self, key: str, value: int) -> int:
+        self.sources.setdefault(key, "default")
+        return value
+
+
+_HOST_LIST = re.compile(r"(?P<prefix>[^,\[]+)(\[(?P<first>\d+)[^\]]*\](?P<suffix>[^,\[]*))?")
+
+
+def _first_host(slurm: Mapping[str, str], pick: _Picker) -> str:
+    """First host of the job step's node list, as `scontrol show hostnames` would print it; localhost without one."""
+    nodes = slurm.get("SLURM_STEP_NODELIST", "")
+    match = _HOST_LIST.match(nodes)
+    if not match or slurm.get("SLURM_STEP_NUM_NODES") == "1":
+        return "localhost"
+    pick.sources["master_addr"] = "$SLURM_STEP_NODELIST"
+    return match["prefix"] + (match["first"] or "") + (match["suffix"] or "")

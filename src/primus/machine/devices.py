@@ -1,0 +1,45 @@
+"""Count the accelerators of this machine by reading the kernel's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""Variables that limit what a process sees; the ROCm runtime applies all three, the first that is set decides here."""
+
+
+def count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
+    """Number of AMD or NVIDIA devices that a process may use; 0 on a machine without.
+
+    AMD devices are the nodes of the kernel's KFD topology that have SIMDs; NVIDIA devices are the folders of the
+    driver's /proc/driver/nvidia/gpus.
+
+    Args:
+        environ: Where the `*_VISIBLE_DEVICES` variables are looked up.
+        root: Root of the file system, another folder in tests.
+    """
+    found = _amd(root) or _nvidia(root)
+    limits = [environ[name] for name in VISIBLE if name in environ]
+    if not found or not limits:
+        return found
+    visible = [word for word in limits[0].split(",") if word.strip() not in ("", "-1", "NoDevFiles")]
+    return min(found, len(visible))
+
+
+def _amd(root: Path) -> int:
+    nodes = root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")
+    return sum(1 for node in nodes if _simd_count(node) > 0)
+
+
+def _simd_count(properties: Path) -> int:
+    try:
+        lines = properties.read_text().splitlines()
+    except OSError:
+        return 0
+    counts = [line.split()[1] for line in lines if line.startswith("simd_count ")]
+    return int(counts[0]) if counts and counts[0].isdigit() else 0
+
+
+def _nvidia(root: Path) -> int:
+    return sum(1 for _ in root.glob("proc/driver/nvidia/gpus/*"))

@@ -1,0 +1,130 @@
+"""Run on this machine: plain Python for one process, torchrun's elastic agent for more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct, structs
+
+from primus.errors import UsageError
+from primus.launch.plan import Context, LaunchPlan, Variable
+from primus.machine.cluster import Layout, layout
+
+LEVEL = "node"
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Run on this machine."""
+
+    nproc: Annotated[int | None, Meta(extra={"aliases": ("--nproc-per-node", "--nproc_per_node")})] = None
+    """Processes on this node; GPUS_PER_NODE, else one for each accelerator, else 1."""
+    nnodes: int | None = None
+    """Nodes; each is started with its own --node-rank. NNODES or the scheduler's number, else 1."""
+    node_rank: int | None = None
+    """Number of this node, from 0; NODE_RANK or the scheduler's."""
+    master_addr: str | None = None
+    """Address of node 0; MASTER_ADDR or the scheduler's first node."""
+    master_port: int | None = None
+    """Port of the rendezvous on node 0; MASTER_PORT, else 1234 on several nodes and a free one on one."""
+    single: bool = False
+    """One process without torchrun, whatever devices there are."""
+    env: tuple[str, ...] = ()
+    """NAME=VALUE, or a file of such lines, for the workers; may be repeated."""
+
+
+def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
+    """`plan`, which starts one worker, as the plan that starts all workers of this node.
+
+    Raises:
+        UsageError: The layout or a variable is impossible.
+    """
+    shape = layout_of(options, context)
+    env = _threads(shape, context.environ) | plan.env | _user_variables(options.env)
+    if context.terminal and shape.node_rank == 0:
+        env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
+    argv = plan.argv if shape.world_size == 1 else _torchrun(plan.argv, shape, context.python)
+    return structs.replace(plan, argv=argv, env=env, layout=shape)
+
+
+def layout_of(options: Options, context: Context) -> Layout:
+    """The nodes and processes that `options` and the environment ask for."""
+    if options.single:
+        return Layout(nproc=1, sources={"nproc": "--single", "nnodes": "--single"})
+    return layout(
+        context.environ,
+        context.devices,
+        nproc=options.nproc,
+        nnodes=options.nnodes,
+        node_rank=options.node_rank,
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+    )
+
+
+def _torchrun(worker: tuple[str, ...], shape: Layout, python: str) -> tuple[str, ...]:
+    """The torchrun command that starts `worker`, a `python -m module` command, once for each process.
+
+    A static rendezvous keeps node ranks as given; one node without a port lets torchrun choose a free one.
+    """
+    module = worker[worker.index("-m") :]
+    common = (python, "-m", "torch.distributed.run", f"--nproc-per-node={shape.nproc}", f"--nnodes={shape.nnodes}")
+    if shape.master_port is None:
+        return (*common, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *module)
+    return (
+        *common,
+        f"--node-rank={shape.node_rank}",
+        f"--master-addr={shape.master_addr}",
+        f"--master-port={shape.master_port}",
+        *module,
+    )
+
+
+def _threads(shape: Layout, environ: Mapping[str, str]) -> dict[str, Variable]:
+    """Cores shared out among the processes of a node; torchrun would give each a single thread."""
+    if shape.nproc == 1 or "OMP_NUM_THREADS" in environ:
+        return {}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": Variable(str(max(1, cores // shape.nproc)), f"direct: {cores} cores / {shape.nproc}")}
+
+
+def _user_variables(words: tuple[str, ...]) -> dict[str, Variable]:
+    """Variables of `--env`: assignments, and files of assignments."""
+    variables: dict[str, Variable] = {}
+    for word in words:
+        if "=" in word:
+            name, _, value = word.partition("=")
+            variables[_name(name, "--env")] = Variable(value, "--env")
+        else:
+            variables |= _file_variables(word)
+    return variables
+
+
+def _file_variables(file: str) -> dict[str, Variable]:
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"--env {file}: {error.strerror}", "give NAME=VALUE, or a file of such lines") from None
+    variables = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.strip().removeprefix("export ")
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"{file}:{number}: expected NAME=VALUE, found {name!r}")
+        variables[_name(name, f"{file}:{number}")] = Variable(_unquoted(value.strip()), f"{file}:{number}")
+    return variables
+
+
+def _name(name: str, where: str) -> str:
+    if not name.replace("_", "a").isalnum() or name[0].isdigit():
+        raise UsageError(f"{where}: {name!r} is not the name of a variable")
+    return name
+
+
+def _unquoted(value: str) -> str:
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if is_quoted else value

@@ -1,0 +1,41 @@
+"""What a task plug-in gives, and what it is given.
+
+A task file holds a docstring (its first line is the help), `class Options(msgspec.Struct)` whose fields are its flags,
+and either
+
+    def run(options: Options, context: TaskContext) -> int | None     done in this process, on the control plane
+    def prepare(options: Options, context: TaskContext) -> Job        what worker processes are started for, and
+    def work(attempt: Attempt) -> None                                what each of them does
+
+`OVERRIDES = True` says that words which are no flags change the experiment; they come in `context.overrides`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from primus.runs.files import to_json
+
+
+class TaskContext(Struct, frozen=True, kw_only=True):
+    """What a task may know of the command it serves."""
+
+    environ: Mapping[str, str]
+    json: bool = False
+    """Whether results are wanted as JSON."""
+    dry_run: bool = False
+    """Whether nothing may be touched; `run` is never called then."""
+    overrides: tuple[str, ...] = ()
+    """Words that change the experiment."""
+
+    def say(self, text: str) -> None:
+        """Print for people, on standard error where standard output carries JSON."""
+        print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
+
+    def result(self, value: Any, text: str) -> None:
+        """Print a result: `value` as JSON where that is wanted, else `text`."""
+        print(to_json(value) if self.json else text, flush=True)

@@ -1,0 +1,55 @@
+"""Train a model from scratch, or go on with its training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from primus import experiment, registry
+from primus.errors import UsageError
+from primus.launch.plan import Job
+from primus.task import TaskContext
+from primus.tasks.train import _job
+
+if TYPE_CHECKING:
+    from primus.runs.attempt import Attempt
+
+OVERRIDES = True
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `train pretrain`."""
+
+    config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
+    """Experiment file."""
+    replay: str | None = None
+    """Run folder whose training is repeated: same configuration, variables and data."""
+    force: bool = False
+    """Replay although something that changes numbers differs; the run records it."""
+    run: str | None = None
+    """Run folder to continue, or that was planned elsewhere."""
+
+
+def prepare(options: Options, context: TaskContext) -> Job:
+    """The job of a training run.
+
+    Raises:
+        UsageError: The experiment cannot be trained, or the options exclude each other.
+    """
+    chosen = [name for name in ("config", "replay", "run") if getattr(options, name)]
+    if len(chosen) != 1:
+        given = " and ".join(f"--{name}" for name in chosen) or "nothing"
+        raise UsageError(f"train pretrain takes one of --config, --replay and --run; {given} was given")
+    if options.replay:
+        return _job.replay(options.replay, context, is_forced=options.force)
+    if options.run:
+        return _job.continued(options.run, context)
+    assert options.config
+    return _job.fresh(options.config, "pre_trainer", context)
+
+
+def work(attempt: Attempt) -> None:
+    """Train, as one rank of a run."""
+    asked = experiment.experiment_of(attempt.run)
+    registry.load("backends", asked.trainer.framework).train(asked, attempt)
