@@ -71,6 +71,8 @@ def _main(words: list[str], environ: Mapping[str, str]) -> int:
 
 def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
     request = command.request
+    for segment in request.runtimes:
+        chain.options_of(segment)
     task = registry.load("tasks", request.task)
     takes_overrides = getattr(task, "OVERRIDES", False)
     options, extra = flags.parse(task.Options, request.words, f"task '{request.task}'", extra=takes_overrides)

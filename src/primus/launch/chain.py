@@ -73,10 +73,18 @@ def fold(request: Request, plan: LaunchPlan, context: Context) -> LaunchPlan:
         UsageError: An option of a runtime is wrong.
     """
     for segment in reversed(request.runtimes):
-        module = registry.load("runtimes", segment.name)
-        options, _ = flags.parse(module.Options, segment.words, f"runtime '{segment.name}'")
-        plan = module.wrap(plan, options, context)
+        plan = registry.load("runtimes", segment.name).wrap(plan, options_of(segment), context)
     return plan
+
+
+def options_of(segment: Segment) -> Struct:
+    """The options of a runtime.
+
+    Raises:
+        UsageError: One is unknown or has a wrong value.
+    """
+    options, _ = flags.parse(registry.load("runtimes", segment.name).Options, segment.words, f"runtime '{segment.name}'")
+    return options
 
 
 def _split(argv: Sequence[str]) -> list[list[str]]:

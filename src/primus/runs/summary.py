@@ -1,0 +1,104 @@
+"""What a run came to, in a few numbers."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+
+from msgspec import Struct
+
+from primus.runs import events
+from primus.runs.store import Metadata, Run
+
+WARM_UP_STEPS = 3
+"""First steps of an attempt that no rate is taken from."""
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """One run, as `runs list` shows it."""
+
+    id: str
+    name: str
+    state: str
+    """As in metadata.json; ``died`` where the launcher ended without a word."""
+    directory: str
+    created: float
+    """Seconds since the epoch."""
+    duration_s: float | None
+    steps: int
+    last_loss: float | None
+    eval_loss: float | None
+    tokens_per_s: float | None
+    """Median over the steps after warm-up."""
+    checkpoints: int
+    size_bytes: int
+
+
+def of(run: Run) -> Summary:
+    """Summarise a run folder, whatever state its writer left it in."""
+    metadata = run.metadata()
+    recorded = list(events.read(run.events))
+    steps = events.steps(run.events)
+    rates = [event["tokens_per_s"] for event in steps[WARM_UP_STEPS:] if event.get("tokens_per_s")]
+    evaluations = [event["loss"] for event in recorded if event["kind"] == "eval"]
+    return Summary(
+        id=run.id,
+        name=metadata.name,
+        state=state_of(run, metadata),
+        directory=str(run.directory),
+        created=metadata.created,
+        duration_s=_duration(metadata, recorded),
+        steps=steps[-1]["step"] if steps else 0,
+        last_loss=next((event["loss"] for event in reversed(steps) if event["loss"] is not None), None),
+        eval_loss=evaluations[-1] if evaluations else None,
+        tokens_per_s=statistics.median(rates) if rates else None,
+        checkpoints=len(list(run.checkpoints.glob("step_*/manifest.json"))),
+        size_bytes=size(run.directory),
+    )
+
+
+def state_of(run: Run, metadata: Metadata) -> str:
+    """The run's state; ``died`` where it says running and nothing executes it on this machine."""
+    if metadata.outcome.state in ("running", "planned") and not run.is_active():
+        return "died"
+    return metadata.outcome.state
+
+
+def size(directory: Path) -> int:
+    """Bytes of all files under `directory`."""
+    return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def flat_settings(run: Run) -> dict[str, object]:
+    """Every value of the run's configuration by flat key."""
+    import yaml
+
+    found: dict[str, object] = {}
+    for name in ("primus_config.yaml", "model_config.yaml"):
+        path = run.directory / "config" / name
+        if path.is_file():
+            found |= _flattened(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    return found
+
+
+def _flattened(tree: dict[str, object]) -> dict[str, object]:
+    """Keys of `overrides:` and of the top level as they are; the layers around them go."""
+    flat: dict[str, object] = {}
+    for key, value in tree.items():
+        if key == "env" and isinstance(value, dict):
+            flat |= {f"env.{name}": text for name, text in value.items()}
+        elif isinstance(value, dict):
+            flat |= _flattened(value)
+        else:
+            flat[key] = value
+    return flat
+
+
+def _duration(metadata: Metadata, recorded: list[events.Event]) -> float | None:
+    if metadata.started is None:
+        return None
+    last = metadata.ended or (recorded[-1]["time"] if recorded else None)
+    return last - metadata.started if last else None
+
+

@@ -1,0 +1,22 @@
+"""Print the schema of experiment files: JSON Schema for editors, or every key with its meaning."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from primus.config import reference
+from primus.runs.files import to_json
+from primus.task import TaskContext
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `config schema`."""
+
+    text: bool = False
+    """Every key with its type, default and meaning, as Markdown."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Print the schema."""
+    schema = reference.json_schema()
+    context.result(schema, reference.markdown() if options.text else to_json(schema))

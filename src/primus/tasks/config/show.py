@@ -1,0 +1,70 @@
+"""Print every resolved value of an experiment with its origin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from primus import experiment
+from primus.config.load import DEFAULT, Resolved
+from primus.config.schema import GROUPS
+from primus.secret import masked
+from primus.task import TaskContext
+
+OVERRIDES = True
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `config show`."""
+
+    config: Annotated[str, Meta(extra={"aliases": ("--exp",)})]
+    """Experiment file."""
+    stage: str | None = None
+    """Module to show, such as post_trainer; the file's only one by default."""
+    changed: bool = False
+    """Leave out what has its default value."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Print the values, in the groups of the schema.
+
+    Raises:
+        UsageError: The experiment is not valid.
+    """
+    resolved = experiment.resolve(Path(options.config), context.overrides, context.environ, options.stage)
+    sections = {title: _kept(values, options.changed) for title, values in _sections(resolved).items()}
+    context.result(sections, "\n\n".join(_block(title, values) for title, values in sections.items() if values))
+
+
+def _sections(resolved: Resolved) -> dict[str, dict[str, dict[str, Any]]]:
+    asked = resolved.experiment
+    top = {key: getattr(asked, key) for key in ("work_group", "user_name", "exp_name", "workspace")}
+    top |= {f"env.{name}": masked(name, value) for name, value in asked.env.items()}
+    sections = {"experiment": top | {"framework": asked.trainer.framework}}
+    for group in GROUPS:
+        sections[group] = msgspec.to_builtins(getattr(asked.trainer, group))
+    sections["backend_args"] = {f"backend_args.{key}": value for key, value in asked.trainer.backend_args.items()}
+    origins = resolved.origins
+    return {
+        title: {key: {"value": value, "origin": origins.get(key, DEFAULT)} for key, value in values.items()}
+        for title, values in sections.items()
+    }
+
+
+def _kept(values: dict[str, dict[str, Any]], is_changed_only: bool) -> dict[str, dict[str, Any]]:
+    return {key: item for key, item in values.items() if not is_changed_only or item["origin"] != DEFAULT}
+
+
+def _block(title: str, values: dict[str, dict[str, Any]]) -> str:
+    left = {key: f"  {key}: {_shown(item['value'])}" for key, item in values.items()}
+    width = min(60, max(map(len, left.values())))
+    return "\n".join([f"{title}:", *(f"{left[key]:<{width}}  # {item['origin']}" for key, item in values.items())])
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return repr(value) if value == "" else str(value)

@@ -1,0 +1,1 @@
+"""List, inspect, compare and clean run folders."""

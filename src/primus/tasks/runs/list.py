@@ -1,0 +1,44 @@
+"""List the runs of a workspace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus.report import table
+from primus.runs import store, summary
+from primus.task import TaskContext
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `runs list`."""
+
+    workspace: str = "./output"
+    """Folder of all run folders."""
+    name: str | None = None
+    """Only the runs of this experiment."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Print one line a run, oldest first."""
+    workspace = Path(options.workspace)
+    runs = store.runs_of(workspace / options.name) if options.name else store.runs_under(workspace)
+    summaries = [summary.of(run) for run in runs]
+    header = ["run", "experiment", "state", "steps", "loss", "eval loss", "tokens/s", "time", "size"]
+    rows = [
+        [
+            item.id,
+            item.name,
+            item.state,
+            str(item.steps),
+            table.number(item.last_loss),
+            table.number(item.eval_loss),
+            table.number(item.tokens_per_s),
+            table.duration(item.duration_s),
+            table.size(item.size_bytes),
+        ]
+        for item in summaries
+    ]
+    text = table.table(header, rows, right=range(3, 9)) if rows else f"no runs in {options.workspace}"
+    context.result(summaries, text)

@@ -1,0 +1,81 @@
+"""Show what one run was asked, how it went and what it left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus.config.flags import Positional
+from primus.report import table
+from primus.runs import events, store, summary
+from primus.runs.store import Metadata, Run
+from primus.task import TaskContext
+
+LAST_STEPS = 5
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `runs show`."""
+
+    run: Positional
+    """Run folder, id or the beginning of one, or an experiment's name for its newest run."""
+    workspace: str = "./output"
+    """Folder of all run folders."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Print the run.
+
+    Raises:
+        UsageError: There is no such run.
+    """
+    found = store.find(options.run, Path(options.workspace))
+    metadata, item = found.metadata(), summary.of(found)
+    steps = events.steps(found.events)[-LAST_STEPS:]
+    values = {"metadata": metadata, "summary": item, "last_steps": steps}
+    context.result(values, "\n\n".join([_facts(metadata, item), _steps(steps), _files(found)]).rstrip())
+
+
+def _facts(metadata: Metadata, item: summary.Summary) -> str:
+    outcome = metadata.outcome
+    revision = metadata.git_revision[:12] + (" (with changes)" if metadata.git_dirty else "") if metadata.git_revision else "-"
+    rows = {
+        "run": f"{item.id} ({metadata.name})",
+        "state": f"{item.state}{f', exit code {outcome.exit_code}' if outcome.exit_code is not None else ''}",
+        "reason": outcome.reason,
+        "first failure": _failure(metadata),
+        "command": "primus-cli " + " ".join(metadata.command),
+        "created": f"{table.moment(metadata.created)} by {metadata.user} on {metadata.host}",
+        "time": table.duration(item.duration_s),
+        "attempts": str(metadata.attempts),
+        "revision": revision,
+        "replay of": metadata.replay_of or "",
+        "forced over": "; ".join(metadata.forced),
+        "steps": str(item.steps),
+        "loss": f"{table.number(item.last_loss)} (evaluation {table.number(item.eval_loss)})",
+        "tokens/s": table.number(item.tokens_per_s),
+        "checkpoints": str(item.checkpoints),
+        "size": table.size(item.size_bytes),
+    }
+    return "\n".join(f"{name + ':':<15}{value}" for name, value in rows.items() if value)
+
+
+def _failure(metadata: Metadata) -> str:
+    failure = metadata.outcome.first_failure
+    return f"rank {failure.rank} on {failure.host}, see {failure.log}" if failure else ""
+
+
+def _steps(steps: list[events.Event]) -> str:
+    if not steps:
+        return "no steps"
+    names = ["step", "loss", "grad_norm", "learning_rate", "tokens_per_s"]
+    rows = [[table.number(step.get(name)) if name != "step" else str(step[name]) for name in names] for step in steps]
+    return table.table(["step", "loss", "grad norm", "lr", "tokens/s"], rows, right=range(5))
+
+
+def _files(found: Run) -> str:
+    listed = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in found.directory.iterdir())
+    return f"{found.directory}\n  " + "  ".join(name for name in listed if not name.startswith("."))
+
+
