@@ -1,1 +1,81 @@
 """The native backend: a decoder-only transformer trained with torch's own distributed parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from primus.config.schema import Experiment, ModelSpec, ParallelConfig
+from primus.errors import UnfitError, UsageError
+
+if TYPE_CHECKING:
+    from primus.runs.attempt import Attempt
+
+OTHER_BACKENDS = "choose a dense Llama or Qwen model, or another framework"
+DATA_PARALLEL = "set it to its default: native shards a model over all processes (FSDP2); or choose another framework"
+
+
+def check(experiment: Experiment) -> None:
+    """Accept what native trains; needs no torch.
+
+    Raises:
+        UsageError: The experiment asks for something that native does not build; names the field and what to do.
+    """
+    trainer = experiment.trainer
+    for fields, group, hint in (
+        (_unbuilt(trainer.model), trainer.model, OTHER_BACKENDS),
+        (_unshared(trainer.parallel), trainer.parallel, DATA_PARALLEL),
+    ):
+        for field, what in fields.items():
+            raise UsageError(f"{field}: {_shown(getattr(group, field))}: native does not build {what}", hint)
+    if trainer.backend_args:
+        names = ", ".join(sorted(trainer.backend_args))
+        raise UsageError(f"backend_args: native has no settings of its own, found {names}", "remove them")
+
+
+def train(experiment: Experiment, attempt: Attempt) -> None:
+    """Train as one rank of a run, until the last step or a signal.
+
+    Raises:
+        PrimusError: The training cannot go on, and why.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise UnfitError(
+            f"the native backend needs PyTorch, which cannot be imported: {error}", "pip install 'primus[native]'"
+        ) from None
+    from primus.backends.native import trainer
+
+    trainer.train(experiment, attempt)
+
+
+def _unbuilt(spec: ModelSpec) -> dict[str, str]:
+    """Fields of a model that native cannot honour, with what they ask for."""
+    asked = {
+        "num_experts": (spec.num_experts is not None, "mixture-of-experts layers"),
+        "multi_latent_attention": (spec.multi_latent_attention, "multi-head latent attention"),
+        "mtp_num_layers": (spec.mtp_num_layers > 0, "multi-token prediction"),
+        "window_size": (spec.window_size is not None, "sliding-window attention"),
+        "attention_sinks": (spec.attention_sinks, "attention sinks"),
+        "activation_clamp": (spec.activation_clamp is not None, "the clamped SwiGLU"),
+        "add_bias_linear": (spec.add_bias_linear, "a bias on every projection"),
+        "rope_type": (spec.rope_type == "yarn", "yarn rope scaling"),
+    }
+    return {field: what for field, (is_asked, what) in asked.items() if is_asked}
+
+
+def _unshared(parallel: ParallelConfig) -> dict[str, str]:
+    """Fields of a layout that native cannot honour, with what they ask for."""
+    asked = {
+        "tensor_model_parallel_size": (parallel.tensor_model_parallel_size > 1, "tensor parallelism"),
+        "pipeline_model_parallel_size": (parallel.pipeline_model_parallel_size > 1, "pipeline parallelism"),
+        "context_parallel_size": (parallel.context_parallel_size > 1, "context parallelism"),
+        "expert_model_parallel_size": (parallel.expert_model_parallel_size > 1, "expert parallelism"),
+        "sequence_parallel": (parallel.sequence_parallel, "sequence parallelism"),
+    }
+    return {field: what for field, (is_asked, what) in asked.items() if is_asked}
+
+
+def _shown(value: Any) -> str:
+    """A value as it is written in YAML."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

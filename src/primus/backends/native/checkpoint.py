@@ -1,0 +1,290 @@
+"""Checkpoints of a training run, written by torch.distributed.checkpoint while training goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from primus.backends.native.distributed import Processes, first_problem
+from primus.checkpoint import folders, manifest
+from primus.checkpoint.checksum import best_algorithm
+from primus.checkpoint.manifest import FileEntry, Manifest
+from primus.checkpoint.shape import Shape
+from primus.errors import PrimusError
+
+State = dict[str, Tensor]
+"""Tensors of a checkpoint by name; sharded ones are DTensors."""
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Where and how a run's checkpoints are written, and what all of them say of it."""
+
+    folder: Path
+    run: str
+    """Id of the run."""
+    keep_last_n: int | None
+    """Checkpoints to keep; all when None."""
+    is_async: bool
+    """Write while training goes on."""
+    model: Shape
+    data_fingerprint: str
+    compiled: bool
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is complete."""
+
+    step: int
+    folder: Path
+    total_bytes: int
+    seconds: float
+    """From the call of `Saver.save` until it was complete."""
+
+
+class Saver:
+    """Writes checkpoints one after the other; every process must call it alike.
+
+    Args:
+        settings: Where and how.
+        processes: Those that write together.
+        saved: Called in this thread, from any method, when a checkpoint has become complete.
+    """
+
+    def __init__(self, settings: Settings, processes: Processes, saved: Callable[[Saved], None]) -> None:
+        self.settings, self.processes = settings, processes
+        self.last_step: int | None = None
+        """Step of the newest checkpoint that was begun."""
+        self._saved = saved
+        self._writing: _Writing | None = None
+
+    def save(self, state: State, step: int, consumed_samples: int) -> None:
+        """Save `state` as it is now; it may change as soon as this returns.
+
+        Raises:
+            PrimusError: This checkpoint, or the one before it, cannot be written.
+        """
+        self.finish()
+        writing = _Writing(self.settings, self.processes, step, consumed_samples)
+        writing.prepare_folder()
+        if self.settings.is_async:
+            writing.start(_copy(state))
+        else:
+            writing.write(state)
+        self._writing, self.last_step = writing, step
+        if not self.settings.is_async:
+            self.finish()
+
+    def poll(self) -> None:
+        """Report a checkpoint that has become complete since; does not wait, and communicates with nobody.
+
+        Raises:
+            PrimusError: It could not be written.
+        """
+        if self._writing is not None and self._writing.is_over:
+            self.finish()
+
+    def finish(self, timeout_s: float | None = None) -> None:
+        """Wait until the checkpoint that is being written is complete, at most `timeout_s`.
+
+        Raises:
+            PrimusError: It could not be written.
+        """
+        if self._writing is None or not self._writing.wait(timeout_s):
+            return
+        writing, self._writing = self._writing, None
+        saved = writing.result()
+        if saved is not None:
+            self._saved(saved)
+
+
+class _Writing:
+    """One checkpoint on its way to the disk."""
+
+    def __init__(self, settings: Settings, processes: Processes, step: int, consumed_samples: int) -> None:
+        self._settings, self._processes = settings, processes
+        self._step, self._consumed_samples = step, consumed_samples
+        self._folder = folders.step_folder(settings.folder, step)
+        self._group = processes.writers  # made here, where every process arrives in the same order
+        self._started = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._saved: Saved | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._thread is None or not self._thread.is_alive()
+
+    def prepare_folder(self) -> None:
+        """An empty folder for the checkpoint, in place of what a killed writer may have left there."""
+        problem = ""
+        if self._processes.is_first:
+            try:
+                if self._folder.exists():
+                    folders.remove(self._folder)
+                self._folder.mkdir(parents=True)
+            except OSError as error:
+                problem = error.strerror or str(error)
+        problem = self._processes.from_first(problem)
+        if problem:
+            raise PrimusError(f"{self._folder}: cannot be made: {problem}", "free space, or choose another `save:`")
+
+    def start(self, state: State) -> None:
+        """Write `state`, which nobody may change any more, in a thread that ends with the process."""
+        self._thread = threading.Thread(target=self.write, args=(state,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether it is over, after waiting for it."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self.is_over
+
+    def write(self, state: State) -> None:
+        """Write all of it; `result` tells the outcome."""
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        try:
+            write_state(state, self._folder, self._processes)
+            self._complete()
+        except (CheckpointException, Exception) as error:  # noqa: BLE001 - the edge of a thread; `result` raises it
+            self._error = error
+
+    def result(self) -> Saved | None:
+        """The complete checkpoint, on the first process; None on the others.
+
+        Raises:
+            PrimusError: It could not be written; what there was of it is deleted.
+        """
+        if self._error is None:
+            return self._saved
+        if self._processes.is_first:
+            with suppress(OSError):
+                folders.remove(self._folder)
+        raise PrimusError(
+            f"the checkpoint of step {self._step} could not be written to {self._folder}: {_reason(self._error)}",
+            _remedy(self._error, self._settings),
+        ) from None
+
+    def _complete(self) -> None:
+        """Write the manifest once every process has written and summed up its files; then delete older checkpoints."""
+        entries, problem = self._own_entries()
+        gathered = self._processes.gather((entries, problem), self._group)
+        problem = first_problem([problem for _, problem in gathered])
+        if problem:
+            raise OSError(problem)
+        if not self._processes.is_first:
+            return
+        written = self._manifest([entry for entries, _ in gathered for entry in entries])
+        manifest.write(self._folder, written)
+        seconds = time.monotonic() - self._started
+        self._saved = Saved(self._step, self._folder, written.total_bytes, seconds)
+        if self._settings.keep_last_n is not None:
+            folders.prune(self._settings.folder, self._settings.keep_last_n)
+
+    def _own_entries(self) -> tuple[list[FileEntry], str]:
+        """Entries of the files that this process wrote; the first process's of everything that has no owner."""
+        own = f"__{self._processes.rank}_"
+        algorithm = best_algorithm()
+        try:
+            names = sorted(path.name for path in self._folder.iterdir())
+            mine = [n for n in names if n.startswith(own) or (self._processes.is_first and not n.startswith("__"))]
+            return [manifest.entry(self._folder, name, algorithm) for name in mine], ""
+        except OSError as error:
+            return [], error.strerror or str(error)
+
+    def _manifest(self, files: list[FileEntry]) -> Manifest:
+        return Manifest(
+            backend="native",
+            run=self._settings.run,
+            step=self._step,
+            consumed_samples=self._consumed_samples,
+            model=self._settings.model,
+            data_fingerprint=self._settings.data_fingerprint,
+            compiled=self._settings.compiled,
+            world_size=self._processes.world,
+            torch_version=str(torch.__version__),
+            created=time.time(),
+            algorithm=best_algorithm(),
+            files=sorted(files, key=lambda file: file.name),
+        )
+
+
+def write_state(state: State, folder: Path, processes: Processes) -> None:
+    """Write the tensors of all processes into `folder` and wait until they are on disk."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    alone = processes.world == 1
+    _expect_one_process()
+    save(state, checkpoint_id=folder, process_group=processes.writers, no_dist=alone)
+
+
+def read_state(state: State, folder: Path, processes: Processes) -> None:
+    """Fill the tensors of `state`, sharded as they are here, from the checkpoint in `folder`.
+
+    Raises:
+        PrimusError: The checkpoint lacks one of them, or has another size for it.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    alone = processes.world == 1
+    _expect_one_process()
+    try:
+        load(state, checkpoint_id=folder, process_group=processes.writers, no_dist=alone)
+    except CheckpointException as error:
+        raise PrimusError(f"{folder}: cannot be loaded: {_reason(error)}", "choose another checkpoint") from None
+
+
+def _copy(state: State) -> State:
+    """A copy in the host's memory, complete when this returns."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        )
+    )
+    copied = stager.stage(state)
+    stager.close()
+    assert isinstance(copied, dict)
+    return copied
+
+
+def _expect_one_process() -> None:
+    """Have torch.distributed.checkpoint not warn that it works without a process group, where none is needed."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+
+
+def _reason(error: BaseException) -> str:
+    """The first failure in one line."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        error = next(iter(failures.values()))[0]
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _remedy(error: BaseException, settings: Settings) -> str:
+    if _reason(error) != os.strerror(errno.ENOSPC):
+        return "the same command continues from the checkpoint before it, once this is repaired"
+    free = shutil.disk_usage(settings.folder).free / GIB
+    return (
+        f"{free:.1f} GiB are free: free some space, set keep_last_n, or choose another `save:`;"
+        " the same command then continues from the checkpoint before it"
+    )

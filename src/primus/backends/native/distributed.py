@@ -1,0 +1,167 @@
+"""The processes of a training run: their device, their groups, and what they must agree on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from primus.errors import PrimusError, UnfitError
+
+
+@dataclass
+class Processes:
+    """This process among those that train together."""
+
+    rank: int
+    world: int
+    device: torch.device
+    """Device of this process."""
+    timeout: timedelta
+    """Time after which a collective counts as hung."""
+    _writers: dist.ProcessGroup | None = field(default=None, repr=False)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is set in any process; every process must ask alike. Waits for no device."""
+        if self.world == 1:
+            return flag
+        seen = torch.tensor(float(flag))
+        dist.all_reduce(seen, dist.ReduceOp.MAX)
+        return bool(seen.item())
+
+    def from_first(self, value: Any) -> Any:
+        """The first process's `value`, in every process."""
+        if self.world == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
+
+    def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+        """Every process's `value` by rank, in every process."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=group or self.writers)
+        return values
+
+    @property
+    def writers(self) -> dist.ProcessGroup | None:
+        """A group of all processes for the threads that write checkpoints while training communicates.
+
+        Made on first use, which every process must reach alike; None where there is one process.
+        """
+        if self._writers is None and self.world > 1:
+            self._writers = dist.new_group(backend="gloo", timeout=self.timeout)
+        return self._writers
+
+
+@contextmanager
+def joined(
+    rank: int, local_rank: int, world: int, timeout_minutes: int, environ: Mapping[str, str]
+) -> Iterator[Processes]:
+    """Join the processes of the run for the time of a `with`.
+
+    Raises:
+        UnfitError: There is no device for this process.
+        PrimusError: The processes do not find each other.
+    """
+    device = _device(local_rank)
+    timeout = timedelta(minutes=timeout_minutes)
+    if world > 1:
+        _share_cores(environ)
+        _join(device, timeout, environ)
+    try:
+        yield Processes(rank, world, device, timeout)
+    finally:
+        if world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def seed_everything(seed: int, deterministic: bool) -> None:
+    """Seed torch's generators; `deterministic` also forbids kernels whose result depends on timing.
+
+    torch refuses an operation that has no such kernel, and cuBLAS needs the variable before its first use
+    (pytorch.org/docs/stable/notes/randomness.html).
+    """
+    torch.manual_seed(seed)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
+def device_name(device: torch.device) -> str:
+    """The model of a device, in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:  # proc_cpuinfo(5)
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return f"{platform.machine()} CPU"
+
+
+def random_state(rank: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """States of this process's random generators, by a name that no other process has."""
+    states = {f"random.{rank}.cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states[f"random.{rank}.cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_state(states: Mapping[str, torch.Tensor], rank: int, device: torch.device) -> None:
+    """Continue the random generators of this process from what `random_state` gave."""
+    torch.set_rng_state(states[f"random.{rank}.cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[f"random.{rank}.cuda"], device)
+
+
+def first_problem(problems: Sequence[str]) -> str:
+    """The problem of the lowest rank that has one, empty where none has."""
+    return next((problem for problem in problems if problem), "")
+
+
+def _device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise UnfitError(
+            f"local rank {local_rank} has no device: {torch.cuda.device_count()} are visible here",
+            "start at most that many processes (--nproc), or check CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES",
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _share_cores(environ: Mapping[str, str]) -> None:
+    """Divide the cores among the CPU processes of a node, unless the user has said how many threads each gets."""
+    if "OMP_NUM_THREADS" not in environ:
+        local_world = int(environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world))
+
+
+def _join(device: torch.device, timeout: timedelta, environ: Mapping[str, str]) -> None:
+    """gloo carries what the host says in any case; NCCL (RCCL on ROCm) what devices say."""
+    on_gpu = device.type == "cuda"
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timeout, device_id=device if on_gpu else None
+        )
+    except (dist.DistError, ValueError) as error:
+        where = f"{environ.get('MASTER_ADDR', '?')}:{environ.get('MASTER_PORT', '?')}"
+        raise PrimusError(
+            f"the processes did not find each other at {where}: {str(error).splitlines()[0]}",
+            "check MASTER_ADDR and MASTER_PORT, that every node has started, and that no firewall is between them",
+        ) from None

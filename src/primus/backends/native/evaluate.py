@@ -1,0 +1,76 @@
+"""The loss on validation data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from primus.backends.native import step
+from primus.backends.native.distributed import Processes
+from primus.backends.native.step import Batch, Trainable
+from primus.config.schema import TrainingConfig
+from primus.data.loader import Batches
+from primus.data.packing import Dataset, inputs_and_targets
+
+LARGEST_EXPONENT = 20.0
+"""Perplexity is e to the loss, at most to this; Megatron-LM `evaluate_and_print_results`."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss over the tokens of an evaluation."""
+
+    loss: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(LARGEST_EXPONENT, self.loss))
+
+
+def to_batch(tokens_BS1: NDArray[np.int64], masked_input: int | None, device: torch.device) -> Batch:
+    """Inputs and targets of a micro batch on `device`; nothing is to be predicted after `masked_input`."""
+    inputs, targets = inputs_and_targets(tokens_BS1, masked_input)
+    return _moved(inputs, device), _moved(targets, device)
+
+
+def evaluate(
+    trainable: Trainable,
+    dataset: Dataset,
+    training: TrainingConfig,
+    global_batch_size: int,
+    processes: Processes,
+    masked_input: int | None,
+) -> Evaluation:
+    """The loss over the first `eval_iters` global batches, always the same ones, without compiling.
+
+    A compiled model would be compiled again for it, since no gradients are taken.
+    """
+    eager = replace(trainable, loss=trainable.model)
+
+    def batches() -> Iterator[Batch]:
+        with Batches(
+            dataset,
+            global_batch_size=global_batch_size,
+            micro_batch_size=training.micro_batch_size,
+            rank=processes.rank,
+            world_size=processes.world,
+        ) as steps:
+            for _ in range(training.eval_iters):
+                for tokens in next(steps):
+                    yield to_batch(tokens, masked_input, processes.device)
+
+    loss = step.evaluate(eager, batches())
+    return Evaluation(loss, training.eval_iters * global_batch_size * training.seq_length)
+
+
+def _moved(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,153 @@
+"""TensorBoard, Weights & Biases and MLflow: where the numbers of a run go besides events.jsonl."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from primus.config.schema import Experiment, LoggingConfig
+from primus.errors import UnfitError
+from primus.runs.store import Run
+
+Scalars = Mapping[str, float]
+"""Values of one step by name."""
+
+
+class Logger(Protocol):
+    """Takes the numbers of a run, on its first process."""
+
+    def log(self, step: int, scalars: Scalars) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check_packages(config: LoggingConfig) -> None:
+    """Raises UnfitError where a logger was asked for whose package is not installed."""
+    for package, is_off in (("wandb", config.disable_wandb), ("mlflow", config.disable_mlflow)):
+        if not is_off and not find_spec(package):
+            raise UnfitError(
+                f"disable_{package} is false, but the package {package} is not installed",
+                f"pip install {package}, or set disable_{package}: true",
+            )
+
+
+def open_loggers(experiment: Experiment, run: Run, first_step: int) -> tuple[list[Logger], str]:
+    """The loggers that the experiment asks for, and a note on what is missing.
+
+    Args:
+        experiment: Its `logging` decides.
+        run: Its folder takes the files, its id is the name.
+        first_step: Step after which this attempt begins.
+    """
+    config = experiment.trainer.logging
+    loggers: list[Logger] = []
+    note = ""
+    if not config.disable_wandb:
+        loggers.append(WeightsAndBiases(experiment, run))
+    if not config.disable_mlflow:
+        loggers.append(MLflow(experiment, run))
+    if not config.disable_tensorboard:
+        if find_spec("tensorboard"):
+            loggers.append(TensorBoard(run.directory / "tensorboard", first_step))
+        else:
+            note = "tensorboard is not installed, so no TensorBoard files are written (pip install tensorboard)"
+    return loggers, note
+
+
+class TensorBoard:
+    """Event files by tensorboard's own writer, which needs neither torch nor TensorFlow; opened at the first value.
+
+    Args:
+        folder: Where the files go.
+        first_step: What older files have after this step is not shown: the steps were repeated.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        self._folder, self._first_step = folder, first_step
+        self._writer: Any = None
+
+    def log(self, step: int, scalars: Scalars) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if self._writer is None:
+            self._open()
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(self._folder))
+        restarted = SessionLog(status=SessionLog.SessionStatus.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=self._first_step + 1, session_log=restarted))
+
+
+class WeightsAndBiases:
+    """A Weights & Biases run with the id of ours, which it continues after a restart."""
+
+    def __init__(self, experiment: Experiment, run: Run) -> None:
+        config = experiment.trainer.logging
+        self._run = import_module("wandb").init(
+            project=config.wandb_project or experiment.exp_name,
+            name=config.wandb_exp_name or run.id,
+            id=run.id,
+            resume="allow",
+            dir=str(run.directory),
+            config=_settings(experiment),
+        )
+
+    def log(self, step: int, scalars: Scalars) -> None:
+        self._run.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """An MLflow run under the experiment's name."""
+
+    def __init__(self, experiment: Experiment, run: Run) -> None:
+        self._mlflow = import_module("mlflow")
+        if experiment.trainer.logging.mlflow_tracking_uri:
+            self._mlflow.set_tracking_uri(experiment.trainer.logging.mlflow_tracking_uri)
+        self._mlflow.set_experiment(experiment.exp_name)
+        self._mlflow.start_run(run_name=run.id)
+        self._mlflow.log_params(_flat(_settings(experiment)))
+
+    def log(self, step: int, scalars: Scalars) -> None:
+        # MLflow's names may have letters, digits, blanks and some signs; ours are such
+        self._mlflow.log_metrics(dict(scalars), step=step)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    """The experiment's settings, without its variables, which may be secret."""
+    settings: dict[str, Any] = msgspec.to_builtins(experiment)
+    del settings["env"]
+    return settings
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

@@ -1,0 +1,213 @@
+"""What a training run says while it trains: events, lines, the bar, and the loggers."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from primus.backends.native.loggers import Logger, Scalars
+from primus.backends.native.progress import ProgressBar
+from primus.backends.native.step import StepResult
+from primus.backends.native.step_line import StepReport, step_line
+from primus.errors import PrimusError
+from primus.runs.attempt import Attempt
+
+GIB = 1 << 30
+KIB = 1 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What turns the time of a step into rates."""
+
+    global_batch_size: int
+    tokens: int
+    """Of a global batch."""
+    world: int
+    """Devices that share it."""
+    flops_per_token: float
+    peak_tflops: float | None
+    """Of one device in the training precision; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that was launched, and may still be running on the device."""
+
+    number: int
+    result: StepResult
+    learning_rate: float
+    consumed_samples: int
+    data_time_s: float
+
+
+class Reporter:
+    """Takes the steps of a run and tells of them.
+
+    On a GPU a step is read when the next one has been launched, so that the device never waits for the host.
+
+    Args:
+        attempt: Where lines and events go.
+        train_iters: Steps of the run.
+        log_interval: Steps between lines.
+        max_nonfinite_steps: Steps without a finite loss and gradient, in a row, that end the run.
+        rates: What turns time into rates.
+        device: Of this process.
+        loggers: Of the first process.
+        bar: The progress bar, where one is shown.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        *,
+        train_iters: int,
+        log_interval: int,
+        max_nonfinite_steps: int,
+        rates: Rates,
+        device: torch.device,
+        loggers: Sequence[Logger],
+        bar: ProgressBar | None,
+    ) -> None:
+        self.last: StepReport | None = None
+        self.trained_s = 0.0
+        """Time of all steps."""
+        self._attempt, self._rates, self._device = attempt, rates, device
+        self._train_iters, self._log_interval = train_iters, log_interval
+        self._max_nonfinite_steps, self._nonfinite = max_nonfinite_steps, 0
+        self._loggers, self._bar = loggers, bar
+        self._launched: Step | None = None
+        self._unprinted: list[StepReport] = []
+        self._mark = time.perf_counter()
+
+    def say(self, text: str) -> None:
+        """Print a line; on a terminal above the bar."""
+        console = self._attempt.console
+        if self._bar is None or console is None or not console.isatty():
+            self._attempt.say(text)
+            return
+        print(text, flush=True)
+        self._bar.print(text)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append an event."""
+        self._attempt.event(kind, **fields)
+
+    def step(self, step: Step) -> None:
+        """Take a step that was launched.
+
+        Raises:
+            PrimusError: Too many steps in a row were not finite.
+        """
+        launched, self._launched = self._launched, step
+        if launched is not None:
+            self._tell(launched)
+        if self._device.type == "cpu":
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait for the step that was launched last, and tell of it."""
+        launched, self._launched = self._launched, None
+        if launched is not None:
+            self._tell(launched)
+
+    def restart_clock(self) -> None:
+        """Begin the next step's time now: what came before was no training."""
+        self._mark = time.perf_counter()
+
+    def scalars(self, step: int, scalars: Scalars) -> None:
+        """Give numbers to the loggers."""
+        for logger in self._loggers:
+            logger.log(step, scalars)
+
+    def close(self) -> None:
+        """Take the bar away, and have the loggers write what they hold."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        for logger in self._loggers:
+            logger.close()
+
+    def _tell(self, step: Step) -> None:
+        is_first = self.last is None
+        report = self._measure(step)
+        self.last = report
+        self.trained_s += report.step_time_s
+        self.event("step", **report.event())
+        self._attempt.beat("train", report.step)
+        self._unprinted.append(report)
+        if self._is_printed(report.step, is_first):
+            self.say(step_line(self._unprinted, self._train_iters, time.time()))
+            self._unprinted.clear()
+        if self._bar is not None:
+            self._bar.update(report.step, f"loss {report.loss:.3f}  {report.tokens_per_s:,.0f} tokens/s")
+        self.scalars(report.step, _scalars(report))
+        if is_first:
+            self.restart_clock()  # the loggers were imported just now
+        self._stop_if_broken(report)
+
+    def _is_printed(self, step: int, is_first: bool) -> bool:
+        return is_first or step % self._log_interval == 0 or step == self._train_iters
+
+    def _measure(self, step: Step) -> StepReport:
+        loss, grad_norm, skipped = step.result.loss, step.result.grad_norm, step.result.skipped
+        now = time.perf_counter()
+        seconds, self._mark = now - self._mark, now
+        rates = self._rates
+        per_device = rates.tokens / seconds / rates.world
+        tflops = per_device * rates.flops_per_token / 1e12
+        return StepReport(
+            step=step.number,
+            loss=loss,
+            grad_norm=grad_norm,
+            learning_rate=step.learning_rate,
+            tokens=rates.tokens,
+            consumed_samples=step.consumed_samples,
+            global_batch_size=rates.global_batch_size,
+            step_time_s=seconds,
+            data_time_s=step.data_time_s,
+            tokens_per_s=rates.tokens / seconds,
+            tokens_per_s_per_device=per_device,
+            tflops_per_device=tflops,
+            mfu=tflops / rates.peak_tflops if rates.peak_tflops else None,
+            memory_gib=_peak_memory(self._device) / GIB,
+            skipped=skipped,
+        )
+
+    def _stop_if_broken(self, report: StepReport) -> None:
+        self._nonfinite = self._nonfinite + 1 if report.skipped else 0
+        if self._nonfinite < self._max_nonfinite_steps:
+            return
+        first = report.step - self._nonfinite + 1
+        raise PrimusError(
+            f"steps {first} to {report.step}: the loss or the gradient is not finite "
+            f"(loss {report.loss}, grad norm {report.grad_norm}); they changed nothing",
+            "likely a learning rate that is too high or a warm-up that is too short, or damaged data: lower lr, raise"
+            " lr_warmup_iters, or go on from an earlier checkpoint with another seed",
+        )
+
+
+def _scalars(report: StepReport) -> dict[str, float]:
+    """Under the names that Megatron-LM gives them in TensorBoard where it has them."""
+    named = {
+        "lm loss": report.loss,
+        "grad-norm": report.grad_norm,
+        "learning-rate": report.learning_rate,
+        "iteration-time": report.step_time_s,
+        "tokens-per-second-per-device": report.tokens_per_s_per_device,
+        "throughput": report.tflops_per_device,
+        "memory-gib": report.memory_gib,
+    }
+    return named if report.mfu is None else {**named, "mfu": report.mfu}
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes; ru_maxrss is in KiB on Linux (getrusage(2))."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB

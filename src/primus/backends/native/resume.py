@@ -1,0 +1,165 @@
+"""Where a run begins: at its own newest good checkpoint, at one that it was told to load, or from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from primus.backends.native import state
+from primus.backends.native.checkpoint import State, read_state
+from primus.backends.native.distributed import Processes, first_problem, random_state, set_random_state
+from primus.backends.native.model import Transformer
+from primus.checkpoint import folders, manifest
+from primus.checkpoint.manifest import Manifest
+from primus.checkpoint.shape import Shape, first_difference
+from primus.config.schema import CheckpointConfig
+from primus.errors import PrimusError, UnfitError, UsageError
+from primus.runs.store import Run
+
+Tell = Callable[[str], None]
+Record = Callable[..., None]
+"""Appends an event: (kind, **fields)."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The checkpoint that a run begins with."""
+
+    folder: Path
+    manifest: Manifest
+    weights_only: bool = False
+    """Begin at step 0 with its weights."""
+
+    @property
+    def step(self) -> int:
+        return 0 if self.weights_only else self.manifest.step
+
+    @property
+    def consumed_samples(self) -> int:
+        return 0 if self.weights_only else self.manifest.consumed_samples
+
+
+def own_folder(config: CheckpointConfig, run: Run) -> Path:
+    """Where a run's own checkpoints are."""
+    return Path(config.save).expanduser() if config.save else run.checkpoints
+
+
+@dataclass(frozen=True)
+class Search:
+    """Looks for the start of a run; every process must look alike."""
+
+    run: Run
+    config: CheckpointConfig
+    shape: Shape
+    """Of the model that is to be trained."""
+    processes: Processes
+    say: Tell
+    event: Record
+
+    @property
+    def folder(self) -> Path:
+        return own_folder(self.config, self.run)
+
+    def start(self) -> Start | None:
+        """The checkpoint to begin with; None means from scratch.
+
+        Raises:
+            UsageError: `load:` names no checkpoint or one of another model; `save:` holds those of another run.
+            PrimusError: All that `load:` names are damaged.
+        """
+        own = [found for found in reversed(folders.checkpoints(self.folder)) if self._is_own(found)]
+        start = self._first_good(own)
+        if start is not None or self.config.load is None:
+            return start
+        return self._loaded(self.config.load)
+
+    def _loaded(self, given: str) -> Start:
+        start = self._first_good(folders.candidates(given))
+        if start is None:
+            raise PrimusError(f"load: every checkpoint of {given} is damaged", "load another, or train from scratch")
+        difference = first_difference(start.manifest.model, self.shape)
+        if difference:
+            raise UsageError(f"load: {start.folder} is of another model: {difference}", "load one of this model")
+        return Start(start.folder, start.manifest, weights_only=self.config.finetune)
+
+    def _is_own(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint in our folder is complete; one of another run there is an error."""
+        if not folders.is_complete(checkpoint):
+            self._reject(checkpoint, "it is not complete: its writer was ended")
+            return False
+        if self.config.save is None:
+            return True
+        try:
+            found = manifest.read(checkpoint)
+        except PrimusError:
+            return True  # rejected later, with its reason
+        if found is not None and found.run != self.run.id:
+            raise UsageError(
+                f"save: {self.folder} holds checkpoints of another run, {found.run}",
+                "choose another folder for this run; `load:` begins with theirs",
+            )
+        return True
+
+    def _first_good(self, candidates: Sequence[Path]) -> Start | None:
+        for folder in candidates:
+            try:
+                found = manifest.read(folder)
+                problem = "" if found else "it is not complete"
+            except PrimusError as error:
+                found, problem = None, error.problem
+            problem = first_problem(self.processes.gather(problem or self._damage(folder, found)))
+            if found is not None and not problem:
+                return Start(folder, found)
+            self._reject(folder, problem)
+        return None
+
+    def _damage(self, folder: Path, found: Manifest | None) -> str:
+        assert found is not None
+        return manifest.damage(folder, found, self.processes.rank, self.processes.world)
+
+    def _reject(self, checkpoint: Path, reason: str) -> None:
+        self.say(f"checkpoint {checkpoint.name} is passed over: {reason}")
+        self.event("checkpoint_rejected", step=folders.step_of(checkpoint), reason=reason)
+
+
+def check_same_data(start: Start, run: Run, fingerprint: str) -> None:
+    """A run continues with the data that it began with.
+
+    Raises:
+        UnfitError: The checkpoint is the run's own, and the data has changed since.
+    """
+    if start.manifest.run == run.id and start.manifest.data_fingerprint != fingerprint:
+        raise UnfitError(
+            f"the training data is not that of {start.folder.name}: the run cannot continue as it was",
+            "restore the data, or start a new run with `load:` and this checkpoint",
+        )
+
+
+def current_state(model: Transformer, optimizer: torch.optim.Optimizer, processes: Processes) -> State:
+    """Everything that a checkpoint holds, in place."""
+    named = state.weights(model) | state.moments(model, optimizer)
+    return named | random_state(processes.rank, processes.device)
+
+
+def restore(start: Start, model: Transformer, optimizer: torch.optim.Optimizer, processes: Processes) -> None:
+    """Put the checkpoint into the model, and unless only its weights are wanted, into the optimizer and generators.
+
+    The generators continue only where as many processes train as have saved; nothing in training draws from them.
+
+    Raises:
+        PrimusError: It cannot be read.
+    """
+    named = state.weights(model)
+    random: State = {}
+    if not start.weights_only:
+        named |= state.moments(model, optimizer)
+        if start.manifest.world_size == processes.world:
+            random = random_state(processes.rank, processes.device)
+    read_state(named | random, start.folder, processes)
+    if not start.weights_only:
+        state.set_steps(model, optimizer, named[state.STEPS])
+    if random:
+        set_random_state(random, processes.rank, processes.device)

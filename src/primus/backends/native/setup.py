@@ -1,0 +1,326 @@
+"""Everything that the first step needs: data, model, optimizer, the checkpoint to begin with, and the reporter."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+import primus
+from primus.backends.native import compilation, model
+from primus.backends.native.checkpoint import Saved, Saver, Settings
+from primus.backends.native.compilation import Decision
+from primus.backends.native.distributed import Processes, device_name, seed_everything
+from primus.backends.native.loggers import check_packages, open_loggers
+from primus.backends.native.optimizer import build_optimizer
+from primus.backends.native.peaks import peak_tflops
+from primus.backends.native.progress import ProgressBar
+from primus.backends.native.report import Rates, Reporter
+from primus.backends.native.resume import Search, Start, check_same_data, own_folder, restore
+from primus.backends.native.step import Trainable, prepare
+from primus.backends.native.step_line import CONVENTION
+from primus.checkpoint.shape import shape_of
+from primus.config.schema import Experiment, Trainer
+from primus.data.dataset import Datasets, open_datasets
+from primus.data.loader import num_micro_batches
+from primus.errors import UnfitError, UsageError
+from primus.model import flops_per_token, parameters
+from primus.runs.attempt import Attempt
+from primus.runs.files import write_text
+from primus.runs.store import Run
+
+PROGRESS_VARIABLE = "PRIMUS_PROGRESS"
+"""Path of the terminal that shows a bar; the launcher sets it."""
+
+DATA_FILE = "config/data_config.yaml"
+REPLAYED_DATA_FILE = "config/replayed_data_config.yaml"
+
+
+@dataclass
+class Training:
+    """A run that is ready for its next step."""
+
+    experiment: Experiment
+    attempt: Attempt
+    processes: Processes
+    data: Datasets
+    trainable: Trainable
+    optimizer: torch.optim.AdamW
+    reporter: Reporter
+    saver: Saver
+    compiled: bool
+    global_batch_size: int
+    step: int
+    """Steps taken."""
+    consumed_samples: int
+    """Samples that they took."""
+
+
+def set_up(experiment: Experiment, attempt: Attempt, processes: Processes, environ: Mapping[str, str]) -> Training:
+    """Make a run ready for its next step.
+
+    Raises:
+        UsageError: The configuration does not fit the data, the processes or the checkpoint.
+        UnfitError: The data is not that of the run that is continued or replayed, or a package is missing.
+        PrimusError: The checkpoint cannot be read.
+    """
+    trainer = experiment.trainer
+    check_packages(trainer.logging)
+    seed_everything(trainer.training.seed, trainer.training.deterministic)
+    global_batch_size = _global_batch_size(trainer, processes.world)
+    attempt.beat("data")
+    data = _open_data(trainer, attempt)
+    start = _find_start(trainer, attempt, processes, data)
+    decision = _decide_compile(trainer, processes, global_batch_size, start, environ)
+    trainable = _build(trainer, processes, decision.compiled)
+    optimizer = build_optimizer(trainable.model, trainer.optimizer)
+    if start is not None:
+        restore(start, trainable.model, optimizer, processes)
+    reporter = _reporter(experiment, attempt, processes, global_batch_size, start, environ)
+    training = Training(
+        experiment=experiment,
+        attempt=attempt,
+        processes=processes,
+        data=data,
+        trainable=trainable,
+        optimizer=optimizer,
+        reporter=reporter,
+        saver=_saver(experiment, attempt, processes, data, decision, reporter),
+        compiled=decision.compiled,
+        global_batch_size=global_batch_size,
+        step=start.step if start else 0,
+        consumed_samples=start.consumed_samples if start else 0,
+    )
+    _announce(training, decision, start)
+    return training
+
+
+def _global_batch_size(trainer: Trainer, world: int) -> int:
+    """Sequences in a step; raises UsageError where they do not divide among the processes."""
+    training = trainer.training
+    size = training.global_batch_size or training.micro_batch_size * world
+    num_micro_batches(size, training.micro_batch_size, world)
+    return size
+
+
+def _open_data(trainer: Trainer, attempt: Attempt) -> Datasets:
+    """The run's data, which its folder then describes."""
+    training = trainer.training
+    data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
+    if training.eval_interval and data.valid is None:
+        raise UsageError(
+            f"eval_interval is {training.eval_interval}, but there is no validation data: {data.no_valid}",
+            "set valid_data_path or another split, or eval_interval: null",
+        )
+    _check_replayed(attempt.run, data.fingerprint)
+    if attempt.rank == 0:
+        _describe_data(attempt.run, trainer, data)
+    return data
+
+
+def _check_replayed(run: Run, fingerprint: str) -> None:
+    """A replay has the data of the run that it repeats."""
+    import yaml
+
+    path = run.directory / REPLAYED_DATA_FILE
+    if not path.is_file():
+        return
+    then = yaml.safe_load(path.read_text(encoding="utf-8")).get("fingerprint")
+    if then != fingerprint:
+        raise UnfitError(
+            f"the data is not that of the run that is replayed: {fingerprint} instead of {then}",
+            "restore the data, or train with --config",
+        )
+
+
+def _describe_data(run: Run, trainer: Trainer, data: Datasets) -> None:
+    import yaml
+
+    described = {
+        **msgspec.to_builtins(trainer.data),
+        "fingerprint": data.fingerprint,
+        "seq_length": trainer.training.seq_length,
+        "samples_per_epoch": data.train.samples_per_epoch,
+    }
+    write_text(run.directory / DATA_FILE, yaml.safe_dump(described, sort_keys=False, allow_unicode=True))
+
+
+def _find_start(trainer: Trainer, attempt: Attempt, processes: Processes, data: Datasets) -> Start | None:
+    """The checkpoint to begin with, said and recorded."""
+    search = Search(
+        attempt.run, trainer.checkpoint, shape_of(trainer.model), processes, say=attempt.say, event=attempt.event
+    )
+    start = search.start()
+    if start is None:
+        if attempt.number > 0:
+            attempt.say("no usable checkpoint of this run: training starts from scratch")
+        return None
+    check_same_data(start, attempt.run, data.fingerprint)
+    what = "the weights of" if start.weights_only else "step"
+    name = start.folder.name if start.weights_only else str(start.step)
+    attempt.say(f"continuing from {what} {name} ({_shown(start, attempt.run)})")
+    if start.manifest.world_size != processes.world and not start.weights_only:
+        attempt.say(
+            f"saved by {start.manifest.world_size} processes, continued by {processes.world}: "
+            "the losses go on within rounding, not bit by bit"
+        )
+    attempt.event(
+        "checkpoint_loaded",
+        step=start.manifest.step,
+        path=_shown(start, attempt.run),
+        weights_only=start.weights_only,
+        world_size=start.manifest.world_size,
+    )
+    return start
+
+
+def _shown(start: Start, run: Run) -> str:
+    """A checkpoint's folder, relative to the run where it is in there."""
+    folder = start.folder.resolve()
+    root = run.directory.resolve()
+    return str(folder.relative_to(root)) if folder.is_relative_to(root) else str(start.folder)
+
+
+def _decide_compile(
+    trainer: Trainer, processes: Processes, global_batch_size: int, start: Start | None, environ: Mapping[str, str]
+) -> Decision:
+    training = trainer.training
+    tokens = training.train_iters * global_batch_size * training.seq_length
+    return compilation.decide(
+        training.compile,
+        before=start.manifest.compiled if start and not start.weights_only else None,
+        flops_per_device=tokens * flops_per_token(trainer.model, training.seq_length, CONVENTION) / processes.world,
+        device_type=processes.device.type,
+        environ=environ,
+    )
+
+
+def _build(trainer: Trainer, processes: Processes, compiled: bool) -> Trainable:
+    """The model with its initial weights, sharded where there are several processes."""
+    training = trainer.training
+    built = model.build(trainer.model, "meta", training.seed)
+    trainable = prepare(
+        built,
+        device=processes.device,
+        bf16=training.bf16,
+        compile=compiled,
+        world=processes.world,
+        shard=trainer.parallel.use_distributed_optimizer,
+        recompute=training.recompute_activations,
+        loss_chunk_size=training.loss_chunk_size,
+    )
+    model.initialise(built, training.seed)
+    return trainable
+
+
+def _reporter(
+    experiment: Experiment,
+    attempt: Attempt,
+    processes: Processes,
+    global_batch_size: int,
+    start: Start | None,
+    environ: Mapping[str, str],
+) -> Reporter:
+    trainer, training = experiment.trainer, experiment.trainer.training
+    rates = Rates(
+        global_batch_size=global_batch_size,
+        tokens=global_batch_size * training.seq_length,
+        world=processes.world,
+        flops_per_token=flops_per_token(trainer.model, training.seq_length, CONVENTION),
+        peak_tflops=peak_tflops(device_name(processes.device), training.bf16),
+    )
+    first_step = start.step if start else 0
+    loggers, note = open_loggers(experiment, attempt.run, first_step) if processes.is_first else ([], "")
+    if note:
+        attempt.say(note)
+    return Reporter(
+        attempt,
+        train_iters=training.train_iters,
+        log_interval=trainer.logging.log_interval,
+        max_nonfinite_steps=training.max_nonfinite_steps,
+        rates=rates,
+        device=processes.device,
+        loggers=loggers,
+        bar=_bar(environ.get(PROGRESS_VARIABLE), training.train_iters, first_step) if processes.is_first else None,
+    )
+
+
+def _bar(terminal: str | None, train_iters: int, done: int) -> ProgressBar | None:
+    if not terminal:
+        return None
+    try:
+        return ProgressBar(terminal, train_iters, done)
+    except OSError:  # the terminal has been closed since; there is nobody to draw for
+        return None
+
+
+def _saver(
+    experiment: Experiment,
+    attempt: Attempt,
+    processes: Processes,
+    data: Datasets,
+    decision: Decision,
+    reporter: Reporter,
+) -> Saver:
+    config = experiment.trainer.checkpoint
+    settings = Settings(
+        folder=own_folder(config, attempt.run),
+        run=attempt.run.id,
+        keep_last_n=config.keep_last_n,
+        is_async=config.async_save,
+        model=shape_of(experiment.trainer.model),
+        data_fingerprint=data.fingerprint,
+        compiled=decision.compiled,
+    )
+
+    def saved(checkpoint: Saved) -> None:
+        reporter.say(f"checkpoint {checkpoint.folder.name} saved: {checkpoint.total_bytes / 1e6:.0f} MB")
+        reporter.event(
+            "checkpoint_saved",
+            step=checkpoint.step,
+            name=checkpoint.folder.name,
+            bytes=checkpoint.total_bytes,
+            time_s=round(checkpoint.seconds, 3),
+        )
+
+    return Saver(settings, processes, saved)
+
+
+def _announce(training: Training, decision: Decision, start: Start | None) -> None:
+    """Say and record what is trained, on what, and how."""
+    trainer, processes = training.experiment.trainer, training.processes
+    config = trainer.training
+    num_parameters = parameters(trainer.model).total
+    tokens = config.train_iters * training.global_batch_size * config.seq_length
+    epochs = config.train_iters * training.global_batch_size / training.data.train.samples_per_epoch
+    data = "random" if trainer.data.mock_data else f"{epochs:.2g} epochs"
+    name = device_name(processes.device)
+    training.reporter.say(
+        f"{num_parameters / 1e6:,.1f} M parameters in {'bf16' if config.bf16 else 'fp32'}"
+        f" on {processes.world} x {name}; {config.train_iters:,} steps of {training.global_batch_size} x"
+        f" {config.seq_length} tokens, together {tokens:,} ({data})"
+    )
+    training.reporter.say(f"torch.compile: {'yes' if decision.compiled else 'no'}, {decision.reason}")
+    training.reporter.event(
+        "run_started",
+        attempt=training.attempt.number,
+        step=start.step if start else 0,
+        device=name,
+        device_type=processes.device.type,
+        world_size=processes.world,
+        threads=torch.get_num_threads(),
+        parameters=num_parameters,
+        flops_per_token=flops_per_token(trainer.model, config.seq_length, CONVENTION),
+        flops_convention=CONVENTION,
+        compiled=decision.compiled,
+        compile_reason=decision.reason,
+        dtype="bfloat16" if config.bf16 else "float32",
+        global_batch_size=training.global_batch_size,
+        seq_length=config.seq_length,
+        train_iters=config.train_iters,
+        data_fingerprint=training.data.fingerprint,
+        versions={"primus": primus.__version__, "python": platform.python_version(), "torch": str(torch.__version__)},
+    )

@@ -1,0 +1,90 @@
+"""The numbers of a step, as an event and as the line that users and parsers of Megatron-LM's logs know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct, structs
+
+from primus.model import Convention
+
+CONVENTION: Convention = "causal"
+"""How FLOPs are counted, see `primus.model.flops_per_token`."""
+
+
+class StepReport(Struct, frozen=True, kw_only=True):
+    """What is known of one optimizer step; its fields are those of the `step` event."""
+
+    step: int
+    loss: float
+    """Mean over the tokens of the global batch."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    tokens: int
+    """Tokens of the global batch."""
+    consumed_samples: int
+    """Since the beginning of the run."""
+    global_batch_size: int
+    step_time_s: float
+    """From the end of the step before; without evaluation and checkpoints."""
+    data_time_s: float
+    """Part of it that went into waiting for the batch."""
+    tokens_per_s: float
+    tokens_per_s_per_device: float
+    tflops_per_device: float
+    flops_convention: str = CONVENTION
+    mfu: float | None
+    """Share of the device's dense peak; None where that is not known."""
+    memory_gib: float
+    """Peak of this process: allocated on the device, or resident on the host where the host trains."""
+    skipped: bool
+    """The loss or the gradient was not finite, and nothing was changed."""
+
+    def event(self) -> dict[str, Any]:
+        return structs.asdict(self)
+
+
+def step_line(reports: Sequence[StepReport], train_iters: int, now: float) -> str:
+    """The line of the steps since the last one; times and losses are means over those that were not skipped.
+
+    Names and number formats are those of Megatron-LM `training_log` (megatron/training/training.py) where it has the
+    value; tokens/s is total tokens over total time.
+    """
+    last = reports[-1]
+    counted = [report for report in reports if not report.skipped] or list(reports)
+    seconds = sum(report.step_time_s for report in reports)
+    share = len(reports) * last.step_time_s / seconds  # of the last step's rate that the mean rate is
+    segments = [
+        f"iteration {last.step:8d}/{train_iters:8d}",
+        f"consumed samples: {last.consumed_samples:12d}",
+        f"elapsed time per iteration (ms): {1000 * seconds / len(reports):.1f}",
+        f"tokens/s/device: {share * last.tokens_per_s_per_device:.1f}",
+        f"compute per device (TFLOP/s, {last.flops_convention}): {share * last.tflops_per_device:.3f}",
+        f"MFU: {'-' if last.mfu is None else f'{share * last.mfu:.1%}'}",
+        f"learning rate: {last.learning_rate:.6E}",
+        f"global batch size: {last.global_batch_size:5d}",
+        f"lm loss: {_mean(report.loss for report in counted):.6E}",
+        f"grad norm: {last.grad_norm:.3f}",
+        f"number of skipped iterations: {sum(report.skipped for report in reports):3d}",
+    ]
+    return f" [{_clock(now)}] " + " | ".join(segments) + " |"
+
+
+def evaluation_line(step: int, loss: float, perplexity: float, now: float) -> str:
+    """The line of an evaluation, in the words of Megatron-LM `evaluate_and_print_results`."""
+    return (
+        f" [{_clock(now)}] validation loss at iteration {step} | lm loss value: {loss:.6E}"
+        f" | lm loss PPL: {perplexity:.6E} |"
+    )
+
+
+def _mean(values: Any) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def _clock(now: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))

@@ -1,0 +1,247 @@
+"""The training of one run: its steps, evaluations and checkpoints, and what comes last."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+from primus.backends.native.distributed import joined
+from primus.backends.native.evaluate import evaluate, to_batch
+from primus.backends.native.optimizer import learning_rate
+from primus.backends.native.report import Step
+from primus.backends.native.resume import current_state
+from primus.backends.native.samples import sample, write_sample
+from primus.backends.native.setup import Training, set_up
+from primus.backends.native.step import train_step
+from primus.backends.native.step_line import evaluation_line
+from primus.config.schema import Experiment
+from primus.data.loader import Batches
+from primus.errors import PrimusError
+from primus.runs.attempt import Attempt
+
+ABANDON_S = 10.0
+"""Time that a checkpoint on its way to the disk has when training fails; the peers of a failed rank wait as long."""
+
+
+def train(experiment: Experiment, attempt: Attempt) -> None:
+    """Train as one rank of a run until its last step or a signal, from its newest checkpoint on.
+
+    Raises:
+        PrimusError: The training cannot begin or go on, and why.
+    """
+    world, minutes = attempt.world_size, experiment.trainer.parallel.distributed_timeout_minutes
+    with _explained(), joined(attempt.rank, attempt.local_rank, world, minutes, os.environ) as processes:
+        training = set_up(experiment, attempt, processes, os.environ)
+        try:
+            _run(training)
+        except BaseException:
+            with suppress(PrimusError):
+                training.saver.finish(ABANDON_S)
+            raise
+        finally:
+            training.reporter.close()
+
+
+def _run(training: Training) -> None:
+    train_iters = training.experiment.trainer.training.train_iters
+    if training.step >= train_iters:
+        training.reporter.say(f"nothing to do: {training.step} of {train_iters} steps are taken")
+        return
+    first = training.step
+    with _batches(training) as batches:
+        training.reporter.restart_clock()
+        while training.step < train_iters:
+            if training.processes.any(training.attempt.stop_signal is not None):
+                _interrupt(training, first)
+                return
+            _take_step(training, batches)
+            _after_step(training)
+    _finish(training, first)
+
+
+def _batches(training: Training) -> Batches:
+    """The micro batches of this process from the next step on."""
+    config = training.experiment.trainer
+    return Batches(
+        training.data.train,
+        global_batch_size=training.global_batch_size,
+        micro_batch_size=config.training.micro_batch_size,
+        rank=training.processes.rank,
+        world_size=training.processes.world,
+        consumed_samples=training.consumed_samples,
+        num_workers=config.data.num_workers,
+    )
+
+
+def _take_step(training: Training, batches: Batches) -> None:
+    trainer = training.experiment.trainer
+    before = time.perf_counter()
+    micro_batches = [to_batch(tokens, _masked(training), training.processes.device) for tokens in next(batches)]
+    data_time_s = time.perf_counter() - before
+    rate = learning_rate(training.step + 1, trainer.optimizer, trainer.training.train_iters)
+    if training.reporter.last is None:
+        training.attempt.beat("compile" if training.compiled else "train", training.step)
+    result = train_step(
+        training.trainable,
+        training.optimizer,
+        micro_batches,
+        learning_rate=rate,
+        clip_grad=trainer.optimizer.clip_grad,
+    )
+    training.step += 1
+    training.consumed_samples += training.global_batch_size
+    training.reporter.step(Step(training.step, result, rate, training.consumed_samples, data_time_s))
+
+
+def _masked(training: Training) -> int | None:
+    """Token after which nothing is to be predicted."""
+    return training.data.eod_id if training.experiment.trainer.data.eod_mask_loss else None
+
+
+def _after_step(training: Training) -> None:
+    """Evaluate and save where it is time."""
+    trainer = training.experiment.trainer
+    training.saver.poll()
+    if _is_due(training, trainer.training.eval_interval):
+        _evaluate(training)
+    if _is_due(training, trainer.checkpoint.save_interval):
+        _save(training)
+
+
+def _is_due(training: Training, interval: int | None) -> bool:
+    """Whether a multiple of `interval` is reached; the last step has its own ending."""
+    is_last = training.step == training.experiment.trainer.training.train_iters
+    return interval is not None and training.step % interval == 0 and not is_last
+
+
+def _evaluate(training: Training) -> None:
+    valid = training.data.valid
+    assert valid is not None, "set_up has checked it"
+    training.reporter.flush()
+    training.attempt.beat("eval", training.step)
+    before = time.perf_counter()
+    trainer = training.experiment.trainer
+    found = evaluate(
+        training.trainable,
+        valid,
+        trainer.training,
+        training.global_batch_size,
+        training.processes,
+        _masked(training),
+    )
+    reporter = training.reporter
+    reporter.say(evaluation_line(training.step, found.loss, found.perplexity, time.time()))
+    reporter.event(
+        "eval",
+        step=training.step,
+        loss=found.loss,
+        perplexity=found.perplexity,
+        tokens=found.tokens,
+        time_s=round(time.perf_counter() - before, 3),
+    )
+    reporter.scalars(training.step, {"lm loss validation": found.loss, "lm loss validation ppl": found.perplexity})
+    training.attempt.beat("train", training.step)
+    reporter.restart_clock()
+
+
+def _save(training: Training) -> None:
+    """Begin to save the state after this step."""
+    training.reporter.flush()
+    training.attempt.beat("checkpoint", training.step)
+    state = current_state(training.trainable.model, training.optimizer, training.processes)
+    training.saver.save(state, training.step, training.consumed_samples)
+    training.attempt.beat("train", training.step)
+    training.reporter.restart_clock()
+
+
+def _save_last(training: Training, first: int) -> None:
+    """Save unless this step was saved, or loaded, already."""
+    if training.step not in (first, training.saver.last_step):
+        _save(training)
+
+
+def _interrupt(training: Training, first: int) -> None:
+    """Save, and leave the rest to the next attempt."""
+    training.reporter.flush()
+    signal = training.attempt.stop_signal or "a signal to another rank"
+    training.reporter.say(f"{signal}: stopping after step {training.step}")
+    _save_last(training, first)
+    training.saver.finish()
+    training.reporter.event("interrupted", signal=signal, step=training.step)
+
+
+def _finish(training: Training, first: int) -> None:
+    """The last evaluation, checkpoint and sample, and a summary."""
+    trainer = training.experiment.trainer
+    training.reporter.flush()
+    if trainer.training.eval_interval:
+        _evaluate(training)
+    if not trainer.checkpoint.disable_last_saving:
+        _save_last(training, first)
+    if trainer.logging.sample_tokens:
+        _sample(training)
+    training.saver.finish()
+    _summarise(training, first)
+
+
+def _sample(training: Training) -> None:
+    trainer = training.experiment.trainer
+    text = sample(training.trainable.model, training.data, trainer.logging, trainer.training.seed)
+    if text is None:
+        return
+    training.reporter.say(f"sample of {trainer.logging.sample_tokens} tokens:\n{text}")
+    if training.processes.is_first:
+        write_sample(training.attempt.run.directory / "report" / "sample.txt", text)
+
+
+def _summarise(training: Training, first: int) -> None:
+    reporter, last = training.reporter, training.reporter.last
+    assert last is not None, "at least one step was taken"
+    steps = training.step - first
+    tokens = steps * last.tokens
+    reporter.say(
+        f"{steps:,} steps, {tokens:,} tokens in {_duration(reporter.trained_s)}:"
+        f" {tokens / reporter.trained_s:,.0f} tokens/s, final loss {last.loss:.4f}"
+    )
+    reporter.event(
+        "training_ended",
+        step=training.step,
+        steps=steps,
+        tokens=tokens,
+        time_s=round(reporter.trained_s, 3),
+        tokens_per_s=tokens / reporter.trained_s,
+        loss=last.loss,
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what torch says when memory runs out, or when it cannot compile, into what to do about it."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise _out_of_memory(error) from error
+    except RuntimeError as error:
+        if "allocate memory" in str(error):  # the CPU allocator's words, c10/core/impl/alloc_cpu.cpp
+            raise _out_of_memory(error) from error
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            reason = str(error).strip().splitlines()[0]
+            raise PrimusError(f"torch.compile failed: {reason}", "set compile: false to train without it") from error
+        raise
+
+
+def _out_of_memory(error: BaseException) -> PrimusError:
+    reason = (str(error) or "MemoryError").splitlines()[0]
+    return PrimusError(
+        f"out of memory: {reason}",
+        "lower micro_batch_size (gradients then accumulate to the same global_batch_size) or seq_length,"
+        " set recompute_activations: true, or share the model among more processes",
+    )

@@ -1,0 +1,128 @@
+"""The manifest of a checkpoint: written last, so that a folder with one is complete."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from primus.checkpoint.checksum import checksum
+from primus.checkpoint.shape import Shape
+from primus.errors import PrimusError
+from primus.runs.files import to_json
+
+NAME = "manifest.json"
+
+
+class FileEntry(Struct, frozen=True, kw_only=True):
+    """One file of a checkpoint."""
+
+    name: str
+    """Relative to the checkpoint's folder."""
+    bytes: int
+    """Its size."""
+    checksum: str
+    """In hexadecimal, by the manifest's algorithm."""
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds, and which files it is made of."""
+
+    version: int = 1
+    """Of the manifest's own layout."""
+    backend: str
+    """Backend that wrote it."""
+    run: str
+    """Id of the run that wrote it."""
+    step: int
+    """Optimizer steps taken."""
+    consumed_samples: int
+    """Samples that they took from the data."""
+    model: Shape
+    """Shape of the model, see `primus.checkpoint.shape`."""
+    data_fingerprint: str
+    """Identity of the training data."""
+    compiled: bool
+    """Whether the steps were taken by a compiled model."""
+    world_size: int
+    """Processes that wrote it."""
+    torch_version: str
+    """Version of the library that wrote its files."""
+    created: float
+    """Seconds since the epoch."""
+    algorithm: str
+    """Of the checksums."""
+    files: list[FileEntry]
+    """Every file of the checkpoint but the manifest."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+def entry(folder: Path, name: str, algorithm: str) -> FileEntry:
+    """The entry of a file that is completely written."""
+    path = folder / name
+    return FileEntry(name=name, bytes=path.stat().st_size, checksum=checksum(path, algorithm))
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Complete the checkpoint in `folder`; it is on disk, and in one step there for every reader.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path, temporary = folder / NAME, folder / f".{NAME}.tmp"
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(to_json(manifest) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _sync(folder)
+
+
+def read(folder: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None where there is none, which means that the checkpoint is not complete.
+
+    Raises:
+        PrimusError: It is damaged.
+    """
+    try:
+        return msgspec.json.decode((folder / NAME).read_bytes(), type=Manifest)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise PrimusError(f"{folder / NAME}: cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise PrimusError(f"{folder / NAME}: damaged: {error}") from None
+
+
+def damage(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1) -> str:
+    """What is wrong with the files of a checkpoint, empty where nothing is.
+
+    Several processes share the work: each looks at every `parts`-th file, from `part` on.
+    """
+    found = (_file_damage(folder, file, manifest.algorithm) for file in manifest.files[part::parts])
+    return next((problem for problem in found if problem), "")
+
+
+def _file_damage(folder: Path, file: FileEntry, algorithm: str) -> str:
+    try:
+        size = (folder / file.name).stat().st_size
+        if size != file.bytes:
+            return f"{file.name} has {size} bytes instead of {file.bytes}"
+        if checksum(folder / file.name, algorithm) != file.checksum:
+            return f"{file.name} does not have its checksum"
+    except OSError as error:
+        return f"{file.name}: {error.strerror}"
+    return ""
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

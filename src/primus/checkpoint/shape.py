@@ -1,0 +1,55 @@
+"""What decides the names and sizes of a model's weights, to tell whether a checkpoint fits a model."""
+
+from __future__ import annotations
+
+from primus import model
+from primus.config.schema import ModelSpec
+
+Shape = dict[str, int | bool | None]
+"""Fields of a ModelSpec by name, with defaults resolved."""
+
+FIELDS = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "vocab_size",
+    "untie_embeddings_and_output_weights",
+    "add_qkv_bias",
+    "add_bias_linear",
+    "qk_layernorm",
+    "attention_sinks",
+    "num_experts",
+    "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size",
+    "first_k_dense_replace",
+    "moe_router_enable_expert_bias",
+    "multi_latent_attention",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
+    "v_head_dim",
+    "mtp_num_layers",
+)
+"""Fields of a ModelSpec that change a weight's size or whether it exists."""
+
+
+def shape_of(spec: ModelSpec) -> Shape:
+    """The fields of `spec` that decide its weights; equal for two models that differ only in how they are written."""
+    shape = {field: getattr(spec, field) for field in FIELDS}
+    shape["num_query_groups"] = model.num_query_groups(spec)
+    shape["kv_channels"] = model.head_dim(spec)
+    if spec.num_experts:
+        shape["moe_ffn_hidden_size"] = model.expert_ffn_size(spec)
+    return shape
+
+
+def first_difference(saved: Shape, wanted: Shape) -> str | None:
+    """The first field in which two shapes differ, in words: ``hidden_size is 256 there and 512 here``."""
+    for field, value in wanted.items():
+        if field in saved and saved[field] != value:
+            return f"{field} is {saved[field]} there and {value} here"
+    return None
