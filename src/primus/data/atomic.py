@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from primus.errors import PrimusError
 
 POLL_S = 0.1
+CHUNK = 1 << 20
 
 
 def temporary(path: Path) -> Path:
@@ -41,15 +43,35 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write a small file atomically."""
-    written = temporary(path)
+@contextmanager
+def staged(contents: dict[Path, bytes]) -> Iterator[Callable[[], None]]:
+    """Small files on disk under temporary names, and a function that gives them theirs, in order.
+
+    Whatever can fail for lack of space has happened before the block begins.
+    """
+    written = {temporary(path): path for path in contents}
     try:
-        written.write_bytes(content)
-        sync(written)
-        publish(written, path)
+        for name, path in written.items():
+            name.write_bytes(contents[path])
+            sync(name)
+
+        def publish_all() -> None:
+            for name, path in written.items():
+                publish(name, path)
+
+        yield publish_all
     finally:
-        written.unlink(missing_ok=True)
+        for name in written:
+            name.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    """Checksum of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -241,13 +241,13 @@ def _check_tokenizer(data: DataConfig, files: list[TokenFile], vocab_size: int) 
                 "leave tokenizer_model out to use the data's own, or prepare the data with this one",
             )
         _check_size(facts.name, facts.vocab_size, vocab_size)
+    if asked:
+        _check_size(asked.name, asked.vocab_size, vocab_size)
+    path = data.tokenizer_model
+    eod_id = asked.eod_id if asked else None
     if known:
         prefix, facts = known[0]
         path, eod_id = str(prefix.parent / facts.file), facts.eod_id
-    else:
-        path, eod_id = (data.tokenizer_model, asked.eod_id) if asked else (None, None)
-    if asked:
-        _check_size(asked.name, asked.vocab_size, vocab_size)
     if data.eod_mask_loss and eod_id is None:
         raise UsageError("eod_mask_loss: the end-of-document token of the data is not known", "set tokenizer_model")
     return path, eod_id

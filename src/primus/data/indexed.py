@@ -188,6 +188,7 @@ class IndexedWriter:
         self.num_sequences = self.num_documents = self.num_tokens = 0
         self.max_token = -1
         self.checksums: dict[str, str] = {}
+        self.sizes: dict[str, int] = {}
         self._limit = int(np.iinfo(self.dtype).max)
         self._paths = {
             name: atomic.temporary(prefix.with_name(f"{prefix.name}.{name}"))
@@ -242,7 +243,8 @@ class IndexedWriter:
         for name in ("bin", "idx"):
             self._files[name].flush()
             os.fsync(self._files[name].fileno())
-        self.checksums = {"bin": self._digest.hexdigest(), "idx": _sha256(self._paths["idx"])}
+        self.checksums = {"bin": self._digest.hexdigest(), "idx": atomic.sha256(self._paths["idx"])}
+        self.sizes = {name: self._paths[name].stat().st_size for name in ("bin", "idx")}
 
     def commit(self) -> None:
         """Give the files their names: no moment has an .idx that belongs to another .bin."""
@@ -266,11 +268,3 @@ class IndexedWriter:
             end += int(sizes.sum())
         borders.seek(0)
         shutil.copyfileobj(borders, file)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from primus.data import atomic
 from primus.data.indexed import bin_path, idx_path
 from primus.errors import UsageError
 
@@ -42,10 +41,10 @@ class InputFacts(Struct, frozen=True, kw_only=True):
     """Files that were read."""
     bytes: int = 0
     """Their size."""
-    modified_ns: int = 0
-    """Time of the last change of any of them."""
+    version: str = ""
+    """Of a named dataset."""
     sha256: str
-    """Of the file, of the names and checksums of a folder's files, or of a dataset's version."""
+    """Of the names and checksums of its files, or of a dataset's name and version."""
 
 
 class FileFacts(Struct, frozen=True, kw_only=True):
@@ -140,14 +139,13 @@ def read(prefix: Path) -> Manifest | None:
     return manifest
 
 
-def write(prefix: Path, manifest: Manifest) -> None:
-    """Write the manifest of the tokens at `prefix`, atomically."""
-    content = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    atomic.write(manifest_path(prefix), content + b"\n")
+def encoded(manifest: Manifest) -> bytes:
+    """Content of a manifest's file."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def fingerprint(prefix: Path, manifest: Manifest | None) -> str:
-    """Identity of the tokens at `prefix`: their checksums, those of evenly spread samples where there is no manifest."""
+    """Identity of the tokens at `prefix`: their checksums, or without a manifest those of evenly spread samples."""
     if manifest:
         return f"sha256:{_digest(manifest.bin.sha256, manifest.idx.sha256)}"
     return f"sampled-sha256:{_digest(*map(_sampled, (bin_path(prefix), idx_path(prefix))))}"

@@ -29,7 +29,7 @@ def ensure(data: DataConfig, vocab_size: int) -> Path:
     if manifests.read(prefix) is None:
         from primus.data.prepare import Job, prepare
 
-        prepare(Job(dataset=data.dataset, tokenizer=tokenizer, output=output), say=_say)
+        prepare(Job(dataset=data.dataset, tokenizer=tokenizer, output=output, existing="keep"), say=_say)
     return prefix
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,7 +207,7 @@ def _from_hub(name: str) -> Path:
         if isinstance(error, errors.LocalEntryNotFoundError):
             raise _unreachable(name, error) from None
         raise UsageError(f"{name}: this model has no tokenizer.json", "save one with transformers") from None
-    except (OSError, errors.HfHubHTTPError, *_network_errors()) as error:
+    except _network_errors() as error:
         raise _unreachable(name, error) from None
 
 
@@ -218,13 +219,13 @@ def _unreachable(name: str, error: Exception) -> PrimusError:
     )
 
 
-def _network_errors() -> Iterator[type[Exception]]:
-    """Errors of the HTTP client that the installed huggingface_hub uses."""
-    import importlib
-
+def _network_errors() -> tuple[type[Exception], ...]:
+    """Errors of the network, and of the HTTP client that the installed huggingface_hub uses."""
+    found: list[type[Exception]] = [OSError]
     for module, error in (("httpx", "HTTPError"), ("httpx2", "HTTPError"), ("requests", "RequestException")):
         with suppress(ImportError):
-            yield getattr(importlib.import_module(module), error)
+            found.append(getattr(importlib.import_module(module), error))
+    return tuple(found)
 
 
 def _parse(content: bytes, name: str) -> Any:

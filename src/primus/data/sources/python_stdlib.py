@@ -1,0 +1,84 @@
+"""Python's own standard library: the sources and docstrings of the running interpreter, about 11 MB, no download."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+from primus.errors import PrimusError
+
+SKIPPED = frozenset(
+    {
+        "__pycache__",
+        "dist-packages",
+        "encodings",  # tables of code points
+        "idle_test",
+        "idlelib",
+        "pydoc_data",  # read as prose, see `_topics`
+        "site-packages",
+        "test",
+        "tests",
+    }
+)
+"""Folders that are no part of the library, or no text that is worth learning."""
+
+SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
+"""Files and folders that list how this interpreter was built."""
+
+FEWEST_FILES = 100
+
+
+def version() -> str:
+    """Implementation and version whose library this is."""
+    return f"{platform.python_implementation()} {platform.python_version()}"
+
+
+def documents() -> Iterator[str]:
+    """Each module and each topic of the language reference, in an order that mixes packages.
+
+    Raises:
+        PrimusError: This interpreter has no library in source form.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    texts = {f"topic {name}": text for name, text in _topics().items()}
+    names = [*texts, *(str(file.relative_to(root)) for file in _modules(root))]
+    if len(names) - len(texts) < FEWEST_FILES:
+        raise PrimusError(f"{root}: no sources of the standard library", "use another dataset, or another Python")
+    for name in sorted(names, key=_shuffled):
+        yield texts[name] if name in texts else _source(root / name)
+
+
+def _shuffled(name: str) -> str:
+    """Sort key of a fixed order in which neighbours have nothing in common, so that any part is a fair sample."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    if not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        if entry.name in SKIPPED or entry.name.startswith(SKIPPED_PREFIXES):
+            continue
+        if entry.is_dir():
+            yield from _modules(entry)
+        elif entry.suffix == ".py" and entry.stat().st_size:
+            yield entry
+
+
+def _source(path: Path) -> str:
+    """A module's text, in the encoding that it declares."""
+    with tokenize.open(path) as file:
+        return file.read()
+
+
+def _topics() -> dict[str, str]:
+    """Topics of the language reference that ``help()`` shows; none where the interpreter comes without them."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return {}
+    return {str(name): str(text) for name, text in topics.items()}
