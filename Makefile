@@ -1,0 +1,41 @@
+# One door for each thing that a developer does; CI goes through the same ones.
+# VENV=FOLDER uses that environment; else ./primus-cli makes the project's own, with the developers' tools.
+
+VENV ?=
+in_venv = venv="$(or $(VENV),$$(./primus-cli setup --dev))" && PATH="$$venv/bin:$$PATH" &&
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test quick core lint format golden docs bench
+
+help:  ## list these
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup:  ## make the development environment, or bring it up to date
+	@$(in_venv) echo "$$venv"
+
+test: lint  ## every check: the import directions, ruff, mypy, and all tests
+	@$(in_venv) python -m pytest
+
+quick:  ## the tests that take less than about ten seconds each
+	@$(in_venv) python -m pytest -m "not slow"
+
+core:  ## the control plane's tests, without torch, on each Python from 3.10 to 3.13 that is found
+	@sh tests/every_python.sh
+
+lint:  ## the import directions, ruff and mypy
+	@$(in_venv) lint-imports --no-logo
+	@$(in_venv) ruff check
+	@$(in_venv) ruff format --check
+	@$(in_venv) mypy
+
+format:  ## put the code into the form that lint asks for
+	@$(in_venv) ruff check --fix && ruff format
+
+golden:  ## renew the golden files; then read what changed with git diff
+	@$(in_venv) python -m pytest --renew-golden -q
+
+docs:  ## write the pages that are made from the package itself
+	@$(in_venv) python docs/generate.py
+
+bench:  ## measure against peers, and record the results in benchmarks/results
+	@$(in_venv) for program in benchmarks/*.py; do python "$$program" || exit; done
