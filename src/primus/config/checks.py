@@ -66,13 +66,6 @@ def check_lengths(resolved: Resolved) -> None:
             "shorten the sequence, or raise max_position_embeddings and scale its rope",
         )
     optimizer = trainer.optimizer
-    end = optimizer.lr_decay_iters or trainer.training.train_iters
-    if optimizer.lr_warmup_iters and optimizer.lr_warmup_iters >= end and trainer.training.train_iters > 1:
-        raise UsageError(
-            f"{resolved.origins['lr_warmup_iters']}: lr_warmup_iters {optimizer.lr_warmup_iters} leaves nothing of the "
-            f"{end} steps of the schedule",
-            "lower lr_warmup_iters, or raise train_iters or lr_decay_iters",
-        )
     if optimizer.min_lr > optimizer.lr:
         raise UsageError(f"{resolved.origins['min_lr']}: min_lr {optimizer.min_lr} is above lr {optimizer.lr}")
 
