@@ -284,6 +284,9 @@ def test_the_message_names_the_line_where_the_key_was_set() -> None:
     with pytest.raises(UsageError) as caught:
         check(dense(num_query_groups=3), {"num_query_groups": "exp.yaml:12"})
     assert caught.value.problem == "exp.yaml:12: num_query_groups: 3 does not divide num_attention_heads 8"
+    with pytest.raises(UsageError) as caught:
+        check(dense(multi_latent_attention=True), {"kv_lora_rank": "default"})
+    assert caught.value.problem == "kv_lora_rank: latent attention needs it"
 
 
 @pytest.mark.parametrize(

@@ -340,8 +340,9 @@ def parallel_problems(spec: ModelSpec, parallel: ParallelConfig, seq_length: int
 
 def _raise_first(found: Iterator[Problem], origins: Mapping[str, str]) -> None:
     for problem in found:
-        where = f"{origins[problem.key]}: " if problem.key in origins else ""
-        raise UsageError(f"{where}{problem.key}: {problem.text}", problem.hint)
+        where = origins.get(problem.key, "default")
+        place = "" if where == "default" else f"{where}: "
+        raise UsageError(f"{place}{problem.key}: {problem.text}", problem.hint)
 
 
 def _indivisible(key: str, value: int, whole: str, size: int) -> Problem:
