@@ -341,8 +341,8 @@ def parallel_problems(spec: ModelSpec, parallel: ParallelConfig, seq_length: int
 def _raise_first(found: Iterator[Problem], origins: Mapping[str, str]) -> None:
     for problem in found:
         where = origins.get(problem.key, "default")
-        place = "" if where == "default" else f"{where}: "
-        raise UsageError(f"{place}{problem.key}: {problem.text}", problem.hint)
+        key = problem.key if where in ("default", f"--{problem.key}") else f"{where}: {problem.key}"
+        raise UsageError(f"{key}: {problem.text}", problem.hint)
 
 
 def _indivisible(key: str, value: int, whole: str, size: int) -> Problem:
