@@ -1,0 +1,222 @@
+"""A run goes on where it stopped: the same losses, bit by bit, whatever ended it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from primus.errors import PrimusError, UnfitError, UsageError
+from primus.runs import events
+from primus.runs.store import Run
+
+MakeRun = Callable[..., Run]
+Train = Callable[..., Any]
+
+
+def losses(run: Run) -> list[tuple[int, float, float]]:
+    """Step, loss and gradient norm of every step, exactly as recorded."""
+    return [(event["step"], event["loss"], event["grad_norm"]) for event in events.steps(run.events)]
+
+
+def kinds(run: Run, kind: str) -> list[events.Event]:
+    return [event for event in events.read(run.events) if event["kind"] == kind]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_killed_run_goes_on_with_the_losses_of_an_undisturbed_one(
+    make_run: MakeRun, train: Train, start_workers: Callable[..., Any], is_async: bool
+) -> None:
+    settings = {"train_iters": 150, "save_interval": 10, "global_batch_size": 6, "async_save": is_async}
+    killed, undisturbed = make_run("killed", **settings), make_run("undisturbed", **settings)
+    workers = start_workers(killed)
+    workers.wait_for_checkpoint(10)
+    workers.send(signal.SIGKILL)
+    assert workers.wait() == [-signal.SIGKILL]
+    seen = events.steps(killed.events)[-1]["step"]
+    assert seen < 150, "the run was killed on its way"
+
+    train(killed, number=1)
+    train(undisturbed)
+
+    assert kinds(killed, "checkpoint_loaded")[-1]["step"] >= 10
+    assert losses(killed) == losses(undisturbed)
+    assert len(losses(killed)) == 150
+
+
+def test_two_processes_killed_go_on_with_the_losses_of_undisturbed_ones(
+    make_run: MakeRun, start_workers: Callable[..., Any]
+) -> None:
+    settings = {"train_iters": 40, "save_interval": 5, "global_batch_size": 8}
+    killed, undisturbed = make_run("killed", **settings), make_run("undisturbed", **settings)
+    workers = start_workers(killed, world=2)
+    workers.wait_for_checkpoint(5)
+    workers.send(signal.SIGKILL)
+    assert workers.wait() == [-signal.SIGKILL] * 2
+    assert events.steps(killed.events)[-1]["step"] < 40, "the run was killed on its way"
+
+    start_workers(killed, world=2, number=1).succeed()
+    start_workers(undisturbed, world=2).succeed()
+
+    assert kinds(killed, "checkpoint_loaded")[-1]["step"] >= 5
+    assert losses(killed) == losses(undisturbed)
+    assert len(losses(killed)) == 40
+
+
+def test_another_number_of_processes_goes_on_within_rounding(
+    make_run: MakeRun, train: Train, start_workers: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"train_iters": 8, "save_interval": 4, "global_batch_size": 4}
+    run, undisturbed = make_run("run", **settings), make_run("undisturbed", **settings)
+    train(undisturbed)
+    start_workers(run, world=2).succeed()
+    (run.checkpoints / "step_00000008" / "manifest.json").unlink()
+
+    train(run, number=1)
+
+    assert "saved by 2 processes, continued by 1" in capfd.readouterr().out
+    assert kinds(run, "checkpoint_loaded")[-1]["world_size"] == 2
+    for (step, loss, _), (_, expected, _) in zip(losses(run), losses(undisturbed), strict=True):
+        # float32 sums in another order, through eight steps
+        assert loss == pytest.approx(expected, rel=2e-5), f"step {step}"
+
+
+def test_a_signal_ends_the_run_with_a_checkpoint_of_its_last_step(
+    make_run: MakeRun, train: Train, start_workers: Callable[..., Any]
+) -> None:
+    settings = {"train_iters": 200, "global_batch_size": 2}
+    stopped, undisturbed = make_run("stopped", **settings), make_run("undisturbed", **settings)
+    workers = start_workers(stopped)
+    workers.wait_for_step(5)
+    workers.send(signal.SIGTERM)
+    said = workers.succeed()
+
+    (interrupted,) = kinds(stopped, "interrupted")
+    last = events.steps(stopped.events)[-1]["step"]
+    assert interrupted["signal"] == "SIGTERM" and interrupted["step"] == last < 200
+    assert kinds(stopped, "checkpoint_saved")[-1]["step"] == last
+    assert f"SIGTERM: stopping after step {last}" in said
+    train(stopped, number=1)
+    train(undisturbed)
+    assert losses(stopped) == losses(undisturbed)
+
+
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_is_used(
+    make_run: MakeRun, train: Train, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(save_interval=2)
+    train(run)
+    before = losses(run)
+    _damage(run.checkpoints / "step_00000008")
+    capfd.readouterr()
+
+    train(run, number=1)
+
+    said = capfd.readouterr().out
+    assert "checkpoint step_00000008 is passed over: __0_0.distcp does not have its checksum" in said
+    assert kinds(run, "checkpoint_rejected")[-1]["step"] == 8
+    assert kinds(run, "checkpoint_loaded")[-1]["step"] == 6
+    assert losses(run) == before
+
+
+def test_a_checkpoint_without_its_manifest_does_not_count(make_run: MakeRun, train: Train) -> None:
+    run = make_run(save_interval=4)
+    train(run)
+    before = losses(run)
+    (run.checkpoints / "step_00000008" / "manifest.json").unlink()
+    train(run, number=1)
+    assert "not complete" in kinds(run, "checkpoint_rejected")[-1]["reason"]
+    assert kinds(run, "checkpoint_loaded")[-1]["step"] == 4
+    assert losses(run) == before
+
+
+def test_without_a_usable_checkpoint_it_starts_over_and_says_so(
+    make_run: MakeRun, train: Train, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    train(run)
+    before = losses(run)
+    (run.checkpoints / "step_00000008" / "manifest.json").write_text("{")
+    train(run, number=1)
+    said = capfd.readouterr().out
+    assert "manifest.json: damaged" in said and "training starts from scratch" in said
+    assert losses(run) == before
+
+
+def test_a_finished_run_has_nothing_left_to_do(
+    make_run: MakeRun, train: Train, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    train(run)
+    train(run, number=1)
+    assert "nothing to do: 8 of 8 steps are taken" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["checkpoints/step_00000004", "checkpoints", ""])
+def test_load_takes_a_checkpoint_a_folder_of_them_or_a_run(make_run: MakeRun, train: Train, name: str) -> None:
+    first = make_run("first", save_interval=4)
+    train(first)
+    (first.checkpoints / "step_00000008" / "manifest.json").unlink()
+    second = make_run("second", load=str(first.directory / name))
+    train(second)
+    assert losses(second) == losses(first)[4:], "optimizer, schedule and data go on as well"
+
+
+def test_finetune_takes_only_the_weights(make_run: MakeRun, train: Train) -> None:
+    first = make_run("first", train_iters=1, lr_decay_style="constant")
+    train(first)
+    second = make_run("second", train_iters=2, load=str(first.directory), finetune=True)
+    train(second)
+    steps = losses(second)
+    assert [step for step, *_ in steps] == [1, 2]
+    assert steps[0][1] < losses(first)[0][1] - 0.1, "it has learnt the first batch, which comes again"
+
+
+def test_a_checkpoint_of_another_model_names_the_first_field_that_differs(make_run: MakeRun, train: Train) -> None:
+    train(make_run("first"))
+    other = make_run("second", load=str(make_run("first").directory), ffn_hidden_size=96)
+    with pytest.raises(UsageError, match="another model: ffn_hidden_size is 160 there and 96 here"):
+        train(other)
+
+
+def test_a_load_that_leads_nowhere_is_an_error(make_run: MakeRun, train: Train, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no folder"):
+        train(make_run("a", load=str(tmp_path / "nowhere")))
+    with pytest.raises(UsageError, match="no complete checkpoint"):
+        train(make_run("b", load=str(tmp_path)))
+
+
+def test_a_load_of_damaged_checkpoints_does_not_train_from_scratch(make_run: MakeRun, train: Train) -> None:
+    first = make_run("first")
+    train(first)
+    _damage(first.checkpoints / "step_00000008")
+    with pytest.raises(PrimusError, match="is damaged"):
+        train(make_run("second", load=str(first.directory)))
+
+
+def test_a_folder_with_checkpoints_of_another_run_is_refused(make_run: MakeRun, train: Train, tmp_path: Path) -> None:
+    shared = str(tmp_path / "shared")
+    train(make_run("first", save=shared))
+    with pytest.raises(UsageError, match="holds checkpoints of another run, first"):
+        train(make_run("second", save=shared))
+
+
+def test_a_run_does_not_go_on_with_other_data(make_run: MakeRun, train: Train) -> None:
+    run = make_run(save_interval=4)
+    train(run)
+    (run.checkpoints / "step_00000008" / "manifest.json").unlink()
+    manifest = run.checkpoints / "step_00000004" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("mock:", "else:"))
+    with pytest.raises(UnfitError, match="the training data is not that of step_00000004"):
+        train(run, number=1)
+
+
+def _damage(checkpoint: Path) -> None:
+    """Change one byte of a checkpoint's tensors."""
+    file = checkpoint / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
