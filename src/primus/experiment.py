@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from primus import model, registry
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import GROUPS, Experiment
+from primus.config.source import dump
 from primus.runs.files import to_json
 from primus.runs.store import Run
+from primus.secret import MASK, masked
 
 CONFIG_FILE = "config/primus_config.yaml"
 MODEL_FILE = "config/model_config.yaml"
@@ -52,9 +55,7 @@ def _fewest_processes(resolved: Resolved) -> int:
 
 
 def files_of(resolved: Resolved) -> dict[str, str]:
-    """The experiment as the files of a run folder; loading CONFIG_FILE gives the same experiment again."""
-    import yaml
-
+    """The experiment as the files of a run folder, from which `of_run` gives it back; secrets are masked."""
     experiment = resolved.experiment
     trainer = experiment.trainer
     settings: dict[str, Any] = {}
@@ -63,19 +64,22 @@ def files_of(resolved: Resolved) -> dict[str, str]:
             settings |= msgspec.to_builtins(getattr(trainer, group))
     if trainer.backend_args:
         settings["backend_args"] = trainer.backend_args
-    top = {key: getattr(experiment, key) for key in ("work_group", "user_name", "exp_name", "workspace", "env")}
+    top: dict[str, Any] = {key: getattr(experiment, key) for key in ("work_group", "user_name", "exp_name", "workspace")}
+    top["env"] = {name: masked(name, value) for name, value in experiment.env.items()}
     module = {"framework": trainer.framework, "model": Path(MODEL_FILE).name, "overrides": settings}
     whole = {**top, "modules": {experiment.stage: module}}
     return {
-        CONFIG_FILE: yaml.safe_dump(whole, sort_keys=False, allow_unicode=True),
-        MODEL_FILE: yaml.safe_dump(msgspec.to_builtins(trainer.model), sort_keys=False),
+        CONFIG_FILE: dump(whole),
+        MODEL_FILE: dump(msgspec.to_builtins(trainer.model)),
         ORIGINS_FILE: to_json(resolved.origins) + "\n",
     }
 
 
 def of_run(run: Run) -> Resolved:
-    """The experiment that a run folder holds."""
-    return load_experiment(run.directory / CONFIG_FILE, environ=None)
+    """The experiment that a run folder holds; its secret variables are left to today's environment."""
+    resolved = load_experiment(run.directory / CONFIG_FILE, environ=None)
+    env = {name: value for name, value in resolved.experiment.env.items() if MASK not in value}
+    return Resolved(structs.replace(resolved.experiment, env=env), resolved.origins)
 
 
 def experiment_of(run: Run) -> Experiment:

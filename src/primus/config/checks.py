@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from primus.config.load import Resolved
 from primus.config.schema import DataConfig, ParallelConfig
@@ -83,7 +83,7 @@ def check_data(resolved: Resolved) -> None:
         raise UsageError(problem, "set one of dataset, train_data_path (a prefix of .bin/.idx files) and mock_data: true")
     for key in ("train_data_path", "valid_data_path"):
         for prefix in _prefixes(data, key):
-            if not any(Path(candidate).is_file() for candidate in index_candidates(prefix)):
+            if not any(os.path.isfile(candidate) for candidate in index_candidates(prefix)):
                 raise UsageError(
                     f"{resolved.origins[key]}: {key}: no such data: {prefix}.idx",
                     "give the prefix without .bin/.idx; 'data prepare' makes it from text",

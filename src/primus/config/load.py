@@ -5,9 +5,12 @@ Later wins: defaults, model preset, trainer preset, experiment `overrides:`, com
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -47,10 +50,9 @@ def load_experiment(
         UsageError: Anything is wrong with the file, a preset or an override; all problems of one kind are listed.
     """
     tree = _extended(file, environ)
-    typed = parse_overrides(overrides)
-    top, flat = _split_overrides(typed)
     _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
     stage = stage or _only_stage(tree, file)
+    top, flat = _split_overrides(parse_overrides(overrides, stage))
     module = _module(tree, stage, file)
     module |= {key: flat.pop(key) for key in MODULE_KEYS if key in flat}
     settings = _merge(_presets(module, file, environ), _subtree(module, "overrides"))
@@ -94,7 +96,9 @@ def _as_leaves(extends: Leaf | Tree | None) -> list[Leaf]:
     if extends is None:
         return []
     if not isinstance(extends, Leaf):
-        raise UsageError("'extends' must be a file name or a list of them")
+        raise UsageError(f"{_where(extends)}: 'extends' must be a file name or a list of them")
+    if extends.value is None:
+        return []
     names = extends.value if isinstance(extends.value, list) else [extends.value]
     return [Leaf(name, extends.origin, str(name)) for name in names]
 
@@ -104,7 +108,7 @@ def _locate(kind: str | None, name: Leaf, folder: Path) -> Path:
     if not isinstance(name.value, str) or not name.value:
         raise UsageError(f"{name.origin}: expected the name of a file, got {name.value!r}")
     for candidate in (folder / name.value, Path(name.value)):
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # unlike Path.is_file, False for a name that is too long
             return candidate
     if kind is None or "/" in name.value:
         raise UsageError(f"{name.origin}: no such file: {name.value}")
@@ -133,24 +137,29 @@ def _split_overrides(typed: Tree) -> tuple[Tree, Tree]:
 
 
 def _only_stage(tree: Tree, file: Path) -> str:
-    modules = [name for name in _subtree(tree, "modules") if name in STAGES]
+    _reject_unknown_modules(tree)
+    modules = list(_subtree(tree, "modules"))
     if len(modules) == 1:
         return modules[0]
     raise UsageError(f"{file}: 'modules:' must hold one of {', '.join(STAGES)}; it holds {', '.join(modules) or 'none'}")
 
 
 def _module(tree: Tree, stage: str, file: Path) -> Tree:
+    _reject_unknown_modules(tree)
     modules = _subtree(tree, "modules")
-    unknown = [name for name in modules if name not in STAGES]
-    if unknown:
-        raise UsageError(f"{file}: unknown module '{unknown[0]}'", did_you_mean(unknown[0], STAGES))
     if stage not in modules:
         raise UsageError(f"{file}: no module '{stage}'", f"add 'modules: {{{stage}: {{framework, model, overrides}}}}'")
     module = _subtree(modules, stage)
-    _reject_unknown(module, ModuleFile.__struct_fields__, f"module '{stage}'", within="overrides")
+    _reject_unknown(module, ModuleFile.__struct_fields__, f"module '{stage}'")
     if "model" not in module:
         raise UsageError(f"{file}: module '{stage}' names no model", "for example 'model: llama3.1_8B.yaml'")
     return dict(module)
+
+
+def _reject_unknown_modules(tree: Tree) -> None:
+    for name, item in _subtree(tree, "modules").items():
+        if name not in STAGES:
+            raise UsageError(f"{_where(item)}: unknown module '{name}'", did_you_mean(name, STAGES))
 
 
 def _subtree(tree: Tree, key: str) -> Tree:
@@ -162,11 +171,11 @@ def _subtree(tree: Tree, key: str) -> Tree:
     return item
 
 
-def _reject_unknown(tree: Tree, valid: Sequence[str], what: str, within: str | None = None) -> None:
+def _reject_unknown(tree: Tree, valid: Sequence[str], what: str, within: str = "overrides") -> None:
     for key, item in tree.items():
         if key in valid:
             continue
-        hint = f"put it under '{within}:'" if within and key in OWNERS else did_you_mean(key, valid)
+        hint = f"put it under '{within}:'" if key in OWNERS else did_you_mean(key, valid)
         raise UsageError(f"{_where(item)}: unknown key '{key}' in the {what}", hint)
 
 
@@ -184,7 +193,9 @@ def _presets(module: Tree, file: Path, environ: Mapping[str, str] | None) -> Tre
     settings: Tree = {}
     for key, kind in (("model", "models"), ("config", "trainers")):
         name = module.get(key)
-        if isinstance(name, Leaf) and name.value is not None:
+        if isinstance(name, dict):
+            raise UsageError(f"{_where(name)}: '{key}' must be the name of a preset", "its values go under 'overrides:'")
+        if name is not None and name.value is not None:
             settings = _merge(settings, _extended(_locate(kind, name, file.parent), environ, kind))
     return settings
 
@@ -197,7 +208,8 @@ def _trainer(module: Tree, settings: Tree) -> tuple[Trainer, dict[str, str]]:
         groups[group], group_origins = _group(group, settings)
         origins |= group_origins
     framework = module.get("framework", Leaf("native", DEFAULT))
-    assert isinstance(framework, Leaf)
+    if not isinstance(framework, Leaf):
+        raise UsageError(f"{_where(framework)}: 'framework' must be the name of a backend")
     origins |= {"framework": framework.origin, "model": _where(module["model"])}
     backend_args = _subtree(settings, "backend_args")
     origins |= {f"backend_args.{key}": _where(item) for key, item in backend_args.items()}
@@ -237,7 +249,7 @@ def _group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
         try:
             values[field.name] = _converted(item, field.type)
         except msgspec.ValidationError as error:
-            problems.append(f"{_where(item)}: {field.name}: {_conversion_problem(item, error)}")
+            problems.append(f"{_where(item)}: {field.name}: {_conversion_problem(item, field.type, error)}")
     if problems:
         raise UsageError("\n".join(problems))
     return GROUPS[group](**values), origins
@@ -248,20 +260,39 @@ def _converted(item: Leaf | Tree, kind: Any) -> Any:
     if not isinstance(item, Leaf):
         return msgspec.convert(plain(item), kind)
     value = item.value
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        if isinstance(value, float) and value.is_integer():
-            return msgspec.convert(int(value), kind)
-        if item.typed:
-            return msgspec.convert(item.text, kind)
-        raise
+    if isinstance(value, float) and not math.isfinite(value):
+        raise msgspec.ValidationError("expected a finite number")
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise msgspec.ValidationError(f"expected int <= {_LARGEST}")
+    candidates = [value]
+    candidates += [int(value)] if isinstance(value, float) and value.is_integer() else []
+    candidates += [item.text] if item.typed else []
+    problem: msgspec.ValidationError | None = None
+    for candidate in candidates:
+        try:
+            return msgspec.convert(candidate, kind)
+        except msgspec.ValidationError as error:
+            problem = problem or error
+    assert problem
+    raise problem
 
 
-def _conversion_problem(item: Leaf | Tree, error: msgspec.ValidationError) -> str:
-    reason = str(error).replace("`", "").replace("Expected", "expected")
-    got = item.value if isinstance(item, Leaf) else "a mapping"
-    return f"{reason.split(' - at')[0]} ({got!r})"
+_LARGEST = 2**63 - 1
+"""Largest integer of JSON readers and of tensors."""
+
+
+def _conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationError) -> str:
+    reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
+    if not isinstance(item, Leaf):
+        return f"{reason} (a mapping)"
+    if reason.startswith("Invalid enum value"):
+        choices = [choice for option in _alternatives(kind) for choice in get_args(option)]
+        return f"{item.value!r} is not possible; {did_you_mean(str(item.value), choices)}"
+    return f"{reason} ({item.value!r})"
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _experiment(
@@ -276,11 +307,15 @@ def _experiment(
             try:
                 values[key] = _converted(item, fields[key].type)
             except msgspec.ValidationError as error:
-                raise UsageError(f"{_where(item)}: {key}: {_conversion_problem(item, error)}") from None
+                raise UsageError(f"{_where(item)}: {key}: {_conversion_problem(item, fields[key].type, error)}") from None
     env = _merge(_subtree(tree, "env"), _subtree(top, "env"))
     for name, item in env.items():
         if not isinstance(item, Leaf) or isinstance(item.value, list):
             raise UsageError(f"{_where(item)}: env.{name}: a variable's value must be a scalar")
+        if not name or "=" in name or "\0" in name:
+            raise UsageError(f"{_where(item)}: env: {name!r} is not the name of a variable")
+        if "\0" in item.text:
+            raise UsageError(f"{_where(item)}: env.{name}: a variable cannot hold a NUL character")
     origins |= {f"env.{name}": _where(item) for name, item in env.items()}
     values["env"] = {name: _variable(item) for name, item in env.items()}
     _check_name(values["exp_name"], origins["exp_name"])
@@ -294,5 +329,6 @@ def _variable(item: Leaf | Tree) -> str:
 
 def _check_name(exp_name: str, origin: str) -> None:
     """An experiment's name is one folder's name."""
-    if not exp_name or "/" in exp_name or exp_name in (".", "..") or "\0" in exp_name:
+    fits = 0 < len(os.fsencode(exp_name)) <= 200 and not set(exp_name) & set("/\0\n")
+    if not fits or exp_name in (".", ".."):
         raise UsageError(f"{origin}: exp_name {exp_name!r} cannot name a folder", "use letters, digits, '.', '_' and '-'")

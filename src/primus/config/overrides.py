@@ -13,14 +13,22 @@ _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
 _FILE_PREFIX = re.compile(r"modules\.(pre_trainer|post_trainer|sft_trainer)\.(overrides\.)?")
 
 
-def parse_overrides(words: Sequence[str]) -> Tree:
+def parse_overrides(words: Sequence[str], stage: str | None = None) -> Tree:
     """Overrides by name; values are read as YAML scalars, a flag without a value is true.
 
+    Args:
+        words: The command line.
+        stage: The module that is changed; a name that begins ``modules.<another>.`` is refused.
+
     Raises:
-        UsageError: A word is neither an option nor an assignment.
+        UsageError: A word is neither an option nor an assignment, or changes another module.
     """
     tree: Tree = {}
     rest = list(words)
+    for word in rest:
+        other = _FILE_PREFIX.match(word.removeprefix("--"))
+        if other and stage not in (None, other[1]):
+            raise UsageError(f"{word.split('=')[0]}: the module is '{stage}', not '{other[1]}'")
     while rest:
         word = rest.pop(0)
         is_option = word.startswith("--") and len(word) > 2

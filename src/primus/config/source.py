@@ -13,13 +13,15 @@ from msgspec import Struct
 from primus.errors import UsageError
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NOT_OURS = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
+"""What YAML 1.1 reads otherwise than people mean it: `1e-5` as text, `1:30` and `010` as numbers, `2024-01-01` as a date."""
 
 
 class _Loader(_Base):  # type: ignore[misc]
-    """PyYAML's safe loader with YAML 1.2 floats, so that `1e-5` is a number."""
+    """PyYAML's safe loader with the numbers of YAML 1.2, so that `1e-5` is one."""
 
     yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NOT_OURS]
         for first, resolvers in _Base.yaml_implicit_resolvers.items()
     }
 
@@ -29,6 +31,24 @@ _Loader.add_implicit_resolver(
     re.compile(r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
     list("-+0123456789."),
 )
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][\d_]*)$|0x[0-9a-fA-F]+$"), list("-+0123456789")
+)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what the loader would not read as text."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+    def text(self, value: str) -> yaml.ScalarNode:
+        """A string; the line breaks that YAML 1.1 alone knows are escaped, since loaders differ on them."""
+        style = '"' if _RARE_BREAK.search(value) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_RARE_BREAK = re.compile("[\\x85\\u2028\\u2029\\ufeff]")
+_Dumper.add_representer(str, _Dumper.text)
 
 
 class Leaf(Struct, frozen=True):
@@ -67,6 +87,8 @@ def read(path: Path, environ: Mapping[str, str] | None, shown: str | None = None
         if not isinstance(node, yaml.MappingNode):
             raise UsageError(f"{shown}:{node.start_mark.line + 1}: expected keys and values, found a {node.id}")
         return _Reader(loader, shown, environ).mapping(node)
+    except RecursionError:
+        raise UsageError(f"{shown}: a value contains itself, or is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         raise UsageError(_syntax_problem(shown, text, error)) from None
     except yaml.YAMLError as error:
@@ -79,8 +101,13 @@ def scalar(text: str) -> Any:
     """`text` read as a YAML value: `1e-4` is a number, `null` is None; text that is not YAML stays text."""
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a safe loader
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError, ValueError):
         return text
+
+
+def dump(value: Any) -> str:
+    """`value` as YAML that `read` gives back unchanged."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def display(path: Path) -> str:
@@ -121,11 +148,15 @@ class _Reader:
 
     def mapping(self, node: yaml.MappingNode) -> Tree:
         tree: Tree = {}
+        own = [id(key_node) for key_node, _ in node.value]
         self.loader.flatten_mapping(node)
+        seen: set[str] = set()
         for key_node, value_node in node.value:
             key = str(self.loader.construct_object(key_node, deep=True))
-            if key in tree:
+            if key in seen:
                 raise UsageError(f"{self.where(key_node)}: key '{key}' is given twice")
+            if id(key_node) in own:  # those that `<<` merges in may be given again
+                seen.add(key)
             tree[key] = self.mapping(value_node) if isinstance(value_node, yaml.MappingNode) else self.leaf(value_node)
         return tree
 
@@ -161,7 +192,7 @@ def plain(tree: Tree) -> dict[str, Any]:
     return {key: item.value if isinstance(item, Leaf) else plain(item) for key, item in tree.items()}
 
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(:|\})")
+_VARIABLE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(:|\}))?")
 
 
 def substitute(text: str, environ: Mapping[str, str], where: str) -> tuple[str, list[str]]:
@@ -173,13 +204,15 @@ def substitute(text: str, environ: Mapping[str, str], where: str) -> tuple[str, 
         The text, and the names of the variables that were found in `environ`.
 
     Raises:
-        UsageError: A variable without default is not set, or a brace is not closed.
+        UsageError: A variable without default is not set, `${` begins none, or a brace is not closed.
     """
     parts: list[str] = []
     used: list[str] = []
     position = 0
     for match in iter(lambda: _VARIABLE.search(text, position), None):
         name, after = match.groups()
+        if name is None:
+            raise UsageError(f"{where}: '${{' begins no variable in {text!r}", "write ${NAME} or ${NAME:default}")
         parts.append(text[position : match.start()])
         end = match.end() if after == "}" else _closing_brace(text, match.end(), where)
         if name in environ:

@@ -1,0 +1,387 @@
+"""An experiment is its file over its presets under the command line, and every value says where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from primus.config.load import Resolved, load_experiment
+from primus.errors import UsageError
+
+Write = Callable[..., Path]
+
+SMALL = """\
+exp_name: small
+modules:
+  pre_trainer:
+    model: tiny.yaml
+    overrides:
+      mock_data: true
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "exp.yaml") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return Path(name)
+
+    return write
+
+
+def load(file: Path, *overrides: str, **environ: str) -> Resolved:
+    return load_experiment(file, overrides, environ=environ)
+
+
+def module(body: str) -> str:
+    """An experiment file whose module holds `body`, whose first line is line 4."""
+    return "exp_name: small\nmodules:\n  pre_trainer:\n" + "".join(f"    {line}\n" for line in body.splitlines())
+
+
+def problem_of(call: Callable[[], object]) -> str:
+    with pytest.raises(UsageError) as caught:
+        call()
+    return str(caught.value)
+
+
+# -- where values come from --
+
+
+def test_each_kind_of_origin_is_told(write: Write) -> None:
+    file = write(
+        "work_group: ${TEAM:us}\nuser_name: ${WHO}\nenv: {A: 1}\n"
+        + module("model: tiny.yaml\nconfig: pre_trainer.yaml\noverrides:\n  mock_data: true\n  seed: ${SEED:5}")
+    )
+    origins = load(file, "--lr", "1e-4", "env.B=2", WHO="ann").origins
+    expected = {
+        "work_group": "exp.yaml:1",
+        "user_name": "$WHO",
+        "env.A": "exp.yaml:3",
+        "env.B": "--env.B",
+        "model": "exp.yaml:7",
+        "framework": "default",
+        "num_layers": "preset:tiny.yaml:2",
+        "train_iters": "preset:pre_trainer.yaml:2",
+        "mock_data": "exp.yaml:10",
+        "seed": "exp.yaml:11",
+        "lr": "--lr",
+        "clip_grad": "default",
+        "workspace": "default",
+    }
+    assert {key: origins[key] for key in expected} == expected
+
+
+def test_the_command_line_wins_over_the_file_over_the_trainer_preset_over_the_model_preset(write: Write) -> None:
+    write(
+        "num_layers: 1\nhidden_size: 8\nffn_hidden_size: 8\nnum_attention_heads: 2\nvocab_size: 9\nseq_length: 8",
+        "m.yaml",
+    )
+    write("num_layers: 2\nseq_length: 16\nlr: 1.0e-3\ntrain_iters: 1", "t.yaml")
+    file = write(module("model: m.yaml\nconfig: t.yaml\noverrides:\n  seq_length: 32\n  lr: 1.0e-2"))
+    trainer = load(file, "--lr=0.1").experiment.trainer
+    assert trainer.model.hidden_size == 8
+    assert trainer.model.num_layers == 2
+    assert trainer.training.train_iters == 1
+    assert trainer.training.seq_length == 32
+    assert trainer.optimizer.lr == 0.1
+
+
+# -- extends --
+
+
+def test_extends_of_a_list_lets_later_files_win_and_the_file_itself_most(write: Write) -> None:
+    write("work_group: a\nuser_name: a\nexp_name: a\nenv: {X: a, Y: a}", "a.yaml")
+    write("user_name: b\nexp_name: b\nenv: {Y: b}", "b.yaml")
+    file = write("extends: [a.yaml, b.yaml]\n" + SMALL.replace("exp_name: small", "exp_name: own"))
+    asked = load(file).experiment
+    assert (asked.work_group, asked.user_name, asked.exp_name, asked.env) == ("a", "b", "own", {"X": "a", "Y": "b"})
+
+
+def test_extends_is_followed_from_the_folder_of_the_file_that_names_it(write: Write) -> None:
+    write("user_name: far\n", "shared/site/base.yaml")
+    write("extends: site/base.yaml\nwork_group: near\n", "shared/team.yaml")
+    file = write("extends: ../shared/team.yaml\n" + SMALL, "mine/exp.yaml")
+    resolved = load(file)
+    assert (resolved.experiment.user_name, resolved.experiment.work_group) == ("far", "near")
+    assert resolved.origins["user_name"] == "mine/../shared/site/base.yaml:1"
+
+
+def test_overrides_merge_through_extends_and_lists_replace(write: Write) -> None:
+    write(module("model: tiny.yaml\noverrides:\n  lr: 0.1\n  train_data_path: [0.5, a, 0.5, b]"), "base.yaml")
+    file = write("extends: base.yaml\n" + module("overrides:\n  seed: 1\n  train_data_path: [c]"))
+    trainer = load(file).experiment.trainer
+    assert (trainer.optimizer.lr, trainer.training.seed, trainer.data.train_data_path) == (0.1, 1, ["c"])
+
+
+def test_a_preset_may_extend_a_shipped_one(write: Write) -> None:
+    write("extends: llama3.1_8B.yaml\nnum_layers: 3\n", "mine.yaml")
+    spec = load(write(module("model: mine.yaml\noverrides: {mock_data: true}"))).experiment.trainer.model
+    assert (spec.num_layers, spec.hidden_size, spec.rope_type) == (3, 4096, "llama3")
+
+
+def test_a_cycle_of_extends_is_named(write: Write) -> None:
+    write("extends: exp.yaml\n", "b.yaml")
+    file = write("extends: b.yaml\n" + SMALL)
+    assert "extends itself through exp.yaml -> b.yaml" in problem_of(lambda: load(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("extends: none.yaml\n", "exp.yaml:1: no such file: none.yaml"),
+        ("extends: 3\n", "exp.yaml:1: expected the name of a file, got 3"),
+        ("extends: [[a]]\n", "exp.yaml:1: expected the name of a file, got ['a']"),
+        ("extends: {a: b}\n", "exp.yaml:1: 'extends' must be a file name or a list of them"),
+    ],
+)
+def test_a_wrong_extends_is_named_with_its_line(write: Write, text: str, problem: str) -> None:
+    assert problem_of(lambda: load(write(text + SMALL))) == problem
+
+
+@pytest.mark.parametrize("text", ["extends:\n", "extends: []\n"])
+def test_an_empty_extends_extends_nothing(write: Write, text: str) -> None:
+    assert load(write(text + SMALL)).experiment.exp_name == "small"
+
+
+# -- what is wrong --
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"),
+    [
+        ("exp_nam: x\n" + SMALL, "exp.yaml:1: unknown key 'exp_nam' in the experiment file", "'exp_name'"),
+        ("lr: 1\n" + SMALL, "exp.yaml:1: unknown key 'lr' in the experiment file", "under 'overrides:'"),
+        (
+            module("model: tiny.yaml\nmodell: x"),
+            "exp.yaml:5: unknown key 'modell' in the module 'pre_trainer'",
+            "'model'",
+        ),
+        (module("model: tiny.yaml\nlr: 1"), "exp.yaml:5: unknown key 'lr' in the module 'pre_trainer'", "'overrides:'"),
+        (
+            module("model: tiny.yaml\noverrides:\n  lrr: 1"),
+            "exp.yaml:6: unknown key 'lrr'; did you mean 'lr'?",
+            "backend_args",
+        ),
+        (
+            module("model: tiny.yaml\noverrides:\n  training: {lr: 1}"),
+            "exp.yaml:6: unknown key 'training'; keys stand",
+            "",
+        ),
+        ("modules:\n  pretrainer: {model: tiny}\n", "exp.yaml:2: unknown module 'pretrainer'", "'pre_trainer'"),
+        ("modules: 3\n", "exp.yaml:1: 'modules' must hold keys and values, not 3", ""),
+        ("exp_name: a\n", "exp.yaml: 'modules:' must hold one of pre_trainer", ""),
+        ("modules:\n", "exp.yaml: 'modules:' must hold one of pre_trainer", ""),
+        (module("framework: native"), "exp.yaml: module 'pre_trainer' names no model", "llama3.1_8B.yaml"),
+        (module("model: llama3.1_8"), "exp.yaml:4: no model 'llama3.1_8'", "'llama3.1_8B'"),
+        (module("model: dir/x.yaml"), "exp.yaml:4: no such file: dir/x.yaml", ""),
+        (module("model: 8"), "exp.yaml:4: expected the name of a file, got 8", ""),
+        (module("model: {num_layers: 2}"), "exp.yaml:4: 'model' must be the name of a preset", "overrides"),
+        (module("model: tiny\nframework: {a: 1}"), "exp.yaml:5: 'framework' must be the name of a backend", ""),
+        (module("model: tiny\nconfig: pretrainer"), "exp.yaml:5: no trainer 'pretrainer'", "'pre_trainer'"),
+        ("exp_name: a/b\n" + SMALL[16:], "exp.yaml:1: exp_name 'a/b' cannot name a folder", "letters"),
+        ("exp_name: " + 300 * "x" + "\n" + SMALL[16:], "exp.yaml:1: exp_name 'xxxx", "letters"),
+        ("exp_name: [a]\n" + SMALL[16:], "exp.yaml:1: exp_name: expected str, got array (['a'])", ""),
+        ("exp_name: {a: b}\n" + SMALL[16:], "exp.yaml:1: exp_name: expected str, got object (a mapping)", ""),
+        ("env: {X: [1]}\n" + SMALL, "exp.yaml:1: env.X: a variable's value must be a scalar", ""),
+        ("env: {X: {a: b}}\n" + SMALL, "exp.yaml:1: env.X: a variable's value must be a scalar", ""),
+        ('env: {X: "a\\0b"}\n' + SMALL, "exp.yaml:1: env.X: a variable cannot hold a NUL character", ""),
+        ("env: {A=B: 1}\n" + SMALL, "exp.yaml:1: env: 'A=B' is not the name of a variable", ""),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_line_and_the_nearest_name(
+    write: Write, text: str, problem: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(write(text))
+    assert caught.value.problem.startswith(problem)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("train_iters: ten", "train_iters: expected int, got str ('ten')"),
+        ("train_iters: 0", "train_iters: expected int >= 1 (0)"),
+        ("train_iters: 1.5", "train_iters: expected int, got float (1.5)"),
+        ("train_iters: true", "train_iters: expected int, got bool (True)"),
+        ("train_iters: null", "train_iters: expected int, got null (None)"),
+        ("train_iters: [1]", "train_iters: expected int, got array ([1])"),
+        ("train_iters: {a: 1}", "train_iters: expected int, got object (a mapping)"),
+        (
+            "train_iters: 99999999999999999999",
+            "train_iters: expected int <= 9223372036854775807 (99999999999999999999)",
+        ),
+        ("bf16: 1", "bf16: expected bool, got int (1)"),
+        ("bf16: 'true'", "bf16: expected bool, got str ('true')"),
+        ("lr: fast", "lr: expected float, got str ('fast')"),
+        ("lr: -1", "lr: expected float > 0.0 (-1)"),
+        ("lr: .inf", "lr: expected a finite number (inf)"),
+        ("lr: .nan", "lr: expected a finite number (nan)"),
+        ("lr_decay_style: cosin", "lr_decay_style: 'cosin' is not possible; did you mean 'cosine'?"),
+        ("dataset: 5", "dataset: expected "),
+        ("train_data_path: [1, {a: 2}]", "train_data_path: expected "),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_line_and_what_was_expected(write: Write, line: str, problem: str) -> None:
+    file = write(module(f"model: tiny.yaml\noverrides:\n  {line}"))
+    assert problem_of(lambda: load(file)).startswith(f"exp.yaml:6: {problem}")
+
+
+def test_all_unknown_keys_are_listed_at_once(write: Write) -> None:
+    file = write(module("model: tiny.yaml\noverrides:\n  lrr: 1\n  sead: 2"))
+    found = problem_of(lambda: load(file))
+    assert "exp.yaml:6: unknown key 'lrr'" in found
+    assert "exp.yaml:7: unknown key 'sead'; did you mean 'seed'?" in found
+
+
+def test_an_integral_float_is_an_integer(write: Write) -> None:
+    trainer = load(write(SMALL), "--train_iters=1e3", "seq_length=128.0").experiment.trainer
+    assert (trainer.training.train_iters, trainer.training.seq_length) == (1000, 128)
+    assert type(trainer.training.train_iters) is int
+
+
+def test_two_modules_need_a_choice(write: Write) -> None:
+    both = "modules:\n  pre_trainer: {model: tiny}\n  sft_trainer: {model: tiny, overrides: {seed: 7}}\n"
+    assert "it holds pre_trainer, sft_trainer" in problem_of(lambda: load(write(both)))
+    found = load_experiment(write(both), environ={}, stage="sft_trainer").experiment
+    assert (found.stage, found.trainer.training.seed) == ("sft_trainer", 7)
+    assert "no module 'post_trainer'" in problem_of(
+        lambda: load_experiment(write(both), environ={}, stage="post_trainer")
+    )
+
+
+# -- variables of the workers --
+
+
+def test_variables_are_text_exactly_as_written(write: Write) -> None:
+    file = write("env:\n  A: 010\n  B: 1e3\n  C: yes\n  D:\n  E: 'a # b'\n  F: ${V:1_0}\n" + SMALL)
+    env = load(file, "env.G=0x1", "--env.H", "null").experiment.env
+    assert env == {"A": "010", "B": "1e3", "C": "yes", "D": "", "E": "a # b", "F": "1_0", "G": "0x1", "H": ""}
+
+
+def test_a_typed_variable_keeps_its_spelling_and_wins(write: Write) -> None:
+    file = write("env: {NCCL_IB_HCA: 'mlx5_0,mlx5_1', A-B: 1}\n" + SMALL)
+    env = load(file, "--env.NCCL_IB_HCA", "mlx5_2,mlx5_3").experiment.env
+    assert env == {"NCCL_IB_HCA": "mlx5_2,mlx5_3", "A-B": "1"}
+
+
+# -- the command line --
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--train_iters", "10"],
+        ["--train-iters", "10"],
+        ["--train_iters=10"],
+        ["--train-iters=10"],
+        ["train_iters=10"],
+        ["train-iters=10"],
+        ["modules.pre_trainer.overrides.train_iters=10"],
+        ["--modules.pre_trainer.overrides.train_iters", "10"],
+        ["--train_iters", "5", "--train_iters", "10"],
+        ["--train_iters", "1e1"],
+    ],
+)
+def test_every_way_to_type_an_override_means_the_same(write: Write, words: list[str]) -> None:
+    assert load(write(SMALL), *words).experiment.trainer.training.train_iters == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--bf16"], True),
+        (["--no-bf16"], False),
+        (["--no_bf16"], False),
+        (["--bf16=false"], False),
+        (["--bf16", "no"], False),
+        (["bf16=True"], True),
+        (["--no-bf16", "--bf16"], True),
+        (["--bf16", "train_iters=3"], True),
+        (["--bf16", "--train_iters", "3"], True),
+    ],
+)
+def test_a_flag_needs_no_value_and_can_be_negated(write: Write, words: list[str], value: bool) -> None:
+    assert load(write(SMALL), *words).experiment.trainer.training.bf16 is value
+
+
+def test_overrides_are_read_as_yaml_scalars(write: Write) -> None:
+    trainer = load(
+        write(SMALL),
+        *("--lr", "1e-4", "global_batch_size=null", "--train_data_path", "[0.3, a, 0.7, b]", "tokenizer_model=12"),
+        *("--split=98,2,0", "--sample_prompt", "a=b", "--dataset", "1e5", "--load", "null"),
+    ).experiment.trainer
+    assert trainer.optimizer.lr == 1e-4
+    assert trainer.training.global_batch_size is None
+    assert trainer.data.train_data_path == [0.3, "a", 0.7, "b"]
+    assert trainer.data.tokenizer_model == "12"
+    assert trainer.data.split == "98,2,0"
+    assert trainer.logging.sample_prompt == "a=b"
+    assert trainer.data.dataset == "1e5"
+    assert trainer.checkpoint.load is None
+
+
+def test_keys_of_the_experiment_itself_can_be_typed(write: Write) -> None:
+    words = (
+        "--workspace",
+        "/tmp/w",
+        "--exp_name",
+        "2024",
+        "user_name=1e5",
+        "--work-group=a b",
+        "env.A_b=1",
+        "--env.C-d=",
+    )
+    asked = load(write(SMALL), *words).experiment
+    assert (asked.workspace, asked.exp_name, asked.user_name, asked.work_group) == ("/tmp/w", "2024", "1e5", "a b")
+    assert asked.env == {"A_b": "1", "C-d": ""}
+
+
+def test_the_module_itself_can_be_typed(write: Write) -> None:
+    trainer = load(write(SMALL), "--model", "llama_quickstart", "--framework=other", "num_layers=3").experiment.trainer
+    assert (trainer.framework, trainer.model.hidden_size, trainer.model.num_layers) == ("other", 256, 3)
+
+
+def test_a_dotted_name_reaches_into_backend_args(write: Write) -> None:
+    resolved = load(write(SMALL), "--backend_args.metrics.log_freq", "3", "backend_args.metrics.on=true")
+    assert resolved.experiment.trainer.backend_args == {"metrics": {"log_freq": 3, "on": True}}
+    assert resolved.origins["backend_args.metrics"] == "--backend_args.metrics.log_freq"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--train_iter", "5"], "--train_iter: unknown key 'train_iter'; did you mean 'train_iters'?"),
+        (["train_iters"], "unexpected word 'train_iters'\n  overrides are written --name value or name=value"),
+        (["--train_iters", "5", "6"], "unexpected word '6'"),
+        (["--train_iters", "--lr", "1"], "--train_iters: train_iters: expected int, got bool (True)"),
+        (["--train_iters", "ten"], "--train_iters: train_iters: expected int, got str ('ten')"),
+        (["--train_iters=1.5"], "--train_iters: train_iters: expected int, got float (1.5)"),
+        (["--lr", "-1"], "--lr: lr: expected float > 0.0 (-1)"),
+        (["--lr.x", "1"], "--lr.x: lr: expected float, got object (a mapping)"),
+        (["--lr=1", "--lr.x=1"], "--lr.x: 'lr' already has a value"),
+        (["--training.lr=1"], "--training.lr: unknown key 'training'; keys stand directly under 'overrides:'"),
+        (["--model.num_layers=1"], "--model.num_layers: 'model' must be the name of a preset"),
+        (["--modules.post_trainer.overrides.lr=1"], "--modules.post_trainer.overrides.lr: the module is 'pre_trainer'"),
+        (["-x"], "unexpected word '-x'"),
+        (["="], "unexpected word '='"),
+        (["--"], "unexpected word '--'"),
+        (["--exp_name="], "--exp_name: exp_name '' cannot name a folder"),
+        (["--exp_name", ".."], "--exp_name: exp_name '..' cannot name a folder"),
+        (["--model", "x" * 300], "--model: no"),
+    ],
+)
+def test_a_wrong_override_is_named_as_it_was_typed(write: Write, words: list[str], problem: str) -> None:
+    assert problem_of(lambda: load(write(SMALL), *words)).startswith(problem)
+
+
+def test_an_override_of_a_file_changes_nothing_in_it(write: Write) -> None:
+    file = write(SMALL)
+    load(file, "--lr", "1")
+    assert file.read_text() == SMALL

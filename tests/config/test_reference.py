@@ -1,0 +1,118 @@
+"""Help, JSON Schema and the reference page come from the schema, and agree with what the loader takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from primus.config import reference
+from primus.config.docs import field_docs, summary
+from primus.config.load import TOP_KEYS
+from primus.config.schema import GROUPS, OWNERS, Experiment, ExperimentFile, ModuleFile, Trainer
+from primus.config.source import plain, read
+
+ROOT = Path(__file__).parents[2]
+PAGE = "../../docs/reference/configuration.md"
+"""The reference page, seen from tests/golden."""
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+STRUCTS = [*GROUPS.values(), Experiment, ExperimentFile, ModuleFile, Trainer]
+
+
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    schema = reference.json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def experiment(**overrides: Any) -> dict[str, Any]:
+    return {"exp_name": "x", "modules": {"pre_trainer": {"model": "tiny.yaml", "overrides": overrides}}}
+
+
+@pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
+def test_every_key_says_in_a_sentence_what_it_means(struct: type) -> None:
+    docs = field_docs(struct)
+    assert summary(struct).endswith(".")
+    for name in struct.__struct_fields__:
+        assert docs.get(name, "").rstrip("`)").endswith((".", "...")), f"{struct.__name__}.{name}"
+
+
+def test_each_key_belongs_to_one_group_and_to_no_level_above() -> None:
+    names = [name for group in GROUPS.values() for name in group.__struct_fields__]
+    assert len(names) == len(set(names))
+    assert not set(names) & {*TOP_KEYS, "env", "extends", "modules", "framework", "config", "overrides", "backend_args"}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_json_schema_accepts_every_example(validator: Any, path: Path) -> None:
+    validator.validate(plain(read(path, environ=None)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        experiment(lr=1, bf16=False, global_batch_size=None, compile="auto"),
+        experiment(lr="${LR:1e-4}", train_iters="${N}"),
+        experiment(train_data_path=[0.5, "a", 0.5, "b"], backend_args={"anything": [1]}),
+        {"modules": {"sft_trainer": {"model": "tiny"}}, "extends": ["a.yaml"], "env": {"A": "1"}},
+    ],
+)
+def test_the_json_schema_accepts_what_the_loader_accepts(validator: Any, value: dict[str, Any]) -> None:
+    validator.validate(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        experiment(lrr=1),
+        experiment(lr="fast"),
+        experiment(train_iters=0),
+        experiment(lr_decay_style="cosin"),
+        {"modules": {"pretrainer": {"model": "tiny"}}},
+        {"modules": {"pre_trainer": {"model": "tiny", "lr": 1}}},
+        {"modules": {"pre_trainer": {}}},
+        {"exp_name": "x"},
+        experiment() | {"lr": 1},
+    ],
+)
+def test_the_json_schema_refuses_what_the_loader_refuses(validator: Any, value: dict[str, Any]) -> None:
+    assert not validator.is_valid(value)
+
+
+def test_the_reference_page_is_current(golden: Callable[[str, str], None]) -> None:
+    golden(PAGE, reference.markdown() + "\n")
+
+
+def test_the_reference_names_every_key_once() -> None:
+    page = reference.markdown()
+    assert {name: page.count(f"\n| `{name}` |") for name in OWNERS} == dict.fromkeys(OWNERS, 1)
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in page.splitlines() if line.startswith("|"))
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("train_iters", "integer >= 1"),
+        ("global_batch_size", "integer >= 1 or null"),
+        ("lr", "number > 0"),
+        ("adam_beta1", "number >= 0 and <= 1"),
+        ("compile", "boolean or `auto`"),
+        ("lr_decay_style", "`WSD` or `constant` or `cosine` or `linear`"),
+        ("train_data_path", "string or list or null"),
+        ("dataset", "string or null"),
+    ],
+)
+def test_a_type_is_named_as_people_read_it(key: str, shown: str) -> None:
+    kinds = {field.name: field.type for field in _fields(GROUPS[OWNERS[key]])}
+    assert set(reference.type_name(kinds[key]).split(" or ")) == set(shown.split(" or "))
+
+
+def _fields(struct: Any) -> Any:
+    from msgspec import structs
+
+    return structs.fields(struct)

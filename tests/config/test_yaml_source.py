@@ -1,0 +1,173 @@
+"""YAML text becomes values that know where they were written; what is wrong is said with its line."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from primus.config.source import Leaf, dump, plain, read, scalar, substitute
+from primus.errors import UsageError
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str | bytes, name: str = "exp.yaml") -> Path:
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("2E3", 2000.0),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("-7", -7),
+        ("1_000", 1000),
+        ("0x10", 16),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("true", True),
+        ("off", False),
+        ("[1, 2e3, a]", [1, 2000.0, "a"]),
+        ("'12'", "12"),
+        ("1:30", "1:30"),
+        ("010", "010"),
+        ("2024-01-01", "2024-01-01"),
+        ("2024-13-45", "2024-13-45"),
+        ("1e", "1e"),
+        ("=", "="),
+        ("[1,", "[1,"),
+        ("%x", "%x"),
+        ("!!python/object:os.system x", "!!python/object:os.system x"),
+    ],
+)
+def test_a_word_is_read_as_people_mean_it(text: str, value: Any) -> None:
+    found = scalar(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "exp.yaml is empty"),
+        ("# only a comment\n", "exp.yaml is empty"),
+        ("- a\n- b\n", "exp.yaml:1: expected keys and values, found a sequence"),
+        ("word\n", "exp.yaml:1: expected keys and values, found a scalar"),
+        ("a:\n\tb: 1\n", "exp.yaml:2: a tab indents this line; YAML allows only spaces"),
+        ("a: 1\nb: 2\na: 3\n", "exp.yaml:3: key 'a' is given twice"),
+        ("x:\n  a: 1\n  a: 1\n", "exp.yaml:3: key 'a' is given twice"),
+        ("a: [1, 2\nb: 3\n", "exp.yaml:2: did not find expected ',' or ']'"),
+        ("a: !!python/name:os.system\n", "exp.yaml:1: could not determine a constructor"),
+        ("a: *nothing\n", "exp.yaml:1: found undefined alias"),
+        ("a: &x {b: *x}\n", "exp.yaml: a value contains itself"),
+        ("a: &x [*x]\n", "exp.yaml: a value contains itself"),
+        ("a: ${HOME:x\n", "exp.yaml:1: '${' without '}'"),
+        ("a: ${HOME\n", "exp.yaml:1: '${' begins no variable in '${HOME'"),
+        ("a: b\nc: ${a-b}\n", "exp.yaml:2: '${' begins no variable in '${a-b}'"),
+        ("a: 1\n---\nb: 2\n", "exp.yaml:2: but found another document"),
+        (b"a: \xff\n", "exp.yaml: not UTF-8 text (byte 3)"),
+        (b"a: \x00\n", "exp.yaml: not YAML"),
+    ],
+)
+def test_a_wrong_file_is_one_message_with_its_line(write, text: str | bytes, problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(write(text), {"HOME": "/root"})
+    assert caught.value.problem.startswith(problem)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.yaml: no such file"):
+        read(tmp_path / "none.yaml", {})
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        read(tmp_path, {})
+
+
+def test_merged_keys_may_be_given_again(write) -> None:
+    tree = read(write("base: &b {lr: 1, seed: 2}\nown:\n  <<: *b\n  lr: 3\n"), {})
+    assert plain(tree)["own"] == {"lr": 3, "seed": 2}
+
+
+def test_every_value_knows_its_line(write) -> None:
+    tree = read(write("a: 1\nb:\n  c: [1, {d: 2}]\n"), {})
+    assert tree == {"a": Leaf(1, "exp.yaml:1", "1"), "b": {"c": Leaf([1, {"d": 2}], "exp.yaml:3")}}
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "origin"),
+    [
+        ("${A}", 12, "$A"),
+        ("'${A}'", "12", "$A"),
+        ("${N:5}", 5, "exp.yaml:1"),
+        ("${N:1e-4}", 1e-4, "exp.yaml:1"),
+        ("${N:}", None, "exp.yaml:1"),
+        ("${N:${A}}", 12, "$A"),
+        ("${N:${M:x}-y}", "x-y", "exp.yaml:1"),
+        ("${A}/${B}", "12/two", "$A, $B"),
+        ("${B:${A}}", "two", "$B"),
+        ("${N:a:b}", "a:b", "exp.yaml:1"),
+        ("$A", "$A", "exp.yaml:1"),
+        ("$${A}", "$12", "$A"),
+        ("${LOOP}", "${LOOP}", "$LOOP"),
+    ],
+)
+def test_variables_are_replaced_once(write, text: str, value: Any, origin: str) -> None:
+    environ = {"A": "12", "B": "two", "LOOP": "${LOOP}"}
+    leaf = read(write(f"k: {text}\n"), environ)["k"]
+    assert isinstance(leaf, Leaf)
+    assert (leaf.value, leaf.origin) == (value, origin)
+
+
+def test_variables_are_replaced_inside_lists(write) -> None:
+    assert plain(read(write("k: [a, '${A}', '${N:3}']\n"), {"A": "x"})) == {"k": ["a", "x", "3"]}
+
+
+def test_a_required_variable_that_is_not_set_is_named(write) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(write("a: 1\nb: ${DATA}/x\n"), {})
+    assert str(caught.value) == "exp.yaml:2: variable DATA is not set\n  export DATA=... or write ${DATA:default}"
+
+
+def test_without_an_environment_braces_stay(write) -> None:
+    assert plain(read(write("k: ${A:1}\n"), None)) == {"k": "${A:1}"}
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
+values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=10)
+confusing = st.text(st.sampled_from("0123456789eE.+-_:xo~{}[]$#&*!|>'\"%@` \n\t\x85\u2028\ufeff"))
+
+
+@given(st.dictionaries(st.text(string.ascii_letters, min_size=1), values | confusing))
+def test_what_is_dumped_is_read_back(tmp_path_factory: pytest.TempPathFactory, value: dict[str, Any]) -> None:
+    file = tmp_path_factory.getbasetemp() / "dumped.yaml"
+    file.write_text(dump(value), encoding="utf-8")
+    if value:
+        assert plain(read(file, None)) == value
+
+
+@given(st.text(st.sampled_from("ab${}:_ ")))
+def test_substitution_ends_and_keeps_what_is_no_variable(text: str) -> None:
+    try:
+        found, used = substitute(text, {"a": "1"}, "here")
+    except UsageError:
+        return
+    assert "${" in text or (found, used) == (text, [])
+
+
+@given(texts | confusing)
+def test_any_word_is_some_value(text: str) -> None:
+    scalar(text)

@@ -1,0 +1,164 @@
+"""An experiment becomes the files of a run folder and comes back unchanged; one that cannot be trained is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from primus import experiment, registry
+from primus.config.load import Resolved, load_experiment, load_model
+from primus.config.schema import Experiment, LoggingConfig, Trainer
+from primus.errors import UsageError
+from primus.runs.files import write_text
+from primus.runs.store import Run
+from primus.secret import masked
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
+
+SMALL = "modules: {pre_trainer: {model: tiny.yaml, overrides: {mock_data: true, seq_length: 128}}}\n"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    file = tmp_path / "small.yaml"
+    file.write_text(SMALL)
+    return file
+
+
+def through_a_run_folder(asked: Experiment, folder: Path) -> Experiment:
+    for name, text in experiment.files_of(Resolved(asked, {})).items():
+        write_text(folder / name, text)
+    return experiment.experiment_of(Run(folder))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_survives_a_run_folder(path: Path, tmp_path: Path) -> None:
+    asked = load_experiment(path, environ={}).experiment
+    assert through_a_run_folder(asked, tmp_path) == asked
+
+
+@pytest.mark.parametrize("name", registry.names("models"))
+def test_a_model_survives_a_run_folder(name: str, tmp_path: Path) -> None:
+    asked = Experiment(exp_name="x", trainer=Trainer(model=load_model(name)))
+    assert through_a_run_folder(asked, tmp_path) == asked
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+confusing = texts | st.sampled_from(
+    ["1e5", "010", "null", "~", "yes", "1:30", "2024-01-01", "${X}", "${X:", "<secret", "0x1"]
+)
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | confusing,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+variables = st.dictionaries(st.from_regex(r"[A-Za-z_.-][A-Za-z0-9_.-]*", fullmatch=True), confusing, max_size=3)
+names = confusing.filter(lambda text: text not in ("", ".", "..") and not set(text) & set("/\n\0") and len(text) < 50)
+
+
+@given(
+    exp_name=names,
+    user_name=confusing,
+    workspace=confusing,
+    env=variables,
+    backend_args=st.dictionaries(texts, plain_values, max_size=3),
+    prompt=confusing,
+    project=st.none() | confusing,
+)
+def test_any_experiment_survives_a_run_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    env: dict[str, str],
+    backend_args: dict[str, Any],
+    prompt: str,
+    project: str,
+    **top: str,
+) -> None:
+    env = {name: value for name, value in env.items() if masked(name, value) == value}
+    logging = LoggingConfig(sample_prompt=prompt, wandb_project=project)
+    trainer = Trainer(model=load_model("tiny"), logging=logging, backend_args=backend_args)
+    asked = Experiment(env=env, trainer=trainer, **top)
+    assert through_a_run_folder(asked, tmp_path_factory.getbasetemp() / "any") == asked
+
+
+def test_secrets_of_an_experiment_stay_out_of_its_files(small: Path, tmp_path: Path) -> None:
+    resolved = load_experiment(small, ["--env.HF_TOKEN=canary-1", "--env.PLAIN=shown"], environ={})
+    files = experiment.files_of(resolved)
+    assert "canary" not in "".join(files.values())
+    assert "HF_TOKEN: <secret>" in files[experiment.CONFIG_FILE]
+    for name, text in files.items():
+        write_text(tmp_path / name, text)
+    assert experiment.experiment_of(Run(tmp_path)).env == {"PLAIN": "shown"}, "the value comes from today's environment"
+
+
+# -- what is refused --
+
+
+def refused(file: Path, *overrides: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        experiment.resolve(file, overrides, {})
+    return caught.value
+
+
+def test_heads_that_tensor_parallel_does_not_divide_are_refused_with_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text(
+        "modules:\n  pre_trainer:\n    model: llama3.1_8B\n    overrides:\n"
+        "      mock_data: true\n      tensor_model_parallel_size: 3\n"
+    )
+    error = refused(file)
+    assert error.problem.startswith(f"{file}:6: ")
+    assert "tensor_model_parallel_size: 3" in error.problem
+    assert "32" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem", "hint"),
+    [
+        (
+            ["global_batch_size=7", "micro_batch_size=2"],
+            "--global_batch_size: global_batch_size 7 is not a multiple",
+            "such as 8",
+        ),
+        (
+            ["seq_length=257"],
+            "--seq_length: seq_length 257 is longer than the model's max_position_embeddings 256",
+            "rope",
+        ),
+        (["mock_data=false"], "no training data is named", "set one of dataset, train_data_path"),
+        (["dataset=x"], "dataset and mock_data exclude each other", "set one of"),
+        (
+            ["mock_data=false", "train_data_path=none/x"],
+            "--train_data_path: train_data_path: no such data: none/x.idx",
+            "data prepare",
+        ),
+        (["min_lr=1"], "--min_lr: min_lr 1.0 is above lr 0.0003", ""),
+        (["framework=nativ"], "no backend 'nativ'", "did you mean 'native'?"),
+        (["num_query_groups=3"], "num_query_groups: 3 does not divide", "use one of"),
+        (["backend_args.x=1"], "backend_args", "remove"),
+        (["tensor_model_parallel_size=2"], "", "native"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(small: Path, overrides: list[str], problem: str, hint: str) -> None:
+    error = refused(small, *overrides)
+    assert problem in error.problem
+    assert hint in str(error)
+    assert error.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "model", ["mixtral_8x7B_v0.1", "deepseek_v3", "gpt_oss_20B", "qwen3_30B_A3B", "deepseek_v2_lite"]
+)
+def test_native_refuses_what_it_does_not_build(small: Path, model: str) -> None:
+    assert "native does not build" in refused(small, "--model", model).problem
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_found_possible_but_for_its_data(path: Path) -> None:
+    overrides = ["--mock_data", "--dataset=null", "--train_data_path=null"]
+    asked = experiment.resolve(path, overrides, {}).experiment
+    assert structs.asdict(asked)["exp_name"] == path.stem
