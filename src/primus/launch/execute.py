@@ -179,7 +179,8 @@ def _outcome(returncode: int, signalled: int | None, run: Run, number: int) -> O
         return Outcome(state="interrupted", exit_code=128 + signalled, reason=f"{name}; {_last_save(run)}")
     stopped = _interruption(run, number)
     if returncode == 0 and stopped is not None:
-        return Outcome(state="interrupted", exit_code=128 + signal.Signals[stopped].value, reason=f"workers got {stopped}")
+        code = 128 + getattr(signal, stopped, signal.SIGTERM)  # a signal to another rank has no name here
+        return Outcome(state="interrupted", exit_code=code, reason=f"{stopped} to the workers; {_last_save(run)}")
     if returncode == 0:
         return Outcome(state="done", exit_code=0)
     failure = errors[0] if errors else _silent_death(returncode, run, number)

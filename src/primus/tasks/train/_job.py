@@ -50,7 +50,7 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
     job = _job(resolved, experiment.files_of(resolved), resume=None)
     origin = f"replay of {run.id}"
     env = {name: Variable(value, origin) for name, value in replays.variables(run, context.environ).items()}
-    files = {**job.files, **_data_file(run)}
+    files = job.files if is_forced else {**job.files, **_data_file(run)}
     return Job(
         name=job.name,
         workspace=job.workspace,
