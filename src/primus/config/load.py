@@ -68,6 +68,7 @@ def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec
         UsageError: There is no such preset, or it is not a valid model.
     """
     settings = _extended(_locate("models", Leaf(name, name, name), Path()), environ or {}, kind="models")
+    _reject_unknown_settings(settings)
     spec, _ = _group("model", settings)
     return spec
 
