@@ -11,8 +11,6 @@ from primus.config.load import load_model
 from primus.config.schema import ModelSpec, ParallelConfig
 from primus.errors import UsageError
 from primus.model import (
-    check,
-    check_parallel,
     flops_per_token,
     head_dim,
     layers,
@@ -21,6 +19,7 @@ from primus.model import (
     padded_vocab_size,
     parameters,
 )
+from primus.model_checks import check, check_parallel
 
 PUBLISHED = {
     # Equal to the tensor counts of the weights on the Hugging Face hub

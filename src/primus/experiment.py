@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from primus import model, registry
+from primus import model_checks, registry
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import GROUPS, Experiment
@@ -38,8 +38,8 @@ def check(resolved: Resolved) -> None:
     """Raises UsageError where the configuration contradicts itself, or its backend cannot train it."""
     trainer = resolved.experiment.trainer
     backend = registry.load("backends", trainer.framework)
-    model.check(trainer.model, resolved.origins)
-    model.check_parallel(trainer.model, trainer.parallel, trainer.training.seq_length, resolved.origins)
+    model_checks.check(trainer.model, resolved.origins)
+    model_checks.check_parallel(trainer.model, trainer.parallel, trainer.training.seq_length, resolved.origins)
     checks.check_lengths(resolved)
     checks.check_data(resolved)
     checks.accumulation_steps(resolved, _fewest_processes(resolved))

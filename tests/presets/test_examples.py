@@ -8,7 +8,8 @@ import pytest
 
 from primus.config.checks import accumulation_steps, check_data, check_lengths
 from primus.config.load import Resolved, load_experiment
-from primus.model import check, check_parallel, parameters
+from primus.model import parameters
+from primus.model_checks import check, check_parallel
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 SMALL = [path for path in EXAMPLES if path.stem.endswith("-small")]
