@@ -14,7 +14,8 @@ from primus import registry
 from primus.config.load import load_experiment, load_model
 from primus.config.schema import ModelSpec, TrainingConfig
 from primus.errors import UsageError
-from primus.model import check, parameters
+from primus.model import parameters
+from primus.model_checks import check
 
 ROOT = Path(__file__).parents[2]
 PRESETS = registry.PACKAGE / "presets" / "models"
