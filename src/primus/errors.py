@@ -48,6 +48,14 @@ class UnfitError(PrimusError):
     exit_code = EXIT_UNFIT
 
 
+def place_of(error: BaseException) -> str:
+    """`file.py:12` where `error` was raised."""
+    frame = error.__traceback__
+    while frame and frame.tb_next:
+        frame = frame.tb_next
+    return f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else "unknown"
+
+
 def nearest(word: str, valid: Iterable[str]) -> str | None:
     """The valid name that `word` was most likely meant to be, or None."""
     names = {name.lower().replace("-", "_"): name for name in valid}

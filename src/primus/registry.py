@@ -6,17 +6,18 @@ names: `tasks/runs/list.py` is the task `runs list`. In any other kind a package
 
 from __future__ import annotations
 
+import glob
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from primus.errors import UsageError, did_you_mean
+from primus.errors import PrimusError, UsageError, did_you_mean, place_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -37,6 +38,13 @@ FOLDERS = {
 
 DATA_KINDS = frozenset({"models", "trainers"})
 """Kinds whose plug-ins are YAML files."""
+
+MEMBERS = {
+    "tasks": ("Options",),
+    "runtimes": ("LEVEL", "Options", "wrap"),
+    "backends": ("check", "train"),
+}
+"""What a plug-in of a kind must have."""
 
 SINGULAR = {kind: kind.removesuffix("s") for kind in FOLDERS}
 
@@ -70,26 +78,43 @@ def load(kind: str, name: str) -> ModuleType:
     """
     file = path(kind, name)
     if file is None:
-        return next(point.load() for key, point in _entry_points(kind).items() if _key(key) == _key(name))
+        return _checked(kind, name, _entry_point(kind, name).value, _entry_point(kind, name).load)
     if file.is_relative_to(PACKAGE):
         parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
         return importlib.import_module(".".join(part for part in parts if part != "__init__"))
-    return _load_file(kind, name, file)
+    return _checked(kind, name, str(file), lambda: _load_file(kind, name, file))
 
 
 def summary(kind: str, name: str) -> str:
     """First line of the plug-in's docstring (or leading comment of a YAML file), read without importing it."""
     file = path(kind, name)
     if file is None:
-        return f"from {_entry_points(kind)[name].value}"
+        return f"from {_entry_point(kind, name).value}"
     with file.open(encoding="utf-8") as lines:
         first = next(lines, "").strip()
     return first.lstrip("#").removeprefix('"""').removesuffix('"""').strip()
 
 
+def _checked(kind: str, name: str, shown: str, load_it: Callable[[], ModuleType]) -> ModuleType:
+    """A plug-in of somebody else, loaded and found to have what its kind needs."""
+    what = f"{SINGULAR[kind]} '{name}'"
+    try:
+        module = load_it()
+    except PrimusError:
+        raise
+    except SyntaxError as error:
+        raise PrimusError(f"{error.filename}:{error.lineno}: {error.msg}", f"{what} cannot be loaded") from error
+    except Exception as error:  # noqa: BLE001 - whatever a plug-in does while it is imported
+        raise PrimusError(f"{place_of(error)}: {type(error).__name__}: {error}", f"{what} cannot be loaded") from error
+    missing = [member for member in MEMBERS.get(kind, ()) if not hasattr(module, member)]
+    if missing:
+        raise PrimusError(f"{shown}: {what} has no {missing[0]}", f"a plug-in of this kind has {', '.join(MEMBERS[kind])}")
+    return module
+
+
 def _load_file(kind: str, name: str, file: Path) -> ModuleType:
     module_name = f"primus_plugins.{kind}.{_key(name).replace(' ', '.')}"
-    if module_name in sys.modules:
+    if module_name in sys.modules and sys.modules[module_name].__file__ == str(file):
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec and spec.loader
@@ -142,9 +167,27 @@ def _listing(folder: Path, kind: str) -> dict[str, Path]:
     return found
 
 
+def _entry_point(kind: str, name: str) -> EntryPoint:
+    return next(point for key, point in _entry_points(kind).items() if _key(key) == _key(name))
+
+
 @cache
 def _entry_points(kind: str) -> dict[str, EntryPoint]:
     """Entry points of the group ``primus.<kind>`` by typed name; a dot stands for the space in a task's name."""
+    if not _has_entry_points():
+        return {}
     from importlib.metadata import entry_points
 
-    return {point.name.replace(".", " "): point for point in entry_points(group=f"primus.{kind}")}
+    return {point.name.replace(".", " ").replace("_", "-"): point for point in entry_points(group=f"primus.{kind}")}
+
+
+@cache
+def _has_entry_points() -> bool:
+    """Whether any installed package provides plug-ins: a look at files, far cheaper than importlib.metadata."""
+    for folder in sys.path:
+        for suffix in ("dist-info", "egg-info"):
+            for file in glob.iglob(f"{glob.escape(folder or '.')}/*.{suffix}/entry_points.txt"):
+                with open(file, "rb") as text:
+                    if b"[primus." in text.read():
+                        return True
+    return False

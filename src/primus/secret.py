@@ -19,8 +19,13 @@ def is_secret(name: str) -> bool:
 
 
 def masked(name: str, value: str) -> str:
-    """`value` of the variable `name`, or the mask; passwords inside URLs are masked under any name."""
-    return MASK if is_secret(name) else _URL_PASSWORD.sub(rf"\1:{MASK}@", value)
+    """`value` of the variable `name`, or the mask; so are an assignment's value and passwords in URLs under any name."""
+    if is_secret(name):
+        return MASK
+    inner = _ASSIGNMENT.fullmatch(value)
+    if inner and is_secret(inner[1]):
+        return f"{inner[1]}={MASK}"
+    return _URL_PASSWORD.sub(rf"\1:{MASK}@", value)
 
 
 def mask_words(words: Iterable[str]) -> list[str]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 
 import msgspec
 
 from primus import __version__, registry
 from primus.config import flags
-from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError
-from primus.launch import chain, local, show
+from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError, UsageError, place_of
+from primus.launch import chain, show
 from primus.launch.plan import Context, LaunchPlan, shown
+from primus.launch.prepare import Launch, prepare
 from primus.machine import devices
 from primus.runs.files import to_json
 from primus.runs.store import Outcome
@@ -26,12 +27,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `primus-cli`; gives the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     is_debug = "--debug" in words
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return _main(words, os.environ)
+        code = _main(words, os.environ)
+        sys.stdout.flush()
+        return code
     except PrimusError as error:
         if is_debug:
             raise
-        print(f"primus-cli: {error}", file=sys.stderr)
+        print(f"primus-cli: {_without_secrets(str(error), words)}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
@@ -42,22 +48,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if is_debug:
             raise
-        where = error.__traceback__
-        while where and where.tb_next:
-            where = where.tb_next
-        place = f"{Path(where.tb_frame.f_code.co_filename).name}:{where.tb_lineno}" if where else "unknown"
-        print(f"primus-cli: internal error at {place}: {type(error).__name__}: {error}", file=sys.stderr)
+        problem = f"internal error at {place_of(error)}: {type(error).__name__}: {error}"
+        print(f"primus-cli: {_without_secrets(problem, words)}", file=sys.stderr)
         print("  run again with --debug for the whole traceback, and report it", file=sys.stderr)
         return EXIT_FAILED
 
 
+def _without_secrets(text: str, words: Sequence[str]) -> str:
+    """`text` with each word of the command line that holds a secret masked."""
+    for word, shown_word in zip(words, mask_words(words), strict=True):
+        text = text.replace(word, shown_word) if word != shown_word else text
+    return text
+
+
 def _main(words: list[str], environ: Mapping[str, str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+    unreadable = [word for word in words if not word.isascii() and not _is_unicode(word)]
+    if unreadable:
+        raise UsageError(f"{unreadable[0]!r} is not UTF-8 text")
+    first = next((word for word in words if word not in chain.GLOBAL_WORDS), "--help")
+    if first in ("-h", "--help", "help"):
         from primus.cli import help_text
 
         print(help_text.overview())
         return EXIT_OK
-    if words[0] == "--version":
+    if first == "--version":
         print(f"primus {__version__}")
         return EXIT_OK
     command = chain.parse(words)
@@ -86,6 +100,13 @@ def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[s
     return _in_this_process(command, task, options, for_task, context)
 
 
+def _is_unicode(word: str) -> bool:
+    try:
+        return bool(word.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def _context(environ: Mapping[str, str]) -> Context:
     terminal = os.ttyname(sys.stderr.fileno()) if sys.stderr.isatty() else None
     return Context(environ=environ, python=sys.executable, devices=lambda: devices.count(environ), terminal=terminal)
@@ -95,16 +116,14 @@ def _with_workers(
     command: chain.Command, words: tuple[str, ...], task: ModuleType, options: object, for_task: TaskContext, context: Context
 ) -> int:
     job = task.prepare(options, for_task)
-    launch = local.prepare(job, msgspec.structs.replace(command.request, words=_masked(command)), words, context)
+    launch = prepare(job, command.request, words, context)
     if command.options.dry_run:
         return _show(launch.plan, command, f"run folder: {launch.directory}")
+    from primus.launch import local
+
     outcome = local.perform(launch, context, for_task.say)
     _report(outcome, launch, command.options)
     return outcome.exit_code or EXIT_OK
-
-
-def _masked(command: chain.Command) -> tuple[str, ...]:
-    return tuple(mask_words(command.request.words))
 
 
 def _in_this_process(
@@ -141,7 +160,7 @@ def _show(plan: LaunchPlan, command: chain.Command, *more: str) -> int:
     return EXIT_OK
 
 
-def _report(outcome: Outcome, launch: local.Launch, given: chain.Globals) -> None:
+def _report(outcome: Outcome, launch: Launch, given: chain.Globals) -> None:
     """Say how the run ended: people read it on standard error, scripts as JSON."""
     if given.json:
         print(to_json({"run": launch.directory, "outcome": outcome}))

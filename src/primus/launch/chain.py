@@ -16,6 +16,9 @@ from primus.launch.request import Request, Segment
 LEVELS = ("cluster", "container", "node")
 """Levels of runtimes, outermost first; a chain goes down."""
 
+GLOBAL_WORDS = ("--dry-run", "--dry_run", "--debug", "--json")
+"""Options that may stand anywhere."""
+
 NODE_END = "direct"
 """Runtime that every chain ends with, typed or not."""
 

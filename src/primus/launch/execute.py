@@ -51,13 +51,13 @@ def execute(plan: LaunchPlan, run: Run, number: int, environ: Mapping[str, str],
             _wait(child, signals, folder)
         finally:
             _end_tree(child)
-    return _outcome(child.returncode, signals.first, run, number)
+    return _outcome(child.returncode, signals.first, run, plan, number)
 
 
 def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Standard output stays ours for rank 0; standard error, where only engines speak, goes to launch.log."""
     env = dict(environ) | {name: variable.value for name, variable in plan.env.items()}
-    with (run.directory / "logs" / "launch.log").open("ab") as log:
+    with launch_log(run, plan).open("ab") as log:
         try:
             return subprocess.Popen(
                 plan.argv,
@@ -69,6 +69,12 @@ def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess
             )
         except OSError as error:
             raise PrimusError(f"{plan.argv[0]}: cannot be started: {error.strerror}") from None
+
+
+def launch_log(run: Run, plan: LaunchPlan) -> Path:
+    """Where the launcher of this node, and its engine, speak; nodes may share the folder."""
+    node = plan.layout.node_rank if plan.layout else 0
+    return run.directory / "logs" / (f"launch.node_{node}.log" if node else "launch.log")
 
 
 def _die_with_parent() -> None:
@@ -101,7 +107,8 @@ class _Signals:
 
     def __enter__(self) -> _Signals:
         is_main = threading.current_thread() is threading.main_thread()
-        self._before = {number: signal.signal(number, self._note) for number in self.HANDLED} if is_main else {}
+        heard = [number for number in self.HANDLED if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup wants
+        self._before = {number: signal.signal(number, self._note) for number in heard} if is_main else {}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -172,7 +179,7 @@ def _errors(folder: Path) -> list[Failure]:
     return sorted(found, key=lambda failure: (failure.time, failure.rank))
 
 
-def _outcome(returncode: int, signalled: int | None, run: Run, number: int) -> Outcome:
+def _outcome(returncode: int, signalled: int | None, run: Run, plan: LaunchPlan, number: int) -> Outcome:
     errors = _errors(run.attempt(number))
     if signalled is not None:
         name = signal.Signals(signalled).name
@@ -183,7 +190,7 @@ def _outcome(returncode: int, signalled: int | None, run: Run, number: int) -> O
         return Outcome(state="interrupted", exit_code=code, reason=f"{stopped} to the workers; {_last_save(run)}")
     if returncode == 0:
         return Outcome(state="done", exit_code=0)
-    failure = errors[0] if errors else _silent_death(returncode, run, number)
+    failure = errors[0] if errors else _silent_death(returncode, run, plan, number)
     return Outcome(state="failed", exit_code=failure.exit_code, reason=failure.problem, first_failure=failure)
 
 
@@ -198,19 +205,20 @@ def _interruption(run: Run, number: int) -> str | None:
     for event in events.read(run.events):
         if event["kind"] in ("interrupted", "run_started"):
             last = event
-    return last["signal"] if last and last["kind"] == "interrupted" and last.get("attempt", number) == number else None
+    is_this = last is not None and last["kind"] == "interrupted" and last.get("attempt", number) == number
+    return last.get("signal", "SIGTERM") if last is not None and is_this else None
 
 
 _DEAD_RANK = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 
 
-def _silent_death(returncode: int, run: Run, number: int) -> Failure:
+def _silent_death(returncode: int, run: Run, plan: LaunchPlan, number: int) -> Failure:
     """The failure of a rank that could not say why: it was killed, or did not even begin."""
-    rank, code = 0, returncode
-    text = (run.directory / "logs" / "launch.log").read_text(encoding="utf-8", errors="replace")
-    dead = _DEAD_RANK.findall(text)
+    rank, code = (plan.layout.node_rank * plan.layout.nproc if plan.layout else 0), returncode
+    text = launch_log(run, plan).read_text(encoding="utf-8", errors="replace")
+    dead = _DEAD_RANK.findall(text.rpartition(f"] attempt {number} on ")[2])
     if dead:
-        code, rank = int(dead[-1][0]), int(dead[-1][1])
+        code, rank = int(dead[-1][0]), rank + int(dead[-1][1])
     log = f"logs/attempt_{number}/rank_{rank}.log"
     if code >= 0:
         if not (run.directory / log).exists():

@@ -1,4 +1,4 @@
-"""Run a job on this node: make or continue its run folder, perform the plan, record how it ended."""
+"""Run a prepared job on this node: make or continue its run folder, perform the plan, record how it ended."""
 
 from __future__ import annotations
 
@@ -10,57 +10,22 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from primus import __version__, process
 from primus.errors import PrimusError
-from primus.launch import chain, execute, meet, plan, show
-from primus.launch.plan import Context, Job, LaunchPlan
-from primus.launch.request import Request
+from primus.launch import execute, meet, plan, show
+from primus.launch.plan import Context
+from primus.launch.prepare import Launch, planned
+from primus.launch.request import without_secrets
 from primus.machine.cluster import Layout
 from primus.runs import snapshot
 from primus.runs.events import EventLog
 from primus.runs.files import write_json, write_text
-from primus.runs.store import Metadata, Outcome, Run, create, new_id
+from primus.runs.store import Metadata, Outcome, Run, create
 from primus.secret import mask_words
 
 MEETING_TIMEOUT_S = 600.0
-
-
-class Launch(Struct, frozen=True, kw_only=True):
-    """A job on this node, planned."""
-
-    job: Job
-    request: Request
-    command: tuple[str, ...]
-    """Words that were typed."""
-    directory: str
-    """Run folder."""
-    attempt: int
-    plan: LaunchPlan
-
-
-def prepare(job: Job, request: Request, command: tuple[str, ...], context: Context) -> Launch:
-    """Plan `job` on this node without touching anything.
-
-    Raises:
-        UsageError: The job cannot run in this layout, or an option is wrong.
-    """
-    if job.resume:
-        run = Run(Path(job.resume))
-        return _planned(job, request, command, context, run.directory, run.metadata().attempts)
-    return _planned(job, request, command, context, Path(job.workspace).absolute() / job.name / new_id(), 0)
-
-
-def _planned(
-    job: Job, request: Request, command: tuple[str, ...], context: Context, directory: Path, attempt: int
-) -> Launch:
-    worker = (context.python, "-m", "primus.worker", str(directory), str(attempt))
-    start = LaunchPlan(argv=worker, env=job.env, notes=job.notes)
-    folded = chain.fold(request, start, context)
-    assert folded.layout is not None, "the chain ends on a node"
-    job.check(folded.layout.world_size)
-    return Launch(job=job, request=request, command=command, directory=str(directory), attempt=attempt, plan=folded)
 
 
 def perform(launch: Launch, context: Context, say: Callable[[str], None]) -> Outcome:
@@ -76,6 +41,8 @@ def perform(launch: Launch, context: Context, say: Callable[[str], None]) -> Out
     with run.lock() as is_ours:
         if not is_ours and shape.node_rank == 0:
             raise PrimusError(f"{run.directory} is being executed by another process", "wait for its end, or start another run")
+        _write_plan(launch, run, shape)
+        _gather(launch, run, shape)
         return _supervised(launch, run, shape, context.environ, say)
 
 
@@ -91,7 +58,7 @@ def _agreed(launch: Launch, shape: Layout, context: Context) -> Launch:
         welcome = meet.join(shape.master_addr, shape.master_port, shape.node_rank, print_of_all, MEETING_TIMEOUT_S)
         directory = Path(launch.directory).parent / welcome.run_id
         job = structs.replace(launch.job, resume=str(directory) if directory.exists() else None)
-        return _planned(job, launch.request, launch.command, context, directory, welcome.attempt)
+        return planned(job, launch.request, launch.command, context, directory, welcome.attempt)
     return launch
 
 
@@ -104,31 +71,39 @@ def _fingerprint(launch: Launch, shape: Layout) -> str:
 
 
 def _open(launch: Launch, shape: Layout) -> Run:
-    """The run folder, with everything in it that is known before the start."""
+    """The run folder, with what was asked."""
     directory = Path(launch.directory)
     if launch.job.resume:
-        run = Run(directory)
-    else:
-        run = create(directory, _metadata(launch))
-        for name, text in launch.job.files.items():
-            write_text(directory / name, text)
-        write_json(directory / "request.json", launch.request)
-    if shape.node_rank == 0:
-        write_json(directory / "plan.json", plan.shown(launch.plan))
-        write_text(directory / "logs" / "launch.log", _log_head(directory, launch))
-    if shape.node_rank == 0 and shape.nnodes > 1:
-        assert shape.master_port is not None
-        welcome = meet.Welcome(run.id, launch.attempt)
-        meet.lead(shape.master_port, shape.nnodes, welcome, _fingerprint(launch, shape), MEETING_TIMEOUT_S)
+        return Run(directory)
+    run = create(directory, _metadata(launch))
+    for name, text in launch.job.files.items():
+        write_text(directory / name, text)
+    write_json(directory / "request.json", without_secrets(launch.request))
     return run
 
 
-def _log_head(directory: Path, launch: Launch) -> str:
-    """launch.log up to now, with this attempt's plan."""
-    log = directory / "logs" / "launch.log"
-    before = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+def _write_plan(launch: Launch, run: Run, shape: Layout) -> None:
+    """This attempt's plan, on its own and at the head of what the launcher says."""
+    if shape.node_rank == 0:
+        write_json(run.directory / "plan.json", plan.shown(launch.plan))
+    log = execute.launch_log(run, launch.plan)
+    log.parent.mkdir(parents=True, exist_ok=True)
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"{before}[{now}] attempt {launch.attempt} on {socket.gethostname()}\n{show.text(launch.plan)}\n"
+    with log.open("a", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(f"[{now}] attempt {launch.attempt} on {socket.gethostname()}\n{show.text(launch.plan)}\n")
+
+
+def _gather(launch: Launch, run: Run, shape: Layout) -> None:
+    """Node 0 waits for the others; a run that does not begin has failed."""
+    if shape.node_rank > 0 or shape.nnodes == 1:
+        return
+    assert shape.master_port is not None
+    welcome = meet.Welcome(run.id, launch.attempt)
+    try:
+        meet.lead(shape.master_port, shape.nnodes, welcome, _fingerprint(launch, shape), MEETING_TIMEOUT_S)
+    except PrimusError as error:
+        _record(run, Outcome(state="failed", exit_code=error.exit_code, reason=error.problem), launch.attempt, is_head=True)
+        raise
 
 
 def _metadata(launch: Launch) -> Metadata:

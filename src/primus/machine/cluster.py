@@ -51,11 +51,11 @@ def layout(
     """
     slurm = environ if "SLURM_STEP_ID" in environ and "SLURM_NODEID" in environ else {}
     pick = _Picker(environ)
+    processes = pick.number("nproc", nproc, "GPUS_PER_NODE", "PET_NPROC_PER_NODE", *_given(slurm, "SLURM_GPUS_ON_NODE"))
+    nodes = pick.number("nnodes", nnodes, "NNODES", "PET_NNODES", *_given(slurm, "SLURM_STEP_NUM_NODES"))
     shape = Layout(
-        nproc=pick.number("nproc", nproc, "GPUS_PER_NODE", "PET_NPROC_PER_NODE", *_given(slurm, "SLURM_GPUS_ON_NODE"))
-        or pick.default("nproc", devices() or 1),
-        nnodes=pick.number("nnodes", nnodes, "NNODES", "PET_NNODES", *_given(slurm, "SLURM_STEP_NUM_NODES"))
-        or pick.default("nnodes", 1),
+        nproc=pick.default("nproc", devices() or 1) if processes is None else processes,
+        nnodes=pick.default("nnodes", 1) if nodes is None else nodes,
         node_rank=pick.number("node_rank", node_rank, "NODE_RANK", "PET_NODE_RANK", *_given(slurm, "SLURM_NODEID")) or 0,
         master_addr=pick.text("master_addr", master_addr, "MASTER_ADDR", "PET_MASTER_ADDR") or _first_host(slurm, pick),
         master_port=pick.number("master_port", master_port, "MASTER_PORT", "PET_MASTER_PORT"),
@@ -93,6 +93,10 @@ def _given(environ: Mapping[str, str], *names: str) -> list[str]:
     return [name for name in names if name in environ]
 
 
+_LEFT_OPEN = {"PET_NPROC_PER_NODE": ("auto", "gpu")}
+"""Values by which Kubeflow's operator leaves the choice to the launcher."""
+
+
 class _Picker:
     """Takes the first value that is given, and remembers whose it was."""
 
@@ -105,7 +109,7 @@ class _Picker:
             self.sources[key] = "--" + key.replace("_", "-")
             return str(flag)
         for name in variables:
-            if self.environ.get(name):
+            if self.environ.get(name) and self.environ[name] not in _LEFT_OPEN.get(name, ()):
                 self.sources[key] = f"${name}"
                 return self.environ[name]
         return None
@@ -123,14 +127,15 @@ class _Picker:
         return value
 
 
-_HOST_LIST = re.compile(r"(?P<prefix>[^,\[]+)(\[(?P<first>\d+)[^\]]*\](?P<suffix>[^,\[]*))?")
+_HOST = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
+_RANGES = re.compile(r"\[(\d+)[^\]]*\]")
 
 
 def _first_host(slurm: Mapping[str, str], pick: _Picker) -> str:
     """First host of the job step's node list, as `scontrol show hostnames` would print it; localhost without one."""
     nodes = slurm.get("SLURM_STEP_NODELIST", "")
-    match = _HOST_LIST.match(nodes)
+    match = _HOST.match(nodes)
     if not match or slurm.get("SLURM_STEP_NUM_NODES") == "1":
         return "localhost"
     pick.sources["master_addr"] = "$SLURM_STEP_NODELIST"
-    return match["prefix"] + (match["first"] or "") + (match["suffix"] or "")
+    return _RANGES.sub(r"\1", match[0])

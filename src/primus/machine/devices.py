@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""Variables that limit what a process sees; the ROCm runtime applies all three, the first that is set decides here."""
+AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""Variables that limit what a process sees of AMD devices: the ROCm runtime applies all three, one after the other."""
+NVIDIA_VISIBLE = ("CUDA_VISIBLE_DEVICES",)
 
 
 def count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
@@ -19,12 +20,15 @@ def count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
         environ: Where the `*_VISIBLE_DEVICES` variables are looked up.
         root: Root of the file system, another folder in tests.
     """
-    found = _amd(root) or _nvidia(root)
-    limits = [environ[name] for name in VISIBLE if name in environ]
-    if not found or not limits:
-        return found
-    visible = [word for word in limits[0].split(",") if word.strip() not in ("", "-1", "NoDevFiles")]
-    return min(found, len(visible))
+    amd = _amd(root)
+    limits = [_listed(environ[name]) for name in (AMD_VISIBLE if amd else NVIDIA_VISIBLE) if name in environ]
+    return min([amd or _nvidia(root), *limits])
+
+
+def _listed(text: str) -> int:
+    """Devices in the value of a variable; none count from the first that is not possible, as the runtimes have it."""
+    words = [word.strip() for word in text.split(",")]
+    return next((index for index, word in enumerate(words) if word in ("", "-1", "NoDevFiles")), len(words))
 
 
 def _amd(root: Path) -> int:

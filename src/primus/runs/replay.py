@@ -10,6 +10,7 @@ from msgspec import Struct
 from primus.runs.files import read_json
 from primus.runs.snapshot import SystemInfo, packages, system_info
 from primus.runs.store import Run
+from primus.secret import MASK
 
 NUMERIC_PACKAGES = ("torch", "numpy", "tokenizers", "primus")
 """Packages whose version may change a loss."""
@@ -63,7 +64,7 @@ def variables(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
         assignment, _, source = line.rpartition("  # ")
         name, equals, value = assignment.partition("=")
         was_set = source not in ("shell", "terminal") and not source.startswith("direct")
-        if equals and (was_set or NUMERIC_VARIABLES.fullmatch(name)) and value != "<secret>":
+        if equals and (was_set or NUMERIC_VARIABLES.fullmatch(name)) and MASK not in value:
             wanted[name] = value
     return {name: value for name, value in wanted.items() if environ.get(name) != value}
 

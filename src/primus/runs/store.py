@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from msgspec import Struct, structs
 
@@ -115,25 +114,31 @@ class Run:
     def lock(self) -> Iterator[bool]:
         """Hold the run while it is being executed; gives False where another process holds it."""
         with (self.directory / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                yield False
-            else:
-                yield True
+            yield _locked(file, fcntl.LOCK_EX)
 
     def is_active(self) -> bool:
         """Whether a process is executing the run now, on this machine."""
         try:
-            with self.lock() as is_free:
-                return not is_free
+            with (self.directory / ".lock").open() as file:
+                return not _locked(file, fcntl.LOCK_SH, tries=1)
         except OSError:
             return False
 
 
+def _locked(file: TextIO, kind: int, tries: int = 10) -> bool:
+    """Lock `file` until it is closed; a few tries, since those who only ask whether it is locked hold it for a moment."""
+    for _ in range(tries):
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(0.02)
+    return False
+
+
 def new_id(now: float | None = None) -> str:
     """A fresh run id, `<YYYYmmdd_HHMMSS>-<4 hex>` in local time: sorted by name is sorted by time."""
-    return f"{time.strftime('%Y%m%d_%H%M%S', time.localtime(now))}-{secrets.token_hex(2)}"
+    return f"{time.strftime('%Y%m%d_%H%M%S', time.localtime(now))}-{os.urandom(2).hex()}"
 
 
 def create(directory: Path, metadata: Metadata) -> Run:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
 from pathlib import Path
 
-
 from msgspec import Struct
 
+from primus.errors import PrimusError
 from primus.runs import events
 from primus.runs.store import Metadata, Run
 
@@ -21,7 +23,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     id: str
     name: str
     state: str
-    """As in metadata.json; ``died`` where the launcher ended without a word."""
+    """As in metadata.json; ``died`` where the launcher ended without a word, ``damaged`` where it is unreadable."""
     directory: str
     created: float
     """Seconds since the epoch."""
@@ -37,20 +39,25 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 def of(run: Run) -> Summary:
     """Summarise a run folder, whatever state its writer left it in."""
-    metadata = run.metadata()
+    try:
+        metadata = run.metadata()
+        state = state_of(run, metadata)
+    except PrimusError:
+        metadata = Metadata(id=run.id, name=run.directory.parent.name, task="", created=run.directory.stat().st_mtime)
+        state = "damaged"
     recorded = list(events.read(run.events))
     steps = events.steps(run.events)
     rates = [event["tokens_per_s"] for event in steps[WARM_UP_STEPS:] if event.get("tokens_per_s")]
-    evaluations = [event["loss"] for event in recorded if event["kind"] == "eval"]
+    evaluations = [event["loss"] for event in recorded if event["kind"] == "eval" and event.get("loss") is not None]
     return Summary(
         id=run.id,
         name=metadata.name,
-        state=state_of(run, metadata),
+        state=state,
         directory=str(run.directory),
         created=metadata.created,
         duration_s=_duration(metadata, recorded),
         steps=steps[-1]["step"] if steps else 0,
-        last_loss=next((event["loss"] for event in reversed(steps) if event["loss"] is not None), None),
+        last_loss=next((event["loss"] for event in reversed(steps) if event.get("loss") is not None), None),
         eval_loss=evaluations[-1] if evaluations else None,
         tokens_per_s=statistics.median(rates) if rates else None,
         checkpoints=len(list(run.checkpoints.glob("step_*/manifest.json"))),
@@ -67,7 +74,12 @@ def state_of(run: Run, metadata: Metadata) -> str:
 
 def size(directory: Path) -> int:
     """Bytes of all files under `directory`."""
-    return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):  # a run that is going on may replace it now
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
 
 
 def flat_settings(run: Run) -> dict[str, object]:

@@ -50,8 +50,14 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
 
 
 def layout_of(options: Options, context: Context) -> Layout:
-    """The nodes and processes that `options` and the environment ask for."""
+    """The nodes and processes that `options` and the environment ask for.
+
+    Raises:
+        UsageError: They are impossible, or exclude each other.
+    """
     if options.single:
+        if (options.nproc or 1) > 1 or (options.nnodes or 1) > 1:
+            raise UsageError("--single is one process: leave out --nproc and --nnodes")
         return Layout(nproc=1, sources={"nproc": "--single", "nnodes": "--single"})
     return layout(
         context.environ,
@@ -105,8 +111,9 @@ def _user_variables(words: tuple[str, ...]) -> dict[str, Variable]:
 def _file_variables(file: str) -> dict[str, Variable]:
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"--env {file}: {error.strerror}", "give NAME=VALUE, or a file of such lines") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"--env {file}: {reason}", "give NAME=VALUE, or a file of such lines") from None
     variables = {}
     for number, line in enumerate(lines, start=1):
         text = line.strip().removeprefix("export ")
@@ -114,8 +121,9 @@ def _file_variables(file: str) -> dict[str, Variable]:
             continue
         name, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"{file}:{number}: expected NAME=VALUE, found {name!r}")
-        variables[_name(name, f"{file}:{number}")] = Variable(_unquoted(value.strip()), f"{file}:{number}")
+            raise UsageError(f"{file}:{number}: expected NAME=VALUE")
+        where = f"--env {file}:{number}"
+        variables[_name(name, where)] = Variable(_unquoted(value.strip()), where)
     return variables
 
 

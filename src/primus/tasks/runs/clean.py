@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from primus.errors import UsageError
 from primus.report import table
@@ -23,9 +24,9 @@ class Options(Struct, frozen=True, kw_only=True):
     """Only the runs of this experiment."""
     failed: bool = False
     """Only runs that failed, died or were interrupted."""
-    keep: int = 0
+    keep: Annotated[int, Meta(ge=0)] = 0
     """Keep the newest N runs of each experiment."""
-    older_than_days: float = 0.0
+    older_than_days: Annotated[float, Meta(ge=0)] = 0.0
     """Only runs that were created longer ago than this."""
     yes: bool = False
     """Delete; without it the runs are only listed."""

@@ -82,7 +82,7 @@ def _results(a: Run, b: Run) -> list[Change]:
     names = ("state", "steps", "last_loss", "eval_loss", "tokens_per_s", "duration_s")
     changes = [Change(name, getattr(first, name), getattr(second, name)) for name in names]
     losses_a, losses_b = (
-        {event["step"]: event["loss"] for event in events.steps(run.events)} for run in (a, b)
+        {event["step"]: event.get("loss") for event in events.steps(run.events)} for run in (a, b)
     )
     common = sorted(losses_a.keys() & losses_b.keys())
     apart = next((step for step in common if losses_a[step] != losses_b[step]), None)

@@ -7,9 +7,8 @@ from pathlib import Path
 from primus import experiment
 from primus.config import checks
 from primus.config.load import Resolved
-from primus.errors import UnfitError, UsageError
+from primus.errors import PrimusError, UnfitError, UsageError
 from primus.launch.plan import Job, Variable
-from primus.runs import replay as replays
 from primus.runs.files import read_json
 from primus.runs.store import Run, runs_of
 from primus.task import TaskContext
@@ -39,6 +38,8 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
     """
     if context.overrides:
         raise UsageError(f"--replay repeats a run as it was; it takes no {context.overrides[0]}")
+    from primus.runs import replay as replays  # its look at the machine is not for every launch
+
     run = _existing(directory)
     resolved = experiment.of_run(run)
     found = replays.differences(run)
@@ -99,7 +100,11 @@ def _unfinished(resolved: Resolved, files: dict[str, str]) -> Run | None:
 
 
 def _is_same(run: Run, files: dict[str, str]) -> bool:
-    """Whether a run has the configuration of `files`; where its values came from does not matter."""
+    """Whether a run can be read and has the configuration of `files`; where its values came from does not matter."""
+    try:
+        run.metadata()
+    except PrimusError:
+        return False
     for name in (experiment.CONFIG_FILE, experiment.MODEL_FILE):
         path = run.directory / name
         if not path.is_file() or path.read_text(encoding="utf-8") != files[name]:

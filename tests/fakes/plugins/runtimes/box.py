@@ -1,0 +1,27 @@
+"""Run in a box, for tests."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from primus.launch.plan import Context, LaunchPlan, Mount, Variable
+
+LEVEL = "container"
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Run in a box."""
+
+    image: str = "cardboard"
+    """What the box is made of."""
+
+
+def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
+    """`plan`, inside a box."""
+    return LaunchPlan(
+        argv=("box", "run", options.image, *plan.argv),
+        env={"BOX_TOKEN": Variable("canary-of-the-box", "box"), "BOX": Variable(options.image, "--image")},
+        inherited=("HF_TOKEN", "NCCL_DEBUG"),
+        mounts=(Mount("/data", "/data"), Mount("/models", "/m", is_read_only=True)),
+        inner=plan,
+    )

@@ -1,0 +1,24 @@
+"""Run on a grid, for tests."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from primus.launch.plan import Context, LaunchPlan
+
+LEVEL = "cluster"
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Run on a grid."""
+
+    nodes: Annotated[int, Meta(ge=1, extra={"short": ("-N",)})] = 1
+    """Nodes of the grid."""
+
+
+def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
+    """`plan`, on each node of the grid."""
+    script = f"#!/bin/sh\n# nodes {options.nodes}\n{' '.join(plan.argv)}\n"
+    return LaunchPlan(argv=("gsub", "job.sh"), files={"job.sh": script}, notes=("waits in a queue",), inner=plan)
