@@ -1,5 +1,6 @@
 # One door for each thing that a developer does; CI goes through the same ones.
 # VENV=FOLDER uses that environment; else ./primus-cli makes the project's own, with the developers' tools.
+# RIVALS=PYTHON is an interpreter with the engines that `make bench` compares with (see benchmarks/train_speed.py).
 
 VENV ?=
 in_venv = venv="$(or $(VENV),$$(./primus-cli setup --dev))" && PATH="$$venv/bin:$$PATH" &&
@@ -38,4 +39,5 @@ docs:  ## write the pages that are made from the package itself
 	@$(in_venv) python docs/generate.py
 
 bench:  ## measure against peers, and record the results in benchmarks/results
-	@$(in_venv) for program in benchmarks/*.py; do python "$$program" || exit; done
+	@$(in_venv) python benchmarks/launch_time.py
+	@$(in_venv) python benchmarks/train_speed.py $(if $(RIVALS),--python $(RIVALS),--engines native,native+compile)
