@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -71,7 +72,7 @@ def train() -> Callable[..., Attempt]:
 class Workers:
     """The processes of one attempt, started as torchrun starts them."""
 
-    def __init__(self, run: Run, world: int = 1, number: int = 0, **env: str) -> None:
+    def __init__(self, run: Run, world: int = 1, number: int = 0, limit_bytes: int | None = None, **env: str) -> None:
         self.run, self.world, self.number = run, world, number
         shared = {**os.environ, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1", **env}
         shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
@@ -86,6 +87,9 @@ class Workers:
             )
             for rank in range(world)
         ]
+        if limit_bytes is not None:
+            for process in self.processes:
+                resource.prlimit(process.pid, resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
     def wait(self) -> list[int]:
         """Exit codes by rank, once all have ended."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import threading
@@ -79,7 +78,7 @@ class Saver:
             PrimusError: This checkpoint, or the one before it, cannot be written.
         """
         self.finish()
-        writing = _Writing(self.settings, self.processes, step, consumed_samples)
+        writing = _Writing(self.settings, self.processes, step, consumed_samples, num_bytes=_num_bytes(state))
         writing.prepare_folder()
         if self.settings.is_async:
             writing.start(_copy(state))
@@ -115,9 +114,11 @@ class Saver:
 class _Writing:
     """One checkpoint on its way to the disk."""
 
-    def __init__(self, settings: Settings, processes: Processes, step: int, consumed_samples: int) -> None:
+    def __init__(
+        self, settings: Settings, processes: Processes, step: int, consumed_samples: int, num_bytes: int
+    ) -> None:
         self._settings, self._processes = settings, processes
-        self._step, self._consumed_samples = step, consumed_samples
+        self._step, self._consumed_samples, self._num_bytes = step, consumed_samples, num_bytes
         self._folder = folders.step_folder(settings.folder, step)
         self._group = processes.writers  # made here, where every process arrives in the same order
         self._started = time.monotonic()
@@ -130,18 +131,31 @@ class _Writing:
         return self._thread is None or not self._thread.is_alive()
 
     def prepare_folder(self) -> None:
-        """An empty folder for the checkpoint, in place of what a killed writer may have left there."""
-        problem = ""
-        if self._processes.is_first:
-            try:
-                if self._folder.exists():
-                    folders.remove(self._folder)
-                self._folder.mkdir(parents=True)
-            except OSError as error:
-                problem = error.strerror or str(error)
-        problem = self._processes.from_first(problem)
+        """An empty folder for the checkpoint, in place of what a killed writer may have left there.
+
+        Raises:
+            PrimusError: It cannot be made, or has no room for the checkpoint.
+        """
+        problem = self._processes.from_first(self._make_folder() if self._processes.is_first else "")
         if problem:
-            raise PrimusError(f"{self._folder}: cannot be made: {problem}", "free space, or choose another `save:`")
+            raise self._failure(problem)
+
+    def _make_folder(self) -> str:
+        """Make it; the problem where there is one."""
+        try:
+            if self._folder.exists():
+                folders.remove(self._folder)
+            self._folder.mkdir(parents=True)
+        except OSError as error:
+            return error.strerror or str(error)
+        return self._lack_of_space()
+
+    def _lack_of_space(self) -> str:
+        """What is missing, in words; empty where there is room for the checkpoint."""
+        free = shutil.disk_usage(self._settings.folder).free
+        if free >= self._num_bytes:
+            return ""
+        return f"no space left: it needs {self._num_bytes / GIB:.3f} GiB, and {free / GIB:.3f} GiB are free"
 
     def start(self, state: State) -> None:
         """Write `state`, which nobody may change any more, in a thread that ends with the process."""
@@ -172,13 +186,19 @@ class _Writing:
         """
         if self._error is None:
             return self._saved
+        # torch's writer tells of a full disk in its own words: "unexpected pos" (caffe2/serialize/inline_container.cc)
+        raise self._failure(self._lack_of_space() or _reason(self._error)) from self._error
+
+    def _failure(self, reason: str) -> PrimusError:
+        """What to raise; deletes what there is of the checkpoint."""
         if self._processes.is_first:
             with suppress(OSError):
                 folders.remove(self._folder)
-        raise PrimusError(
-            f"the checkpoint of step {self._step} could not be written to {self._folder}: {_reason(self._error)}",
-            _remedy(self._error, self._settings),
-        ) from None
+        return PrimusError(
+            f"the checkpoint of step {self._step} could not be written to {self._folder}: {reason}",
+            "free some space, set keep_last_n or choose another `save:`; what was saved before stays usable, and the"
+            " same command continues from there",
+        )
 
     def _complete(self) -> None:
         """Write the manifest once every process has written and summed up its files; then delete older checkpoints."""
@@ -265,6 +285,11 @@ def _copy(state: State) -> State:
     return copied
 
 
+def _num_bytes(state: State) -> int:
+    """Size of all processes' tensors together; a DTensor counts whole."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
 def _expect_one_process() -> None:
     """Have torch.distributed.checkpoint not warn that it works without a process group, where none is needed."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
@@ -278,13 +303,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _remedy(error: BaseException, settings: Settings) -> str:
-    if _reason(error) != os.strerror(errno.ENOSPC):
-        return "the same command continues from the checkpoint before it, once this is repaired"
-    free = shutil.disk_usage(settings.folder).free / GIB
-    return (
-        f"{free:.1f} GiB are free: free some space, set keep_last_n, or choose another `save:`;"
-        " the same command then continues from the checkpoint before it"
-    )

@@ -69,7 +69,7 @@ class Processes:
 
 @contextmanager
 def joined(
-    rank: int, local_rank: int, world: int, timeout_minutes: int, environ: Mapping[str, str]
+    rank: int, local_rank: int, world: int, timeout: timedelta, environ: Mapping[str, str]
 ) -> Iterator[Processes]:
     """Join the processes of the run for the time of a `with`.
 
@@ -78,7 +78,6 @@ def joined(
         PrimusError: The processes do not find each other.
     """
     device = _device(local_rank)
-    timeout = timedelta(minutes=timeout_minutes)
     if world > 1:
         _share_cores(environ)
         _join(device, timeout, environ)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 
 import torch
 
@@ -33,8 +34,9 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     Raises:
         PrimusError: The training cannot begin or go on, and why.
     """
-    world, minutes = attempt.world_size, experiment.trainer.parallel.distributed_timeout_minutes
-    with _explained(), joined(attempt.rank, attempt.local_rank, world, minutes, os.environ) as processes:
+    timeout = timedelta(minutes=experiment.trainer.parallel.distributed_timeout_minutes)
+    place = (attempt.rank, attempt.local_rank, attempt.world_size)
+    with _explained(), joined(*place, timeout, os.environ) as processes:
         training = set_up(experiment, attempt, processes, os.environ)
         try:
             _run(training)
