@@ -90,7 +90,7 @@ def summary(kind: str, name: str) -> str:
     file = path(kind, name)
     if file is None:
         return f"from {_entry_point(kind, name).value}"
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8", errors="ignore") as lines:
         first = next(lines, "").strip()
     return first.lstrip("#").removeprefix('"""').removesuffix('"""').strip()
 
@@ -104,7 +104,7 @@ def _checked(kind: str, name: str, shown: str, load_it: Callable[[], ModuleType]
         raise
     except SyntaxError as error:
         raise PrimusError(f"{error.filename}:{error.lineno}: {error.msg}", f"{what} cannot be loaded") from error
-    except Exception as error:  # noqa: BLE001 - whatever a plug-in does while it is imported
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plug-in does while it is imported
         raise PrimusError(f"{place_of(error)}: {type(error).__name__}: {error}", f"{what} cannot be loaded") from error
     missing = [member for member in MEMBERS.get(kind, ()) if not hasattr(module, member)]
     if missing:
@@ -135,9 +135,9 @@ def _key(name: str) -> str:
 def _typed_name(kind: str, file: Path) -> str:
     if kind in DATA_KINDS:
         return file.stem
-    stem = file.parent.name if file.name == "__init__.py" else file.stem
-    in_group = kind == "tasks" and file.parent.name != "tasks"
-    return (f"{file.parent.name} {stem}" if in_group else stem).replace("_", "-")
+    plug_in = file.parent if file.name == "__init__.py" else file
+    in_group = kind == "tasks" and plug_in.parent.name != "tasks"
+    return (f"{plug_in.parent.name} {plug_in.stem}" if in_group else plug_in.stem).replace("_", "-")
 
 
 def _folders(kind: str) -> Iterator[Path]:

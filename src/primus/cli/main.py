@@ -16,6 +16,7 @@ from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError, U
 from primus.launch import chain, show
 from primus.launch.plan import Context, LaunchPlan, shown
 from primus.launch.prepare import Launch, prepare
+from primus.launch.request import Segment
 from primus.machine import devices
 from primus.runs.files import to_json
 from primus.runs.store import Outcome
@@ -93,7 +94,7 @@ def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[s
     given = command.options
     for_task = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run, overrides=tuple(extra))
     context = _context(environ)
-    if registry.load("runtimes", request.runtimes[-1].name).LEVEL != "node":
+    if registry.load("runtimes", request.runtimes[0].name).LEVEL != "node":
         return _elsewhere(command, task, options, for_task, context)
     if hasattr(task, "prepare"):
         return _with_workers(command, words, task, options, for_task, context)
@@ -144,8 +145,11 @@ def _elsewhere(
     """A chain that leaves this machine ends in `primus-cli direct -- <task>` there."""
     if hasattr(task, "prepare"):
         task.prepare(options, for_task)
-    there = LaunchPlan(argv=("primus-cli", "direct", "--", *command.request.task.split(), *command.request.words))
-    plan = chain.fold(command.request, there, context)
+    request = command.request
+    outer = tuple(segment for segment in request.runtimes if registry.load("runtimes", segment.name).LEVEL != "node")
+    on_node = request.runtimes[len(outer) :] or (Segment("direct"),)
+    there = LaunchPlan(argv=("primus-cli", on_node[0].name, *on_node[0].words, "--", *request.task.split(), *request.words))
+    plan = chain.fold(msgspec.structs.replace(request, runtimes=outer), there, context)
     if command.options.dry_run:
         return _show(plan, command)
     import subprocess

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.config import flags
-from primus.errors import UsageError, did_you_mean, nearest
+from primus.errors import PrimusError, UsageError, did_you_mean, nearest
 from primus.launch.plan import Context, LaunchPlan
 from primus.launch.request import Request, Segment
 
@@ -179,6 +179,9 @@ def _no_task(words: Sequence[str], runtimes: list[Segment], tasks: Sequence[str]
 def _check_order(runtimes: Sequence[Segment]) -> None:
     """Cluster, then container, then node; each level at most once."""
     levels = [(registry.load("runtimes", segment.name).LEVEL, segment.name) for segment in runtimes]
+    for level, name in levels:
+        if level not in LEVELS:
+            raise PrimusError(f"runtime '{name}': LEVEL '{level}' is none of {', '.join(LEVELS)}")
     for (outer, first), (inner, second) in zip(levels, levels[1:]):
         if LEVELS.index(outer) >= LEVELS.index(inner):
             raise UsageError(

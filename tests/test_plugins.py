@@ -1,0 +1,178 @@
+"""One new file adds a plug-in of any kind, and it is used like the package's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fakes import cli
+from primus import registry
+from primus.cli.main import main
+
+TASK = '''"""Say hello."""
+
+from msgspec import Struct
+
+from primus.config.flags import Positional
+
+
+class Options(Struct, kw_only=True):
+    """Options of `hello`."""
+
+    name: Positional
+    """Whom to greet."""
+    loud: bool = False
+    """With an exclamation mark."""
+
+
+def run(options, context):
+    """Greet."""
+    text = f"hello {options.name}" + "!" * options.loud
+    context.result({"said": text}, text)
+'''
+
+RUNTIME = '''"""Run on the moon."""
+
+from msgspec import Struct
+
+from primus.launch.plan import LaunchPlan
+
+LEVEL = "container"
+
+
+class Options(Struct, kw_only=True):
+    """Run on the moon."""
+
+    crater: str = "Tycho"
+    """Where to land."""
+
+
+def wrap(plan, options, context):
+    """`plan`, on the moon."""
+    return LaunchPlan(argv=("echo", "moon", options.crater, *plan.argv), inner=plan)
+'''
+
+BACKEND = '''"""Train by thinking."""
+
+
+def check(experiment):
+    """Anything goes."""
+
+
+def train(experiment, attempt):
+    """Think."""
+    attempt.event("step", step=experiment.trainer.training.train_iters, loss=0.5)
+'''
+
+MODEL = "# My model\nextends: llama3.1_8B.yaml\nnum_layers: 3\n"
+TRAINER = "# My settings\ntrain_iters: 7\nmock_data: true\nseq_length: 128\n"
+EXPERIMENT = "modules:\n  pre_trainer: {framework: thinking, model: mine, config: quick}\n"
+
+
+@pytest.fixture
+def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Add a file to a plug-in folder that is in force."""
+    folder = tmp_path / "plugins"
+    monkeypatch.setenv("PRIMUS_PLUGINS", str(folder))
+    monkeypatch.chdir(tmp_path)
+
+    def plug(name: str, text: str) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        registry._listing.cache_clear()
+
+    return plug
+
+
+def test_a_task_is_one_file(plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    plug("tasks/hello.py", TASK)
+    assert main(["direct", "--", "hello", "Ann", "--loud"]) == 0
+    assert capsys.readouterr().out == "hello Ann!\n"
+    assert main(["direct", "--", "hello", "Ann", "--json"]) == 0
+    assert capsys.readouterr().out == '{\n  "said": "hello Ann"\n}\n'
+    assert main(["--help"]) == 0
+    assert "  hello           Say hello.\n" in capsys.readouterr().out
+    assert main(["direct", "--", "hello", "--help"]) == 0
+    assert "--loud  With an exclamation mark." in capsys.readouterr().out
+    assert main(["direct", "--", "helo"]) == 2
+    assert "did you mean 'hello'?" in capsys.readouterr().err
+
+
+def test_a_task_in_a_folder_is_two_words(plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    plug("tasks/say/good_day.py", TASK)
+    for typed in ("good-day", "good_day"):
+        assert main(["direct", "--", "say", typed, "Ann"]) == 0
+        assert capsys.readouterr().out == "hello Ann\n"
+
+
+def test_a_runtime_is_one_file(plug: Callable[[str, str], None], capfd: pytest.CaptureFixture[str]) -> None:
+    plug("runtimes/moon.py", RUNTIME)
+    plug("tasks/hello.py", TASK)
+    assert main(["moon", "--crater", "Kepler", "--", "hello", "Ann"]) == 0
+    assert capfd.readouterr().out == "moon Kepler primus-cli direct -- hello Ann\n"
+    assert main(["moon", "--", "direct", "--env", "A=1", "--", "hello", "Ann"]) == 0
+    assert capfd.readouterr().out == "moon Tycho primus-cli direct --env A=1 -- hello Ann\n"
+    assert main(["moon", "--help"]) == 0
+    assert "--crater TEXT  Where to land. (default: Tycho)" in capfd.readouterr().out
+
+
+def test_a_backend_a_model_and_a_trainer_preset_are_one_file_each(plug: Callable[[str, str], None], tmp_path: Path) -> None:
+    plug("backends/thinking.py", BACKEND)
+    plug("models/mine.yaml", MODEL)
+    plug("trainers/quick.yaml", TRAINER)
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    done = cli.run("direct", "--", "train", "pretrain", "--config", "e.yaml", cwd=tmp_path, PRIMUS_PLUGINS=str(tmp_path / "plugins"))
+    assert done.returncode == 0, done.stderr
+    assert '"step":7,"loss":0.5' in (tmp_path / "output/e/latest/events.jsonl").read_text()
+    assert "num_layers: 3" in (tmp_path / "output/e/latest/config/model_config.yaml").read_text()
+
+
+@pytest.mark.parametrize("kind", ["hooks", "benchmarks", "profiles", "sources"])
+def test_a_plug_in_of_any_other_kind_is_found_and_loaded(plug: Callable[[str, str], None], kind: str) -> None:
+    plug(f"{kind}/my_own.py", '"""My own."""\nANSWER = 42\n')
+    assert "my-own" in registry.names(kind)
+    assert registry.summary(kind, "my-own") == "My own."
+    assert registry.load(kind, "MY_OWN").ANSWER == 42
+
+
+def test_a_broken_task_is_one_message(plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    plug("tasks/bad.py", '"""Bad."""\ndef (\n')
+    assert main(["direct", "--", "bad"]) == 1
+    assert "plugins/tasks/bad.py:2: " in capsys.readouterr().err
+    assert main(["--help"]) == 0, "help does not import it"
+
+
+def test_a_runtime_of_an_unknown_level_is_one_message(plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    plug("runtimes/moon.py", RUNTIME.replace('"container"', '"orbit"'))
+    assert main(["moon", "--", "direct", "--", "runs", "list"]) == 1
+    assert "runtime 'moon': LEVEL 'orbit' is none of cluster, container, node" in capsys.readouterr().err
+
+
+def test_entry_points_of_an_installed_package_add_plug_ins(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    metadata = site / "moonshot-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: moonshot\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[primus.tasks]\nsay.good_day = moonshot.hello\n\n[primus.runtimes]\nmoon = moonshot.moon\n\n"
+        "[primus.backends]\nthinking = moonshot.thinking\nabsent = moonshot.absent\n"
+    )
+    (site / "moonshot").mkdir()
+    for name, text in {"__init__": "", "hello": TASK, "moon": RUNTIME, "thinking": BACKEND}.items():
+        (site / "moonshot" / f"{name}.py").write_text(text)
+    path = f"{cli.SOURCE}:{site}"
+
+    def run(*words: str) -> str:
+        done = cli.run(*words, cwd=tmp_path, PYTHONPATH=path)
+        assert "Traceback" not in done.stderr
+        return done.stdout + done.stderr
+
+    assert "say good-day" in run("--help")
+    assert run("moon", "--", "say", "good_day", "Ann") == "moon Tycho primus-cli direct -- say good-day Ann\n"
+    assert run("direct", "--", "say", "good-day", "Ann") == "hello Ann\n"
+    (tmp_path / "e.yaml").write_text("modules:\n  pre_trainer: {framework: thinking, model: tiny, config: ./t.yaml}\n")
+    (tmp_path / "t.yaml").write_text(TRAINER)
+    assert "e.yaml: valid (thinking, e)" in run("direct", "--", "config", "check", "--config", "e.yaml")
+    assert "backend 'absent' cannot be loaded" in run("direct", "--", "config", "check", "--config", "e.yaml", "--framework=absent")

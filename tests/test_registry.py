@@ -1,0 +1,130 @@
+"""Plug-ins are found by name: the user's files first, then the package's, then entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from primus import registry
+from primus.errors import PrimusError, UsageError
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write a file of the user's plug-in folder."""
+    monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path))
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        registry._listing.cache_clear()
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["llama3.1_8B", "LLAMA3.1-8b", "llama3.1_8b.yaml", "Llama3.1_8B.YAML"])
+def test_case_dashes_and_the_ending_do_not_matter(name: str) -> None:
+    assert registry.path("models", name) == registry.PACKAGE / "presets/models/llama3.1_8B.yaml"
+
+
+@pytest.mark.parametrize("name", ["runs list", "Runs_List".replace("_", " "), "RUNS LIST"])
+def test_a_task_in_a_folder_is_two_words(name: str) -> None:
+    assert registry.path("tasks", name) == registry.PACKAGE / "tasks/runs/list.py"
+
+
+def test_private_files_are_no_plug_ins() -> None:
+    assert not [name for kind in registry.FOLDERS for name in registry.names(kind) if name.startswith(("_", "-", "."))]
+    with pytest.raises(UsageError):
+        registry.path("tasks", "train _job")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("runtimes", "dirct", "no runtime 'dirct'\n  did you mean 'direct'?"),
+        ("tasks", "runs lst", "no task 'runs lst'\n  did you mean 'runs list'?"),
+        ("models", "llama3.1-8", "no model 'llama3.1-8'\n  did you mean 'llama3.1_8B'?"),
+        ("trainers", "zebra", "no trainer 'zebra'\n  valid: pre_trainer"),
+        ("profiles", "mi355x", "no profile 'mi355x'"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest(kind: str, name: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        registry.path(kind, name)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("kind", ["tasks", "runtimes", "backends"])
+def test_every_plug_in_of_the_package_has_what_its_kind_needs(kind: str) -> None:
+    for name in registry.names(kind):
+        module = registry.load(kind, name)
+        assert all(hasattr(module, member) for member in registry.MEMBERS[kind]), name
+        assert registry.summary(kind, name).endswith("."), name
+        if kind == "tasks":
+            assert hasattr(module, "run") or (hasattr(module, "prepare") and hasattr(module, "work")), name
+
+
+def test_the_users_file_wins_over_the_packages(write: Write) -> None:
+    file = write("backends/native.py", '"""Mine."""\ncheck = train = print\n')
+    assert registry.path("backends", "native") == file
+    assert registry.load("backends", "native").train is print
+    assert registry.summary("backends", "native") == "Mine."
+    assert registry.names("backends").count("native") == 1
+
+
+def test_several_folders_are_searched_in_order(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = write("a/backends/one.py", '"""First."""\n')
+    write("b/backends/one.py", '"""Second."""\n')
+    second = write("b/backends/two.py", '"""Two."""\n')
+    monkeypatch.setenv("PRIMUS_PLUGINS", f"{tmp_path / 'a'}::{tmp_path / 'none'}:{tmp_path / 'b'}")
+    assert registry.path("backends", "one") == first
+    assert registry.path("backends", "two") == second
+
+
+def test_a_plug_in_may_be_a_package_and_import_its_parts(write: Write) -> None:
+    write("backends/mine/__init__.py", '"""Mine."""\nfrom .part import check, train\n')
+    write("backends/mine/part.py", "check = train = len\n")
+    assert registry.load("backends", "mine").check is len
+
+
+def test_a_task_of_a_folder_may_be_a_package(write: Write) -> None:
+    write("tasks/my_group/my_pack/__init__.py", '"""Mine."""\nOptions = run = print\n')
+    assert "my-group my-pack" in registry.names("tasks")
+    assert registry.load("tasks", "my-group my-pack").run is print
+
+
+def test_a_plug_in_is_imported_once(write: Write) -> None:
+    write("backends/once.py", "check = train = object()\n")
+    assert registry.load("backends", "once") is registry.load("backends", "ONCE")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"),
+    [
+        ("def work(:\n", "backends/bad.py:1: ", "backend 'bad' cannot be loaded"),
+        ("\nimport no_such_module\n", "backends/bad.py:2: ModuleNotFoundError: No module named 'no_such_module'", "cannot be"),
+        ("x = 1\nx / 0\n", "backends/bad.py:2: ZeroDivisionError: ", "cannot be loaded"),
+        ("check = print\n", "backends/bad.py: backend 'bad' has no train", "has check, train"),
+        ("raise SystemExit(3)\n", "backends/bad.py:1: SystemExit: 3", "cannot be loaded"),
+    ],
+)
+def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, problem: str, hint: str) -> None:
+    write("backends/bad.py", text)
+    with pytest.raises(PrimusError) as caught:
+        registry.load("backends", "bad")
+    assert problem in caught.value.problem
+    assert hint in caught.value.hint
+
+
+def test_a_file_that_is_not_text_is_listed_all_the_same(write: Write) -> None:
+    file = write("backends/odd.py", "")
+    file.write_bytes(b"\xff\xfe")
+    assert registry.summary("backends", "odd") == ""
+    with pytest.raises(PrimusError, match=r"odd\.py"):
+        registry.load("backends", "odd")
