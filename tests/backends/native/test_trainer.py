@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,9 @@ from primus.config.load import load_experiment
 from primus.config.schema import Experiment
 from primus.data.prepare import Job, prepare
 from primus.errors import PrimusError, UnfitError, UsageError
+from primus.experiment import experiment_of
 from primus.runs import events
+from primus.runs.attempt import Attempt
 from primus.runs.store import Run
 
 MakeRun = Callable[..., Run]
@@ -169,6 +174,36 @@ def test_tensorboard_gets_the_losses_of_every_step(make_run: MakeRun, train: Tra
             values.setdefault(value.tag, {})[event.step] = value.simple_value
     assert values["lm loss"] == {s["step"]: np.float32(s["loss"]) for s in kinds(run, "step")}
     assert set(values["lm loss validation"]) == {4, 8}
+
+
+def test_lines_stand_above_the_bar_of_the_launching_terminal(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    master, slave = os.openpty()
+    run = make_run(eval_interval=8)
+    monkeypatch.setenv("PRIMUS_PROGRESS", os.ttyname(slave))
+    pieces: list[bytes] = []
+    reader = threading.Thread(target=_until_closed, args=(master, pieces))
+    reader.start()
+    with os.fdopen(slave, "w") as terminal:
+        attempt = Attempt(run, 0, rank=0, local_rank=0, world_size=1, console=terminal)
+        native.train(experiment_of(run), attempt)
+        attempt.close()
+    reader.join(30)
+    shown = b"".join(pieces).decode()
+    for step in (1, 8):
+        assert shown.count(f"iteration        {step}/       8") == 1
+    assert "validation loss at iteration 8" in shown
+    assert re.search(r"\b[1-8]/8\b.*tokens/s", shown), "the bar"
+    assert "iteration        1/       8" in capfd.readouterr().out, "the log of the rank has the lines as well"
+
+
+def _until_closed(master: int, shown: list[bytes]) -> None:
+    """Read a pseudo-terminal until nobody has its other end open, which is an error on Linux (EIO)."""
+    with suppress(OSError):
+        while data := os.read(master, 4096):
+            shown.append(data)
+    os.close(master)
 
 
 # What goes wrong

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,21 +50,16 @@ def evaluate(
 
     A compiled model would be compiled again for it, since no gradients are taken.
     """
-    eager = replace(trainable, loss=trainable.model)
-
-    def batches() -> Iterator[Batch]:
-        with Batches(
-            dataset,
-            global_batch_size=global_batch_size,
-            micro_batch_size=training.micro_batch_size,
-            rank=processes.rank,
-            world_size=processes.world,
-        ) as steps:
-            for _ in range(training.eval_iters):
-                for tokens in next(steps):
-                    yield to_batch(tokens, masked_input, processes.device)
-
-    loss = step.evaluate(eager, batches())
+    with Batches(
+        dataset,
+        global_batch_size=global_batch_size,
+        micro_batch_size=training.micro_batch_size,
+        rank=processes.rank,
+        world_size=processes.world,
+    ) as steps:
+        read = [tokens for _ in range(training.eval_iters) for tokens in next(steps)]
+    batches = [to_batch(tokens, masked_input, processes.device) for tokens in read]
+    loss = step.evaluate(replace(trainable, loss=trainable.model), batches)
     return Evaluation(loss, training.eval_iters * global_batch_size * training.seq_length)
 
 

@@ -29,6 +29,8 @@ class ProgressBar:
             TimeRemainingColumn(),
             console=Console(file=self._file, force_terminal=True),
             transient=True,
+            redirect_stdout=False,  # they are the rank's log
+            redirect_stderr=False,
         )
         self._task: Any = self._progress.add_task("", total=total, completed=done)
         self._progress.start()
