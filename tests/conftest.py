@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,10 @@ USER_VARIABLES = (
 
 USER_PREFIXES = ("PRIMUS_", "SLURM_", "PET_", "TORCHELASTIC_")
 
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+collect_ignore = [] if HAS_TORCH else ["backends", "checkpoint", "data"]
+"""Where torch is not installed, as in `make core`, the control plane is tested alone."""
+
 # Before torch is imported: the tensors are small, and a few cores serve several processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -37,23 +42,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--renew-golden", action="store_true", help="write the golden files, do not compare")
 
 
+def pytest_report_header() -> str:
+    return "torch: installed" if HAS_TORCH else "torch: not installed, so only the control plane is tested"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--renew-golden"):
         items[:] = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
-    wanting = [item for item in items if item.get_closest_marker("gpu")]
-    if not wanting:
-        return
-    reason = _why_no_gpu()
-    for item in wanting:
-        if reason:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    reasons = {"native": "" if HAS_TORCH else "torch is not installed"}
+    if any(item.get_closest_marker("gpu") for item in items):
+        reasons["gpu"] = _why_no_gpu()
+    for item in items:
+        for mark, reason in reasons.items():
+            if reason and item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _why_no_gpu() -> str:
-    try:
-        import torch
-    except ImportError:
+    if not HAS_TORCH:
         return "torch is not installed"
+    import torch
+
     return "" if torch.cuda.is_available() else "no CUDA or ROCm device"
 
 
