@@ -302,14 +302,14 @@ def _records(path: Path, lines: Iterable[bytes], key: str) -> Iterator[Text | Ba
     for number, line in enumerate(lines, 1):
         line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         if not line.isspace():
-            text = _text_of_record(line, key)
+            text = _text_of_record(line.strip(), key)
             yield Bad(f"{path}:{number}", text.reason) if isinstance(text, Bad) else Text(text)
 
 
 def _text_of_record(line: bytes, key: str) -> str | Bad:
     try:
         record = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         record = _lenient(line)
     if isinstance(record, Bad):
         return record

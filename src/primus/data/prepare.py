@@ -111,12 +111,14 @@ def prepare(
         PrimusError: A document is bad, a file damaged, or the output cannot be written.
     """
     _check(job)
+    tokenizer = None if _trains(job) else tokenizers.load(job.tokenizer, job.eod, job.recipe.parse_special_tokens)
+    text = corpus.open_dataset(job.dataset, job.recipe) if job.dataset else corpus.open_files(job.inputs, job.recipe)
     try:
         job.output.parent.mkdir(parents=True, exist_ok=True)
         lock = job.output.with_name(f".{job.output.name}.lock")
         with atomic.lock(lock, LOCK_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to prepare {job.output}")):
             atomic.remove_stale(job.output.parent, job.output.name)
-            return _prepare_locked(job, say, show)
+            return _prepare_locked(job, tokenizer, text, say, show)
     except OSError as error:
         raise _cannot_write(job.output, error) from None
 
@@ -150,14 +152,14 @@ def _trains(job: Job) -> bool:
     return job.tokenizer.startswith(BPE)
 
 
-def _prepare_locked(job: Job, say: Say, show: Callable[[Progress], None]) -> list[Prepared]:
+def _prepare_locked(
+    job: Job, tokenizer: Tokenizer | None, text: Corpus, say: Say, show: Callable[[Progress], None]
+) -> list[Prepared]:
     prefixes = {key: output_prefix(job, key) for key in job.json_keys}
     if job.existing == "keep":
         kept = {prefix: manifests.read(prefix) for prefix in prefixes.values()}
         if all(kept.values()):
             return [Prepared(prefix, manifest, made=False) for prefix, manifest in kept.items() if manifest]
-    tokenizer = None if _trains(job) else tokenizers.load(job.tokenizer, job.eod, job.recipe.parse_special_tokens)
-    text = corpus.open_dataset(job.dataset, job.recipe) if job.dataset else corpus.open_files(job.inputs, job.recipe)
     found = {key: _existing(job, key, tokenizer, text) for key in job.json_keys}
     prepared = []
     for key, prefix in prefixes.items():
@@ -257,7 +259,7 @@ def _make(job: Job, key: str, tokenizer: Tokenizer, text: Corpus, show: Callable
     """Write the token files of one key under temporary names, then give everything its name."""
     if job.recipe.append_eod and tokenizer.eod is None:
         raise UsageError(
-            f"{tokenizer.name}: no token that ends a document", "name it with --eod, or use --append-eod false"
+            f"{tokenizer.name}: no token that ends a document", "name it with --eod, or use --no-append-eod"
         )
     prefix, progress = output_prefix(job, key), Progress()
     with IndexedWriter(prefix, smallest_dtype(tokenizer.vocab_size)) as writer:
@@ -282,7 +284,13 @@ def _make(job: Job, key: str, tokenizer: Tokenizer, text: Corpus, show: Callable
 def _num_workers(job: Job, text: Corpus) -> int:
     if job.workers:
         return job.workers
-    return len(os.sched_getaffinity(0)) if text.num_bytes >= PARALLEL_BYTES else 1
+    return _num_cores() if text.num_bytes >= PARALLEL_BYTES else 1
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _describe(

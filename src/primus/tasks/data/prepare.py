@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -61,6 +62,7 @@ def run(options: Options, context: TaskContext) -> None:
     if options.list:
         _list(context)
         return
+    _check_packages()
     job = _job(options)
     from primus.data.prepare import prepare as make
 
@@ -68,6 +70,17 @@ def run(options: Options, context: TaskContext) -> None:
         prepared = make(job, display.say, display.show)
     values = [_summary(each) for each in prepared]
     context.result(values, "\n".join(f"--train_data_path {value['prefix']}" for value in values))
+
+
+def _check_packages() -> None:
+    """Tell what is missing where only the command line is installed.
+
+    Raises:
+        UsageError: A package that every job needs is not there.
+    """
+    missing = [name for name in ("numpy", "tokenizers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"data prepare needs {' and '.join(missing)}", f"pip install {' '.join(missing)}")
 
 
 def _list(context: TaskContext) -> None:

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from primus.data import atomic
+from primus.errors import PrimusError
+
+HOLDER = """
+import sys
+from pathlib import Path
+from primus.data import atomic
+with atomic.lock(Path(sys.argv[1]), 5):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def hold(path: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_waiting_for_a_lock_has_an_end_and_names_the_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    process = hold(path)
+    told: list[str] = []
+    with pytest.raises(PrimusError, match=f"process {process.pid} on"), atomic.lock(path, 0.3, told.append):
+        pass
+    assert len(told) == 1
+    process.communicate(timeout=10)
+    assert not path.exists()
+
+
+def test_a_lock_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    process = hold(path)
+    process.kill()
+    process.communicate(timeout=10)
+    with atomic.lock(path, 5):
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_only_one_holds_a_lock_at_a_time(tmp_path: Path) -> None:
+    inside = 0
+    most = 0
+    taken = []
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(5):
+            with atomic.lock(tmp_path / "lock", 30):
+                inside += 1
+                most = max(most, inside)
+                taken.append(1)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert (len(taken), most) == (20, 1)
+
+
+def test_staged_files_have_their_names_only_once_published(tmp_path: Path) -> None:
+    with atomic.staged({tmp_path / "a": b"1", tmp_path / "b": b"2"}) as publish:
+        assert not (tmp_path / "a").exists()
+        publish()
+        assert [(tmp_path / name).read_bytes() for name in "ab"] == [b"1", b"2"]
+    with atomic.staged({tmp_path / "c": b"3"}):
+        pass
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]

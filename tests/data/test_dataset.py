@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from primus.config.schema import DataConfig
+from primus.data import manifest as manifests
+from primus.data.dataset import Datasets, open_datasets, parse_split, split_borders
+from primus.data.indexed import bin_path, idx_path
+from primus.data.manifest import Recipe
+from primus.data.packing import BlendedDataset, PackedDataset
+from primus.data.prepare import Job, prepare
+from primus.data.tokenizer import Tokenizer, train_byte_level_bpe
+from primus.errors import UsageError
+
+WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]
+Prepare = Callable[..., Path]
+
+DOCUMENTS = [[number] * 20 for number in range(100)]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, tokenizer_file: Path, prose: Callable[..., str]) -> Prepare:
+    """Prepare 200 documents and return their prefix."""
+
+    def make(name: str = "corpus", tokenizer: Path = tokenizer_file, seed: int = 0) -> Path:
+        lines = tmp_path / f"{name}.jsonl"
+        lines.write_text("".join(json.dumps({"text": prose(60, seed + number)}) + "\n" for number in range(200)))
+        job = Job(inputs=(str(lines),), tokenizer=str(tokenizer), output=tmp_path / name, recipe=Recipe())
+        return prepare(job)[0].prefix
+
+    return make
+
+
+def opened(vocab_size: int = 1000, seq_length: int = 16, seed: int = 1, **settings: object) -> Datasets:
+    return open_datasets(DataConfig(**settings), vocab_size, seq_length, seed)  # type: ignore[arg-type]
+
+
+def packed(dataset: object) -> PackedDataset:
+    assert isinstance(dataset, PackedDataset)
+    return dataset
+
+
+@pytest.mark.parametrize("ending", ["", ".bin", ".idx", "_text_document", "_text_document.idx"])
+def test_a_prefix_is_found_however_it_is_written(write_tokens: WriteTokens, tmp_path: Path, ending: str) -> None:
+    write_tokens("x_text_document", DOCUMENTS)
+    if ending in (".bin", ".idx"):
+        write_tokens("x", DOCUMENTS)
+    assert packed(opened(train_data_path=str(tmp_path / f"x{ending}")).train).num_tokens == 99 * 20
+
+
+def test_a_prefix_that_is_not_there_is_an_error_with_the_nearest(write_tokens: WriteTokens, tmp_path: Path) -> None:
+    write_tokens("corpus_text_document", DOCUMENTS)
+    with pytest.raises(UsageError, match=r"train_data_path: no .*corpsu_text_document\.idx") as caught:
+        opened(train_data_path=str(tmp_path / "corpsu_text_document"))
+    assert caught.value.hint == "did you mean 'corpus_text_document'?"
+    with pytest.raises(UsageError, match="no folder"):
+        opened(train_data_path=str(tmp_path / "nowhere" / "x"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError) as caught:
+        opened(train_data_path=str(tmp_path / "empty" / "x"))
+    assert "data prepare" in caught.value.hint
+
+
+def test_training_and_validation_are_different_documents(write_tokens: WriteTokens) -> None:
+    data = opened(train_data_path=str(write_tokens("x", DOCUMENTS)), split="90,10,0")
+    train, valid = packed(data.train), packed(data.valid)
+    seen = [
+        {token for index in range(one.samples_per_epoch) for token in one[index].tolist()} for one in (train, valid)
+    ]
+    assert seen[0] <= set(range(90))
+    assert seen[1] <= set(range(90, 100))
+    assert (train.num_tokens, valid.num_tokens) == (1800, 200)
+
+
+def test_validation_data_of_its_own_leaves_the_training_data_whole(write_tokens: WriteTokens) -> None:
+    train, valid = write_tokens("train", DOCUMENTS), write_tokens("valid", DOCUMENTS[:10])
+    data = opened(train_data_path=str(train), valid_data_path=str(valid))
+    assert (packed(data.train).num_tokens, packed(data.valid).num_tokens) == (2000, 200)
+
+
+def test_too_little_validation_data_is_no_error_but_is_explained(write_tokens: WriteTokens) -> None:
+    prefix = str(write_tokens("x", DOCUMENTS))
+    assert "no documents for validation" in opened(train_data_path=prefix, split="100").no_valid
+    short = opened(train_data_path=prefix, seq_length=64)
+    assert short.valid is None
+    assert "20 tokens in 1 documents" in short.no_valid
+    alone = opened(train_data_path=str(write_tokens("one", [[1] * 500])))
+    assert "no validation documents in a split of 1" in alone.no_valid
+
+
+@given(
+    count=st.integers(1, 10_000),
+    shares=st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000)),
+)
+def test_a_split_covers_everything_and_every_share_has_something_where_it_can(
+    count: int, shares: tuple[int, int, int]
+) -> None:
+    parts = parse_split(",".join(map(str, shares)))
+    borders = split_borders(count, parts)
+    assert (borders[0], borders[-1]) == (0, count)
+    sizes = np.diff(borders)
+    assert sizes.min() >= 0
+    for size, share in zip(sizes, parts, strict=True):
+        assert share > 0 or size == 0
+        assert abs(size - count * share) <= 3
+        assert count < 3 or share == 0 or size > 0
+
+
+@pytest.mark.parametrize("split", ["", "a,b", "0,1", "1,2,3,4", "-1,2", "nan", "inf,1"])
+def test_a_split_that_makes_no_sense_is_an_error(write_tokens: WriteTokens, split: str) -> None:
+    with pytest.raises(UsageError, match="split"):
+        opened(train_data_path=str(write_tokens("x", DOCUMENTS)), split=split)
+
+
+@pytest.mark.parametrize(
+    ("form", "shares"),
+    [
+        ("list", {0: 0.75, 1: 0.25}),
+        ("string", {0: 0.75, 1: 0.25}),
+        ("by size", {0: 2 / 3, 1: 1 / 3}),
+    ],
+)
+def test_a_blend_has_the_shares_that_were_asked_for(
+    write_tokens: WriteTokens, form: str, shares: dict[int, float]
+) -> None:
+    one, two = str(write_tokens("one", [[0] * 20] * 200)), str(write_tokens("two", [[1] * 20] * 100))
+    path = {"list": [3, one, 1, two], "string": f"0.3 {one} 0.1 {two}", "by size": [one, two]}[form]
+    data = opened(train_data_path=path)
+    assert isinstance(data.train, BlendedDataset)
+    owners = [int(data.train[index][0]) for index in range(4000)]
+    for owner, share in shares.items():
+        assert owners.count(owner) / 4000 == pytest.approx(share, abs=0.01)
+
+
+@pytest.mark.parametrize("path", [["0.5"], [0.5, "x", "x"], [0.5, "x", 0.5], [0, "x"], [-1, "x"]])
+def test_a_blend_that_makes_no_sense_is_an_error(
+    write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: list[str | float]
+) -> None:
+    write_tokens("x", DOCUMENTS)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="train_data_path"):
+        opened(train_data_path=path)
+
+
+def test_settings_that_contradict_each_other_are_errors(write_tokens: WriteTokens) -> None:
+    prefix = str(write_tokens("x", DOCUMENTS))
+    with pytest.raises(UsageError, match="both dataset and train_data_path"):
+        opened(dataset="python-stdlib", train_data_path=prefix)
+    with pytest.raises(UsageError, match="no data to train on"):
+        opened()
+    with pytest.raises(UsageError, match="needs a tokenizer"):
+        opened(dataset="python-stdlib")
+    with pytest.raises(UsageError, match="eod_mask_loss"):
+        opened(train_data_path=prefix, eod_mask_loss=True)
+
+
+def test_mock_data_needs_nothing() -> None:
+    data = opened(mock_data=True, vocab_size=50)
+    assert data.train[0].shape == (17,)
+    assert data.valid is not None
+    assert not np.array_equal(data.train[0], data.valid[0])
+
+
+def test_prepared_data_brings_its_tokenizer(prepared: Prepare, tokenizer: Tokenizer) -> None:
+    data = opened(train_data_path=str(prepared()), vocab_size=300, eod_mask_loss=True)
+    assert data.tokenizer_path
+    assert Path(data.tokenizer_path).read_bytes() == tokenizer.content
+    assert data.eod_id == 0
+
+
+def test_a_tokenizer_larger_than_the_model_is_an_error(prepared: Prepare) -> None:
+    with pytest.raises(UsageError, match="has ids up to 299, but the model's vocab_size is 299") as caught:
+        opened(train_data_path=str(prepared()), vocab_size=299)
+    assert "300 or more" in caught.value.hint
+
+
+def test_a_tokenizer_that_is_not_the_data_s_is_an_error(
+    prepared: Prepare, tmp_path: Path, tokenizer_file: Path, prose: Callable[..., str]
+) -> None:
+    other = tmp_path / "other" / "tokenizer.json"
+    other.parent.mkdir()
+    other.write_bytes(train_byte_level_bpe([prose(1000, seed=9)], 280).content)
+    prefix = str(prepared())
+    assert opened(train_data_path=prefix, tokenizer_model=str(tokenizer_file.parent)).eod_id == 0
+    with pytest.raises(UsageError, match=r"corpus_text_document was prepared with the tokenizer .*, which is not"):
+        opened(train_data_path=prefix, tokenizer_model=str(other))
+    with pytest.raises(UsageError, match=r"prepare both with one tokenizer|has the tokenizer"):
+        opened(train_data_path=prefix, valid_data_path=str(prepared("valid", other)))
+
+
+def test_data_without_a_manifest_is_checked_against_the_tokenizer_that_is_named(
+    write_tokens: WriteTokens, tokenizer_file: Path
+) -> None:
+    prefix = str(write_tokens("x", DOCUMENTS))
+    data = opened(train_data_path=prefix, tokenizer_model=str(tokenizer_file))
+    assert (data.tokenizer_path, data.eod_id) == (str(tokenizer_file), 0)
+    with pytest.raises(UsageError, match="ids up to 299"):
+        opened(train_data_path=prefix, tokenizer_model=str(tokenizer_file), vocab_size=200)
+
+
+@pytest.mark.parametrize("damage", ["bin", "idx", "manifest"])
+def test_prepared_files_that_do_not_belong_together_are_an_error(prepared: Prepare, damage: str) -> None:
+    prefix = prepared()
+    path = {"bin": bin_path, "idx": idx_path, "manifest": manifests.manifest_path}[damage](prefix)
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(UsageError, match=r"truncated|damaged"):
+        opened(train_data_path=str(prefix))
+    other = prepared("other", seed=5)
+    manifests.manifest_path(other).write_bytes(manifests.encoded(changed_size(other)))
+    with pytest.raises(UsageError, match=r"\.bin: has \d+ bytes instead of the 7 bytes in its manifest"):
+        opened(train_data_path=str(other))
+
+
+def changed_size(prefix: Path) -> manifests.Manifest:
+    manifest = manifests.read(prefix)
+    assert manifest
+    return msgspec.structs.replace(manifest, bin=manifests.FileFacts(bytes=7, sha256=""))
+
+
+def test_the_fingerprint_is_that_of_the_tokens_and_the_split(
+    prepared: Prepare, write_tokens: WriteTokens, tmp_path: Path
+) -> None:
+    prefix = str(prepared())
+    one = opened(train_data_path=prefix).fingerprint
+    assert opened(train_data_path=prefix, seed=9).fingerprint == one
+    assert opened(train_data_path=prefix, split="90,10,0").fingerprint != one
+    assert opened(train_data_path=str(prepared("other", seed=1))).fingerprint != one
+    plain = opened(train_data_path=str(write_tokens("x", DOCUMENTS))).fingerprint
+    assert opened(train_data_path=str(write_tokens("y", [*DOCUMENTS[:-1], [0] * 20]))).fingerprint != plain
+
+
+PLUGIN = '''"""A few texts."""
+from pathlib import Path
+
+def documents():
+    reads = Path(__file__).with_name("reads")
+    reads.write_text(reads.read_text() + "x" if reads.exists() else "x")
+    yield from (f"document {number} " * 9 for number in range(300))
+'''
+
+
+def test_a_named_dataset_is_prepared_on_first_use_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "plugins" / "sources"
+    folder.mkdir(parents=True)
+    (folder / "few_texts.py").write_text(PLUGIN)
+    monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path / "plugins"))
+    settings = {"dataset": "few-texts", "tokenizer_type": "ByteLevelBPE", "data_path": str(tmp_path / "data")}
+    first = opened(vocab_size=290, **settings)
+    assert "training a byte-level BPE of 290 tokens on few-texts" in capfd.readouterr().err
+    reads = (folder / "reads").read_text()
+    again = opened(vocab_size=290, **settings)
+    assert (folder / "reads").read_text() == reads
+    assert again.fingerprint == first.fingerprint
+    assert np.array_equal(again.train[5], first.train[5])
+    assert (tmp_path / "data" / "few-texts" / "bpe-290" / "few-texts_text_document.bin").exists()
+
+
+def test_an_unknown_dataset_is_an_error_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        opened(dataset="python-stdlb", tokenizer_type="ByteLevelBPE", data_path=str(tmp_path))
+    assert caught.value.hint == "did you mean 'python-stdlib'?"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from primus.data import manifest as manifests
+from primus.data.indexed import IndexedTokens, bin_path, idx_path
+from primus.data.manifest import Recipe
+from primus.data.prepare import Job, Prepared, prepare
+from primus.data.tokenizer import END_OF_TEXT, Tokenizer, load
+from primus.errors import PrimusError, UsageError
+
+Prose = Callable[..., str]
+
+
+def write_lines(path: Path, values: list[object]) -> Path:
+    path.write_text("".join(json.dumps({"text": value}) + "\n" for value in values))
+    return path
+
+
+def make(inputs: Path | list[Path], tokenizer: Path | str, output: Path, **settings: object) -> Prepared:
+    paths = inputs if isinstance(inputs, list) else [inputs]
+    recipe = Recipe(**{key: settings.pop(key) for key in list(settings) if key in Recipe.__struct_fields__})  # type: ignore[arg-type]
+    job = Job(inputs=tuple(map(str, paths)), tokenizer=str(tokenizer), output=output, recipe=recipe, **settings)  # type: ignore[arg-type]
+    return prepare(job)[0]
+
+
+def documents_of(prefix: Path) -> list[list[int]]:
+    tokens = IndexedTokens(prefix)
+    tokens.verify()
+    return [tokens[index].tolist() for index in range(len(tokens))]
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def test_documents_become_tokens_that_end_with_the_end_of_document(
+    tmp_path: Path, tokenizer: Tokenizer, tokenizer_file: Path, prose: Prose
+) -> None:
+    values = [prose(20, seed) for seed in range(5)]
+    made = make(write_lines(tmp_path / "a.jsonl", [*values, ""]), tokenizer_file, tmp_path / "out")
+    assert made.prefix == tmp_path / "out_text_document"
+    assert documents_of(made.prefix) == [[*tokenizer.encode(value), 0] for value in values]
+    assert (made.manifest.documents, made.manifest.empty_documents, made.manifest.dtype) == (5, 1, "uint16")
+    assert load(made.prefix.parent / made.manifest.tokenizer.file).fingerprint == tokenizer.fingerprint
+    assert manifests.read(made.prefix) == made.manifest
+    assert sorted(content_of(tmp_path)) == [
+        "a.jsonl",
+        *(f"out_text_document.{end}" for end in ("bin", "idx", "manifest.json", "tokenizer.json")),
+    ]
+
+
+def test_settings_change_the_tokens_as_they_say(tmp_path: Path, tokenizer: Tokenizer, tokenizer_file: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [f"the fox{END_OF_TEXT}dogs"])
+    plain = make(lines, tokenizer_file, tmp_path / "plain", append_eod=False)
+    assert documents_of(plain.prefix) == [tokenizer.encode(f"the fox{END_OF_TEXT}dogs")]
+    assert plain.manifest.special_strings == 1
+    forged = make(lines, tokenizer_file, tmp_path / "forged", parse_special_tokens=True)
+    assert documents_of(forged.prefix) == [[*tokenizer.encode("the fox"), 0, *tokenizer.encode("dogs"), 0]]
+
+
+def test_the_same_job_again_does_nothing_and_another_is_refused(
+    tmp_path: Path, tokenizer_file: Path, prose: Prose
+) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(20)])
+    job = Job(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out")
+    prepare(job)
+    before = content_of(tmp_path)
+    times = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+    said: list[str] = []
+    os.utime(lines)
+    assert not prepare(job, said.append)[0].made
+    assert "nothing to do" in said[0]
+    assert content_of(tmp_path) == before
+    assert all(file.stat().st_mtime_ns == time for file, time in times.items() if file != lines)
+
+    write_lines(lines, [prose(20), prose(30)])
+    with pytest.raises(UsageError, match=r"made otherwise: .*a.jsonl is new, gone or changed") as caught:
+        prepare(job)
+    assert "--overwrite" in caught.value.hint
+    with pytest.raises(UsageError, match="its append_eod is True"):
+        make(lines, tokenizer_file, tmp_path / "out", append_eod=False)
+    with pytest.raises(UsageError, match="its tokenizer is"):
+        make(lines, "bpe:280", tmp_path / "out")
+    assert bin_path(tmp_path / "out_text_document").read_bytes() == before["out_text_document.bin"]
+    assert make(lines, tokenizer_file, tmp_path / "out", existing="replace").manifest.documents == 2
+
+
+def test_files_of_somebody_else_are_not_replaced(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(20)])
+    made = make(lines, tokenizer_file, tmp_path / "out")
+    manifests.manifest_path(made.prefix).unlink()
+    with pytest.raises(UsageError, match="it has no manifest"):
+        make(lines, tokenizer_file, tmp_path / "out")
+
+
+@pytest.mark.parametrize("text_documents", ["file", "paragraph", "line"])
+def test_texts_files_and_trees_are_prepared_alike(
+    tmp_path: Path, tokenizer: Tokenizer, tokenizer_file: Path, prose: Prose, text_documents: str
+) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "b.py").write_text("print('fox')\n")
+    (tmp_path / "tree" / "a.txt").write_text("the fox\njumps\n\nover dogs\n")
+    parts = {
+        "file": ["the fox\njumps\n\nover dogs\n"],
+        "paragraph": ["the fox\njumps\n", "over dogs\n"],
+        "line": ["the fox", "jumps", "over dogs"],
+    }[text_documents]
+    made = make(tmp_path / "tree", tokenizer_file, tmp_path / "out", text_documents=text_documents)
+    assert documents_of(made.prefix) == [[*tokenizer.encode(part), 0] for part in [*parts, "print('fox')\n"]]
+    assert made.manifest.inputs[0].files == 2
+
+
+def test_a_long_text_is_one_document_of_several_sequences(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:
+    (tmp_path / "a.txt").write_text(prose(60_000))
+    made = make(tmp_path / "a.txt", tokenizer_file, tmp_path / "out")
+    assert (made.manifest.documents, made.manifest.sequences) == (1, 6)
+    sequences = documents_of(made.prefix)
+    assert [sequence[-1] == 0 for sequence in sequences] == [False] * 5 + [True]
+    assert IndexedTokens(made.prefix).borders.tolist() == [0, 6]
+
+
+def test_each_json_key_becomes_a_pair_of_files(tmp_path: Path, tokenizer: Tokenizer, tokenizer_file: Path) -> None:
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"title": "fox", "body": "dogs"}\n')
+    job = Job(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out", json_keys=("title", "body"))
+    title, body = prepare(job)
+    assert documents_of(title.prefix) == [[*tokenizer.encode("fox"), 0]]
+    assert (body.prefix.name, documents_of(body.prefix)) == ("out_body_document", [[*tokenizer.encode("dogs"), 0]])
+
+
+def test_a_tokenizer_is_trained_on_the_input(tmp_path: Path, prose: Prose) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(50, seed) for seed in range(20)])
+    one, two = (make(lines, "bpe:290", tmp_path / name) for name in ("one", "two"))
+    assert one.manifest.tokenizer.vocab_size == 290
+    assert one.manifest.bin.sha256 == two.manifest.bin.sha256
+    assert not make(lines, "bpe:290", tmp_path / "one").made
+
+
+def test_several_processes_write_the_same_bytes(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(4, seed) for seed in range(6000)])
+    one = make(lines, tokenizer_file, tmp_path / "one", workers=1)
+    two = make(lines, tokenizer_file, tmp_path / "two", workers=2)
+    assert (one.manifest.bin, one.manifest.idx) == (two.manifest.bin, two.manifest.idx)
+
+
+def test_a_bad_document_is_an_error_that_names_it_and_leaves_nothing(tmp_path: Path, tokenizer_file: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", ["fox", None, "dogs", None])
+    with pytest.raises(PrimusError, match=r"a\.jsonl:2: field 'text' is null") as caught:
+        make(lines, tokenizer_file, tmp_path / "out")
+    assert "--max-bad" in caught.value.hint
+    with pytest.raises(PrimusError, match=r"a\.jsonl:4: .* \(bad document 2 of at most 1\)"):
+        make(lines, tokenizer_file, tmp_path / "out", max_bad=1)
+    assert sorted(content_of(tmp_path)) == ["a.jsonl"]
+
+
+def test_bad_documents_that_are_allowed_are_listed(tmp_path: Path, tokenizer_file: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", ["fox", None, "dogs", None])
+    said: list[str] = []
+    job = Job(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out", recipe=Recipe(max_bad=2))
+    made = prepare(job, said.append)[0]
+    assert (made.manifest.documents, made.manifest.bad_documents) == (2, 2)
+    listed = [json.loads(line) for line in (tmp_path / "out_text_document.bad.jsonl").read_text().splitlines()]
+    assert [entry["where"] for entry in listed] == [f"{lines}:2", f"{lines}:4"]
+    assert any("left out 2 bad documents" in line for line in said)
+
+
+def test_input_without_text_is_an_error(tmp_path: Path, tokenizer_file: Path) -> None:
+    with pytest.raises(UsageError, match="no text in"):
+        make(write_lines(tmp_path / "a.jsonl", ["", ""]), tokenizer_file, tmp_path / "out")
+    assert sorted(content_of(tmp_path)) == ["a.jsonl"]
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(20)])
+    make(lines, tokenizer_file, tmp_path / "out")
+    before = content_of(tmp_path)
+    more = write_lines(tmp_path / "b.jsonl", [prose(2000, seed) for seed in range(20)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(PrimusError, match="out: cannot be written, File too large") as caught:
+            make(more, tokenizer_file, tmp_path / "out", existing="replace")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "free some space" in caught.value.hint
+    assert content_of(tmp_path) == before | {"b.jsonl": more.read_bytes()}
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, tokenizer_file: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", ["fox"])
+    with pytest.raises(PrimusError, match=r"a\.jsonl.*cannot be written"):
+        make(lines, tokenizer_file, lines / "out")
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from primus.data.prepare import Job, prepare
+
+if __name__ == "__main__":
+    job = Job(inputs=(sys.argv[1],), tokenizer=sys.argv[2], output=Path(sys.argv[3]), workers=int(sys.argv[4]))
+    made = prepare(job, show=lambda progress: print("progress", flush=True))
+    print("made" if made[0].made else "found", flush=True)
+"""
+
+
+@pytest.fixture
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a process that prepares data."""
+    program = tmp_path_factory.mktemp("program") / "program.py"
+    program.write_text(PROGRAM)
+    with ExitStack() as stack:
+
+        def begin(*words: object) -> subprocess.Popen[str]:
+            command = [sys.executable, program, *map(str, words)]
+            return stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+
+        yield begin
+
+
+def test_of_processes_that_start_together_one_prepares(
+    tmp_path: Path, tokenizer_file: Path, prose: Prose, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(300, seed) for seed in range(300)])
+    processes = [start(lines, tokenizer_file, tmp_path / "out", 1) for _ in range(3)]
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert sorted(text.splitlines()[-1] for text in said) == ["found", "found", "made"]
+    assert documents_of(tmp_path / "out_text_document")
+
+
+def test_a_killed_writer_leaves_nothing_that_the_next_one_minds(
+    tmp_path: Path, tokenizer_file: Path, prose: Prose, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(3000, seed) for seed in range(400)])
+    process = start(lines, tokenizer_file, tmp_path / "out", 1)
+    assert process.stdout
+    assert process.stdout.readline() == "progress\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=10)
+    assert any(".tmp." in name for name in content_of(tmp_path))
+    assert not idx_path(tmp_path / "out_text_document").exists()
+    assert make(lines, tokenizer_file, tmp_path / "out").made
+    assert not any(".tmp." in name or "lock" in name for name in content_of(tmp_path))
+
+
+def test_a_killed_parent_leaves_no_worker(
+    tmp_path: Path, tokenizer_file: Path, prose: Prose, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(3000, seed) for seed in range(1000)])
+    process = start(lines, tokenizer_file, tmp_path / "out", 2)
+    assert process.stdout
+    assert process.stdout.readline() == "progress\n"
+    workers = psutil.Process(process.pid).children()
+    assert len(workers) >= 2
+    process.kill()
+    process.wait(timeout=10)
+    left = psutil.wait_procs(workers, timeout=20)[1]
+    assert all(worker.status() == psutil.STATUS_ZOMBIE for worker in left)
