@@ -190,7 +190,7 @@ def test_lines_stand_above_the_bar_of_the_launching_terminal(
         native.train(experiment_of(run), attempt)
         attempt.close()
     reader.join(30)
-    shown = b"".join(pieces).decode()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(pieces).decode())
     for step in (1, 8):
         assert shown.count(f"iteration        {step}/       8") == 1
     assert "validation loss at iteration 8" in shown
