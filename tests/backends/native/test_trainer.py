@@ -375,7 +375,12 @@ def test_the_line_of_an_evaluation_has_megatrons_words() -> None:
 
 def decide(asked: Any, before: bool | None = None, flops: float = 0.0, **environ: str) -> compilation.Decision:
     return compilation.decide(
-        asked, before=before, flops_per_device=flops, device_type="cpu", environ={"CXX": sys.executable, **environ}
+        asked,
+        before=before,
+        flops_per_device=flops,
+        device_type="cpu",
+        threads=2,
+        environ={"CXX": sys.executable, **environ},
     )
 
 

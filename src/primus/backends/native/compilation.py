@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-COMPILE_S = {"cpu": 60.0, "cuda": 60.0}
-"""Time that torch.compile of model and loss takes: 30 to 45 s for 8 layers on two busy x86 cores with torch 2.13."""
+COMPILE_S = 45.0
+"""Time that torch.compile of model and loss takes: 32 and 45 s for 8 layers on two x86 cores, torch 2.13."""
 
-EAGER_TFLOPS = {"cpu": 0.1, "cuda": 300.0}
-"""Rate at which an eager run is assumed to compute: 7 M parameters on two x86 cores; a large model on a current GPU."""
+SAVED_SHARE = 0.2
+"""Share of the eager time that it saves at the least: 1.25 times faster on a CPU at a vocabulary of 2048 in fp32."""
 
-SAVED_SHARE = 0.15
-"""Share of the eager time that compiling saves, at the least: 1.2 times faster on the CPU at a small vocabulary."""
+MARGIN = 2.0
+"""How many times it must pay for itself, since both are estimates."""
+
+EAGER_TFLOPS = {"cpu": 0.06, "cuda": 300.0}
+"""Rate of one CPU thread (7 M parameters in fp32 on two x86 cores: 0.12), of one current GPU (8 B parameters)."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ def decide(
     before: bool | None,
     flops_per_device: float,
     device_type: str,
+    threads: int,
     environ: Mapping[str, str],
 ) -> Decision:
     """Whether a run is compiled; a run that continues does as before, since a compiled step rounds otherwise.
@@ -41,9 +45,11 @@ def decide(
         before: What the checkpoint says that the run continues from; None where there is none.
         flops_per_device: FLOPs of the whole run, from its first step to its last, on one device.
         device_type: cpu or cuda.
+        threads: Threads of a CPU process.
         environ: Tells the C++ compiler.
     """
-    wanted = _wanted(asked, before, flops_per_device, device_type)
+    rate = EAGER_TFLOPS[device_type] * 1e12 * (threads if device_type == "cpu" else 1)
+    wanted = _wanted(asked, before, flops_per_device / rate)
     if not wanted.compiled:
         return wanted
     missing = _missing_compiler(device_type, environ)
@@ -52,18 +58,15 @@ def decide(
     return wanted
 
 
-def _wanted(
-    asked: bool | Literal["auto"], before: bool | None, flops_per_device: float, device_type: str
-) -> Decision:
+def _wanted(asked: bool | Literal["auto"], before: bool | None, eager_s: float) -> Decision:
     if asked != "auto":
         return Decision(asked, "as configured")
     if before is not None:
         return Decision(before, "as before")
-    eager_s = flops_per_device / (EAGER_TFLOPS[device_type] * 1e12)
     saved_s = SAVED_SHARE * eager_s
-    if saved_s > COMPILE_S[device_type]:
-        return Decision(True, f"saves about {saved_s / 60:.0f} min of {eager_s / 60:.0f}")
-    return Decision(False, f"the run is too short for it, about {max(eager_s / 60, 1):.0f} min")
+    if saved_s > MARGIN * COMPILE_S:
+        return Decision(True, f"it saves about {saved_s / 60:.0f} of {eager_s / 60:.0f} min")
+    return Decision(False, f"the run is too short for it to pay, about {max(eager_s / 60, 1):.0f} min")
 
 
 def _missing_compiler(device_type: str, environ: Mapping[str, str]) -> str:

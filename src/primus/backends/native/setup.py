@@ -194,6 +194,7 @@ def _decide_compile(
         before=start.manifest.compiled if start and not start.weights_only else None,
         flops_per_device=tokens * flops_per_token(trainer.model, training.seq_length, CONVENTION) / processes.world,
         device_type=processes.device.type,
+        threads=torch.get_num_threads(),
         environ=environ,
     )
 
