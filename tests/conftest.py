@@ -80,7 +80,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     renewing: bool = request.config.getoption("--renew-golden")
 
     def check(name: str, text: str) -> None:
-        path = GOLDEN / name
+        path = Path(os.path.normpath(GOLDEN / name))  # resolves ".." also where tests/golden is not there
         if renewing:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

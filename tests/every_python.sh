@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 tools=$(mktemp -d)
 trap 'rm -rf "$tools"' EXIT
-tested=''
+passed='' failed=''
 for version in 3.10 3.11 3.12 3.13; do
     for python in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python; do
         [ "$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || :)" = "$version" ] || continue
@@ -12,10 +12,9 @@ for version in 3.10 3.11 3.12 3.13; do
         "$python" -m venv "$tools/$version"
         "$tools/$version/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
             --editable . hypothesis import-linter jsonschema pytest pytest-timeout setuptools
-        "$tools/$version/bin/python" -m pytest -q
-        tested="$tested $version"
+        if "$tools/$version/bin/python" -m pytest -q; then passed="$passed $version"; else failed="$failed $version"; fi
         break
     done
 done
-echo "passed on:${tested:- none was found}"
-[ -n "$tested" ]
+echo "passed on:${passed:- none}; failed on:${failed:- none}"
+[ -n "$passed" ] && [ -z "$failed" ]
