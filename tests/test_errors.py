@@ -20,7 +20,13 @@ def test_the_hint_stands_below_the_problem() -> None:
 
 @pytest.mark.parametrize(
     ("word", "name"),
-    [("trian-iters", "train_iters"), ("TRAIN_ITERS", "train_iters"), ("train", "train_iters"), ("zebra", None), ("", None)],
+    [
+        ("trian-iters", "train_iters"),
+        ("TRAIN_ITERS", "train_iters"),
+        ("train", "train_iters"),
+        ("zebra", None),
+        ("", None),
+    ],
 )
 def test_the_nearest_name_is_found_over_case_and_dashes(word: str, name: str | None) -> None:
     assert nearest(word, ["train_iters", "lr"]) == name

@@ -118,12 +118,23 @@ def test_a_runtime_is_one_file(plug: Callable[[str, str], None], capfd: pytest.C
     assert "--crater TEXT  Where to land. (default: Tycho)" in capfd.readouterr().out
 
 
-def test_a_backend_a_model_and_a_trainer_preset_are_one_file_each(plug: Callable[[str, str], None], tmp_path: Path) -> None:
+def test_a_backend_a_model_and_a_trainer_preset_are_one_file_each(
+    plug: Callable[[str, str], None], tmp_path: Path
+) -> None:
     plug("backends/thinking.py", BACKEND)
     plug("models/mine.yaml", MODEL)
     plug("trainers/quick.yaml", TRAINER)
     (tmp_path / "e.yaml").write_text(EXPERIMENT)
-    done = cli.run("direct", "--", "train", "pretrain", "--config", "e.yaml", cwd=tmp_path, PRIMUS_PLUGINS=str(tmp_path / "plugins"))
+    done = cli.run(
+        "direct",
+        "--",
+        "train",
+        "pretrain",
+        "--config",
+        "e.yaml",
+        cwd=tmp_path,
+        PRIMUS_PLUGINS=str(tmp_path / "plugins"),
+    )
     assert done.returncode == 0, done.stderr
     assert '"step":7,"loss":0.5' in (tmp_path / "output/e/latest/events.jsonl").read_text()
     assert "num_layers: 3" in (tmp_path / "output/e/latest/config/model_config.yaml").read_text()
@@ -144,7 +155,9 @@ def test_a_broken_task_is_one_message(plug: Callable[[str, str], None], capsys: 
     assert main(["--help"]) == 0, "help does not import it"
 
 
-def test_a_runtime_of_an_unknown_level_is_one_message(plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_runtime_of_an_unknown_level_is_one_message(
+    plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     plug("runtimes/moon.py", RUNTIME.replace('"container"', '"orbit"'))
     assert main(["moon", "--", "direct", "--", "runs", "list"]) == 1
     assert "runtime 'moon': LEVEL 'orbit' is none of cluster, container, node" in capsys.readouterr().err
@@ -175,4 +188,6 @@ def test_entry_points_of_an_installed_package_add_plug_ins(tmp_path: Path) -> No
     (tmp_path / "e.yaml").write_text("modules:\n  pre_trainer: {framework: thinking, model: tiny, config: ./t.yaml}\n")
     (tmp_path / "t.yaml").write_text(TRAINER)
     assert "e.yaml: valid (thinking, e)" in run("direct", "--", "config", "check", "--config", "e.yaml")
-    assert "backend 'absent' cannot be loaded" in run("direct", "--", "config", "check", "--config", "e.yaml", "--framework=absent")
+    assert "backend 'absent' cannot be loaded" in run(
+        "direct", "--", "config", "check", "--config", "e.yaml", "--framework=absent"
+    )

@@ -108,7 +108,11 @@ def test_a_plug_in_is_imported_once(write: Write) -> None:
     ("text", "problem", "hint"),
     [
         ("def work(:\n", "backends/bad.py:1: ", "backend 'bad' cannot be loaded"),
-        ("\nimport no_such_module\n", "backends/bad.py:2: ModuleNotFoundError: No module named 'no_such_module'", "cannot be"),
+        (
+            "\nimport no_such_module\n",
+            "backends/bad.py:2: ModuleNotFoundError: No module named 'no_such_module'",
+            "cannot be",
+        ),
         ("x = 1\nx / 0\n", "backends/bad.py:2: ZeroDivisionError: ", "cannot be loaded"),
         ("check = print\n", "backends/bad.py: backend 'bad' has no train", "has check, train"),
         ("raise SystemExit(3)\n", "backends/bad.py:1: SystemExit: 3", "cannot be loaded"),

@@ -55,5 +55,10 @@ def test_a_command_line_is_shown_without_its_secrets(words: list[str], shown: li
 @given(st.text(min_size=8).filter(lambda text: not text.startswith("--") and "canary" not in text))
 def test_no_value_of_a_token_survives(value: str) -> None:
     canary = f"canary{value}"
-    ways = [[f"HF_TOKEN={canary}"], ["--env", f"HF_TOKEN={canary}"], [f"--env=HF_TOKEN={canary}"], ["--env.A_KEY", canary]]
+    ways = [
+        [f"HF_TOKEN={canary}"],
+        ["--env", f"HF_TOKEN={canary}"],
+        [f"--env=HF_TOKEN={canary}"],
+        ["--env.A_KEY", canary],
+    ]
     assert all("canary" not in word for way in ways for word in mask_words(way))

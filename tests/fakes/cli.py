@@ -54,6 +54,9 @@ def started(*words: str, cwd: Path, **env: str | None) -> Iterator[subprocess.Po
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
+        for stream in (process.stdout, process.stderr):
+            if stream:
+                stream.close()
 
 
 def _default_signals() -> None:

@@ -49,10 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if is_debug:
             raise
-        problem = f"internal error at {place_of(error)}: {type(error).__name__}: {error}"
-        print(f"primus-cli: {_without_secrets(problem, words)}", file=sys.stderr)
-        print("  run again with --debug for the whole traceback, and report it", file=sys.stderr)
+        print(f"primus-cli: {_without_secrets(_unexpected(error), words)}", file=sys.stderr)
         return EXIT_FAILED
+
+
+def _unexpected(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    problem = f"internal error at {place_of(error)}: {type(error).__name__}: {error}"
+    return f"{problem}\n  run again with --debug for the whole traceback, and report it"
 
 
 def _without_secrets(text: str, words: Sequence[str]) -> str:
@@ -148,14 +153,19 @@ def _elsewhere(
     request = command.request
     outer = tuple(segment for segment in request.runtimes if registry.load("runtimes", segment.name).LEVEL != "node")
     on_node = request.runtimes[len(outer) :] or (Segment("direct"),)
-    there = LaunchPlan(argv=("primus-cli", on_node[0].name, *on_node[0].words, "--", *request.task.split(), *request.words))
+    passed_on = [f"--{name}" for name in ("debug", "json") if getattr(command.options, name)]
+    words = ["primus-cli", *passed_on, on_node[0].name, *on_node[0].words, "--", *request.task.split(), *request.words]
+    there = LaunchPlan(argv=tuple(words))
     plan = chain.fold(msgspec.structs.replace(request, runtimes=outer), there, context)
     if command.options.dry_run:
         return _show(plan, command)
     import subprocess
 
     env = dict(context.environ) | {name: variable.value for name, variable in plan.env.items()}
-    code = subprocess.run(plan.argv, env=env, check=False).returncode
+    try:
+        code = subprocess.run(plan.argv, env=env, check=False).returncode
+    except OSError as error:
+        raise PrimusError(f"{plan.argv[0]}: cannot be started: {error.strerror}") from None
     return code if code >= 0 else 128 - code
 
 

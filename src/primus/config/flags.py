@@ -106,8 +106,7 @@ def _parser(flags: list[Flag], what: str) -> _Parser:
     parser = _Parser(prog=what, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for flag in flags:
         if flag.is_positional:
-            nargs: Any = "*" if flag.is_list else None if flag.required else "?"
-            parser.add_argument(flag.field, **({} if nargs is None else {"nargs": nargs}))
+            parser.add_argument(flag.field, nargs="*" if flag.is_list else "?")
         elif flag.is_switch:
             parser.add_argument(*flag.names, dest=flag.field, action="store_true")
             negations = {f"--no-{name[2:]}" for name in flag.names} | {f"--no_{name[2:]}" for name in flag.names}
@@ -125,6 +124,7 @@ def _converted(flag: Flag, value: Any, what: str) -> Any:
     except msgspec.ValidationError as error:
         choices = [str(choice) for kind in _alternatives(flag.kind) for choice in get_args(kind)]
         reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
+        reason = reason.replace(" | null", "").replace("null | ", "")
         hint = did_you_mean(str(value), choices) if choices and isinstance(value, str) else ""
         raise UsageError(f"{what}: {flag.names[0]} {value}: {reason}", hint) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus.errors import UsageError
 
@@ -81,12 +81,8 @@ def _checked(shape: Layout) -> Layout:
             f"{shape.nnodes} nodes need the address of node 0", "give --master-addr, or set MASTER_ADDR, on every node"
         )
     if shape.master_port is None:
-        return Layout(**{**_fields(shape), "master_port": DEFAULT_PORT})
+        return structs.replace(shape, master_port=DEFAULT_PORT, sources={**sources, "master_port": "default"})
     return shape
-
-
-def _fields(shape: Layout) -> dict[str, object]:
-    return {name: getattr(shape, name) for name in shape.__struct_fields__}
 
 
 def _given(environ: Mapping[str, str], *names: str) -> list[str]:

@@ -38,11 +38,11 @@ def _amd(root: Path) -> int:
 
 def _simd_count(properties: Path) -> int:
     try:
-        lines = properties.read_text().splitlines()
+        words = [line.split() for line in properties.read_text(errors="replace").splitlines()]
     except OSError:
         return 0
-    counts = [line.split()[1] for line in lines if line.startswith("simd_count ")]
-    return int(counts[0]) if counts and counts[0].isdigit() else 0
+    counts = [line[1] for line in words if len(line) == 2 and line[0] == "simd_count"]
+    return int(counts[0]) if counts and counts[0].isdecimal() else 0
 
 
 def _nvidia(root: Path) -> int:
