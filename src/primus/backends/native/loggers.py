@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from primus.config.schema import Experiment, LoggingConfig
-from primus.errors import UnfitError
+from primus.errors import PrimusError, UnfitError
 from primus.runs.store import Run
 
 Scalars = Mapping[str, float]
@@ -100,14 +100,19 @@ class WeightsAndBiases:
 
     def __init__(self, experiment: Experiment, run: Run) -> None:
         config = experiment.trainer.logging
-        self._run = import_module("wandb").init(
-            project=config.wandb_project or experiment.exp_name,
-            name=config.wandb_exp_name or run.id,
-            id=run.id,
-            resume="allow",
-            dir=str(run.directory),
-            config=_settings(experiment),
-        )
+        wandb = import_module("wandb")
+        try:
+            self._run = wandb.init(
+                project=config.wandb_project or experiment.exp_name,
+                name=config.wandb_exp_name or run.id,
+                id=run.id,
+                resume="allow",
+                dir=str(run.directory),
+                config=_settings(experiment),
+            )
+        except wandb.Error as error:
+            hint = "wandb login, WANDB_MODE=offline, or disable_wandb: true"
+            raise PrimusError(f"Weights & Biases: {error}", hint) from None
 
     def log(self, step: int, scalars: Scalars) -> None:
         self._run.log(dict(scalars), step=step)
@@ -117,28 +122,43 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """An MLflow run under the experiment's name."""
+    """An MLflow run with the name of ours, which it continues after a restart."""
+
+    TAG = "primus_run"
 
     def __init__(self, experiment: Experiment, run: Run) -> None:
         self._mlflow = import_module("mlflow")
-        if experiment.trainer.logging.mlflow_tracking_uri:
-            self._mlflow.set_tracking_uri(experiment.trainer.logging.mlflow_tracking_uri)
-        self._mlflow.set_experiment(experiment.exp_name)
-        self._mlflow.start_run(run_name=run.id)
-        self._mlflow.log_params(_flat(_settings(experiment)))
+        try:
+            self._start(experiment, run)
+        except self._mlflow.MlflowException as error:
+            raise PrimusError(f"MLflow: {error}", "check mlflow_tracking_uri, or set disable_mlflow: true") from None
 
     def log(self, step: int, scalars: Scalars) -> None:
-        # MLflow's names may have letters, digits, blanks and some signs; ours are such
-        self._mlflow.log_metrics(dict(scalars), step=step)
+        self._mlflow.log_metrics(dict(scalars), step=step, synchronous=False)
 
     def close(self) -> None:
+        self._mlflow.flush_async_logging()
         self._mlflow.end_run()
+
+    def _start(self, experiment: Experiment, run: Run) -> None:
+        mlflow, uri = self._mlflow, experiment.trainer.logging.mlflow_tracking_uri
+        if uri:
+            mlflow.set_tracking_uri(uri)
+        name = experiment.exp_name
+        mlflow.set_experiment(name)
+        query = f"tags.{self.TAG} = '{run.id}'"
+        begun = mlflow.search_runs(experiment_names=[name], filter_string=query, output_format="list")
+        if begun:
+            mlflow.start_run(run_id=begun[0].info.run_id)
+        else:
+            mlflow.start_run(run_name=run.id, tags={self.TAG: run.id})
+            mlflow.log_params(_flat(_settings(experiment)))
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
-    """The experiment's settings, without its variables, which may be secret."""
+    """The experiment's settings, without its variables and the server's address, which may hold secrets."""
     settings: dict[str, Any] = msgspec.to_builtins(experiment)
-    del settings["env"]
+    del settings["env"], settings["trainer"]["logging"]["mlflow_tracking_uri"]
     return settings
 
 
