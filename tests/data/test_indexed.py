@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from primus.data import atomic
 from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path, smallest_dtype
 from primus.errors import PrimusError, UsageError
 
@@ -179,6 +180,26 @@ def test_a_writer_that_does_not_commit_leaves_what_was_there(write_tokens: Write
         writer.finish()
     assert (bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()) == before
     assert sorted(file.name for file in prefix.parent.iterdir()) == ["x.bin", "x.idx"]
+
+
+def test_a_crash_between_the_two_names_leaves_no_index_of_other_tokens(
+    write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = write_tokens("x", DOCUMENTS)
+    publish = atomic.publish
+
+    def crash(written: Path, path: Path) -> None:
+        if path.suffix == ".idx":
+            raise KeyboardInterrupt
+        publish(written, path)
+
+    monkeypatch.setattr(atomic, "publish", crash)
+    with IndexedWriter(prefix, smallest_dtype(1000)) as writer:
+        writer.add(np.arange(9), np.array([3, 0, 1, 5]), np.ones(4, dtype=np.bool_))
+        with pytest.raises(KeyboardInterrupt):
+            writer.commit()
+    with pytest.raises(UsageError, match=r"x\.idx: no such file"):
+        IndexedTokens(prefix)
 
 
 def test_tokens_that_do_not_fit_the_type_are_refused(tmp_path: Path) -> None:

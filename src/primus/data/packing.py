@@ -57,10 +57,10 @@ class Epoch:
 class Block:
     """Order of the documents of a block in one epoch."""
 
-    starts: NDArray[np.int64]
-    """First token in the .bin of each document, in order."""
     ends: NDArray[np.int64]
-    """Position within the block, in tokens, at which each of them ends."""
+    """Position within the block, in tokens, at which each document ends, in order."""
+    shifts: NDArray[np.int64]
+    """What to add to a position within each document to have the token's place in the .bin."""
 
 
 class PackedDataset:
@@ -129,19 +129,14 @@ class PackedDataset:
     def _read_block(self, epoch: int, block: int, offset: int, out: NDArray[np.int64]) -> int:
         """Fill `out` from a block, beginning `offset` tokens into it; returns how many there were."""
         layout = self._block(epoch, block)
-        document = int(np.searchsorted(layout.ends, offset, side="right"))
-        filled = 0
-        while filled < len(out) and document < len(layout.ends):
-            left = int(layout.ends[document]) - offset
-            size = min(left, len(out) - filled)
-            start = int(layout.starts[document]) + self._length(layout, document) - left
-            out[filled : filled + size] = self.tokens.tokens[start : start + size]
-            filled, offset, document = filled + size, offset + size, document + 1
-        return filled
-
-    @staticmethod
-    def _length(layout: Block, document: int) -> int:
-        return int(layout.ends[document]) - (int(layout.ends[document - 1]) if document else 0)
+        size = min(int(layout.ends[-1]) - offset, len(out))
+        if size == 0:
+            return 0
+        first, last = np.searchsorted(layout.ends, [offset, offset + size - 1], side="right")
+        ends = np.minimum(layout.ends[first : last + 1], offset + size)
+        shifts = np.repeat(layout.shifts[first : last + 1], np.diff(ends, prepend=offset))
+        out[:size] = self.tokens.tokens[np.arange(offset, offset + size) + shifts]
+        return size
 
     def _lay_out_epoch(self, epoch: int) -> Epoch:
         blocks = permutation(len(self._block_sizes), mix(self.seed, epoch, BLOCK_ORDER))
@@ -152,7 +147,8 @@ class PackedDataset:
         lengths = self.tokens.block_lengths(first, min(first + BLOCK, self.last))
         starts = self.tokens.offset(first) + np.cumsum(lengths) - lengths
         order = permutation(len(lengths), mix(self.seed, epoch, DOCUMENT_ORDER, block))
-        return Block(starts[order], np.cumsum(lengths[order]))
+        ends = np.cumsum(lengths[order])
+        return Block(ends, starts[order] - (ends - lengths[order]))
 
 
 class MockDataset:
