@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -48,6 +49,19 @@ def test_a_lock_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
     with atomic.lock(path, 5):
         assert path.exists()
     assert not path.exists()
+
+
+def test_a_lock_on_a_file_that_its_holder_has_removed_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        assert atomic._try_lock(descriptor, path)
+        path.unlink()
+        assert not atomic._try_lock(descriptor, path)
+        path.touch()
+        assert not atomic._try_lock(descriptor, path)
+    finally:
+        os.close(descriptor)
 
 
 def test_only_one_holds_a_lock_at_a_time(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data import atomic
+from primus.data import atomic, indexed
 from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path, smallest_dtype
 from primus.errors import PrimusError, UsageError
 
@@ -71,6 +71,13 @@ def test_what_is_written_is_read_back(
     assert [tokens[index].tolist() for index in range(len(tokens))] == sequences
     assert tokens.borders.tolist() == borders
     assert (tokens.num_documents, tokens.num_tokens) == (len(documents), sum(map(len, sequences)))
+
+
+def test_an_index_of_several_chunks_is_whole(write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexed, "CHUNK", 3)
+    prefix = write_tokens("x", [[number] * (number % 4) for number in range(1, 30)])
+    IndexedTokens(prefix).verify()
+    assert independent_reader(prefix) == ([[number] * (number % 4) for number in range(1, 30)], list(range(30)))
 
 
 def test_a_vocabulary_below_65500_takes_two_bytes_a_token() -> None:

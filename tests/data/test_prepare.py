@@ -182,6 +182,14 @@ def test_input_without_text_is_an_error(tmp_path: Path, tokenizer_file: Path) ->
     assert sorted(content_of(tmp_path)) == ["a.jsonl"]
 
 
+def test_input_that_changes_while_it_is_read_is_an_error(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(20)])
+    job = Job(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out")
+    with pytest.raises(PrimusError, match=r"a\.jsonl: changed while it was read"):
+        prepare(job, show=lambda progress: os.utime(lines, ns=(1, 1)))
+    assert sorted(content_of(tmp_path)) == ["a.jsonl"]
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:
     lines = write_lines(tmp_path / "a.jsonl", [prose(20)])
     make(lines, tokenizer_file, tmp_path / "out")
