@@ -21,6 +21,8 @@ import yaml
 from primus.backends import native
 from primus.backends.native import compilation, peaks, trainer
 from primus.backends.native.evaluate import to_batch
+from primus.backends.native.report import Rates, Reporter, Step
+from primus.backends.native.step import StepResult
 from primus.backends.native.step_line import StepReport, evaluation_line, step_line
 from primus.config.load import load_experiment
 from primus.config.schema import Experiment
@@ -219,6 +221,28 @@ def test_steps_that_are_not_finite_are_skipped_and_end_the_run(make_run: MakeRun
     assert not steps[-4]["skipped"], "it stopped after three in a row"
 
 
+def test_only_steps_in_a_row_end_a_run(make_run: MakeRun, tmp_path: Path) -> None:
+    import torch
+
+    attempt = Attempt(make_run(), 0, rank=0, local_rank=0, world_size=1, console=None)
+    rates = Rates(global_batch_size=1, tokens=1, world=1, flops_per_token=1.0, peak_tflops=None)
+    reporter = Reporter(
+        attempt,
+        train_iters=9,
+        log_interval=1,
+        max_nonfinite_steps=2,
+        rates=rates,
+        device=torch.device("cpu"),
+        loggers=[],
+        bar=None,
+    )
+    for number, skipped in enumerate([1, 0, 1, 0, 1], start=1):
+        reporter.step(Step(number, StepResult(torch.tensor([1.0, 1.0, skipped, 1.0])), 0.1, number, 0.0))
+    with pytest.raises(PrimusError, match="steps 5 to 6: the loss"):
+        reporter.step(Step(6, StepResult(torch.tensor([math.nan, 1.0, 1.0, 1.0])), 0.1, 6, 0.0))
+    attempt.close()
+
+
 def test_a_batch_that_does_not_divide_is_a_usage_error(make_run: MakeRun, train: Train) -> None:
     with pytest.raises(UsageError, match="global_batch_size 5 does not divide"):
         train(make_run(global_batch_size=5))
@@ -395,9 +419,11 @@ def test_a_run_that_goes_on_is_compiled_as_before() -> None:
     assert not decide("auto", before=False, flops=1e17).compiled
 
 
-def test_without_a_compiler_nothing_is_compiled_and_the_reason_says_so() -> None:
-    decision = decide(True, CXX="no-such-compiler")
-    assert not decision.compiled and "no C++ compiler (no-such-compiler)" in decision.reason
+def test_without_a_compiler_nothing_is_compiled_unless_it_was_asked_for() -> None:
+    decision = decide("auto", flops=1e17, CXX="no-such-compiler")
+    assert decision == compilation.Decision(False, "this machine has no C++ compiler (no-such-compiler)")
+    with pytest.raises(UnfitError, match=r"has no C\+\+ compiler"):
+        decide(True, CXX="no-such-compiler")
 
 
 def test_the_peak_is_that_of_the_longest_name_and_unknown_otherwise() -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
+from primus.errors import UnfitError
+
 COMPILE_S = 45.0
 """Time that torch.compile of model and loss takes: 32 and 45 s for 8 layers on two x86 cores, torch 2.13."""
 
@@ -47,14 +49,19 @@ def decide(
         device_type: cpu or cuda.
         threads: Threads of a CPU process.
         environ: Tells the C++ compiler.
+
+    Raises:
+        UnfitError: Compiling was asked for, not left to us, and this machine has no compiler.
     """
     rate = EAGER_TFLOPS[device_type] * 1e12 * (threads if device_type == "cpu" else 1)
     wanted = _wanted(asked, before, flops_per_device / rate)
     if not wanted.compiled:
         return wanted
     missing = _missing_compiler(device_type, environ)
+    if missing and asked is True:
+        raise UnfitError(f"compile: true, but this machine has no {missing}", "install it, or set compile: auto")
     if missing:
-        return Decision(False, f"there is no {missing}, so nothing is compiled")
+        return Decision(False, f"this machine has no {missing}")
     return wanted
 
 

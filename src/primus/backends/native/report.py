@@ -155,7 +155,7 @@ class Reporter:
         return is_first or step % self._log_interval == 0 or step == self._train_iters
 
     def _measure(self, step: Step) -> StepReport:
-        loss, grad_norm, skipped = step.result.loss, step.result.grad_norm, step.result.skipped
+        loss, grad_norm, skipped, _ = step.result.values.tolist()  # waits for the step, once
         now = time.perf_counter()
         seconds, self._mark = now - self._mark, now
         rates = self._rates
@@ -176,7 +176,7 @@ class Reporter:
             tflops_per_device=tflops,
             mfu=tflops / rates.peak_tflops if rates.peak_tflops else None,
             memory_gib=_peak_memory(self._device) / GIB,
-            skipped=skipped,
+            skipped=skipped != 0.0,
         )
 
     def _stop_if_broken(self, report: StepReport) -> None:
