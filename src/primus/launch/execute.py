@@ -20,6 +20,7 @@ import msgspec
 from primus.errors import EXIT_FAILED, PrimusError
 from primus.launch.plan import LaunchPlan
 from primus.runs import events
+from primus.runs.attempt import LAUNCHER_VARIABLE
 from primus.runs.files import write_text
 from primus.runs.store import Failure, Outcome, Run
 
@@ -57,6 +58,7 @@ def execute(plan: LaunchPlan, run: Run, number: int, environ: Mapping[str, str],
 def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Standard output stays ours for rank 0; standard error, where only engines speak, goes to launch.log."""
     env = dict(environ) | {name: variable.value for name, variable in plan.env.items()}
+    env[LAUNCHER_VARIABLE] = str(os.getpid())
     with launch_log(run, plan).open("ab") as log:
         try:
             return subprocess.Popen(
@@ -78,10 +80,13 @@ def launch_log(run: Run, plan: LaunchPlan) -> Path:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process when its launcher dies, even by SIGKILL (prctl(2), PR_SET_PDEATHSIG)."""
+    """Have the kernel kill this process when its launcher dies (prctl(2), PR_SET_PDEATHSIG).
+
+    Nothing may linger: the same command may be typed again at once, and continue the run.
+    """
     import ctypes
 
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _link_logs(run: Run, plan: LaunchPlan, number: int) -> None:
