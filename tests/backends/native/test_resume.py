@@ -47,6 +47,7 @@ def test_a_killed_run_goes_on_with_the_losses_of_an_undisturbed_one(
     assert len(losses(killed)) == 150
 
 
+@pytest.mark.slow
 def test_two_processes_killed_go_on_with_the_losses_of_undisturbed_ones(
     make_run: MakeRun, start_workers: Callable[..., Any]
 ) -> None:
