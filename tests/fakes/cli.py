@@ -24,18 +24,28 @@ def environment(**changes: str | None) -> dict[str, str]:
     return {name: value for name, value in (env | changes).items() if value is not None}
 
 
-def run(*words: str, cwd: Path, timeout_s: float = 40, **env: str | None) -> subprocess.CompletedProcess[str]:
+def run(
+    *words: str, cwd: Path, timeout_s: float = 40, before: str = "", **env: str | None
+) -> subprocess.CompletedProcess[str]:
     """The command until its end."""
-    with started(*words, cwd=cwd, **env) as process:
+    with started(*words, cwd=cwd, before=before, **env) as process:
         out, err = process.communicate(timeout=timeout_s)
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 @contextmanager
-def started(*words: str, cwd: Path, **env: str | None) -> Iterator[subprocess.Popen[str]]:
-    """The command, killed with everything that it started if it is still there at the end."""
+def started(*words: str, cwd: Path, before: str = "", **env: str | None) -> Iterator[subprocess.Popen[str]]:
+    """The command, ended with everything that it started if it is still there at the end.
+
+    Args:
+        words: What is typed.
+        cwd: Where it runs.
+        before: Python that its process executes first, such as a shorter time limit.
+        env: Changes of the environment.
+    """
+    script = f"import sys\n{before}\nfrom primus.cli.main import main\nsys.exit(main())"
     process = subprocess.Popen(
-        [sys.executable, "-m", "primus.cli.main", *words],
+        [sys.executable, "-c", script, *words],
         cwd=cwd,
         env=environment(**env),
         stdin=subprocess.DEVNULL,

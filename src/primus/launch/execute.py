@@ -21,7 +21,7 @@ from primus.errors import EXIT_FAILED, PrimusError
 from primus.launch.plan import LaunchPlan
 from primus.runs import events
 from primus.runs.attempt import LAUNCHER_VARIABLE
-from primus.runs.files import write_text
+from primus.runs.files import write_json, write_text
 from primus.runs.store import Failure, Outcome, Run
 
 POLL_S = 0.05
@@ -196,6 +196,8 @@ def _outcome(returncode: int, signalled: int | None, run: Run, plan: LaunchPlan,
     if returncode == 0:
         return Outcome(state="done", exit_code=0)
     failure = errors[0] if errors else _silent_death(returncode, run, plan, number)
+    if not errors:  # the launchers of other nodes look here too
+        write_json(run.attempt(number) / f"rank_{failure.rank}.error.json", failure)
     return Outcome(state="failed", exit_code=failure.exit_code, reason=failure.problem, first_failure=failure)
 
 

@@ -43,7 +43,7 @@ def perform(launch: Launch, context: Context, say: Callable[[str], None]) -> Out
             raise PrimusError(f"{run.directory} is being executed by another process", "wait for its end, or start another run")
         _write_plan(launch, run, shape)
         _gather(launch, run, shape)
-        return _supervised(launch, run, shape, context.environ, say)
+        return _supervised(launch, run, shape, context.environ, say, keeps_record=is_ours)
 
 
 def _agreed(launch: Launch, shape: Layout, context: Context) -> Launch:
@@ -102,7 +102,7 @@ def _gather(launch: Launch, run: Run, shape: Layout) -> None:
     try:
         meet.lead(shape.master_port, shape.nnodes, welcome, _fingerprint(launch, shape), MEETING_TIMEOUT_S)
     except PrimusError as error:
-        _record(run, Outcome(state="failed", exit_code=error.exit_code, reason=error.problem), launch.attempt, is_head=True)
+        _record(run, Outcome(state="failed", exit_code=error.exit_code, reason=error.problem), launch.attempt)
         raise
 
 
@@ -127,12 +127,19 @@ def _metadata(launch: Launch) -> Metadata:
 
 
 def _supervised(
-    launch: Launch, run: Run, shape: Layout, environ: Mapping[str, str], say: Callable[[str], None]
+    launch: Launch,
+    run: Run,
+    shape: Layout,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
+    keeps_record: bool,
 ) -> Outcome:
+    """Execute the plan; of the nodes that share a run folder, the one that holds its lock keeps the record."""
     is_head = shape.node_rank == 0
     verb = "continuing" if launch.job.resume and is_head else "run"
     say(f"{verb} {os.path.relpath(run.directory)}")
-    if is_head:
+    if keeps_record:
         run.update(started=time.time(), ended=None, attempts=launch.attempt + 1, outcome=Outcome(state="running"))
     sources = {name: variable.source for name, variable in launch.plan.env.items()}
     workers = dict(environ) | {name: variable.value for name, variable in launch.plan.env.items()}
@@ -144,19 +151,16 @@ def _supervised(
     try:
         outcome = execute.execute(launch.plan, run, launch.attempt, environ, after_start)
     except PrimusError as error:
-        outcome = Outcome(state="failed", exit_code=error.exit_code, reason=error.problem)
-        _record(run, outcome, launch.attempt, is_head)
+        if keeps_record:
+            _record(run, Outcome(state="failed", exit_code=error.exit_code, reason=error.problem), launch.attempt)
         raise
-    _record(run, outcome, launch.attempt, is_head)
+    if keeps_record:
+        _record(run, outcome, launch.attempt)
     return outcome
 
 
-def _record(run: Run, outcome: Outcome, attempt: int, is_head: bool) -> None:
-    if not is_head:
-        return
+def _record(run: Run, outcome: Outcome, attempt: int) -> None:
     log = EventLog(run.events)
     log.append("run_ended", attempt=attempt, state=outcome.state, exit_code=outcome.exit_code, reason=outcome.reason)
     log.close()
     run.update(ended=time.time(), outcome=outcome)
-
-

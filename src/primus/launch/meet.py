@@ -1,14 +1,18 @@
 """Nodes that were started one by one agree on their run, before any worker starts.
 
-Node 0 listens on the rendezvous port that torchrun uses afterwards, and tells every other node the run's id. A node
-that was started with another configuration is refused there and then.
+Node 0 listens on the rendezvous port that torchrun uses afterwards. Once every node has come it tells each of them the
+run's id; where one does not come, or was started with another configuration, it tells them that, and nothing starts.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import time
+from collections.abc import Iterable
 from contextlib import closing
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +20,7 @@ from msgspec import Struct
 from primus.errors import PrimusError, UsageError
 
 RETRY_S = 0.2
+Message = TypeVar("Message")
 
 
 class Hello(Struct, frozen=True):
@@ -44,47 +49,80 @@ def check_port_free(port: int) -> None:
 
 
 def lead(port: int, nnodes: int, welcome: Welcome, fingerprint: str, timeout_s: float) -> None:
-    """Node 0: wait for the other nodes and tell each of them the run.
+    """Node 0: wait until all nodes have come, then tell each of them the run; where that fails, tell them why.
 
     Raises:
         PrimusError: The port is in use, a node did not come in time, or one has another configuration.
     """
-    deadline = time.monotonic() + timeout_s
-    missing = set(range(1, nnodes))
-    refused: set[int] = set()
     try:
         listener = _listener(port)
     except OSError as error:
         raise _port_error(port, error) from None
+    waiting: dict[int, socket.socket] = {}
     with closing(listener):
-        while missing:
-            listener.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                raise PrimusError(
-                    f"node {', '.join(map(str, sorted(missing)))} of {nnodes} did not come within {timeout_s:.0f} s",
-                    f"start the same command there with --node-rank N, and let it reach port {port} of this node",
-                ) from None
-            with connection:
-                connection.settimeout(10)
-                hello = _receive(connection, Hello)
-                if hello is None:
-                    continue
-                same = hello.fingerprint == fingerprint
-                answer = welcome if same else Welcome("", 0, "its configuration differs from that of node 0")
-                connection.sendall(msgspec.json.encode(answer) + b"\n")
-                missing.discard(hello.node_rank)
-                refused |= set() if same else {hello.node_rank}
-    if refused:
-        raise UsageError(
-            f"node {', '.join(map(str, sorted(refused)))} was started with another configuration than node 0",
-            "use the same experiment file, overrides and number of processes on every node",
-        )
+        try:
+            _gather(listener, nnodes, fingerprint, time.monotonic() + timeout_s, waiting)
+        except PrimusError as error:
+            _answer(waiting.values(), Welcome("", 0, error.problem))
+            raise
+        _answer(waiting.values(), welcome)
+
+
+def _gather(
+    listener: socket.socket, nnodes: int, fingerprint: str, deadline: float, waiting: dict[int, socket.socket]
+) -> None:
+    """Fill `waiting` with a connection of each other node."""
+    started = time.monotonic()
+    while missing := [rank for rank in range(1, nnodes) if not _is_open(waiting.get(rank))]:
+        listener.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            port = listener.getsockname()[1]
+            raise PrimusError(
+                f"node {', '.join(map(str, missing))} of {nnodes} did not come within {deadline - started:.0f} s",
+                f"start the same command there with --node-rank N, and let it reach port {port} of this node",
+            ) from None
+        connection.settimeout(10)
+        hello = _receive(connection, Hello)
+        if hello is None:
+            connection.close()
+        elif hello.node_rank not in range(1, nnodes) or _is_open(waiting.get(hello.node_rank)):
+            _answer([connection], Welcome("", 0, f"the nodes are 1 to {nnodes - 1}, each started once"))
+        elif hello.fingerprint != fingerprint:
+            _answer([connection], Welcome("", 0, "its configuration differs from that of node 0"))
+            raise UsageError(
+                f"node {hello.node_rank} was started with another configuration than node 0",
+                "use the same experiment file, overrides and number of processes on every node",
+            )
+        else:
+            _answer([waiting.pop(hello.node_rank)] if hello.node_rank in waiting else [], Welcome("", 0, "it came again"))
+            waiting[hello.node_rank] = connection
+
+
+def _answer(connections: Iterable[socket.socket], welcome: Welcome) -> None:
+    for connection in connections:
+        with closing(connection), contextlib.suppress(OSError):  # who has gone needs no answer
+            connection.sendall(msgspec.json.encode(welcome) + b"\n")
+
+
+def _is_open(connection: socket.socket | None) -> bool:
+    """Whether the other side is still there; it says nothing while it waits."""
+    if connection is None:
+        return False
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        connection.setblocking(True)
 
 
 def join(address: str, port: int, node_rank: int, fingerprint: str, timeout_s: float) -> Welcome:
-    """Another node: ask node 0 for the run, trying until it listens.
+    """Another node: ask node 0 for the run, trying until it listens, and wait until all nodes have come.
 
     Raises:
         PrimusError: Node 0 was not reached in time, or refuses this node.
@@ -94,11 +132,12 @@ def join(address: str, port: int, node_rank: int, fingerprint: str, timeout_s: f
         try:
             with socket.create_connection((address, port), timeout=10) as connection:
                 connection.sendall(msgspec.json.encode(Hello(node_rank, fingerprint)) + b"\n")
+                connection.settimeout(max(0.01, deadline - time.monotonic()))
                 answer = _receive(connection, Welcome)
         except OSError as error:
             answer, reason = None, str(error)
         else:
-            reason = "it closed the connection"
+            reason = "it gave no answer"
         if answer is not None:
             break
         if time.monotonic() > deadline:
@@ -114,10 +153,11 @@ def _listener(port: int) -> socket.socket:
 
 
 def _port_error(port: int, error: OSError) -> PrimusError:
-    return PrimusError(f"port {port} cannot be used: {error.strerror}", "choose another --master-port, the same on every node")
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return PrimusError(f"port {port} cannot be used: {reason}", "choose another --master-port, the same on every node")
 
 
-def _receive(connection: socket.socket, kind: type) -> object:
+def _receive(connection: socket.socket, kind: type[Message]) -> Message | None:
     """One JSON line as a `kind`; None where the other side sends something else or nothing."""
     data = b""
     while not data.endswith(b"\n") and len(data) < 65536:

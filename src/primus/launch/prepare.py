@@ -32,7 +32,7 @@ def prepare(job: Job, request: Request, command: tuple[str, ...], context: Conte
         UsageError: The job cannot run in this layout, or an option is wrong.
     """
     if job.resume:
-        run = Run(Path(job.resume))
+        run = Run(Path(job.resume).resolve())
         return planned(job, request, command, context, run.directory, run.metadata().attempts)
     return planned(job, request, command, context, Path(job.workspace).absolute() / job.name / new_id(), 0)
 

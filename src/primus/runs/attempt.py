@@ -18,6 +18,8 @@ from primus.runs.files import write_json
 from primus.runs.store import Failure, Run
 
 HEARTBEAT_INTERVAL_S = 1.0
+LAUNCHER_VARIABLE = "PRIMUS_LAUNCHER_PID"
+"""Variable by which a launcher tells its workers who it is; an agent may stand between them."""
 
 
 class Attempt:
@@ -101,7 +103,7 @@ class Attempt:
 class Heartbeat:
     """Replaces one small file at most once a second, from a thread, while its process lives.
 
-    The thread also ends the process when its parent has died, so that no worker outlives its launcher.
+    The thread also ends the process when its parent or its launcher has died, so that no worker outlives them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,6 +111,7 @@ class Heartbeat:
         self._state: dict[str, Any] = {"phase": "init", "step": 0, "progress_time": time.time()}
         self._closed = threading.Event()
         self._parent = os.getppid()
+        self._launcher = int(os.environ.get(LAUNCHER_VARIABLE, self._parent))
         self._thread = threading.Thread(target=self._loop, name="heartbeat", daemon=True)
         self._write()
         self._thread.start()
@@ -124,7 +127,7 @@ class Heartbeat:
 
     def _loop(self) -> None:
         while not self._closed.wait(HEARTBEAT_INTERVAL_S):
-            if os.getppid() != self._parent:
+            if os.getppid() != self._parent or not _is_alive(self._launcher):
                 os.kill(os.getpid(), signal.SIGKILL)
             self._write()
 
@@ -134,3 +137,15 @@ class Heartbeat:
             write_json(self._path, state)
         except PrimusError as error:  # a full disk must not end the training that could still free it
             print(f"heartbeat: {error.problem}", file=sys.stderr)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process of this machine lives; one that nobody has waited for yet does not."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's process, or a system without /proc
+        return True
+    return state not in "ZX"
