@@ -88,11 +88,11 @@ def _extra(kind: Any) -> dict[str, Any]:
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
-    """Members of a union, `Annotated` taken off; the type itself where it is none."""
+    """Members of a union, `Annotated` taken off everywhere; the type itself where it is none."""
     if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
+        return _alternatives(get_args(kind)[0])
     is_union = get_origin(kind) is Union or type(kind).__name__ == "UnionType"
-    return get_args(kind) if is_union else (kind,)
+    return tuple(inner for member in get_args(kind) for inner in _alternatives(member)) if is_union else (kind,)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -141,8 +141,10 @@ def _typed(flag: Flag) -> str:
     if flag.is_positional:
         shown = flag.field.upper() + ("..." if flag.is_list else "")
         return shown if flag.required else f"[{shown}]"
-    names = ", ".join(name for name in flag.names if "_" not in name)
-    return names if flag.is_switch else f"{names} {_placeholder(flag)}"
+    names = [name for name in flag.names if "_" not in name]
+    if flag.is_switch and flag.default:
+        names = [f"--no-{name[2:]}" for name in names]
+    return ", ".join(names) if flag.is_switch else f"{', '.join(names)} {_placeholder(flag)}"
 
 
 def _placeholder(flag: Flag) -> str:
@@ -158,5 +160,8 @@ def _placeholder(flag: Flag) -> str:
 def _default(flag: Flag) -> str:
     if flag.required:
         return " (required)"
-    is_silent = flag.default in (None, False, "", (), []) or flag.default is msgspec.NODEFAULT
-    return "" if is_silent else f" (default: {flag.default})"
+    if flag.is_switch:
+        return " (the default; this switches it off)" if flag.default else ""
+    is_silent = flag.default in (None, "", (), []) or flag.default is msgspec.NODEFAULT
+    shown = " ".join(flag.default) if flag.is_list and not is_silent else flag.default
+    return "" if is_silent else f" (default: {shown})"
