@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.backends.native.loss import IGNORED, count_targets, cross_entropy, default_chunk
+from primus.backends.native.loss import CHUNK_BYTES, IGNORED, TILE, count_targets, cross_entropy, default_chunk
 
 
 def inputs(tokens: int, width: int, vocabulary: int, seed: int, dtype=torch.float32):
@@ -45,7 +45,7 @@ def test_any_chunk_gives_the_loss_and_gradients_of_whole_logits(tokens, vocabula
         torch.testing.assert_close(ours.double(), expected.detach(), rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("chunk", [64, 512])
+@pytest.mark.parametrize("chunk", [64, 300, 512])
 def test_bf16_gradients_stay_within_its_rounding(chunk: int) -> None:
     """Tolerance: logits and their gradient are rounded to 8 bits, 2**-8 each, and errors average out over a sum."""
     hidden, weight, targets = inputs(512, 64, 300, 0, torch.bfloat16)
@@ -102,9 +102,11 @@ def test_the_loss_without_gradients_is_the_same() -> None:
 
 def test_the_default_chunk_holds_a_bounded_number_of_bytes() -> None:
     for vocabulary in (1000, 32000, 128256, 262144):
-        chunk = default_chunk(vocabulary, 4)
-        assert chunk % 128 == 0
-        assert chunk == 128 or chunk * vocabulary * 4 <= 256 << 20
+        for dtype in (torch.float32, torch.bfloat16):
+            hidden = torch.empty(1, dtype=dtype)
+            chunk = default_chunk(vocabulary, hidden)
+            assert chunk % TILE == 0
+            assert chunk == TILE or chunk * vocabulary * hidden.element_size() <= CHUNK_BYTES["cpu"]
 
 
 def test_targets_are_counted_without_the_ignored() -> None:

@@ -12,8 +12,14 @@ from torch.autograd.function import once_differentiable
 IGNORED = -100
 """Target of a token that has no loss; the convention of torch's and Hugging Face's cross-entropy."""
 
-CHUNK_BYTES = 256 << 20
-"""Memory that the logits' gradient may take when no chunk size is asked for."""
+CHUNK_BYTES = {"cpu": 128 << 20, "default": 1 << 30}
+"""Memory of one chunk of logits when no chunk size is asked for; an accelerator needs large matrices to be busy."""
+
+SMALLEST = 1e-30
+"""Probability below which -log p is taken from the logits, as float32 ends near 1e-38."""
+
+TILE = 256
+"""Tokens whose logits an eager CPU finishes at once, so that they stay in its cache (docs/native-speed.md)."""
 
 
 def cross_entropy(
@@ -31,17 +37,23 @@ def cross_entropy(
         scale: A scalar on the same device; 1 when None.
         chunk: Tokens whose logits are in memory at once; chosen from the vocabulary when None.
     """
-    hidden_TD = hidden.flatten(0, -2)
     if scale is None:
         scale = torch.ones((), device=hidden.device)
     if chunk is None:
-        chunk = default_chunk(weight_VD.shape[0], hidden.element_size())
-    return _LinearCrossEntropy.apply(hidden_TD, weight_VD.to(hidden.dtype), targets.flatten(), scale, chunk)
+        chunk = default_chunk(weight_VD.shape[0], hidden)
+    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight_VD, targets.flatten(), scale, chunk)
 
 
-def default_chunk(vocabulary: int, element_bytes: int) -> int:
-    """Tokens in a chunk: as many as CHUNK_BYTES hold, in multiples of 128 and at least 128."""
-    return max(128, CHUNK_BYTES // (vocabulary * element_bytes) // 128 * 128)
+def default_chunk(vocabulary: int, hidden: Tensor) -> int:
+    """Tokens in a chunk: as many as CHUNK_BYTES hold, in whole tiles.
+
+    One tile in float32 on the CPU, where gradients of the head accumulate in place at no loss; bfloat16 gradients
+    are summed over as many tokens as possible before they are rounded.
+    """
+    if _tiled(hidden) and hidden.dtype == torch.float32:
+        return TILE
+    memory = CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["default"])
+    return max(TILE, memory // (vocabulary * hidden.element_size()) // TILE * TILE)
 
 
 def count_targets(targets: Tensor) -> Tensor:
@@ -56,46 +68,91 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, scale: Tensor, chunk: int) -> Tensor:
-        ctx.needed = ctx.needs_input_grad[:2]
-        if not any(ctx.needed):
-            return scale * sum(_loss_sum(h, weight_VD, t) for h, t in _chunks(hidden_TD, targets_T, chunk))
-        total = torch.zeros((), device=hidden_TD.device)
-        grad_hidden, grad_weight_VD = [], None
-        for hidden_cD, targets_c in _chunks(hidden_TD, targets_T, chunk):
-            loss, grad_cV = _loss_and_gradient(hidden_cD @ weight_VD.t(), targets_c, scale)
-            total = total + loss
-            grad_hidden.append(grad_cV @ weight_VD)
-            part_VD = grad_cV.t() @ hidden_cD
-            grad_weight_VD = part_VD if grad_weight_VD is None else grad_weight_VD.float().add_(part_VD)
-        grad_hidden_TD = grad_hidden[0] if len(grad_hidden) == 1 else torch.cat(grad_hidden)
-        ctx.save_for_backward(grad_hidden_TD, grad_weight_VD.to(weight_VD.dtype))
-        return total
+    def forward(ctx, hidden_TD: Tensor, master_VD: Tensor, targets_T: Tensor, scale: Tensor, chunk: int) -> Tensor:
+        weight_VD = master_VD.to(hidden_TD.dtype)
+        counted_T1 = (targets_T != IGNORED).unsqueeze(1)
+        index_T1 = targets_T.clamp_min(0).unsqueeze(1)
+        losses, grad_hidden, grad_weight_VD = [], [], None
+        for rows in _spans(hidden_TD.shape[0], chunk):
+            hidden_cD = hidden_TD[rows]
+            losses_c1, grad_cV = _losses_and_gradient(hidden_cD, weight_VD, index_T1[rows])
+            weights_c1 = counted_T1[rows] * scale
+            losses.append((losses_c1 * weights_c1).sum())
+            if not any(ctx.needs_input_grad):
+                continue
+            # Rows are weighted in the narrow matrices [c, D], which is much less work than in [c, V].
+            weights_c1 = weights_c1.to(hidden_TD.dtype)
+            grad_hidden.append((grad_cV @ weight_VD).mul_(weights_c1))
+            grad_weight_VD = _add(grad_weight_VD, grad_cV.t(), hidden_cD * weights_c1)
+        if grad_hidden:
+            ctx.save_for_backward(_joined(grad_hidden), grad_weight_VD)
+            ctx.weight_dtype = master_VD.dtype
+        return torch.stack(losses).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
         grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
-        return grad_hidden_TD * grad, grad_weight_VD * grad, None, None, None
+        grad_weight_VD = grad_weight_VD.to(ctx.weight_dtype)
+        return _scaled(grad_hidden_TD, grad), _scaled(grad_weight_VD, grad), None, None, None
 
 
-def _chunks(hidden_TD: Tensor, targets_T: Tensor, chunk: int):
-    return zip(hidden_TD.split(chunk), targets_T.split(chunk), strict=True)
+def _losses_and_gradient(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
+    """-log p of each target, float32 [c, 1], and softmax(logits) - onehot(target) in the dtype of `hidden_cD`."""
+    if not _tiled(hidden_cD):
+        return _by_logsumexp(hidden_cD @ weight_VD.t(), index_c1)
+    num_tokens = hidden_cD.shape[0]
+    if num_tokens <= TILE and hidden_cD.dtype == torch.float32:
+        return _by_softmax(hidden_cD @ weight_VD.t(), index_c1)
+    losses_c1 = hidden_cD.new_empty((num_tokens, 1), dtype=torch.float32)
+    grad_cV = hidden_cD.new_empty((num_tokens, weight_VD.shape[0]))
+    for rows in _spans(num_tokens, TILE):
+        losses_c1[rows], grad_cV[rows] = _by_softmax(hidden_cD[rows] @ weight_VD.t(), index_c1[rows])
+    return losses_c1, grad_cV
 
 
-def _loss_sum(hidden_cD: Tensor, weight_VD: Tensor, targets_c: Tensor) -> Tensor:
-    logits_cV = hidden_cD @ weight_VD.t()
-    return torch.nn.functional.cross_entropy(logits_cV.float(), targets_c, ignore_index=IGNORED, reduction="sum")
+def _by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses and gradient in float32 with torch's softmax, which passes over memory least often."""
+    grad_cV = torch.softmax(logits_cV, 1, dtype=torch.float32)
+    target_c1 = grad_cV.gather(1, index_c1)
+    losses_c1 = -target_c1.log()
+    if not target_c1.min() > SMALLEST:  # also where it is NaN
+        losses_c1 = logits_cV.float().logsumexp(1, keepdim=True) - logits_cV.gather(1, index_c1)
+    return losses_c1, grad_cV.scatter_(1, index_c1, target_c1 - 1.0)
 
 
-def _loss_and_gradient(logits_cV: Tensor, targets_c: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """`scale` x the loss of a chunk, and the gradient of its logits in their dtype."""
+def _by_logsumexp(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
+    """The same without a look at the values, for devices that one should not wait for, and for the compiler."""
     wide_cV = logits_cV.float()
-    counted_c = targets_c != IGNORED
-    index_c1 = targets_c.clamp_min(0).unsqueeze(1)
     logsumexp_c1 = wide_cV.logsumexp(1, keepdim=True)
-    losses_c = (logsumexp_c1 - wide_cV.gather(1, index_c1)).squeeze(1)
-    weights_c1 = (counted_c * scale).unsqueeze(1)
-    grad_cV = (wide_cV - logsumexp_c1).exp_() * weights_c1
-    grad_cV = grad_cV.scatter_add(1, index_c1, -weights_c1)
-    return (losses_c * counted_c).sum() * scale, grad_cV.to(logits_cV.dtype)
+    columns_V = torch.arange(wide_cV.shape[1], device=wide_cV.device)
+    grad_cV = (wide_cV - logsumexp_c1).exp() - (columns_V == index_c1).float()
+    return logsumexp_c1 - wide_cV.gather(1, index_c1), grad_cV.to(logits_cV.dtype)
+
+
+def _tiled(hidden: Tensor) -> bool:
+    return hidden.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _spans(length: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _add(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """total + left @ right, in float32 from the second chunk on."""
+    if total is None:
+        return left @ right
+    if left.dtype == torch.float32:
+        return total.addmm_(left, right)
+    return total.float().add_(left @ right)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    """gradient x factor; the factor is 1 unless the loss was scaled, and on the CPU looking at it costs nothing."""
+    if factor.device.type == "cpu" and not torch.compiler.is_compiling() and factor.item() == 1.0:
+        return gradient
+    return gradient * factor

@@ -118,7 +118,7 @@ class Transformer(nn.Module):
         hidden_BSD = self.embedding(tokens_BS)
         if self.compute_dtype is not None:
             hidden_BSD = hidden_BSD.to(self.compute_dtype)
-        rotation = rope.angles(self.frequencies, tokens_BS.shape[1])
+        rotation = rope.tables(self.frequencies, tokens_BS.shape[1], hidden_BSD.dtype)
         for layer in self.layers:
             if self.recompute and torch.is_grad_enabled():
                 hidden_BSD = checkpoint(layer, hidden_BSD, rotation, use_reentrant=False)
@@ -163,13 +163,7 @@ class Attention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             q_BSHC, k_BSKC = self.query_norm(q_BSHC), self.key_norm(k_BSKC)
         q_BSHC, k_BSKC = ops.rotate(q_BSHC, *rotation), ops.rotate(k_BSKC, *rotation)
-        mixed_BHSC = F.scaled_dot_product_attention(
-            q_BSHC.transpose(1, 2),
-            k_BSKC.transpose(1, 2),
-            v_BSKC.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=self.heads != self.groups,
-        )
+        mixed_BHSC = ops.attention(q_BSHC.transpose(1, 2), k_BSKC.transpose(1, 2), v_BSKC.transpose(1, 2))
         return self.output(mixed_BHSC.transpose(1, 2).flatten(2))
 
 

@@ -1,30 +1,181 @@
-"""The arithmetic between the matrix products: normalisation, rotation and activation.
+"""The arithmetic between the matrix products: normalisation, activation, rotation and attention.
 
-Shape suffixes: B batch, S sequence, N heads, C channels of one head, R = C / 2, F feed-forward.
+Each function has its formula, which the compiler fuses, and on an eager CPU an autograd Function that passes over
+memory less often than the formula's own derivatives would (measured in docs/native-speed.md).
+
+Shape suffixes: B batch, S sequence, H query heads, K key/value heads, G = H / K, C channels of one head, R rows of
+queries in a block, D width, F feed-forward width.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+QUERY_ROWS = 128
+"""Queries in one block of the attention's backward pass."""
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension, statistics in float32 (arXiv 1910.07467, equation 4)."""
+def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension, in float32 inside (arXiv 1910.07467, equation 4)."""
+    if _eager_cpu(x):
+        return _RMSNorm.apply(x, weight_D, epsilon)
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return (wide * scale).to(x.dtype) * weight.to(x.dtype)
+    return (wide * scale * weight_D.float()).to(x.dtype)
 
 
-def swiglu(gate_up_F2: Tensor) -> Tensor:
+def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up, where gate and up are the halves of the last dimension (arXiv 2002.05202, equation 6)."""
-    gate, up = gate_up_F2.chunk(2, -1)
+    if _eager_cpu(gate_up):
+        return _SwiGLU.apply(gate_up)
+    gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
 
 
-def rotate(x_BSNC: Tensor, cosine_S1R: Tensor, sine_S1R: Tensor) -> Tensor:
-    """Each pair (i, i + C / 2) of channels turned by its position's angle; the pairing of Hugging Face weights."""
-    first, second = x_BSNC.chunk(2, -1)
-    cosine, sine = cosine_S1R.to(x_BSNC.dtype), sine_S1R.to(x_BSNC.dtype)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+def rotate(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
+    """Each pair (i, i + C / 2) of channels turned by its position's angle; the pairing of Hugging Face weights.
+
+    The tables come from `rope.tables`: swapping the halves and changing one sign is all that a rotation adds.
+    """
+    if _eager_cpu(x_BSHC):
+        return _Rotate.apply(x_BSHC, cosine_S1C, sine_S1C)
+    return x_BSHC * cosine_S1C + x_BSHC.roll(x_BSHC.shape[-1] // 2, -1) * sine_S1C
+
+
+def attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
+    """Causal softmax(q k^T / sqrt(C)) v, shape [B, H, S, C]; H may be a multiple of K (grouped queries)."""
+    if q_BHSC.device.type == "cpu" and q_BHSC.dtype == torch.bfloat16 and torch.is_grad_enabled():
+        return _CausalAttention.apply(q_BHSC, k_BKSC, v_BKSC)
+    return _attention(q_BHSC, k_BKSC, v_BKSC)
+
+
+def _attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
+    grouped = q_BHSC.shape[1] != k_BKSC.shape[1]
+    return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, is_causal=True, enable_gqa=grouped)
+
+
+def _eager_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = (norm.square_() / x.shape[-1]).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x, weight_D, scale)
+        return (x * scale).mul_(weight_D).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, weight_D, scale = ctx.saved_tensors
+        grad, weight = grad.float(), weight_D.float()
+        normed = x * scale
+        product = grad * normed
+        grad_weight_D = product.flatten(0, -2).sum(0)
+        mean = (product @ weight).div_(x.shape[-1]).unsqueeze(-1)
+        grad_x = (grad * weight).addcmul_(normed, mean, value=-1).mul_(scale)
+        return grad_x.to(x.dtype), grad_weight_D.to(weight_D.dtype), None
+
+
+class _SwiGLU(torch.autograd.Function):
+    """Keeps gate and up only; writes both gradients side by side, as the packed projection wants them."""
+
+    @staticmethod
+    def forward(ctx, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, -1)
+        grad_gate_up = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad_gate_up.chunk(2, -1)
+        torch.mul(grad, F.silu(gate), out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
+        return grad_gate_up
+
+
+class _Rotate(torch.autograd.Function):
+    """The derivative of a rotation is the rotation by the opposite angle: nothing but the tables is kept."""
+
+    @staticmethod
+    def forward(ctx, x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine_S1C, sine_S1C)
+        return _rotated(x_BSHC, cosine_S1C, sine_S1C, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_BSHC: Tensor):
+        return _rotated(grad_BSHC, *ctx.saved_tensors, -1), None, None
+
+
+def _rotated(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor, sign: int) -> Tensor:
+    swapped_BSHC = x_BSHC.roll(x_BSHC.shape[-1] // 2, -1)
+    return (x_BSHC * cosine_S1C).addcmul_(swapped_BSHC, sine_S1C, value=sign)
+
+
+class _CausalAttention(torch.autograd.Function):
+    """torch's attention with a backward pass for bfloat16 on the CPU, where torch's own is slower than in float32.
+
+    Blocks of queries are taken against all keys they see, so that no more than [B, H, R, S] scores are in memory.
+    """
+
+    @staticmethod
+    def forward(ctx, q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
+        ctx.save_for_backward(q_BHSC, k_BKSC, v_BKSC)
+        return _attention(q_BHSC, k_BKSC, v_BKSC)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_BHSC: Tensor):
+        q_BHSC, k_BKSC, v_BKSC = ctx.saved_tensors
+        batch, groups, length, channels = k_BKSC.shape
+        scale = 1.0 / math.sqrt(channels)
+        grouped = (
+            batch * groups,
+            -1,
+            length,
+            channels,
+        )  # [B K, G, S, C]: the queries of one key are rows of one matrix
+        q, grad = (q_BHSC * scale).reshape(grouped), grad_BHSC.reshape(grouped)
+        k, v = k_BKSC.reshape(-1, length, channels), v_BKSC.reshape(-1, length, channels)
+        grad_q = torch.empty_like(q)
+        grad_k = grad_v = None
+        for start in reversed(range(0, length, QUERY_ROWS)):
+            end = min(start + QUERY_ROWS, length)
+            rows = slice(start, end)
+            block = _attention_block(q[:, :, rows], k[:, :end], v[:, :end], grad[:, :, rows], start)
+            grad_q[:, :, rows] = block[0].view(grad_q[:, :, rows].shape)
+            if grad_k is None or grad_v is None:
+                grad_k, grad_v = block[1].float(), block[2].float()
+                continue
+            grad_k[:, :end] += block[1]
+            grad_v[:, :end] += block[2]
+        return (
+            grad_q.mul_(scale).view(q_BHSC.shape),
+            grad_k.to(k.dtype).view(k_BKSC.shape),
+            grad_v.to(v.dtype).view(v_BKSC.shape),
+        )
+
+
+def _attention_block(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of scaled queries, keys and values; queries begin at `start`, keys at 0."""
+    num_rows = q.shape[2]
+    future = torch.full((num_rows, num_rows), -math.inf, dtype=q.dtype).triu_(1)
+    q, grad = q.flatten(1, 2), grad.flatten(1, 2)
+    scores = q @ k.transpose(1, 2)
+    scores.unflatten(1, (-1, num_rows))[..., start:] += future
+    probabilities = torch.softmax(scores, -1)
+    grad_probabilities = grad @ v.transpose(1, 2)
+    grad_scores = torch.ops.aten._softmax_backward_data(grad_probabilities, probabilities, -1, scores.dtype)
+    return grad_scores @ k, grad_scores.transpose(1, 2) @ q, probabilities.transpose(1, 2) @ grad

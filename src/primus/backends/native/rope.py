@@ -1,6 +1,6 @@
-"""Rotary position embedding: the frequencies of a model and the rotation of queries and keys.
+"""Rotary position embedding: the frequencies of a model, and the tables that rotate queries and keys.
 
-Shape suffixes: B batch, S sequence, N heads, C channels of one head, R = C / 2 rotated pairs.
+Shape suffixes: S sequence, C channels of one head, R = C / 2 rotated pairs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ def frequencies(spec: ModelSpec, head_dim: int) -> Tensor:
     return _llama3(frequencies_R, spec) if spec.rope_type == "llama3" else frequencies_R
 
 
-def angles(frequencies_R: Tensor, sequence: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of positions 0 .. sequence - 1, each of shape [S, 1, C / 2], float32."""
+def tables(frequencies_R: Tensor, sequence: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and signed sine of positions 0 .. sequence - 1 for `ops.rotate`, each of shape [S, 1, C].
+
+    The pair (i, i + C / 2) of channels becomes (x cos - y sin, y cos + x sin): the sine of the first half is negative.
+    """
     positions_S = torch.arange(sequence, dtype=torch.float32, device=frequencies_R.device)
-    angles_S1R = torch.outer(positions_S, frequencies_R).unsqueeze(1)
-    return angles_S1R.cos(), angles_S1R.sin()
+    angles_SR = torch.outer(positions_S, frequencies_R)
+    cosine_SR, sine_SR = angles_SR.cos(), angles_SR.sin()
+    cosine_SC, sine_SC = torch.cat((cosine_SR, cosine_SR), 1), torch.cat((-sine_SR, sine_SR), 1)
+    return cosine_SC.unsqueeze(1).to(dtype), sine_SC.unsqueeze(1).to(dtype)
 
 
 def _llama3(frequencies_R: Tensor, spec: ModelSpec) -> Tensor:

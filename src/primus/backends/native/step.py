@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from primus.backends.native.loss import count_targets
+from primus.backends.native.memory import keep_freed_memory
 from primus.backends.native.model import Transformer
 
 Batch = tuple[Tensor, Tensor]
@@ -84,6 +85,8 @@ def prepare(
         loss_chunk_size: Tokens whose logits are in memory at once; chosen from the vocabulary when None.
     """
     device = torch.device(device)
+    if device.type == "cpu":
+        keep_freed_memory()
     model.compute_dtype = torch.bfloat16 if bf16 else None
     model.recompute = recompute
     model.loss_chunk_size = loss_chunk_size

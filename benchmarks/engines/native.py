@@ -1,0 +1,40 @@
+"""primus' own backend, called as its trainer calls it."""
+
+from __future__ import annotations
+
+from engines.setting import BETAS, CLIP, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, Setting
+from primus.backends.native.model import build
+from primus.backends.native.optimizer import build_optimizer
+from primus.backends.native.step import prepare, train_step
+from primus.config.schema import ModelSpec, OptimizerConfig
+
+PACKAGES = ["torch"]
+
+
+def make(setting: Setting):
+    spec = ModelSpec(
+        num_layers=setting.layers,
+        hidden_size=setting.dim,
+        ffn_hidden_size=setting.ffn,
+        num_attention_heads=setting.heads,
+        vocab_size=setting.vocab,
+        norm_epsilon=setting.norm_epsilon,
+        rotary_base=setting.rope_theta,
+    )
+    config = OptimizerConfig(
+        lr=LEARNING_RATE,
+        weight_decay=WEIGHT_DECAY,
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+        adam_eps=EPSILON,
+        clip_grad=CLIP,
+    )
+    model = build(spec, "cpu", SEED)
+    trainable = prepare(model, device="cpu", bf16=setting.bf16, compile=setting.compile)
+    optimizer = build_optimizer(model, config)
+
+    def step(tokens, targets) -> float:
+        batches = [(tokens, targets)]
+        return train_step(trainable, optimizer, batches, learning_rate=LEARNING_RATE, clip_grad=CLIP).loss
+
+    return step, sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,93 @@
+"""torchtitan's Llama 3 model, its chunked loss, its compilation of each block and of the loss.
+
+bf16 is its mixed precision policy on one FSDP process (gloo), as its trainer always wraps the model.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from engines.setting import BETAS, CLIP, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, Setting
+
+torch._utils._get_available_device_type = lambda: "cpu"
+
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss  # noqa: E402
+from torchtitan.config import CompileConfig  # noqa: E402
+from torchtitan.distributed.compile import apply_compile  # noqa: E402
+from torchtitan.models import llama3  # noqa: E402
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm  # noqa: E402
+from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
+from torchtitan.models.llama3 import model as llama  # noqa: E402
+
+PACKAGES = ["torch", "torchtitan"]
+
+
+def make(setting: Setting):
+    torch.manual_seed(SEED)
+    llama3.get_attention_config = lambda backend: (
+        ScaledDotProductAttention.Config()
+    )  # FlexAttention has no CPU backward
+    model = _config(setting).build()
+    model.init_states(buffer_device=torch.device("cpu"))
+    compile_config = CompileConfig(enable=setting.compile, components=["model", "loss"])
+    if setting.compile:
+        apply_compile(model, compile_config=compile_config, parallel_dims=SimpleNamespace(tp_enabled=False))
+    if setting.bf16:
+        _mixed_precision(model)
+    loss_of = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()).build(compile_config=compile_config)
+    loss_of.set_lm_head(model.lm_head)
+    model._skip_lm_head = True
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
+    )
+
+    def step(tokens, targets) -> float:
+        count = (targets != -100).sum()
+        loss, _ = loss_of(model(tokens), targets, count)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return step, sum(parameter.numel() for parameter in model.parameters())
+
+
+def _config(setting: Setting):
+    rope = ComplexRoPE.Config(dim=setting.dim // setting.heads, max_seq_len=setting.sequence, theta=setting.rope_theta)
+    return llama.Llama3Model.Config(
+        dim=setting.dim,
+        vocab_size=setting.vocab,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=setting.vocab, embedding_dim=setting.dim, param_init=llama3._EMBEDDING_INIT
+        ),
+        norm=RMSNorm.Config(normalized_shape=setting.dim, eps=setting.norm_epsilon, param_init=llama3._NORM_INIT),
+        lm_head=Linear.Config(
+            in_features=setting.dim, out_features=setting.vocab, param_init=llama3._output_linear_init(setting.dim)
+        ),
+        layers=llama3._build_llama3_layers(
+            n_layers=setting.layers,
+            dim=setting.dim,
+            n_heads=setting.heads,
+            hidden_dim=setting.ffn,
+            rope=rope,
+            attn_backend="sdpa",
+        ),
+    )
+
+
+def _mixed_precision(model) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
+
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
+    apply_fsdp_to_decoder(model, mesh, param_dtype=torch.bfloat16, reduce_dtype=torch.float32, pp_enabled=False)
+    for module in model.modules():
+        if hasattr(module, "set_force_sum_reduction_for_comms"):
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM

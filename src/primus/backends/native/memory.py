@@ -1,0 +1,28 @@
+"""How a CPU process holds the memory that its tensors give back."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+"""Parameters of mallopt(3), from glibc's malloc.h."""
+
+LARGEST = 1 << 30
+"""Bytes: larger blocks still go back to the system at once."""
+
+
+def keep_freed_memory() -> bool:
+    """Let freed tensors be reused by the next ones instead of going back to the system; True where that took effect.
+
+    A step frees and asks for the same large blocks again and again, and each time the kernel clears their pages
+    before it hands them out: 10 to 20 percent of a small model's step (docs/native-speed.md). Only glibc has the
+    setting; other allocators (jemalloc, musl) are left as they are.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST)) and bool(mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
