@@ -208,6 +208,13 @@ def test_a_changed_pin_updates_the_environment_in_place(checkout: Checkout) -> N
     assert checkout.run().stderr == ""
 
 
+def test_an_environment_that_lost_primus_gets_it_back(checkout: Checkout) -> None:
+    answer(checkout.run())
+    (checkout.venv / "bin/primus-cli").unlink()
+    assert answer(checkout.run())["prefix"] == str(checkout.venv)
+    assert len(checkout.installs()) == 2
+
+
 def test_a_changed_setting_of_a_linter_updates_nothing(checkout: Checkout) -> None:
     answer(checkout.run())
     with (checkout.root / "pyproject.toml").open("a") as project:
@@ -399,7 +406,8 @@ def test_a_wheel_brings_the_command_the_package_and_its_presets(tmp_path: Path) 
     output([*pip, *build])
     (wheel,) = wheels.glob("*.whl")
     installed = tmp_path / "installed"
-    output([*pip, "install", "--no-index", "--no-deps", "--prefix", str(installed), str(wheel)])
+    # --ignore-installed: pip would uninstall the primus of the environment that runs this test
+    output([*pip, "install", "--ignore-installed", "--no-index", "--no-deps", "--prefix", str(installed), str(wheel)])
     (packages,) = installed.glob("lib/python3*/site-packages")
     env = {"PYTHONPATH": str(packages), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     command = [sys.executable, installed / "bin/primus-cli"]
