@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from primus.errors import PrimusError
 from primus.runs.files import read_json
 from primus.runs.snapshot import SystemInfo, packages, system_info
 from primus.runs.store import Run
@@ -58,20 +59,55 @@ def variables(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
     """Variables to set so that workers see what those of `run` saw: what the run set, and what may change numbers.
 
     Secrets are not among them; they come from today's environment.
+
+    Raises:
+        PrimusError: The run has no plan, or no dump of its environment.
     """
-    wanted: dict[str, str] = {}
-    for line in (run.directory / "env" / "primus_env_dump.txt").read_text(encoding="utf-8", errors="replace").split("\n"):
-        assignment, _, source = line.rpartition("  # ")
-        name, equals, value = assignment.partition("=")
-        was_set = source not in ("shell", "terminal") and not source.startswith("direct")
-        if equals and (was_set or NUMERIC_VARIABLES.fullmatch(name)) and MASK not in value:
-            wanted[name] = value
-    return {name: value for name, value in wanted.items() if environ.get(name) != value}
+    wanted = _numeric_variables(run) | _planned_variables(run)
+    return {name: value for name, value in wanted.items() if environ.get(name) != value and MASK not in value}
+
+
+def _numeric_variables(run: Run) -> dict[str, str]:
+    """Variables that may change a number, whoever set them."""
+    found: dict[str, str] = {}
+    for line in _lines(run, "primus_env_dump.txt"):
+        name, equals, value = line.rpartition("  # ")[0].partition("=")
+        if equals and NUMERIC_VARIABLES.fullmatch(name):
+            found[name] = value
+    return found
+
+
+def _planned_variables(run: Run) -> dict[str, str]:
+    """Variables that the run set, but for those that every launch sets for itself."""
+    planned = read_json(run.directory / "plan.json", _Plan).env
+    return {
+        name: variable.value
+        for name, variable in planned.items()
+        if variable.source != "terminal" and not variable.source.startswith("direct")
+    }
+
+
+class _Variable(Struct, frozen=True):
+    value: str
+    source: str
+
+
+class _Plan(Struct, frozen=True):
+    """What a replay needs of a plan.json."""
+
+    env: dict[str, _Variable]
+
+
+def _lines(run: Run, name: str) -> list[str]:
+    path = run.directory / "env" / name
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise PrimusError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _package_differences(run: Run) -> list[Difference]:
-    lines = (run.directory / "env" / "packages.txt").read_text(encoding="utf-8").splitlines()
-    then = dict(line.split("==", 1) for line in lines if "==" in line)
+    then = dict(line.split("==", 1) for line in _lines(run, "packages.txt") if "==" in line)
     now = packages()
     names = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     return [

@@ -165,7 +165,7 @@ def _point_latest(directory: Path) -> None:
 
 def runs_of(folder: Path) -> list[Run]:
     """Runs of one experiment, oldest first."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # unlike Path.is_dir, False for a name that is too long
         return []
     found = [entry for entry in folder.iterdir() if not entry.is_symlink() and (entry / "metadata.json").is_file()]
     return [Run(entry) for entry in sorted(found)]
@@ -173,7 +173,7 @@ def runs_of(folder: Path) -> list[Run]:
 
 def runs_under(workspace: Path) -> list[Run]:
     """Runs of all experiments of a workspace, oldest first."""
-    if not workspace.is_dir():
+    if not os.path.isdir(workspace):
         return []
     folders = [entry for entry in workspace.iterdir() if entry.is_dir()]
     return sorted((run for folder in folders for run in runs_of(folder)), key=lambda run: run.id)
@@ -185,7 +185,7 @@ def find(name: str, workspace: Path) -> Run:
     Raises:
         UsageError: There is none, or several begin so.
     """
-    if (Path(name) / "metadata.json").is_file():
+    if os.path.isfile(Path(name) / "metadata.json"):
         return Run(Path(name).resolve())
     in_experiment = runs_of(workspace / name)
     if in_experiment:

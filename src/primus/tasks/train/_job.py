@@ -51,13 +51,18 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
     job = _job(resolved, experiment.files_of(resolved), resume=None)
     origin = f"replay of {run.id}"
     env = {name: Variable(value, origin) for name, value in replays.variables(run, context.environ).items()}
+
+    def check(world_size: int) -> None:
+        job.check(world_size)
+        _check_world_size(run, world_size, is_forced)
+
     files = job.files if is_forced else {**job.files, **_data_file(run)}
     return Job(
         name=job.name,
         workspace=job.workspace,
         files=files,
         env=job.env | env,
-        check=lambda world_size: (job.check(world_size), _check_world_size(run, world_size, is_forced))[0],
+        check=check,
         replay_of=str(run.directory.resolve()),
         forced=tuple(numeric),
         notes=(origin,),

@@ -1,0 +1,163 @@
+"""Run folders are made, found and locked by name; files in them are whole or absent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from primus.errors import PrimusError, UsageError
+from primus.runs import files, store
+from primus.runs.store import Metadata, Outcome, Run
+
+Make = Callable[..., Run]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.chdir(tmp_path)
+
+    def make(name: str = "a", run_id: str | None = None) -> Run:
+        run_id = run_id or store.new_id()
+        return store.create(Path("out") / name / run_id, Metadata(id=run_id, name=name, task="t", created=time.time()))
+
+    return make
+
+
+def test_an_id_is_its_time_and_sorts_by_it() -> None:
+    assert store.new_id(0.0)[:4] in ("1969", "1970")
+    assert len({store.new_id(0.0) for _ in range(50)}) > 40
+    assert store.new_id(1e9) < store.new_id(1e9 + 1) < store.new_id(2e9)
+
+
+def test_a_new_run_is_planned_and_the_latest(make: Make) -> None:
+    first, second = make(run_id="20250101_000000-aaaa"), make(run_id="20250101_000001-0000")
+    assert first.metadata().outcome == Outcome(state="planned")
+    assert os.readlink("out/a/latest") == second.id
+    assert [run.id for run in store.runs_of(Path("out/a"))] == [first.id, second.id]
+
+
+def test_a_run_is_never_made_twice(make: Make) -> None:
+    make(run_id="20250101_000000-aaaa")
+    with pytest.raises(PrimusError, match="cannot be created: File exists"):
+        make(run_id="20250101_000000-aaaa")
+
+
+def test_changes_keep_the_rest(make: Make) -> None:
+    run = make()
+    run.update(attempts=3, outcome=Outcome(state="failed", exit_code=1))
+    assert (run.metadata().attempts, run.metadata().outcome.state, run.metadata().task) == (3, "failed", "t")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("20250102", "20250102_000000-bbbb"),
+        ("20250101_000000-a", "20250101_000000-aaaa"),
+        ("a", "20250102_000000-bbbb"),
+        ("b", "20250101_000000-cccc"),
+        ("b/20250101_000000-cccc", "20250101_000000-cccc"),
+        ("out/a/latest", "20250102_000000-bbbb"),
+        ("out/b/20250101_000000-cccc", "20250101_000000-cccc"),
+    ],
+)
+def test_a_run_is_found_by_folder_id_beginning_or_experiment(make: Make, name: str, found: str) -> None:
+    for experiment, run_id in [
+        ("a", "20250101_000000-aaaa"),
+        ("a", "20250102_000000-bbbb"),
+        ("b", "20250101_000000-cccc"),
+    ]:
+        make(experiment, run_id)
+    assert store.find(name, Path("out")).id == found
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "hint"),
+    [
+        ("2025", "'2025' begins 2 runs", "such as 20250101_000000-aaaa and 20250101_000000-cccc"),
+        ("nigth", "no run 'nigth' in out", "did you mean 'night'?"),
+        ("", "'' begins 2 runs", "such as"),
+        ("x" * 300, "no run 'xxx", "valid: "),
+    ],
+)
+def test_an_unclear_name_is_one_message(make: Make, name: str, problem: str, hint: str) -> None:
+    make("night", "20250101_000000-aaaa")
+    make("b", "20250101_000000-cccc")
+    with pytest.raises(UsageError) as caught:
+        store.find(name, Path("out"))
+    assert caught.value.problem.startswith(problem)
+    assert caught.value.hint.startswith(hint)
+
+
+def test_what_is_no_run_is_not_listed(make: Make) -> None:
+    run = make()
+    Path("out/a/notes").mkdir()
+    Path("out/file").touch()
+    Path("out/a/.deleted.x").mkdir()
+    assert [found.id for found in store.runs_under(Path("out"))] == [run.id]
+    assert store.runs_under(Path("nowhere")) == []
+
+
+def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(make: Make) -> None:
+    run = make()
+    assert not run.is_active()
+    assert not (run.directory / ".lock").exists(), "looking changes nothing"
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom primus.runs.store import Run\n"
+        "with Run(Path(sys.argv[1])).lock() as ours:\n    print(ours, flush=True)\n    time.sleep(30)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(store.__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "-c", script, run.directory], stdout=subprocess.PIPE, env=environment
+    ) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"True\n"
+        assert run.is_active()
+        with run.lock() as ours:
+            assert not ours
+        other.kill()
+    assert not run.is_active()
+    with run.lock() as ours:
+        assert ours
+        assert run.is_active()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"id": 3}', b"\xff\xfe", b'{"id": "x", "name": "a", "task": "t"}']
+)
+def test_damaged_metadata_is_one_message(make: Make, content: bytes) -> None:
+    run = make()
+    (run.directory / "metadata.json").write_bytes(content)
+    with pytest.raises(PrimusError, match=r"metadata\.json: damaged: "):
+        run.metadata()
+
+
+def test_metadata_of_a_newer_version_is_read(make: Make) -> None:
+    run = make()
+    path = run.directory / "metadata.json"
+    path.write_text(path.read_text().replace('"task"', '"from_the_future": [1],\n  "task"'))
+    assert run.metadata().task == "t"
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    files.write_text(target, "old")
+    (tmp_path / f".file.tmp.{os.getpid()}").mkdir()
+    with pytest.raises(PrimusError, match="cannot be written"):
+        files.write_text(target, "new")
+    assert target.read_text() == "old"
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    (tmp_path / f".file.tmp.{os.getpid()}").symlink_to("/dev/full")
+    with pytest.raises(PrimusError, match="file: cannot be written: No space left on device") as caught:
+        files.write_text(tmp_path / "file", "new")
+    assert "free some space" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
