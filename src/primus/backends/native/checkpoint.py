@@ -272,15 +272,9 @@ def read_state(state: State, folder: Path, processes: Processes) -> None:
 
 def _copy(state: State) -> State:
     """A copy in the host's memory, complete when this returns."""
-    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
-    stager = DefaultStager(
-        StagingOptions(
-            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
-        )
-    )
-    copied = stager.stage(state)
-    stager.close()
+    copied = BlockingAsyncStager().stage(state)
     assert isinstance(copied, dict)
     return copied
 
