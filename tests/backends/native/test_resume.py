@@ -30,21 +30,21 @@ def kinds(run: Run, kind: str) -> list[events.Event]:
 def test_a_killed_run_goes_on_with_the_losses_of_an_undisturbed_one(
     make_run: MakeRun, train: Train, start_workers: Callable[..., Any], is_async: bool
 ) -> None:
-    settings = {"train_iters": 150, "save_interval": 10, "global_batch_size": 6, "async_save": is_async}
+    settings = {"train_iters": 80, "save_interval": 5, "global_batch_size": 6, "async_save": is_async}
     killed, undisturbed = make_run("killed", **settings), make_run("undisturbed", **settings)
     workers = start_workers(killed)
-    workers.wait_for_checkpoint(10)
+    workers.wait_for_checkpoint(5)
     workers.send(signal.SIGKILL)
     assert workers.wait() == [-signal.SIGKILL]
     seen = events.steps(killed.events)[-1]["step"]
-    assert seen < 150, "the run was killed on its way"
+    assert seen < 80, "the run was killed on its way"
 
     train(killed, number=1)
     train(undisturbed)
 
-    assert kinds(killed, "checkpoint_loaded")[-1]["step"] >= 10
+    assert kinds(killed, "checkpoint_loaded")[-1]["step"] >= 5
     assert losses(killed) == losses(undisturbed)
-    assert len(losses(killed)) == 150
+    assert len(losses(killed)) == 80
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_another_number_of_processes_goes_on_within_rounding(
 def test_a_signal_ends_the_run_with_a_checkpoint_of_its_last_step(
     make_run: MakeRun, train: Train, start_workers: Callable[..., Any]
 ) -> None:
-    settings = {"train_iters": 200, "global_batch_size": 2}
+    settings = {"train_iters": 100, "global_batch_size": 2}
     stopped, undisturbed = make_run("stopped", **settings), make_run("undisturbed", **settings)
     workers = start_workers(stopped)
     workers.wait_for_step(5)
@@ -97,7 +97,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint_of_its_last_step(
 
     (interrupted,) = kinds(stopped, "interrupted")
     last = events.steps(stopped.events)[-1]["step"]
-    assert interrupted["signal"] == "SIGTERM" and interrupted["step"] == last < 200
+    assert interrupted["signal"] == "SIGTERM" and interrupted["step"] == last < 100
     assert kinds(stopped, "checkpoint_saved")[-1]["step"] == last
     assert f"SIGTERM: stopping after step {last}" in said
     train(stopped, number=1)
