@@ -104,7 +104,7 @@ def _checked(kind: str, name: str, shown: str, load_it: Callable[[], ModuleType]
         raise
     except SyntaxError as error:
         raise PrimusError(f"{error.filename}:{error.lineno}: {error.msg}", f"{what} cannot be loaded") from error
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plug-in does while it is imported
+    except (Exception, SystemExit) as error:  # whatever a plug-in does while it is imported
         raise PrimusError(f"{place_of(error)}: {type(error).__name__}: {error}", f"{what} cannot be loaded") from error
     missing = [member for member in MEMBERS.get(kind, ()) if not hasattr(module, member)]
     if missing:

@@ -121,7 +121,9 @@ orderly = st.builds(
     st.sampled_from(TASKS),
     words | st.builds(lambda more: ["--config", "e.yaml", *more], words),
 )
-wild = st.lists(st.sampled_from([*RUNTIMES, *sum(TASKS, []), "--"]) | word | assignment, max_size=8)
+wild = st.lists(
+    st.sampled_from([*RUNTIMES, *(word for task in TASKS for word in task), "--"]) | word | assignment, max_size=8
+)
 
 
 @pytest.fixture

@@ -89,6 +89,10 @@ def test_a_wrong_file_is_one_message_with_its_line(write, text: str | bytes, pro
     assert caught.value.problem.startswith(problem)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_key(write) -> None:
+    assert plain(read(write(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n"), {})) == {"a": 1, "b": 2}
+
+
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.yaml: no such file"):
         read(tmp_path / "none.yaml", {})

@@ -155,7 +155,8 @@ def test_a_variable_of_several_lines_is_given_back_whole(tmp_path: Path) -> None
     run = Run(tmp_path)
     (tmp_path / "env").mkdir()
     (tmp_path / "env/primus_env_dump.txt").write_text(
-        "A=1\nOMP_X=2  # shell\nNCCL_Y=3  # shell\nB=one\ntwo  # --env\nC=  # --env\nD=<secret>  # --env\nE=a  # b  # --env\n"
+        "A=1\nOMP_X=2  # shell\nNCCL_Y=3  # shell\nB=one\ntwo  # --env\nC=  # --env\nD=<secret>  # --env\n"
+        "E=a  # b  # --env\n"
         "OMP_NUM_THREADS=4  # direct: 8 cores / 2\n"
     )
     (tmp_path / "plan.json").write_text(

@@ -120,7 +120,7 @@ def display(path: Path) -> str:
 
 def _read_text(path: Path, shown: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"{shown}: no such file") from None
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from types import FrameType
 
 import msgspec
 
-from primus.errors import EXIT_FAILED, PrimusError
+from primus.errors import EXIT_FAILED, PrimusError, UnfitError
 from primus.launch.plan import LaunchPlan
 from primus.runs import events
 from primus.runs.attempt import LAUNCHER_VARIABLE
@@ -25,6 +26,7 @@ from primus.runs.files import write_json, write_text
 from primus.runs.store import Failure, Outcome, Run
 
 POLL_S = 0.05
+TORCHRUN = "torch.distributed.run"
 GRACE_S = 60.0
 """Time that workers have for a last checkpoint after the first signal."""
 FAILED_PEERS_S = 10.0
@@ -57,6 +59,8 @@ def execute(plan: LaunchPlan, run: Run, number: int, environ: Mapping[str, str],
 
 def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Standard output stays ours for rank 0; standard error, where only engines speak, goes to launch.log."""
+    if TORCHRUN in plan.argv and importlib.util.find_spec("torch") is None:
+        raise UnfitError("several processes are started by torchrun, which comes with PyTorch", "pip install 'primus[native]'")
     env = dict(environ) | {name: variable.value for name, variable in plan.env.items()}
     env[LAUNCHER_VARIABLE] = str(os.getpid())
     with launch_log(run, plan).open("ab") as log:

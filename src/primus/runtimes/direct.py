@@ -110,7 +110,7 @@ def _user_variables(words: tuple[str, ...]) -> dict[str, Variable]:
 
 def _file_variables(file: str) -> dict[str, Variable]:
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"--env {file}: {reason}", "give NAME=VALUE, or a file of such lines") from None

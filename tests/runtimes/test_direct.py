@@ -1,0 +1,105 @@
+"""`direct` turns the plan of one worker into that of all workers of this node, and touches nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from primus.errors import UsageError
+from primus.launch.plan import Context, LaunchPlan, Variable
+from primus.runtimes.direct import Options, wrap
+
+WORKER = LaunchPlan(argv=("python", "-m", "primus.worker", "/run", "0"), env={"A": Variable("file", "e.yaml:1")})
+
+
+def context(devices: int = 0, terminal: str | None = None, **environ: str) -> Context:
+    return Context(environ=environ, python="python", devices=lambda: devices, terminal=terminal)
+
+
+def planned(devices: int = 0, environ: dict[str, str] | None = None, **options: Any) -> LaunchPlan:
+    return wrap(WORKER, Options(**options), context(devices, **(environ or {})))
+
+
+def test_one_process_is_plain_python() -> None:
+    assert planned().argv == WORKER.argv
+    assert planned(devices=8, single=True).argv == WORKER.argv
+
+
+def test_every_device_gets_a_process_of_torchrun() -> None:
+    plan = planned(devices=8)
+    assert plan.layout
+    assert plan.layout.nproc == 8
+    assert plan.argv[:3] == ("python", "-m", "torch.distributed.run")
+    assert plan.argv[-4:] == ("-m", "primus.worker", "/run", "0")
+
+
+def test_one_node_lets_torchrun_choose_a_port_unless_one_is_given() -> None:
+    assert "--rdzv-endpoint=localhost:0" in planned(nproc=2).argv
+    fixed = planned(nproc=2, master_port=29500).argv
+    assert "--master-port=29500" in fixed
+    assert not [word for word in fixed if word.startswith("--rdzv")]
+
+
+def test_several_nodes_keep_their_ranks() -> None:
+    argv = planned(nproc=4, nnodes=2, node_rank=1, master_addr="head").argv
+    words = ("--nproc-per-node=4", "--nnodes=2", "--node-rank=1", "--master-addr=head", "--master-port=1234")
+    assert argv[3:8] == words
+
+
+def test_cores_are_shared_among_the_processes_unless_the_user_says_how() -> None:
+    assert "OMP_NUM_THREADS" not in planned().env
+    assert int(planned(nproc=2).env["OMP_NUM_THREADS"].value) >= 1
+    assert "OMP_NUM_THREADS" not in planned(nproc=2, environ={"OMP_NUM_THREADS": "3"}).env
+    assert planned(nproc=2, env=("OMP_NUM_THREADS=5",)).env["OMP_NUM_THREADS"] == Variable("5", "--env")
+
+
+def test_typed_variables_win_over_the_experiments() -> None:
+    assert planned().env["A"] == Variable("file", "e.yaml:1")
+    assert planned(env=("A=typed",)).env["A"] == Variable("typed", "--env")
+
+
+@pytest.mark.parametrize(
+    ("text", "variables"),
+    [
+        ("A=1\n", {"A": "1"}),
+        ("export A=1\n", {"A": "1"}),
+        ("# comment\n\n  A = x \n".replace(" = ", "="), {"A": "x"}),
+        ("A='x y'\nB=\"z\"\nC='\n", {"A": "x y", "B": "z", "C": "'"}),
+        ("A=b=c\n", {"A": "b=c"}),
+        ("A=\n", {"A": ""}),
+        ("A=1\nA=2\n", {"A": "2"}),
+        ("A=x # not a comment\n", {"A": "x # not a comment"}),
+        ("\ufeffA=1\r\n", {"A": "1"}),
+    ],
+)
+def test_a_file_of_variables_is_read(tmp_path: Path, text: str, variables: dict[str, str]) -> None:
+    file = tmp_path / "vars"
+    file.write_text(text, encoding="utf-8", newline="")
+    env = planned(env=(str(file),)).env
+    assert {name: env[name].value for name in variables} == variables
+    assert all(env[name].source.startswith(f"--env {file}:") for name in variables)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"A=1\nB\n", ":2: expected NAME=VALUE"),
+        (b"1A=1\n", ":1: '1A' is not the name of a variable"),
+        (b"=1\n", ":1: '' is not the name of a variable"),
+        (b"A=\xff\n", ": not UTF-8 text"),
+    ],
+)
+def test_a_wrong_file_of_variables_is_named_with_its_line(tmp_path: Path, content: bytes, problem: str) -> None:
+    file = tmp_path / "vars"
+    file.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        planned(env=(str(file),))
+    assert caught.value.problem.endswith(f"{file}{problem}")
+
+
+def test_only_the_first_node_draws_progress_on_the_terminal() -> None:
+    nodes = {"nnodes": 2, "master_addr": "head", "nproc": 1}
+    shown = [wrap(WORKER, Options(**nodes, node_rank=rank), context(terminal="/dev/pts/7")).env for rank in (0, 1)]
+    assert ["PRIMUS_PROGRESS" in env for env in shown] == [True, False]
