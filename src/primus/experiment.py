@@ -49,9 +49,7 @@ def check(resolved: Resolved) -> None:
 def _fewest_processes(resolved: Resolved) -> int:
     """Processes of one replica of the model: a batch that does not divide there divides nowhere."""
     parallel = resolved.experiment.trainer.parallel
-    return (
-        parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
-    )
+    return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
 
 
 def files_of(resolved: Resolved) -> dict[str, str]:
@@ -64,7 +62,9 @@ def files_of(resolved: Resolved) -> dict[str, str]:
             settings |= msgspec.to_builtins(getattr(trainer, group))
     if trainer.backend_args:
         settings["backend_args"] = trainer.backend_args
-    top: dict[str, Any] = {key: getattr(experiment, key) for key in ("work_group", "user_name", "exp_name", "workspace")}
+    top: dict[str, Any] = {
+        key: getattr(experiment, key) for key in ("work_group", "user_name", "exp_name", "workspace")
+    }
     top["env"] = {name: masked(name, value) for name, value in experiment.env.items()}
     module = {"framework": trainer.framework, "model": Path(MODEL_FILE).name, "overrides": settings}
     whole = {**top, "modules": {experiment.stage: module}}

@@ -108,7 +108,9 @@ def _checked(kind: str, name: str, shown: str, load_it: Callable[[], ModuleType]
         raise PrimusError(f"{place_of(error)}: {type(error).__name__}: {error}", f"{what} cannot be loaded") from error
     missing = [member for member in MEMBERS.get(kind, ()) if not hasattr(module, member)]
     if missing:
-        raise PrimusError(f"{shown}: {what} has no {missing[0]}", f"a plug-in of this kind has {', '.join(MEMBERS[kind])}")
+        raise PrimusError(
+            f"{shown}: {what} has no {missing[0]}", f"a plug-in of this kind has {', '.join(MEMBERS[kind])}"
+        )
     return module
 
 

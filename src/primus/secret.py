@@ -19,7 +19,7 @@ def is_secret(name: str) -> bool:
 
 
 def masked(name: str, value: str) -> str:
-    """`value` of the variable `name`, or the mask; so are an assignment's value and passwords in URLs under any name."""
+    """`value` of the variable `name`, or the mask; an assignment's value and passwords in URLs too, under any name."""
     if is_secret(name):
         return MASK
     inner = _ASSIGNMENT.fullmatch(value)

@@ -17,7 +17,10 @@ def overview() -> str:
     """Help of the whole command."""
     docs = field_docs(Globals)
     options = [(f"--{name.replace('_', '-')}", text) for name, text in docs.items()]
-    options += [("--version", "Print the version."), ("-h, --help", "Print help, of a runtime or a task where one is named.")]
+    options += [
+        ("--version", "Print the version."),
+        ("-h, --help", "Print help, of a runtime or a task where one is named."),
+    ]
     sections = [
         ("runtimes (where)", [(name, registry.summary("runtimes", name)) for name in registry.names("runtimes")]),
         ("tasks (what)", [(name, registry.summary("tasks", name)) for name in registry.names("tasks")]),

@@ -119,7 +119,12 @@ def _context(environ: Mapping[str, str]) -> Context:
 
 
 def _with_workers(
-    command: chain.Command, words: tuple[str, ...], task: ModuleType, options: object, for_task: TaskContext, context: Context
+    command: chain.Command,
+    words: tuple[str, ...],
+    task: ModuleType,
+    options: object,
+    for_task: TaskContext,
+    context: Context,
 ) -> int:
     job = task.prepare(options, for_task)
     launch = prepare(job, command.request, words, context)
@@ -140,7 +145,9 @@ def _in_this_process(
     plan = msgspec.structs.replace(chain.fold(command.request, alone, context), argv=argv, layout=None)
     if command.options.dry_run:
         return _show(plan, command)
-    os.environ.update({name: variable.value for name, variable in plan.env.items() if variable.source.startswith("--env")})
+    os.environ.update(
+        {name: variable.value for name, variable in plan.env.items() if variable.source.startswith("--env")}
+    )
     return task.run(options, for_task) or EXIT_OK
 
 
@@ -185,7 +192,9 @@ def _report(outcome: Outcome, launch: Launch, given: chain.Globals) -> None:
     if failure is None:
         return
     hint = f"  {failure.hint}\n" if failure.hint else ""
-    print(f"{hint}  first: rank {failure.rank} on {failure.host}; log: {launch.directory}/{failure.log}", file=sys.stderr)
+    print(
+        f"{hint}  first: rank {failure.rank} on {failure.host}; log: {launch.directory}/{failure.log}", file=sys.stderr
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ def data_parallel_size(parallel: ParallelConfig, world_size: int) -> int:
         model_parallel *= size
     if world_size % model_parallel:
         used = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-        raise UsageError(f"{world_size} processes cannot be laid out as {used}", f"start a multiple of {model_parallel}")
+        raise UsageError(
+            f"{world_size} processes cannot be laid out as {used}", f"start a multiple of {model_parallel}"
+        )
     return world_size // model_parallel
 
 
@@ -80,7 +82,9 @@ def check_data(resolved: Resolved) -> None:
     given = [name for name in ("dataset", "train_data_path", "mock_data") if getattr(data, name)]
     if len(given) != 1:
         problem = f"{' and '.join(given)} exclude each other" if given else "no training data is named"
-        raise UsageError(problem, "set one of dataset, train_data_path (a prefix of .bin/.idx files) and mock_data: true")
+        raise UsageError(
+            problem, "set one of dataset, train_data_path (a prefix of .bin/.idx files) and mock_data: true"
+        )
     for key in ("train_data_path", "valid_data_path"):
         for prefix in _prefixes(data, key):
             if not any(os.path.isfile(candidate) for candidate in index_candidates(prefix)):

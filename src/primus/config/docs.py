@@ -16,7 +16,7 @@ def field_docs(struct: type[Struct]) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(struct))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
-    for field, text in zip(body.body, body.body[1:]):
+    for field, text in zip(body.body, body.body[1:], strict=False):
         is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if is_field and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             docs[field.target.id] = " ".join(str(text.value.value).split())  # type: ignore[union-attr]

@@ -58,7 +58,9 @@ def parse(options: type[Options], words: Sequence[str], what: str, *, extra: boo
     given, unknown = _parser(flags, what).parse_known_args(list(words))
     if unknown and not extra:
         raise _unknown_word(unknown[0], flags, what)
-    values = {flag.field: _converted(flag, getattr(given, flag.field), what) for flag in flags if hasattr(given, flag.field)}
+    values = {
+        flag.field: _converted(flag, getattr(given, flag.field), what) for flag in flags if hasattr(given, flag.field)
+    }
     missing = [flag for flag in flags if flag.required and flag.field not in values]
     if missing:
         doc = field_docs(options).get(missing[0].field, "")

@@ -142,7 +142,9 @@ def _only_stage(tree: Tree, file: Path) -> str:
     modules = list(_subtree(tree, "modules"))
     if len(modules) == 1:
         return modules[0]
-    raise UsageError(f"{file}: 'modules:' must hold one of {', '.join(STAGES)}; it holds {', '.join(modules) or 'none'}")
+    raise UsageError(
+        f"{file}: 'modules:' must hold one of {', '.join(STAGES)}; it holds {', '.join(modules) or 'none'}"
+    )
 
 
 def _module(tree: Tree, stage: str, file: Path) -> Tree:
@@ -195,7 +197,9 @@ def _presets(module: Tree, file: Path, environ: Mapping[str, str] | None) -> Tre
     for key, kind in (("model", "models"), ("config", "trainers")):
         name = module.get(key)
         if isinstance(name, dict):
-            raise UsageError(f"{_where(name)}: '{key}' must be the name of a preset", "its values go under 'overrides:'")
+            raise UsageError(
+                f"{_where(name)}: '{key}' must be the name of a preset", "its values go under 'overrides:'"
+            )
         if name is not None and name.value is not None:
             settings = _merge(settings, _extended(_locate(kind, name, file.parent), environ, kind))
     return settings
@@ -296,9 +300,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def _experiment(
-    file: Path, tree: Tree, top: Tree, stage: str, trainer: Trainer, origins: dict[str, str]
-) -> Resolved:
+def _experiment(file: Path, tree: Tree, top: Tree, stage: str, trainer: Trainer, origins: dict[str, str]) -> Resolved:
     fields = {field.name: field for field in msgspec.structs.fields(Experiment)}
     values: dict[str, Any] = {"exp_name": file.stem}
     for key in TOP_KEYS:
@@ -308,7 +310,9 @@ def _experiment(
             try:
                 values[key] = _converted(item, fields[key].type)
             except msgspec.ValidationError as error:
-                raise UsageError(f"{_where(item)}: {key}: {_conversion_problem(item, fields[key].type, error)}") from None
+                raise UsageError(
+                    f"{_where(item)}: {key}: {_conversion_problem(item, fields[key].type, error)}"
+                ) from None
     env = _merge(_subtree(tree, "env"), _subtree(top, "env"))
     for name, item in env.items():
         if not isinstance(item, Leaf) or isinstance(item.value, list):
@@ -332,4 +336,6 @@ def _check_name(exp_name: str, origin: str) -> None:
     """An experiment's name is one folder's name."""
     fits = 0 < len(os.fsencode(exp_name)) <= 200 and not set(exp_name) & set("/\0\n")
     if not fits or exp_name in (".", ".."):
-        raise UsageError(f"{origin}: exp_name {exp_name!r} cannot name a folder", "use letters, digits, '.', '_' and '-'")
+        raise UsageError(
+            f"{origin}: exp_name {exp_name!r} cannot name a folder", "use letters, digits, '.', '_' and '-'"
+        )

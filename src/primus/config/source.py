@@ -14,13 +14,13 @@ from primus.errors import UsageError
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOT_OURS = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
-"""What YAML 1.1 reads otherwise than people mean it: `1e-5` as text, `1:30` and `010` as numbers, `2024-01-01` as a date."""
+"""What YAML 1.1 reads otherwise than people mean it: `1e-5` is text, `1:30` and `010` numbers, `2024-01-01` a date."""
 
 
 class _Loader(_Base):  # type: ignore[misc]
     """PyYAML's safe loader with the numbers of YAML 1.2, so that `1e-5` is one."""
 
-    yaml_implicit_resolvers = {
+    yaml_implicit_resolvers = {  # noqa: RUF012 - how PyYAML spells it
         first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NOT_OURS]
         for first, resolvers in _Base.yaml_implicit_resolvers.items()
     }
@@ -28,7 +28,9 @@ class _Loader(_Base):  # type: ignore[misc]
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"),
+    re.compile(
+        r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+    ),
     list("-+0123456789."),
 )
 _Loader.add_implicit_resolver(
@@ -36,7 +38,10 @@ _Loader.add_implicit_resolver(
 )
 
 
-class _Dumper(yaml.SafeDumper):
+_DumperBase: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Dumper(_DumperBase):  # type: ignore[misc]
     """Quotes what the loader would not read as text."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
@@ -44,7 +49,8 @@ class _Dumper(yaml.SafeDumper):
     def text(self, value: str) -> yaml.ScalarNode:
         """A string; the line breaks that YAML 1.1 alone knows are escaped, since loaders differ on them."""
         style = '"' if _RARE_BREAK.search(value) else None
-        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+        node: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+        return node
 
 
 _RARE_BREAK = re.compile("[\\x85\\u2028\\u2029\\ufeff]")
@@ -209,7 +215,7 @@ def substitute(text: str, environ: Mapping[str, str], where: str) -> tuple[str, 
     parts: list[str] = []
     used: list[str] = []
     position = 0
-    for match in iter(lambda: _VARIABLE.search(text, position), None):
+    while match := _VARIABLE.search(text, position):
         name, after = match.groups()
         if name is None:
             raise UsageError(f"{where}: '${{' begins no variable in {text!r}", "write ${NAME} or ${NAME:default}")

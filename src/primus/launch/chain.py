@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,7 +87,9 @@ def options_of(segment: Segment) -> Struct:
     Raises:
         UsageError: One is unknown or has a wrong value.
     """
-    options, _ = flags.parse(registry.load("runtimes", segment.name).Options, segment.words, f"runtime '{segment.name}'")
+    options, _ = flags.parse(
+        registry.load("runtimes", segment.name).Options, segment.words, f"runtime '{segment.name}'"
+    )
     return options
 
 
@@ -100,7 +103,9 @@ def _split(argv: Sequence[str]) -> list[list[str]]:
     return segments
 
 
-def _take_globals(words: Sequence[str], only: Sequence[str] = ("json", "dry_run", "debug")) -> tuple[list[str], dict[str, Any]]:
+def _take_globals(
+    words: Sequence[str], only: Sequence[str] = ("json", "dry_run", "debug")
+) -> tuple[list[str], dict[str, Any]]:
     spelled = {spelling: name for name in only for spelling in (f"--{name}", f"--{name.replace('_', '-')}")}
     given = {spelled[word]: True for word in words if word in spelled}
     return [word for word in words if word not in spelled], given
@@ -126,7 +131,9 @@ def _no_runtime(words: Sequence[str]) -> UsageError:
     if _task_name(words, tasks) or head in {name.split()[0] for name in tasks}:
         return UsageError(f"'{head}' is a task; a runtime comes first", f"primus-cli direct -- {' '.join(words)}")
     if head.startswith("-"):
-        return UsageError(f"unknown option {head}", did_you_mean(head, ["--dry-run", "--debug", "--json", "--version", "--help"]))
+        return UsageError(
+            f"unknown option {head}", did_you_mean(head, ["--dry-run", "--debug", "--json", "--version", "--help"])
+        )
     return UsageError(f"no runtime '{head}'", did_you_mean(head, runtimes))
 
 
@@ -140,9 +147,8 @@ def _task(rest: list[list[str]], runtimes: list[Segment], is_help: bool) -> tupl
     if name:
         return name, words[len(name.split()) :]
     group = [task for task in tasks if words and task.split()[0] == words[0]]
-    if is_help or _asks_help(words):
-        if not words or words[0].startswith("-") or group:
-            return (words[0] if group else ""), ["--help"]
+    if (is_help or _asks_help(words)) and (not words or words[0].startswith("-") or group):
+        return (words[0] if group else ""), ["--help"]
     if group:
         raise _no_subtask(words, group)
     raise _no_task(words, runtimes, tasks)
@@ -167,7 +173,9 @@ def _no_subtask(words: Sequence[str], group: Sequence[str]) -> UsageError:
 def _no_task(words: Sequence[str], runtimes: list[Segment], tasks: Sequence[str]) -> UsageError:
     stray = [word for segment in runtimes for word in segment.words if word in {t.split()[0] for t in tasks}]
     if not words and stray:
-        return UsageError(f"'{stray[0]}' is a task: ' -- ' must stand before it", f"primus-cli {runtimes[-1].name} -- {stray[0]} ...")
+        return UsageError(
+            f"'{stray[0]}' is a task: ' -- ' must stand before it", f"primus-cli {runtimes[-1].name} -- {stray[0]} ..."
+        )
     if not words:
         return UsageError("no task is given", f"primus-cli {runtimes[-1].name} -- <task>; see primus-cli --help")
     heads = {task.split()[0] for task in tasks}
@@ -182,7 +190,7 @@ def _check_order(runtimes: Sequence[Segment]) -> None:
     for level, name in levels:
         if level not in LEVELS:
             raise PrimusError(f"runtime '{name}': LEVEL '{level}' is none of {', '.join(LEVELS)}")
-    for (outer, first), (inner, second) in zip(levels, levels[1:]):
+    for (outer, first), (inner, second) in itertools.pairwise(levels):
         if LEVELS.index(outer) >= LEVELS.index(inner):
             raise UsageError(
                 f"runtime '{second}' ({inner}) cannot run inside '{first}' ({outer})",

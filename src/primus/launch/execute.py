@@ -33,7 +33,9 @@ FAILED_PEERS_S = 10.0
 """Time that the other ranks have to end after one has failed."""
 
 
-def execute(plan: LaunchPlan, run: Run, number: int, environ: Mapping[str, str], after_start: Callable[[], None]) -> Outcome:
+def execute(
+    plan: LaunchPlan, run: Run, number: int, environ: Mapping[str, str], after_start: Callable[[], None]
+) -> Outcome:
     """Start the plan's processes as attempt `number` of `run` and wait for their end.
 
     Args:
@@ -60,7 +62,9 @@ def execute(plan: LaunchPlan, run: Run, number: int, environ: Mapping[str, str],
 def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Standard output stays ours for rank 0; standard error, where only engines speak, goes to launch.log."""
     if TORCHRUN in plan.argv and importlib.util.find_spec("torch") is None:
-        raise UnfitError("several processes are started by torchrun, which comes with PyTorch", "pip install 'primus[native]'")
+        raise UnfitError(
+            "several processes are started by torchrun, which comes with PyTorch", "pip install 'primus[native]'"
+        )
     env = dict(environ) | {name: variable.value for name, variable in plan.env.items()}
     env[LAUNCHER_VARIABLE] = str(os.getpid())
     with launch_log(run, plan).open("ab") as log:
@@ -235,8 +239,24 @@ def _silent_death(returncode: int, run: Run, plan: LaunchPlan, number: int) -> F
         if not (run.directory / log).exists():
             log = "logs/launch.log"
         problem, hint = f"rank {rank} ended with exit code {code} and no message", "its log has the reason"
-        return Failure(rank=rank, host=socket.gethostname(), time=time.time(), problem=problem, hint=hint, log=log, exit_code=EXIT_FAILED)
+        return Failure(
+            rank=rank,
+            host=socket.gethostname(),
+            time=time.time(),
+            problem=problem,
+            hint=hint,
+            log=log,
+            exit_code=EXIT_FAILED,
+        )
     name = signal.Signals(-code).name
     hint = "the kernel may have run out of memory: see dmesg" if name == "SIGKILL" else "its log may say more"
     problem = f"rank {rank} was killed by {name}"
-    return Failure(rank=rank, host=socket.gethostname(), time=time.time(), problem=problem, hint=hint, log=log, exit_code=128 - code)
+    return Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        time=time.time(),
+        problem=problem,
+        hint=hint,
+        log=log,
+        exit_code=128 - code,
+    )

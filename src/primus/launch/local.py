@@ -40,7 +40,9 @@ def perform(launch: Launch, context: Context, say: Callable[[str], None]) -> Out
     run = _open(launch, shape)
     with run.lock() as is_ours:
         if not is_ours and shape.node_rank == 0:
-            raise PrimusError(f"{run.directory} is being executed by another process", "wait for its end, or start another run")
+            raise PrimusError(
+                f"{run.directory} is being executed by another process", "wait for its end, or start another run"
+            )
         _write_plan(launch, run, shape)
         _gather(launch, run, shape)
         return _supervised(launch, run, shape, context.environ, say, keeps_record=is_ours)

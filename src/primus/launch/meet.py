@@ -96,7 +96,9 @@ def _gather(
                 "use the same experiment file, overrides and number of processes on every node",
             )
         else:
-            _answer([waiting.pop(hello.node_rank)] if hello.node_rank in waiting else [], Welcome("", 0, "it came again"))
+            _answer(
+                [waiting.pop(hello.node_rank)] if hello.node_rank in waiting else [], Welcome("", 0, "it came again")
+            )
             waiting[hello.node_rank] = connection
 
 
@@ -141,10 +143,14 @@ def join(address: str, port: int, node_rank: int, fingerprint: str, timeout_s: f
         if answer is not None:
             break
         if time.monotonic() > deadline:
-            raise PrimusError(f"node 0 at {address}:{port} was not reached in {timeout_s:.0f} s: {reason}", "is it started?")
+            raise PrimusError(
+                f"node 0 at {address}:{port} was not reached in {timeout_s:.0f} s: {reason}", "is it started?"
+            )
         time.sleep(RETRY_S)
     if answer.refusal:
-        raise UsageError(f"node 0 refuses node {node_rank}: {answer.refusal}", "use the same files and options on every node")
+        raise UsageError(
+            f"node 0 refuses node {node_rank}: {answer.refusal}", "use the same files and options on every node"
+        )
     return answer
 
 

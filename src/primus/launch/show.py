@@ -31,7 +31,9 @@ def _level(plan: LaunchPlan) -> list[str]:
     if plan.inherited:
         lines += ["passed on by name:", f"  {' '.join(plan.inherited)}"]
     if plan.mounts:
-        lines += ["mounts:"] + [f"  {m.source} -> {m.target}{' (read-only)' if m.is_read_only else ''}" for m in plan.mounts]
+        lines += ["mounts:"] + [
+            f"  {m.source} -> {m.target}{' (read-only)' if m.is_read_only else ''}" for m in plan.mounts
+        ]
     for path, content in plan.files.items():
         lines += [f"file {path}:"] + [f"  | {line}" for line in content.splitlines()]
     return lines + [f"note: {note}" for note in plan.notes]

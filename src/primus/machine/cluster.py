@@ -56,7 +56,8 @@ def layout(
     shape = Layout(
         nproc=pick.default("nproc", devices() or 1) if processes is None else processes,
         nnodes=pick.default("nnodes", 1) if nodes is None else nodes,
-        node_rank=pick.number("node_rank", node_rank, "NODE_RANK", "PET_NODE_RANK", *_given(slurm, "SLURM_NODEID")) or 0,
+        node_rank=pick.number("node_rank", node_rank, "NODE_RANK", "PET_NODE_RANK", *_given(slurm, "SLURM_NODEID"))
+        or 0,
         master_addr=pick.text("master_addr", master_addr, "MASTER_ADDR", "PET_MASTER_ADDR") or _first_host(slurm, pick),
         master_port=pick.number("master_port", master_port, "MASTER_PORT", "PET_MASTER_PORT"),
         sources=pick.sources,
@@ -68,10 +69,14 @@ def _checked(shape: Layout) -> Layout:
     sources = shape.sources
     if shape.nproc < 1 or shape.nnodes < 1:
         key = "nproc" if shape.nproc < 1 else "nnodes"
-        raise UsageError(f"{sources[key]}: {getattr(shape, key)} is not a number of processes or nodes", "use 1 or more")
+        raise UsageError(
+            f"{sources[key]}: {getattr(shape, key)} is not a number of processes or nodes", "use 1 or more"
+        )
     if not 0 <= shape.node_rank < shape.nnodes:
         where = sources.get("node_rank", "node rank")
-        raise UsageError(f"{where}: node rank {shape.node_rank} of {shape.nnodes} nodes", f"use 0 to {shape.nnodes - 1}")
+        raise UsageError(
+            f"{where}: node rank {shape.node_rank} of {shape.nnodes} nodes", f"use 0 to {shape.nnodes - 1}"
+        )
     if shape.master_port is not None and not 0 < shape.master_port < 65536:
         raise UsageError(f"{sources['master_port']}: {shape.master_port} is not a port", "use 1024 to 65535")
     if shape.nnodes == 1:

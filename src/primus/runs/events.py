@@ -42,13 +42,19 @@ def read(path: Path) -> Iterator[Event]:
                 event = msgspec.json.decode(line)
             except msgspec.DecodeError:
                 continue
-            if isinstance(event, dict) and isinstance(event.get("kind"), str) and isinstance(event.get("time"), (int, float)):
+            if (
+                isinstance(event, dict)
+                and isinstance(event.get("kind"), str)
+                and isinstance(event.get("time"), (int, float))
+            ):
                 yield cast(Event, event)
 
 
 def steps(path: Path) -> list[Event]:
     """The `step` events in order of their step; of a step that was repeated after a restart, the last."""
-    last = {event["step"]: event for event in read(path) if event["kind"] == "step" and isinstance(event.get("step"), int)}
+    last = {
+        event["step"]: event for event in read(path) if event["kind"] == "step" and isinstance(event.get("step"), int)
+    }
     return [last[step] for step in sorted(last)]
 
 

@@ -28,7 +28,9 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise PrimusError(f"{path}: cannot be written: {error.strerror}", "free some space, or choose another workspace") from None
+        raise PrimusError(
+            f"{path}: cannot be written: {error.strerror}", "free some space, or choose another workspace"
+        ) from None
 
 
 def write_json(path: Path, value: Any) -> None:

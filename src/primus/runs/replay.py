@@ -44,7 +44,9 @@ def differences(run: Run) -> list[Difference]:
     then = read_json(run.directory / "env" / "system_info.json", SystemInfo)
     now = system_info()
     found = [
-        Difference("devices", _listed(then.devices), _listed(now.devices), True) if then.devices != now.devices else None,
+        Difference("devices", _listed(then.devices), _listed(now.devices), True)
+        if then.devices != now.devices
+        else None,
         Difference("processor", then.cpu_model, now.cpu_model, True) if then.cpu_model != now.cpu_model else None,
         Difference("cores", str(then.cpu_cores), str(now.cpu_cores), True) if then.cpu_cores != now.cpu_cores else None,
         Difference("python", then.python, now.python, False) if then.python != now.python else None,

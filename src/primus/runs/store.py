@@ -126,7 +126,7 @@ class Run:
 
 
 def _locked(file: TextIO, kind: int, tries: int = 10) -> bool:
-    """Lock `file` until it is closed; a few tries, since those who only ask whether it is locked hold it for a moment."""
+    """Lock `file` until it is closed; a few tries, since who only asks whether it is locked holds it for a moment."""
     for _ in range(tries):
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)

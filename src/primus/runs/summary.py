@@ -112,5 +112,3 @@ def _duration(metadata: Metadata, recorded: list[events.Event]) -> float | None:
         return None
     last = metadata.ended or (recorded[-1]["time"] if recorded else None)
     return last - metadata.started if last else None
-
-

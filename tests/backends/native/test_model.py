@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from primus.backends.native import rope
+from primus.backends.native import check_model, rope
 from primus.backends.native.generate import generate
-from primus.backends.native.model import Transformer, build, check
+from primus.backends.native.model import Transformer, build
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 
@@ -163,7 +163,7 @@ def test_llama3_rope_keeps_short_wavelengths_and_stretches_long_ones() -> None:
 )
 def test_what_native_does_not_build_is_refused_by_the_name_of_its_field(field: str, changes: dict) -> None:
     with pytest.raises(UsageError, match=field):
-        check(small(**changes)) if field != "kv_channels" else Transformer(small(**changes))
+        check_model(small(**changes)) if field != "kv_channels" else Transformer(small(**changes))
 
 
 def test_generated_tokens_are_the_most_likely_ones_at_temperature_zero() -> None:

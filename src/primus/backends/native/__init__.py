@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from primus import model_checks
 from primus.config.schema import Experiment, ModelSpec, ParallelConfig
 from primus.errors import UnfitError, UsageError
 
@@ -21,15 +22,21 @@ def check(experiment: Experiment) -> None:
         UsageError: The experiment asks for something that native does not build; names the field and what to do.
     """
     trainer = experiment.trainer
-    for fields, group, hint in (
-        (_unbuilt(trainer.model), trainer.model, OTHER_BACKENDS),
-        (_unshared(trainer.parallel), trainer.parallel, DATA_PARALLEL),
-    ):
-        for field, what in fields.items():
-            raise UsageError(f"{field}: {_shown(getattr(group, field))}: native does not build {what}", hint)
+    check_model(trainer.model)
+    _refuse(_unshared(trainer.parallel), trainer.parallel, DATA_PARALLEL)
     if trainer.backend_args:
         names = ", ".join(sorted(trainer.backend_args))
         raise UsageError(f"backend_args: native has no settings of its own, found {names}", "remove them")
+
+
+def check_model(spec: ModelSpec) -> None:
+    """Accept a model that native builds: dense, with grouped-query attention.
+
+    Raises:
+        UsageError: The shape is impossible, or has something that native does not build; names the field.
+    """
+    _refuse(_unbuilt(spec), spec, OTHER_BACKENDS)
+    model_checks.check(spec)
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:
@@ -47,6 +54,11 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     from primus.backends.native import trainer
 
     trainer.train(experiment, attempt)
+
+
+def _refuse(fields: dict[str, str], group: ModelSpec | ParallelConfig, hint: str) -> None:
+    for field, what in fields.items():
+        raise UsageError(f"{field}: {_shown(getattr(group, field))}: native does not build {what}", hint)
 
 
 def _unbuilt(spec: ModelSpec) -> dict[str, str]:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
-from primus.backends.native import ops, rope
+from primus.backends.native import check_model, ops, rope
 from primus.backends.native.loss import cross_entropy
 from primus.config.schema import ModelSpec
-from primus.errors import UsageError
+from primus.model import head_dim, num_query_groups
 
 
 def build(spec: ModelSpec, device: torch.device | str, seed: int, dtype: torch.dtype = torch.float32) -> Transformer:
@@ -37,41 +37,6 @@ def build(spec: ModelSpec, device: torch.device | str, seed: int, dtype: torch.d
     return model
 
 
-def check(spec: ModelSpec) -> None:
-    """Accept a dense model; refuse what native does not build yet.
-
-    Raises:
-        UsageError: names the field and a backend that builds it.
-    """
-    unbuilt = {
-        "num_experts": (spec.num_experts is not None, "mixture-of-experts layers"),
-        "multi_latent_attention": (spec.multi_latent_attention, "multi-head latent attention"),
-        "mtp_num_layers": (spec.mtp_num_layers > 0, "multi-token prediction"),
-        "window_size": (spec.window_size is not None, "sliding-window attention"),
-        "attention_sinks": (spec.attention_sinks, "attention sinks"),
-        "activation_clamp": (spec.activation_clamp is not None, "the clamped SwiGLU"),
-        "add_bias_linear": (spec.add_bias_linear, "a bias on every projection"),
-        "rope_type": (spec.rope_type == "yarn", "yarn rope scaling"),
-    }
-    for field, (asked, name) in unbuilt.items():
-        if asked:
-            raise UsageError(
-                f"native does not build {name} yet ({field}: {getattr(spec, field)})",
-                "choose a dense Llama or Qwen model, or a framework that builds it: megatron, torchtitan",
-            )
-    if spec.num_attention_heads % _groups(spec):
-        raise UsageError(
-            f"num_attention_heads {spec.num_attention_heads} is not a multiple of num_query_groups {_groups(spec)}"
-        )
-    if spec.kv_channels is None and spec.hidden_size % spec.num_attention_heads:
-        raise UsageError(
-            f"hidden_size {spec.hidden_size} is not a multiple of num_attention_heads {spec.num_attention_heads}",
-            "change one of them, or set kv_channels",
-        )
-    if _head_dim(spec) % 2:
-        raise UsageError(f"rotary embedding needs an even head width, not {_head_dim(spec)}", "change kv_channels")
-
-
 def initialise(model: Transformer, seed: int) -> None:
     """Fill every weight in place, sharded or not, from `seed` and the weight's name.
 
@@ -80,7 +45,7 @@ def initialise(model: Transformer, seed: int) -> None:
     """
     spec = model.spec
     with torch.no_grad():
-        model.frequencies.copy_(rope.frequencies(spec, _head_dim(spec)))
+        model.frequencies.copy_(rope.frequencies(spec, head_dim(spec)))
         for name, weight in model.named_parameters():
             _fill(weight, _initial(name, weight.shape, spec, seed))
 
@@ -92,7 +57,7 @@ class Transformer(nn.Module):
     """Rotary frequencies [C / 2], float32; not part of the state."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        check(spec)
+        check_model(spec)
         super().__init__()
         self.spec = spec
         self.compute_dtype: torch.dtype | None = None
@@ -103,7 +68,7 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
         tied = not spec.untie_embeddings_and_output_weights
         self.output = None if tied else Linear(spec.hidden_size, spec.vocab_size, bias=False)
-        self.register_buffer("frequencies", torch.empty(_head_dim(spec) // 2), persistent=False)
+        self.register_buffer("frequencies", torch.empty(head_dim(spec) // 2), persistent=False)
 
     @property
     def output_weight(self) -> Tensor:
@@ -150,7 +115,7 @@ class Attention(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.heads, self.groups, self.head_dim = spec.num_attention_heads, _groups(spec), _head_dim(spec)
+        self.heads, self.groups, self.head_dim = spec.num_attention_heads, num_query_groups(spec), head_dim(spec)
         width = (self.heads + 2 * self.groups) * self.head_dim
         self.qkv = Linear(spec.hidden_size, width, bias=spec.add_qkv_bias)
         self.output = Linear(self.heads * self.head_dim, spec.hidden_size, bias=False)
@@ -197,14 +162,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.epsilon)
-
-
-def _groups(spec: ModelSpec) -> int:
-    return spec.num_query_groups or spec.num_attention_heads
-
-
-def _head_dim(spec: ModelSpec) -> int:
-    return spec.kv_channels or spec.hidden_size // spec.num_attention_heads
 
 
 def _initial(name: str, shape: torch.Size, spec: ModelSpec, seed: int) -> Tensor:

@@ -81,9 +81,7 @@ def _results(a: Run, b: Run) -> list[Change]:
     first, second = summary.of(a), summary.of(b)
     names = ("state", "steps", "last_loss", "eval_loss", "tokens_per_s", "duration_s")
     changes = [Change(name, getattr(first, name), getattr(second, name)) for name in names]
-    losses_a, losses_b = (
-        {event["step"]: event.get("loss") for event in events.steps(run.events)} for run in (a, b)
-    )
+    losses_a, losses_b = ({event["step"]: event.get("loss") for event in events.steps(run.events)} for run in (a, b))
     common = sorted(losses_a.keys() & losses_b.keys())
     apart = next((step for step in common if losses_a[step] != losses_b[step]), None)
     verdict = f"equal bit by bit on all {len(common)} common steps" if apart is None else f"differ from step {apart} on"

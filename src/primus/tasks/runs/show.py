@@ -39,7 +39,9 @@ def run(options: Options, context: TaskContext) -> None:
 
 def _facts(metadata: Metadata, item: summary.Summary) -> str:
     outcome = metadata.outcome
-    revision = metadata.git_revision[:12] + (" (with changes)" if metadata.git_dirty else "") if metadata.git_revision else "-"
+    revision = (
+        metadata.git_revision[:12] + (" (with changes)" if metadata.git_dirty else "") if metadata.git_revision else "-"
+    )
     rows = {
         "run": f"{item.id} ({metadata.name})",
         "state": f"{item.state}{f', exit code {outcome.exit_code}' if outcome.exit_code is not None else ''}",
@@ -77,5 +79,3 @@ def _steps(steps: list[events.Event]) -> str:
 def _files(found: Run) -> str:
     listed = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in found.directory.iterdir())
     return f"{found.directory}\n  " + "  ".join(name for name in listed if not name.startswith("."))
-
-

@@ -25,7 +25,9 @@ def fresh(file: str, stage: str, context: TaskContext) -> Job:
 def continued(directory: str, context: TaskContext) -> Job:
     """The run in `directory`, once more."""
     if context.overrides:
-        raise UsageError(f"--run continues a run as it is; it takes no {context.overrides[0]}", "start a new run with --config")
+        raise UsageError(
+            f"--run continues a run as it is; it takes no {context.overrides[0]}", "start a new run with --config"
+        )
     run = _existing(directory)
     return _job(experiment.of_run(run), {}, resume=run)
 
@@ -47,7 +49,9 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
         context.say(f"replay: {difference}")
     numeric = [str(difference) for difference in found if difference.changes_numbers]
     if numeric and not is_forced:
-        raise UnfitError(f"{len(numeric)} differences may change the losses: {'; '.join(numeric)}", "--force replays all the same")
+        raise UnfitError(
+            f"{len(numeric)} differences may change the losses: {'; '.join(numeric)}", "--force replays all the same"
+        )
     job = _job(resolved, experiment.files_of(resolved), resume=None)
     origin = f"replay of {run.id}"
     env = {name: Variable(value, origin) for name, value in replays.variables(run, context.environ).items()}
