@@ -17,9 +17,10 @@ def field_docs(struct: type[Struct]) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
     for field, text in zip(body.body, body.body[1:], strict=False):
-        is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if is_field and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            docs[field.target.id] = " ".join(str(text.value.value).split())  # type: ignore[union-attr]
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            docs[field.target.id] = " ".join(str(text.value.value).split())
     return docs
 
 

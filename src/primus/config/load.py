@@ -10,18 +10,18 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Union, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
 
 from primus import registry
 from primus.config.overrides import parse_overrides
-from primus.config.schema import GROUPS, OWNERS, Experiment, ExperimentFile, ModelSpec, ModuleFile, Trainer
+from primus.config.schema import GROUPS, OWNERS, Experiment, ExperimentFile, ModelSpec, ModuleFile, Stage, Trainer
 from primus.config.source import Leaf, Tree, plain, read
 from primus.errors import UsageError, did_you_mean
 
-STAGES = ("pre_trainer", "post_trainer", "sft_trainer")
+STAGES: tuple[str, ...] = get_args(Stage)
 TOP_KEYS = ("work_group", "user_name", "exp_name", "workspace")
 MODULE_KEYS = ("framework", "config", "model")
 DEFAULT = "default"
@@ -69,7 +69,7 @@ def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec
     """
     settings = _extended(_locate("models", Leaf(name, name, name), Path()), environ or {}, kind="models")
     _reject_unknown_settings(settings)
-    spec, _ = _group("model", settings)
+    spec: ModelSpec = _group("model", settings)[0]
     return spec
 
 
@@ -324,7 +324,7 @@ def _experiment(file: Path, tree: Tree, top: Tree, stage: str, trainer: Trainer,
     origins |= {f"env.{name}": _where(item) for name, item in env.items()}
     values["env"] = {name: _variable(item) for name, item in env.items()}
     _check_name(values["exp_name"], origins["exp_name"])
-    return Resolved(Experiment(stage=stage, trainer=trainer, **values), dict(sorted(origins.items())))
+    return Resolved(Experiment(stage=cast(Stage, stage), trainer=trainer, **values), dict(sorted(origins.items())))
 
 
 def _variable(item: Leaf | Tree) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from primus.config.docs import field_docs, summary
-from primus.config.schema import GROUPS, ExperimentFile, Group, ModuleFile
-
-MODULE_KEYS = "pre_trainer, post_trainer, sft_trainer".split(", ")
+from primus.config.schema import GROUPS, ExperimentFile, Group, ModuleFile, Stage
 
 
 def json_schema() -> dict[str, Any]:
@@ -25,7 +23,11 @@ def json_schema() -> dict[str, Any]:
     module["overrides"] = {"type": ["object", "null"], "properties": settings, "additionalProperties": False}
     top, _ = _properties(ExperimentFile)
     one = {"type": "object", "properties": module, "required": ["model"], "additionalProperties": False}
-    top["modules"] = {"type": "object", "properties": dict.fromkeys(MODULE_KEYS, one), "additionalProperties": False}
+    top["modules"] = {
+        "type": "object",
+        "properties": dict.fromkeys(get_args(Stage), one),
+        "additionalProperties": False,
+    }
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "primus experiment",

@@ -14,6 +14,7 @@ Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Stage = Literal["pre_trainer", "post_trainer", "sft_trainer"]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -21,7 +22,7 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every configuration group: frozen, unknown fields forbidden."""
 
 
-class ModelSpec(Group, kw_only=True):
+class ModelSpec(Group, frozen=True, kw_only=True):
     """Shape of a decoder-only transformer; a model preset is one YAML file of these."""
 
     hf_name: str = ""
@@ -126,7 +127,7 @@ class ModelSpec(Group, kw_only=True):
     """Multi-token-prediction layers (DeepSeek-V3); not counted as parameters of the main model."""
 
 
-class TrainingConfig(Group, kw_only=True):
+class TrainingConfig(Group, frozen=True, kw_only=True):
     """Length, batch, precision and evaluation of a training run."""
 
     train_iters: Positive = 1000
@@ -157,7 +158,7 @@ class TrainingConfig(Group, kw_only=True):
     """Stop after this many steps in a row whose loss or gradient is not finite; each is skipped."""
 
 
-class DataConfig(Group, kw_only=True):
+class DataConfig(Group, frozen=True, kw_only=True):
     """Where the tokens come from."""
 
     data_path: str = "./data"
@@ -182,7 +183,7 @@ class DataConfig(Group, kw_only=True):
     """Threads that read batches ahead of the step; 0 reads inside the step."""
 
 
-class OptimizerConfig(Group, kw_only=True):
+class OptimizerConfig(Group, frozen=True, kw_only=True):
     """AdamW and its learning-rate schedule."""
 
     optimizer: Literal["adam", "adamw"] = "adamw"
@@ -213,7 +214,7 @@ class OptimizerConfig(Group, kw_only=True):
     """Largest global gradient norm; 0 switches clipping off."""
 
 
-class ParallelConfig(Group, kw_only=True):
+class ParallelConfig(Group, frozen=True, kw_only=True):
     """How the model and the batch are laid out over devices."""
 
     tensor_model_parallel_size: Positive = 1
@@ -232,7 +233,7 @@ class ParallelConfig(Group, kw_only=True):
     """Time after which a collective counts as hung."""
 
 
-class CheckpointConfig(Group, kw_only=True):
+class CheckpointConfig(Group, frozen=True, kw_only=True):
     """What is saved, and what a run continues from."""
 
     save: str | None = None
@@ -253,7 +254,7 @@ class CheckpointConfig(Group, kw_only=True):
     """Load only the weights: a new optimizer, schedule and data order."""
 
 
-class LoggingConfig(Group, kw_only=True):
+class LoggingConfig(Group, frozen=True, kw_only=True):
     """What a run reports while it trains."""
 
     log_interval: Positive = 1
@@ -276,7 +277,7 @@ class LoggingConfig(Group, kw_only=True):
     """What the generated text continues; the start of a document when empty."""
 
 
-class Trainer(Group, kw_only=True):
+class Trainer(Group, frozen=True, kw_only=True):
     """One module of an experiment with every preset and override applied."""
 
     framework: str = "native"
@@ -299,7 +300,7 @@ class Trainer(Group, kw_only=True):
     """Settings that only this backend understands; checked by the backend."""
 
 
-class Experiment(Group, kw_only=True):
+class Experiment(Group, frozen=True, kw_only=True):
     """A resolved experiment: what a run trains, where it writes, and with which variables."""
 
     work_group: str = "primus"
@@ -312,13 +313,13 @@ class Experiment(Group, kw_only=True):
     """Folder of all run folders."""
     env: dict[str, str] = {}
     """Environment variables of the workers."""
-    stage: Literal["pre_trainer", "post_trainer", "sft_trainer"] = "pre_trainer"
+    stage: Stage = "pre_trainer"
     """Module of the experiment file that this is."""
     trainer: Trainer
     """The module itself."""
 
 
-class ModuleFile(Group, kw_only=True):
+class ModuleFile(Group, frozen=True, kw_only=True):
     """A module as an experiment file writes it."""
 
     framework: str = "native"
@@ -331,7 +332,7 @@ class ModuleFile(Group, kw_only=True):
     """Values of any trainer or model key, over the presets."""
 
 
-class ExperimentFile(Group, kw_only=True):
+class ExperimentFile(Group, frozen=True, kw_only=True):
     """An experiment file as users write it."""
 
     work_group: str | UnsetType = UNSET

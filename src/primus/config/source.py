@@ -169,6 +169,7 @@ class _Reader:
     def leaf(self, node: yaml.Node) -> Leaf:
         if isinstance(node, yaml.SequenceNode):
             return Leaf([self.plain(item) for item in node.value], self.where(node))
+        assert isinstance(node, yaml.ScalarNode), "mappings are trees"
         if "${" not in node.value or self.environ is None:
             return Leaf(self.loader.construct_object(node, deep=True), self.where(node), node.value)
         return self.substituted(node)

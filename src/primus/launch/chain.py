@@ -87,10 +87,8 @@ def options_of(segment: Segment) -> Struct:
     Raises:
         UsageError: One is unknown or has a wrong value.
     """
-    options, _ = flags.parse(
-        registry.load("runtimes", segment.name).Options, segment.words, f"runtime '{segment.name}'"
-    )
-    return options
+    kind: type[Struct] = registry.load("runtimes", segment.name).Options
+    return flags.parse(kind, segment.words, f"runtime '{segment.name}'")[0]
 
 
 def _split(argv: Sequence[str]) -> list[list[str]]:
