@@ -116,7 +116,8 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_BSHC: Tensor):
-        return _rotated(grad_BSHC, *ctx.saved_tensors, -1), None, None
+        cosine_S1C, sine_S1C = ctx.saved_tensors
+        return _rotated(grad_BSHC, cosine_S1C, sine_S1C, -1), None, None
 
 
 def _rotated(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor, sign: int) -> Tensor:
@@ -141,12 +142,7 @@ class _CausalAttention(torch.autograd.Function):
         q_BHSC, k_BKSC, v_BKSC = ctx.saved_tensors
         batch, groups, length, channels = k_BKSC.shape
         scale = 1.0 / math.sqrt(channels)
-        grouped = (
-            batch * groups,
-            -1,
-            length,
-            channels,
-        )  # [B K, G, S, C]: the queries of one key are rows of one matrix
+        grouped = (batch * groups, -1, length, channels)  # [B K, G, S, C]: queries of one key are rows of one matrix
         q, grad = (q_BHSC * scale).reshape(grouped), grad_BHSC.reshape(grouped)
         k, v = k_BKSC.reshape(-1, length, channels), v_BKSC.reshape(-1, length, channels)
         grad_q = torch.empty_like(q)
@@ -161,6 +157,7 @@ class _CausalAttention(torch.autograd.Function):
                 continue
             grad_k[:, :end] += block[1]
             grad_v[:, :end] += block[2]
+        assert grad_k is not None and grad_v is not None, "a sequence has at least one block"
         return (
             grad_q.mul_(scale).view(q_BHSC.shape),
             grad_k.to(k.dtype).view(k_BKSC.shape),
