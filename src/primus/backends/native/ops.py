@@ -146,18 +146,15 @@ class _CausalAttention(torch.autograd.Function):
         q, grad = (q_BHSC * scale).reshape(grouped), grad_BHSC.reshape(grouped)
         k, v = k_BKSC.reshape(-1, length, channels), v_BKSC.reshape(-1, length, channels)
         grad_q = torch.empty_like(q)
-        grad_k = grad_v = None
-        for start in reversed(range(0, length, QUERY_ROWS)):
+        grad_k = torch.zeros_like(k, dtype=torch.float32)
+        grad_v = torch.zeros_like(v, dtype=torch.float32)
+        for start in range(0, length, QUERY_ROWS):
             end = min(start + QUERY_ROWS, length)
             rows = slice(start, end)
             block = _attention_block(q[:, :, rows], k[:, :end], v[:, :end], grad[:, :, rows], start)
             grad_q[:, :, rows] = block[0].view(grad_q[:, :, rows].shape)
-            if grad_k is None or grad_v is None:
-                grad_k, grad_v = block[1].float(), block[2].float()
-                continue
             grad_k[:, :end] += block[1]
             grad_v[:, :end] += block[2]
-        assert grad_k is not None and grad_v is not None, "a sequence has at least one block"
         return (
             grad_q.mul_(scale).view(q_BHSC.shape),
             grad_k.to(k.dtype).view(k_BKSC.shape),
