@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,12 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What the command prints, without what depends on the machine."""
     assert main(words.split()) == 0
-    text = capsys.readouterr().out.replace(sys.executable, "PYTHON").replace(str(Path.cwd()), "/work")
+    text = (
+        capsys.readouterr()
+        .out.replace(shlex.quote(sys.executable), "PYTHON")
+        .replace(sys.executable, "PYTHON")
+        .replace(str(Path.cwd()), "/work")
+    )
     text = re.sub(r"\d{8}_\d{6}-[0-9a-f]{4}", "RUN-ID", text)
     text = re.sub(
         r'"OMP_NUM_THREADS": \{\s*"value": "\d+",\s*"source": "direct: \d+',

@@ -63,7 +63,8 @@ def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess
     """Standard output stays ours for rank 0; standard error, where only engines speak, goes to launch.log."""
     if TORCHRUN in plan.argv and importlib.util.find_spec("torch") is None:
         raise UnfitError(
-            "several processes are started by torchrun, which comes with PyTorch", "pip install 'primus[native]'"
+            "several processes are started by torchrun, which comes with PyTorch",
+            "./primus-cli setup installs it, or pip install '.[native]' in a checkout",
         )
     env = dict(environ) | {name: variable.value for name, variable in plan.env.items()}
     env[LAUNCHER_VARIABLE] = str(os.getpid())

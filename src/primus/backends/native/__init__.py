@@ -49,7 +49,8 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
         import torch  # noqa: F401
     except ImportError as error:
         raise UnfitError(
-            f"the native backend needs PyTorch, which cannot be imported: {error}", "pip install 'primus[native]'"
+            f"the native backend needs PyTorch, which cannot be imported: {error}",
+            "./primus-cli setup installs it, or pip install '.[native]' in a checkout",
         ) from None
     from primus.backends.native import trainer
 

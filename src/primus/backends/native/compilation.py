@@ -84,4 +84,8 @@ def _missing_compiler(device_type: str, environ: Mapping[str, str]) -> str:
     if device_type != "cpu":
         return "" if find_spec("triton") else "Triton"
     compiler = environ.get("CXX", "g++")
-    return "" if shutil.which(compiler) else f"C++ compiler ({compiler})"
+    if not shutil.which(compiler):
+        return f"C++ compiler ({compiler})"
+    torch = find_spec("torch")
+    folder = torch.origin if torch and torch.origin else ""
+    return f"torch in a folder without spaces, which Inductor needs ({folder})" if " " in folder else ""
