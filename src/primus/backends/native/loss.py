@@ -5,6 +5,8 @@ Shape suffixes: T tokens (batch x sequence), D model width, V vocabulary.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -19,7 +21,10 @@ SMALLEST = 1e-30
 """Probability below which -log p is taken from the logits, as float32 ends near 1e-38."""
 
 TILE = 256
-"""Tokens whose logits an eager CPU finishes at once, so that they stay in its cache (docs/native-speed.md)."""
+"""Tokens whose logits a CPU finishes at once, so that they stay in its cache (docs/native-speed.md)."""
+
+MOST_COMPILED_TILES = 8
+"""Tiles of one chunk in a compiled graph: each is written out in it, and costs time to compile."""
 
 
 def cross_entropy(
@@ -50,7 +55,8 @@ def default_chunk(vocabulary: int, hidden: Tensor) -> int:
     One tile in float32 on the CPU, where gradients of the head accumulate in place at no loss; bfloat16 gradients
     are summed over as many tokens as possible before they are rounded.
     """
-    if _tiled(hidden) and hidden.dtype == torch.float32:
+    eager_cpu = hidden.device.type == "cpu" and not torch.compiler.is_compiling()
+    if eager_cpu and hidden.dtype == torch.float32:
         return TILE
     memory = CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES["default"])
     return max(TILE, memory // (vocabulary * hidden.element_size()) // TILE * TILE)
@@ -99,9 +105,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def _losses_and_gradient(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
     """-log p of each target, float32 [c, 1], and softmax(logits) - onehot(target) in the dtype of `hidden_cD`."""
-    if not _tiled(hidden_cD):
+    if hidden_cD.device.type != "cpu":
         return _by_logsumexp(hidden_cD @ weight_VD.t(), index_c1)
     num_tokens = hidden_cD.shape[0]
+    if torch.compiler.is_compiling():
+        tiles = _spans(num_tokens, max(TILE, math.ceil(num_tokens / MOST_COMPILED_TILES)))
+        parts = [_by_logsumexp(hidden_cD[rows] @ weight_VD.t(), index_c1[rows]) for rows in tiles]
+        return _joined([losses for losses, _ in parts]), _joined([gradient for _, gradient in parts])
     if num_tokens <= TILE and hidden_cD.dtype == torch.float32:
         return _by_softmax(hidden_cD @ weight_VD.t(), index_c1)
     losses_c1 = hidden_cD.new_empty((num_tokens, 1), dtype=torch.float32)
@@ -128,10 +138,6 @@ def _by_logsumexp(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
     columns_V = torch.arange(wide_cV.shape[1], device=wide_cV.device)
     grad_cV = (wide_cV - logsumexp_c1).exp() - (columns_V == index_c1).float()
     return logsumexp_c1 - wide_cV.gather(1, index_c1), grad_cV.to(logits_cV.dtype)
-
-
-def _tiled(hidden: Tensor) -> bool:
-    return hidden.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _spans(length: int, size: int) -> list[slice]:

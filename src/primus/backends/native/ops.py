@@ -40,11 +40,13 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def rotate(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
     """Each pair (i, i + C / 2) of channels turned by its position's angle; the pairing of Hugging Face weights.
 
-    The tables come from `rope.tables`: swapping the halves and changing one sign is all that a rotation adds.
+    The tables come from `rope.tables`, whose sine is negative in its first half.
     """
     if _eager_cpu(x_BSHC):
         return _Rotate.apply(x_BSHC, cosine_S1C, sine_S1C)
-    return x_BSHC * cosine_S1C + x_BSHC.roll(x_BSHC.shape[-1] // 2, -1) * sine_S1C
+    first, second = x_BSHC.chunk(2, -1)
+    cosine, sine = cosine_S1C.chunk(2, -1)[1], sine_S1C.chunk(2, -1)[1]
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
 def attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
@@ -106,7 +108,10 @@ class _SwiGLU(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-    """The derivative of a rotation is the rotation by the opposite angle: nothing but the tables is kept."""
+    """The halves swap places by `roll`, which moves them in one pass over whole rows.
+
+    The derivative of a rotation is the rotation by the opposite angle: nothing but the tables is kept.
+    """
 
     @staticmethod
     def forward(ctx, x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
