@@ -225,5 +225,5 @@ def test_latest_follows_what_is_left(make: Make, capsys: pytest.CaptureFixture[s
     make(2, state="failed")
     run_task("runs clean --failed --yes", capsys)
     assert os.readlink("output/night/latest") == "20250101_000000-0001"
-    run_task("runs clean --older-than-days 0.0000001 --yes", capsys)
+    run_task("runs clean --older-than-days 1e-12 --yes", capsys)
     assert not os.path.lexists("output/night/latest")
