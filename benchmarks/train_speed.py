@@ -35,6 +35,7 @@ def main() -> None:
             cells.append(cell)
     record = {"machine": machine(options.threads), "steps_in_a_round": options.steps, "cells": cells}
     output = Path(options.output or HERE / "results" / f"train_speed-{options.machine}.json")
+    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(record, indent=1) + "\n")
     print(f"written: {output}")
 
