@@ -51,7 +51,7 @@ def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         capsys.readouterr()
         .out.replace(shlex.quote(sys.executable), "PYTHON")
         .replace(sys.executable, "PYTHON")
-        .replace(str(Path.cwd()), "/work")
+        .replace(str(Path.cwd()), "/here")
     )
     text = re.sub(r"\d{8}_\d{6}-[0-9a-f]{4}", "RUN-ID", text)
     text = re.sub(
