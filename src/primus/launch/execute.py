@@ -237,21 +237,12 @@ def _silent_death(returncode: int, run: Run, plan: LaunchPlan, number: int) -> F
         code, rank = int(dead[-1][0]), rank + int(dead[-1][1])
     log = f"logs/attempt_{number}/rank_{rank}.log"
     if code >= 0:
-        if not (run.directory / log).exists():
-            log = "logs/launch.log"
         problem, hint = f"rank {rank} ended with exit code {code} and no message", "its log has the reason"
-        return Failure(
-            rank=rank,
-            host=socket.gethostname(),
-            time=time.time(),
-            problem=problem,
-            hint=hint,
-            log=log,
-            exit_code=EXIT_FAILED,
-        )
-    name = signal.Signals(-code).name
-    hint = "the kernel may have run out of memory: see dmesg" if name == "SIGKILL" else "its log may say more"
-    problem = f"rank {rank} was killed by {name}"
+        log = log if (run.directory / log).exists() else "logs/launch.log"
+    else:
+        name = signal.Signals(-code).name
+        problem = f"rank {rank} was killed by {name}"
+        hint = "the kernel may have run out of memory: see dmesg" if name == "SIGKILL" else "its log may say more"
     return Failure(
         rank=rank,
         host=socket.gethostname(),
@@ -259,5 +250,5 @@ def _silent_death(returncode: int, run: Run, plan: LaunchPlan, number: int) -> F
         problem=problem,
         hint=hint,
         log=log,
-        exit_code=128 - code,
+        exit_code=EXIT_FAILED if code >= 0 else 128 - code,
     )
