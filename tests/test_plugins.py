@@ -140,7 +140,7 @@ def test_a_backend_a_model_and_a_trainer_preset_are_one_file_each(
     assert "num_layers: 3" in (tmp_path / "output/e/latest/config/model_config.yaml").read_text()
 
 
-@pytest.mark.parametrize("kind", ["hooks", "benchmarks", "profiles", "sources"])
+@pytest.mark.parametrize("kind", ["benchmarks", "sources"])
 def test_a_plug_in_of_any_other_kind_is_found_and_loaded(plug: Callable[[str, str], None], kind: str) -> None:
     plug(f"{kind}/my_own.py", '"""My own."""\nANSWER = 42\n')
     assert "my-own" in registry.names(kind)

@@ -26,10 +26,12 @@ PACKAGE = Path(__file__).parent
 FOLDERS = {
     "tasks": "tasks",
     "runtimes": "runtimes",
-    "hooks": "hooks",
     "backends": "backends",
     "benchmarks": "benchmarks",
+    "patches": "patches",
     "profiles": "machine/profiles",
+    "architectures": "machine/architectures",
+    "nics": "machine/nics",
     "sources": "data/sources",
     "models": "presets/models",
     "trainers": "presets/trainers",
@@ -43,10 +45,14 @@ MEMBERS = {
     "tasks": ("Options",),
     "runtimes": ("LEVEL", "Options", "wrap"),
     "backends": ("check", "train"),
+    "patches": ("PATCH", "apply"),
+    "profiles": ("PROFILES",),
+    "architectures": ("LAYER",),
+    "nics": ("NIC",),
 }
 """What a plug-in of a kind must have."""
 
-SINGULAR = {kind: kind.removesuffix("s") for kind in FOLDERS}
+SINGULAR = {kind: kind.removesuffix("s") for kind in FOLDERS} | {"patches": "patch"}
 
 
 def names(kind: str) -> list[str]:

@@ -7,18 +7,24 @@ and either
     def prepare(options: Options, context: TaskContext) -> Job        what worker processes are started for, and
     def work(attempt: Attempt) -> None                                what each of them does
 
+A task may have both: `prepare` then gives None where no workers are needed, and `run` does the task, starting the
+workers of the job with `context.launch()` where there is one.
+
 `OVERRIDES = True` says that words which are no flags change the experiment; they come in `context.overrides`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
 
+from primus.machine.cluster import Layout
+from primus.machine.facts import Facts
 from primus.runs.files import to_json
+from primus.runs.store import Outcome, Run
 
 
 class TaskContext(Struct, frozen=True, kw_only=True):
@@ -31,6 +37,14 @@ class TaskContext(Struct, frozen=True, kw_only=True):
     """Whether nothing may be touched; `run` is never called then."""
     overrides: tuple[str, ...] = ()
     """Words that change the experiment."""
+    facts: Callable[[], Facts] = Facts
+    """What this machine is; read on the first call."""
+    layout: Layout | None = None
+    """Where this node stands among the nodes of the launch; known in `run`."""
+    patches: tuple[str, ...] = ()
+    """Files of `direct --patch`."""
+    launch: Callable[[], tuple[Run, Outcome]] | None = None
+    """Starts the workers of the job that `prepare` gave, and waits for their end; known in `run`."""
 
     def say(self, text: str) -> None:
         """Print for people, on standard error where standard output carries JSON."""

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from primus.machine.cluster import Layout
+from primus.machine.facts import Facts
 from primus.secret import mask_words, masked
 
 
@@ -57,6 +58,10 @@ class Job(Struct, frozen=True, kw_only=True):
     """Variables that the experiment sets for its workers."""
     check: Callable[[int], None] = lambda world_size: None
     """Raises UsageError where the task cannot run with this many processes."""
+    check_node: Callable[[Layout], None] = lambda layout: None
+    """Raises UnfitError where this node is not fit; called on each node before anything starts there."""
+    amend: Callable[[tuple[str, ...]], Job] | None = None
+    """The job with further words that change the experiment, such as a hook may add; None where it takes none."""
     resume: str | None = None
     """Run folder to continue."""
     notes: tuple[str, ...] = ()
@@ -75,6 +80,8 @@ class Context(Struct, frozen=True, kw_only=True):
     """Interpreter that starts the workers."""
     devices: Callable[[], int]
     """Counts the accelerators of this machine; asked only where a runtime needs it."""
+    facts: Callable[[], Facts] = Facts
+    """What this machine is; read only where a runtime needs it."""
     terminal: str | None = None
     """Path of the terminal that progress may be drawn on."""
 

@@ -1,0 +1,1 @@
+"""Kinds of network adapters; each file is a plug-in with NIC."""

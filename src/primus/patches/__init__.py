@@ -1,0 +1,1 @@
+"""Patches of upstream packages; each file is a plug-in with PATCH and `apply()`."""

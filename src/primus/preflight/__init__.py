@@ -1,0 +1,1 @@
+"""Is this node, are these nodes, fit for a long job?"""
