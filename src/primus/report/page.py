@@ -1,0 +1,138 @@
+"""A report as one HTML file: no script, nothing loaded from elsewhere, light or dark as the reader's system is."""
+
+from __future__ import annotations
+
+import html as markup
+from collections.abc import Sequence
+
+MANY_SECTIONS = 4
+"""From here on a page begins with a list of its sections."""
+
+SIGNS = {"ok": "&#10003;", "info": "i", "warn": "!", "unknown": "?", "fail": "&#10005;"}
+"""What a badge shows beside its colour and its word."""
+
+
+class Html(str):
+    """Text that is markup already; any other text is escaped where it enters a page."""
+
+    __slots__ = ()
+
+
+def escape(text: object) -> Html:
+    """`text` as markup; what is `Html` already stays as it is."""
+    return text if isinstance(text, Html) else Html(markup.escape(str(text)))
+
+
+def element(name: str, content: object, **attributes: str) -> Html:
+    """One HTML element; `class_` and the like are spelt with an underscore at the end."""
+    shown = "".join(f' {key.rstrip("_")}="{markup.escape(value)}"' for key, value in attributes.items() if value)
+    return Html(f"<{name}{shown}>{escape(content)}</{name}>")
+
+
+def joined(*parts: object) -> Html:
+    """Fragments one below another."""
+    return Html("\n".join(escape(part) for part in parts))
+
+
+def paragraph(text: object) -> Html:
+    """Text of its own."""
+    return element("p", text)
+
+
+def badge(status: str) -> Html:
+    """A status (see `SIGNS`) by colour, sign and word, so that it reads without colours and on paper."""
+    return element("span", Html(f"<i>{SIGNS[status]}</i>{escape(status)}"), class_=f"badge {status}")
+
+
+def table(header: Sequence[object], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Html:
+    """Rows under a header; cells are escaped unless they are `Html`, the columns in `right` hold numbers."""
+    head = _row("th", header, right)
+    body = "\n".join(_row("td", row, right) for row in rows)
+    return Html(f'<div class="wide"><table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table></div>')
+
+
+def details(summary: object, content: object, *, is_open: bool = False) -> Html:
+    """Content that opens with a click, and is open on paper."""
+    opened = " open" if is_open else ""
+    return Html(f"<details{opened}><summary>{escape(summary)}</summary>\n{escape(content)}\n</details>")
+
+
+def html(title: str, sections: Sequence[tuple[str, object]], subtitle: object = "") -> str:
+    """The whole page: sections of a heading and its content (escaped unless it is `Html`; see `joined`)."""
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>',
+            f"<style>{STYLE}</style></head>",
+            f"<body><main>\n<header>{element('h1', title)}{paragraph(subtitle) if subtitle else ''}</header>",
+            *_contents(sections),
+            *(
+                f'<section id="part-{i}">\n{element("h2", heading) if heading else ""}\n{escape(content)}\n</section>'
+                for i, (heading, content) in enumerate(sections, start=1)
+            ),
+            "</main></body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+def _contents(sections: Sequence[tuple[str, object]]) -> list[str]:
+    if len(sections) < MANY_SECTIONS:
+        return []
+    links = (element("a", heading, href=f"#part-{i}") for i, (heading, _) in enumerate(sections, start=1) if heading)
+    return [f"<nav>{' '.join(links)}</nav>"]
+
+
+def _row(cell: str, values: Sequence[object], right: Sequence[int]) -> str:
+    cells = (element(cell, value, class_="number" if i in right else "") for i, value in enumerate(values))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+STYLE = """
+:root { color-scheme: light dark; --ground: #fbfbfa; --card: #ffffff; --ink: #1d1f24; --soft: #5d636f; --line: #e2e3e7;
+  --accent: #2456a6; --ok: #0a6b4a; --info: #2456a6; --warn: #855300; --unknown: #6a4a8f; --fail: #b3261e; }
+@media (prefers-color-scheme: dark) {
+  :root { --ground: #15171b; --card: #1c1f25; --ink: #e6e7ea; --soft: #a0a6b2; --line: #31353e;
+    --accent: #8ab4f8; --ok: #5fd0a2; --info: #8ab4f8; --warn: #f0b95a; --unknown: #c7a6ee; --fail: #ff8a80; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--ground); color: var(--ink);
+  font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 76rem; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
+header { margin-bottom: 1.5rem; }
+h1 { font-size: 1.75rem; line-height: 1.25; font-weight: 650; letter-spacing: -0.01em; margin: 0; }
+header p { color: var(--soft); margin: 0.35rem 0 0; }
+h2 { font-size: 1.15rem; font-weight: 650; margin: 2.25rem 0 0.75rem; }
+h3 { font-size: 1rem; font-weight: 650; margin: 1.5rem 0 0.5rem; }
+p { margin: 0.5rem 0; max-width: 60rem; }
+a { color: var(--accent); }
+nav { display: flex; flex-wrap: wrap; gap: 0.25rem 1.25rem; padding: 0.6rem 0; border-block: 1px solid var(--line); }
+nav a { text-decoration: none; } nav a:hover { text-decoration: underline; }
+code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.92em; }
+pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
+  padding: 0.8rem 1rem; overflow-x: auto; }
+.wide { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
+  margin: 0.75rem 0; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; vertical-align: top; padding: 0.45rem 0.85rem; border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-size: 0.82rem; font-weight: 600; white-space: nowrap; }
+tbody tr:last-child td { border-bottom: 0; }
+.number { text-align: right; white-space: nowrap; }
+.badge { display: inline-block; white-space: nowrap; padding: 0 0.55em 0 0.45em; border: 1px solid currentColor;
+  border-radius: 999px; font-size: 0.82rem; font-weight: 600; line-height: 1.5; }
+.badge i { font-style: normal; display: inline-block; min-width: 1em; margin-right: 0.25em; text-align: center; }
+.ok { color: var(--ok); } .info { color: var(--info); } .warn { color: var(--warn); }
+.unknown { color: var(--unknown); } .badge.unknown { border-style: dashed; }
+.fail { color: var(--fail); } .badge.fail { background: var(--fail); color: var(--card); border-color: var(--fail); }
+details { margin: 0.75rem 0; } summary { cursor: pointer; color: var(--accent); }
+svg { display: block; max-width: 100%; height: auto; }
+@media print {
+  :root { --ground: #fff; --card: #fff; --ink: #000; --soft: #444; --line: #bbb; --accent: #123f87;
+    --ok: #0a6b4a; --info: #123f87; --warn: #7a4a00; --unknown: #55357a; --fail: #a01810; }
+  body { font-size: 10.5pt; } main { max-width: none; padding: 0; } nav { display: none; }
+  .wide { overflow: visible; } tr, svg { break-inside: avoid; } h2, h3 { break-after: avoid; }
+  .badge.fail { background: none; color: var(--fail); }
+  details::details-content { content-visibility: visible; block-size: auto; } }
+"""
