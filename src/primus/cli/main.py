@@ -6,20 +6,21 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import ModuleType
 
-import msgspec
+from msgspec import structs
 
 from primus import __version__, registry
 from primus.config import flags
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError, UsageError, place_of
 from primus.launch import chain, show
-from primus.launch.plan import Context, LaunchPlan, shown
-from primus.launch.prepare import Launch, prepare
+from primus.launch.plan import Context, Job, LaunchPlan, shown
+from primus.launch.prepare import prepare
 from primus.launch.request import Segment
 from primus.machine import devices
 from primus.runs.files import to_json
-from primus.runs.store import Outcome
+from primus.runs.store import Outcome, Run
 from primus.secret import mask_words
 from primus.task import TaskContext
 
@@ -90,20 +91,22 @@ def _main(words: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
-    request = command.request
+    request, given = command.request, command.options
     for segment in request.runtimes:
         chain.options_of(segment)
     task = registry.load("tasks", request.task)
     takes_overrides = getattr(task, "OVERRIDES", False)
     options, extra = flags.parse(task.Options, request.words, f"task '{request.task}'", extra=takes_overrides)
-    given = command.options
-    for_task = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run, overrides=tuple(extra))
     context = _context(environ)
+    for_task = TaskContext(
+        environ=environ, json=given.json, dry_run=given.dry_run, overrides=tuple(extra), facts=context.facts
+    )
+    job = task.prepare(options, for_task) if hasattr(task, "prepare") else None
     if registry.load("runtimes", request.runtimes[0].name).LEVEL != "node":
-        return _elsewhere(command, task, options, for_task, context)
-    if hasattr(task, "prepare"):
-        return _with_workers(command, words, task, options, for_task, context)
-    return _in_this_process(command, task, options, for_task, context)
+        return _elsewhere(command, context)
+    if job is None:
+        return _in_this_process(command, task, options, for_task, context)
+    return _with_workers(command, words, job, task, options, for_task, context)
 
 
 def _is_unicode(word: str) -> bool:
@@ -121,19 +124,23 @@ def _context(environ: Mapping[str, str]) -> Context:
 def _with_workers(
     command: chain.Command,
     words: tuple[str, ...],
+    job: Job,
     task: ModuleType,
     options: object,
     for_task: TaskContext,
     context: Context,
 ) -> int:
-    job = task.prepare(options, for_task)
+    """Start the workers of `job`; a task that has `run` as well does that itself, and its exit code counts."""
     launch = prepare(job, command.request, words, context)
     if command.options.dry_run:
         return _show(launch.plan, command, f"run folder: {launch.directory}")
     from primus.launch import local
 
-    outcome = local.perform(launch, context, for_task.say)
-    _report(outcome, launch, command.options)
+    if hasattr(task, "run"):
+        start = partial(local.perform, launch, context, for_task.say)
+        return task.run(options, structs.replace(for_task, layout=launch.plan.layout, launch=start)) or EXIT_OK
+    run, outcome = local.perform(launch, context, for_task.say)
+    _report(outcome, run, command.options)
     return outcome.exit_code or EXIT_OK
 
 
@@ -141,29 +148,25 @@ def _in_this_process(
     command: chain.Command, task: ModuleType, options: object, for_task: TaskContext, context: Context
 ) -> int:
     argv = ("primus-cli", "direct", "--", *command.request.task.split(), *command.request.words)
-    alone = LaunchPlan(argv=argv, notes=("done in this process",))
-    plan = msgspec.structs.replace(chain.fold(command.request, alone, context), argv=argv, layout=None)
+    folded = chain.fold(command.request, LaunchPlan(argv=argv, notes=("done in this process",)), context)
+    plan = structs.replace(folded, argv=argv, layout=None)
     if command.options.dry_run:
         return _show(plan, command)
     os.environ.update(
         {name: variable.value for name, variable in plan.env.items() if variable.source.startswith("--env")}
     )
-    return task.run(options, for_task) or EXIT_OK
+    return task.run(options, structs.replace(for_task, layout=folded.layout)) or EXIT_OK
 
 
-def _elsewhere(
-    command: chain.Command, task: ModuleType, options: object, for_task: TaskContext, context: Context
-) -> int:
+def _elsewhere(command: chain.Command, context: Context) -> int:
     """A chain that leaves this machine ends in `primus-cli direct -- <task>` there."""
-    if hasattr(task, "prepare"):
-        task.prepare(options, for_task)
     request = command.request
     outer = tuple(segment for segment in request.runtimes if registry.load("runtimes", segment.name).LEVEL != "node")
     on_node = request.runtimes[len(outer) :] or (Segment("direct"),)
     passed_on = [f"--{name}" for name in ("debug", "json") if getattr(command.options, name)]
     words = ["primus-cli", *passed_on, on_node[0].name, *on_node[0].words, "--", *request.task.split(), *request.words]
     there = LaunchPlan(argv=tuple(words))
-    plan = chain.fold(msgspec.structs.replace(request, runtimes=outer), there, context)
+    plan = chain.fold(structs.replace(request, runtimes=outer), there, context)
     if command.options.dry_run:
         return _show(plan, command)
     import subprocess
@@ -181,10 +184,10 @@ def _show(plan: LaunchPlan, command: chain.Command, *more: str) -> int:
     return EXIT_OK
 
 
-def _report(outcome: Outcome, launch: Launch, given: chain.Globals) -> None:
+def _report(outcome: Outcome, run: Run, given: chain.Globals) -> None:
     """Say how the run ended: people read it on standard error, scripts as JSON."""
     if given.json:
-        print(to_json({"run": launch.directory, "outcome": outcome}))
+        print(to_json({"run": str(run.directory), "outcome": outcome}))
     if outcome.state == "done":
         return
     print(f"primus-cli: run {outcome.state}: {outcome.reason}", file=sys.stderr)
@@ -192,9 +195,7 @@ def _report(outcome: Outcome, launch: Launch, given: chain.Globals) -> None:
     if failure is None:
         return
     hint = f"  {failure.hint}\n" if failure.hint else ""
-    print(
-        f"{hint}  first: rank {failure.rank} on {failure.host}; log: {launch.directory}/{failure.log}", file=sys.stderr
-    )
+    print(f"{hint}  first: rank {failure.rank} on {failure.host}; log: {run.directory}/{failure.log}", file=sys.stderr)
 
 
 if __name__ == "__main__":

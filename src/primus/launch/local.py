@@ -28,8 +28,8 @@ from primus.secret import mask_words
 MEETING_TIMEOUT_S = 600.0
 
 
-def perform(launch: Launch, context: Context, say: Callable[[str], None]) -> Outcome:
-    """Execute a prepared launch and record it.
+def perform(launch: Launch, context: Context, say: Callable[[str], None]) -> tuple[Run, Outcome]:
+    """Execute a prepared launch and record it; gives its run folder and how it ended.
 
     Raises:
         PrimusError: Something that the launcher itself does fails; a failing worker is an Outcome.
@@ -45,7 +45,7 @@ def perform(launch: Launch, context: Context, say: Callable[[str], None]) -> Out
             )
         _write_plan(launch, run, shape)
         _gather(launch, run, shape)
-        return _supervised(launch, run, shape, context.environ, say, keeps_record=is_ours)
+        return run, _supervised(launch, run, shape, context.environ, say, keeps_record=is_ours)
 
 
 def _agreed(launch: Launch, shape: Layout, context: Context) -> Launch:
