@@ -30,6 +30,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     """What to do; always there where the status is warn, unknown or fail."""
     value: float | None = None
     """`measured` as a number, where nodes are compared by it."""
+    host: str = ""
+    """Node that it is about, where a check looks at several; empty for the one that the report is of, or for all."""
 
     @property
     def group(self) -> str:

@@ -1,0 +1,162 @@
+"""What was to be measured on a machine, and what came out: values that workers write and reports read.
+
+Times are seconds, sizes bytes, rates 1e9 B/s (GB/s) or 1e12 FLOP/s (TFLOP/s).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+Scope = Literal["node", "all"]
+"""Processes of each node among themselves, or all processes of all nodes."""
+
+DEVICE_TESTS = ("sanity", "gemm", "memory", "host_copy")
+GROUP_TESTS = ("collectives", "pairs")
+TESTS = DEVICE_TESTS + GROUP_TESTS
+
+FOLDER = "report/performance"
+"""Folder in a run folder where each rank leaves its own results, as rank_<r>.json."""
+FILE = "report/performance.json"
+"""What rank 0 gathered; absent where the tests ended early."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What the workers shall measure; `config/preflight.json` of their run."""
+
+    tests: tuple[str, ...] = TESTS
+    """Names from TESTS, run in that order."""
+    sizes_bytes: tuple[int, ...]
+    """Sizes of the collectives, by the convention of nccl-tests the bytes of the largest side."""
+    pair_bytes: int
+    """Message of the pair scan."""
+    gemm_size: int
+    """M, N and K."""
+    dtype: Dtype = "bf16"
+    """Of the matrix product; collectives and memory use fp32."""
+    is_quick: bool = False
+    """Whether short times and small arrays do, at the price of noise."""
+    timeout_s: float = 120.0
+    """Limit of each test, and of the ranks' meeting."""
+    last_level_cache_bytes: int | None = None
+    """Of a device, from its profile; None has the test look, or take the largest known."""
+
+
+class Timing(Struct, frozen=True, kw_only=True):
+    """Times of one call, in seconds."""
+
+    n: int
+    """Samples."""
+    calls: int = 1
+    """Calls in each sample: more than one where a single call is too short for the clock."""
+    median_s: float
+    p5_s: float
+    p95_s: float
+    min_s: float
+    max_s: float
+    mad_s: float
+    """Median absolute deviation from the median."""
+    wall_median_s: float | None = None
+    """By the host's clock over the whole loop; its distance from the device's is launch overhead."""
+    is_settled: bool = True
+    """Whether the warm-up ended in steady times rather than at its limit."""
+
+
+class Figure(Struct, frozen=True, kw_only=True):
+    """The result of one test on one device."""
+
+    test: str
+    """``sanity``, ``gemm_bf16``, ``memory_copy``, ``memory_triad``, ``host_to_device``: as in a profile's floors."""
+    value: float | None = None
+    """None where it could not be measured."""
+    unit: str = ""
+    convention: str = ""
+    """What was counted, and on which data: ``2MNK / median, M=N=K=8192, normal random, 3 rotating sets``."""
+    timing: Timing | None = None
+    wrong: int = 0
+    """Elements of the result that are not what they must be."""
+    problem: str = ""
+    """Why there is no value, or what is wrong with it."""
+
+
+class Wrong(Struct, frozen=True, kw_only=True):
+    """Elements that a rank received and that are not what they must be."""
+
+    rank: int
+    """Global rank of the receiver."""
+    source: int | None = None
+    """Global rank that they came from; None for a sum, which comes from all."""
+    count: int
+
+
+class Collective(Struct, frozen=True, kw_only=True):
+    """One collective operation of one size in one group, by the conventions of nccl-tests."""
+
+    operation: str
+    """``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, ``send_recv``."""
+    scope: Scope
+    ranks: tuple[int, ...]
+    """Global ranks of the group."""
+    size_bytes: int
+    """Bytes of the largest side, as measured: rounded to whole elements for every rank."""
+    iterations: int = 0
+    time_s: float | None = None
+    """Of the slowest rank."""
+    rank_times_s: tuple[float, ...] = ()
+    algbw_gb_per_s: float | None = None
+    busbw_gb_per_s: float | None = None
+    """None for a single rank, where it has no meaning."""
+    wrong: tuple[Wrong, ...] = ()
+    problem: str = ""
+    """Why there is no time: ``not offered by gloo``, ``single rank``."""
+
+
+class Pair(Struct, frozen=True, kw_only=True):
+    """Two ranks that sent to each other at once."""
+
+    first: int
+    second: int
+    """Global ranks."""
+    round: int
+    """Pairs of a round ran at the same time."""
+    between_nodes: bool
+    size_bytes: int
+    gb_per_s: float | None = None
+    """Per direction."""
+    wrong: int = 0
+    problem: str = ""
+
+
+class RankResult(Struct, frozen=True, kw_only=True):
+    """What one rank measured by itself, and where it stands."""
+
+    rank: int
+    local_rank: int
+    node: int
+    """Number of its node, from 0."""
+    host: str
+    device: str
+    """``cuda:3`` or ``cpu``."""
+    device_name: str
+    figures: tuple[Figure, ...] = ()
+    problem: str = ""
+    """Why its tests ended early."""
+
+
+class Results(Struct, frozen=True, kw_only=True):
+    """All that the workers of a run measured; parts are missing where they ended early."""
+
+    asked: Asked
+    world_size: int
+    backend: str = ""
+    """``nccl`` or ``gloo``."""
+    libraries: dict[str, str] = {}
+    """Versions by name: torch, nccl, cuda, hip."""
+    ranks: tuple[RankResult, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    duration_s: float | None = None
+    problem: str = ""
+    """Why the tests ended early; empty where all were done."""
