@@ -14,7 +14,7 @@ from primus.preflight.finding import Finding
 CONFIG_FILE = "config/preflight.json"
 """Where the workers of a run find what they are asked to measure."""
 
-__all__ = ["CONFIG_FILE", "Asked", "Results", "Thresholds", "asked", "findings", "read", "thresholds"]
+__all__ = ["CONFIG_FILE", "Asked", "Results", "Thresholds", "demanded", "findings", "plan", "read"]
 
 
 class Thresholds(Struct, frozen=True, kw_only=True):
@@ -31,12 +31,12 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     """Of each device, 1e9 B."""
 
 
-def asked(facts: Facts, thresholds: Thresholds, *, is_quick: bool, timeout_s: float = 120.0) -> Asked:
+def plan(facts: Facts, thresholds: Thresholds, *, is_quick: bool, timeout_s: float = 120.0) -> Asked:
     """What to measure on machines like the one of `facts`."""
     raise NotImplementedError
 
 
-def thresholds(environ: Mapping[str, str], given: Thresholds) -> Thresholds:
+def demanded(environ: Mapping[str, str], given: Thresholds) -> Thresholds:
     """`given`, completed from the existing system's PRIMUS_PREFLIGHT_MIN_TFLOPS and _MIN_FREE_MEM_GB.
 
     Raises:
