@@ -5,6 +5,7 @@ Times are seconds, sizes bytes, rates 1e9 B/s (GB/s) or 1e12 FLOP/s (TFLOP/s).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
@@ -17,10 +18,8 @@ DEVICE_TESTS = ("sanity", "gemm", "memory", "host_copy")
 GROUP_TESTS = ("collectives", "pairs")
 TESTS = DEVICE_TESTS + GROUP_TESTS
 
-FOLDER = "report/performance"
-"""Folder in a run folder where each rank leaves its own results, as rank_<r>.json."""
 FILE = "report/performance.json"
-"""What rank 0 gathered; absent where the tests ended early."""
+"""What rank 0 gathered, in the run folder; absent where the tests ended early."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -58,8 +57,8 @@ class Timing(Struct, frozen=True, kw_only=True):
     max_s: float
     mad_s: float
     """Median absolute deviation from the median."""
-    wall_median_s: float | None = None
-    """By the host's clock over the whole loop; its distance from the device's is launch overhead."""
+    wall_s: float | None = None
+    """Mean of one call by the host's clock; its distance from the device's is launch overhead."""
     is_settled: bool = True
     """Whether the warm-up ended in steady times rather than at its limit."""
 
@@ -145,6 +144,14 @@ class RankResult(Struct, frozen=True, kw_only=True):
     """Why its tests ended early."""
 
 
+class Part(Struct, frozen=True, kw_only=True):
+    """What one rank has to tell: its own results, and those of the groups that it leads."""
+
+    rank: RankResult
+    collectives: tuple[Collective, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+
+
 class Results(Struct, frozen=True, kw_only=True):
     """All that the workers of a run measured; parts are missing where they ended early."""
 
@@ -160,3 +167,25 @@ class Results(Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
     problem: str = ""
     """Why the tests ended early; empty where all were done."""
+
+
+def part_file(rank: int) -> str:
+    """Where a rank leaves its part, in the run folder."""
+    return f"report/performance/rank_{rank}.json"
+
+
+def gathered(asked: Asked, world_size: int, parts: Iterable[Part]) -> Results:
+    """The results of all ranks in order; `problem` names the ranks that are missing, or what ended the tests."""
+    told = sorted(parts, key=lambda part: part.rank.rank)
+    missing = sorted(set(range(world_size)) - {part.rank.rank for part in told})
+    problems = [f"rank {part.rank.rank}: {part.rank.problem}" for part in told if part.rank.problem]
+    if missing:
+        problems.append(f"no results of rank {', '.join(map(str, missing))}")
+    return Results(
+        asked=asked,
+        world_size=world_size,
+        ranks=tuple(part.rank for part in told),
+        collectives=tuple(collective for part in told for collective in part.collectives),
+        pairs=tuple(pair for part in told for pair in part.pairs),
+        problem="; ".join(problems),
+    )

@@ -1,0 +1,1 @@
+"""Measure devices and what connects them; the only part of preflight and of benchmarks that needs torch."""

@@ -1,0 +1,159 @@
+"""How fast a device's memory is, and the ways between memories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from primus.machine.measured import Figure
+from primus.measure.timing import Clock, Effort, measure
+
+SCALAR = 0.4
+"""BabelStream's, as are the operations, their names and what counts as moved (UoB-HPC/BabelStream, README)."""
+CACHES_IN_ARRAY = 4
+"""Arrays are at least this many times the last-level cache (STREAM's rule, cs.virginia.edu/stream/ref.html)."""
+CHECKED_AT_ONCE = 2**24
+"""Elements that a check converts to fp64 at a time."""
+
+
+class Arrays(NamedTuple):
+    """a and b are read, c is written; `total` holds the result of dot."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    c: torch.Tensor
+    total: torch.Tensor
+
+
+class Kernel(NamedTuple):
+    """One of BabelStream's operations."""
+
+    arrays_moved: int
+    """Bytes moved, in sizes of an array."""
+    formula: str
+    run: Callable[[Arrays], object]
+    expected: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """What c must be, from a and b."""
+
+
+KERNELS: dict[str, Kernel] = {
+    "copy": Kernel(2, "c = a", lambda x: x.c.copy_(x.a), lambda a, b: a),
+    "mul": Kernel(2, "c = s b", lambda x: torch.mul(x.b, SCALAR, out=x.c), lambda a, b: SCALAR * b),
+    "add": Kernel(3, "c = a + b", lambda x: torch.add(x.a, x.b, out=x.c), lambda a, b: a + b),
+    "triad": Kernel(
+        3, "c = a + s b", lambda x: torch.add(x.a, x.b, alpha=SCALAR, out=x.c), lambda a, b: a + SCALAR * b
+    ),
+    "dot": Kernel(2, "sum a b", lambda x: torch.dot(x.a, x.b, out=x.total), lambda a, b: a * b),
+}
+
+
+def run(
+    device: torch.device,
+    clock: Clock,
+    effort: Effort,
+    *,
+    cache_bytes: int,
+    max_bytes: int,
+    kernels: Mapping[str, Kernel] = KERNELS,
+) -> Iterator[Figure]:
+    """GB/s of each kernel, on arrays of fp32.
+
+    Args:
+        cache_bytes: Last-level cache of the device.
+        max_bytes: Limit of the memory for the three arrays.
+        kernels: What is measured.
+    """
+    arrays = allocate(device, array_elements(cache_bytes, max_bytes))
+    array_bytes = arrays.a.nbytes
+    for name, kernel in kernels.items():
+        arrays.c.fill_(float("nan"))
+        timing = measure(lambda kernel=kernel: kernel.run(arrays), clock, effort)  # type: ignore[misc]
+        wrong = wrong_elements(name, kernel, arrays)
+        yield Figure(
+            test=f"memory_{name}",
+            value=kernel.arrays_moved * array_bytes / timing.median_s / 1e9,
+            unit="GB/s",
+            convention=f"{kernel.arrays_moved}N / median time, {kernel.formula}, fp32 normal random, arrays of N = "
+            f"{array_bytes / 2**20:.0f} MiB, last-level cache {cache_bytes / 2**20:.0f} MiB"
+            + ("" if array_bytes >= CACHES_IN_ARRAY * cache_bytes else ": partly a figure of the cache"),
+            timing=timing,
+            wrong=wrong,
+            problem=f"{wrong} elements are wrong" if wrong else "",
+        )
+
+
+def array_elements(cache_bytes: int, max_bytes: int) -> int:
+    """Elements of an array: enough to outrun the cache where three of them fit into `max_bytes`."""
+    wanted = max(CACHES_IN_ARRAY * cache_bytes, 256 * 2**20)  # BabelStream's default array where caches are small
+    return max(1, min(wanted, max_bytes // 3) // 4)
+
+
+def allocate(device: torch.device, num_elements: int) -> Arrays:
+    """Arrays of random values: zeros would flatter the device."""
+    generator = torch.Generator(device).manual_seed(0)
+    a = torch.empty(num_elements, device=device).normal_(generator=generator)
+    b = torch.empty(num_elements, device=device).normal_(generator=generator)
+    return Arrays(a, b, torch.empty_like(a), torch.full((), float("nan"), device=device))
+
+
+def wrong_elements(name: str, kernel: Kernel, arrays: Arrays) -> int:
+    """Elements of the result that are not what fp64 gives, up to the rounding of fp32; all of them are looked at."""
+    resolution = torch.finfo(torch.float32).eps
+    wrong, total, size = 0, 0.0, 0.0
+    for begin in range(0, len(arrays.a), CHECKED_AT_ONCE):
+        part = slice(begin, begin + CHECKED_AT_ONCE)
+        a, b = arrays.a[part].double(), arrays.b[part].double()
+        expected = kernel.expected(a, b)
+        if name == "dot":
+            total, size = total + float(expected.sum()), size + float(expected.abs().sum())
+            continue
+        near = (arrays.c[part].double() - expected).abs() <= 4 * resolution * (a.abs() + b.abs())
+        wrong += int((~near).sum())
+    if name == "dot":  # sums of a library go by blocks; a thousandth of the absolute sum is far above their error
+        wrong = int(not abs(float(arrays.total) - total) <= 1e-3 * size)
+    return wrong
+
+
+def host_copies(device: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> Iterator[Figure]:
+    """GB/s between the device and page-locked host memory, one way at a time."""
+    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).random_()
+    there = torch.empty_like(host, device=device)
+    back = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    for name, target, source in (("host_to_device", there, host), ("device_to_host", back, there)):
+        yield _copy(name, target, source, clock, effort, "pinned")
+
+
+def peer_copy(device: torch.device, peer: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> Figure:
+    """GB/s from `device` to the memory of `peer`."""
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
+    target = torch.empty(num_bytes, dtype=torch.uint8, device=peer)
+    return _copy("peer_copy", target, source, clock, effort, f"{device} to {peer}, all devices of the node at once")
+
+
+def _copy(name: str, target: torch.Tensor, source: torch.Tensor, clock: Clock, effort: Effort, how: str) -> Figure:
+    timing = measure(lambda: target.copy_(source, non_blocking=True), clock, effort)
+    wrong = int((target != source.to(target.device)).sum())
+    return Figure(
+        test=name,
+        value=source.nbytes / timing.median_s / 1e9,
+        unit="GB/s",
+        convention=f"N / median time, N = {source.nbytes / 2**20:.0f} MiB, {how}",
+        timing=timing,
+        wrong=wrong,
+        problem=f"{wrong} bytes are wrong" if wrong else "",
+    )
+
+
+def host_cache_bytes(root: Path = Path("/")) -> int:
+    """Size of the first processor's last-level cache; 32 MiB where the kernel does not say."""
+    sizes = {}
+    for index in root.glob("sys/devices/system/cpu/cpu0/cache/index*"):
+        try:
+            level = int((index / "level").read_text())
+            sizes[level] = int((index / "size").read_text().strip().removesuffix("K")) * 1024
+        except (OSError, ValueError):
+            continue
+    return sizes[max(sizes)] if sizes else 32 * 2**20
