@@ -75,6 +75,8 @@ class Device(Struct, frozen=True, kw_only=True):
     hive: str | None = None
     """Id of the xGMI hive: cards of one hive are linked directly."""
     numa_node: int | None = None
+    pci_path: tuple[str, ...] = ()
+    """Host bridge, bridges and the device itself (see `topology.pci_path`); empty where it is not known."""
     pcie: PcieLink = PcieLink()
     firmware: dict[str, str] = {}
     """Version by firmware: ``vbios``, ``mec``, ``sdma``."""
@@ -160,6 +162,8 @@ class RdmaDevice(Struct, frozen=True, kw_only=True):
     """Network interface of the same function."""
     bdf: str | None = None
     numa_node: int | None = None
+    pci_path: tuple[str, ...] = ()
+    """Host bridge, bridges and the device itself (see `topology.pci_path`); empty where it is not known."""
     ports: tuple[RdmaPort, ...] = ()
 
 

@@ -1,0 +1,255 @@
+"""How the cards and network adapters of a machine are connected: a word for each pair, and what is odd about it.
+
+The words are those that users of `nvidia-smi topo -m` know, and XGMI for a direct link of two AMD cards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+from typing import Literal
+
+from msgspec import Struct
+
+from primus.machine.facts import Device, Facts, Link, RdmaDevice
+from primus.machine.tree import Tree
+
+WORDS = {
+    "X": "the device itself",
+    "XGMI": "direct xGMI link",
+    "NV#": "# direct NVLinks (NV where their number is not known)",
+    "PIX": "at most one PCIe switch between",
+    "PXB": "several PCIe switches between",
+    "PHB": "a PCIe host bridge between, which is the processor",
+    "NODE": "host bridges of one NUMA node between",
+    "SYS": "the interconnect of NUMA nodes between",
+    "?": "not known",
+}
+"""Meaning of each word, from near to far."""
+
+NEAR = ("PIX", "PXB", "PHB")
+"""Words for two devices below one PCIe host bridge."""
+
+
+class End(Struct, frozen=True, kw_only=True):
+    """A card or a network adapter."""
+
+    name: str
+    """``GPU0``, ``mlx5_0``."""
+    kind: Literal["gpu", "nic"]
+    bdf: str | None = None
+    numa_node: int | None = None
+    pci_path: tuple[str, ...] = ()
+    is_up: bool = True
+    detail: str = ""
+    """Of an adapter: its rate and kind, or why it is down."""
+
+
+class Topology(Struct, frozen=True, kw_only=True):
+    """The relation of every two ends."""
+
+    ends: tuple[End, ...] = ()
+    """Cards in their order, then adapters."""
+    matrix: tuple[tuple[str, ...], ...] = ()
+    """A word for each pair of `ends`."""
+    islands: tuple[tuple[int, ...], ...] = ()
+    """Cards that reach each other over direct links, by index."""
+    warnings: tuple[str, ...] = ()
+
+    def word(self, first: str, second: str) -> str:
+        """Relation of two ends by name."""
+        names = [end.name for end in self.ends]
+        return self.matrix[names.index(first)][names.index(second)]
+
+
+def topology(facts: Facts) -> Topology:
+    """Relations of the devices of `facts`; by NUMA node where their PCI paths are not known."""
+    ends = (*map(_card, facts.devices), *_adapters(facts))
+    direct = {frozenset((f"GPU{link.first}", f"GPU{link.second}")): link for link in direct_links(facts)}
+    matrix = tuple(tuple(_relation(a, b, direct) for b in ends) for a in ends)
+    return Topology(ends=ends, matrix=matrix, islands=_islands(facts), warnings=tuple(_warnings(facts, ends)))
+
+
+def direct_links(facts: Facts) -> list[Link]:
+    """The xGMI and NVLink connections, one for each pair of cards."""
+    links = {
+        tuple(sorted((link.first, link.second))): link
+        for link in facts.links
+        if link.kind != "pcie" and link.first != link.second
+    }
+    return [links[pair] for pair in sorted(links)]
+
+
+def word_of(link: Link) -> str:
+    """The word for a direct link: ``XGMI``, ``NV18``."""
+    return "XGMI" if link.kind == "xgmi" else f"NV{link.num_links or ''}"
+
+
+def pci_path(tree: Tree, bdf: str) -> tuple[str, ...]:
+    """Host bridge, bridges and the device: ``("pci0000:00", "0000:00:01.0", "0000:05:00.0")``; empty if not known."""
+    try:
+        parts = (tree.root / "sys/bus/pci/devices" / bdf).readlink().parts
+    except OSError:
+        return ()
+    roots = [i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part]
+    return parts[roots[0] :] if roots else ()
+
+
+def expected_partitions(facts: Facts, device: Device) -> int:
+    """How many partitions `device` should have: as many as any card of its model and mode."""
+    kind = (device.model, device.device_id, device.partition_mode)
+    return max(len(d.partitions) for d in facts.devices if (d.model, d.device_id, d.partition_mode) == kind)
+
+
+def degraded(device: Device) -> str:
+    """What the PCIe link of a card lacks now: ``x8 of x16``, ``16 of 32 GT/s``; empty where it lacks nothing."""
+    link = device.pcie
+    lacks = []
+    if link.width and link.max_width and link.width < link.max_width:
+        lacks.append(f"x{link.width} of x{link.max_width}")
+    if link.speed_gts and link.max_speed_gts and link.speed_gts < link.max_speed_gts:
+        lacks.append(f"{link.speed_gts:g} of {link.max_speed_gts:g} GT/s")
+    return ", ".join(lacks)
+
+
+def _card(device: Device) -> End:
+    return End(
+        name=f"GPU{device.index}",
+        kind="gpu",
+        bdf=device.bdf,
+        numa_node=_node(device.numa_node),
+        pci_path=device.pci_path,
+    )
+
+
+def _adapters(facts: Facts) -> Iterator[End]:
+    """RDMA devices, then network interfaces with a device of their own that is none of those."""
+    for rdma in facts.rdma:
+        is_up = any(port.is_active for port in rdma.ports)
+        yield End(
+            name=rdma.name,
+            kind="nic",
+            bdf=rdma.bdf,
+            numa_node=_node(rdma.numa_node),
+            pci_path=rdma.pci_path,
+            is_up=is_up,
+            detail=_rate(rdma) if is_up else _why_down(rdma),
+        )
+    known = {rdma.interface for rdma in facts.rdma} | {rdma.bdf for rdma in facts.rdma}
+    for interface in facts.interfaces:
+        if (
+            interface.bdf
+            and interface.kind in ("ethernet", "infiniband")
+            and not known & {interface.name, interface.bdf}
+        ):
+            speed = f"{interface.speed_mbps / 1000:g} Gb/s " if interface.speed_mbps else ""
+            is_up = interface.state != "down"
+            yield End(
+                name=interface.name,
+                kind="nic",
+                bdf=interface.bdf,
+                numa_node=_node(interface.numa_node),
+                is_up=is_up,
+                detail=f"{speed}{interface.kind}" if is_up else "down",
+            )
+
+
+def _rate(rdma: RdmaDevice) -> str:
+    port = next(port for port in rdma.ports if port.is_active)
+    layer = "RoCE" if port.link_layer == "Ethernet" else port.link_layer
+    return f"{port.rate_gbps:g} Gb/s {layer}" if port.rate_gbps else layer
+
+
+def _why_down(rdma: RdmaDevice) -> str:
+    states = {f"{port.state.lower()}, {port.physical_state}" for port in rdma.ports}
+    return "; ".join(sorted(states)) or "no port"
+
+
+def _node(number: int | None) -> int | None:
+    """A NUMA node; the kernel's -1 is none."""
+    return None if number is None or number < 0 else number
+
+
+def _relation(first: End, second: End, direct: dict[frozenset[str], Link]) -> str:
+    if first is second:
+        return "X"
+    link = direct.get(frozenset((first.name, second.name)))
+    if link:
+        return word_of(link)
+    shared = _num_shared(first.pci_path, second.pci_path)
+    if shared == 1:
+        return "PHB"
+    if shared > 1:
+        # Two ports of one switch: a downstream port and the device remain of each path.
+        below = max(len(first.pci_path), len(second.pci_path)) - shared
+        return "PIX" if below <= 2 else "PXB"
+    if first.numa_node is None or second.numa_node is None:
+        return "?"
+    return "NODE" if first.numa_node == second.numa_node else "SYS"
+
+
+def _num_shared(first: tuple[str, ...], second: tuple[str, ...]) -> int:
+    """How many parts two PCI paths have in common from the host bridge on."""
+    for i, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return i
+    return min(len(first), len(second))
+
+
+def _islands(facts: Facts) -> tuple[tuple[int, ...], ...]:
+    groups: list[set[int]] = []
+    for link in direct_links(facts):
+        pair = {link.first, link.second}
+        touched = [group for group in groups if group & pair]
+        groups = [group for group in groups if not group & pair] + [pair.union(*touched)]
+    return tuple(sorted(tuple(sorted(group)) for group in groups))
+
+
+def _warnings(facts: Facts, ends: tuple[End, ...]) -> Iterator[str]:
+    yield from _missing_links(facts)
+    yield from _few_bricks(facts)
+    for device in facts.devices:
+        expected = expected_partitions(facts, device)
+        if len(device.partitions) < expected:
+            yield f"GPU{device.index} has {len(device.partitions)} of {expected} partitions"
+        if degraded(device):
+            yield f"GPU{device.index} has a PCIe link below its best: {degraded(device)}"
+    yield from _numa_gaps(ends)
+    for end in ends:
+        if not end.is_up:
+            yield f"{end.name} is down" + (f" ({end.detail})" if end.detail != "down" else "")
+
+
+def _missing_links(facts: Facts) -> Iterator[str]:
+    linked = {frozenset((link.first, link.second)) for link in direct_links(facts)}
+    for hive in sorted({device.hive for device in facts.devices if device.hive}):
+        members = [device.index for device in facts.devices if device.hive == hive]
+        missing = [pair for pair in combinations(members, 2) if frozenset(pair) not in linked]
+        if missing:
+            yield f"no xGMI link within one hive: {_pairs(missing)}"
+
+
+def _few_bricks(facts: Facts) -> Iterator[str]:
+    """Pairs with fewer NVLinks than the others have."""
+    bricks = {(link.first, link.second): link.num_links for link in direct_links(facts) if link.num_links}
+    usual = max(bricks.values(), default=0)
+    fewer = [pair for pair, number in bricks.items() if number < usual]
+    if fewer:
+        yield f"fewer than {usual} NVLinks: {_pairs(fewer)}"
+
+
+def _numa_gaps(ends: tuple[End, ...]) -> Iterator[str]:
+    cards = [end for end in ends if end.kind == "gpu"]
+    places = {end.numa_node for end in ends if end.kind == "nic"} - {None}
+    lost = [end.name for end in ends if end.numa_node is None]
+    if lost and len(lost) < len(ends):
+        yield f"NUMA node not known: {', '.join(lost)}"
+    without = Counter(end.numa_node for end in cards if end.numa_node is not None and end.numa_node not in places)
+    if places:
+        for node, number in sorted(without.items(), key=str):
+            yield f"NUMA node {node} has {number} GPU{'s' * (number > 1)} and no network adapter"
+
+
+def _pairs(pairs: Iterable[tuple[int, int]]) -> str:
+    return ", ".join(f"GPU{a}-GPU{b}" for a, b in pairs)
