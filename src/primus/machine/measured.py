@@ -14,7 +14,7 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 Scope = Literal["node", "all"]
 """Processes of each node among themselves, or all processes of all nodes."""
 
-DEVICE_TESTS = ("sanity", "gemm", "memory", "host_copy")
+DEVICE_TESTS = ("sanity", "gemm", "memory", "copies")
 GROUP_TESTS = ("collectives", "pairs")
 TESTS = DEVICE_TESTS + GROUP_TESTS
 
@@ -189,3 +189,19 @@ def gathered(asked: Asked, world_size: int, parts: Iterable[Part]) -> Results:
         pairs=tuple(pair for part in told for pair in part.pairs),
         problem="; ".join(problems),
     )
+
+
+def rounds(n: int) -> list[list[tuple[int, int]]]:
+    """Rounds of pairs that can run at once, in which each two of `n` members meet exactly once.
+
+    The circle method: member 0 stays, the others move on by one place a round; where `n` is odd, the one that meets
+    the empty place rests. n - 1 rounds, n where it is odd.
+    """
+    places: list[int | None] = [*range(n), *([None] if n % 2 else [])]
+    found = []
+    for _ in range(len(places) - 1):
+        half = len(places) // 2
+        facing = zip(places[:half], reversed(places[half:]), strict=True)
+        found.append([(min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None])
+        places = [places[0], places[-1], *places[1:-1]]
+    return found if n > 1 else []

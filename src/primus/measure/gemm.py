@@ -61,7 +61,7 @@ def run(
         unit="TFLOP/s",
         convention=f"2MNK / median time, M=N=K={size}, {dtype} in and out, not transposed, normal random, seed {SEED}, "
         f"steady, {len(sets)} rotating sets of operands in {rotated_bytes / 2**20:.0f} MiB, last-level cache "
-        f"{cache_bytes / 2**20:.0f} MiB",
+        f"{cache_bytes / 2**20:.0f} MiB" + ("" if rotated_bytes > cache_bytes else ": partly a figure of the cache"),
         timing=timing,
         wrong=wrong,
         problem=f"{wrong} elements differ from the product in fp64" if wrong else "",

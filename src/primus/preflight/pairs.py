@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -11,7 +12,8 @@ BELOW_MEDIAN = 0.05
 """Relative distance below the median that is conspicuous (microsoft/superbenchmark's variance rule; ROCm/cvs uses the
 same 5 % for dips over sizes)."""
 ROBUST_Z = 3.5
-"""Modified z-score beyond which a value is an outlier (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993)."""
+"""Modified z-score beyond which a value is an outlier (Iglewicz and Hoaglin, How to Detect and Handle
+Outliers, 1993)."""
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of normal values in units of their median absolute deviation (the same source)."""
 
@@ -27,32 +29,16 @@ class Result(NamedTuple):
     """None where the pair did not work; a number otherwise, larger is better."""
 
 
-def rounds(n: int) -> list[list[tuple[int, int]]]:
-    """Rounds of pairs that can run at once, in which each two of `n` members meet exactly once.
+def bad_pairs(results: Iterable[Result], floor: float | None = None, below: float = BELOW_MEDIAN) -> list[Result]:
+    """Results that failed, or are below `floor`, or more than `below` under what is usual.
 
-    The circle method: member 0 stays, the others move on by one place a round; where `n` is odd, the one that meets
-    the empty place rests. n - 1 rounds, n where it is odd.
-    """
-    places: list[int | None] = [*range(n), *([None] if n % 2 else [])]
-    found = []
-    for _ in range(len(places) - 1):
-        half = len(places) // 2
-        facing = zip(places[:half], reversed(places[half:]), strict=True)
-        found.append([(min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None])
-        places = [places[0], places[-1], *places[1:-1]]
-    return found if n > 1 else []
-
-
-def bad_pairs(results: Iterable[Result], floor: float | None = None) -> set[Result]:
-    """Results that failed, or are below `floor`, or below the median of all by more than 5 %.
-
-    The median of the better half of the pairs is the measure: with few members, one bad one spoils most pairs.
+    Usual is the median of the better half of the pairs: where members are few, one bad one spoils most pairs.
     """
     results = list(results)
     values = sorted((result.value for result in results if result.value is not None), reverse=True)
-    usual = statistics.median(values[: (len(values) + 1) // 2]) if values else 0.0
-    least = max(floor or 0.0, usual * (1 - BELOW_MEDIAN))
-    return {result for result in results if result.value is None or result.value < least}
+    usual = statistics.median_high(values[: (len(values) + 1) // 2]) if values else 0.0
+    least = max(floor or 0.0, usual * (1 - below))
+    return [result for result in results if result.value is None or result.value < least]
 
 
 def blame(results: Iterable[Result], bad: Iterable[Result]) -> list[Hashable]:
@@ -104,9 +90,7 @@ def dips(by_size: Mapping[int, float], drop: float = BELOW_MEDIAN) -> list[tuple
     """Neighbouring sizes of which the larger has a bandwidth lower by more than `drop`."""
     sizes = sorted(by_size)
     return [
-        (small, large)
-        for small, large in zip(sizes, sizes[1:], strict=False)
-        if by_size[large] < by_size[small] * (1 - drop)
+        (small, large) for small, large in itertools.pairwise(sizes) if by_size[large] < by_size[small] * (1 - drop)
     ]
 
 

@@ -1,0 +1,353 @@
+"""How fast and how right processes communicate, by the conventions of nccl-tests.
+
+S is the bytes of the largest side, n the ranks, t the time of the slowest rank: algbw = S / t, and busbw = algbw times
+a factor of the operation, which makes it comparable with the speed of a link (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from msgspec import structs
+
+from primus.machine.measured import Collective, Scope, Wrong
+from primus.measure.timing import Clock, clock_of
+
+DTYPE = torch.float32
+ITEM_BYTES = 4
+WARM_UP_CALLS = 5
+CALLS = 20
+CALLS_OF_SMALL = 100
+SMALL_BYTES = 2**20
+"""nccl-tests' defaults are 5 and 20; what takes microseconds is called more often."""
+FEWEST_CALLS = 2
+CHUNK = 2**24
+"""Elements that are filled or checked at a time."""
+CODES = 8191
+"""A prime: codes of different ranks differ, and fp32 holds each exactly."""
+
+
+class Group(NamedTuple):
+    """Processes that measure together."""
+
+    scope: Scope
+    ranks: tuple[int, ...]
+    """Global ranks."""
+    member: int
+    """Number of this process among them."""
+    device: torch.device
+    handle: dist.ProcessGroup | None
+    """None where there is one process only."""
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+class Buffers(NamedTuple):
+    """What one rank sends and receives."""
+
+    send: torch.Tensor
+    receive: torch.Tensor
+
+
+Launch = Callable[[Buffers, Group], None]
+Rank = int | torch.Tensor
+Values = Callable[[torch.Tensor], torch.Tensor]
+"""Values of elements from their indices."""
+
+
+class Operation(NamedTuple):
+    """A collective operation; `send` and `expected` describe buffers of `share` elements a rank."""
+
+    bus_factor: Callable[[int], float]
+    sends_all: bool
+    """Whether a rank sends S bytes rather than its share S / n."""
+    receives_all: bool
+    launch: Launch
+    send: Callable[[int, int, int], Values]
+    """By rank, number of ranks and elements of a share."""
+    expected: Callable[[int, int, int], Values]
+    source: Callable[[int, int], int | None] = lambda member, n: None
+    """Who sent all that a rank receives, where it was one; None where it was all of them."""
+    in_place: Callable[[int], bool] = lambda member: False
+    """Whether a member's contribution is in the buffer where it receives: torch offers no other way."""
+    by_share: bool = False
+    """Whether the i-th share of what is received came from rank i."""
+
+
+def code(source: Rank, destination: Rank, index: torch.Tensor) -> torch.Tensor:
+    """A small integer that tells who sent it, to whom, and which element it is."""
+    return (source * 61 + destination * 31 + index) % CODES
+
+
+def term(rank: int, index: torch.Tensor) -> torch.Tensor:
+    """A rank's contribution to a sum: small integers, so that sums are exact in fp32 for any number of ranks."""
+    return _weight(rank) * (index % 5 + 1)
+
+
+def _weight(rank: int) -> int:
+    return rank % 16 + 1
+
+
+def _sum(n: int, index: torch.Tensor) -> torch.Tensor:
+    return sum(map(_weight, range(n))) * (index % 5 + 1)
+
+
+def _all_reduce(buffers: Buffers, group: Group) -> None:
+    dist.all_reduce(buffers.receive, group=group.handle)
+
+
+def _all_gather(buffers: Buffers, group: Group) -> None:
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
+    gather(buffers.receive, buffers.send, group=group.handle)
+
+
+def _reduce_scatter(buffers: Buffers, group: Group) -> None:
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    scatter(buffers.receive, buffers.send, group=group.handle)
+
+
+def _all_to_all(buffers: Buffers, group: Group) -> None:
+    dist.all_to_all_single(buffers.receive, buffers.send, group=group.handle)
+
+
+def _broadcast(buffers: Buffers, group: Group) -> None:
+    dist.broadcast(buffers.receive, group.ranks[0], group=group.handle)
+
+
+def _send_recv(buffers: Buffers, group: Group) -> None:
+    exchange(buffers, group, group.member + 1, group.member - 1)
+
+
+def exchange(buffers: Buffers, group: Group, to: int, of: int) -> None:
+    """Send to one member of the group and receive from one, at once; members count in a circle."""
+    operations = [
+        dist.P2POp(dist.isend, buffers.send, group.ranks[to % group.size], group.handle),
+        dist.P2POp(dist.irecv, buffers.receive, group.ranks[of % group.size], group.handle),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def _all_but_own(n: int) -> float:
+    return (n - 1) / n
+
+
+def _whole(n: int) -> float:
+    return 1.0
+
+
+OPERATIONS: dict[str, Operation] = {
+    "all_reduce": Operation(
+        bus_factor=lambda n: 2 * (n - 1) / n,
+        sends_all=True,
+        receives_all=True,
+        launch=_all_reduce,
+        in_place=lambda member: True,
+        send=lambda rank, n, share: lambda i: term(rank, i),
+        expected=lambda rank, n, share: lambda i: _sum(n, i),
+    ),
+    "all_gather": Operation(
+        bus_factor=_all_but_own,
+        sends_all=False,
+        receives_all=True,
+        launch=_all_gather,
+        send=lambda rank, n, share: lambda i: code(rank, 0, i),
+        expected=lambda rank, n, share: lambda i: code(i // share, 0, i % share),
+        by_share=True,
+    ),
+    "reduce_scatter": Operation(
+        bus_factor=_all_but_own,
+        sends_all=True,
+        receives_all=False,
+        launch=_reduce_scatter,
+        send=lambda rank, n, share: lambda i: term(rank, i),
+        expected=lambda rank, n, share: lambda i: _sum(n, i + rank * share),
+    ),
+    "all_to_all": Operation(
+        bus_factor=_all_but_own,
+        sends_all=True,
+        receives_all=True,
+        launch=_all_to_all,
+        send=lambda rank, n, share: lambda i: code(rank, i // share, i % share),
+        expected=lambda rank, n, share: lambda i: code(i // share, rank, i % share),
+        by_share=True,
+    ),
+    "broadcast": Operation(
+        bus_factor=_whole,
+        sends_all=True,
+        receives_all=True,
+        launch=_broadcast,
+        in_place=lambda member: member == 0,
+        send=lambda rank, n, share: lambda i: code(rank, 0, i),
+        expected=lambda rank, n, share: lambda i: code(0, 0, i),
+        source=lambda member, n: 0,
+    ),
+    "send_recv": Operation(
+        bus_factor=_whole,
+        sends_all=True,
+        receives_all=True,
+        launch=_send_recv,
+        send=lambda rank, n, share: lambda i: code(rank, rank + 1, i),
+        expected=lambda rank, n, share: lambda i: code((rank - 1) % n, (rank - 1) % n + 1, i),
+        source=lambda member, n: (member - 1) % n,
+    ),
+}
+"""nccl-tests' operations that training uses; send_recv sends to the next rank, and counts one direction."""
+
+
+def algorithm_bandwidth(size_bytes: int, time_s: float) -> float:
+    """GB/s, 1e9 bytes."""
+    return size_bytes / time_s / 1e9
+
+
+def bus_bandwidth(operation: str, size_bytes: int, time_s: float, n: int) -> float | None:
+    """GB/s; None for a single rank, which has no bus."""
+    return algorithm_bandwidth(size_bytes, time_s) * OPERATIONS[operation].bus_factor(n) if n > 1 else None
+
+
+def rounded_bytes(size_bytes: int, n: int) -> int:
+    """`size_bytes` in whole elements for each of `n` ranks, at least one."""
+    return max(size_bytes // (ITEM_BYTES * n), 1) * ITEM_BYTES * n
+
+
+def run(name: str, size_bytes: int, group: Group, longest_s: float, launch: Launch | None = None) -> Collective:
+    """Measure one operation of one size; every member of `group` gets the same answer.
+
+    The first call, on fresh buffers, is the one that is checked: a sum that is reduced again and again grows. All
+    calls of the timed loop follow each other on one stream.
+
+    Args:
+        name: One of OPERATIONS.
+        size_bytes: Of the largest side, rounded to whole elements for each rank.
+        longest_s: Fewer calls where they would take longer.
+        launch: What is measured in place of the operation itself.
+    """
+    operation, n = OPERATIONS[name], group.size
+    size_bytes = rounded_bytes(size_bytes, n)
+    described = Collective(operation=name, scope=group.scope, ranks=group.ranks, size_bytes=size_bytes)
+    if n == 1:
+        return structs.replace(described, problem="single rank: there is nobody to communicate with")
+    launch = launch or operation.launch
+    buffers = fresh_buffers(operation, size_bytes, group)
+    try:
+        launch(buffers, group)
+    except RuntimeError as error:
+        if "support" not in str(error).lower():
+            raise
+        return structs.replace(described, problem=f"not offered by {dist.get_backend(group.handle)}: {error}")
+    wrong = _gathered_wrong(_wrong_by_source(operation, buffers, group), group)
+    calls = CALLS_OF_SMALL if size_bytes < SMALL_BYTES else CALLS
+    calls, times_s = timed(lambda: launch(buffers, group), group, WARM_UP_CALLS, calls, longest_s)
+    time_s = max(times_s)
+    return structs.replace(
+        described,
+        iterations=calls,
+        time_s=time_s,
+        rank_times_s=tuple(times_s),
+        algbw_gb_per_s=algorithm_bandwidth(size_bytes, time_s),
+        busbw_gb_per_s=bus_bandwidth(name, size_bytes, time_s, n),
+        wrong=tuple(wrong),
+    )
+
+
+def fresh_buffers(operation: Operation, size_bytes: int, group: Group) -> Buffers:
+    """Buffers before the first call; what is not sent by anyone holds -1."""
+    n, all_elements = group.size, size_bytes // ITEM_BYTES
+    share = all_elements // n
+
+    def empty(is_all: bool) -> torch.Tensor:
+        return torch.full((all_elements if is_all else share,), -1.0, dtype=DTYPE, device=group.device)
+
+    buffers = Buffers(empty(operation.sends_all), empty(operation.receives_all))
+    values = operation.send(group.member, n, share)
+    for begin, index in _chunks(buffers.send):
+        buffers.send[begin : begin + len(index)] = values(index).to(DTYPE)
+    if operation.in_place(group.member):
+        buffers.receive.copy_(buffers.send)
+    return buffers
+
+
+def count_wrong(received: torch.Tensor, expected: Values, begin: int = 0) -> int:
+    """Elements of `received`, whose first has the index `begin`, that differ from what was expected."""
+    wrong = 0
+    for offset, index in _chunks(received):
+        wrong += int((received[offset : offset + len(index)] != expected(index + begin).to(DTYPE)).sum())
+    return wrong
+
+
+def timed(
+    call: Callable[[], object], group: Group, warm_up_calls: int, calls: int, longest_s: float
+) -> tuple[int, list[float]]:
+    """Number of calls, the same on all ranks, and each rank's seconds of one of them."""
+    clock = clock_of(group.device)
+    warm_s = max(_loop(call, clock, warm_up_calls, group))
+    calls = max(FEWEST_CALLS, min(calls, math.ceil(longest_s / warm_s)))
+    return calls, _loop(call, clock, calls, group)
+
+
+def barrier(group: Group) -> None:
+    """Wait for all members."""
+    of_all(0.0, group)
+
+
+def of_all(value: float, group: Group) -> list[float]:
+    """The value of each member, in the order of the group."""
+    if group.size == 1:
+        return [value]
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    every = torch.empty(group.size, dtype=torch.float64, device=group.device)
+    gather(every, torch.tensor([value], dtype=torch.float64, device=group.device), group=group.handle)
+    return every.tolist()
+
+
+def _loop(call: Callable[[], object], clock: Clock, calls: int, group: Group) -> list[float]:
+    """Seconds of one of `calls` calls, of each rank; all begin together."""
+    barrier(group)
+    begun = time.perf_counter()
+    begin = clock.mark()
+    for _ in range(calls):
+        call()
+    end = clock.mark()
+    clock.synchronize()
+    wall_s = time.perf_counter() - begun
+    seconds = clock.seconds(begin, end)
+    return of_all((seconds if seconds > 0 else wall_s) / calls, group)
+
+
+def _wrong_by_source(operation: Operation, buffers: Buffers, group: Group) -> dict[int | None, int]:
+    """Wrong elements that this rank received, by the global rank of their source."""
+    n, received = group.size, buffers.receive
+    share_elements = max(len(buffers.send), len(received)) // n
+    expected = operation.expected(group.member, n, share_elements)
+    if operation.by_share:
+        parts = received.split(share_elements)
+        return {group.ranks[i]: count_wrong(part, expected, i * share_elements) for i, part in enumerate(parts)}
+    source = operation.source(group.member, n)
+    return {None if source is None else group.ranks[source]: count_wrong(received, expected)}
+
+
+def _gathered_wrong(own: dict[int | None, int], group: Group) -> list[Wrong]:
+    """What all ranks found, without those who found nothing."""
+    if not any(of_all(float(sum(own.values())), group)):
+        return []
+    every: list[dict[int | None, int] | None] = [None] * group.size
+    dist.all_gather_object(every, own, group=group.handle)
+    return [
+        Wrong(rank=rank, source=source, count=count)
+        for rank, found in zip(group.ranks, every, strict=True)
+        for source, count in (found or {}).items()
+        if count
+    ]
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Indices of the elements of `tensor`, part by part, with the first of each part."""
+    for begin in range(0, len(tensor), CHUNK):
+        yield begin, torch.arange(begin, min(begin + CHUNK, len(tensor)), device=tensor.device)

@@ -1,0 +1,85 @@
+"""How fast each two processes of a group exchange messages, many pairs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from primus.machine.measured import Pair
+from primus.measure import collectives
+from primus.measure.collectives import Buffers, Group
+from primus.measure.timing import clock_of
+
+WARM_UP_CALLS = 2
+CALLS = 10
+
+Exchange = Callable[[Buffers, Group, int], None]
+"""Sends to a member of the group and receives from it, at once."""
+
+
+def exchange(buffers: Buffers, group: Group, partner: int) -> None:
+    """One message each way."""
+    collectives.exchange(buffers, group, partner, partner)
+
+
+def run_round(
+    number: int,
+    meeting: Sequence[tuple[int, int]],
+    group: Group,
+    size_bytes: int,
+    *,
+    between_nodes: bool,
+    exchange: Exchange = exchange,
+) -> list[Pair]:
+    """Measure the pairs of one round; every member of `group` gets the same answer, the one that rests too.
+
+    Args:
+        number: Of the round, from 0.
+        meeting: Pairs of members of the group, without common members.
+        group: All processes of the scan.
+        size_bytes: Of each message.
+        between_nodes: Whether the members are on different nodes.
+        exchange: What is measured.
+    """
+    partners = dict(meeting) | {second: first for first, second in meeting}
+    collectives.barrier(group)
+    seconds, wrong = _measured(partners.get(group.member), group, size_bytes, exchange)
+    times_s, wrongs = collectives.of_all(seconds, group), collectives.of_all(float(wrong), group)
+    return [
+        Pair(
+            first=group.ranks[first],
+            second=group.ranks[second],
+            round=number,
+            between_nodes=between_nodes,
+            size_bytes=size_bytes,
+            gb_per_s=collectives.algorithm_bandwidth(size_bytes, max(times_s[first], times_s[second])),
+            wrong=int(wrongs[first] + wrongs[second]),
+        )
+        for first, second in meeting
+    ]
+
+
+def _measured(partner: int | None, group: Group, size_bytes: int, exchange: Exchange) -> tuple[float, int]:
+    """Seconds of one exchange with `partner`, and the elements of the first one that came wrong."""
+    if partner is None:
+        return 0.0, 0
+    index = torch.arange(size_bytes // collectives.ITEM_BYTES, device=group.device)
+    send = collectives.code(group.member, partner, index).to(collectives.DTYPE)
+    buffers = Buffers(send, torch.full_like(send, -1.0))
+    exchange(buffers, group, partner)
+    wrong = collectives.count_wrong(buffers.receive, lambda i: collectives.code(partner, group.member, i))
+    for _ in range(WARM_UP_CALLS):
+        exchange(buffers, group, partner)
+    return _seconds(lambda: exchange(buffers, group, partner), group), wrong
+
+
+def _seconds(call: Callable[[], object], group: Group) -> float:
+    clock = clock_of(group.device)
+    clock.synchronize()
+    begin = clock.mark()
+    for _ in range(CALLS):
+        call()
+    end = clock.mark()
+    clock.synchronize()
+    return max(clock.seconds(begin, end), 1e-9) / CALLS

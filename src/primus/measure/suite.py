@@ -1,0 +1,329 @@
+"""The tests of a preflight, as one rank runs them: its device, its node, all nodes, then each two of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import psutil
+import torch
+import torch.distributed as dist
+from msgspec import structs
+
+from primus.errors import EXIT_TIMED_OUT, PrimusError, UnfitError
+from primus.machine import measured
+from primus.machine.measured import Asked, Collective, Figure, Pair, Part, RankResult, Scope, rounds
+from primus.measure import collectives, gemm, memory, scan
+from primus.measure.collectives import Group
+from primus.measure.timing import FULL, QUICK, Effort, clock_of
+from primus.measure.watchdog import Watchdog
+from primus.report import table
+from primus.runs.attempt import Attempt
+from primus.runs.files import write_json
+
+LARGEST_CACHE_BYTES = 256 * 2**20
+"""Taken for a device that is not known: the Infinity Cache of AMD Instinct, the largest (AMD CDNA 3 white paper)."""
+QUICK_HOST_BYTES = 96 * 2**20
+"""For the arrays of one process on a CPU, where the tests shall be quick."""
+HOST_SHARE = 0.1
+"""Of the host's free memory, for the arrays of all its processes."""
+DEVICE_SHARE = 0.5
+"""Of a device's free memory."""
+SANITY_SIZES = {"cuda": 2048, "cpu": 256}
+COPY_BYTES = 256 * 2**20
+"""As TransferBench's acceptance test for AMD Instinct has it."""
+LONGEST_S = 10.0
+LONGEST_QUICK_S = 0.3
+"""Of the timed loop of one collective."""
+
+
+def run(attempt: Attempt, asked: Asked) -> None:
+    """Do all tests and leave the results in the run folder; rank 0 says how they go.
+
+    Each test has the time limit of `asked`. The process ends where one exceeds it, with what it was doing in the run's
+    error file and the results so far in its part.
+
+    Raises:
+        UnfitError: There is no device for this process.
+        PrimusError: The processes do not find each other, or one of them has gone.
+    """
+    suite = Suite(attempt, asked)
+    try:
+        suite.run()
+    except PrimusError as error:
+        suite.keep_problem(error)
+        raise
+    finally:
+        suite.close()
+
+
+class Suite:
+    """One rank's way through the tests, with its results so far."""
+
+    def __init__(self, attempt: Attempt, asked: Asked) -> None:
+        self._begun = time.monotonic()
+        self._attempt = attempt
+        self._asked = asked
+        self._device = device = _device(attempt.local_rank)
+        self._clock = clock_of(device)
+        self._num_local = 1
+        self._num_tests = 0
+        self._watchdog = Watchdog(asked.timeout_s, self._expired)
+        self._part = Part(
+            rank=RankResult(
+                rank=attempt.rank,
+                local_rank=attempt.local_rank,
+                node=0,
+                host=socket.gethostname(),
+                device=str(device),
+                device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            )
+        )
+
+    def run(self) -> None:
+        """All tests, in order."""
+        with self._together("the meeting of the ranks"):
+            everyone = self._meet()
+            nodes = _nodes(collectives.of_all(self._attempt.rank - self._attempt.local_rank, everyone))
+            own_node = self._group("node", nodes, everyone)
+            leads = self._group("all", [tuple(ranks[0] for ranks in nodes)], everyone)
+        self._place(nodes)
+        self._test_device(everyone)
+        if "collectives" in self._asked.tests:
+            self._test_collectives(own_node)
+            if len(nodes) > 1:
+                self._test_collectives(everyone)
+        if "pairs" in self._asked.tests:
+            self._test_pairs(own_node, between_nodes=False)
+            self._test_pairs(leads, between_nodes=True)
+        with self._together("the gathering of the results"):
+            self._gather(everyone)
+
+    def keep_problem(self, error: PrimusError) -> None:
+        """Note why the tests ended early."""
+        self._keep(rank=structs.replace(self._part.rank, problem=error.problem))
+
+    def close(self) -> None:
+        """Leave the process group; NCCL's may wait for ranks that have gone, which ends with the process."""
+        if dist.is_initialized() and (self._device.type == "cpu" or not self._part.rank.problem):
+            dist.destroy_process_group()
+
+    def _expired(self, error: PrimusError) -> None:
+        self.keep_problem(error)
+        self._attempt.fail(error, EXIT_TIMED_OUT)
+
+    @contextmanager
+    def _together(self, what: str) -> Iterator[None]:
+        """A part that needs the other ranks."""
+        self._num_tests += 1
+        self._attempt.beat("test", self._num_tests)
+        with self._watchdog.limit(what):
+            try:
+                yield
+            except RuntimeError as error:
+                raise PrimusError(
+                    f"{what}: {_first_line(error)}",
+                    "a rank has gone or cannot be reached: see the logs of the others, and the network's settings",
+                ) from error
+
+    def _meet(self) -> Group:
+        """All ranks, in a process group where they are several."""
+        world_size, on_gpu = self._attempt.world_size, self._device.type == "cuda"
+        ranks = tuple(range(world_size))
+        if world_size == 1:
+            return Group("all", ranks, 0, self._device, None)
+        limit = timedelta(seconds=self._asked.timeout_s)
+        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=limit, device_id=self._device if on_gpu else None)
+        return Group("all", ranks, self._attempt.rank, self._device, dist.group.WORLD)
+
+    def _group(self, scope: Scope, groups: Sequence[tuple[int, ...]], everyone: Group) -> Group | None:
+        """The one of several groups that this rank belongs to; all ranks take part in making each."""
+        own = None
+        for ranks in groups:
+            handle = None
+            if len(ranks) == everyone.size:
+                handle = everyone.handle
+            elif len(ranks) > 1:
+                handle = dist.new_group(ranks, timeout=timedelta(seconds=self._asked.timeout_s))
+            if self._attempt.rank in ranks:
+                own = Group(scope, ranks, ranks.index(self._attempt.rank), self._device, handle)
+        return own
+
+    def _place(self, nodes: Sequence[tuple[int, ...]]) -> None:
+        """Note which node this is, and take its share of the cores."""
+        node = next(number for number, ranks in enumerate(nodes) if self._attempt.rank in ranks)
+        self._num_local = len(nodes[node])
+        if self._device.type == "cpu":
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self._num_local))
+        self._keep(rank=structs.replace(self._part.rank, node=node))
+
+    def _test_device(self, everyone: Group) -> None:
+        """What this rank measures alone, while all others measure the same."""
+        for name in (name for name in measured.DEVICE_TESTS if name in self._asked.tests):
+            with self._together(f"waiting for all ranks before the test of {name}"):
+                collectives.barrier(everyone)
+            figures = iter(self._figures(name))
+            is_over = False
+            while not is_over:
+                is_over = not self._test_next(name, figures)
+
+    def _test_next(self, name: str, figures: Iterator[Figure]) -> bool:
+        """Whether there was one more figure; a device that fails is told in one, and the other ranks go on."""
+        with self._watchdog.limit(f"the test of {name} on {self._device}"):
+            try:
+                figure = next(figures, None)
+            except RuntimeError as error:
+                self._keep_figure(Figure(test=name, problem=_first_line(error)))
+                return False
+        if figure is not None:
+            self._keep_figure(figure)
+        return figure is not None
+
+    def _figures(self, name: str) -> Iterable[Figure]:
+        device, clock, asked = self._device, self._clock, self._asked
+        cache_bytes, max_bytes = self._cache_bytes(), self._array_bytes()
+        if name == "sanity":
+            yield _sanity(device)
+        elif name == "gemm":
+            effort = QUICK if asked.is_quick else FULL
+            yield gemm.run(
+                device, asked.gemm_size, asked.dtype, clock, effort, cache_bytes=cache_bytes, max_bytes=max_bytes
+            )
+        elif name == "memory":
+            yield from memory.run(device, clock, self._effort(), cache_bytes=cache_bytes, max_bytes=max_bytes)
+        elif device.type == "cuda":
+            yield from memory.host_copies(device, clock, self._effort(), COPY_BYTES)
+            if 1 < self._num_local <= torch.cuda.device_count():
+                peer = torch.device("cuda", (self._attempt.local_rank + 1) % self._num_local)
+                yield memory.peer_copy(device, peer, clock, self._effort(), COPY_BYTES)
+
+    def _effort(self) -> Effort:
+        return QUICK if self._asked.is_quick else Effort()
+
+    def _test_collectives(self, group: Group | None) -> None:
+        """Every operation in every size."""
+        assert group is not None
+        longest_s = LONGEST_QUICK_S if self._asked.is_quick else LONGEST_S
+        for name in collectives.OPERATIONS:
+            for size_bytes in sorted(self._asked.sizes_bytes):
+                with self._together(f"{name} of {table.size(size_bytes)} among {group.size} ranks"):
+                    found = collectives.run(name, size_bytes, group, longest_s)
+                if group.member == 0:
+                    self._keep(collectives=(*self._part.collectives, found))
+                    self._attempt.say(_told(found))
+
+    def _test_pairs(self, group: Group | None, *, between_nodes: bool) -> None:
+        """Each two members, as many at once as there can be."""
+        if group is None or group.size < 2:
+            return
+        for number, meeting in enumerate(rounds(group.size)):
+            with self._together(f"round {number} of the pairs of {group.size} ranks"):
+                found = scan.run_round(number, meeting, group, self._asked.pair_bytes, between_nodes=between_nodes)
+            if group.member == 0:
+                self._keep(pairs=(*self._part.pairs, *found))
+        if group.member == 0:
+            self._attempt.say(f"pairs {'of nodes' if between_nodes else 'of a node'}: {_slowest(self._part.pairs)}")
+
+    def _gather(self, everyone: Group) -> None:
+        """Rank 0 writes what all ranks found."""
+        parts: list[Part | None] = [self._part]
+        if everyone.size > 1:
+            parts = [None] * everyone.size
+            dist.all_gather_object(parts, self._part, group=everyone.handle)
+        if self._attempt.rank > 0:
+            return
+        results = measured.gathered(self._asked, everyone.size, [part for part in parts if part])
+        results = structs.replace(
+            results,
+            backend=dist.get_backend() if everyone.size > 1 else "",
+            libraries=_libraries(),
+            duration_s=time.monotonic() - self._begun,
+        )
+        write_json(self._attempt.run.directory / measured.FILE, results)
+        self._attempt.event("preflight_measured", duration_s=results.duration_s)
+
+    def _keep_figure(self, figure: Figure) -> None:
+        self._keep(rank=structs.replace(self._part.rank, figures=(*self._part.rank.figures, figure)))
+        shown = f"{table.number(figure.value)} {figure.unit}" if figure.value is not None else figure.problem or "done"
+        self._attempt.say(f"{figure.test}: {shown}")
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _keep(self, **changes: object) -> None:
+        self._part = structs.replace(self._part, **changes)
+        write_json(self._attempt.run.directory / measured.part_file(self._attempt.rank), self._part)
+
+    def _cache_bytes(self) -> int:
+        if self._device.type == "cpu":
+            return memory.host_cache_bytes()
+        return self._asked.last_level_cache_bytes or LARGEST_CACHE_BYTES
+
+    def _array_bytes(self) -> int:
+        if self._device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self._device)[0] * DEVICE_SHARE)
+        free_bytes = int(psutil.virtual_memory().available * HOST_SHARE) // self._num_local
+        return min(free_bytes, QUICK_HOST_BYTES) if self._asked.is_quick else free_bytes
+
+
+def _device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise UnfitError(
+            f"local rank {local_rank} has no device: {torch.cuda.device_count()} are visible here",
+            "start at most that many processes (--nproc), or check CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES",
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _nodes(first_ranks: Sequence[float]) -> list[tuple[int, ...]]:
+    """Ranks of each node, from the first rank of the node of each rank."""
+    return [tuple(rank for rank, of in enumerate(first_ranks) if of == first) for first in sorted(set(first_ranks))]
+
+
+def _sanity(device: torch.device) -> Figure:
+    """Whether memory can be had and a small product is right; the value is the memory that was free."""
+    free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    size = SANITY_SIZES[device.type]
+    checked = gemm.operands(device, size, torch.bfloat16, 0, 0)[0]
+    gemm.multiply(*checked)
+    wrong = gemm.wrong_elements(checked)
+    return Figure(
+        test="sanity",
+        value=free_bytes / 1e9,
+        unit="GB free",
+        convention=f"one bf16 product of {size} x {size} against fp64",
+        wrong=wrong,
+        problem=f"{wrong} elements of a small product are wrong" if wrong else "",
+    )
+
+
+def _told(found: Collective) -> str:
+    what = f"{found.operation} of {table.size(found.size_bytes)} among {len(found.ranks)} ranks"
+    if found.busbw_gb_per_s is None:
+        return f"{what}: {found.problem}"
+    wrong = sum(entry.count for entry in found.wrong)
+    bandwidth = f"algbw {table.number(found.algbw_gb_per_s)}, busbw {table.number(found.busbw_gb_per_s)} GB/s"
+    return f"{what}: {bandwidth}, {wrong} wrong elements"
+
+
+def _slowest(pairs: Sequence[Pair]) -> str:
+    pair = min(pairs, key=lambda pair: pair.gb_per_s or 0.0)
+    return f"slowest is rank {pair.first} with {pair.second}, {table.number(pair.gb_per_s)} GB/s"
+
+
+def _libraries() -> dict[str, str]:
+    versions = {"torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
+    if torch.cuda.is_available():
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return {name: version for name, version in versions.items() if version}
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,45 @@
+"""End a process whose test does not end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from primus.errors import EXIT_TIMED_OUT, PrimusError
+
+
+class Watchdog:
+    """Limits parts of a program that may hang where no exception reaches: in a driver, in a collective.
+
+    Args:
+        limit_s: Time that each part has.
+        on_expiry: Told what went on, before the process ends with EXIT_TIMED_OUT.
+    """
+
+    def __init__(self, limit_s: float, on_expiry: Callable[[PrimusError], None]) -> None:
+        self._limit_s = limit_s
+        self._on_expiry = on_expiry
+
+    @contextmanager
+    def limit(self, what: str) -> Iterator[None]:
+        """Let the body, which does `what`, take no longer than the limit."""
+        timer = threading.Timer(self._limit_s, self._expire, [what])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _expire(self, what: str) -> None:
+        try:
+            self._on_expiry(
+                PrimusError(
+                    f"{what} was not over after {self._limit_s:g} s",
+                    "the device or the network hangs, or one rank never came: see the other ranks' logs",
+                )
+            )
+        finally:
+            os._exit(EXIT_TIMED_OUT)
