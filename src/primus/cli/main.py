@@ -6,23 +6,28 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
 from primus import __version__, registry
 from primus.config import flags
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError, UsageError, place_of
-from primus.launch import chain, show
-from primus.launch.plan import Context, Job, LaunchPlan, shown
+from primus.launch import chain, hooks, show
+from primus.launch.plan import Action, Context, Job, LaunchPlan, shown
 from primus.launch.prepare import prepare
 from primus.launch.request import Segment
 from primus.machine import devices
+from primus.machine.cluster import Layout
 from primus.runs.files import to_json
 from primus.runs.store import Outcome, Run
 from primus.secret import mask_words
 from primus.task import TaskContext
+
+if TYPE_CHECKING:
+    from primus.launch.actions import Given
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,9 +104,17 @@ def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[s
     options, extra = flags.parse(task.Options, request.words, f"task '{request.task}'", extra=takes_overrides)
     context = _context(environ)
     for_task = TaskContext(
-        environ=environ, json=given.json, dry_run=given.dry_run, overrides=tuple(extra), facts=context.facts
+        environ=environ,
+        json=given.json,
+        dry_run=given.dry_run,
+        overrides=tuple(extra),
+        facts=context.facts,
+        patches=getattr(chain.options_of(request.runtimes[-1]), "patch", ()),
     )
     job = task.prepare(options, for_task) if hasattr(task, "prepare") else None
+    starts_workers = job is not None
+    find_hooks = cache(lambda: hooks.find(request.task, environ, starts_workers=starts_workers))
+    context = structs.replace(context, hooks=find_hooks)
     if registry.load("runtimes", request.runtimes[0].name).LEVEL != "node":
         return _elsewhere(command, context)
     if job is None:
@@ -137,9 +150,9 @@ def _with_workers(
     from primus.launch import local
 
     if hasattr(task, "run"):
-        start = partial(local.perform, launch, context, for_task.say)
+        start = partial(local.perform, launch, for_task.say)
         return task.run(options, structs.replace(for_task, layout=launch.plan.layout, launch=start)) or EXIT_OK
-    run, outcome = local.perform(launch, context, for_task.say)
+    run, outcome = local.perform(launch, for_task.say)
     _report(outcome, run, command.options)
     return outcome.exit_code or EXIT_OK
 
@@ -147,15 +160,53 @@ def _with_workers(
 def _in_this_process(
     command: chain.Command, task: ModuleType, options: object, for_task: TaskContext, context: Context
 ) -> int:
-    argv = ("primus-cli", "direct", "--", *command.request.task.split(), *command.request.words)
-    folded = chain.fold(command.request, LaunchPlan(argv=argv, notes=("done in this process",)), context)
-    plan = structs.replace(folded, argv=argv, layout=None)
+    request = command.request
+    argv = ("primus-cli", "direct", "--", *request.task.split(), *request.words)
+    folded = chain.fold(request, LaunchPlan(argv=argv, notes=("done in this process",)), context)
+    actions = () if getattr(task, "SHOWS_PATCHES", False) else folded.actions
+    plan = structs.replace(folded, argv=argv, layout=None, actions=actions)
     if command.options.dry_run:
         return _show(plan, command)
-    os.environ.update(
-        {name: variable.value for name, variable in plan.env.items() if variable.source.startswith("--env")}
-    )
-    return task.run(options, structs.replace(for_task, layout=folded.layout)) or EXIT_OK
+    typed = {name: variable.value for name, variable in plan.env.items() if variable.source.startswith("--env")}
+    os.environ.update(typed)
+    here = structs.replace(for_task, layout=folded.layout)
+    if not actions:
+        return task.run(options, here) or EXIT_OK
+    return _with_hooks(command, task, here, context, actions, frozenset(os.environ))
+
+
+def _with_hooks(
+    command: chain.Command,
+    task: ModuleType,
+    for_task: TaskContext,
+    context: Context,
+    actions: tuple[Action, ...],
+    users: frozenset[str],
+) -> int:
+    """Do the task in this process after its hooks and patches; variables of the user stay, and so do typed options."""
+    from primus.launch import here
+
+    request = command.request
+    words = list(request.words)
+    takes_overrides = getattr(task, "OVERRIDES", False)
+
+    def parsed() -> tuple[Any, tuple[str, ...]]:
+        options, extra = flags.parse(task.Options, words, f"task '{request.task}'", extra=takes_overrides)
+        return options, tuple(extra)
+
+    def accept(given: Given) -> list[str]:
+        os.environ.update({name: each.value for name, each in given.env.items() if name not in users})
+        words[:0] = given.extra
+        parsed()
+        return [f"{name} stays as the user has set it" for name in given.env if name in users]
+
+    def run() -> int:
+        options, overrides = parsed()
+        return task.run(options, structs.replace(for_task, overrides=overrides)) or EXIT_OK
+
+    say = partial(print, file=sys.stderr, flush=True)
+    layout = for_task.layout or Layout(nproc=1)
+    return here.perform(actions, request, layout, context.python, os.environ, accept, run, say)
 
 
 def _elsewhere(command: chain.Command, context: Context) -> int:

@@ -49,7 +49,7 @@ def execute(
     _link_logs(run, plan, number)
     for path, text in plan.files.items():
         write_text(Path(path), text)
-    with _Signals() as signals:
+    with Signals() as signals:
         child = _start(plan, run, environ)
         try:
             after_start()
@@ -110,7 +110,7 @@ def _link_logs(run: Run, plan: LaunchPlan, number: int) -> None:
         os.replace(temporary, link)
 
 
-class _Signals:
+class Signals:
     """Counts the signals that ask us to stop, while workers run."""
 
     HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -119,7 +119,7 @@ class _Signals:
         self.first: int | None = None
         self.count = 0
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         is_main = threading.current_thread() is threading.main_thread()
         heard = [number for number in self.HANDLED if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup wants
         self._before = {number: signal.signal(number, self._note) for number in heard} if is_main else {}
@@ -134,7 +134,7 @@ class _Signals:
         self.count += 1
 
 
-def _wait(child: subprocess.Popen[bytes], signals: _Signals, folder: Path) -> None:
+def _wait(child: subprocess.Popen[bytes], signals: Signals, folder: Path) -> None:
     """Wait for the child; pass a signal on to the workers first, and end everything when time is up."""
     told_at: float | None = None
     failed_at: float | None = None

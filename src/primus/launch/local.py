@@ -2,66 +2,242 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import hashlib
 import os
+import shutil
 import socket
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import structs
 
 from primus import __version__, process
 from primus.errors import PrimusError
-from primus.launch import execute, meet, plan, show
-from primus.launch.plan import Context
-from primus.launch.prepare import Launch, planned
+from primus.launch import actions, execute, meet, plan, show
+from primus.launch.actions import Given, Scene
+from primus.launch.plan import Variable
+from primus.launch.prepare import Launch, amended, planned
 from primus.launch.request import without_secrets
 from primus.machine.cluster import Layout
 from primus.runs import snapshot
 from primus.runs.events import EventLog
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Metadata, Outcome, Run, create
-from primus.secret import mask_words
+from primus.secret import MASK, is_secret, mask_words
 
 MEETING_TIMEOUT_S = 600.0
+HOOK_LOGS = "logs/hooks"
+CONFIG_FILE = "config/primus_config.yaml"
+
+Say = Callable[[str], None]
 
 
-def perform(launch: Launch, context: Context, say: Callable[[str], None]) -> tuple[Run, Outcome]:
+def perform(launch: Launch, say: Say) -> tuple[Run, Outcome]:
     """Execute a prepared launch and record it; gives its run folder and how it ended.
 
     Raises:
-        PrimusError: Something that the launcher itself does fails; a failing worker is an Outcome.
+        PrimusError: Something that the launcher itself does fails, or a hook; a failing worker is an Outcome.
     """
     shape = launch.plan.layout
     assert shape is not None
-    launch = _agreed(launch, shape, context)
-    run = _open(launch, shape)
+    if shape.node_rank > 0:
+        return _follow(launch, shape, say)
+    if shape.master_port is not None:
+        meet.check_port_free(shape.master_port)
+    return _lead(launch, shape, say)
+
+
+def _lead(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
+    """Node 0, or the only one."""
+    run = _open(launch)
     with run.lock() as is_ours:
-        if not is_ours and shape.node_rank == 0:
+        if not is_ours:
             raise PrimusError(
                 f"{run.directory} is being executed by another process", "wait for its end, or start another run"
             )
-        _write_plan(launch, run, shape)
-        _gather(launch, run, shape)
-        return run, _supervised(launch, run, shape, context.environ, say, keeps_record=is_ours)
+        write_json(run.directory / "plan.json", plan.shown(launch.plan))
+        scene = _scene(launch, shape, run.directory / HOOK_LOGS, run.directory, run, say)
+        begun = _Begun(launch, run)
+        try:
+            _begin(begun, scene)
+            _write_plan(begun.launch, run, shape)
+            _gather(begun, run, shape)
+            outcome = _supervised(begun.launch, run, shape, say, keeps_record=True)
+        except PrimusError as error:
+            outcome = actions.outcome_of(error)
+            _record(run, outcome, launch.attempt)
+            _afterwards(begun.launch, scene, outcome, run)
+            raise
+        _record(run, outcome, launch.attempt)
+        _afterwards(begun.launch, scene, outcome, run)
+        return run, outcome
 
 
-def _agreed(launch: Launch, shape: Layout, context: Context) -> Launch:
-    """`launch` in the run folder that all nodes of the layout agree on."""
-    if shape.master_port is not None and shape.node_rank == 0:
-        meet.check_port_free(shape.master_port)
-    if shape.nnodes == 1:
-        return launch
+def _follow(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
+    """Another node: do what comes before, meet node 0, then work in the run folder that it names."""
+    private = Path(tempfile.mkdtemp(prefix="primus-node-"))
+    _write_files(private, launch)
+    scene = _scene(launch, shape, private / HOOK_LOGS, private, None, say)
+    begun = _Begun(launch, None)
+    try:
+        _begin(begun, scene)
+        launch = _agreed(begun, shape)
+    except PrimusError as error:
+        _afterwards(begun.launch, scene, actions.outcome_of(error), None)
+        raise
+    run = _open(launch)
+    _move_logs(private / HOOK_LOGS, run.directory / HOOK_LOGS)
+    shutil.rmtree(private)
+    scene = _scene(launch, shape, run.directory / HOOK_LOGS, run.directory, run, say)
+    with run.lock() as is_ours:
+        try:
+            _write_plan(launch, run, shape)
+            outcome = _supervised(launch, run, shape, say, keeps_record=is_ours)
+        except PrimusError as error:
+            outcome = actions.outcome_of(error)
+            if is_ours:
+                _record(run, outcome, launch.attempt)
+            _afterwards(launch, scene, outcome, run)
+            raise
+        if is_ours:
+            _record(run, outcome, launch.attempt)
+        _afterwards(launch, scene, outcome, run)
+        return run, outcome
+
+
+class _Begun:
+    """A launch while the hooks and patches that come before it change it."""
+
+    def __init__(self, launch: Launch, run: Run | None) -> None:
+        self.launch = launch
+        self.alike = launch
+        """Without what is set once for all nodes: what each node must have found for itself."""
+        self.env: dict[str, Variable] = {}
+        """What is set once for all nodes."""
+        self.extra: tuple[str, ...] = ()
+        self._run = run
+
+    def accept(self, given: Given) -> list[str]:
+        """Take what a hook or patch wants set; gives what is to be said about it.
+
+        Raises:
+            UsageError: It cannot be.
+        """
+        self.launch = amended(self.launch, given.env, given.extra)
+        remarks = []
+        if given.action.once:
+            self.env |= {name: each for name, each in given.env.items() if not _is_secret(name, each)}
+            self.extra += given.extra
+            stay = [name for name, each in given.env.items() if _is_secret(name, each)]
+            is_alone = self.launch.plan.layout is None or self.launch.plan.layout.nnodes == 1
+            remarks += [] if is_alone or not stay else [f"{', '.join(stay)} is a secret, and stays on this node"]
+        else:
+            self.alike = amended(self.alike, given.env, given.extra)
+        if self._run and given.extra and not self.launch.job.resume:
+            _write_files(self._run.directory, self.launch)
+        found, environ = self.launch.plan.env, _environment(self.launch)
+        kept = [name for name, each in given.env.items() if environ.get(name) != each.value]
+        return remarks + [f"{name} stays as {_who(found.get(name))} has set it" for name in kept]
+
+
+def _is_secret(name: str, variable: Variable) -> bool:
+    return is_secret(name) or variable.is_secret
+
+
+def _who(variable: Variable | None) -> str:
+    return variable.source if variable else "the shell"
+
+
+def _begin(begun: _Begun, scene: Scene) -> None:
+    """Check this node, and perform the hooks and patches that come before the workers; all nodes learn of a failure.
+
+    Raises:
+        PrimusError: This node is not fit, or a hook or patch has failed.
+    """
+    launch, shape = begun.launch, scene.layout
+    try:
+        launch.job.check_node(shape)
+        if launch.plan.actions:
+            with execute.Signals() as signals:
+                heard = structs.replace(scene, interrupted=lambda: signals.first)
+                actions.before(launch.plan.actions, heard, lambda: _environment(begun.launch), begun.accept)
+    except PrimusError as error:
+        if shape.nnodes > 1:
+            scene.say(f"{error.problem}; telling the other nodes")
+            _tell_others(error, launch, shape)
+        raise
+
+
+def _tell_others(error: PrimusError, launch: Launch, shape: Layout) -> None:
     assert shape.master_port is not None
-    print_of_all = _fingerprint(launch, shape)
-    if shape.node_rank > 0:
-        welcome = meet.join(shape.master_addr, shape.master_port, shape.node_rank, print_of_all, MEETING_TIMEOUT_S)
-        directory = Path(launch.directory).parent / welcome.run_id
-        job = structs.replace(launch.job, resume=str(directory) if directory.exists() else None)
-        return planned(job, launch.request, launch.command, context, directory, welcome.attempt)
-    return launch
+    reason = f"node {shape.node_rank} ({socket.gethostname()}): {error.problem}"
+    if shape.node_rank == 0:
+        meet.dismiss(shape.master_port, shape.nnodes, reason, error.exit_code)
+        return
+    with contextlib.suppress(PrimusError):  # what this node failed of is the better message
+        place = (shape.master_addr, shape.master_port, shape.node_rank)
+        meet.give_up(*place, reason, error.exit_code, _patience_s(launch))
+
+
+def _patience_s(launch: Launch) -> float:
+    """Seconds that nodes wait for each other: starting them by hand, and what each of them does before."""
+    return MEETING_TIMEOUT_S + sum(each.timeout_s for each in launch.plan.actions if each.stage == "before")
+
+
+def _afterwards(launch: Launch, scene: Scene, outcome: Outcome, run: Run | None) -> None:
+    """Perform the hooks that come after the workers, and record those that fail."""
+    if not launch.plan.actions:
+        return
+    with execute.Signals() as signals:
+        heard = structs.replace(scene, interrupted=lambda: signals.first)
+        problems = actions.afterwards(launch.plan.actions, heard, _environment(launch), outcome)
+    if run and problems:
+        log = EventLog(run.events)
+        for problem in problems:
+            log.append("hook_failed", node_rank=scene.layout.node_rank, problem=problem)
+        log.close()
+
+
+def _environment(launch: Launch) -> dict[str, str]:
+    """Variables of the workers."""
+    return dict(launch.context.environ) | {name: variable.value for name, variable in launch.plan.env.items()}
+
+
+def _scene(launch: Launch, shape: Layout, logs: Path, folder: Path, run: Run | None, say: Say) -> Scene:
+    return Scene(
+        task=launch.request.task,
+        words=launch.request.words,
+        layout=shape,
+        python=launch.context.python,
+        logs=logs,
+        run=run,
+        config=folder / CONFIG_FILE,
+        say=say,
+    )
+
+
+def _move_logs(source: Path, target: Path) -> None:
+    """Append the logs of what was done before the run folder was known."""
+    for file in sorted(source.glob("*.log")):
+        target.mkdir(parents=True, exist_ok=True)
+        with (target / file.name).open("ab") as log:
+            log.write(file.read_bytes())
+
+
+def _agreed(begun: _Begun, shape: Layout) -> Launch:
+    """The launch of another node than 0 in the run folder, and with the settings, that node 0 names."""
+    assert shape.master_port is not None
+    place = (shape.master_addr, shape.master_port, shape.node_rank)
+    welcome = meet.join(*place, _fingerprint(begun.alike, shape), _patience_s(begun.launch))
+    launch = begun.launch
+    directory = Path(launch.directory).parent / welcome.run_id
+    job = structs.replace(launch.job, resume=str(directory) if directory.exists() else None)
+    there = planned(job, launch.request, launch.command, launch.context, directory, welcome.attempt)
+    return amended(there, welcome.env, welcome.extra)
 
 
 def _fingerprint(launch: Launch, shape: Layout) -> str:
@@ -72,16 +248,20 @@ def _fingerprint(launch: Launch, shape: Layout) -> str:
     return digest.hexdigest()
 
 
-def _open(launch: Launch, shape: Layout) -> Run:
+def _open(launch: Launch) -> Run:
     """The run folder, with what was asked."""
     directory = Path(launch.directory)
     if launch.job.resume:
         return Run(directory)
     run = create(directory, _metadata(launch))
-    for name, text in launch.job.files.items():
-        write_text(directory / name, text)
+    _write_files(directory, launch)
     write_json(directory / "request.json", without_secrets(launch.request))
     return run
+
+
+def _write_files(directory: Path, launch: Launch) -> None:
+    for name, text in launch.job.files.items():
+        write_text(directory / name, text)
 
 
 def _write_plan(launch: Launch, run: Run, shape: Layout) -> None:
@@ -95,17 +275,14 @@ def _write_plan(launch: Launch, run: Run, shape: Layout) -> None:
         file.write(f"[{now}] attempt {launch.attempt} on {socket.gethostname()}\n{show.text(launch.plan)}\n")
 
 
-def _gather(launch: Launch, run: Run, shape: Layout) -> None:
-    """Node 0 waits for the others; a run that does not begin has failed."""
-    if shape.node_rank > 0 or shape.nnodes == 1:
+def _gather(begun: _Begun, run: Run, shape: Layout) -> None:
+    """Node 0 waits for the others, and tells them the run and what was set for all."""
+    if shape.nnodes == 1:
         return
     assert shape.master_port is not None
-    welcome = meet.Welcome(run.id, launch.attempt)
-    try:
-        meet.lead(shape.master_port, shape.nnodes, welcome, _fingerprint(launch, shape), MEETING_TIMEOUT_S)
-    except PrimusError as error:
-        _record(run, Outcome(state="failed", exit_code=error.exit_code, reason=error.problem), launch.attempt)
-        raise
+    welcome = meet.Welcome(run.id, begun.launch.attempt, env=begun.env, extra=begun.extra)
+    patience_s = _patience_s(begun.launch)
+    meet.lead(shape.master_port, shape.nnodes, welcome, _fingerprint(begun.alike, shape), patience_s)
 
 
 def _metadata(launch: Launch) -> Metadata:
@@ -128,37 +305,22 @@ def _metadata(launch: Launch) -> Metadata:
     )
 
 
-def _supervised(
-    launch: Launch,
-    run: Run,
-    shape: Layout,
-    environ: Mapping[str, str],
-    say: Callable[[str], None],
-    *,
-    keeps_record: bool,
-) -> Outcome:
+def _supervised(launch: Launch, run: Run, shape: Layout, say: Say, *, keeps_record: bool) -> Outcome:
     """Execute the plan; of the nodes that share a run folder, the one that holds its lock keeps the record."""
     is_head = shape.node_rank == 0
     verb = "continuing" if launch.job.resume and is_head else "run"
     say(f"{verb} {os.path.relpath(run.directory)}")
     if keeps_record:
         run.update(started=time.time(), ended=None, attempts=launch.attempt + 1, outcome=Outcome(state="running"))
-    sources = {name: variable.source for name, variable in launch.plan.env.items()}
-    workers = dict(environ) | {name: variable.value for name, variable in launch.plan.env.items()}
+    planned_env = launch.plan.env
+    sources = {name: variable.source for name, variable in planned_env.items()}
+    hidden = {name: MASK for name, variable in planned_env.items() if variable.is_secret}
     env_folder = run.directory / ("env" if is_head else f"env/node_{shape.node_rank}")
 
     def after_start() -> None:
-        snapshot.write_environment(env_folder, workers, sources)
+        snapshot.write_environment(env_folder, _environment(launch) | hidden, sources)
 
-    try:
-        outcome = execute.execute(launch.plan, run, launch.attempt, environ, after_start)
-    except PrimusError as error:
-        if keeps_record:
-            _record(run, Outcome(state="failed", exit_code=error.exit_code, reason=error.problem), launch.attempt)
-        raise
-    if keeps_record:
-        _record(run, outcome, launch.attempt)
-    return outcome
+    return execute.execute(launch.plan, run, launch.attempt, launch.context.environ, after_start)
 
 
 def _record(run: Run, outcome: Outcome, attempt: int) -> None:

@@ -1,7 +1,8 @@
 """Nodes that were started one by one agree on their run, before any worker starts.
 
 Node 0 listens on the rendezvous port that torchrun uses afterwards. Once every node has come it tells each of them the
-run's id; where one does not come, or was started with another configuration, it tells them that, and nothing starts.
+run's id; where one does not come, was started with another configuration or failed before it came, it tells them that,
+and nothing starts.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from primus.errors import PrimusError, UsageError
+from primus.errors import EXIT_FAILED, EXIT_USAGE, PrimusError, UsageError
+from primus.launch.plan import Variable
 
 RETRY_S = 0.2
+FAREWELL_S = 30.0
+"""Time that node 0 stays, after a failure, to tell the nodes that have not come yet."""
+MESSAGE_LIMIT_BYTES = 2**20
 Message = TypeVar("Message")
 
 
@@ -29,6 +34,9 @@ class Hello(Struct, frozen=True):
     node_rank: int
     fingerprint: str
     """Hash of what must be equal on all nodes."""
+    failure: str = ""
+    """Why this node cannot begin."""
+    exit_code: int = EXIT_FAILED
 
 
 class Welcome(Struct, frozen=True):
@@ -37,6 +45,22 @@ class Welcome(Struct, frozen=True):
     run_id: str
     attempt: int
     refusal: str = ""
+    """What is wrong with the node that asks."""
+    failure: str = ""
+    """Why nothing starts on any node."""
+    exit_code: int = EXIT_USAGE
+    env: dict[str, Variable] = {}
+    """What was set once for all nodes."""
+    extra: tuple[str, ...] = ()
+    """Words that change the experiment on all nodes."""
+
+
+class NodeFailed(PrimusError):
+    """Another node could not begin; ends this one with its exit code."""
+
+    def __init__(self, problem: str, exit_code: int) -> None:
+        super().__init__(problem)
+        self.exit_code = exit_code
 
 
 def check_port_free(port: int) -> None:
@@ -52,7 +76,7 @@ def lead(port: int, nnodes: int, welcome: Welcome, fingerprint: str, timeout_s: 
     """Node 0: wait until all nodes have come, then tell each of them the run; where that fails, tell them why.
 
     Raises:
-        PrimusError: The port is in use, a node did not come in time, or one has another configuration.
+        PrimusError: The port is in use, a node did not come in time, failed, or has another configuration.
     """
     try:
         listener = _listener(port)
@@ -62,10 +86,37 @@ def lead(port: int, nnodes: int, welcome: Welcome, fingerprint: str, timeout_s: 
     with closing(listener):
         try:
             _gather(listener, nnodes, fingerprint, time.monotonic() + timeout_s, waiting)
+        except NodeFailed as error:
+            _farewell(listener, nnodes, error.problem, error.exit_code, waiting)
+            raise
         except PrimusError as error:
             _answer(waiting.values(), Welcome("", 0, error.problem))
             raise
         _answer(waiting.values(), welcome)
+
+
+def dismiss(port: int, nnodes: int, failure: str, exit_code: int) -> None:
+    """Node 0, which cannot begin: tell the other nodes why, as far as they come within a short time."""
+    with contextlib.suppress(OSError), closing(_listener(port)) as listener:
+        _farewell(listener, nnodes, failure, exit_code, {})
+
+
+def _farewell(
+    listener: socket.socket, nnodes: int, failure: str, exit_code: int, waiting: dict[int, socket.socket]
+) -> None:
+    """Tell those that wait, and those that come within a short time, that nothing starts."""
+    last_word = Welcome("", 0, failure=failure, exit_code=exit_code)
+    _answer(waiting.values(), last_word)
+    told = set(waiting)
+    deadline = time.monotonic() + FAREWELL_S
+    while len(told) < nnodes - 1 and time.monotonic() < deadline:
+        listener.settimeout(max(0.01, deadline - time.monotonic()))
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            connection.settimeout(10)
+            hello = _receive(connection, Hello)
+            told |= {hello.node_rank} if hello else set()
+            _answer([connection], last_word)
 
 
 def _gather(
@@ -89,6 +140,9 @@ def _gather(
             connection.close()
         elif hello.node_rank not in range(1, nnodes) or _is_open(waiting.get(hello.node_rank)):
             _answer([connection], Welcome("", 0, f"the nodes are 1 to {nnodes - 1}, each started once"))
+        elif hello.failure:
+            waiting[hello.node_rank] = connection
+            raise NodeFailed(hello.failure, hello.exit_code)
         elif hello.fingerprint != fingerprint:
             _answer([connection], Welcome("", 0, "its configuration differs from that of node 0"))
             raise UsageError(
@@ -128,12 +182,34 @@ def join(address: str, port: int, node_rank: int, fingerprint: str, timeout_s: f
 
     Raises:
         PrimusError: Node 0 was not reached in time, or refuses this node.
+        NodeFailed: A node could not begin.
     """
+    answer = _ask(address, port, Hello(node_rank, fingerprint), timeout_s)
+    if answer.failure:
+        raise NodeFailed(answer.failure, answer.exit_code)
+    if answer.refusal:
+        raise UsageError(
+            f"node 0 refuses node {node_rank}: {answer.refusal}", "use the same files and options on every node"
+        )
+    return answer
+
+
+def give_up(address: str, port: int, node_rank: int, failure: str, exit_code: int, timeout_s: float) -> None:
+    """Another node, which cannot begin: tell node 0, and through it all nodes.
+
+    Raises:
+        PrimusError: Node 0 was not reached in time.
+    """
+    _ask(address, port, Hello(node_rank, "", failure, exit_code), timeout_s)
+
+
+def _ask(address: str, port: int, hello: Hello, timeout_s: float) -> Welcome:
+    """What node 0 answers, tried until it listens."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             with socket.create_connection((address, port), timeout=10) as connection:
-                connection.sendall(msgspec.json.encode(Hello(node_rank, fingerprint)) + b"\n")
+                connection.sendall(msgspec.json.encode(hello) + b"\n")
                 connection.settimeout(max(0.01, deadline - time.monotonic()))
                 answer = _receive(connection, Welcome)
         except OSError as error:
@@ -141,17 +217,12 @@ def join(address: str, port: int, node_rank: int, fingerprint: str, timeout_s: f
         else:
             reason = "it gave no answer"
         if answer is not None:
-            break
+            return answer
         if time.monotonic() > deadline:
             raise PrimusError(
                 f"node 0 at {address}:{port} was not reached in {timeout_s:.0f} s: {reason}", "is it started?"
             )
         time.sleep(RETRY_S)
-    if answer.refusal:
-        raise UsageError(
-            f"node 0 refuses node {node_rank}: {answer.refusal}", "use the same files and options on every node"
-        )
-    return answer
 
 
 def _listener(port: int) -> socket.socket:
@@ -166,7 +237,7 @@ def _port_error(port: int, error: OSError) -> PrimusError:
 def _receive(connection: socket.socket, kind: type[Message]) -> Message | None:
     """One JSON line as a `kind`; None where the other side sends something else or nothing."""
     data = b""
-    while not data.endswith(b"\n") and len(data) < 65536:
+    while not data.endswith(b"\n") and len(data) < MESSAGE_LIMIT_BYTES:
         try:
             part = connection.recv(4096)
         except OSError:

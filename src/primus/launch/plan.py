@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
+from primus.hook import Stage
 from primus.machine.cluster import Layout
 from primus.machine.facts import Facts
-from primus.secret import mask_words, masked
+from primus.secret import MASK, mask_words, masked
 
 
 class Variable(Struct, frozen=True):
@@ -18,6 +19,12 @@ class Variable(Struct, frozen=True):
     value: str
     source: str
     """``--env``, ``exp.yaml:12``, ``direct`` ..."""
+    is_secret: bool = False
+    """Whether the value is a secret under a name that does not tell."""
+
+    def shown(self, name: str) -> str:
+        """The value of the variable `name`, or the mask."""
+        return MASK if self.is_secret else masked(name, self.value)
 
 
 class Mount(Struct, frozen=True):
@@ -26,6 +33,21 @@ class Mount(Struct, frozen=True):
     source: str
     target: str
     is_read_only: bool = False
+
+
+class Action(Struct, frozen=True, kw_only=True):
+    """A script of the user that runs on this node, around the workers."""
+
+    kind: Literal["hook", "patch"]
+    file: str
+    stage: Stage = "before"
+    once: bool = False
+    """Once per job, on node 0, rather than on each node."""
+    locked: bool = False
+    """Alone on its node."""
+    timeout_s: float
+    functions: tuple[str, ...] = ()
+    """Decorated functions of a Python file; without them it is a plain script."""
 
 
 class LaunchPlan(Struct, frozen=True, kw_only=True):
@@ -41,6 +63,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Files that are written before the start, text by path."""
     notes: tuple[str, ...] = ()
     """What happens besides, in words."""
+    actions: tuple[Action, ...] = ()
+    """Hooks and patches of this node in running order."""
     layout: Layout | None = None
     """Nodes and processes, where this level decides them."""
     inner: LaunchPlan | None = None
@@ -62,6 +86,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """Raises UnfitError where this node is not fit; called on each node before anything starts there."""
     amend: Callable[[tuple[str, ...]], Job] | None = None
     """The job with further words that change the experiment, such as a hook may add; None where it takes none."""
+    patches: tuple[str, ...] = ()
+    """Patch files that a replayed run had."""
     resume: str | None = None
     """Run folder to continue."""
     notes: tuple[str, ...] = ()
@@ -82,6 +108,12 @@ class Context(Struct, frozen=True, kw_only=True):
     """Counts the accelerators of this machine; asked only where a runtime needs it."""
     facts: Callable[[], Facts] = Facts
     """What this machine is; read only where a runtime needs it."""
+    hooks: Callable[[], tuple[Action, ...]] = tuple
+    """Finds the hooks of the task."""
+    patches: tuple[str, ...] = ()
+    """Patch files that the job brings."""
+    settings: Mapping[str, Variable] = {}
+    """What hooks and patches set."""
     terminal: str | None = None
     """Path of the terminal that progress may be drawn on."""
 
@@ -91,7 +123,7 @@ def shown(plan: LaunchPlan) -> dict[str, Any]:
     values = structs.asdict(plan)
     values["argv"] = mask_words(plan.argv)
     values["env"] = {
-        name: {"value": masked(name, variable.value), "source": variable.source} for name, variable in plan.env.items()
+        name: {"value": variable.shown(name), "source": variable.source} for name, variable in plan.env.items()
     }
     values["inner"] = shown(plan.inner) if plan.inner else None
     return values

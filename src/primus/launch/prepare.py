@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from primus.errors import UsageError
 from primus.launch import chain
-from primus.launch.plan import Context, Job, LaunchPlan
+from primus.launch.plan import Context, Job, LaunchPlan, Variable
 from primus.launch.request import Request
 from primus.runs.store import Run, new_id
 
@@ -23,6 +25,8 @@ class Launch(Struct, frozen=True, kw_only=True):
     """Run folder."""
     attempt: int
     plan: LaunchPlan
+    context: Context
+    """What it was planned with, settings of hooks and patches among it."""
 
 
 def prepare(job: Job, request: Request, command: tuple[str, ...], context: Context) -> Launch:
@@ -43,7 +47,31 @@ def planned(
     """`job` in the run folder `directory`, as its attempt number `attempt`."""
     worker = (context.python, "-m", "primus.worker", str(directory), str(attempt))
     start = LaunchPlan(argv=worker, env=job.env, notes=job.notes)
+    context = structs.replace(context, patches=job.patches)
     folded = chain.fold(request, start, context)
     assert folded.layout is not None, "the chain ends on a node"
     job.check(folded.layout.world_size)
-    return Launch(job=job, request=request, command=command, directory=str(directory), attempt=attempt, plan=folded)
+    return Launch(
+        job=job,
+        request=request,
+        command=command,
+        directory=str(directory),
+        attempt=attempt,
+        plan=folded,
+        context=context,
+    )
+
+
+def amended(launch: Launch, env: Mapping[str, Variable], extra: tuple[str, ...]) -> Launch:
+    """`launch` with variables and words that hooks and patches add; what the user has set stays.
+
+    Raises:
+        UsageError: The words are no settings of the experiment, or the job cannot run with them.
+    """
+    job = launch.job
+    if extra:
+        if job.amend is None:
+            raise UsageError(f"task '{launch.request.task}' takes no settings from hooks, so no {extra[0]}")
+        job = structs.replace(job.amend(extra), resume=job.resume)
+    context = structs.replace(launch.context, settings={**launch.context.settings, **env})
+    return planned(job, launch.request, launch.command, context, Path(launch.directory), launch.attempt)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from primus.launch.plan import LaunchPlan
-from primus.secret import mask_words, masked
+from primus.launch.plan import Action, LaunchPlan
+from primus.secret import mask_words
 
 
 def text(plan: LaunchPlan) -> str:
@@ -27,7 +27,9 @@ def _level(plan: LaunchPlan) -> list[str]:
         lines += [f"  {name}: {getattr(shape, name)}{_source(shape.sources.get(name))}" for name in _layout_names(plan)]
     if plan.env:
         lines += ["environment, over the inherited:"]
-        lines += [f"  {name}={masked(name, v.value)}{_source(v.source)}" for name, v in sorted(plan.env.items())]
+        lines += [f"  {name}={v.shown(name)}{_source(v.source)}" for name, v in sorted(plan.env.items())]
+    if plan.actions:
+        lines += ["hooks and patches, in this order:", *(f"  {_action(action)}" for action in plan.actions)]
     if plan.inherited:
         lines += ["passed on by name:", f"  {' '.join(plan.inherited)}"]
     if plan.mounts:
@@ -43,6 +45,12 @@ def _layout_names(plan: LaunchPlan) -> list[str]:
     assert plan.layout
     several = ["nnodes", "node_rank", "master_addr", "master_port"] if plan.layout.nnodes > 1 else []
     return ["nproc", *several]
+
+
+def _action(action: Action) -> str:
+    where = "once" if action.once else "each node"
+    alone = ", alone" if action.locked else ""
+    return f"{action.stage} {action.kind} {action.file}  # {where}{alone}, at most {action.timeout_s:g} s"
 
 
 def _source(source: str | None) -> str:

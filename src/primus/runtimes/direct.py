@@ -10,6 +10,8 @@ from typing import Annotated
 from msgspec import Meta, Struct, structs
 
 from primus.errors import UsageError
+from primus.hook import STAGES
+from primus.launch import patches
 from primus.launch.plan import Context, LaunchPlan, Variable
 from primus.machine.cluster import Layout, layout
 
@@ -33,6 +35,12 @@ class Options(Struct, frozen=True, kw_only=True):
     """One process without torchrun, whatever devices there are."""
     env: tuple[str, ...] = ()
     """NAME=VALUE, or a file of such lines, for the workers; may be repeated."""
+    env_file: tuple[str, ...] = ()
+    """File of NAME=VALUE lines for the workers, below --env; may be repeated."""
+    patch: tuple[str, ...] = ()
+    """Script (.sh, .py) that is run on each node before the workers start; exit code 2 says that it does not apply."""
+    no_hooks: bool = False
+    """Run no hooks."""
 
 
 def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
@@ -42,11 +50,16 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
         UsageError: The layout or a variable is impossible.
     """
     shape = layout_of(options, context)
-    env = _threads(shape, context.environ) | plan.env | _user_variables(options.env)
+    own = {name: each for name, each in context.settings.items() if name not in context.environ}
+    typed = _user_variables(options.env_file, "--env-file") | _user_variables(options.env, "--env")
+    env = _threads(shape, context.environ) | own | plan.env | typed
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
     argv = plan.argv if shape.world_size == 1 else _torchrun(plan.argv, shape, context.python)
-    return structs.replace(plan, argv=argv, env=env, layout=shape)
+    hooks = () if options.no_hooks else context.hooks()
+    actions = hooks + patches.actions(options.patch or context.patches, context.environ)
+    ordered = sorted(actions, key=lambda action: STAGES.index(action.stage))
+    return structs.replace(plan, argv=argv, env=env, layout=shape, actions=tuple(ordered))
 
 
 def layout_of(options: Options, context: Context) -> Layout:
@@ -96,24 +109,24 @@ def _threads(shape: Layout, environ: Mapping[str, str]) -> dict[str, Variable]:
     return {"OMP_NUM_THREADS": Variable(str(max(1, cores // shape.nproc)), f"direct: {cores} cores / {shape.nproc}")}
 
 
-def _user_variables(words: tuple[str, ...]) -> dict[str, Variable]:
-    """Variables of `--env`: assignments, and files of assignments."""
+def _user_variables(words: tuple[str, ...], flag: str) -> dict[str, Variable]:
+    """Variables of `--env`: assignments, and files of assignments; of `--env-file`, files alone."""
     variables: dict[str, Variable] = {}
     for word in words:
-        if "=" in word:
+        if "=" in word and flag == "--env":
             name, _, value = word.partition("=")
             variables[_name(name, "--env")] = Variable(value, "--env")
         else:
-            variables |= _file_variables(word)
+            variables |= _file_variables(word, flag)
     return variables
 
 
-def _file_variables(file: str) -> dict[str, Variable]:
+def _file_variables(file: str, flag: str) -> dict[str, Variable]:
     try:
         lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"--env {file}: {reason}", "give NAME=VALUE, or a file of such lines") from None
+        raise UsageError(f"{flag} {file}: {reason}", "give NAME=VALUE, or a file of such lines") from None
     variables = {}
     for number, line in enumerate(lines, start=1):
         text = line.strip().removeprefix("export ")
@@ -122,7 +135,7 @@ def _file_variables(file: str) -> dict[str, Variable]:
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"{file}:{number}: expected NAME=VALUE")
-        where = f"--env {file}:{number}"
+        where = f"{flag} {file}:{number}"
         variables[_name(name, where)] = Variable(_unquoted(value.strip()), where)
     return variables
 

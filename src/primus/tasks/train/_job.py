@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+from msgspec import structs
 
 from primus import experiment
 from primus.config import checks
-from primus.config.load import Resolved
+from primus.config.load import Resolved, load_experiment
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.launch.plan import Job, Variable
+from primus.runs import patches
 from primus.runs.files import read_json
 from primus.runs.store import Run, runs_of
 from primus.task import TaskContext
+
+COMPARED = (experiment.CONFIG_FILE, experiment.MODEL_FILE)
+"""Files by which a run's configuration is known."""
+BEFORE_HOOKS = "config/before_hooks/"
+"""Folder of a run whose configuration hooks have changed: these files as they were asked for."""
 
 
 def fresh(file: str, stage: str, context: TaskContext) -> Job:
@@ -19,7 +29,11 @@ def fresh(file: str, stage: str, context: TaskContext) -> Job:
     resolved = experiment.resolve(Path(file), context.overrides, context.environ, stage)
     files = experiment.files_of(resolved)
     unfinished = _unfinished(resolved, files) if resolved.experiment.trainer.checkpoint.auto_continue_train else None
-    return _job(resolved, files, resume=unfinished)
+
+    def resolve(extra: tuple[str, ...]) -> Resolved:
+        return experiment.resolve(Path(file), (*extra, *context.overrides), context.environ, stage)
+
+    return _amendable(_job(resolved, files, resume=unfinished), resolved, resolve, keeps=unfinished)
 
 
 def continued(directory: str, context: TaskContext) -> Job:
@@ -29,7 +43,8 @@ def continued(directory: str, context: TaskContext) -> Job:
             f"--run continues a run as it is; it takes no {context.overrides[0]}", "start a new run with --config"
         )
     run = _existing(directory)
-    return _job(experiment.of_run(run), {}, resume=run)
+    resolved = experiment.of_run(run)
+    return _amendable(_job(resolved, {}, resume=run), resolved, partial(_of_run, run), keeps=run)
 
 
 def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
@@ -61,16 +76,81 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
         _check_world_size(run, world_size, is_forced)
 
     files = job.files if is_forced else {**job.files, **_data_file(run)}
-    return Job(
+    repeated = Job(
         name=job.name,
         workspace=job.workspace,
         files=files,
         env=job.env | env,
         check=check,
+        patches=() if context.patches else patches.copies(run),
         replay_of=str(run.directory.resolve()),
         forced=tuple(numeric),
         notes=(origin,),
     )
+    return _amendable(repeated, resolved, partial(_of_run, run), keeps=run)
+
+
+def _amendable(
+    job: Job,
+    resolved: Resolved,
+    resolve: Callable[[tuple[str, ...]], Resolved],
+    *,
+    keeps: Run | None,
+    extra: tuple[str, ...] = (),
+) -> Job:
+    """`job` with a way to change its experiment by the words of hooks; what was typed wins over them.
+
+    Args:
+        job: The job.
+        resolved: Its experiment.
+        resolve: The experiment with further words.
+        keeps: Run whose configuration must stay, as it is continued or repeated.
+        extra: Words that it has already.
+    """
+
+    def amend(words: tuple[str, ...]) -> Job:
+        wanted = (*extra, *words)
+        found = _named_after_hooks(resolve(wanted), resolved)
+        files = experiment.files_of(found)
+        notes = (f"{word} of a hook gives way to what was typed" for word in words if _is_typed(word, resolved))
+        changed = structs.replace(job, notes=(*job.notes, *notes))
+        if keeps is None:
+            fresh = _job(found, {**files, **_before_hooks(job.files)}, resume=None)
+            changed = structs.replace(changed, files=fresh.files, env=fresh.env, check=fresh.check)
+        elif not _has(keeps, {name: files[name] for name in COMPARED}):
+            raise UsageError(
+                f"{' '.join(words)} changes a run that was begun otherwise",
+                "a run that goes on or is repeated stays as it is",
+            )
+        return _amendable(changed, resolved, resolve, keeps=keeps, extra=wanted)
+
+    return structs.replace(job, amend=amend)
+
+
+def _before_hooks(files: dict[str, str]) -> dict[str, str]:
+    """The configuration as it was asked for, by which an unfinished run is found again before hooks have changed it."""
+    kept = {name: text for name, text in files.items() if name.startswith(BEFORE_HOOKS)}
+    return kept or {BEFORE_HOOKS + Path(name).name: files[name] for name in COMPARED}
+
+
+def _named_after_hooks(found: Resolved, asked: Resolved) -> Resolved:
+    """`found`, which hooks have changed, with an origin that says so."""
+    origins = {
+        key: f"hook: {origin}" if origin.startswith("--") and asked.origins.get(key) != origin else origin
+        for key, origin in found.origins.items()
+    }
+    return structs.replace(found, origins=origins)
+
+
+def _is_typed(word: str, resolved: Resolved) -> bool:
+    """Whether the setting that `word`, ``--name=value``, is for was typed as well."""
+    name = word.removeprefix("--").partition("=")[0]
+    key = name if name.startswith("env.") else name.rpartition(".")[2].replace("-", "_")
+    return resolved.origins.get(key, "").startswith("--")
+
+
+def _of_run(run: Run, extra: tuple[str, ...]) -> Resolved:
+    return load_experiment(run.directory / experiment.CONFIG_FILE, extra, environ=None)
 
 
 def _job(resolved: Resolved, files: dict[str, str], resume: Run | None) -> Job:
@@ -109,16 +189,19 @@ def _unfinished(resolved: Resolved, files: dict[str, str]) -> Run | None:
 
 
 def _is_same(run: Run, files: dict[str, str]) -> bool:
-    """Whether a run can be read and has the configuration of `files`; where its values came from does not matter."""
+    """Whether a run can be read and was asked for with `files`; where its values came from does not matter."""
     try:
         run.metadata()
     except PrimusError:
         return False
-    for name in (experiment.CONFIG_FILE, experiment.MODEL_FILE):
-        path = run.directory / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != files[name]:
-            return False
-    return True
+    asked = {name: files[name] for name in COMPARED}
+    before_hooks = {BEFORE_HOOKS + Path(name).name: text for name, text in asked.items()}
+    return _has(run, before_hooks if (run.directory / BEFORE_HOOKS).is_dir() else asked)
+
+
+def _has(run: Run, files: dict[str, str]) -> bool:
+    paths = {run.directory / name: text for name, text in files.items()}
+    return all(path.is_file() and path.read_text(encoding="utf-8") == text for path, text in paths.items())
 
 
 def _has_checkpoint(run: Run, save: str | None) -> bool:

@@ -1,0 +1,253 @@
+"""Performs the hooks and patches of a launch: one after the other, each told what is known, its wishes collected."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from primus.errors import PrimusError, UsageError
+from primus.hook import RESULT_VARIABLE, Reply, Stage
+from primus.launch import patches, scripts
+from primus.launch.plan import Action, Variable
+from primus.launch.scripts import Ended, Masks
+from primus.machine.cluster import Layout
+from primus.runs.store import Outcome, Run, State
+
+LOCK_POLL_S = 0.1
+
+
+class Interrupted(PrimusError):
+    """A signal ended a hook or patch, and with it the launch."""
+
+    def __init__(self, problem: str, signal: int) -> None:
+        super().__init__(problem)
+        self.exit_code = 128 + signal
+
+
+def outcome_of(error: PrimusError) -> Outcome:
+    """How a launch has ended that raised `error`."""
+    state: State = "interrupted" if isinstance(error, Interrupted) else "failed"
+    return Outcome(state=state, exit_code=error.exit_code, reason=error.problem)
+
+
+class Given(Struct, frozen=True, kw_only=True):
+    """What one hook or patch wants set."""
+
+    action: Action
+    env: dict[str, Variable]
+    extra: tuple[str, ...]
+    """Words that change the experiment."""
+
+
+class Scene(Struct, frozen=True, kw_only=True):
+    """What every hook and patch of a launch is told, and where it is logged."""
+
+    task: str
+    words: tuple[str, ...]
+    layout: Layout
+    python: str
+    logs: Path
+    """Folder of the logs."""
+    keeps_logs: bool = True
+    """Whether errors may refer to the logs."""
+    run: Run | None = None
+    """The run, where it is known already."""
+    config: Path | None = None
+    """The resolved experiment."""
+    interrupted: Callable[[], int | None] = lambda: None
+    """The signal that asks the launcher to stop, if there was one."""
+    say: Callable[[str], None] = lambda text: None
+
+
+def before(
+    actions: Sequence[Action],
+    scene: Scene,
+    environ: Callable[[], Mapping[str, str]],
+    accept: Callable[[Given], Sequence[str]],
+) -> None:
+    """Perform the hooks that come before the task, and the patches.
+
+    Args:
+        actions: All that are planned.
+        scene: What they are told.
+        environ: Variables as they are now, with what was accepted.
+        accept: Takes what each of them wants set; gives what it has to say about that.
+
+    Raises:
+        PrimusError: One of them failed, or wants something that cannot be; the message names it.
+        Interrupted: A signal came.
+    """
+    recorder = patches.Recorder(scene.run, Masks(environ()))
+    for action in _of_stage(actions, "before", scene.layout):
+        scene.say(f"{action.kind} {action.file}")
+        if action.kind == "patch":
+            recorder.start(action)
+        ended, given = _perform(action, scene, environ(), {})
+        is_skipped = action.kind == "patch" and ended.exit_code == patches.SKIPPED
+        if action.kind == "patch":
+            recorder.end("skipped" if is_skipped else "failed" if ended.problem else "applied", ended.exit_code)
+        if is_skipped:
+            scene.say(f"patch {action.file} does not apply")
+        elif ended.problem:
+            raise _failure(action, scene, ended)
+        else:
+            _accept(given, scene, accept)
+
+
+def afterwards(actions: Sequence[Action], scene: Scene, environ: Mapping[str, str], outcome: Outcome) -> list[str]:
+    """Perform the hooks of `after/` where the task is done, else those of `failure/`; gives what failed."""
+    stage: Stage = "after" if outcome.state == "done" else "failure"
+    told = {
+        "PRIMUS_OUTCOME": outcome.state,
+        "PRIMUS_EXIT_CODE": str(outcome.exit_code if outcome.exit_code is not None else ""),
+        "PRIMUS_REASON": outcome.reason,
+    }
+    problems = []
+    for action in _of_stage(actions, stage, scene.layout):
+        scene.say(f"{stage} hook {action.file}")
+        ended, _ = _perform(action, scene, environ, told)
+        if ended.problem:
+            problems.append(str(_failure(action, scene, ended)))
+            print(f"primus-cli: {problems[-1]}", file=sys.stderr, flush=True)
+    return problems
+
+
+def _of_stage(actions: Sequence[Action], stage: Stage, layout: Layout) -> list[Action]:
+    """Those that this node performs."""
+    return [each for each in actions if each.stage == stage and (layout.node_rank == 0 or not each.once)]
+
+
+def _accept(given: Given, scene: Scene, accept: Callable[[Given], Sequence[str]]) -> None:
+    action = given.action
+    try:
+        for remark in accept(given):
+            scene.say(f"{action.kind} {action.file}: {remark}")
+            with (scene.logs / _log_name(action, scene.layout)).open("a", encoding="utf-8") as log:
+                log.write(f"[{remark}]\n")
+    except UsageError as error:
+        raise UsageError(f"{action.kind} {action.file}: {error.problem}", error.hint) from None
+
+
+def _perform(action: Action, scene: Scene, environ: Mapping[str, str], more: Mapping[str, str]) -> tuple[Ended, Given]:
+    """Run one, and read what it wants set."""
+    masks = Masks(environ)
+    with _alone(action, scene) as refused, tempfile.TemporaryDirectory(prefix="primus-hook-") as private:
+        result = Path(private) / "result.json"
+        told = {**_told(action, scene), **more, RESULT_VARIABLE: str(result)}
+        log = scene.logs / _log_name(action, scene.layout)
+        ended = refused or scripts.run(
+            _argv(action, scene),
+            {**environ, **told},
+            action.timeout_s,
+            log,
+            masks,
+            speaks=not action.functions,
+            interrupted=scene.interrupted,
+        )
+        reply = _reply(result) if action.functions else Reply(env=ended.env, extra=ended.extra)
+    if reply.stop:
+        ended = structs.replace(ended, problem=masks.apply(f"it stopped the launch: {reply.stop}"), tail=())
+        ended = structs.replace(ended, tail=(masks.apply(reply.hint),) if reply.hint else ())
+    masks.learn(reply.env)
+    return ended, _given(action, reply, masks)
+
+
+def _given(action: Action, reply: Reply, masks: Masks) -> Given:
+    """The reply as variables and words.
+
+    Raises:
+        PrimusError: It names what cannot be a variable, or shows a secret.
+    """
+    what = f"{action.kind} {action.file}"
+    wrong = [name for name, value in reply.env.items() if not (name.isidentifier() and name.isascii()) or "\0" in value]
+    if wrong:
+        raise PrimusError(f"{what}: {wrong[0]!r} with its value is no variable of the environment")
+    source = f"{action.kind}:{action.file}"
+    env = {name: Variable(value, source, is_secret=masks.hides(value)) for name, value in reply.env.items()}
+    secret = [name for name, value in reply.extra.items() if masks.hides(value)]
+    if secret:
+        raise PrimusError(
+            f"{what}: extra.{secret[0]} holds a secret, which the run folder would show",
+            "secrets travel as variables: env.NAME=VALUE",
+        )
+    return Given(action=action, env=env, extra=tuple(f"--{name}={value}" for name, value in reply.extra.items()))
+
+
+def _reply(file: Path) -> Reply:
+    """What functions said; nothing where they did not come to it."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Reply)
+    except FileNotFoundError:
+        return Reply()
+
+
+def _argv(action: Action, scene: Scene) -> tuple[str, ...]:
+    if action.functions:
+        return (scene.python, "-m", "primus.hook", action.file, ",".join(action.functions), *scene.words)
+    if action.file.endswith(".py"):
+        return (scene.python, action.file, *scene.words)
+    return (shutil.which("bash") or "sh", action.file, *scene.words)
+
+
+def _told(action: Action, scene: Scene) -> dict[str, str]:
+    shape = scene.layout
+    known = {
+        "PRIMUS_RUN_DIR": str(scene.run.directory) if scene.run else "",
+        "PRIMUS_CONFIG": str(scene.config) if scene.config and scene.config.is_file() else "",
+    }
+    return {
+        "PRIMUS_TASK": scene.task,
+        "PRIMUS_HOOK_STAGE": action.stage,
+        "PRIMUS_NODE_RANK": str(shape.node_rank),
+        "PRIMUS_NNODES": str(shape.nnodes),
+        "PRIMUS_NPROC": str(shape.nproc),
+    } | known
+
+
+def _log_name(action: Action, layout: Layout) -> str:
+    first = "patch" if action.kind == "patch" else action.stage
+    return f"{first}_{Path(action.file).stem}.node_{layout.node_rank}.log"
+
+
+def _failure(action: Action, scene: Scene, ended: Ended) -> PrimusError:
+    """The error that a failed hook or patch ends the launch with."""
+    problem = f"{action.kind} {action.file} failed: {ended.problem}"
+    if ended.signal is not None:
+        return Interrupted(problem, ended.signal)
+    log = scene.logs / _log_name(action, scene.layout)
+    where = (f"log: {log}",) if scene.keeps_logs else ()
+    return PrimusError(problem, "\n  ".join([*(f"| {line}" for line in ended.tail), *where]))
+
+
+@contextlib.contextmanager
+def _alone(action: Action, scene: Scene) -> Iterator[Ended | None]:
+    """Hold this node's lock while a script runs that asks for it; gives why it could not be had."""
+    if not action.locked:
+        yield None
+        return
+    folder = Path(tempfile.gettempdir()) / f"primus-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    deadline = time.monotonic() + action.timeout_s
+    with (folder / "hooks.lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                heard = scene.interrupted()
+                if heard is None and time.monotonic() < deadline:
+                    time.sleep(LOCK_POLL_S)
+                    continue
+                yield Ended(problem="another launch's hook held this node's lock all the time", signal=heard)
+                return
+            yield None
+            return

@@ -1,0 +1,74 @@
+"""Run a task that needs no workers in this process, with its hooks and patches around it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import structs
+
+from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError
+from primus.launch import actions, execute
+from primus.launch.actions import Given, Scene
+from primus.launch.plan import Action
+from primus.launch.request import Request
+from primus.machine.cluster import Layout
+from primus.runs.store import Outcome
+
+
+def perform(
+    planned: Sequence[Action],
+    request: Request,
+    layout: Layout,
+    python: str,
+    environ: Mapping[str, str],
+    accept: Callable[[Given], Sequence[str]],
+    task: Callable[[], int],
+    say: Callable[[str], None],
+) -> int:
+    """Perform what comes before, the task, and what comes after; gives the task's exit code.
+
+    Args:
+        planned: Hooks and patches.
+        request: What was asked.
+        layout: Where this node stands.
+        python: Interpreter of Python hooks.
+        environ: This process's variables, a live view.
+        accept: Takes what a hook wants set; gives what it has to say about that.
+        task: The task itself.
+        say: Tells people what is done.
+
+    Raises:
+        PrimusError: A hook or patch has failed, or the task.
+    """
+    if not planned:
+        return task()
+    outcome = Outcome(state="failed", exit_code=EXIT_FAILED, reason="an error in primus itself")
+    with tempfile.TemporaryDirectory(prefix="primus-hooks-") as logs:
+        scene = Scene(
+            task=request.task,
+            words=request.words,
+            layout=layout,
+            python=python,
+            logs=Path(logs),
+            keeps_logs=False,
+            say=say,
+        )
+        try:
+            with execute.Signals() as signals:
+                heard = structs.replace(scene, interrupted=lambda: signals.first)
+                actions.before(planned, heard, lambda: environ, accept)
+            code = task()
+            outcome = Outcome(state="failed" if code else "done", exit_code=code)
+        except PrimusError as error:
+            outcome = actions.outcome_of(error)
+            raise
+        except KeyboardInterrupt:
+            outcome = Outcome(state="interrupted", exit_code=EXIT_INTERRUPTED, reason="SIGINT")
+            raise
+        finally:
+            with execute.Signals() as signals:
+                heard = structs.replace(scene, interrupted=lambda: signals.first)
+                actions.afterwards(planned, heard, environ, outcome)
+    return code

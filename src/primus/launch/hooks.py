@@ -1,0 +1,241 @@
+"""Hooks of a task: found in folders by name, read for what they declare, never run.
+
+A folder of hooks holds files for every task that starts workers, and folders `<task>/` and `<task>/<subtask>/` for
+one. Directly in each of these, or in its `before/`, are hooks that run before the task; in `after/` and `failure/` the
+others.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from primus.errors import UsageError, did_you_mean
+from primus.hook import STAGES, Stage
+from primus.launch.plan import Action
+
+TIMEOUT_S = 600.0
+TIMEOUT_VARIABLE = "PRIMUS_HOOK_TIMEOUT"
+HEADER_LINES = 20
+
+_NAME = re.compile(r"\d+[-_.].*\.(sh|py)")
+_MARKER = re.compile(r"#\s*primus:\s*(.*)")
+MARKERS = ("once", "lock", "timeout=SECONDS")
+
+
+def find(task: str, environ: Mapping[str, str], *, starts_workers: bool) -> tuple[Action, ...]:
+    """The hooks of `task` in running order: general ones first, then by file name, then by place.
+
+    Args:
+        task: ``train pretrain``.
+        environ: Tells the folders and the time limit.
+        starts_workers: Whether hooks that are for no task in particular are among them.
+
+    Raises:
+        UsageError: A hook cannot be read, or declares something that there is not.
+    """
+    limit_s = time_limit(environ)
+    folders = [folder for level in _levels(task, starts_workers) for folder in _beside(level, places(environ))]
+    found = [
+        (depth, path.name, action)
+        for depth, folder in folders
+        for stage, path in _files(folder)
+        for action in _actions(path, stage)
+    ]
+    found.sort(key=lambda item: (STAGES.index(item[2].stage), item[0], _natural(item[1])))  # stable: places keep order
+    return tuple(structs.replace(each, timeout_s=limit_s or each.timeout_s) for _, _, each in found)
+
+
+def places(environ: Mapping[str, str]) -> list[Path]:
+    """Folders of hooks, the most general first, each once."""
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "~"), ".config")
+    plug_ins = [os.path.join(root, "hooks") for root in environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
+    own = [root for root in environ.get("PRIMUS_HOOKS", "").split(os.pathsep) if root]
+    named = [Path(place).expanduser() for place in (os.path.join(home, "primus", "hooks"), *plug_ins, *own, "hooks")]
+    return list({os.path.realpath(place): place for place in named}.values())
+
+
+def unnumbered(task: str, environ: Mapping[str, str], *, starts_workers: bool) -> list[Path]:
+    """Scripts in the task's folders that are no hooks, since their names do not begin with a number."""
+    folders = [folder for level in _levels(task, starts_workers) for _, folder in _beside(level, places(environ))]
+    entries = [entry for folder in folders for _, sub in _stages(folder) for entry in _listing(sub)]
+    is_script = re.compile(r"[^._].*\.(sh|py)")
+    return [entry for entry in entries if is_script.fullmatch(entry.name) and not _NAME.fullmatch(entry.name)]
+
+
+def time_limit(environ: Mapping[str, str]) -> float | None:
+    """Seconds that the user gives every script, None where each has its own limit.
+
+    Raises:
+        UsageError: The variable is not a number above 0.
+    """
+    text = environ.get(TIMEOUT_VARIABLE)
+    return None if not text else _seconds(text, f"${TIMEOUT_VARIABLE}")
+
+
+def declared(path: Path, kind: str = "hook") -> Action:
+    """A script as it declares itself in its name and its first lines: `# primus: once, lock, timeout=60`.
+
+    Raises:
+        UsageError: It cannot be read, or declares something that there is not.
+    """
+    action = Action(kind="patch" if kind == "patch" else "hook", file=str(path), timeout_s=TIMEOUT_S)
+    if ".once." in path.name:
+        action = structs.replace(action, once=True)
+    for number, line in enumerate(itertools.islice(_text(path, kind).splitlines(), HEADER_LINES), start=1):
+        marker = _MARKER.match(line)
+        for word in re.split(r"[\s,]+", marker[1].strip()) if marker else ():
+            action = _marked(action, word, f"{path}:{number}")
+    return action
+
+
+def _marked(action: Action, word: str, where: str) -> Action:
+    if word == "once":
+        return structs.replace(action, once=True)
+    if word == "lock":
+        return structs.replace(action, locked=True)
+    if word.startswith("timeout="):
+        return structs.replace(action, timeout_s=_seconds(word.removeprefix("timeout="), where))
+    raise UsageError(f"{where}: '# primus:' takes no '{word}'", did_you_mean(word, MARKERS))
+
+
+def _seconds(text: str, where: str) -> float:
+    try:
+        value = float(text.removesuffix("s"))
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{where}: {text!r} is not a time limit", "give seconds above 0")
+    return value
+
+
+def _levels(task: str, starts_workers: bool) -> list[tuple[int, tuple[str, ...]]]:
+    """Folder names below a place, by depth: none, the task's, the subtask's."""
+    words = tuple(task.split())
+    return [(depth, words[:depth]) for depth in range(0 if starts_workers else 1, len(words) + 1)]
+
+
+def _beside(level: tuple[int, tuple[str, ...]], roots: list[Path]) -> Iterator[tuple[int, Path]]:
+    """The folders of one level in all places; a `-` in a task's name may be written `_`."""
+    depth, words = level
+    for root in roots:
+        for spelled in dict.fromkeys([words, tuple(word.replace("-", "_") for word in words)]):
+            yield depth, root.joinpath(*spelled)
+
+
+def _stages(folder: Path) -> list[tuple[Stage, Path]]:
+    return [("before", folder), *((stage, folder / stage) for stage in STAGES)]
+
+
+def _files(folder: Path) -> Iterator[tuple[Stage, Path]]:
+    for stage, sub in _stages(folder):
+        for entry in _listing(sub):
+            if _NAME.fullmatch(entry.name):
+                yield stage, entry
+
+
+def _listing(folder: Path) -> list[Path]:
+    """Files of `folder`; none where it is no folder.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    try:
+        return sorted(entry for entry in folder.iterdir() if not entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UsageError(f"hooks {folder}: {error.strerror}", "--no-hooks does without") from None
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Key that sorts 2_x before 10_x."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
+
+
+def _text(path: Path, kind: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        hint = "--no-hooks does without" if kind == "hook" else ""
+        raise UsageError(f"{kind} {path}: cannot be read: {error.strerror}", hint) from None
+
+
+def _actions(path: Path, stage: Stage) -> list[Action]:
+    """What one file is to do: a script one thing, a file of functions one for each stage and place of theirs."""
+    plain = structs.replace(declared(path), stage=stage)
+    if path.suffix != ".py":
+        return [plain]
+    functions = _functions(path, plain)
+    if not functions:
+        return [plain]
+    return [
+        structs.replace(like, functions=tuple(each.name for each in functions if each.action == like))
+        for like in dict.fromkeys(each.action for each in functions)
+    ]
+
+
+class _Function(Struct, frozen=True):
+    name: str
+    action: Action
+    """The file's, as the decorator changes it."""
+
+
+def _functions(path: Path, plain: Action) -> list[_Function]:
+    """The decorated functions of a Python file; none where Python cannot read it, which is told when it runs."""
+    try:
+        tree = ast.parse(_text(path, "hook"), str(path))
+    except (SyntaxError, ValueError):
+        return []
+    decorators = _imported(tree)
+    found = []
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        for decorator in node.decorator_list:
+            call = decorator if isinstance(decorator, ast.Call) else None
+            if ast.unparse(call.func if call else decorator) in decorators:
+                found.append(_Function(node.name, _decorated(plain, call, f"{path}:{decorator.lineno}")))
+    return found
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """Names by which a file may call the decorator."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "primus.hook":
+            names |= {alias.asname or alias.name for alias in node.names if alias.name == "hook"}
+        if isinstance(node, ast.ImportFrom) and node.module == "primus":
+            names |= {f"{alias.asname or alias.name}.hook" for alias in node.names if alias.name == "hook"}
+        if isinstance(node, ast.Import):
+            names |= {f"{alias.asname or alias.name}.hook" for alias in node.names if alias.name == "primus.hook"}
+    return names
+
+
+_ARGUMENTS = {"stage": "stage", "once": "once", "lock": "locked", "timeout_s": "timeout_s"}
+"""Field of an Action that each argument of the decorator sets."""
+
+
+def _decorated(plain: Action, call: ast.Call | None, where: str) -> Action:
+    changes = {}
+    for keyword in call.keywords if call else ():
+        if keyword.arg not in _ARGUMENTS:
+            raise UsageError(f"{where}: @hook takes no '{keyword.arg}'", did_you_mean(str(keyword.arg), _ARGUMENTS))
+        try:
+            value = ast.literal_eval(keyword.value)
+        except ValueError:
+            raise UsageError(f"{where}: @hook({keyword.arg}=...) must be a plain value: it is read, not run") from None
+        if keyword.arg == "stage" and value not in (None, *STAGES):
+            raise UsageError(f"{where}: no stage {value!r}", did_you_mean(str(value), STAGES))
+        if keyword.arg == "timeout_s" and value is not None:
+            value = _seconds(str(value), where)
+        if value is not None:
+            changes[_ARGUMENTS[keyword.arg]] = value
+    return structs.replace(plain, **changes)

@@ -1,0 +1,304 @@
+"""Run one script of a hook or patch: in a session of its own, for a limited time, its output read, masked and kept.
+
+A script says what it wants set by lines on its standard output, as in the existing system:
+
+    env.NAME=VALUE            a variable for the workers
+    extra.dotted.name=VALUE   a setting of the experiment
+
+Everything else, and all of standard error, goes to its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from msgspec import Struct
+
+from primus import secret
+
+if TYPE_CHECKING:
+    import psutil
+
+LOG_LIMIT_BYTES = 8 * 2**20
+LINE_LIMIT_BYTES = 64 * 2**10
+LONGEST_SECRET_BYTES = 4 * 2**10
+"""How far a line is read beyond its limit, so that no secret is cut in two."""
+TAIL_LINES = 10
+POLL_S = 0.05
+GRACE_S = 2.0
+"""Time that a script has to end after it is asked to."""
+DRAIN_S = 0.5
+"""Time that is left to read what an ended script has written; what holds its output open has left its session."""
+SHORTEST_SECRET = 4
+"""Characters of the shortest value that is looked for in output; a shorter one would mask every digit."""
+
+ENV_LINE = re.compile(r"env\.([A-Za-z_][A-Za-z0-9_]*)=(.*)")
+EXTRA_LINE = re.compile(r"extra\.([A-Za-z_](?:[A-Za-z0-9_.]*[A-Za-z0-9_])?)=(.*)")
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """How a script ended, and what it wants set."""
+
+    exit_code: int | None = None
+    """None where it was ended by a signal, its own or ours."""
+    problem: str = ""
+    """``exit code 3``, ``it was not over after 600 s``; empty where all went well."""
+    signal: int | None = None
+    """Signal to the launcher that ended it."""
+    env: dict[str, str] = {}
+    extra: dict[str, str] = {}
+    tail: tuple[str, ...] = ()
+    """Last lines of its output, secrets masked."""
+
+
+class Masks:
+    """Known secret values, which no text may show."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._values: set[str] = set()
+        self._pattern: re.Pattern[str] | None = None
+        self.learn(environ)
+
+    def learn(self, environ: Mapping[str, str]) -> None:
+        """Take the secrets among `environ`, and the passwords in its addresses."""
+        found = [value for name, value in environ.items() if secret.is_secret(name)]
+        lines = [line.strip() for value in found for line in value.splitlines()]
+        passwords = [match[1] for value in environ.values() for match in _URL_PASSWORD.finditer(value)]
+        self._values |= {value for value in [*lines, *passwords] if len(value) >= SHORTEST_SECRET}
+        longest_first = sorted(self._values, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def hides(self, text: str) -> bool:
+        """Whether `text` holds a secret value."""
+        return bool(self._pattern and self._pattern.search(text))
+
+    def apply(self, text: str) -> str:
+        """`text` without secrets: known values, assignments to secret names, passwords in addresses."""
+        plain = self._pattern.sub(secret.MASK, text) if self._pattern else text
+        return secret.masked("", plain)
+
+
+_URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+
+
+class Log:
+    """The log of one script: lines are masked, and only so many are kept."""
+
+    def __init__(self, file: IO[bytes], masks: Masks) -> None:
+        self._file = file
+        self._masks = masks
+        self._left_bytes = LOG_LIMIT_BYTES
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+
+    def write(self, text: str, *, limited: bool = True) -> None:
+        """Append a line; the launcher's own are not `limited`."""
+        shown = self._masks.apply(text)[:LINE_LIMIT_BYTES]
+        data = shown.encode("utf-8", "backslashreplace") + b"\n"
+        if not limited:
+            self._file.write(data)
+            return
+        self.tail.append(shown)
+        if self._left_bytes > 0:
+            self._file.write(data if len(data) <= self._left_bytes else b"[further output was left out]\n")
+        self._left_bytes -= len(data)
+
+
+def run(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    timeout_s: float,
+    file: Path,
+    masks: Masks,
+    *,
+    speaks: bool = True,
+    interrupted: Callable[[], int | None] = lambda: None,
+) -> Ended:
+    """Run a script until its end, its time limit or a signal to the launcher; what it has started ends with it.
+
+    Args:
+        argv: The command.
+        environ: Its whole environment.
+        timeout_s: Time limit in seconds.
+        file: Log to append to.
+        masks: Secrets; those that the script sets are added.
+        speaks: Whether lines of its standard output may set something.
+        interrupted: The signal that asks the launcher to stop, if there was one.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as handle:
+        log = Log(handle, masks)
+        log.write(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {' '.join(secret.mask_words(argv))}", limited=False)
+        started = time.monotonic()
+        output = _Output(log, masks, speaks=speaks)
+        try:
+            child = subprocess.Popen(
+                argv,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Ended(problem=f"{argv[0]} cannot be started: {error.strerror}")
+        try:
+            problem, heard = _follow(child, output, timeout_s, interrupted)
+        finally:
+            _end_session(child)
+            output.drain(child)
+        problem = problem or _problem(child.returncode)
+        log.write(f"[{problem or 'exit code 0'}, {time.monotonic() - started:.1f} s]", limited=False)
+    code = child.returncode if child.returncode >= 0 and heard is None else None
+    return Ended(
+        exit_code=code, problem=problem, signal=heard, env=output.env, extra=output.extra, tail=tuple(log.tail)
+    )
+
+
+def _follow(
+    child: subprocess.Popen[bytes], output: _Output, timeout_s: float, interrupted: Callable[[], int | None]
+) -> tuple[str, int | None]:
+    """Read output until the child ends, or must end: why, and the signal if that is the reason."""
+    deadline = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        for stream in (child.stdout, child.stderr):
+            assert stream
+            os.set_blocking(stream.fileno(), False)
+            selector.register(stream, selectors.EVENT_READ)
+        while child.poll() is None:
+            if time.monotonic() > deadline:
+                return f"it was not over after {timeout_s:g} s", None
+            heard = interrupted()
+            if heard is not None:
+                return f"interrupted by {signal.Signals(heard).name}", heard
+            if not selector.get_map():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(POLL_S)
+            for key, _ in selector.select(POLL_S):
+                if not output.read(key.fileobj, is_stdout=key.fileobj is child.stdout):  # type: ignore[arg-type]
+                    selector.unregister(key.fileobj)
+    return "", None
+
+
+def _problem(returncode: int) -> str:
+    if returncode < 0:
+        return f"killed by {signal.Signals(-returncode).name}"
+    return f"exit code {returncode}" if returncode else ""
+
+
+class _Output:
+    """Lines of both streams: what they set is collected, all else is logged."""
+
+    def __init__(self, log: Log, masks: Masks, *, speaks: bool) -> None:
+        self.env: dict[str, str] = {}
+        self.extra: dict[str, str] = {}
+        self._log = log
+        self._masks = masks
+        self._speaks = speaks
+        self._begun = {True: b"", False: b""}
+
+    def read(self, stream: IO[bytes], *, is_stdout: bool) -> bool:
+        """Take what is there; False at the end of the stream."""
+        try:
+            data = os.read(stream.fileno(), 2**16)
+        except BlockingIOError:
+            return True
+        *lines, rest = (self._begun[is_stdout] + data).split(b"\n")
+        for line in lines:
+            self._line(line, is_stdout=is_stdout)
+        self._begun[is_stdout] = rest[: LINE_LIMIT_BYTES + LONGEST_SECRET_BYTES]
+        return bool(data)
+
+    def drain(self, child: subprocess.Popen[bytes]) -> None:
+        """Take what is left in the pipes of an ended child, and the last half lines."""
+        deadline = time.monotonic() + DRAIN_S
+        for stream, is_stdout in ((child.stdout, True), (child.stderr, False)):
+            assert stream
+            os.set_blocking(stream.fileno(), False)
+            while time.monotonic() < deadline and _has_data(stream) and self.read(stream, is_stdout=is_stdout):
+                pass
+            stream.close()
+            if self._begun[is_stdout]:
+                self._line(self._begun[is_stdout], is_stdout=is_stdout)
+
+    def _line(self, data: bytes, *, is_stdout: bool) -> None:
+        text = data.rstrip(b"\r").decode("utf-8", "backslashreplace")
+        if not is_stdout or not self._speaks or not text.startswith(("env.", "extra.")):
+            self._log.write(text)
+            return
+        env, extra = ENV_LINE.fullmatch(text), EXTRA_LINE.fullmatch(text)
+        if not (env or extra) or "\0" in text or len(data) > LINE_LIMIT_BYTES or not _is_utf8(data):
+            self._log.write(f"{text}\n[the line above sets nothing: expected env.NAME=VALUE or extra.name=VALUE]")
+        elif env:
+            self.env[env[1]] = env[2]
+            self._masks.learn({env[1]: env[2]})
+            self._log.write(text)
+        elif extra:
+            self.extra[extra[1]] = extra[2]
+            self._log.write(text)
+
+
+def _has_data(stream: IO[bytes]) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _end_session(child: subprocess.Popen[bytes]) -> None:
+    """End what is left of a script: its tree, and everything in its session, first asked, then killed."""
+    import psutil
+
+    tree: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        tree = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
+    members = {process.pid: process for process in [*tree, *_session(child.pid)]}
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        for process in members.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline and (child.poll() is None or _alive(members.values())):
+            time.sleep(0.01)
+        members |= {process.pid: process for process in _session(child.pid)}
+    child.wait()
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    """Living processes of the session that `leader` began."""
+    import psutil
+
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if os.getsid(pid) == leader:
+                found.append(psutil.Process(pid))
+    return found
+
+
+def _alive(processes: Iterable[psutil.Process]) -> bool:
+    import psutil
+
+    def is_alive(process: psutil.Process) -> bool:
+        try:
+            return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
+    return any(map(is_alive, processes))
