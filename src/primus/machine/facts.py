@@ -42,6 +42,8 @@ class Partition(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     render_minor: int | None = None
     """Number of /dev/dri/renderD<minor>."""
+    uuid: str | None = None
+    """Unique id by which visibility variables name it, without their prefix; partitions of a card share it."""
 
 
 class Device(Struct, frozen=True, kw_only=True):

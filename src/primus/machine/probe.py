@@ -1,0 +1,166 @@
+"""What this machine is, from the kernel's files first and from tools where those are silent; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec import structs
+
+from primus.errors import UsageError
+from primus.machine import amd, host, interfaces, nvidia, pci, profile, rdma, smi
+from primus.machine.facts import Device, Facts, Partition, Problem, Vendor
+from primus.machine.tree import Tree
+
+Tools = Literal["never", "missing", "all"]
+MODEL_VARIABLE = "PRIMUS_GPU_MODEL"
+MEMORY_TOLERANCE = 0.01
+"""Versions of a driver count reserved memory or not."""
+
+
+def probe(
+    root: Path = Path("/"),
+    environ: Mapping[str, str] | None = None,
+    *,
+    tools: Tools | None = None,
+    master: str | None = None,
+) -> Facts:
+    """The facts of a machine.
+
+    Args:
+        root: Root of its file system; another folder is a recorded machine.
+        environ: Variables of the process; PRIMUS_GPU_MODEL overrides the model of all devices.
+        tools: Whether vendors' tools are asked: never, where the kernel's files are silent (the default on the running
+            machine), or always, to compare. A recorded machine is never asked by default.
+        master: Address of the launch's master, for the interface that leads there.
+
+    Raises:
+        UsageError: PRIMUS_GPU_MODEL names no known model.
+    """
+    tree, environ = Tree(root), environ or {}
+    functions = pci.accelerators(tree)
+    amd_devices, amd_links = amd.cards(tree, functions)
+    devices, links = (amd_devices, amd_links) if amd_devices else nvidia.cards(tree, functions)
+    devices = _by_tools(tree, devices, environ, tools or ("missing" if tree.is_live else "never"))
+    found = interfaces.interfaces(tree)
+    return Facts(
+        host=host.name(tree),
+        devices=_overridden(devices, environ),
+        links=links,
+        interfaces=found,
+        master_interface=interfaces.route(tree, found, master) if master else None,
+        rdma=rdma.devices(tree),
+        cpu=host.cpu(tree, environ),
+        memory=host.memory(tree),
+        limits=host.limits(tree),
+        software=host.software(tree),
+        container=host.container(tree, environ),
+        scheduler=host.scheduler(environ),
+        problems=tuple(tree.problems),
+    )
+
+
+def _overridden(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
+    wanted = environ.get(MODEL_VARIABLE)
+    if not wanted:
+        return tuple(devices)
+    known = profile.by_name(wanted)
+    if known is None:
+        raise UsageError(
+            f"${MODEL_VARIABLE}: no profile describes '{wanted}'", "name a model such as MI300X, or unset it"
+        )
+    return tuple(
+        structs.replace(device, model=known.model, sources={**device.sources, "model": "user"}) for device in devices
+    )
+
+
+def _by_tools(tree: Tree, devices: Sequence[Device], environ: Mapping[str, str], tools: Tools) -> tuple[Device, ...]:
+    """The devices with what tools add, in the order in which tools are believed."""
+    devices = tuple(devices)
+    vendors: tuple[Vendor, ...] = (devices[0].vendor,) if devices else ("amd", "nvidia")
+    for vendor in vendors:
+        for source in smi.SOURCES[vendor]:
+            is_wanted = tools == "all" or (tools == "missing" and _is_incomplete(devices))
+            if not is_wanted or (source.tool == "torch" and not devices):
+                continue
+            readings, problems = smi.read(source, environ)
+            tree.problems += problems
+            devices = _merged(tree, devices, readings) if devices else _from_readings(tree, vendor, readings)
+    return devices
+
+
+def _is_incomplete(devices: Sequence[Device]) -> bool:
+    """Whether something is missing that much depends on: what a device is, or its memory."""
+    return not devices or any(
+        (not device.model and not device.name) or device.memory_bytes is None for device in devices if device.partitions
+    )
+
+
+def _from_readings(tree: Tree, vendor: Vendor, readings: Sequence[smi.Reading]) -> tuple[Device, ...]:
+    """Devices that only a tool knows, as in a container without the kernel's files."""
+    if readings:
+        tree.problems.append(Problem(readings[0].tool, "knows devices that the kernel's files do not show"))
+    bare = [
+        Device(
+            index=number,
+            vendor=vendor,
+            bdf=reading.bdf,
+            partitions=(Partition(index=number, bdf=reading.bdf),),
+            sources={"bdf": reading.tool} if reading.bdf else {},
+        )
+        for number, reading in enumerate(readings)
+    ]
+    return tuple(_with(tree, device, reading) for device, reading in zip(bare, readings, strict=True))
+
+
+def _merged(tree: Tree, devices: tuple[Device, ...], readings: Sequence[smi.Reading]) -> tuple[Device, ...]:
+    matched = [(device, _reading_of(device, devices, readings)) for device in devices]
+    is_addressed = all(reading.bdf for reading in readings)
+    if readings and is_addressed and not any(reading for _, reading in matched):
+        tree.problems.append(Problem(readings[0].tool, "knows none of the devices that the kernel knows"))
+    return tuple(_with(tree, device, reading) if reading else device for device, reading in matched)
+
+
+def _reading_of(device: Device, devices: Sequence[Device], readings: Iterable[smi.Reading]) -> smi.Reading | None:
+    """The reading of a device by its address; by its number only where a tool gives no address and says the same of
+    all, since the orders of tools differ."""
+    readings = list(readings)
+    by_address = next((reading for reading in readings if reading.bdf and reading.bdf == device.bdf), None)
+    if by_address or any(reading.bdf for reading in readings) or len(readings) != len(devices):
+        return by_address
+    alike = len({(reading.name, reading.device_id, reading.memory_bytes) for reading in readings}) == 1
+    return readings[device.index] if alike else None
+
+
+def _with(tree: Tree, device: Device, reading: smi.Reading) -> Device:
+    """The device with the reading's values where it has none; where both have one and they differ, that is said."""
+    changes: dict[str, object] = {}
+    for field in ("name", "device_id", "memory_bytes", "architecture", "numa_node"):
+        mine, other = getattr(device, field), getattr(reading, field)
+        if field == "memory_bytes" and len(device.partitions) > 1:
+            continue  # of which partition the tool speaks differs between its versions
+        if mine in (None, ""):
+            changes |= {field: other} if other is not None else {}
+        elif other is not None and field != "name" and not _agree(field, mine, other):
+            source = device.sources.get(field, "kernel")
+            problem = f"{field} is {mine} by {source}, {other} by {reading.tool}"
+            tree.problems.append(Problem(f"GPU {device.index}", problem))
+    merged = structs.replace(device, **changes)
+    known = None if merged.model else _profile(merged)
+    changes |= {"model": known.model} if known else {}
+    sources = {**device.sources, **dict.fromkeys(changes, reading.tool)}
+    return structs.replace(device, **changes, sources=sources)
+
+
+def _profile(device: Device) -> profile.Profile | None:
+    """By the id; by the name only where there is no id."""
+    if device.device_id is not None:
+        return profile.by_id(device.vendor, device.device_id)
+    return profile.by_name(device.name) if device.name else None
+
+
+def _agree(field: str, mine: object, other: object) -> bool:
+    if field == "memory_bytes" and isinstance(mine, int) and isinstance(other, int):
+        return abs(mine - other) <= mine * MEMORY_TOLERANCE
+    return mine == other

@@ -1,0 +1,319 @@
+"""What vendors' tools and torch say of the devices: later sources, each with a time limit and never required.
+
+Shapes: ROCm/device-metrics-exporter tests (amd-smi), ROCm/rocm_smi_lib#159 (rocm-smi), rocminfo and nvidia-smi
+as printed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from primus.machine import pci
+from primus.machine.facts import Problem, Vendor
+from primus.process import call
+
+LIMIT_S = 5.0
+MIB = 1 << 20
+UNITS = {"B": 1, "KB": 1 << 10, "KIB": 1 << 10, "MB": MIB, "MIB": MIB, "GB": 1 << 30, "GIB": 1 << 30}
+"""The tools say MB and mean MiB."""
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """What a tool says of one card; None where it says nothing."""
+
+    tool: str
+    index: int
+    """In the order of the tool, which need not be the driver's."""
+    bdf: str | None = None
+    name: str | None = None
+    device_id: int | None = None
+    memory_bytes: int | None = None
+    architecture: str | None = None
+    power_w: float | None = None
+    """Power limit."""
+    driver: str | None = None
+    numa_node: int | None = None
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """A tool, what it is asked, and what its answers mean."""
+
+    tool: str
+    questions: tuple[tuple[str, ...], ...]
+    parse: Callable[[Sequence[str]], list[Reading]]
+    """Of the answers, in the order of the questions; an answer that failed is empty."""
+
+
+def read(source: Source, environ: Mapping[str, str], limit_s: float = LIMIT_S) -> tuple[list[Reading], list[Problem]]:
+    """What a tool says, and what went wrong; a tool that is not installed says nothing and is no problem."""
+    problems, texts = [], []
+    for question in source.questions:
+        answer = call(question, environ, limit_s)
+        texts.append(answer.text if answer.state in ("ok", "failed") else "")
+        if answer.state in ("slow", "failed"):
+            problems.append(Problem(source.tool, f"{' '.join(question[:3])}: {answer.problem}"))
+        if answer.state in ("slow", "missing"):
+            break
+    texts += [""] * (len(source.questions) - len(texts))
+    try:
+        return (source.parse(texts) if any(texts) else []), problems
+    except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        return [], [*problems, Problem(source.tool, f"its output cannot be understood: {error}"[:200])]
+
+
+def amd_smi(texts: Sequence[str]) -> list[Reading]:
+    """`amd-smi static --json` and `amd-smi list --json`; the second has the addresses where the first has none."""
+    listed = {entry.get("gpu"): entry for entry in entries(texts[1])} if texts[1].strip() else {}
+    found: list[Reading] = []
+    for position, entry in enumerate(entries(texts[0]) if texts[0].strip() else listed.values()):
+        index = entry.get("gpu", position)
+        asic, other = dig(entry, "asic") or {}, listed.get(index, {})
+        bdf = dig(entry, "bus", "bdf") or other.get("bdf")
+        found.append(
+            Reading(
+                tool="amd-smi",
+                index=index,
+                bdf=pci.address(str(bdf)),
+                name=text(dig(asic, "market_name")),
+                device_id=hexadecimal(dig(asic, "device_id")) or _id_in_uuid(str(other.get("uuid", ""))),
+                memory_bytes=size(dig(entry, "vram", "size")),
+                architecture=architecture(text(dig(asic, "target_graphics_version"))),
+                power_w=_power_limit(dig(entry, "limit")),
+                driver=version(text(dig(entry, "driver", "version"))),
+                numa_node=integer(dig(entry, "numa", "node")),
+            )
+        )
+    return found
+
+
+def rocm_smi(texts: Sequence[str]) -> list[Reading]:
+    """`rocm-smi --show...` as JSON or as text; keys are spelt with capitals or without."""
+    cards = _rocm_smi_json(texts[0]) if "{" in texts[0] else _rocm_smi_text(texts[0])
+    found = []
+    for index, values in sorted(cards.items()):
+        low = {key.lower(): value for key, value in values.items()}
+        memory = number(low.get("vram total memory (b)"))
+        found.append(
+            Reading(
+                tool="rocm-smi",
+                index=index,
+                bdf=pci.address(low.get("pci bus", "")),
+                name=text(low.get("card series")),
+                device_id=hexadecimal(low.get("card model")) or hexadecimal(low.get("device id")),
+                memory_bytes=int(memory) if memory else None,
+                architecture=architecture(text(low.get("gfx version"))),
+                power_w=number(low.get("max graphics package power (w)")),
+                driver=version(text(low.get("driver version"))),
+            )
+        )
+    return found
+
+
+def _rocm_smi_json(said: str) -> dict[int, dict[str, str]]:
+    cards = {key: value for key, value in loads(said).items() if re.fullmatch(r"card\d+", key)}
+    return {int(key[4:]): {name: str(value) for name, value in values.items()} for key, values in cards.items()}
+
+
+def _rocm_smi_text(said: str) -> dict[int, dict[str, str]]:
+    cards: dict[int, dict[str, str]] = {}
+    for index, key, value in re.findall(r"^GPU\[(\d+)\]\s*: ([^:\n]+):[ \t]*(.*)$", said, re.MULTILINE):
+        cards.setdefault(int(index), {})[key.strip()] = value.strip()
+    return cards
+
+
+def rocminfo(texts: Sequence[str]) -> list[Reading]:
+    """The agents that are GPUs; a BDFID is bus and function in one number, without the domain."""
+    found: list[Reading] = []
+    for agent in re.split(r"^Agent \d+\s*$", texts[0], flags=re.MULTILINE)[1:]:
+        values = dict(reversed(re.findall(r"^\s*([A-Z][^:\n]*?):\s+(.*?)\s*$", agent, re.MULTILINE)))
+        if values.get("Device Type") != "GPU":
+            continue
+        location, sizes = integer(values.get("BDFID")), re.findall(r"Size:\s+(\d+)\(0x[0-9a-f]+\) KB", agent)
+        found.append(
+            Reading(
+                tool="rocminfo",
+                index=len(found),
+                bdf=None if location is None else f"0000:{location >> 8:02x}:{location >> 3 & 31:02x}.{location & 7}",
+                name=text(values.get("Marketing Name")),
+                device_id=integer(values.get("Chip ID", "").partition("(")[0]),
+                memory_bytes=max(int(kib) for kib in sizes) << 10 if sizes else None,
+                architecture=architecture(values.get("Name")),
+            )
+        )
+    return found
+
+
+NVIDIA_FIELDS = ("index", "name", "pci.bus_id", "memory.total", "driver_version")
+
+
+def nvidia_smi(texts: Sequence[str]) -> list[Reading]:
+    """`nvidia-smi --query-gpu=... --format=csv`."""
+    return [
+        Reading(
+            tool="nvidia-smi",
+            index=int(row["index"]),
+            bdf=pci.address(row["pci.bus_id"]),
+            name=text(row["name"]),
+            memory_bytes=size(row["memory.total"]),
+            driver=version(text(row["driver_version"])),
+        )
+        for row in table(texts[0], NVIDIA_FIELDS)
+    ]
+
+
+TORCH = (
+    "import json, torch; p = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())];"
+    "print(json.dumps([{'name': d.name, 'memory': d.total_memory, 'arch': getattr(d, 'gcnArchName', None),"
+    " 'pci': [getattr(d, 'pci_' + k, None) for k in ('domain_id', 'bus_id', 'device_id')]} for d in p]))"
+)
+"""Runs in a process of its own: importing torch takes seconds."""
+
+
+def torch(texts: Sequence[str]) -> list[Reading]:
+    """What torch sees, which is limited by the visibility variables."""
+    found = []
+    for index, entry in enumerate(entries(texts[0])):
+        domain, bus, device = entry["pci"]
+        found.append(
+            Reading(
+                tool="torch",
+                index=index,
+                bdf=None if bus is None else f"{domain or 0:04x}:{bus:02x}:{device or 0:02x}.0",
+                name=text(entry["name"]),
+                memory_bytes=integer(entry["memory"]),
+                architecture=architecture(text(entry["arch"])),
+            )
+        )
+    return found
+
+
+_TORCH = Source(tool="torch", questions=((sys.executable, "-c", TORCH),), parse=torch)
+SOURCES: dict[Vendor, tuple[Source, ...]] = {
+    "amd": (
+        Source(
+            tool="amd-smi",
+            questions=(("amd-smi", "static", "--json"), ("amd-smi", "list", "--json")),
+            parse=amd_smi,
+        ),
+        Source(
+            tool="rocm-smi",
+            questions=(("rocm-smi", "--showproductname", "--showbus", "--showmeminfo", "vram", "--json"),),
+            parse=rocm_smi,
+        ),
+        Source(tool="rocminfo", questions=(("rocminfo",),), parse=rocminfo),
+        _TORCH,
+    ),
+    "nvidia": (
+        Source(
+            tool="nvidia-smi",
+            questions=(("nvidia-smi", f"--query-gpu={','.join(NVIDIA_FIELDS)}", "--format=csv"),),
+            parse=nvidia_smi,
+        ),
+        _TORCH,
+    ),
+}
+"""In the order in which they are believed; torch is the last and the slowest."""
+
+
+def loads(said: str) -> Any:
+    """The JSON in an output, which may begin with warnings.
+
+    Raises:
+        ValueError: There is none, or it is broken.
+    """
+    start = re.search(r"^\s*[\[{]", said, re.MULTILINE)
+    if not start:
+        raise ValueError("no JSON")
+    return json.loads(said[start.start() :])
+
+
+def entries(said: str) -> list[dict[str, Any]]:
+    """The entries of a bare list, or of one under ``gpu_data``.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    value = loads(said)
+    listed = value.get("gpu_data") if isinstance(value, dict) else value
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise ValueError("no list of devices")
+    return listed
+
+
+def table(said: str, fields: Sequence[str]) -> list[dict[str, str]]:
+    """Rows of a CSV table by field; a header, with units or without, may lead them. Lines of another length are no
+    rows."""
+    rows = [[cell.strip() for cell in row] for row in csv.reader(said.splitlines())]
+    return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields) and row[0] != fields[0]]
+
+
+def dig(value: Any, *keys: str) -> Any:
+    """The value under `keys`, None where there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def text(value: Any) -> str | None:
+    """Text that says something: not N/A in any of its spellings."""
+    said = str(value).strip() if value is not None else ""
+    return None if not said or re.fullmatch(r"\[?(n/a|not supported|unknown error|none)\]?", said.lower()) else said
+
+
+def number(value: Any) -> float | None:
+    """A number that is plain, with a unit behind it, or ``{"value", "unit"}``; None for anything else."""
+    if isinstance(value, dict):
+        value = value.get("value")
+    match = re.match(r"-?\d+(?:\.\d+)?(?=[\s%a-zA-Z°]|$)", str(value).strip())
+    return float(match[0]) if match and not isinstance(value, bool) else None
+
+
+def integer(value: Any) -> int | None:
+    """A whole number in any of the shapes of `number`."""
+    found = number(value)
+    return None if found is None else int(found)
+
+
+def size(value: Any) -> int | None:
+    """Bytes of a size with its unit, MiB without one."""
+    found = number(value)
+    unit = value.get("unit") if isinstance(value, dict) else str(value).strip().rpartition(" ")[2]
+    return None if found is None else int(found * UNITS.get(str(unit).upper(), MIB))
+
+
+def hexadecimal(value: Any) -> int | None:
+    """A number written as ``0x74a1``."""
+    return int(value, 16) if isinstance(value, str) and re.fullmatch(r"0x[0-9a-fA-F]{1,8}", value) else None
+
+
+def architecture(value: str | None) -> str | None:
+    """``gfx90a`` of ``gfx9010`` (rocm-smi's decimal step); features behind a colon left out."""
+    name = (value or "").partition(":")[0]
+    match = re.fullmatch(r"gfx9(\d)(\d\d)", name)
+    if match:
+        return f"gfx9{match[1]}{int(match[2]):x}"
+    return name if re.fullmatch(r"gfx[0-9a-f]{3,4}", name) else None
+
+
+def version(value: str | None) -> str | None:
+    """A driver's version; amd-smi puts the kernel's whole description there where the driver is the kernel's own."""
+    return value if value and re.fullmatch(r"\d+(\.\d+)+\S*", value) else None
+
+
+def _power_limit(limit: Any) -> float | None:
+    """Watt, flat or under ``ppt0``."""
+    found = (dig(limit, "ppt0", "max_power_limit"), dig(limit, "max_power"), dig(limit, "socket_power"))
+    return next((watt for value in found if (watt := number(value)) is not None), None)
+
+
+def _id_in_uuid(uuid: str) -> int | None:
+    """amd-smi's UUID begins with the device id: 75ff75a3-... is 0x75a3."""
+    match = re.match(r"[0-9a-f]{2}ff([0-9a-f]{4})-", uuid)
+    return int(match[1], 16) if match else None
