@@ -81,6 +81,14 @@ def direct_links(facts: Facts) -> list[Link]:
     return [links[pair] for pair in sorted(links)]
 
 
+def missing_links(facts: Facts) -> list[tuple[int, int]]:
+    """Pairs of cards of one hive without an xGMI link."""
+    linked = {frozenset((link.first, link.second)) for link in direct_links(facts)}
+    pairs = combinations((device for device in facts.devices if device.hive), 2)
+    alike = ((a.index, b.index) for a, b in pairs if a.hive == b.hive)
+    return [pair for pair in alike if frozenset(pair) not in linked]
+
+
 def word_of(link: Link) -> str:
     """The word for a direct link: ``XGMI``, ``NV18``."""
     return "XGMI" if link.kind == "xgmi" else f"NV{link.num_links or ''}"
@@ -207,7 +215,9 @@ def _islands(facts: Facts) -> tuple[tuple[int, ...], ...]:
 
 
 def _warnings(facts: Facts, ends: tuple[End, ...]) -> Iterator[str]:
-    yield from _missing_links(facts)
+    missing = missing_links(facts)
+    if missing:
+        yield f"no xGMI link within one hive: {_pairs(missing)}"
     yield from _few_bricks(facts)
     for device in facts.devices:
         expected = expected_partitions(facts, device)
@@ -219,15 +229,6 @@ def _warnings(facts: Facts, ends: tuple[End, ...]) -> Iterator[str]:
     for end in ends:
         if not end.is_up:
             yield f"{end.name} is down" + (f" ({end.detail})" if end.detail != "down" else "")
-
-
-def _missing_links(facts: Facts) -> Iterator[str]:
-    linked = {frozenset((link.first, link.second)) for link in direct_links(facts)}
-    for hive in sorted({device.hive for device in facts.devices if device.hive}):
-        members = [device.index for device in facts.devices if device.hive == hive]
-        missing = [pair for pair in combinations(members, 2) if frozenset(pair) not in linked]
-        if missing:
-            yield f"no xGMI link within one hive: {_pairs(missing)}"
 
 
 def _few_bricks(facts: Facts) -> Iterator[str]:

@@ -1,0 +1,467 @@
+"""The topology of a machine as an SVG picture that stands alone or inside a page.
+
+NUMA nodes are frames in two columns. Cards stand on the inner sides and face each other, their adapters on the outer
+sides; direct links are chords of an ellipse between the columns, on which each card has its point at its own height.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+from msgspec import Struct
+
+from primus.machine.facts import Device, Facts
+from primus.machine.topology import (
+    NEAR,
+    End,
+    Topology,
+    degraded,
+    direct_links,
+    expected_partitions,
+    missing_links,
+    word_of,
+)
+from primus.report.page import Html, element
+
+T = TypeVar("T")
+
+MARGIN = 16
+TOP = 78
+CARD_WIDTH = 224
+CARD_GAP = 12
+CELL_HEIGHT = 16
+NIC_WIDTH, NIC_HEIGHT, NIC_GAP = 152, 38, 8
+BUS = 60
+"""Between an adapter and its card; the line that joins them is in the middle."""
+PADDING = 14
+HEAD = 34
+COLUMN = PADDING * 2 + NIC_WIDTH + BUS + CARD_WIDTH
+MESH = 290
+"""Between the columns, where cards are linked directly."""
+CHARACTER = 0.62
+"""Width of a character in parts of the font's size; the usual sans-serif fonts are narrower on average."""
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    """Cards and adapters that one line joins: those below one bridge, or the rest of a NUMA node."""
+
+    top: float
+    height: float
+    cards: tuple[Device, ...]
+    adapters: tuple[End, ...]
+    word: str
+    """The nearest relation of a card and an adapter; empty where there are not both."""
+
+    @property
+    def middle(self) -> float:
+        return self.top + self.height / 2
+
+
+class Frame(Struct, frozen=True, kw_only=True):
+    """A NUMA node, or the half of it that stands on one side."""
+
+    title: str
+    left: float
+    top: float
+    height: float
+    groups: tuple[Group, ...]
+    is_mirrored: bool
+    """Whether cards stand left of their adapters."""
+
+    @property
+    def card_left(self) -> float:
+        return self.left + PADDING + (0 if self.is_mirrored else NIC_WIDTH + BUS)
+
+    @property
+    def nic_left(self) -> float:
+        return self.left + PADDING + (CARD_WIDTH + BUS if self.is_mirrored else 0)
+
+    @property
+    def bus(self) -> float:
+        return self.left + PADDING + BUS / 2 + (CARD_WIDTH if self.is_mirrored else NIC_WIDTH)
+
+    @property
+    def card_inner(self) -> float:
+        return self.card_left + (0 if self.is_mirrored else CARD_WIDTH)
+
+    @property
+    def card_outer(self) -> float:
+        return self.card_left + (CARD_WIDTH if self.is_mirrored else 0)
+
+    @property
+    def nic_inner(self) -> float:
+        return self.nic_left + (0 if self.is_mirrored else NIC_WIDTH)
+
+
+def svg(facts: Facts, topology: Topology) -> Html:
+    """The picture; deterministic, with a title that a pointer shows on every device and link."""
+    return _Picture(facts, topology).svg()
+
+
+class _Picture:
+    """The measures that all parts share, and the parts."""
+
+    def __init__(self, facts: Facts, topology: Topology) -> None:
+        self.facts = facts
+        self.topology = topology
+        self.is_partitioned = any(expected_partitions(facts, device) > 1 for device in facts.devices)
+        self.card_height = 62 + (CELL_HEIGHT + 8 if self.is_partitioned else 0)
+        self.is_linked = bool(topology.islands or missing_links(facts))
+        parts = self._divided()
+        self.gap = MESH if self.is_linked else 24
+        self.width = max(MARGIN * 2 + COLUMN * len(parts) + self.gap * (len(parts) - 1), 800)
+        self.frames = [frame for side, part in enumerate(parts) for frame in self._column(part, side)]
+
+    def svg(self) -> Html:
+        bottom = max((frame.top + frame.height for frame in self.frames), default=TOP)
+        legend = list(self._legend(bottom + 30))
+        height = bottom + (54 if legend else 0) + MARGIN
+        parts = [
+            *self._heading(),
+            *(part for frame in self.frames for part in self._frame(frame)),
+            *self._mesh(),
+            *legend,
+        ]
+        return element(
+            "svg",
+            Html("\n".join(["", element("style", Html(STYLE)), _rect(0, 0, self.width, height, "ground"), *parts, ""])),
+            xmlns="http://www.w3.org/2000/svg",
+            class_="topology",
+            viewBox=f"0 0 {self.width:g} {height:g}",
+            width=f"{self.width:g}",
+            height=f"{height:g}",
+            role="img",
+        )
+
+    def _divided(self) -> list[list[tuple[str, list[End]]]]:
+        """Title and members of the frames of each column; a NUMA node that is alone is divided between two."""
+        ends = sorted(self.topology.ends, key=lambda end: (end.numa_node is None, end.numa_node or 0))
+        nodes = [
+            ("NUMA node not known" if node is None else f"NUMA node {node}", list(members))
+            for node, members in groupby(ends, key=lambda end: end.numa_node)
+        ]
+        if len(nodes) == 1 and len(self.facts.devices) > 1:
+            ((title, members),) = nodes
+            nodes = [(title, _half(members, first)) for first in (True, False)]
+        middle = (len(nodes) + 1) // 2
+        return [part for part in (nodes[:middle], nodes[middle:]) if part]
+
+    def _column(self, nodes: list[tuple[str, list[End]]], side: int) -> Iterator[Frame]:
+        top = float(TOP)
+        for title, ends in nodes:
+            groups = self._groups(ends, top + HEAD)
+            height = groups[-1].top + groups[-1].height + PADDING - top
+            left = MARGIN + side * (COLUMN + self.gap)
+            yield Frame(title=title, left=left, top=top, height=height, groups=groups, is_mirrored=side == 1)
+            top += height + MARGIN
+
+    def _groups(self, ends: list[End], top: float) -> tuple[Group, ...]:
+        """Devices below one bridge together where there are cards and adapters, then the others."""
+        below = [list(members) for _, members in groupby(sorted(ends, key=_bridge), key=_bridge)]
+        mixed = [members for members in below if len({end.kind for end in members}) == 2]
+        rest = [end for members in below if members not in mixed for end in members]
+        groups = []
+        for members in sorted(mixed, key=self._rank) + ([rest] if rest else []):
+            group = self._group(sorted(members, key=self.topology.ends.index), top)
+            groups.append(group)
+            top += group.height + CARD_GAP
+        return tuple(groups)
+
+    def _rank(self, members: list[End]) -> int:
+        return min(self.topology.ends.index(end) for end in members)
+
+    def _group(self, members: list[End], top: float) -> Group:
+        devices = {f"GPU{device.index}": device for device in self.facts.devices}
+        cards = [end for end in members if end.kind == "gpu"]
+        adapters = [end for end in members if end.kind == "nic"]
+        words = {self.topology.word(card.name, adapter.name) for card in cards for adapter in adapters}
+        return Group(
+            top=top,
+            height=max(_stack(len(cards), self.card_height, CARD_GAP), _stack(len(adapters), NIC_HEIGHT, NIC_GAP)),
+            cards=tuple(devices[card.name] for card in cards),
+            adapters=tuple(adapters),
+            word=next((word for word in (*NEAR, "NODE") if word in words), ""),
+        )
+
+    def _heading(self) -> Iterator[Html]:
+        facts = self.facts
+        models = [device.model or device.name or "unknown GPU" for device in facts.devices]
+        counted = ", ".join(f"{models.count(model)}x {model}" for model in dict.fromkeys(models))
+        yield _text(MARGIN, 34, f"{facts.host or 'This node'}: {counted or 'no GPU'}", "title", self.width - 2 * MARGIN)
+        numa = facts.cpu.numa_nodes or 0
+        told = [
+            "assumed, nothing was measured" if facts.assumed else "",
+            "" if facts.devices else "There is no GPU on this node, or none that a driver shows",
+            _islands(self.topology, facts),
+            f"{numa} NUMA node{'s' * (numa != 1)}" if numa else "",
+            facts.cpu.model if facts.cpu.model != "unknown" else "",
+        ]
+        yield _text(MARGIN, 57, "; ".join(filter(None, told)), "soft", self.width - 2 * MARGIN)
+
+    def _frame(self, frame: Frame) -> Iterator[Html]:
+        yield _rect(frame.left, frame.top, COLUMN, frame.height, "frame", 10)
+        yield _text(frame.left + PADDING, frame.top + 23, frame.title, "numa")
+        for group in frame.groups:
+            cards = list(_spread(group, group.cards, self.card_height, CARD_GAP))
+            adapters = list(_spread(group, group.adapters, NIC_HEIGHT, NIC_GAP))
+            yield from _wires(frame, group, cards, adapters)
+            for device, middle in cards:
+                yield self._card(device, frame.card_left, middle - self.card_height / 2)
+            for adapter, middle in adapters:
+                yield _adapter(adapter, frame.nic_left, middle - NIC_HEIGHT / 2)
+
+    def _card(self, device: Device, left: float, top: float) -> Html:
+        inner, right = left + 10, left + CARD_WIDTH - 10
+        lack = degraded(device)
+        parts = [
+            element("title", _told(device)),
+            _rect(left, top, CARD_WIDTH, self.card_height, "card", 7),
+            _text(inner, top + 20, f"GPU {device.index}", "name"),
+            _text(right, top + 20, device.model or device.name or "unknown", "value end", 130),
+            _text(inner, top + 37, device.bdf or "", "small"),
+            _text(right, top + 37, _gib(device.memory_bytes), "small end"),
+            _text(
+                inner,
+                top + 53,
+                f"PCIe {lack}" if lack else _pcie(device),
+                "small bad" if lack else "small",
+                CARD_WIDTH - 20,
+            ),
+        ]
+        if self.is_partitioned:
+            parts += self._partitions(device, inner, top + 62)
+        return element("g", Html("".join(parts)), class_="device")
+
+    def _partitions(self, device: Device, left: float, top: float) -> Iterator[Html]:
+        number = max(expected_partitions(self.facts, device), 1)
+        width = (CARD_WIDTH - 20) / number
+        size = 10 if width >= 20 else 7
+        for i in range(number):
+            is_there = i < len(device.partitions)
+            yield _rect(left + i * width + 1, top, width - 2, CELL_HEIGHT, "cell" if is_there else "cell gone", 3)
+            label = str(device.partitions[i].index) if is_there else "none"
+            if len(label) * size * CHARACTER <= width - 2:
+                yield _text(left + (i + 0.5) * width, top + 12, label, f"cell-text size-{size}")
+
+    def _mesh(self) -> Iterator[Html]:
+        if not self.is_linked:
+            return
+        places = {
+            device.index: (frame, middle)
+            for frame in self.frames
+            for group in frame.groups
+            for device, middle in _spread(group, group.cards, self.card_height, CARD_GAP)
+        }
+        heights = [middle for _, middle in places.values()]
+        centre_x, centre_y = MARGIN + COLUMN + self.gap / 2, (min(heights) + max(heights)) / 2
+        radius_x = self.gap / 2 - 22
+        radius_y = max((max(heights) - min(heights)) / 2, 1) * 1.2
+        points = {}
+        for index, (frame, middle) in places.items():
+            out = radius_x * math.sqrt(1 - ((middle - centre_y) / radius_y) ** 2)
+            points[index] = (centre_x + (out if frame.is_mirrored else -out), middle)
+            yield _line(frame.card_inner, middle, points[index][0], middle, "leader")
+        for link in direct_links(self.facts):
+            word = word_of(link)
+            title = f"GPU {link.first} - GPU {link.second}: {word}{self._weight(link.weight)}"
+            low = " low" if self._is_low(link.num_links) else ""
+            yield _line(*points[link.first], *points[link.second], f"link {link.kind}{low}", title)
+        for first, second in missing_links(self.facts):
+            yield _line(*points[first], *points[second], "missing", f"GPU {first} - GPU {second}: no xGMI link")
+        for x, y in points.values():
+            yield element("circle", "", cx=f"{x:.1f}", cy=f"{y:.1f}", r="4.5", class_="point")
+
+    def _weight(self, weight: int | None) -> str:
+        return "" if weight is None else f", weight {weight}"
+
+    def _is_low(self, num_links: int | None) -> bool:
+        """Whether a connection has fewer NVLinks than the best one."""
+        most = max((link.num_links or 0 for link in direct_links(self.facts)), default=0)
+        return num_links is not None and num_links < most
+
+    def _legend(self, y: float) -> Iterator[Html]:
+        x = float(MARGIN)
+        for style, label in self._meanings():
+            yield _line(x, y - 4, x + 30, y - 4, style)
+            yield _text(x + 38, y, label, "small")
+            x += 38 + len(label) * 11 * CHARACTER + 12
+
+    def _meanings(self) -> Iterator[tuple[str, str]]:
+        """Style and meaning of the lines that occur."""
+        for kind, low, word in sorted(
+            {(k.kind, self._is_low(k.num_links), word_of(k)) for k in direct_links(self.facts)}
+        ):
+            yield f"link {kind}{' low' if low else ''}", f"{word}, direct link"
+        if missing_links(self.facts):
+            yield "missing", "xGMI link missing"
+        if self.frames:
+            yield "wire", "PCIe"
+        if any(map(degraded, self.facts.devices)):
+            yield "wire lack", "PCIe below its best"
+        if any(not end.is_up for end in self.topology.ends):
+            yield "wire off", "adapter down"
+        words = {group.word for frame in self.frames for group in frame.groups}
+        for word, meaning in NEARNESS.items():
+            if word in words:
+                yield "bus", f"{word}: {meaning}"
+
+
+NEARNESS = {
+    "PIX": "one PCIe switch",
+    "PXB": "several switches",
+    "PHB": "one host bridge",
+    "NODE": "same NUMA node",
+}
+"""What the line between cards and adapters stands for, in few words."""
+
+
+def _bridge(end: End) -> tuple[str, ...]:
+    """The port of the host bridge that a device is behind; empty where it is not known."""
+    return end.pci_path[:2]
+
+
+def _half(members: list[End], is_first: bool) -> list[End]:
+    """The first or second half of the cards, and of the adapters."""
+    halves = []
+    for kind in ("gpu", "nic"):
+        ends = [end for end in members if end.kind == kind]
+        middle = (len(ends) + 1) // 2
+        halves += ends[:middle] if is_first else ends[middle:]
+    return halves
+
+
+def _stack(number: int, height: float, gap: float) -> float:
+    return max(number * (height + gap) - gap, 0)
+
+
+def _spread(group: Group, items: Sequence[T], height: float, gap: float) -> Iterator[tuple[T, float]]:
+    """Each item with the height of its middle; the stack is centred in its group."""
+    top = group.middle - _stack(len(items), height, gap) / 2
+    for i, item in enumerate(items):
+        yield item, top + i * (height + gap) + height / 2
+
+
+def _wires(
+    frame: Frame, group: Group, cards: list[tuple[Device, float]], adapters: list[tuple[End, float]]
+) -> Iterator[Html]:
+    """A line from each device to the bus of its group, the bus, and the word for it; nothing without a card."""
+    if not cards:
+        return
+    heights = [middle for _, middle in (*cards, *adapters)]
+    for device, middle in cards:
+        yield _line(frame.card_outer, middle, frame.bus, middle, "wire lack" if degraded(device) else "wire")
+    for adapter, middle in adapters:
+        yield _line(frame.nic_inner, middle, frame.bus, middle, "wire" if adapter.is_up else "wire off")
+    yield _line(frame.bus, min(heights), frame.bus, max(heights), "bus")
+    if group.word:
+        yield _rect(frame.bus - 20, group.middle - 9, 40, 18, "pill", 9)
+        yield _text(frame.bus, group.middle + 4, group.word, "word")
+
+
+def _adapter(end: End, left: float, top: float) -> Html:
+    state = "" if end.is_up else " off"
+    parts = [
+        element("title", f"{end.name} {end.bdf or ''}: {end.detail}"),
+        _rect(left, top, NIC_WIDTH, NIC_HEIGHT, f"nic{state}", 7),
+        _text(left + 10, top + 16, end.name, f"nic-name{state}", NIC_WIDTH - 20 - (0 if end.is_up else 44)),
+        _text(left + 10, top + 30, end.detail, f"small{state}", NIC_WIDTH - 20),
+    ]
+    if not end.is_up:
+        parts.append(_text(left + NIC_WIDTH - 10, top + 16, "DOWN", "down end"))
+        parts.append(_line(left + 4, top + 4, left + NIC_WIDTH - 4, top + NIC_HEIGHT - 4, "cross"))
+        parts.append(_line(left + 4, top + NIC_HEIGHT - 4, left + NIC_WIDTH - 4, top + 4, "cross"))
+    return element("g", Html("".join(parts)), class_="adapter")
+
+
+def _islands(topology: Topology, facts: Facts) -> str:
+    """``2 islands of 4 linked cards``."""
+    sizes = sorted({len(island) for island in topology.islands})
+    return ", ".join(
+        f"{number} island{'s' * (number > 1)} of {size} linked cards"
+        for size in sizes
+        for number in [sum(len(island) == size for island in topology.islands)]
+    )
+
+
+def _told(device: Device) -> str:
+    """All that is known of a card and has no place in its box."""
+    modes = " ".join(filter(None, (device.partition_mode, device.memory_mode)))
+    numbers = ", ".join(str(partition.index) for partition in device.partitions)
+    told = (
+        f"GPU {device.index} {device.bdf or ''}".rstrip(),
+        device.name,
+        device.architecture or "",
+        f"{device.compute_units} compute units" if device.compute_units else "",
+        modes,
+        f"hive {device.hive}" if device.hive else "",
+        f"devices {numbers}" if len(device.partitions) > 1 else "",
+    )
+    return "; ".join(filter(None, told))
+
+
+def _gib(count: int | None) -> str:
+    return f"{count / 2**30:.0f} GiB" if count else ""
+
+
+def _pcie(device: Device) -> str:
+    link = device.pcie
+    speed = f" {link.speed_gts:g} GT/s" if link.speed_gts else ""
+    width = f" x{link.width}" if link.width else ""
+    return f"PCIe{speed}{width}" if speed or width else ""
+
+
+def _rect(x: float, y: float, width: float, height: float, style: str, radius: float = 0) -> Html:
+    place = {"x": f"{x:g}", "y": f"{y:g}", "width": f"{width:g}", "height": f"{height:g}"}
+    return element("rect", "", **place, rx=f"{radius:g}", class_=style)
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, style: str, title: str = "") -> Html:
+    place = {"x1": f"{x1:.1f}", "y1": f"{y1:.1f}", "x2": f"{x2:.1f}", "y2": f"{y2:.1f}"}
+    return element("line", element("title", title) if title else "", **place, class_=style)
+
+
+def _text(x: float, y: float, text: str, style: str, width: float = 0) -> Html:
+    """Text from `x` on, cut where it would be wider than `width`."""
+    longest = int(width / (SIZES.get(style.split()[0], 11) * CHARACTER)) if width else len(text)
+    shown = text if len(text) <= longest else text[: max(longest - 3, 1)] + "..."
+    return element("text", shown, x=f"{x:g}", y=f"{y:g}", class_=style) if shown else Html("")
+
+
+SIZES = {"title": 19, "soft": 13, "numa": 12, "name": 13, "value": 13, "nic-name": 12}
+"""Font sizes by style; any other is 11."""
+
+STYLE = """
+.topology { --ground: #fff; --frame: #f5f6f8; --box: #fff; --ink: #1d1f24; --soft: #5d636f; --edge: #c4c8d0;
+  --wire: #8b919d; --xgmi: #0b62c4; --nvlink: #2f7d32; --bad: #b3261e; --cell: #dfe9f7;
+  --nic: #fdf6e7; --nic-edge: #d9bd7d;
+  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+@media (prefers-color-scheme: dark) { .topology { --ground: #1c1f25; --frame: #24282f; --box: #2f343d; --ink: #e6e7ea;
+  --soft: #a9afbb; --edge: #4a505c; --wire: #7d8492; --xgmi: #6cb2ff; --nvlink: #7fcf83; --bad: #ff8a80;
+  --cell: #3c4c63; --nic: #3a3425; --nic-edge: #7a6737; } }
+.topology text { font-size: 11px; fill: var(--ink); }
+.topology .title { font-size: 19px; font-weight: 650; }
+.topology .soft { font-size: 13px; } .topology .soft, .topology .small { fill: var(--soft); }
+.topology .numa { font-size: 12px; font-weight: 600; fill: var(--soft); }
+.topology .name { font-size: 13px; font-weight: 650; } .topology .value { font-size: 13px; }
+.topology .nic-name { font-size: 12px; font-weight: 600; }
+.topology .end { text-anchor: end; } .topology .word, .topology .cell-text { text-anchor: middle; }
+.topology .size-10 { font-size: 10px; } .topology .size-7 { font-size: 7px; }
+.topology .bad, .topology .down { fill: var(--bad); } .topology .down { font-weight: 650; }
+.topology .ground { fill: var(--ground); } .topology .frame { fill: var(--frame); stroke: var(--edge); }
+.topology .card { fill: var(--box); stroke: var(--edge); stroke-width: 1.2; }
+.topology .nic { fill: var(--nic); stroke: var(--nic-edge); }
+.topology .nic.off { fill: var(--frame); stroke: var(--edge); stroke-dasharray: 3 3; }
+.topology text.off { fill: var(--soft); } .topology .cross { stroke: var(--edge); stroke-width: 1.2; }
+.topology .pill { fill: var(--frame); stroke: var(--wire); }
+.topology .cell { fill: var(--cell); } .topology .cell.gone { fill: none; stroke: var(--bad); stroke-dasharray: 3 2; }
+.topology line { fill: none; } .topology .wire, .topology .bus { stroke: var(--wire); stroke-width: 1.6; }
+.topology .wire.off { stroke-dasharray: 2 4; } .topology .bus { stroke-width: 3.2; stroke-linecap: round; }
+.topology .wire.lack, .topology .missing { stroke: var(--bad); stroke-width: 2.4; stroke-dasharray: 5 3; }
+.topology .leader { stroke: var(--edge); stroke-width: 1.2; } .topology .point { fill: var(--ink); }
+.topology .link { stroke-width: 1.7; } .topology .link:hover { stroke-width: 5; }
+.topology .xgmi { stroke: var(--xgmi); } .topology .nvlink { stroke: var(--nvlink); stroke-dasharray: 9 2; }
+.topology .link.low { stroke-dasharray: 2 3; }
+"""
