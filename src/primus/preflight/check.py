@@ -1,0 +1,86 @@
+"""All checks of one node, at once and each for itself."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from primus.errors import place_of
+from primus.preflight import gpu, gpu_health, host, kernel_log, network, software, storage
+from primus.preflight.finding import Finding, NodeReport
+from primus.preflight.node import GROUPS, Group, Node
+
+Check = Callable[[Node], Iterator[Finding]]
+CHECKS: dict[Group, tuple[Check, ...]] = {
+    "host": host.CHECKS + kernel_log.CHECKS,
+    "gpu": gpu.CHECKS + gpu_health.CHECKS,
+    "network": network.CHECKS,
+    "storage": storage.CHECKS,
+    "software": software.CHECKS,
+}
+
+
+def run(node: Node, groups: Iterable[Group] = GROUPS) -> NodeReport:
+    """Do the checks of `groups`; slow ones wait for programs and run side by side."""
+    began = time.monotonic()
+    chosen = [check for group in GROUPS if group in set(groups) for check in CHECKS[group]]
+    with ThreadPoolExecutor(max_workers=len(chosen) or 1) as pool:
+        found = list(pool.map(lambda check: _done(check, node), chosen))
+    return NodeReport(
+        host=node.facts.host.partition(".")[0],
+        node_rank=node.layout.node_rank,
+        time=node.now,
+        duration_s=round(time.monotonic() - began, 3),
+        findings=tuple(finding for some in found for finding in some),
+        stack=stack(node),
+    )
+
+
+def _done(check: Check, node: Node) -> Sequence[Finding]:
+    """The findings of one check; a check that breaks off has failed, and the others go on."""
+    try:
+        return list(check(node))
+    except Exception as error:  # noqa: BLE001 - a fault of ours must neither pass a node nor hide its other faults
+        group = check.__module__.rpartition(".")[2].partition("_")[0].replace("kernel", "host")
+        return [
+            Finding(
+                check=f"{group}.{check.__name__}",
+                status="fail",
+                measured=f"the check broke off: {type(error).__name__}: {error} ({place_of(error)})",
+                expected="it ends",
+                advice="report it; --preflight-ignore leaves it out",
+            )
+        ]
+
+
+def stack(node: Node) -> dict[str, str]:
+    """What is equal on all nodes of a sane cluster, by name."""
+    facts, held = node.facts, node.facts.software
+    nics: dict[str, int] = {}
+    for device in facts.rdma:
+        key = f"{device.hca_type or device.kind or 'NIC'} {device.firmware or '-'}"
+        nics[key] = nics.get(key, 0) + 1
+    installed = software.installed_packages()
+    all_packages = "\n".join(f"{name} {version}" for name, version in sorted(installed.items()))
+    firmware = {f"{name} {version}" for device in facts.devices for name, version in device.firmware.items()}
+    values = {
+        "OS": held.os,
+        "kernel": held.kernel,
+        "CPU": facts.cpu.model,
+        "NUMA nodes": str(facts.cpu.numa_nodes) if facts.cpu.numa_nodes else None,
+        "Python": held.python,
+        "amd driver": held.amd_driver,
+        "nvidia driver": held.nvidia_driver,
+        "ROCm": held.rocm,
+        "CUDA": held.cuda,
+        "GPU model": ", ".join(sorted({device.model or device.name for device in facts.devices})),
+        "GPU count": str(len(facts.partitions)),
+        "GPU firmware": ", ".join(sorted(firmware)),
+        "RDMA ports": str(sum(port.is_active for _, port in network.counted_ports(node)[0])),
+        "NIC firmware": ", ".join(f"{count} x {key}" for key, count in sorted(nics.items())),
+        "packages": hashlib.sha256(all_packages.encode()).hexdigest()[:12],
+        **{name: installed.get(name) for name in software.PACKAGES},
+    }
+    return {name: value for name, value in values.items() if value}

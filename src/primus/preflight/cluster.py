@@ -1,0 +1,137 @@
+"""Several nodes judged together: what drifts between them, who is fit, and who never spoke."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from primus.preflight.finding import Finding, NodeReport, worst
+from primus.preflight.node import judged, listed
+
+Verdict = Literal["pass", "unknown", "fail"]
+MUST_AGREE = ("GPU model", "GPU count", "RDMA ports")
+"""A job cannot run well where these differ."""
+
+
+class ClusterReport(Struct, frozen=True, kw_only=True):
+    """All that is known of the nodes of one preflight."""
+
+    id: str
+    """Of this preflight, from the time at which node 0 began."""
+    version: str
+    """Of primus."""
+    checks: tuple[str, ...]
+    """Groups that were asked for."""
+    world_size: int = 1
+    nodes: tuple[NodeReport, ...] = ()
+    """By node rank."""
+    findings: tuple[Finding, ...] = ()
+    """Between nodes, and of nodes that never spoke; `host` names the node."""
+    expected_nodes: tuple[str, ...] = ()
+    """Short host names, sorted; a node that never spoke and has no known name is ``node-<rank>``."""
+    ignored: tuple[str, ...] = ()
+    """Checks that were overridden by name."""
+    is_strict: bool = False
+    """Whether warnings make a node unfit."""
+
+    def of(self, host: str) -> list[Finding]:
+        """All findings of one node, without the ignored ones."""
+        own = [finding for node in self.nodes if node.host == host for finding in node.findings if not finding.host]
+        about = [finding for node in self.nodes for finding in node.findings if finding.host == host]
+        about += [finding for finding in self.findings if finding.host == host]
+        return [finding for finding in [*own, *about] if finding.check not in self.ignored]
+
+    def general(self) -> list[Finding]:
+        """Findings of no single node, without the ignored ones."""
+        return [finding for finding in self.findings if not finding.host and finding.check not in self.ignored]
+
+    def verdict(self, host: str) -> Verdict:
+        """Whether one node is fit."""
+        return _verdict(self.of(host), is_strict=self.is_strict)
+
+    @property
+    def overall(self) -> Verdict:
+        """The worst verdict of all nodes, and of what concerns all of them."""
+        verdicts = [_verdict(self.general(), is_strict=self.is_strict), *map(self.verdict, self.expected_nodes)]
+        return max(verdicts, key=("pass", "unknown", "fail").index)
+
+    def hosts(self, verdict: Verdict) -> list[str]:
+        """Short names of the nodes with this verdict, sorted."""
+        return [host for host in self.expected_nodes if self.verdict(host) == verdict]
+
+
+def _verdict(findings: Sequence[Finding], *, is_strict: bool) -> Verdict:
+    status = worst(findings)
+    if status == "fail" or (is_strict and any(finding.status == "warn" for finding in findings)):
+        return "fail"
+    return "unknown" if status == "unknown" else "pass"
+
+
+def between(nodes: Sequence[NodeReport], skew_limit_s: float, offsets_s: Mapping[str, float]) -> Iterator[Finding]:
+    """What differs between nodes; the majority is right, and the others are named.
+
+    Args:
+        offsets_s: Distance of each node's clock from node 0's, by host.
+    """
+    if len(nodes) < 2:
+        return
+    names = dict.fromkeys(name for node in nodes for name in node.stack)
+    for name in names:
+        yield from _drift(name, {node.host: node.stack.get(name, "none") for node in nodes})
+    for host, offset_s in sorted(offsets_s.items()):
+        yield judged(
+            abs(offset_s) <= skew_limit_s,
+            "warn",
+            "cluster.clock_skew",
+            f"{offset_s:+.1f} s",
+            f"within {skew_limit_s:g} s",
+            "logs of several nodes need one time (AMD-AGI/Primus node_smoke)",
+            "start chronyd there",
+            host=host,
+            value=round(offset_s, 1),
+        )
+
+
+def _drift(name: str, values: Mapping[str, str]) -> Iterator[Finding]:
+    counts = Counter(values.values())
+    if len(counts) < 2:
+        return
+    usual, votes = max(counts.items(), key=lambda item: (item[1], item[0]))
+    is_tie = list(counts.values()).count(votes) > 1
+    check = f"cluster.{'_'.join(name.lower().replace('-', ' ').split())}"
+    shown = f"{usual} on {votes} of {len(values)} nodes"
+    for host, value in sorted(values.items()):
+        if value == usual and not is_tie:
+            continue
+        yield judged(
+            False,
+            "fail" if name in MUST_AGREE else "warn",
+            check,
+            value,
+            shown if not is_tie else _votes(counts),
+            f"nodes of one job have the same {name}",
+            "install what the others have, or leave the node out",
+            host=host,
+        )
+
+
+def _votes(counts: Mapping[str, int]) -> str:
+    return "one value; there are " + listed(f"{value} on {count}" for value, count in sorted(counts.items()))
+
+
+def missing(names: Iterable[str], limit_s: float) -> Iterator[Finding]:
+    """Nodes that were expected and never spoke."""
+    for host in names:
+        yield judged(
+            False,
+            "fail",
+            "cluster.missing",
+            f"no report within {limit_s:g} s",
+            "a report of every node",
+            "a node that cannot say how it is cannot take part",
+            "is it up, was the command started there, and does it reach the master's port?",
+            host=host,
+        )

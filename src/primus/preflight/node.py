@@ -1,0 +1,120 @@
+"""What the checks of one node look at, and how they say what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from primus import process
+from primus.machine import profile as profiles
+from primus.machine.cluster import Layout
+from primus.machine.facts import Device, Facts
+from primus.machine.profile import Profile
+from primus.machine.tree import Tree
+from primus.preflight.finding import Finding, Status
+from primus.preflight.thresholds import Thresholds
+from primus.process import Answer
+
+Group = Literal["host", "gpu", "network", "storage", "software"]
+GROUPS: tuple[Group, ...] = ("host", "gpu", "network", "storage", "software")
+"""What can be looked at without load, in the order of a report."""
+
+
+class Expected(Struct, frozen=True, kw_only=True):
+    """What the person who asks expects of every node."""
+
+    gpus: int | None = None
+    """Devices that processes see; None expects those that are there."""
+    rdma_nics: int | None = None
+    """RDMA devices with an active port."""
+    rdma_nic_allowlist: str | None = None
+    """Which RDMA devices count, as NCCL_IB_HCA is written."""
+    tools: tuple[str, ...] = ()
+    """Programs that must be there."""
+    folders: tuple[tuple[str, str], ...] = ()
+    """Folders that a run writes to, with what each is for."""
+    allowed_processes: tuple[str, ...] = ()
+    """Names of programs that may use devices besides those that are known to be harmless."""
+    allows_foreign_processes: bool = False
+    skips_kernel_log: bool = False
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """One node, read; nothing here changes it."""
+
+    facts: Facts
+    tree: Tree
+    environ: Mapping[str, str] = {}
+    limits: Thresholds = Thresholds()
+    expected: Expected = Expected()
+    layout: Layout = Layout(nproc=1)
+    now: float = 0.0
+    """Seconds since the epoch, when the checks began."""
+    is_root: bool = False
+
+    @property
+    def has_devices(self) -> bool:
+        return bool(self.facts.devices)
+
+    @property
+    def has_rdma(self) -> bool:
+        """Whether an RDMA device can carry data now."""
+        return any(port.is_active for device in self.facts.rdma for port in device.ports)
+
+    def call(self, argv: Sequence[str], limit_s: float | None = None) -> Answer:
+        """What a read-only program says within a limit (default: that of the management tools)."""
+        return process.call(argv, self.environ, limit_s or self.limits.smi_limit_s)
+
+    @property
+    def profiles(self) -> list[tuple[Device, Profile]]:
+        """The devices whose model is known, with what describes it."""
+        known = ((device, profiles.by_model(device.model)) for device in self.facts.devices if device.model)
+        return [(device, profile) for device, profile in known if profile is not None]
+
+
+def ok(check: str, measured: str, expected: str = "", reason: str = "", **more: Any) -> Finding:
+    """Measured, and as it should be."""
+    return _finding("ok", check, measured, expected, reason, more)
+
+
+def info(check: str, measured: str, reason: str = "", **more: Any) -> Finding:
+    """Measured; nothing is expected of it."""
+    return _finding("info", check, measured, "", reason, more)
+
+
+def judged(
+    good: bool, otherwise: Status, check: str, measured: str, expected: str, reason: str, advice: str, **more: Any
+) -> Finding:
+    """ok where it is good, else a finding of the status `otherwise` with its advice."""
+    if good:
+        return _finding("ok", check, measured, expected, reason, more)
+    return _finding(otherwise, check, measured, expected, reason, {**more, "advice": advice})
+
+
+def unknown(check: str, why: str, expected: str, reason: str, advice: str, **more: Any) -> Finding:
+    """What could not be measured although it counts."""
+    return _finding("unknown", check, why, expected, reason, {**more, "advice": advice})
+
+
+def _finding(status: Status, check: str, measured: str, expected: str, reason: str, more: dict[str, Any]) -> Finding:
+    return Finding(check=check, status=status, measured=measured, expected=expected, reason=reason, **more)
+
+
+def listed(names: Iterable[object], most: int = 8) -> str:
+    """`a, b and 3 more`."""
+    shown = [str(name) for name in names]
+    rest = len(shown) - most
+    return ", ".join(shown[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-3, 7` of numbers."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

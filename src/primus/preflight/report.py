@@ -1,0 +1,302 @@
+"""A preflight's report: Markdown, one HTML file, JSON, and lists of nodes that srun takes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus.preflight.cluster import ClusterReport, Verdict
+from primus.preflight.finding import Finding, Status
+from primus.report import page, table
+from primus.runs.files import write_json, write_text
+
+TITLES = {
+    "cluster": "Between nodes",
+    "host": "Host",
+    "gpu": "GPU",
+    "network": "Network",
+    "storage": "Storage",
+    "software": "Software",
+    "performance": "Performance",
+}
+"""Sections by group of the checks, in the order of a report."""
+
+SAID: dict[Verdict, str] = {"pass": "fit", "unknown": "not known to be fit", "fail": "unfit"}
+BADGES: dict[Verdict, str] = {"pass": "ok", "unknown": "unknown", "fail": "fail"}
+COLOURS: dict[Status, str] = {"ok": "32", "info": "34", "warn": "33", "unknown": "35", "fail": "31"}
+"""Colour codes of terminals (ECMA-48)."""
+WEIGHT: dict[Status, int] = {"fail": 0, "unknown": 1, "warn": 2, "info": 3, "ok": 3}
+MOST_NAMES = 3
+"""Of more nodes or subjects the first, the last and their number are shown."""
+
+Row = tuple[str, Finding]
+"""A host and one of its findings."""
+
+
+def write(report: ClusterReport, folder: Path) -> Path:
+    """Write the whole report into a folder of its own below `folder`; gives that folder.
+
+    Raises:
+        PrimusError: A file cannot be written.
+    """
+    target = folder / report.id
+    for node in report.nodes:
+        write_json(target / "nodes" / f"{node.host}.json", node)
+    write_json(target / "report.json", as_json(report))
+    write_text(target / "report.md", markdown(report))
+    write_text(target / "report.html", html(report))
+    lists: dict[str, Sequence[str]] = {
+        "passing_nodes.txt": report.hosts("pass"),
+        "failing_nodes.txt": report.hosts("fail"),
+        "unknown_nodes.txt": report.hosts("unknown"),
+        "expected_nodes.txt": report.expected_nodes,
+    }
+    for name, hosts in lists.items():
+        write_text(target / name, "".join(f"{host}\n" for host in sorted(hosts)))
+    return target
+
+
+def as_json(report: ClusterReport) -> dict[str, object]:
+    """The report with its verdicts."""
+    verdicts = {host: report.verdict(host) for host in report.expected_nodes}
+    return {"schema": 1, "verdict": report.overall, "verdicts": verdicts, "report": report}
+
+
+def headline(report: ClusterReport) -> str:
+    """One sentence: fit or not, and how many nodes are what."""
+    if len(report.expected_nodes) == 1:
+        host = report.expected_nodes[0]
+        return f"{host} is {SAID[report.overall]}: {_counted(report.of(host))}"
+    counts = [(verdict, len(report.hosts(verdict))) for verdict in SAID]
+    shown = ", ".join(f"{number} {SAID[verdict]}" for verdict, number in counts if number)
+    return f"{len(report.expected_nodes)} nodes: {shown}"
+
+
+def _counted(findings: Sequence[Finding]) -> str:
+    numbers = {status: sum(finding.status == status for finding in findings) for status in ("fail", "unknown", "warn")}
+    shown = ", ".join(f"{number} {status}" for status, number in numbers.items() if number)
+    return shown or f"{len(findings)} checks, nothing to complain of"
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """What one or more findings say in one row."""
+
+    status: Status
+    hosts: str
+    check: str
+    subjects: str
+    measured: str
+    expected: str
+    advice: str
+
+
+def lines(rows: Iterable[Row]) -> list[Line]:
+    """Rows as they are shown, the worst first; those that say the same of several nodes or subjects are one line."""
+    bundles: dict[tuple[object, ...], list[Row]] = {}
+    for host, finding in rows:
+        is_figure = finding.value is not None and finding.status in ("ok", "info")
+        said = (finding.expected, "" if is_figure else finding.measured, finding.advice)
+        bundles.setdefault((finding.check, finding.status, *said), []).append((host, finding))
+    found = [_line(bundle) for bundle in bundles.values()]
+    return sorted(found, key=lambda line: WEIGHT[line.status])
+
+
+def _line(bundle: Sequence[Row]) -> Line:
+    finding = bundle[0][1]
+    return Line(
+        status=finding.status,
+        hosts=_several(host for host, _ in bundle),
+        check=finding.check,
+        subjects=_several(finding.subject for _, finding in bundle),
+        measured=_spread([finding for _, finding in bundle]),
+        expected=finding.expected,
+        advice=finding.advice if finding.status not in ("ok", "info") else "",
+    )
+
+
+def _spread(findings: Sequence[Finding]) -> str:
+    """What was measured; of several figures the smallest, the largest and the one in the middle."""
+    if len({finding.measured for finding in findings}) == 1:
+        return findings[0].measured
+    ranked = sorted(findings, key=lambda finding: finding.value or 0.0)
+    low, middle, high = ranked[0].measured, ranked[(len(ranked) - 1) // 2].measured, ranked[-1].measured
+    return f"{low} .. {high}, median {middle}"
+
+
+def _several(names: Iterable[str]) -> str:
+    shown = [name for name in dict.fromkeys(names) if name]
+    return ", ".join(shown) if len(shown) <= MOST_NAMES else f"{shown[0]} .. {shown[-1]} ({len(shown)})"
+
+
+def rows_of(report: ClusterReport, group: str) -> list[Row]:
+    """The findings of a group, node by node, then those of all nodes."""
+    own = [(host, finding) for host in report.expected_nodes for finding in report.of(host) if finding.group == group]
+    return own + [("all", finding) for finding in report.general() if finding.group == group]
+
+
+def text(report: ClusterReport, *, is_coloured: bool) -> str:
+    """The report for a terminal: a table for each group, what needs attention first, and the verdict at the end."""
+    parts = [
+        f"{title}\n{_text_table(lines(rows), len(report.expected_nodes) > 1, is_coloured=is_coloured)}"
+        for group, title in TITLES.items()
+        if (rows := rows_of(report, group))
+    ]
+    if report.ignored:
+        parts.append(f"ignored: {', '.join(report.ignored)}")
+    return "\n\n".join([*parts, f"{headline(report)} ({_duration(report)})"])
+
+
+def _text_table(shown: Sequence[Line], has_hosts: bool, *, is_coloured: bool) -> str:
+    cells = [
+        [
+            line.status,
+            *([line.hosts] if has_hosts else []),
+            line.check.partition(".")[2],
+            line.subjects,
+            _compared(line),
+        ]
+        for line in shown
+    ]
+    head, *body = table.table(["status", *(["node"] if has_hosts else []), "check", "of", "found"], cells).split("\n")
+    printed = [f"  {head}"]
+    for line, row in zip(shown, body, strict=True):
+        word = line.status
+        painted = f"\x1b[{COLOURS[word]}m{word}\x1b[0m" if is_coloured else word
+        printed.append(f"  {painted}{row[len(word) :]}")
+        printed += [f"  {'':9}{line.advice}"] if line.advice else []
+    return "\n".join(printed)
+
+
+def _compared(line: Line) -> str:
+    is_as_expected = line.status in ("ok", "info") or not line.expected
+    return line.measured if is_as_expected else f"{line.measured} (expected {line.expected})"
+
+
+def _duration(report: ClusterReport) -> str:
+    longest = max((node.duration_s for node in report.nodes), default=0.0)
+    return f"{longest:.1f} s"
+
+
+def _facts(report: ClusterReport) -> list[tuple[str, str]]:
+    """The header of a report."""
+    began = min((node.time for node in report.nodes), default=0.0)
+    return [
+        ("verdict", headline(report)),
+        ("checks", ", ".join(report.checks)),
+        ("nodes", f"{len(report.nodes)} of {len(report.expected_nodes)} reported"),
+        ("processes", str(report.world_size)),
+        ("began", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(began))),
+        ("took", _duration(report)),
+        ("primus", report.version),
+        *([("ignored", ", ".join(report.ignored))] if report.ignored else []),
+    ]
+
+
+NODE_HEADER = ("node", "verdict", "fail", "unknown", "warn", "devices", "kernel", "driver", "took")
+
+
+def _node_cells(report: ClusterReport, host: str) -> list[str]:
+    """One row of the table of nodes, without the verdict."""
+    node = next((node for node in report.nodes if node.host == host), None)
+    found = report.of(host)
+    counts = [str(sum(finding.status == status for finding in found)) for status in ("fail", "unknown", "warn")]
+    if node is None:
+        return [host, *counts, "-", "-", "-", "-"]
+    stack = node.stack
+    devices = f"{stack.get('GPU count', '0')} x {stack['GPU model']}" if "GPU model" in stack else "CPU only"
+    driver = stack.get("amd driver") or stack.get("nvidia driver") or "-"
+    return [host, *counts, devices, stack.get("kernel", "-"), driver, f"{node.duration_s:.1f} s"]
+
+
+LINE_HEADER = ("status", "node", "check", "of", "found", "expected", "what to do")
+
+
+def _cells(line: Line) -> list[str]:
+    return [line.hosts, line.check, line.subjects, line.measured, line.expected, line.advice]
+
+
+def reasons(report: ClusterReport, host: str) -> list[str]:
+    """Why a node is not fit, each reason as one sentence."""
+    counted = ("fail", "unknown", "warn") if report.is_strict else ("fail", "unknown")
+    return [
+        f"{finding.check}{f' ({finding.subject})' if finding.subject else ''}: {finding.measured}"
+        + (f", expected {finding.expected}" if finding.expected else "")
+        for finding in report.of(host)
+        if finding.status in counted
+    ]
+
+
+def _unfit(report: ClusterReport) -> list[str]:
+    return [host for host in report.expected_nodes if report.verdict(host) != "pass"]
+
+
+def markdown(report: ClusterReport) -> str:
+    """The report as Markdown."""
+    parts = [f"# Preflight {report.id}", _markdown_table(("", ""), _facts(report))]
+    nodes = [
+        [cells[0], SAID[report.verdict(host)], *cells[1:]]
+        for host in report.expected_nodes
+        if (cells := _node_cells(report, host))
+    ]
+    parts += ["## Nodes", _markdown_table(NODE_HEADER, nodes)]
+    for group, title in TITLES.items():
+        if rows := rows_of(report, group):
+            shown = [[line.status, *_cells(line)] for line in lines(rows)]
+            parts += [f"## {title}", _markdown_table(LINE_HEADER, shown)]
+    for host in _unfit(report):
+        parts += [f"## Why {host} is {SAID[report.verdict(host)]}"]
+        parts += ["\n".join(f"- {_markdown_escaped(reason)}" for reason in reasons(report, host))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    shown = [header, ["---"] * len(header), *([_markdown_escaped(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in shown)
+
+
+def _markdown_escaped(cell: str) -> str:
+    return re.sub(r"([|<>*_`\[\]\\])", r"\\\1", cell).replace("\n", " ")
+
+
+def html(report: ClusterReport) -> str:
+    """The report as one HTML page."""
+    verdicts = {host: page.badge(BADGES[report.verdict(host)]) for host in report.expected_nodes}
+    nodes = [
+        [cells[0], verdicts[host], *cells[1:]] for host in report.expected_nodes if (cells := _node_cells(report, host))
+    ]
+    facts: list[list[object]] = [list(row) for row in _facts(report)]
+    facts[0][1] = page.Html(f"{page.badge(BADGES[report.overall])} {page.escape(headline(report))}")
+    sections: list[tuple[str, object]] = [
+        ("", page.table(("", ""), facts)),
+        ("Nodes", page.table(NODE_HEADER, nodes, right=(2, 3, 4, 8))),
+    ]
+    if unfit := _unfit(report):
+        sections.append(("What is wrong", page.joined(*(_html_reasons(report, host) for host in unfit))))
+    for group, title in TITLES.items():
+        if rows := rows_of(report, group):
+            sections.append((title, _html_lines(lines(rows))))
+    return page.html("Preflight", sections, subtitle=report.id)
+
+
+def _html_reasons(report: ClusterReport, host: str) -> page.Html:
+    items = page.joined(*(page.element("li", reason) for reason in reasons(report, host)))
+    title = page.joined(page.badge(BADGES[report.verdict(host)]), host)
+    return page.joined(page.element("h3", title), page.element("ul", items))
+
+
+def _html_lines(shown: Sequence[Line]) -> page.Html:
+    """What needs attention as a table, and all else behind a click."""
+    urgent = [line for line in shown if line.status not in ("ok", "info")]
+    calm = [line for line in shown if line.status in ("ok", "info")]
+    parts = []
+    if urgent:
+        parts.append(page.table(LINE_HEADER, [[page.badge(line.status), *_cells(line)] for line in urgent]))
+    if calm:
+        rows = [[page.badge(line.status), *_cells(line)[:-1]] for line in calm]
+        title = f"{len(calm)} without complaint"
+        parts.append(page.details(title, page.table(LINE_HEADER[:-1], rows), is_open=not urgent))
+    return page.joined(*parts)

@@ -1,0 +1,197 @@
+"""Checks of what is installed: versions, libraries that load, and programs that must be there."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from primus.preflight.finding import Finding
+from primus.preflight.node import Node, info, judged, listed, ok
+
+LOAD_LIMIT_S = 20.0
+TOOL_LIMIT_S = 5.0
+PACKAGES = (
+    "torch",
+    "transformers",
+    "flash-attn",
+    "triton",
+    "transformer-engine",
+    "megatron-core",
+    "torchtitan",
+    "numpy",
+)
+"""What a difference of between nodes is worth naming."""
+
+
+class Torch:
+    """An installed PyTorch, read without importing it."""
+
+    def __init__(self, folder: Path) -> None:
+        text = (folder / "version.py").read_text(encoding="utf-8", errors="replace")
+        self.folder = folder
+        self.version = self._value(text, "__version__") or "unknown"
+        self.cuda = self._value(text, "cuda")
+        self.hip = self._value(text, "hip")
+
+    @staticmethod
+    def _value(text: str, name: str) -> str | None:
+        match = re.search(rf"^{name}(?::[^=]+)? = '([^']*)'", text, re.MULTILINE)
+        return match[1] if match else None
+
+    @property
+    def build(self) -> str:
+        return f"ROCm {self.hip}" if self.hip else f"CUDA {self.cuda}" if self.cuda else "CPU"
+
+
+def find_torch(path: list[str]) -> Torch | None:
+    """The PyTorch that an import would take from `path`."""
+    for entry in path:
+        if (Path(entry) / "torch" / "version.py").is_file():
+            return Torch(Path(entry) / "torch")
+    return None
+
+
+def torch(node: Node) -> Iterator[Finding]:
+    """PyTorch is there, and built for these devices."""
+    found = find_torch(sys.path)
+    wanted = {"amd": "ROCm", "nvidia": "CUDA"}.get(node.facts.devices[0].vendor if node.has_devices else "")
+    if found is None:
+        yield (
+            judged(
+                not node.has_devices,
+                "warn",
+                "software.torch",
+                "not installed",
+                "installed",
+                "training needs it",
+                "./primus-cli setup installs it",
+            )
+            if node.has_devices
+            else info("software.torch", "not installed", "needed for training only")
+        )
+        return
+    text = f"{found.version}, built for {found.build}"
+    if wanted is None:
+        yield info("software.torch", text)
+        return
+    yield judged(
+        found.build.startswith(wanted),
+        "fail",
+        "software.torch",
+        text,
+        f"built for {wanted}",
+        f"the devices here are of {node.facts.devices[0].vendor}",
+        f"install the build for {wanted}: pytorch.org/get-started",
+    )
+    if wanted == "CUDA" and found.cuda and node.facts.software.cuda:
+        yield judged(
+            _major(found.cuda) <= _major(node.facts.software.cuda),
+            "fail",
+            "software.cuda_driver",
+            f"PyTorch for CUDA {found.cuda}, driver for {node.facts.software.cuda}",
+            f"a driver for CUDA {_major(found.cuda)} or newer",
+            "minor versions of one major fit (CUDA compatibility guide)",
+            "update the driver, or install an older build of PyTorch",
+        )
+
+
+def _major(version: str) -> int:
+    match = re.match(r"\d+", version)
+    return int(match[0]) if match else 0
+
+
+def versions(node: Node) -> Iterator[Finding]:
+    """Python and the driver's stack."""
+    held = node.facts.software
+    yield info("software.python", held.python or sys.version.split()[0])
+    for name, version in (
+        ("amd driver", held.amd_driver),
+        ("nvidia driver", held.nvidia_driver),
+        ("ROCm", held.rocm),
+        ("CUDA", held.cuda),
+    ):
+        if version:
+            yield info("software.stack", f"{name} {version}", subject=name)
+
+
+def libraries(node: Node) -> Iterator[Finding]:
+    """The collective library loads, as a worker will load it."""
+    if not node.has_devices or not node.tree.is_live:
+        return
+    name = "librccl.so.1" if node.facts.devices[0].vendor == "amd" else "libnccl.so.2"
+    found = find_torch(sys.path)
+    # A worker's library comes with torch, from its own folder or from a package beside it; the loader knows the rest.
+    bundled = [found.folder / "lib" / name, found.folder / "lib" / "librccl.so"] if found else []
+    bundled += [found.folder.parent / "nvidia" / "nccl" / "lib" / name] if found else []
+    path = next((str(candidate) for candidate in bundled if candidate.exists()), name)
+    code = f"import ctypes; ctypes.CDLL({path!r})"
+    answer = node.call([sys.executable, "-c", code], LOAD_LIMIT_S)
+    yield judged(
+        answer.state == "ok",
+        "warn",
+        "software.collectives",
+        path if answer.state == "ok" else answer.problem,
+        f"{name} loads",
+        "processes on devices talk through it",
+        "install the build of PyTorch for these devices, or set LD_LIBRARY_PATH",
+    )
+    plugin = node.environ.get("NCCL_NET_PLUGIN")
+    if plugin and plugin != "none":
+        name = plugin if plugin.endswith(".so") else f"libnccl-net-{plugin}.so"
+        answer = node.call([sys.executable, "-c", f"import ctypes; ctypes.CDLL({name!r})"], LOAD_LIMIT_S)
+        yield judged(
+            answer.state == "ok",
+            "warn",
+            "software.net_plugin",
+            name if answer.state == "ok" else answer.problem,
+            f"{name} loads",
+            "$NCCL_NET_PLUGIN",
+            "set LD_LIBRARY_PATH to its folder, or unset NCCL_NET_PLUGIN",
+        )
+
+
+def tools(node: Node) -> Iterator[Finding]:
+    """Programs that must be there, and answer."""
+    for name in node.expected.tools:
+        answer = node.call([name, "--version"], TOOL_LIMIT_S)
+        is_there = answer.state in ("ok", "failed")  # not every program knows --version
+        yield judged(
+            is_there,
+            "fail",
+            "software.tool",
+            answer.text.strip().partition("\n")[0][:80] or answer.problem,
+            "present",
+            "--require-tools",
+            f"install {name}, or put it on the PATH of this node",
+            subject=name,
+        )
+
+
+def packages(node: Node) -> Iterator[Finding]:
+    """The installed Python packages as one hash, which nodes compare."""
+    installed = installed_packages()
+    digest = hashlib.sha256("\n".join(f"{name} {version}" for name, version in sorted(installed.items())).encode())
+    shown = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
+    yield ok(
+        "software.packages",
+        f"{len(installed)} packages, {digest.hexdigest()[:12]}; {listed(shown) or 'no torch'}",
+        "the same on every node",
+    )
+
+
+def installed_packages() -> dict[str, str]:
+    """Version by name of the packages that this interpreter finds, read from the names of their folders."""
+    found: dict[str, str] = {}
+    for entry in metadata.MetadataPathFinder.find_distributions():
+        folder = getattr(entry, "_path", None)
+        match = re.fullmatch(r"(.+?)-([^-]+)(-.*)?\.(dist|egg)-info", folder.name if folder else "")
+        if match:
+            found.setdefault(match[1].lower().replace("_", "-"), match[2])
+    return found
+
+
+CHECKS = (versions, torch, libraries, tools, packages)

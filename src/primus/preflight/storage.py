@@ -1,0 +1,124 @@
+"""Checks of the folders that a run uses: writable, roomy, and how fast a small file goes there and back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from primus.preflight.finding import Finding
+from primus.preflight.node import Node, info, judged
+from primus.report import table
+
+GIB = 1 << 30
+SAMPLE_BYTES = 4 << 20
+"""Small enough for any file system, large enough to be written in more than one block."""
+NETWORK_TYPES = (
+    "nfs",
+    "nfs4",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "smb3",
+    "wekafs",
+    "fuse.juicefs",
+    "9p",
+    "virtiofs",
+)
+
+
+def folders(node: Node) -> Iterator[Finding]:
+    """Each folder that a run uses, once; one that is not there yet is judged by the folder that it will be made in."""
+    seen: set[Path] = set()
+    for path, purpose in node.expected.folders:
+        folder = Path(path).expanduser().absolute()
+        if folder not in seen:
+            seen.add(folder)
+            yield from _folder(node, folder, purpose)
+
+
+def _folder(node: Node, folder: Path, purpose: str) -> Iterator[Finding]:
+    there = next((parent for parent in [folder, *folder.parents] if parent.is_dir()), Path("/"))
+    subject = f"{purpose} {folder}"
+    problem, seconds = _sample(there)
+    kind = file_system(there, node.tree.text("proc/self/mounts") or "")
+    place = f"{kind}{', a network file system' if kind in NETWORK_TYPES else ''}"
+    yield judged(
+        not problem,
+        "fail",
+        "storage.writable",
+        problem or f"{place}; {SAMPLE_BYTES >> 20} MiB there and back in {seconds * 1e3:.0f} ms",
+        "a file can be written, synced and read",
+        f"it is the {purpose}",
+        "choose another folder, or mend its owner and mode",
+        subject=subject,
+        value=None if problem else round(seconds, 4),
+    )
+    if problem:
+        return
+    held = os.statvfs(there)
+    free = held.f_bavail * held.f_frsize
+    is_temporary = purpose == "temporary files"
+    least_gib = node.limits.temporary_free_gib if is_temporary else node.limits.storage_free_gib
+    yield judged(
+        free >= least_gib * GIB,
+        "fail" if free < GIB // 16 else "warn",
+        "storage.free",
+        table.size(free),
+        f">= {least_gib:g} GiB",
+        "checkpoints and caches stop a job where they do not fit",
+        "remove old runs (`runs clean`), or choose another folder",
+        subject=subject,
+        value=free,
+    )
+    if held.f_files:  # 0 where the file system counts none, as btrfs does
+        yield judged(
+            held.f_favail >= node.limits.free_inodes,
+            "warn",
+            "storage.inodes",
+            f"{held.f_favail:,} files",
+            f">= {node.limits.free_inodes:,}",
+            "a full table of files is a full disk",
+            "remove small files",
+            subject=subject,
+            value=held.f_favail,
+        )
+    else:
+        yield info("storage.inodes", f"{kind} counts none", subject=subject)
+
+
+def _sample(folder: Path) -> tuple[str, float]:
+    """Write, sync, read and remove a small file; gives the problem, empty where all went well, and the seconds."""
+    path = folder / f".primus-preflight.{os.getpid()}"
+    data = os.urandom(SAMPLE_BYTES)
+    began = time.monotonic()
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        is_same = path.read_bytes() == data
+    except OSError as error:
+        return f"{folder}: {error.strerror}", 0.0
+    finally:
+        path.unlink(missing_ok=True)
+    return ("" if is_same else f"{folder}: what was read differs from what was written"), time.monotonic() - began
+
+
+def file_system(folder: Path, mounts: str) -> str:
+    """Type of the file system of a folder, by the text of /proc/self/mounts; the longest mount point wins."""
+    best, kind = "", "unknown file system"
+    real = str(folder.resolve())
+    for line in mounts.splitlines():
+        words = line.split()
+        point = words[1].replace("\\040", " ") if len(words) > 2 else ""
+        is_above = real == point or real.startswith(point.rstrip("/") + "/")
+        if point and is_above and len(point) >= len(best):
+            best, kind = point, words[2]
+    return kind
+
+
+CHECKS = (folders,)
