@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from primus import registry
+from primus import patch, registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
+from primus.experiment import experiment_of
 from primus.launch.request import Request
 from primus.runs.attempt import Attempt
 from primus.runs.files import read_json
@@ -27,6 +28,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     attempt.listen()
     try:
         request = read_json(run.directory / "request.json", Request)
+        _patch(attempt, environ)
         registry.load("tasks", request.task).work(attempt)
     except PrimusError as error:
         print(error, file=sys.stderr)
@@ -39,6 +41,30 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     finally:
         attempt.close()
     return EXIT_OK
+
+
+def _patch(attempt: Attempt, environ: Mapping[str, str]) -> None:
+    """Apply the patches of upstream packages, and record them.
+
+    Raises:
+        PrimusError: One of them failed.
+    """
+    applied = []
+    for choice in patch.choices(environ, lambda: _backend(attempt.run)):
+        if not choice.applies:
+            continue
+        patch.apply(choice)
+        what = choice.patch
+        late = f"; it expired on {what.expires}: look whether it is still needed" if choice.state == "expired" else ""
+        print(f"patch {choice.name}: {what.target} {choice.installed}: {what.reason} ({what.link}){late}", flush=True)
+        applied.append({"name": choice.name, "target": what.target, "version": choice.installed, "state": choice.state})
+    if applied:
+        attempt.event("patches", applied=applied)
+
+
+def _backend(run: Run) -> str | None:
+    """Backend of the run's experiment, where it has one."""
+    return experiment_of(run).trainer.framework if run.config.is_file() else None
 
 
 def _redirect(log: Path) -> TextIO:

@@ -67,9 +67,10 @@ class Recorder:
             raise PrimusError(f"patch {action.file}: cannot be read: {error.strerror}") from None
         text = content.decode("utf-8", "surrogateescape")
         shown = "\n".join(self._masks.apply(line) for line in text.split("\n"))
+        own_name = _own_name(Path(action.file))
         record = PatchRecord(
-            file=action.file,
-            name=f"{len(self._records)}_{_own_name(Path(action.file))}",
+            file=own_name or action.file,
+            name=f"{len(self._records)}_{own_name or Path(action.file).name}",
             sha256=patches.sha256(content),
             is_masked=shown != text,
         )
@@ -85,6 +86,6 @@ class Recorder:
 
 
 def _own_name(path: Path) -> str:
-    """A file's name, without the number that an earlier record gave it."""
+    """The name that a copy of another run's record had before it got its number; empty for a file of the user."""
     is_copy = path.parent.parts[-2:] == tuple(patches.FOLDER.split("/"))
-    return re.sub(r"^\d+_", "", path.name) if is_copy else path.name
+    return re.sub(r"^\d+_", "", path.name) if is_copy else ""

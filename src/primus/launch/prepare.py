@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from primus import patch
 from primus.errors import UsageError
 from primus.launch import chain
 from primus.launch.plan import Context, Job, LaunchPlan, Variable
@@ -51,6 +52,8 @@ def planned(
     folded = chain.fold(request, start, context)
     assert folded.layout is not None, "the chain ends on a node"
     job.check(folded.layout.world_size)
+    workers = {**context.environ, **{name: variable.value for name, variable in folded.env.items()}}
+    patch.chosen_names(workers)  # refuses what does not exist, before anything starts
     return Launch(
         job=job,
         request=request,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
 from primus.errors import PrimusError
+from primus.runs import events, patches
 from primus.runs.files import read_json
 from primus.runs.snapshot import SystemInfo, packages, system_info
 from primus.runs.store import Run
@@ -55,6 +57,36 @@ def differences(run: Run) -> list[Difference]:
     ]
     all_found = [difference for difference in found if difference] + _package_differences(run)
     return sorted(all_found, key=lambda difference: not difference.changes_numbers)
+
+
+def patch_differences(run: Run, python_patches: Sequence[str], files: Sequence[str]) -> list[Difference]:
+    """What differs in the patches that `run` had.
+
+    Args:
+        run: The run.
+        python_patches: Names of the patches of upstream packages that would be applied now.
+        files: Files of `--patch` that are given now; none repeats those of the run.
+
+    Raises:
+        PrimusError: A file cannot be read, or the run's record is damaged.
+    """
+    before = [event["applied"] for event in events.read(run.events) if event["kind"] == "patches"]
+    then = [each["name"] for each in before[-1]] if before else []
+    found = []
+    if sorted(then) != sorted(python_patches):
+        found.append(Difference("patches", ", ".join(then) or "none", ", ".join(python_patches) or "none", True))
+    kept = [f"{record.file} {record.sha256[:8]}" for record in patches.read(run)]
+    given = [f"{file} {patches.sha256(_content(file))[:8]}" for file in files]
+    if given and [each.split()[-1] for each in kept] != [each.split()[-1] for each in given]:
+        found.append(Difference("patch files", ", ".join(kept) or "none", ", ".join(given), True))
+    return found
+
+
+def _content(file: str) -> bytes:
+    try:
+        return Path(file).expanduser().read_bytes()
+    except OSError as error:
+        raise PrimusError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def variables(run: Run, environ: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from primus import experiment
+from primus import experiment, patch
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.errors import PrimusError, UnfitError, UsageError
@@ -59,7 +59,9 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
 
     run = _existing(directory)
     resolved = experiment.of_run(run)
-    found = replays.differences(run)
+    framework = resolved.experiment.trainer.framework
+    applied = [choice.name for choice in patch.choices(context.environ, lambda: framework) if choice.applies]
+    found = replays.differences(run) + replays.patch_differences(run, applied, context.patches)
     for difference in found:
         context.say(f"replay: {difference}")
     numeric = [str(difference) for difference in found if difference.changes_numbers]

@@ -1,0 +1,214 @@
+"""What a patch of an upstream package declares, and which patches are to be applied here.
+
+A patch is a file of `patches` with
+
+    PATCH = Patch(target="torch", versions=">=2.6,<2.14", reason=..., link=..., expires=date(2027, 6, 1))
+    def apply() -> None     changes the imported package; raises where it cannot
+
+and, where not every machine needs it,
+
+    def needed() -> bool    whether this one does; imports nothing heavy
+
+Workers apply those whose package is installed in a version of the range, before the task begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, timezone
+from typing import Literal
+
+from msgspec import Struct
+
+from primus import registry
+from primus.errors import PrimusError, UsageError, did_you_mean, place_of
+
+VARIABLE = "PRIMUS_PATCHES"
+"""Variable that chooses: all (the default), none, or names separated by commas."""
+
+State = Literal["applies", "expired", "not needed", "out of range", "not installed", "other backend"]
+REFUSED: tuple[State, ...] = ("out of range", "not installed", "other backend")
+"""States in which a patch that the user named is an error."""
+
+
+class Patch(Struct, frozen=True, kw_only=True):
+    """One change of one upstream package."""
+
+    target: str
+    """Name of the distribution: ``torch``."""
+    versions: str
+    """Range that it was made for: ``>=2.6,<2.14``, ``0.8~1.2`` (both included) or ``1.*``."""
+    reason: str
+    link: str
+    """Upstream issue or change."""
+    expires: date
+    """Day after which somebody must look whether it is still needed."""
+    backend: str | None = None
+    """Backend that alone needs it."""
+    priority: int = 50
+    """Lower ones come first."""
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """A patch, and whether it applies here."""
+
+    name: str
+    patch: Patch
+    installed: str | None
+    """Version of its target."""
+    state: State
+
+    @property
+    def applies(self) -> bool:
+        return self.state in ("applies", "expired")
+
+
+def chosen_names(environ: Mapping[str, str]) -> tuple[list[str], bool]:
+    """Names of the patches that the user wants, and whether each was named.
+
+    Raises:
+        UsageError: There is no such patch.
+    """
+    known = registry.names("patches")
+    words = [word for word in re.split(r"[\s,]+", environ.get(VARIABLE, "")) if word]
+    if words in ([], ["all"]):
+        return known, False
+    if words == ["none"]:
+        return [], False
+    for word in words:
+        if word.replace("_", "-") not in known:
+            raise UsageError(f"${VARIABLE}: no patch '{word}'", did_you_mean(word, [*known, "all", "none"]))
+    return list(dict.fromkeys(word.replace("_", "-") for word in words)), True
+
+
+def choices(
+    environ: Mapping[str, str], backend: Callable[[], str | None] = lambda: None, today: date | None = None
+) -> list[Choice]:
+    """The patches that the user wants, in the order of their application.
+
+    Args:
+        environ: Tells which are wanted.
+        backend: Names the backend in use; asked only where a patch is for one. None takes patches of every backend.
+        today: The day on which it is asked.
+
+    Raises:
+        UsageError: There is no such patch, or one that was named does not apply here.
+    """
+    names, are_named = chosen_names(environ)
+    found = [_choice(name, backend, today or datetime.now(tz=timezone.utc).date()) for name in names]
+    for choice in found:
+        if are_named and choice.state in REFUSED:
+            raise UsageError(f"${VARIABLE}: patch '{choice.name}' cannot be applied: {_why_not(choice)}")
+    return sorted(found, key=lambda choice: (choice.patch.priority, choice.name))
+
+
+def _choice(name: str, backend: Callable[[], str | None], today: date) -> Choice:
+    plug_in = registry.load("patches", name)
+    patch: Patch = plug_in.PATCH
+    installed = _installed(patch.target)
+    state = _state(patch, installed, backend, today)
+    if state not in REFUSED and not getattr(plug_in, "needed", lambda: True)():
+        state = "not needed"
+    return Choice(name=name, patch=patch, installed=installed, state=state)
+
+
+def _state(patch: Patch, installed: str | None, backend: Callable[[], str | None], today: date) -> State:
+    if installed is None:
+        return "not installed"
+    if not includes(patch.versions, installed):
+        return "out of range"
+    if patch.backend and backend() not in (None, patch.backend):
+        return "other backend"
+    return "expired" if today > patch.expires else "applies"
+
+
+def _why_not(choice: Choice) -> str:
+    patch = choice.patch
+    reasons = {
+        "not installed": f"{patch.target} is not installed",
+        "out of range": f"it is for {patch.target} {patch.versions}, here is {choice.installed}",
+        "other backend": f"it is for the backend '{patch.backend}'",
+    }
+    return reasons[choice.state]
+
+
+def _installed(target: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(target)
+    except PackageNotFoundError:
+        return None
+
+
+def apply(choice: Choice) -> None:
+    """Apply one patch.
+
+    Raises:
+        PrimusError: It failed; the message names it.
+    """
+    try:
+        registry.load("patches", choice.name).apply()
+    except Exception as error:  # whatever a patch of a strange package runs into
+        raise PrimusError(
+            f"patch '{choice.name}' of {choice.patch.target} {choice.installed} failed at {place_of(error)}:"
+            f" {type(error).__name__}: {error}",
+            f"{VARIABLE}=none starts without patches; see {choice.patch.link}",
+        ) from error
+
+
+def includes(versions: str, version: str) -> bool:
+    """Whether `version` lies in the range `versions`.
+
+    As PEP 440 has it: ``2.13.0+cpu`` is 2.13.0, a pre-release comes before its release and is not ``<`` it.
+
+    Raises:
+        PrimusError: The range cannot be understood.
+    """
+    return all(_holds(clause.strip(), _key(version)) for clause in versions.split(","))
+
+
+_CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)?\s*v?(\d+(?:\.\d+)*(?:(?:a|b|rc|\.dev|\.post)\d+)*)(\.\*)?")
+_VERSION = re.compile(r"v?(\d+(?:\.\d+)*)[._-]?(?:(a|alpha|b|beta|c|rc)[._-]?(\d*))?(.*)", re.IGNORECASE)
+_PHASES = {"a": -3, "alpha": -3, "b": -2, "beta": -2, "c": -1, "rc": -1}
+
+Key = tuple[tuple[int, ...], int, int]
+
+
+def _key(version: str) -> Key:
+    """A version as values that compare: its release, its phase (development, alpha, ... final, post), its number."""
+    match = _VERSION.match(version.partition("+")[0])
+    if match is None:
+        raise PrimusError(f"{version!r} is no version")
+    release = tuple(int(part) for part in match[1].split("."))
+    while len(release) > 1 and release[-1] == 0:
+        release = release[:-1]
+    number = int(match[3] or 0)
+    if match[2]:
+        return release, _PHASES[match[2].lower()], number
+    later = re.match(r"[._-]?(dev|post)(\d*)", match[4])
+    return release, {"dev": -4, "post": 1}[later[1]] if later else 0, int(later[2] or 0) if later else 0
+
+
+def _holds(clause: str, key: Key) -> bool:
+    first, tilde, last = clause.partition("~")
+    if tilde and not clause.startswith("~"):
+        return _holds(f">={first}", key) and _holds(f"<={last}", key)
+    match = _CLAUSE.fullmatch(clause)
+    if match is None or (match[3] and match[1] not in (None, "==", "!=")):
+        raise PrimusError(f"{clause!r} is no range of versions", "such as >=2.6,<2.14 or 0.8~1.2 or 1.*")
+    operator, bound = match[1] or "==", _key(match[2])
+    if match[3]:
+        prefix = tuple(int(part) for part in match[2].split("."))
+        padded = key[0] + (0,) * len(prefix)
+        return (padded[: len(prefix)] == prefix) == (operator == "==")
+    is_same_release = key[0] == bound[0]
+    return {
+        ">=": key >= bound,
+        "<=": key <= bound,
+        "==": key == bound,
+        "!=": key != bound,
+        ">": key > bound and not (is_same_release and key[1] > 0 == bound[1]),
+        "<": key < bound and not (is_same_release and key[1] < 0 == bound[1]),
+    }[operator]

@@ -1,0 +1,1 @@
+"""Show the hooks of tasks."""

@@ -1,0 +1,90 @@
+"""List the patches of upstream packages, and the files of --patch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus import patch
+from primus.patch import Choice
+from primus.report import table
+from primus.runs import events, patches, store
+from primus.runs.store import Run
+from primus.task import TaskContext
+
+SHOWS_PATCHES = True
+"""The files of `--patch` are shown here, not run."""
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `patches list`."""
+
+    run: str | None = None
+    """Run whose patches are shown, instead of those of this machine."""
+    workspace: str = "./output"
+    """Folder of all run folders."""
+
+
+class PatchFile(Struct, frozen=True):
+    """A file of `--patch`."""
+
+    file: str
+    sha256: str
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Print the patches.
+
+    Raises:
+        UsageError: There is no such run, or no such patch.
+    """
+    if options.run:
+        _show_run(store.find(options.run, Path(options.workspace)), context)
+        return
+    wanted, _ = patch.chosen_names(context.environ)
+    found = patch.choices({})
+    files = [PatchFile(file, patches.sha256(Path(file).read_bytes())) for file in context.patches]
+    values = {
+        "patches": [{"wanted": choice.name in wanted, "choice": choice} for choice in found],
+        "files": files,
+    }
+    context.result(values, "\n\n".join([_table(found, wanted), *_files(files)]))
+
+
+def _show_run(found: Run, context: TaskContext) -> None:
+    applied = [event["applied"] for event in events.read(found.events) if event["kind"] == "patches"]
+    records = patches.read(found)
+    python = [[each["name"], each["target"], each["version"], each["state"]] for each in (applied or [[]])[-1]]
+    files = [
+        [each.file, each.sha256[:12], each.state, "-" if each.exit_code is None else str(each.exit_code)]
+        for each in records
+    ]
+    parts = [
+        table.table(["patch", "target", "version", "state"], python) if python else "no patches of upstream packages",
+        table.table(["file", "sha256", "state", "exit code"], files) if files else "no patch files",
+    ]
+    context.result({"patches": (applied or [[]])[-1], "files": records}, "\n\n".join(parts))
+
+
+def _table(found: list[Choice], wanted: list[str]) -> str:
+    if not found:
+        return "no patches of upstream packages"
+    rows = [
+        [
+            choice.name,
+            choice.patch.target,
+            choice.installed or "-",
+            choice.patch.versions,
+            choice.state if choice.name in wanted else "switched off",
+            f"{choice.patch.reason} ({choice.patch.link})",
+        ]
+        for choice in found
+    ]
+    return table.table(["patch", "target", "installed", "range", "state", "reason"], rows)
+
+
+def _files(files: list[PatchFile]) -> list[str]:
+    if not files:
+        return []
+    return [table.table(["file", "sha256"], [[each.file, each.sha256[:12]] for each in files])]
