@@ -1,9 +1,11 @@
-"""Count the accelerators of this machine by reading the kernel's files."""
+"""Which accelerators a process may use: their number from a few files, or the devices themselves from the facts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+
+from primus.machine.facts import Facts, Partition
 
 AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """Variables that limit what a process sees of AMD devices: the ROCm runtime applies all three, one after the other."""
@@ -23,6 +25,39 @@ def count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
     amd = _amd(root)
     limits = [_listed(environ[name]) for name in (AMD_VISIBLE if amd else NVIDIA_VISIBLE) if name in environ]
     return min([amd or _nvidia(root), *limits])
+
+
+def usable(facts: Facts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
+    """What a process may use, in its own numbering: each variable chooses from what the one before has left.
+
+    A list ends at its first entry that is not possible: no such index or UUID, or one that was chosen already
+    (CUDA programming guide, environment variables; ROCm, GPU isolation techniques).
+    """
+    found = facts.partitions
+    is_amd = any(device.vendor == "amd" for device in facts.devices)
+    for name in AMD_VISIBLE if is_amd else NVIDIA_VISIBLE:
+        if name in environ:
+            found = _chosen(found, environ[name])
+    return found
+
+
+def _chosen(found: tuple[Partition, ...], text: str) -> tuple[Partition, ...]:
+    chosen: list[Partition] = []
+    for word in text.split(","):
+        named = _named(found, word.strip())
+        if named is None or named in chosen:
+            break
+        chosen.append(named)
+    return tuple(chosen)
+
+
+def _named(found: tuple[Partition, ...], word: str) -> Partition | None:
+    """The device of an index, or of a UUID or a beginning of one that fits no other."""
+    if word.isdecimal():
+        return found[int(word)] if int(word) < len(found) else None
+    uuid = word.lower().removeprefix("gpu-")
+    matching = [part for part in found if uuid and (part.uuid or "").lower().removeprefix("gpu-").startswith(uuid)]
+    return matching[0] if len(matching) == 1 and word.lower().startswith("gpu-") else None
 
 
 def _listed(text: str) -> int:

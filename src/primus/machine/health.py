@@ -1,0 +1,66 @@
+"""How the devices are now: heat, power, errors, and who uses them; from the kernel's files first, then from tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct, field, structs
+
+from primus.machine import health_amd, health_nvidia
+from primus.machine.facts import Facts, Problem
+from primus.machine.tree import Tree
+from primus.machine.vitals import ToolCall, Vitals
+
+LIMIT_S = 5.0
+
+
+class DeviceHealth(Vitals, frozen=True, kw_only=True):
+    """Live values of one card of the facts."""
+
+    index: int
+    sources: dict[str, str] = field(default_factory=dict)
+    """Where each value came from, by field."""
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """All cards' values, and how they were come by."""
+
+    devices: tuple[DeviceHealth, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    """Files that could not be read."""
+
+
+def health(facts: Facts, environ: Mapping[str, str], timeout_s: float = LIMIT_S, *, root: Path = Path("/")) -> Health:
+    """Live values of the cards of `facts`; tools are asked side by side, so all takes little more than `timeout_s`.
+
+    Args:
+        root: Root of the file system; of another folder than `/` only the files are read.
+    """
+    tree = Tree(root)
+    devices = tuple(DeviceHealth(index=device.index) for device in facts.devices)
+    calls: list[ToolCall] = []
+    for vendor, kind in (("amd", health_amd), ("nvidia", health_nvidia)):
+        cards = [device for device in facts.devices if device.vendor == vendor]
+        if not cards:
+            continue
+        devices = _filled(devices, kind.by_kernel(tree, cards), "kernel")
+        if tree.is_live:
+            for source, vitals, made in kind.by_tools(cards, environ, timeout_s):
+                devices, calls = _filled(devices, vitals, source), [*calls, *made]
+    return Health(devices=devices, calls=tuple(calls), problems=tuple(tree.problems))
+
+
+def _filled(devices: Sequence[DeviceHealth], found: Mapping[int, Vitals], source: str) -> tuple[DeviceHealth, ...]:
+    """The devices with the values of a later source where they have none."""
+    return tuple(_with(device, found.get(device.index, Vitals()), source) for device in devices)
+
+
+def _with(device: DeviceHealth, vitals: Vitals, source: str) -> DeviceHealth:
+    new = {
+        name: value
+        for name, value in structs.asdict(vitals).items()
+        if value is not None and getattr(device, name) is None
+    }
+    return structs.replace(device, **new, sources={**device.sources, **dict.fromkeys(new, source)})

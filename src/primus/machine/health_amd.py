@@ -1,0 +1,205 @@
+"""Live values of AMD cards: the graphics driver's files, KFD's list of processes, amd-smi, and rocm-smi without it.
+
+Files: Linux Documentation/gpu/amdgpu (thermal, ras, driver-misc); JSON: AMD SMI documentation, `metric`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from primus.machine import amd, pci, smi
+from primus.machine.facts import Device
+from primus.machine.smi import dig, integer, number, size
+from primus.machine.tree import Tree
+from primus.machine.vitals import Process, ToolCall, Vitals, ask, by_address, percent, understood
+
+PROCESSES = "sys/class/kfd/kfd/proc"
+AMD_SMI = tuple(("amd-smi", what, "--json") for what in ("list", "metric", "process", "bad-pages"))
+ROCM_SMI = ("rocm-smi", "--showbus", "--showuse", "--showtemp", "--showpower", "--showmeminfo", "vram", "--json")
+
+
+def by_kernel(tree: Tree, cards: Sequence[Device]) -> dict[int, Vitals]:
+    """What the kernel's files say, by card."""
+    processes = _processes(tree, cards)
+    return {card.index: _by_files(tree, card, processes) for card in cards}
+
+
+def _by_files(tree: Tree, card: Device, processes: Mapping[int, tuple[Process, ...]] | None) -> Vitals:
+    folder = f"{pci.DEVICES}/{card.bdf}"
+    sensors = _sensors(tree, folder)
+    errors = tree.text(f"{folder}/ras/umc_err_count") or ""
+    pages = tree.text(f"{folder}/ras/gpu_vram_bad_pages")
+    clock, max_clock = _clocks(tree.text(f"{folder}/pp_dpm_sclk") or "")
+    return Vitals(
+        temperature_c=sensors.get("temp junction") or sensors.get("temp edge"),
+        memory_temperature_c=sensors.get("temp mem"),
+        power_w=sensors.get("power"),
+        power_cap_w=sensors.get("power cap"),
+        memory_used_bytes=tree.number(f"{folder}/mem_info_vram_used"),
+        activity_percent=percent(tree.text(f"{folder}/gpu_busy_percent")),
+        ecc_correctable=_count("ce", errors),
+        ecc_uncorrectable=_count("ue", errors),
+        bad_pages=None if pages is None else len(re.findall(r": R$", pages, re.MULTILINE)),
+        pending_pages=None if pages is None else len(re.findall(r": [PF]$", pages, re.MULTILINE)),
+        pcie_replays=tree.number(f"{folder}/pcie_replay_count"),
+        clock_mhz=clock,
+        max_clock_mhz=max_clock,
+        memory_clock_mhz=_clocks(tree.text(f"{folder}/pp_dpm_mclk") or "")[0],
+        processes=None if processes is None else processes.get(card.index, ()),
+    )
+
+
+def _sensors(tree: Tree, folder: str) -> dict[str, float]:
+    """hwmon's values, in degrees and watt: it writes thousandths and millionths."""
+    found: dict[str, float] = {}
+    for monitor in tree.names(f"{folder}/hwmon"):
+        base = f"{folder}/hwmon/{monitor}"
+        for sensor in ("temp1", "temp2", "temp3"):
+            label, value = tree.text(f"{base}/{sensor}_label"), tree.number(f"{base}/{sensor}_input")
+            if label and value is not None:
+                found[f"temp {label}"] = value / 1e3
+        for name, files in (("power", ("power1_average", "power1_input")), ("power cap", ("power1_cap",))):
+            values = [value for file in files if (value := tree.number(f"{base}/{file}")) is not None]
+            found |= {name: values[0] / 1e6} if values else {}
+    return found
+
+
+def _clocks(levels: str) -> tuple[float | None, float | None]:
+    """The clock that is marked as the current one, and the highest, in MHz."""
+    found = [(float(clock), mark == "*") for clock, mark in re.findall(r"^\w+: (\d+)Mhz ?(\*?)", levels, re.MULTILINE)]
+    now = next((clock for clock, is_now in found if is_now), None)
+    return now, max((clock for clock, _ in found), default=None)
+
+
+def _count(kind: str, errors: str) -> int | None:
+    match = re.search(rf"^{kind}: (\d+)$", errors, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def _processes(tree: Tree, cards: Sequence[Device]) -> dict[int, tuple[Process, ...]] | None:
+    """Processes by card, from KFD's files `vram_<gpu_id>`; None where the kernel keeps no such list."""
+    if not (tree.root / PROCESSES).is_dir():
+        return None
+    card_of = {tree.text(f"{amd.NODES}/{part.node}/gpu_id"): card.index for card in cards for part in card.partitions}
+    found: dict[int, dict[int, Process]] = {card.index: {} for card in cards}
+    for pid in tree.names(PROCESSES):
+        for file in tree.names(f"{PROCESSES}/{pid}"):
+            index = card_of.get(file.removeprefix("vram_")) if file.startswith("vram_") else None
+            if index is None or not pid.isdecimal():
+                continue
+            before = found[index].get(int(pid), Process(pid=int(pid))).memory_bytes or 0
+            used = before + (tree.number(f"{PROCESSES}/{pid}/{file}") or 0)
+            found[index][int(pid)] = Process(pid=int(pid), name=tree.text(f"proc/{pid}/comm") or "", memory_bytes=used)
+    return {index: tuple(holders.values()) for index, holders in found.items()}
+
+
+def by_tools(
+    cards: Sequence[Device], environ: Mapping[str, str], timeout_s: float
+) -> Iterator[tuple[str, dict[int, Vitals], list[ToolCall]]]:
+    """What amd-smi says of each card, or rocm-smi where there is no amd-smi."""
+    answers, calls = ask(AMD_SMI, environ, timeout_s)
+    if calls:
+        yield "amd-smi", amd_smi(answers, cards, calls), calls
+        return
+    answers, calls = ask([ROCM_SMI], environ, timeout_s)
+    yield "rocm-smi", understood(lambda text: rocm_smi(text, cards), answers[0], {}, calls, "rocm-smi --showbus"), calls
+
+
+def amd_smi(answers: Sequence[str], cards: Sequence[Device], calls: list[ToolCall]) -> dict[int, Vitals]:
+    """The values of `list`, `metric`, `process` and `bad-pages` together. Of a divided card the first partition
+    speaks, as its sensors are the card's."""
+    empty: list[dict[str, Any]] = []
+    listed, *others = (
+        understood(smi.entries, answer, empty, calls, f"amd-smi {argv[1]}")
+        for argv, answer in zip(AMD_SMI, answers, strict=True)
+    )
+    addresses = by_address(cards)
+    card_of = {entry.get("gpu"): addresses.get(pci.address(str(entry.get("bdf"))) or "") for entry in listed}
+    if not listed and all(len(entries) in (0, len(cards)) for entries in others):
+        card_of = {position: card.index for position, card in enumerate(cards)}
+    found = {card.index: Vitals() for card in cards}
+    by_gpu: list[dict[int, dict[str, Any]]] = [
+        {index: entry for entry in reversed(entries) if (index := card_of.get(entry.get("gpu"))) is not None}
+        for entries in others
+    ]
+    for index in found:
+        metric, process, pages = (entries.get(index, {}) for entries in by_gpu)
+        found[index] = _vitals(metric, process, pages)
+    return found
+
+
+def _vitals(metric: dict[str, Any], process: dict[str, Any], pages: dict[str, Any]) -> Vitals:
+    clock = dig(metric, "clock", "gfx_0")
+    return Vitals(
+        temperature_c=number(dig(metric, "temperature", "hotspot")),
+        memory_temperature_c=number(dig(metric, "temperature", "mem")),
+        power_w=number(dig(metric, "power", "socket_power")),
+        memory_used_bytes=size(dig(metric, "mem_usage", "used_vram")),
+        activity_percent=percent(dig(metric, "usage", "gfx_activity")),
+        ecc_correctable=integer(dig(metric, "ecc", "total_correctable_count")),
+        ecc_uncorrectable=integer(dig(metric, "ecc", "total_uncorrectable_count")),
+        bad_pages=_pages(pages, "retired"),
+        pending_pages=_pages(pages, "pending"),
+        throttle=_throttle(metric),
+        pcie_replays=integer(dig(metric, "pcie", "replay_count")),
+        clock_mhz=number(dig(clock, "clk")),
+        max_clock_mhz=number(dig(clock, "max_clk")),
+        memory_clock_mhz=number(dig(metric, "clock", "mem_0", "clk")),
+        processes=_process_list(process),
+    )
+
+
+def _pages(entry: dict[str, Any], kind: str) -> int | None:
+    """A list of pages, or a sentence that there are none."""
+    pages = entry.get(kind)
+    if isinstance(pages, str):
+        return 0 if "no bad pages" in pages.lower() else None
+    return len(pages) if isinstance(pages, list) else None
+
+
+def _throttle(metric: dict[str, Any]) -> tuple[str, ...] | None:
+    """Names of the limits that are violated now: ``ppt``, ``socket_thermal``."""
+    limits = {key: value for key, value in (dig(metric, "throttle") or {}).items() if key.endswith("_violation_status")}
+    known = {key: value for key, value in limits.items() if value in ("ACTIVE", "NOT ACTIVE")}
+    if known:
+        return tuple(key.removesuffix("_violation_status") for key, value in known.items() if value == "ACTIVE")
+    status = {"UNTHROTTLED": (), "THROTTLED": ("throttled",)}
+    return status.get(str(dig(metric, "power", "throttle_status")))
+
+
+def _process_list(entry: dict[str, Any]) -> tuple[Process, ...] | None:
+    """The processes; instead of none there is a sentence, and one with 0 B holds the device all the same."""
+    if "process_list" not in entry:
+        return None
+    found = [info for item in entry["process_list"] if isinstance(info := dig(item, "process_info"), dict)]
+    return tuple(
+        Process(
+            pid=int(info["pid"]),
+            name=smi.text(info.get("name")) or "",
+            memory_bytes=size(dig(info, "memory_usage", "vram_mem") or info.get("mem_usage")),
+        )
+        for info in found
+        if integer(info.get("pid")) is not None
+    )
+
+
+def rocm_smi(text: str, cards: Sequence[Device]) -> dict[int, Vitals]:
+    """The values of `rocm-smi --show... --json`, whose keys carry the units."""
+    addresses, found = by_address(cards), {}
+    for values in smi.loads(text).values():
+        low = {key.lower(): value for key, value in values.items()} if isinstance(values, dict) else {}
+        index = addresses.get(pci.address(low.get("pci bus", "")) or "")
+        if index is not None:
+            found[index] = Vitals(
+                temperature_c=number(low.get("temperature (sensor junction) (c)")),
+                memory_temperature_c=number(low.get("temperature (sensor memory) (c)")),
+                power_w=number(
+                    low.get("average graphics package power (w)")
+                    or low.get("current socket graphics package power (w)")
+                ),
+                memory_used_bytes=integer(low.get("vram total used memory (b)")),
+                activity_percent=percent(low.get("gpu use (%)")),
+            )
+    return found

@@ -1,0 +1,99 @@
+"""Live values of a card, and how tools are asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from msgspec import Struct, structs
+
+from primus.machine.facts import Device
+from primus.machine.smi import number
+from primus.process import call
+
+Parsed = TypeVar("Parsed")
+
+
+class Process(Struct, frozen=True, kw_only=True):
+    """A process that holds a device, though it may hold no memory."""
+
+    pid: int
+    name: str = ""
+    memory_bytes: int | None = None
+
+
+class Vitals(Struct, frozen=True, kw_only=True):
+    """Live values of a card; None where no source states one."""
+
+    temperature_c: float | None = None
+    """The hottest spot of the die."""
+    memory_temperature_c: float | None = None
+    power_w: float | None = None
+    power_cap_w: float | None = None
+    memory_used_bytes: int | None = None
+    activity_percent: float | None = None
+    ecc_correctable: int | None = None
+    """Errors since the driver was loaded."""
+    ecc_uncorrectable: int | None = None
+    bad_pages: int | None = None
+    """Pages, or rows, of memory that are no longer used."""
+    pending_pages: int | None = None
+    """Those that will be taken out of use at the next reset."""
+    throttle: tuple[str, ...] | None = None
+    """Why the clock is held down now; empty where it is not."""
+    pcie_replays: int | None = None
+    clock_mhz: float | None = None
+    max_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    processes: tuple[Process, ...] | None = None
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A tool that was asked."""
+
+    tool: str
+    """With its first argument: ``amd-smi metric``."""
+    seconds: float
+    problem: str = ""
+    """Why its answer is of no use; empty where it is."""
+
+
+def ask(
+    questions: Sequence[Sequence[str]], environ: Mapping[str, str], timeout_s: float
+) -> tuple[list[str], list[ToolCall]]:
+    """The answers to questions that are asked side by side, empty where there is none; and the calls of the tools that
+    are installed."""
+    with ThreadPoolExecutor(len(questions)) as pool:
+        answers = list(pool.map(lambda argv: call(argv, environ, timeout_s), questions))
+    calls = [
+        ToolCall(tool=" ".join(argv[:2]), seconds=round(answer.duration_s, 3), problem=answer.problem)
+        for argv, answer in zip(questions, answers, strict=True)
+        if answer.state != "missing"
+    ]
+    return [answer.text if answer.state in ("ok", "failed") else "" for answer in answers], calls
+
+
+def understood(parse: Callable[[str], Parsed], text: str, nothing: Parsed, calls: list[ToolCall], tool: str) -> Parsed:
+    """What `text` means; where it means nothing, `nothing`, and the call of `tool` gets a problem."""
+    if not text.strip():
+        return nothing
+    try:
+        return parse(text)
+    except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        problem = f"its output cannot be understood: {error}"[:200]
+        calls[:] = [
+            structs.replace(made, problem=made.problem or problem) if made.tool == tool else made for made in calls
+        ]
+        return nothing
+
+
+def percent(value: Any) -> float | None:
+    """A share that can be one: rocm-smi prints a raw counter under the same name (``GFX Activity: 50288``)."""
+    found = number(value)
+    return found if found is not None and 0 <= found <= 100 else None
+
+
+def by_address(cards: Sequence[Device]) -> dict[str, int]:
+    """Index of each card by its address."""
+    return {card.bdf: card.index for card in cards if card.bdf}
