@@ -170,7 +170,7 @@ def _rate(rdma: RdmaDevice) -> str:
 
 
 def _why_down(rdma: RdmaDevice) -> str:
-    states = {f"{port.state.lower()}, {port.physical_state}" for port in rdma.ports}
+    states = {p.physical_state if p.state == "DOWN" else f"{p.state.lower()}, {p.physical_state}" for p in rdma.ports}
     return "; ".join(sorted(states)) or "no port"
 
 

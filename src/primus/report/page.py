@@ -80,10 +80,8 @@ def html(title: str, sections: Sequence[tuple[str, object]], subtitle: object = 
 
 
 def _contents(sections: Sequence[tuple[str, object]]) -> list[str]:
-    if len(sections) < MANY_SECTIONS:
-        return []
-    links = (element("a", heading, href=f"#part-{i}") for i, (heading, _) in enumerate(sections, start=1) if heading)
-    return [f"<nav>{' '.join(links)}</nav>"]
+    links = [element("a", heading, href=f"#part-{i}") for i, (heading, _) in enumerate(sections, start=1) if heading]
+    return [f"<nav>{' '.join(links)}</nav>"] if len(links) >= MANY_SECTIONS else []
 
 
 def _row(cell: str, values: Sequence[object], right: Sequence[int]) -> str:

@@ -27,6 +27,8 @@ from primus.machine.topology import (
 from primus.report.page import Html, element
 
 T = TypeVar("T")
+Node = tuple[str, list[End]]
+"""Title and members of a NUMA node."""
 
 MARGIN = 16
 TOP = 78
@@ -38,7 +40,6 @@ BUS = 60
 """Between an adapter and its card; the line that joins them is in the middle."""
 PADDING = 14
 HEAD = 34
-COLUMN = PADDING * 2 + NIC_WIDTH + BUS + CARD_WIDTH
 MESH = 290
 """Between the columns, where cards are linked directly."""
 CHARACTER = 0.62
@@ -66,6 +67,7 @@ class Frame(Struct, frozen=True, kw_only=True):
     title: str
     left: float
     top: float
+    width: float
     height: float
     groups: tuple[Group, ...]
     is_mirrored: bool
@@ -73,15 +75,15 @@ class Frame(Struct, frozen=True, kw_only=True):
 
     @property
     def card_left(self) -> float:
-        return self.left + PADDING + (0 if self.is_mirrored else NIC_WIDTH + BUS)
+        return self.left + (PADDING if self.is_mirrored else self.width - PADDING - CARD_WIDTH)
 
     @property
     def nic_left(self) -> float:
-        return self.left + PADDING + (CARD_WIDTH + BUS if self.is_mirrored else 0)
+        return self.left + (self.width - PADDING - NIC_WIDTH if self.is_mirrored else PADDING)
 
     @property
     def bus(self) -> float:
-        return self.left + PADDING + BUS / 2 + (CARD_WIDTH if self.is_mirrored else NIC_WIDTH)
+        return self.card_outer + (BUS / 2 if self.is_mirrored else -BUS / 2)
 
     @property
     def card_inner(self) -> float:
@@ -110,9 +112,11 @@ class _Picture:
         self.is_partitioned = any(expected_partitions(facts, device) > 1 for device in facts.devices)
         self.card_height = 62 + (CELL_HEIGHT + 8 if self.is_partitioned else 0)
         self.is_linked = bool(topology.islands or missing_links(facts))
+        has_adapters = any(end.kind == "nic" for end in topology.ends)
+        self.column = PADDING * 2 + CARD_WIDTH + (NIC_WIDTH + BUS if has_adapters else 0)
         parts = self._divided()
         self.gap = MESH if self.is_linked else 24
-        self.width = max(MARGIN * 2 + COLUMN * len(parts) + self.gap * (len(parts) - 1), 800)
+        self.width = max(MARGIN * 2 + self.column * len(parts) + self.gap * (len(parts) - 1), 800)
         self.frames = [frame for side, part in enumerate(parts) for frame in self._column(part, side)]
 
     def svg(self) -> Html:
@@ -136,26 +140,35 @@ class _Picture:
             role="img",
         )
 
-    def _divided(self) -> list[list[tuple[str, list[End]]]]:
-        """Title and members of the frames of each column; a NUMA node that is alone is divided between two."""
+    def _divided(self) -> list[list[Node]]:
+        """NUMA nodes of each column, with as many cards on both sides; one that has all the cards is divided."""
         ends = sorted(self.topology.ends, key=lambda end: (end.numa_node is None, end.numa_node or 0))
         nodes = [
             ("NUMA node not known" if node is None else f"NUMA node {node}", list(members))
             for node, members in groupby(ends, key=lambda end: end.numa_node)
         ]
-        if len(nodes) == 1 and len(self.facts.devices) > 1:
-            ((title, members),) = nodes
-            nodes = [(title, _half(members, first)) for first in (True, False)]
-        middle = (len(nodes) + 1) // 2
-        return [part for part in (nodes[:middle], nodes[middle:]) if part]
+        with_cards = [node for node in nodes if _num_cards(node)]
+        if len(with_cards) == 1 and len(self.facts.devices) > 1:
+            ((title, members),) = with_cards
+            others = [node for node in nodes if node not in with_cards]
+            return [[(title, _half(members, True)), *others[::2]], [(title, _half(members, False)), *others[1::2]]]
+        split = min(range(1, len(nodes) + 1), key=lambda i: abs(_burden(nodes[:i]) - _burden(nodes[i:])), default=0)
+        return [part for part in (nodes[:split], nodes[split:]) if part]
 
-    def _column(self, nodes: list[tuple[str, list[End]]], side: int) -> Iterator[Frame]:
+    def _column(self, nodes: list[Node], side: int) -> Iterator[Frame]:
         top = float(TOP)
         for title, ends in nodes:
             groups = self._groups(ends, top + HEAD)
             height = groups[-1].top + groups[-1].height + PADDING - top
-            left = MARGIN + side * (COLUMN + self.gap)
-            yield Frame(title=title, left=left, top=top, height=height, groups=groups, is_mirrored=side == 1)
+            yield Frame(
+                title=title,
+                left=MARGIN + side * (self.column + self.gap),
+                top=top,
+                width=self.column,
+                height=height,
+                groups=groups,
+                is_mirrored=side == 1,
+            )
             top += height + MARGIN
 
     def _groups(self, ends: list[End], top: float) -> tuple[Group, ...]:
@@ -190,11 +203,12 @@ class _Picture:
         facts = self.facts
         models = [device.model or device.name or "unknown GPU" for device in facts.devices]
         counted = ", ".join(f"{models.count(model)}x {model}" for model in dict.fromkeys(models))
-        yield _text(MARGIN, 34, f"{facts.host or 'This node'}: {counted or 'no GPU'}", "title", self.width - 2 * MARGIN)
+        yield _text(MARGIN, 34, counted or "No GPU", "title", self.width - 2 * MARGIN)
         numa = facts.cpu.numa_nodes or 0
         told = [
+            facts.host,
             "assumed, nothing was measured" if facts.assumed else "",
-            "" if facts.devices else "There is no GPU on this node, or none that a driver shows",
+            "" if facts.devices else "this node has no GPU, or none that a driver shows",
             _islands(self.topology, facts),
             f"{numa} NUMA node{'s' * (numa != 1)}" if numa else "",
             facts.cpu.model if facts.cpu.model != "unknown" else "",
@@ -202,7 +216,7 @@ class _Picture:
         yield _text(MARGIN, 57, "; ".join(filter(None, told)), "soft", self.width - 2 * MARGIN)
 
     def _frame(self, frame: Frame) -> Iterator[Html]:
-        yield _rect(frame.left, frame.top, COLUMN, frame.height, "frame", 10)
+        yield _rect(frame.left, frame.top, frame.width, frame.height, "frame", 10)
         yield _text(frame.left + PADDING, frame.top + 23, frame.title, "numa")
         for group in frame.groups:
             cards = list(_spread(group, group.cards, self.card_height, CARD_GAP))
@@ -218,7 +232,7 @@ class _Picture:
         lack = degraded(device)
         parts = [
             element("title", _told(device)),
-            _rect(left, top, CARD_WIDTH, self.card_height, "card", 7),
+            _rect(left, top, CARD_WIDTH, self.card_height, "card lack" if lack else "card", 7),
             _text(inner, top + 20, f"GPU {device.index}", "name"),
             _text(right, top + 20, device.model or device.name or "unknown", "value end", 130),
             _text(inner, top + 37, device.bdf or "", "small"),
@@ -256,7 +270,7 @@ class _Picture:
             for device, middle in _spread(group, group.cards, self.card_height, CARD_GAP)
         }
         heights = [middle for _, middle in places.values()]
-        centre_x, centre_y = MARGIN + COLUMN + self.gap / 2, (min(heights) + max(heights)) / 2
+        centre_x, centre_y = MARGIN + self.column + self.gap / 2, (min(heights) + max(heights)) / 2
         radius_x = self.gap / 2 - 22
         radius_y = max((max(heights) - min(heights)) / 2, 1) * 1.2
         points = {}
@@ -297,13 +311,13 @@ class _Picture:
             yield f"link {kind}{' low' if low else ''}", f"{word}, direct link"
         if missing_links(self.facts):
             yield "missing", "xGMI link missing"
-        if self.frames:
+        words = {group.word for frame in self.frames for group in frame.groups}
+        if any(words):
             yield "wire", "PCIe"
         if any(map(degraded, self.facts.devices)):
             yield "wire lack", "PCIe below its best"
         if any(not end.is_up for end in self.topology.ends):
             yield "wire off", "adapter down"
-        words = {group.word for frame in self.frames for group in frame.groups}
         for word, meaning in NEARNESS.items():
             if word in words:
                 yield "bus", f"{word}: {meaning}"
@@ -316,6 +330,15 @@ NEARNESS = {
     "NODE": "same NUMA node",
 }
 """What the line between cards and adapters stands for, in few words."""
+
+
+def _num_cards(node: Node) -> int:
+    return sum(end.kind == "gpu" for end in node[1])
+
+
+def _burden(nodes: list[Node]) -> int:
+    """What is balanced between the columns: cards, then adapters."""
+    return sum(100 * _num_cards(node) + len(node[1]) for node in nodes)
 
 
 def _bridge(end: End) -> tuple[str, ...]:
@@ -347,8 +370,8 @@ def _spread(group: Group, items: Sequence[T], height: float, gap: float) -> Iter
 def _wires(
     frame: Frame, group: Group, cards: list[tuple[Device, float]], adapters: list[tuple[End, float]]
 ) -> Iterator[Html]:
-    """A line from each device to the bus of its group, the bus, and the word for it; nothing without a card."""
-    if not cards:
+    """A line from each device to the bus of its group, the bus, and the word for it, where there are both kinds."""
+    if not cards or not adapters:
         return
     heights = [middle for _, middle in (*cards, *adapters)]
     for device, middle in cards:
@@ -452,6 +475,7 @@ STYLE = """
 .topology .bad, .topology .down { fill: var(--bad); } .topology .down { font-weight: 650; }
 .topology .ground { fill: var(--ground); } .topology .frame { fill: var(--frame); stroke: var(--edge); }
 .topology .card { fill: var(--box); stroke: var(--edge); stroke-width: 1.2; }
+.topology .card.lack { stroke: var(--bad); stroke-width: 1.8; stroke-dasharray: 5 3; }
 .topology .nic { fill: var(--nic); stroke: var(--nic-edge); }
 .topology .nic.off { fill: var(--frame); stroke: var(--edge); stroke-dasharray: 3 3; }
 .topology text.off { fill: var(--soft); } .topology .cross { stroke: var(--edge); stroke-width: 1.2; }

@@ -1,0 +1,1 @@
+"""Look at machines, runs and traces."""

@@ -1,0 +1,159 @@
+"""Show how the GPUs and network adapters of a node are connected, as a matrix or as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus.errors import UsageError
+from primus.machine import topology as relations
+from primus.machine.facts import Device, Facts, PcieLink
+from primus.machine.topology import WORDS, Topology
+from primus.report import page, table, topology_picture
+from primus.runs import files
+from primus.task import TaskContext
+
+DEFAULT_FILE = "topology.html"
+CARD_HEADER = ("", "model", "address", "NUMA", "PCIe now", "at best", "memory", "partitions", "hive")
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `analyze topology`."""
+
+    visualize: bool = False
+    """Write a picture as well: topology.html in the working directory, or the file of --output."""
+    output: str | None = None
+    """File of the picture: a page (.html), or the picture alone (.svg)."""
+    root: str | None = None
+    """Root of a recorded machine: a folder that holds its sys and proc; this node without it."""
+    assume: str | None = None
+    """A machine that is only named: mi300x:8."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Print the topology, and write its picture where that is wanted.
+
+    Raises:
+        UsageError: No machine can be read at the root, or the output is neither .html nor .svg.
+        PrimusError: The picture cannot be written.
+    """
+    output = _output(options)
+    facts = _facts(options, context)
+    topology = relations.topology(facts)
+    value = {"host": facts.host, "assumed": facts.assumed, "devices": facts.devices, "links": facts.links}
+    context.result(value | {"topology": topology, "problems": facts.problems}, _text(facts, topology))
+    if output:
+        picture = topology_picture.svg(facts, topology)
+        files.write_text(output, f"{picture}\n" if output.suffix == ".svg" else _page(facts, topology, picture))
+        context.say(f"\npicture: {output}")
+
+
+def _output(options: Options) -> Path | None:
+    if not options.visualize and not options.output:
+        return None
+    path = Path(options.output or DEFAULT_FILE)
+    if path.suffix not in (".html", ".svg"):
+        raise UsageError(f"--output {path}: neither .html nor .svg", "give the file one of these endings")
+    return path
+
+
+def _facts(options: Options, context: TaskContext) -> Facts:
+    if options.root and options.assume:
+        raise UsageError("--root and --assume name two machines", "give one of them")
+    if options.assume:
+        from primus.machine.assume import assume
+
+        return assume(options.assume)
+    if not options.root:
+        return context.facts()
+    root = Path(options.root)
+    if not (root / "sys").is_dir():
+        raise UsageError(
+            f"--root {root}: no machine is recorded there", "a recorded machine is a folder with 'sys' in it"
+        )
+    from primus.machine.probe import probe
+
+    return probe(root)
+
+
+def _text(facts: Facts, topology: Topology) -> str:
+    parts = [
+        f"{facts.host or 'this node'}{' (assumed)' if facts.assumed else ''}",
+        table.table(CARD_HEADER, _cards(facts), right=(6,)) if facts.devices else "no GPU on this node",
+        table.table(*_matrix(topology)) if topology.ends else "no network adapter either",
+        "\n".join(f"{word:<5} {meaning}" for word, meaning in _legend(topology)),
+        "\n".join(f"warning: {warning}" for warning in topology.warnings),
+        "\n".join(f"not read: {problem.where}: {problem.problem}" for problem in facts.problems),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _page(facts: Facts, topology: Topology, picture: page.Html) -> str:
+    legend = [(page.element("strong", word), meaning) for word, meaning in _legend(topology)]
+    odd = [(page.badge("warn"), warning) for warning in topology.warnings]
+    odd += [(page.badge("unknown"), f"{problem.where}: {problem.problem}") for problem in facts.problems]
+    sections: list[tuple[str, object]] = [("", page.element("div", picture, class_="wide"))]
+    if odd:
+        sections.append(("What is odd", page.table(("status", "what"), odd)))
+    if facts.devices:
+        sections.append(("Cards", page.table(CARD_HEADER, _cards(facts), right=(6,))))
+    if topology.ends:
+        sections.append(
+            ("Relations", page.joined(page.table(*_matrix(topology)), page.table(("word", "meaning"), legend)))
+        )
+    return page.html(f"Topology of {facts.host or 'this node'}", sections)
+
+
+def _cards(facts: Facts) -> list[list[str]]:
+    return [
+        [
+            f"GPU{device.index}",
+            device.model or device.name or "-",
+            device.bdf or "-",
+            "-" if device.numa_node is None else str(device.numa_node),
+            _pcie(device.pcie.speed_gts, device.pcie.width),
+            _best(device.pcie),
+            table.size(device.memory_bytes) if device.memory_bytes else "-",
+            _partitions(facts, device),
+            _hive(facts, device),
+        ]
+        for device in facts.devices
+    ]
+
+
+def _pcie(speed_gts: float | None, width: int | None) -> str:
+    return " ".join([*([f"{speed_gts:g} GT/s"] if speed_gts else []), *([f"x{width}"] if width else [])]) or "-"
+
+
+def _best(link: PcieLink) -> str:
+    return _pcie(link.max_speed_gts, link.max_width)
+
+
+def _partitions(facts: Facts, device: Device) -> str:
+    expected = relations.expected_partitions(facts, device)
+    number = len(device.partitions)
+    shown = str(number) if number == expected else f"{number} of {expected}"
+    return " ".join(filter(None, [shown, device.partition_mode, device.memory_mode]))
+
+
+def _hive(facts: Facts, device: Device) -> str:
+    """Number of the card's hive, as hives come; ids are long."""
+    hives = list(dict.fromkeys(other.hive for other in facts.devices if other.hive))
+    return str(hives.index(device.hive)) if device.hive else "-"
+
+
+def _matrix(topology: Topology) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the relations, with the NUMA node of each end in the last column."""
+    names = [end.name for end in topology.ends]
+    rows = [
+        [end.name, *words, "-" if end.numa_node is None else str(end.numa_node)]
+        for end, words in zip(topology.ends, topology.matrix, strict=True)
+    ]
+    return ["", *names, "NUMA"], rows
+
+
+def _legend(topology: Topology) -> list[tuple[str, str]]:
+    """The words that occur in the matrix, with their meanings."""
+    words = {"NV#" if word.startswith("NV") else word for row in topology.matrix for word in row}
+    return [(word, meaning) for word, meaning in WORDS.items() if word in words]
