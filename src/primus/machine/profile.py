@@ -6,14 +6,26 @@ of network adapter one of `machine/nics`. Sources are named in each file.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from functools import cache
 from typing import Literal
 
 from msgspec import Struct
 
+from primus import registry
+from primus.errors import PrimusError, UsageError, did_you_mean
 from primus.machine.facts import Vendor
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
-Condition = Literal["always", "several nodes", "rdma"]
+Condition = Literal["always", "several nodes", "rdma", "rocm 7.2.1"]
+"""`rdma` is several nodes that use RDMA; `rocm 7.2.1` is that version or a newer one."""
+
+MIB = 1 << 20
+FORMULA_TOLERANCE = 0.002
+"""Between a published AMD peak and units x clock x FLOP: the rounding of data sheets."""
+RATIO_TOLERANCE = 0.02
+"""Between dense fp8 and twice bf16 on NVIDIA, whose L40S sheet says 733 and 362; a sparse figure is off by 100 %."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -97,3 +109,160 @@ class Nic(Struct, frozen=True, kw_only=True):
     name_prefixes: tuple[str, ...] = ()
     """Beginnings of its RDMA devices' names."""
     settings: dict[str, Setting] = {}
+
+
+@cache
+def all_profiles() -> tuple[Profile, ...]:
+    """Every known device model, checked.
+
+    Raises:
+        PrimusError: A profile's figures contradict each other.
+    """
+    found = []
+    for name in registry.names("profiles"):
+        for profile in registry.load("profiles", name).PROFILES:
+            _check(profile, str(registry.path("profiles", name) or name))
+            found.append(profile)
+    return tuple(found)
+
+
+def by_id(vendor: Vendor, device_id: int) -> Profile | None:
+    """The model of a PCI device, whatever its maker calls it; None where it is not known."""
+    return _by_id().get((vendor, device_id))
+
+
+def by_name(text: str) -> Profile | None:
+    """The model that a driver's or tool's name holds as whole words, the longest name first; None where it is none.
+
+    `H20` is not in ``NVIDIA H200``, nor `B200` in ``GB200``; ``AMD Radeon Graphics`` says nothing.
+    """
+    words = f" {_words(text)} "
+    return next((profile for name, profile in _by_name() if f" {name} " in words), None)
+
+
+def named(word: str) -> Profile:
+    """The model that a person types: ``mi355x``, ``a100-40gb``.
+
+    Raises:
+        UsageError: There is none; the message names the nearest.
+    """
+    models = {_typed(profile.model): profile for profile in all_profiles()}
+    if _typed(word) in models:
+        return models[_typed(word)]
+    raise UsageError(f"no GPU model '{word}'", did_you_mean(_typed(word), models))
+
+
+def typed_name(profile: Profile) -> str:
+    """The model as it is typed: lower case without spaces."""
+    return _typed(profile.model)
+
+
+def layers(profile: Profile) -> list[tuple[str, Mapping[str, Setting]]]:
+    """Settings of the model by layer, lowest first: base, vendor, architecture, model."""
+    own = (typed_name(profile), profile.settings)
+    return [*architecture_layers(profile.architecture), own]
+
+
+def architecture_layers(name: str) -> list[tuple[str, Mapping[str, Setting]]]:
+    """Settings of an architecture by layer, lowest first; none where it is not known.
+
+    Raises:
+        PrimusError: The layers' parents form a ring.
+    """
+    found: list[tuple[str, Mapping[str, Setting]]] = []
+    parent: str | None = name
+    while parent and parent in registry.names("architectures"):
+        if parent in [label for label, _ in found]:
+            raise PrimusError(f"architecture '{parent}' stands above itself", "a parent is the layer below")
+        layer: Layer = registry.load("architectures", parent).LAYER
+        found.insert(0, (layer.name, layer.settings))
+        parent = layer.parent
+    return found
+
+
+def nic(kind: str) -> Nic | None:
+    """The kind of network adapter of that name; None where it is not known."""
+    if kind not in registry.names("nics"):
+        return None
+    adapter: Nic = registry.load("nics", kind).NIC
+    return adapter
+
+
+def peak_tflops(device_name: str, dtype: Dtype) -> float | None:
+    """Dense peak of an undivided device by the name that torch gives it: one die of an MI250X; None if not known."""
+    profile = None if "MIG" in _words(device_name).split() else by_name(device_name)
+    if profile is None or dtype not in profile.peaks:
+        return None
+    return profile.peaks[dtype] / profile.devices_per_card
+
+
+@cache
+def _by_id() -> dict[tuple[Vendor, int], Profile]:
+    return {(profile.vendor, number): profile for profile in all_profiles() for number in profile.device_ids}
+
+
+@cache
+def _by_name() -> list[tuple[str, Profile]]:
+    """Names in upper case with their models, the longest first."""
+    pairs = [(_words(name), profile) for profile in all_profiles() for name in (profile.model, *profile.names)]
+    return sorted(pairs, key=lambda pair: -len(pair[0]))
+
+
+def _words(text: str) -> str:
+    return " ".join(re.split(r"[^A-Z0-9]+", text.upper())).strip()
+
+
+def _typed(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _check(profile: Profile, file: str) -> None:
+    """Refuse a profile whose figures cannot all be true."""
+
+    def refuse(problem: str) -> PrimusError:
+        return PrimusError(
+            f"{file}: {profile.model}: {problem}", "peaks are dense, of a whole card; see its data sheet"
+        )
+
+    for dtype, flop in profile.flop_per_clock.items():
+        computed = (profile.compute_units or 0) * (profile.clock_mhz or 0) * flop / 1e6
+        if not _close(profile.peaks.get(dtype, 0), computed, FORMULA_TOLERANCE):
+            raise refuse(f"peak {dtype} is {profile.peaks.get(dtype)}, units x clock x FLOP is {computed:.1f} TFLOP/s")
+    for dtype, reference, factor, tolerance in _ratios(profile):
+        if not _close(profile.peaks[dtype], factor * profile.peaks[reference], tolerance):
+            raise refuse(
+                f"peak {dtype} is {profile.peaks[dtype]}, not {factor} x {reference} {profile.peaks[reference]}"
+            )
+    for what, value, peak in _bounded(profile):
+        if value > peak:
+            raise refuse(f"{what} {value} is above the peak {peak}")
+
+
+def _close(value: float, expected: float, tolerance: float) -> bool:
+    return abs(value - expected) <= tolerance * expected
+
+
+def _ratios(profile: Profile) -> list[tuple[Dtype, Dtype, int, float]]:
+    """Which peak is how many times which other, where both are known."""
+    is_amd = profile.vendor == "amd"
+    ratios: list[tuple[Dtype, Dtype, int, float]] = [
+        ("fp16", "bf16", 1, FORMULA_TOLERANCE),
+        ("fp8", "bf16", 2, FORMULA_TOLERANCE if is_amd else RATIO_TOLERANCE),
+    ]
+    if is_amd:
+        ratios.append(("fp4", "fp8", 2, FORMULA_TOLERANCE))
+    return [ratio for ratio in ratios if ratio[0] in profile.peaks and ratio[1] in profile.peaks]
+
+
+def _bounded(profile: Profile) -> list[tuple[str, float, float]]:
+    """Figures with the peak that they cannot exceed: what, value, peak."""
+    peaks: dict[str, float] = {f"gemm_{dtype}": peak for dtype, peak in profile.peaks.items()}
+    if profile.memory_gb_per_s:
+        peaks |= dict.fromkeys(("memory_copy", "memory_triad"), profile.memory_gb_per_s)
+    floors = [(f"floor {test}", floor.value, peaks[test]) for test, floor in profile.floors.items() if test in peaks]
+    achieved = [
+        (f"achieved {dtype}", value, profile.peaks[dtype])
+        for dtype, value in profile.achieved.items()
+        if dtype in profile.peaks
+    ]
+    return floors + achieved

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from primus.backends import native
-from primus.backends.native import compilation, peaks, trainer
+from primus.backends.native import compilation, trainer
 from primus.backends.native.evaluate import to_batch
 from primus.backends.native.report import Rates, Reporter, Step
 from primus.backends.native.step import StepResult
@@ -424,16 +424,6 @@ def test_without_a_compiler_nothing_is_compiled_unless_it_was_asked_for() -> Non
     assert decision == compilation.Decision(False, "this machine has no C++ compiler (no-such-compiler)")
     with pytest.raises(UnfitError, match=r"has no C\+\+ compiler"):
         decide(True, CXX="no-such-compiler")
-
-
-def test_the_peak_is_that_of_the_longest_name_and_unknown_otherwise() -> None:
-    assert peaks.peak_tflops("NVIDIA H100 80GB HBM3", bf16=True) == 989.4
-    assert peaks.peak_tflops("NVIDIA H100 PCIe", bf16=True) == 756.0
-    assert peaks.peak_tflops("NVIDIA H100 NVL", bf16=True) is None
-    assert peaks.peak_tflops("AMD Instinct MI300X OAM", bf16=True) == 1307.4
-    assert peaks.peak_tflops("AMD Instinct MI300A", bf16=True) is None
-    assert peaks.peak_tflops("NVIDIA H100 80GB HBM3", bf16=False) is None
-    assert peaks.peak_tflops("Intel Xeon", bf16=True) is None
 
 
 def test_nothing_is_predicted_after_the_masked_token() -> None:

@@ -16,7 +16,6 @@ from primus.backends.native.compilation import Decision
 from primus.backends.native.distributed import Processes, device_name, seed_everything
 from primus.backends.native.loggers import check_packages, open_loggers
 from primus.backends.native.optimizer import build_optimizer
-from primus.backends.native.peaks import peak_tflops
 from primus.backends.native.progress import ProgressBar
 from primus.backends.native.report import Rates, Reporter
 from primus.backends.native.resume import Search, Start, check_same_data, own_folder, restore
@@ -27,6 +26,7 @@ from primus.config.schema import Experiment, Trainer
 from primus.data.dataset import Datasets, open_datasets
 from primus.data.loader import num_micro_batches
 from primus.errors import UnfitError, UsageError
+from primus.machine.profile import peak_tflops
 from primus.model import flops_per_token, parameters
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_text
@@ -231,7 +231,7 @@ def _reporter(
         tokens=global_batch_size * training.seq_length,
         world=processes.world,
         flops_per_token=flops_per_token(trainer.model, training.seq_length, CONVENTION),
-        peak_tflops=peak_tflops(device_name(processes.device), training.bf16),
+        peak_tflops=peak_tflops(device_name(processes.device), "bf16") if training.bf16 else None,
     )
     first_step = start.step if start else 0
     loggers, note = open_loggers(experiment, attempt.run, first_step) if processes.is_first else ([], "")

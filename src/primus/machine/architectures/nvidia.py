@@ -1,0 +1,21 @@
+"""What every NVIDIA GPU gets."""
+
+from primus.machine.profile import Layer, Setting
+
+RECIPES = "NVIDIA-NeMo/Megatron-Bridge recipes"
+
+LAYER = Layer(
+    name="nvidia",
+    parent="base",
+    settings={
+        "TORCH_NCCL_AVOID_RECORD_STREAMS": Setting(
+            value="1", reason="memory of collectives is free again sooner", source=RECIPES
+        ),
+        "PYTORCH_CUDA_ALLOC_CONF": Setting(
+            value="expandable_segments:True", reason="less memory lost to fragments", source=RECIPES
+        ),
+        "NCCL_GRAPH_REGISTER": Setting(
+            value="0", reason="CUDA graphs fail with expandable segments otherwise before sm100", source=RECIPES
+        ),
+    },
+)

@@ -1,0 +1,8 @@
+"""Ampere: nothing beyond what every NVIDIA GPU gets."""
+
+from primus.machine.profile import Layer
+
+LAYER = Layer(
+    name="sm80",
+    parent="nvidia",
+)

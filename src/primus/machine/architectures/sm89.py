@@ -1,0 +1,8 @@
+"""Ada: nothing beyond what every NVIDIA GPU gets."""
+
+from primus.machine.profile import Layer
+
+LAYER = Layer(
+    name="sm89",
+    parent="nvidia",
+)

@@ -1,0 +1,21 @@
+"""Hopper."""
+
+from primus.machine.profile import Layer, Setting
+
+RECIPES = "NVIDIA-NeMo/Megatron-Bridge Llama 3 recipes"
+
+LAYER = Layer(
+    name="sm90",
+    parent="nvidia",
+    settings={
+        "NCCL_NVLS_ENABLE": Setting(
+            value="0", reason="memory for the model rather than for faster all-reduce in the switch", source=RECIPES
+        ),
+        "NVTE_FWD_LAYERNORM_SM_MARGIN": Setting(
+            value="20", reason="multiprocessors left to communication", source=RECIPES
+        ),
+        "NVTE_BWD_LAYERNORM_SM_MARGIN": Setting(
+            value="20", reason="multiprocessors left to communication", source=RECIPES
+        ),
+    },
+)

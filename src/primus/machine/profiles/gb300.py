@@ -1,0 +1,19 @@
+"""NVIDIA GB300: the figures of one of its GPUs."""
+
+from primus.machine.profile import Profile
+
+PROFILES = (
+    Profile(
+        model="GB300",
+        vendor="nvidia",
+        architecture="sm103",
+        source="stas00/ml-engineering, accelerators; ids: pci.ids 2026.08.22",
+        device_ids=(0x31C2, 0x31C3),
+        memory_gb_per_s=8000,
+        last_level_cache_bytes=126_000_000,
+        power_w=1400,
+        hive_size=4,
+        fp8_format="e4m3fn",
+        peaks={"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500, "fp8": 5000, "fp4": 15000},
+    ),
+)

@@ -1,0 +1,242 @@
+"""Device models: figures that can be true, names that mean one model, layers in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from primus import registry
+from primus.errors import PrimusError, UsageError
+from primus.machine import profile
+from primus.machine.profile import Profile
+
+PROFILES = profile.all_profiles()
+
+
+@pytest.fixture
+def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of plug-ins that is in force."""
+    monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path))
+    for kind in ("profiles", "architectures"):
+        (tmp_path / kind).mkdir()
+    _forget()
+    yield tmp_path
+    _forget()
+
+
+def _forget() -> None:
+    for cached in (profile.all_profiles, profile._by_id, profile._by_name, registry._listing):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("model", PROFILES, ids=lambda one: one.model)
+def test_figures_obey_the_rules_of_the_hardware(model: Profile) -> None:
+    peaks = model.peaks
+    assert model.source
+    assert peaks.get("fp16") == peaks.get("bf16")
+    if "fp8" in peaks:
+        assert peaks["fp8"] == pytest.approx(2 * peaks["bf16"], rel=0.002 if model.vendor == "amd" else 0.02)
+        assert model.fp8_format == ("e4m3fnuz" if model.architecture == "gfx942" else "e4m3fn")
+    if model.architecture == "gfx950":
+        assert peaks["fp4"] == pytest.approx(2 * peaks["fp8"], rel=0.002)
+    if model.vendor == "amd":
+        assert set(peaks) == set(model.flop_per_clock)
+        for dtype, flop in model.flop_per_clock.items():
+            assert peaks[dtype] == pytest.approx(model.compute_units * model.clock_mhz * flop / 1e6, rel=0.002)
+    for test, floor in model.floors.items():
+        assert floor.source and floor.value > 0
+        assert floor.unit == ("TFLOP/s" if test.startswith("gemm_") else "GB/s")
+        if test.startswith("gemm_"):
+            assert floor.value < peaks[test.removeprefix("gemm_")]
+        if test.startswith("memory_"):
+            assert floor.value < model.memory_gb_per_s
+    for dtype, value in model.achieved.items():
+        assert value < peaks[dtype]
+
+
+def test_names_and_device_ids_are_unique() -> None:
+    ids = [(model.vendor, number) for model in PROFILES for number in model.device_ids]
+    names = [profile._words(name) for model in PROFILES for name in (model.model, *model.names)]
+    assert len(set(ids)) == len(ids)
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("model", "nominal_gib"), [("MI210", 64), ("MI300X", 192), ("MI308X", 192), ("MI325X", 256), ("MI355X", 288)]
+)
+def test_amd_memory_is_the_nominal_gib_less_16_mib(model: str, nominal_gib: int) -> None:
+    assert profile.named(model).memory_bytes == (nominal_gib * 1024 - 16) * profile.MIB
+
+
+def test_virtual_functions_follow_the_numbers_of_their_family() -> None:
+    for first, offset in (("gfx942", 0x14), ("gfx950", 0x10)):
+        for model in PROFILES:
+            if model.architecture == first:
+                assert {number + offset for number in model.device_ids[::2]} == set(model.device_ids[1::2])
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H200 NVL", "H200 NVL"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 4090 D", "RTX 4090 D"),
+        ("AMD Instinct MI300X OAM", "MI300X"),
+        ("AMD_Instinct_MI300X_OAM", "MI300X"),
+        ("AMD Instinct MI300A", "MI300A"),
+        ("AMD Instinct MI250X / MI250", "MI250X"),
+        ("AMD Radeon Graphics", None),
+        ("AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2", None),
+        ("AMD Instinct MI300", None),
+        ("NVIDIA H2000", None),
+        ("NVIDIA Quadro T100", None),
+        ("ip discovery", None),
+        ("", None),
+    ],
+)
+def test_a_name_means_the_longest_whole_words_in_it(text: str, model: str | None) -> None:
+    found = profile.by_name(text)
+    assert (found.model if found else None) == model
+
+
+@pytest.mark.parametrize(
+    ("number", "model"),
+    [
+        (0x74A1, "MI300X"),
+        (0x74B5, "MI300X"),
+        (0x74A2, "MI308X"),
+        (0x7408, "MI250X"),
+        (0x75A3, "MI355X"),
+        (30112, "MI350X"),
+    ],
+)
+def test_an_oems_card_is_known_by_its_id(number: int, model: str) -> None:
+    found = profile.by_id("amd", number)
+    assert found and found.model == model
+
+
+def test_an_id_is_of_one_vendor() -> None:
+    assert profile.by_id("nvidia", 0x74A1) is None
+    assert profile.by_id("amd", 0x7410) is None, "a virtual gfx90a whose model is not known"
+    assert profile.by_id("nvidia", 0x22A3) is None, "an NVSwitch is no GPU"
+
+
+def test_the_peak_is_that_of_the_device_as_torch_names_it_and_unknown_otherwise() -> None:
+    assert profile.peak_tflops("NVIDIA H100 80GB HBM3", "bf16") == 989.4
+    assert profile.peak_tflops("NVIDIA H100 PCIe", "bf16") == 756
+    assert profile.peak_tflops("NVIDIA H100 NVL", "bf16") is None
+    assert profile.peak_tflops("AMD Instinct MI300X OAM", "bf16") == 1307.4
+    assert profile.peak_tflops("AMD Instinct MI250X", "bf16") == 191.5, "one die of two"
+    assert profile.peak_tflops("AMD Instinct MI210", "fp8") is None
+    assert profile.peak_tflops("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16") is None, "a slice is not the card"
+    for unknown in ("Intel Xeon", "AMD Instinct MI350P", "AMD Instinct MI455X", "AMD Radeon Graphics", "NVIDIA H20"):
+        assert profile.peak_tflops(unknown, "bf16") is None
+
+
+@pytest.mark.parametrize("word", ["mi355x", "MI355X", "Mi-355x"])
+def test_a_model_is_typed_as_people_type(word: str) -> None:
+    assert profile.named(word).model == "MI355X"
+
+
+def test_a_model_that_is_not_known_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match="no GPU model 'mi335x'") as error:
+        profile.named("mi335x")
+    assert error.value.hint.startswith("did you mean 'mi3")
+
+
+def test_layers_go_from_what_is_common_to_the_model() -> None:
+    assert [name for name, _ in profile.layers(profile.named("mi300x"))] == ["base", "amd", "gfx942", "mi300x"]
+    assert [name for name, _ in profile.layers(profile.named("gb300"))] == [
+        "base",
+        "nvidia",
+        "sm100",
+        "sm103",
+        "gb300",
+    ]
+
+
+def test_every_architecture_and_adapter_is_of_its_file() -> None:
+    for name in registry.names("architectures"):
+        assert profile.architecture_layers(name)[-1][0] == name
+    for model in PROFILES:
+        assert model.architecture in registry.names("architectures")
+    for name in registry.names("nics"):
+        adapter = profile.nic(name)
+        assert adapter and adapter.kind == name
+
+
+def test_every_setting_has_a_reason_and_a_source() -> None:
+    layers = [layer for model in PROFILES for _, layer in profile.layers(model)]
+    layers += [profile.nic(name).settings for name in registry.names("nics")]
+    for name, setting in ((name, setting) for layer in layers for name, setting in layer.items()):
+        assert setting.reason and setting.source, name
+
+
+VARIANT = """from primus.machine.profile import Floor, Profile
+
+PROFILES = (
+    Profile(model="X1", vendor="{vendor}", architecture="gfx942", source="a test", memory_gb_per_s=5300,
+            {figures}),
+)
+"""
+CDNA3 = 'compute_units=304, clock_mhz=2100, flop_per_clock={"bf16": 2048, "fp16": 2048}'
+
+
+@pytest.mark.parametrize(
+    ("vendor", "figures", "complaint"),
+    [
+        ("amd", CDNA3 + ', peaks={"bf16": 1307.4, "fp16": 2615}', "peak fp16 is 2615, units x clock x FLOP is 1307.4"),
+        ("amd", CDNA3 + ', peaks={"bf16": 330, "fp16": 330}', "peak bf16 is 330"),
+        ("amd", CDNA3 + ', peaks={"bf16": 1307.4}', "peak fp16 is None"),
+        ("amd", 'peaks={"fp8": 100, "fp4": 300}', "peak fp4 is 300, not 2 x fp8 100"),
+        ("nvidia", 'peaks={"bf16": 2250, "fp16": 2250, "fp8": 9000}', "peak fp8 is 9000, not 2 x bf16 2250"),
+        ("nvidia", 'peaks={"bf16": 3500, "fp8": 4500}', "peak fp8 is 4500, not 2 x bf16 3500"),
+        ("nvidia", 'peaks={"bf16": 362, "fp8": 1466}', "peak fp8 is 1466, not 2 x bf16 362"),
+        (
+            "amd",
+            'floors={"memory_copy": Floor(value=5525.4, unit="GB/s", source="a thresholds file")}',
+            "floor memory_copy 5525.4 is above the peak 5300",
+        ),
+        (
+            "nvidia",
+            'peaks={"bf16": 100}, floors={"gemm_bf16": Floor(value=130600, unit="TFLOP/s", source="a page")}',
+            "floor gemm_bf16 130600 is above the peak 100",
+        ),
+        ("nvidia", 'peaks={"bf16": 100}, achieved={"bf16": 101}', "achieved bf16 101 is above the peak 100"),
+    ],
+)
+def test_a_profile_that_cannot_be_true_is_refused(plug_ins: Path, vendor: str, figures: str, complaint: str) -> None:
+    (plug_ins / "profiles/x1.py").write_text(VARIANT.format(vendor=vendor, figures=figures))
+    with pytest.raises(PrimusError) as error:
+        profile.all_profiles()
+    assert f"profiles/x1.py: X1: {complaint}" in error.value.problem
+
+
+def test_a_model_is_one_file(plug_ins: Path) -> None:
+    (plug_ins / "profiles/x1.py").write_text(
+        'from primus.machine.profile import Profile\nPROFILES = (Profile(model="X1", vendor="amd",'
+        ' architecture="gfx942", source="a test", device_ids=(0x9999,)),)\n'
+    )
+    found = profile.by_id("amd", 0x9999)
+    assert found and profile.layers(found)[-2][0] == "gfx942"
+
+
+def test_a_ring_of_architectures_is_refused(plug_ins: Path) -> None:
+    (plug_ins / "architectures/ring.py").write_text(
+        'from primus.machine.profile import Layer\nLAYER = Layer(name="ring", parent="ring")\n'
+    )
+    with pytest.raises(PrimusError, match="'ring' stands above itself"):
+        profile.architecture_layers("ring")
