@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import selectors
+import shlex
 import signal
 import subprocess
 import time
@@ -98,19 +99,26 @@ class Log:
         self._file = file
         self._masks = masks
         self._left_bytes = LOG_LIMIT_BYTES
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
 
-    def write(self, text: str, *, limited: bool = True) -> None:
-        """Append a line; the launcher's own are not `limited`."""
-        shown = self._masks.apply(text)[:LINE_LIMIT_BYTES]
-        data = shown.encode("utf-8", "backslashreplace") + b"\n"
-        if not limited:
-            self._file.write(data)
-            return
-        self.tail.append(shown)
+    def take(self, line: bytes) -> None:
+        """Append a line of the script; beyond the limit only the last ones are remembered."""
+        self._tail.append(line)
         if self._left_bytes > 0:
-            self._file.write(data if len(data) <= self._left_bytes else b"[further output was left out]\n")
-        self._left_bytes -= len(data)
+            data = self._shown(line).encode() + b"\n"
+            self._left_bytes -= len(data)
+            self._file.write(data if self._left_bytes > 0 else b"[further output was left out]\n")
+
+    def note(self, text: str) -> None:
+        """Append a line of the launcher itself."""
+        self._file.write(f"[{self._masks.apply(text)}]\n".encode("utf-8", "backslashreplace"))
+
+    def tail(self) -> tuple[str, ...]:
+        """Last lines of the script."""
+        return tuple(map(self._shown, self._tail))
+
+    def _shown(self, line: bytes) -> str:
+        return self._masks.apply(line.decode("utf-8", "backslashreplace"))[:LINE_LIMIT_BYTES]
 
 
 def run(
@@ -137,7 +145,7 @@ def run(
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as handle:
         log = Log(handle, masks)
-        log.write(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {' '.join(secret.mask_words(argv))}", limited=False)
+        log.note(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(secret.mask_words(argv))}")
         started = time.monotonic()
         output = _Output(log, masks, speaks=speaks)
         try:
@@ -157,11 +165,9 @@ def run(
             _end_session(child)
             output.drain(child)
         problem = problem or _problem(child.returncode)
-        log.write(f"[{problem or 'exit code 0'}, {time.monotonic() - started:.1f} s]", limited=False)
+        log.note(f"{problem or 'exit code 0'}, {time.monotonic() - started:.1f} s")
     code = child.returncode if child.returncode >= 0 and heard is None else None
-    return Ended(
-        exit_code=code, problem=problem, signal=heard, env=output.env, extra=output.extra, tail=tuple(log.tail)
-    )
+    return Ended(exit_code=code, problem=problem, signal=heard, env=output.env, extra=output.extra, tail=log.tail())
 
 
 def _follow(
@@ -231,34 +237,35 @@ class _Output:
                 self._line(self._begun[is_stdout], is_stdout=is_stdout)
 
     def _line(self, data: bytes, *, is_stdout: bool) -> None:
-        text = data.rstrip(b"\r").decode("utf-8", "backslashreplace")
-        if not is_stdout or not self._speaks or not text.startswith(("env.", "extra.")):
-            self._log.write(text)
-            return
+        line = data.rstrip(b"\r")
+        is_order = is_stdout and self._speaks and line.startswith((b"env.", b"extra."))
+        if is_order:
+            is_understood = self._set(line)
+        self._log.take(line)
+        if is_order and not is_understood:
+            self._log.note("the line above sets nothing: expected env.NAME=VALUE or extra.name=VALUE")
+
+    def _set(self, line: bytes) -> bool:
+        """Note what a line sets; False where it is malformed."""
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            return False
         env, extra = ENV_LINE.fullmatch(text), EXTRA_LINE.fullmatch(text)
-        if not (env or extra) or "\0" in text or len(data) > LINE_LIMIT_BYTES or not _is_utf8(data):
-            self._log.write(f"{text}\n[the line above sets nothing: expected env.NAME=VALUE or extra.name=VALUE]")
-        elif env:
+        if "\0" in text or len(line) > LINE_LIMIT_BYTES:
+            return False
+        if env:
             self.env[env[1]] = env[2]
             self._masks.learn({env[1]: env[2]})
-            self._log.write(text)
-        elif extra:
+        if extra:
             self.extra[extra[1]] = extra[2]
-            self._log.write(text)
+        return bool(env or extra)
 
 
 def _has_data(stream: IO[bytes]) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         return bool(selector.select(0))
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _end_session(child: subprocess.Popen[bytes]) -> None:
