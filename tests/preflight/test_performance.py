@@ -224,7 +224,7 @@ def test_a_demanded_bandwidth_counts_at_its_size() -> None:
 
 
 def test_a_single_rank_is_said_and_has_no_bandwidth() -> None:
-    found = of(judged(communicated(collective(None, n=1, problem="single rank"), devices=1)), "all_reduce")
+    found = of(judged(communicated(collective(None, n=1, problem="single rank"), devices=1)), "collectives")
     assert [(one.status, one.measured) for one in found] == [("info", "single rank")]
 
 
@@ -263,6 +263,15 @@ def scanned(bad: int | None, n: int = 8, **spoilt: Any) -> Results:
 def test_who_is_slow_or_wrong_with_several_partners_is_named(spoilt: dict[str, Any]) -> None:
     found = of(judged(scanned(3, **spoilt)), "pairs")
     assert [(one.status, one.subject, one.host) for one in found] == [("fail", "rank 3 on node0", "node0")]
+
+
+def test_a_slow_pair_of_cpus_alarms_nobody_and_a_wrong_one_does() -> None:
+    usual = [Pair(first=0, second=b, round=0, between_nodes=False, size_bytes=8, gb_per_s=1.0) for b in (1, 2)]
+    slow = Pair(first=1, second=2, round=0, between_nodes=False, size_bytes=8, gb_per_s=0.1)
+    wrong = structs.replace(slow, wrong=1)
+    for last, status in ((slow, "ok"), (wrong, "fail")):
+        found = results(devices=3, device="cpu", tests=("pairs",), pairs=(*usual, last))
+        assert [one.status for one in of(judged(found, facts=Facts()), "pairs")] == [status]
 
 
 def test_healthy_pairs_are_ok() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 
 import torch
@@ -75,11 +76,13 @@ def _measured(partner: int | None, group: Group, size_bytes: int, exchange: Exch
 
 
 def _seconds(call: Callable[[], object], group: Group) -> float:
+    """Median time of a call: one that the operating system interrupts does not count."""
     clock = clock_of(group.device)
     clock.synchronize()
-    begin = clock.mark()
+    marks = []
     for _ in range(CALLS):
+        begin = clock.mark()
         call()
-    end = clock.mark()
+        marks.append((begin, clock.mark()))
     clock.synchronize()
-    return max(clock.seconds(begin, end), 1e-9) / CALLS
+    return max(statistics.median([clock.seconds(begin, end) for begin, end in marks]), 1e-9)

@@ -220,13 +220,13 @@ class Suite:
         """Each two members, as many at once as there can be."""
         if group is None or group.size < 2:
             return
+        pairs: list[Pair] = []
         for number, meeting in enumerate(rounds(group.size)):
             with self._together(f"round {number} of the pairs of {group.size} ranks"):
-                found = scan.run_round(number, meeting, group, self._asked.pair_bytes, between_nodes=between_nodes)
-            if group.member == 0:
-                self._keep(pairs=(*self._part.pairs, *found))
+                pairs += scan.run_round(number, meeting, group, self._asked.pair_bytes, between_nodes=between_nodes)
         if group.member == 0:
-            self._attempt.say(f"pairs {'of nodes' if between_nodes else 'of a node'}: {_slowest(self._part.pairs)}")
+            self._keep(pairs=(*self._part.pairs, *pairs))
+            self._attempt.say(f"pairs of {'nodes' if between_nodes else 'a node'}: {_slowest(pairs)}")
 
     def _gather(self, everyone: Group) -> None:
         """Rank 0 writes what all ranks found."""

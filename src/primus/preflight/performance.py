@@ -37,9 +37,10 @@ KERNELS = ("copy", "mul", "add", "triad", "dot")
 FLOOR_RANKS = 8
 """Devices whose collectives the profiles' floors are of."""
 FLOOR_SIZES = {64 * MIB: "all_reduce_64m", 8 * GIB: "all_reduce"}
-SLOW_ON_CPU = 0.75
+SLOW_ON_CPU = 0.9
 """Relative distance below what is usual that a pair of CPU processes is named for: they share cores with all else."""
 NO_FLOOR = "no floor is known for this device"
+ALONE = "nobody to communicate with: start several processes"
 CPU_FLOOR = "a CPU's figures have no floor: they depend on who else uses its cores"
 
 
@@ -315,9 +316,14 @@ class Judge:
         by_group: dict[tuple[str, tuple[int, ...], str], list[Collective]] = defaultdict(list)
         for found in self._results.collectives:
             by_group[found.scope, found.ranks, found.operation].append(found)
-        for sweep in by_group.values():
-            yield from self._sweep(sorted(sweep, key=lambda found: found.size_bytes))
+        for (_, ranks, _), sweep in by_group.items():
+            if len(ranks) > 1:
+                yield from self._sweep(sorted(sweep, key=lambda found: found.size_bytes))
         groups = {(scope, ranks) for scope, ranks, _ in by_group}
+        for _, ranks in sorted(groups):
+            if len(ranks) == 1:
+                host = _host(self._ranks[ranks[0]]) if ranks[0] in self._ranks else ""
+                yield info("performance.collectives", "single rank", ALONE, host=host)
         missing = self._num_groups() - len(groups)
         if missing > 0:
             yield unknown(
@@ -333,9 +339,6 @@ class Judge:
         """One operation over all sizes in one group."""
         check, about = self._named(sweep[0])
         timed = [found for found in sweep if found.busbw_gb_per_s is not None]
-        if len(sweep[0].ranks) == 1:
-            yield info(check, "single rank", "nobody to communicate with: start several processes", **about)
-            return
         for problem in dict.fromkeys(found.problem for found in sweep if found.busbw_gb_per_s is None):
             yield unknown(check, problem or "no time", "a figure", "it was asked for", "see the run's logs", **about)
         yield from self._wrong(check, sweep, about)
@@ -426,7 +429,7 @@ class Judge:
             if found:
                 yield from self._scan(found, between_nodes)
         if self._results.world_size == 1:
-            yield info("performance.pairs", "single rank", "nobody to communicate with: start several processes")
+            yield info("performance.pairs", "single rank", ALONE)
 
     def _num_pairs(self, between_nodes: bool) -> int:
         sizes = Counter(rank.node for rank in self._results.ranks)
@@ -440,6 +443,9 @@ class Judge:
         results = {pairs.Result(pair.first, pair.second, None if pair.wrong else pair.gb_per_s): pair for pair in scan}
         below = self._demands.outlier_percent / 100 if self._on_gpu else SLOW_ON_CPU
         bad = pairs.bad_pairs(results, below=below)
+        blamed = pairs.blame(results, bad)
+        if not self._on_gpu:  # one slow pair says nothing where they share cores
+            bad = [result for result in bad if result.value is None or {result.first, result.second} & {*blamed}]
         rates = [pair.gb_per_s for pair in scan if pair.gb_per_s]
         shown = (
             f"{table.number(min(rates, default=None))} - {table.number(max(rates, default=None))} GB/s per direction"
@@ -450,7 +456,6 @@ class Judge:
                 "circle method: each two once, as many at once as there can be", "", value=min(rates),
             )  # fmt: skip
             return
-        blamed = pairs.blame(results, bad)
         for name in blamed:
             yield self._slow(check, name, [pair for pair in bad if name in pair[:2]], shown)
         for result in bad:
