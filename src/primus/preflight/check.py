@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ def run(node: Node, groups: Iterable[Group] = GROUPS) -> NodeReport:
     with ThreadPoolExecutor(max_workers=len(chosen) or 1) as pool:
         found = list(pool.map(lambda check: _done(check, node), chosen))
     return NodeReport(
-        host=node.facts.host.partition(".")[0],
+        host=(node.facts.host or socket.gethostname()).partition(".")[0],
         node_rank=node.layout.node_rank,
         time=node.now,
         duration_s=round(time.monotonic() - began, 3),

@@ -1,67 +1,102 @@
-"""Checks of how the devices are: what their management tool says, who uses them, errors, heat and power."""
+"""Checks of how the devices are: whether their tools answer, who uses them, errors, heat and power."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node, judged, listed, ok, unknown
+from primus.machine import health as machine_health
+from primus.machine.health import DeviceHealth, Health
+from primus.machine.vitals import Process
+from primus.preflight.finding import Finding, Status
+from primus.preflight.node import Node, info, judged, listed, ok, unknown
+from primus.report import table
 
+SAFE = "AMD-AGI/Primus-SaFE node monitors"
 SMOKE = "AMD-AGI/Primus node_smoke"
-TOOLS = {"amd": (("amd-smi", "list"), ("rocm-smi", "--showid")), "nvidia": (("nvidia-smi", "-L"),)}
-"""The cheapest question to each vendor's tools, newest tool first."""
-HARMLESS = ("gpuagent", "rocm-smi-daemon", "amd-smi", "dcgm-exporter", "nv-hostengine", "nvidia-persiste")
-"""Programs that watch devices and compute nothing (AMD-AGI/Primus node_smoke); names as /proc/<pid>/comm cuts them."""
+GIB = 1 << 30
+HARMLESS = ("gpuagent", "rocm-smi-daemon", "amd-smi", "rocm-smi", "dcgm-exporter", "nv-hostengine", "nvidia-smi")
+"""Programs that watch devices and compute nothing (AMD-AGI/Primus node_smoke)."""
+COMMAND_LENGTH = 15
+"""Characters of a program's name that the kernel keeps (proc(5), comm)."""
+POWER_THROTTLES = ("ppt", "sw_power_cap", "gpu_idle", "applications_clocks_setting")
+"""Reasons for lower clocks that belong to a healthy device (NVIDIA NVML, clocks event reasons; AMD SMI, ppt)."""
+CAP_TOLERANCE = 0.01
+"""A power cap is the model's within this part of it, as in power tests (ROCm Validation Suite)."""
 
 
-def tool_latency(node: Node) -> Iterator[Finding]:
-    """The management tool answers, and soon: one that hangs stands for a hung driver."""
-    if not node.has_devices or not node.tree.is_live:
+def live(node: Node) -> Iterator[Finding]:
+    """All that the management tools and the kernel say of the devices now."""
+    if not node.has_devices:
         return
-    vendor = node.facts.devices[0].vendor
-    for argv in TOOLS[vendor]:
-        answer = node.call(argv)
-        if answer.state != "missing":
-            break
+    read = machine_health.health(node.facts, node.environ, node.limits.smi_limit_s, root=node.tree.root)
+    yield from findings(node, read)
+
+
+def findings(node: Node, read: Health) -> Iterator[Finding]:
+    """What the values of the devices mean."""
+    yield from tools(node, read)
+    yield processes(node, read.devices)
+    for device in read.devices:
+        subject = f"GPU {device.index}"
+        yield from _use(node, device, subject)
+        yield from _errors(device, subject)
+        yield from _heat_and_power(node, device, subject)
+    yield from _sums(node, read.devices)
+
+
+def tools(node: Node, read: Health) -> Iterator[Finding]:
+    """A management tool answers, and soon."""
     limit, warn = node.limits.smi_limit_s, node.limits.smi_warn_s
-    expected = f"an answer within {warn:g} s"
-    reason = f"a tool that hangs stands for a hung driver ({SMOKE})"
-    if answer.state == "missing":
-        tools = listed(argv[0] for argv in TOOLS[vendor])
-        yield unknown(
-            "gpu.tool", f"none of {tools} is installed", expected, reason, "install it, or mount it in the container"
+    expected, reason = f"an answer within {warn:g} s", f"a tool that hangs stands for a hung driver ({SMOKE})"
+    if not read.calls:
+        if node.tree.is_live:
+            advice = "install amd-smi, rocm-smi or nvidia-smi, or mount it in the container"
+            yield unknown("gpu.tool", "no management tool is installed", expected, reason, advice)
+        return
+    hung = [call for call in read.calls if call.seconds >= limit]
+    if hung:
+        yield judged(
+            False,
+            "fail",
+            "gpu.tool",
+            f"{listed(call.tool for call in hung)}: no answer in {limit:g} s",
+            expected,
+            reason,
+            "see the kernel log; drain the node and boot it again",
+            value=limit,
         )
         return
-    measured = f"{argv[0]} {answer.duration_s:.1f} s" if answer.state == "ok" else answer.problem
-    is_slow_only = answer.state == "ok" and answer.duration_s <= limit
+    for call in read.calls:
+        if call.problem:
+            advice = "run it by hand; heat, errors and processes are not known without it"
+            yield unknown("gpu.tool", call.problem, expected, reason, advice, subject=call.tool)
+    fastest = min(read.calls, key=lambda call: call.seconds)
     yield judged(
-        answer.state == "ok" and answer.duration_s <= warn,
-        "warn" if is_slow_only else "fail",
+        fastest.seconds <= warn,
+        "warn",
         "gpu.tool",
-        measured,
+        f"{fastest.tool} {fastest.seconds:.1f} s",
         expected,
         reason,
-        "see the kernel log; drain the node and boot it again",
-        value=round(answer.duration_s, 1),
+        "ask again; see the kernel log where it stays slow",
+        value=round(fastest.seconds, 1),
     )
 
 
-def foreign_processes(node: Node) -> Iterator[Finding]:
+def processes(node: Node, devices: Sequence[DeviceHealth]) -> Finding:
     """Nobody else uses the devices; a process that holds no memory counts as well."""
-    if not any(device.vendor == "amd" for device in node.facts.devices):
-        return
-    folder = "sys/class/kfd/kfd/proc"
-    names: dict[int, str] = {}
-    for pid in map(int, filter(str.isdecimal, node.tree.names(folder))):
-        names[pid] = node.tree.text(f"proc/{pid}/comm") or "of another PID namespace"
-    yield processes_finding(node, {pid: name for pid, name in names.items() if pid != os.getpid()})
-
-
-def processes_finding(node: Node, names: dict[int, str]) -> Finding:
-    """What the programs that use the devices mean for a job."""
-    allowed = {*HARMLESS, *node.expected.allowed_processes}
-    foreign = [f"{name} ({pid})" for pid, name in sorted(names.items()) if name not in allowed]
+    expected, reason = "none but watchers", f"who shares a device slows the job, or takes its memory ({SMOKE})"
+    if all(device.processes is None for device in devices):
+        if not node.tree.is_live:
+            return info("gpu.processes", "not told by a recorded machine", reason)
+        return unknown("gpu.processes", "not known", expected, reason, "install the vendor's management tool")
+    using = {process.pid: process for device in devices for process in device.processes or ()}
+    foreign = [
+        f"{process.name or 'process'} ({process.pid})"
+        for pid, process in sorted(using.items())
+        if pid != os.getpid() and not _is_allowed(process, node.expected.allowed_processes)
+    ]
     if node.expected.allows_foreign_processes:
         return ok("gpu.processes", listed(foreign) or "none", "any: --allow-foreign-procs")
     return judged(
@@ -69,11 +104,127 @@ def processes_finding(node: Node, names: dict[int, str]) -> Finding:
         "fail",
         "gpu.processes",
         listed(foreign) or "none",
-        "none but watchers",
-        f"who shares a device slows the job, or takes its memory ({SMOKE})",
-        "end them, or name them with --allowed-procs; in a container the host's names need --pid=host",
+        expected,
+        reason,
+        "end them, or name them with --allowed-procs; names of the host's processes need its PID namespace",
         value=len(foreign),
     )
 
 
-CHECKS = (tool_latency, foreign_processes)
+def _is_allowed(process: Process, more: Sequence[str]) -> bool:
+    name = process.name.rpartition("/")[2]
+    return any(name[:COMMAND_LENGTH] == allowed[:COMMAND_LENGTH] for allowed in (*HARMLESS, *more))
+
+
+def _use(node: Node, device: DeviceHealth, subject: str) -> Iterator[Finding]:
+    limits = node.limits
+    if device.memory_used_bytes is not None:
+        yield judged(
+            device.memory_used_bytes < limits.gpu_busy_gib * GIB,
+            "fail",
+            "gpu.memory_used",
+            table.size(device.memory_used_bytes),
+            f"< {limits.gpu_busy_gib:g} GiB",
+            f"before we touch the device; a process that died may hold it ({SMOKE})",
+            "end what holds it; reset the device where nothing does",
+            subject=subject,
+            value=device.memory_used_bytes,
+        )
+    if device.activity_percent is not None:
+        yield judged(
+            device.activity_percent < limits.gpu_activity_percent,
+            "warn",
+            "gpu.activity",
+            f"{device.activity_percent:g} %",
+            f"< {limits.gpu_activity_percent:g} %",
+            f"before we touch the device ({SMOKE})",
+            "see who uses it: gpu.processes",
+            subject=subject,
+            value=device.activity_percent,
+        )
+
+
+def _errors(device: DeviceHealth, subject: str) -> Iterator[Finding]:
+    counted: tuple[tuple[str, int | None, Status, str], ...] = (
+        ("ecc_uncorrectable", device.ecc_uncorrectable, "fail", "reset the device; replace it where they come again"),
+        ("bad_pages", device.bad_pages, "fail", "have the card replaced once their number grows"),
+        ("pending_pages", device.pending_pages, "fail", "reset the device, which takes them out of use"),
+    )
+    for name, count, status, advice in counted:
+        if count is None:
+            continue
+        reason = f"memory that has failed fails again ({SAFE})"
+        yield judged(count == 0, status, f"gpu.{name}", str(count), "0", reason, advice, subject=subject, value=count)
+
+
+def _heat_and_power(node: Node, device: DeviceHealth, subject: str) -> Iterator[Finding]:
+    limits = node.limits
+    if device.temperature_c is not None:
+        yield judged(
+            device.temperature_c < limits.temperature_c,
+            "fail",
+            "gpu.temperature",
+            f"{device.temperature_c:g} C",
+            f"< {limits.temperature_c:g} C",
+            f"of the hottest spot; hotter devices throttle ({SAFE})",
+            "check the fans and the cooling of the rack",
+            subject=subject,
+            value=device.temperature_c,
+        )
+    if device.throttle is not None:
+        held = [reason for reason in device.throttle if reason.lower() not in POWER_THROTTLES]
+        yield judged(
+            not held,
+            "fail",
+            "gpu.throttle",
+            listed(held) or "none",
+            "no thermal or hardware limit",
+            "a device whose clocks are held down slows all",
+            "check its cooling and its power supply",
+            subject=subject,
+        )
+    yield from _power_cap(node, device, subject)
+
+
+def _power_cap(node: Node, device: DeviceHealth, subject: str) -> Iterator[Finding]:
+    known = {card.index: profile for card, profile in node.profiles}
+    profile = known.get(device.index)
+    if device.power_cap_w is None or profile is None or profile.power_w is None:
+        return
+    yield judged(
+        device.power_cap_w >= profile.power_w * (1 - CAP_TOLERANCE),
+        "fail",
+        "gpu.power_cap",
+        f"{device.power_cap_w:g} W",
+        f"{profile.power_w} W",
+        f"what {profile.model} has by default ({profile.source})",
+        "reset it: `amd-smi reset --power-cap` or `nvidia-smi -pl`",
+        subject=subject,
+        value=device.power_cap_w,
+    )
+
+
+def _sums(node: Node, devices: Sequence[DeviceHealth]) -> Iterator[Finding]:
+    """Errors that hardware mends are harmless until there are many."""
+    limits = node.limits
+    for name, counts, most in (
+        ("ecc_correctable", [device.ecc_correctable for device in devices], limits.ecc_correctable),
+        ("pcie_replays", [device.pcie_replays for device in devices], limits.pcie_replay),
+    ):
+        told = [count for count in counts if count is not None]
+        if not told:
+            continue
+        worst = counts.index(max(told))
+        yield judged(
+            sum(told) <= most,
+            "warn",
+            f"gpu.{name}",
+            f"{sum(told)}, most of them on GPU {worst}" if sum(told) else "0",
+            f"<= {most} on the whole node",
+            f"many of them announce a failure ({SAFE})",
+            f"watch GPU {worst}, and have it replaced once errors are not mended",
+            value=sum(told),
+        )
+
+
+CHECKS = (live,)

@@ -70,7 +70,7 @@ class Node(Struct, frozen=True, kw_only=True):
     @property
     def profiles(self) -> list[tuple[Device, Profile]]:
         """The devices whose model is known, with what describes it."""
-        known = ((device, profiles.by_model(device.model)) for device in self.facts.devices if device.model)
+        known = ((device, profiles.by_name(device.model)) for device in self.facts.devices if device.model)
         return [(device, profile) for device, profile in known if profile is not None]
 
 

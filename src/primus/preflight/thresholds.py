@@ -12,7 +12,7 @@ from primus.config import source
 from primus.config.source import Leaf, Tree
 from primus.errors import UsageError, did_you_mean
 from primus.machine import profile as profiles
-from primus.machine.profile import Floor, Profile
+from primus.machine.profile import Profile
 
 GIB = 1 << 30
 
@@ -56,14 +56,11 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     """A device this far below the median of all is named."""
     floors: dict[str, dict[str, float]] = {}
     """Floors by device model and test (``gemm_bf16`` in TFLOP/s, ``memory_copy`` and ``all_reduce_64m`` in GB/s), over
-    those of the model's profile; ``default`` holds those of any model."""
+    those of the model's profile, of a whole card; ``default`` holds those of any model."""
 
-    def floor(self, profile: Profile | None, test: str) -> Floor | None:
-        """The floor of a test on a device model: the file's, else the profile's; None where neither has one."""
-        for model in (profile.model if profile else "", "default"):
-            if test in self.floors.get(model, {}):
-                return Floor(value=self.floors[model][test], unit=unit(test), source="thresholds file")
-        return profile.floors.get(test) if profile else None
+    def floors_of(self, model: str | None) -> dict[str, float]:
+        """The floors that the file gives for a device model, by test."""
+        return self.floors.get("default", {}) | self.floors.get(model or "", {})
 
 
 FLOORS = (
@@ -112,12 +109,10 @@ def _floors(item: Leaf | Tree, path: Path) -> dict[str, dict[str, float]]:
 
 
 def _profile(model: str, tests: Tree, path: Path) -> Profile:
-    found = profiles.by_model(model)
-    if found is None or found.model.lower() != model.lower():
-        raise UsageError(
-            f"{_place(tests, path)}: no device model '{model}'", did_you_mean(model, [*profiles.models(), "default"])
-        )
-    return found
+    try:
+        return profiles.named(model)
+    except UsageError as error:
+        raise UsageError(f"{_place(tests, path)}: {error.problem}", error.hint) from None
 
 
 def _floor(item: Leaf | Tree, test: str, profile: Profile | None, path: Path) -> float:

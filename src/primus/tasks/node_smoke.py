@@ -1,0 +1,24 @@
+"""Check this node by the options of the existing system's node smoke test: the same as `preflight`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from primus.machine.measured import Asked
+from primus.preflight import performance, session
+from primus.preflight.session import prepare, run
+from primus.runs.files import read_json
+
+if TYPE_CHECKING:
+    from primus.runs.attempt import Attempt
+
+__all__ = ["Options", "prepare", "run", "work"]
+
+Options = session.Options
+
+
+def work(attempt: Attempt) -> None:
+    """Measure, as one rank of the run that `--perf` starts."""
+    from primus.measure import suite
+
+    suite.run(attempt, read_json(attempt.run.directory / performance.CONFIG_FILE, Asked))
