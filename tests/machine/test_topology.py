@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fakes.nodes import node
 from primus.machine.facts import Facts, Interface, Link, PcieLink, RdmaPort
-from primus.machine.topology import End, pci_path, topology
+from primus.machine.topology import End, expected_partitions, pci_path, topology
 from primus.machine.tree import Tree
 
 DOWN = RdmaPort(state="DOWN", physical_state="Polling")
@@ -83,10 +83,12 @@ def test_a_pair_with_fewer_nvlinks_is_named() -> None:
     assert topology(facts).warnings == ("fewer than 18 NVLinks: GPU0-GPU1",)
 
 
-def test_a_missing_partition_is_counted() -> None:
+def test_the_fullest_card_of_a_kind_says_how_many_partitions_there_should_be() -> None:
     facts = node(num_partitions=8)
     short = replace(facts.devices[7], partitions=facts.devices[7].partitions[:7])
-    assert topology(replace(facts, devices=(*facts.devices[:7], short))).warnings == ("GPU7 has 7 of 8 partitions",)
+    other = replace(short, model="MI308X")
+    assert expected_partitions(replace(facts, devices=(*facts.devices[:7], short)), short) == 8
+    assert expected_partitions(replace(facts, devices=(*facts.devices[:7], other)), other) == 7
 
 
 def test_slow_pcie_a_dead_port_and_numa_gaps_are_named() -> None:

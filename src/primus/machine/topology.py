@@ -56,6 +56,7 @@ class Topology(Struct, frozen=True, kw_only=True):
     islands: tuple[tuple[int, ...], ...] = ()
     """Cards that reach each other over direct links, by index."""
     warnings: tuple[str, ...] = ()
+    """What is odd about the relations; what is odd about the devices are the problems of the facts."""
 
     def word(self, first: str, second: str) -> str:
         """Relation of two ends by name."""
@@ -220,9 +221,6 @@ def _warnings(facts: Facts, ends: tuple[End, ...]) -> Iterator[str]:
         yield f"no xGMI link within one hive: {_pairs(missing)}"
     yield from _few_bricks(facts)
     for device in facts.devices:
-        expected = expected_partitions(facts, device)
-        if len(device.partitions) < expected:
-            yield f"GPU{device.index} has {len(device.partitions)} of {expected} partitions"
         if degraded(device):
             yield f"GPU{device.index} has a PCIe link below its best: {degraded(device)}"
     yield from _numa_gaps(ends)

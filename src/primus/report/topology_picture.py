@@ -252,12 +252,12 @@ class _Picture:
     def _partitions(self, device: Device, left: float, top: float) -> Iterator[Html]:
         number = max(expected_partitions(self.facts, device), 1)
         width = (CARD_WIDTH - 20) / number
-        size = 10 if width >= 20 else 7
         for i in range(number):
             is_there = i < len(device.partitions)
             yield _rect(left + i * width + 1, top, width - 2, CELL_HEIGHT, "cell" if is_there else "cell gone", 3)
             label = str(device.partitions[i].index) if is_there else "none"
-            if len(label) * size * CHARACTER <= width - 2:
+            size = next((size for size in (10, 7) if len(label) * size * CHARACTER <= width - 2), None)
+            if size:
                 yield _text(left + (i + 0.5) * width, top + 12, label, f"cell-text size-{size}")
 
     def _mesh(self) -> Iterator[Html]:

@@ -84,7 +84,7 @@ def _text(facts: Facts, topology: Topology) -> str:
         table.table(*_matrix(topology)) if topology.ends else "no network adapter either",
         "\n".join(f"{word:<5} {meaning}" for word, meaning in _legend(topology)),
         "\n".join(f"warning: {warning}" for warning in topology.warnings),
-        "\n".join(f"not read: {problem.where}: {problem.problem}" for problem in facts.problems),
+        "\n".join(f"problem: {problem.where}: {problem.problem}" for problem in facts.problems),
     ]
     return "\n\n".join(part for part in parts if part)
 
