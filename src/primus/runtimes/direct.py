@@ -55,7 +55,8 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     env = _threads(shape, context.environ) | own | plan.env | typed
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
-    argv = plan.argv if shape.world_size == 1 else _torchrun(plan.argv, shape, context.python)
+    starts_workers = shape.world_size > 1 and "-m" in plan.argv  # a task may be done in the launcher's own process
+    argv = _torchrun(plan.argv, shape, context.python) if starts_workers else plan.argv
     hooks = () if options.no_hooks else context.hooks()
     actions = hooks + patches.actions(options.patch or context.patches, context.environ)
     ordered = sorted(actions, key=lambda action: STAGES.index(action.stage))
