@@ -28,11 +28,14 @@ from primus.preflight.node import GROUPS, Expected, Group, Node, unknown
 from primus.preflight.performance import Demands
 from primus.preflight.thresholds import Thresholds
 from primus.preflight.together import Decision
-from primus.runs.files import to_json
+from primus.runs.attempt import Attempt
+from primus.runs.files import read_json, to_json
 from primus.runs.store import Outcome, Run, new_id
 from primus.task import TaskContext
 
 MIB = 1 << 20
+SILENT_FILE = "config/silent"
+"""There where the workers shall not write on standard output."""
 OLD_TESTS = {
     "gemm": "gemm",
     "intra-allreduce": "collectives",
@@ -172,7 +175,15 @@ def prepare(options: Options, context: TaskContext) -> Job | None:
         return None
     facts = Facts() if context.dry_run else context.facts()
     asked = asked_of(options, context, facts)
-    return Job(name="preflight", workspace=options.workspace, files={performance.CONFIG_FILE: to_json(asked)})
+    files = {performance.CONFIG_FILE: to_json(asked)} | ({SILENT_FILE: ""} if context.json else {})
+    return Job(name="preflight", workspace=options.workspace, files=files)
+
+
+def told_to_workers(attempt: Attempt) -> Asked:
+    """What a worker is asked to measure; where standard output carries JSON, it speaks in its log only."""
+    if (attempt.run.directory / SILENT_FILE).exists():
+        attempt.console = None
+    return read_json(attempt.run.directory / performance.CONFIG_FILE, Asked)
 
 
 def run(options: Options, context: TaskContext) -> int:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from primus.machine.measured import Asked
-from primus.preflight import performance, session
+from primus.preflight import session
 from primus.preflight.session import prepare, run
-from primus.runs.files import read_json
 
 if TYPE_CHECKING:
     from primus.runs.attempt import Attempt
@@ -21,4 +19,4 @@ def work(attempt: Attempt) -> None:
     """Measure, as one rank of the run that `--perf` starts."""
     from primus.measure import suite
 
-    suite.run(attempt, read_json(attempt.run.directory / performance.CONFIG_FILE, Asked))
+    suite.run(attempt, session.told_to_workers(attempt))
