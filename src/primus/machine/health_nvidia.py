@@ -34,7 +34,7 @@ ROW_FIELDS = (
     "remapped_rows.uncorrectable",
     "remapped_rows.pending",
 )
-APP_FIELDS = ("gpu_bus_id", "pid", "process_name", "used_memory")
+APP_FIELDS = ("gpu_bus_id", "pid", "used_memory", "process_name")
 QUERIES = {"--query-gpu": GPU_FIELDS, "--query-remapped-rows": ROW_FIELDS, "--query-compute-apps": APP_FIELDS}
 QUESTIONS = tuple(("nvidia-smi", f"{flag}={','.join(fields)}", "--format=csv") for flag, fields in QUERIES.items())
 REASONS = {

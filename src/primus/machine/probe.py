@@ -65,11 +65,10 @@ def _overridden(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[
     wanted = environ.get(MODEL_VARIABLE)
     if not wanted:
         return tuple(devices)
-    known = profile.by_name(wanted)
-    if known is None:
-        raise UsageError(
-            f"${MODEL_VARIABLE}: no profile describes '{wanted}'", "name a model such as MI300X, or unset it"
-        )
+    try:
+        known = profile.by_name(wanted) or profile.named(wanted)
+    except UsageError as error:
+        raise UsageError(f"${MODEL_VARIABLE}: {error.problem}", error.hint) from None
     return tuple(
         structs.replace(device, model=known.model, sources={**device.sources, "model": "user"}) for device in devices
     )

@@ -6,7 +6,6 @@ as printed.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import sys
@@ -51,11 +50,11 @@ class Source(Struct, frozen=True, kw_only=True):
     """Of the answers, in the order of the questions; an answer that failed is empty."""
 
 
-def read(source: Source, environ: Mapping[str, str], limit_s: float = LIMIT_S) -> tuple[list[Reading], list[Problem]]:
+def read(source: Source, environ: Mapping[str, str]) -> tuple[list[Reading], list[Problem]]:
     """What a tool says, and what went wrong; a tool that is not installed says nothing and is no problem."""
     problems, texts = [], []
     for question in source.questions:
-        answer = call(question, environ, limit_s)
+        answer = call(question, environ, LIMIT_S)
         texts.append(answer.text if answer.state in ("ok", "failed") else "")
         if answer.state in ("slow", "failed"):
             problems.append(Problem(source.tool, f"{' '.join(question[:3])}: {answer.problem}"))
@@ -248,9 +247,10 @@ def entries(said: str) -> list[dict[str, Any]]:
 
 
 def table(said: str, fields: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a CSV table by field; a header, with units or without, may lead them. Lines of another length are no
-    rows."""
-    rows = [[cell.strip() for cell in row] for row in csv.reader(said.splitlines())]
+    """Rows of a CSV table by field; a header, with units or without, may lead them. Shorter lines are no rows, and of
+    longer ones the last field has the rest: nvidia-smi does not quote."""
+    last = len(fields) - 1
+    rows = [[cell.strip() for cell in line.split(",", last)] for line in said.splitlines()]
     return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields) and row[0] != fields[0]]
 
 
@@ -264,7 +264,11 @@ def dig(value: Any, *keys: str) -> Any:
 def text(value: Any) -> str | None:
     """Text that says something: not N/A in any of its spellings."""
     said = str(value).strip() if value is not None else ""
-    return None if not said or re.fullmatch(r"\[?(n/a|not supported|unknown error|none)\]?", said.lower()) else said
+    return (
+        None
+        if not said or re.fullmatch(r"\[?(n/a|not supported|not found|unknown error|none)\]?", said.lower())
+        else said
+    )
 
 
 def number(value: Any) -> float | None:

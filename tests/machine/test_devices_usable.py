@@ -1,0 +1,56 @@
+"""What a process may use follows the visibility variables as the runtimes apply them."""
+
+from __future__ import annotations
+
+import pytest
+
+from primus.machine.devices import usable
+from primus.machine.facts import Device, Facts, Partition, Vendor
+
+
+def machine(vendor: Vendor, *uuids: str) -> Facts:
+    parts = [Partition(index=index, uuid=uuid) for index, uuid in enumerate(uuids)]
+    return Facts(devices=tuple(Device(index=p.index, vendor=vendor, partitions=(p,)) for p in parts))
+
+
+AMD = machine("amd", "3cbe002bd3b644c5", "3cbe002bd3b648ad", "7fde002bd3b64c95", "9abc002bd3b6507d")
+NVIDIA = machine("nvidia", "GPU-8d1b0f3e-0000", "GPU-8d1b99aa-0000", "GPU-99aa0000-0000")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"ROCR_VISIBLE_DEVICES": "2,3"}, [2, 3]),
+        ({"ROCR_VISIBLE_DEVICES": "3,1,0", "HIP_VISIBLE_DEVICES": "1,2"}, [1, 0]),
+        ({"ROCR_VISIBLE_DEVICES": "3,1,0", "HIP_VISIBLE_DEVICES": "1,2", "CUDA_VISIBLE_DEVICES": "1"}, [0]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-7fde002bd3b64c95,0"}, [2, 0]),
+        ({"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1"}, []),
+        ({"HIP_VISIBLE_DEVICES": "0,9,1"}, [0]),
+        ({"HIP_VISIBLE_DEVICES": "1,1,2"}, [1]),
+        ({"HIP_VISIBLE_DEVICES": ""}, []),
+        ({"HIP_VISIBLE_DEVICES": "-1"}, []),
+    ],
+)
+def test_amd_variables_choose_one_after_the_other(environ: dict[str, str], expected: list[int]) -> None:
+    assert [part.index for part in usable(AMD, environ)] == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("2,0", [2, 0]),
+        ("GPU-99aa,1", [2, 1]),
+        ("GPU-8d1b,2", []),  # fits two devices
+        ("99aa", []),
+        ("GPU-", []),
+        ("NoDevFiles", []),
+    ],
+)
+def test_nvidia_takes_indexes_and_beginnings_of_uuids(value: str, expected: list[int]) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": value, "ROCR_VISIBLE_DEVICES": "0"}
+    assert [part.index for part in usable(NVIDIA, environ)] == expected
+
+
+def test_a_machine_without_devices_offers_none() -> None:
+    assert usable(Facts(), {"CUDA_VISIBLE_DEVICES": "0"}) == ()

@@ -1,0 +1,188 @@
+"""Live values come from the kernel's files and from tools; one that hangs is told, not waited for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from fakes.tools import is_gone, tool
+from machines.tree import HERE
+from primus.machine.facts import Device, Facts, Partition, Vendor
+from primus.machine.health import health
+from primus.machine.probe import probe
+from primus.machine.vitals import Process
+
+METRIC = {
+    "usage": {"gfx_activity": {"value": 7, "unit": "%"}},
+    "power": {"socket_power": {"value": 239, "unit": "W"}, "throttle_status": "UNTHROTTLED"},
+    "temperature": {"hotspot": {"value": 36, "unit": "C"}, "mem": {"value": "N/A", "unit": "C"}},
+    "mem_usage": {"total_vram": {"value": 294896, "unit": "MB"}, "used_vram": {"value": 283, "unit": "MB"}},
+    "ecc": {"total_correctable_count": 2, "total_uncorrectable_count": 0},
+    "pcie": {"replay_count": 3},
+    "clock": {
+        "gfx_0": {"clk": {"value": 132, "unit": "MHz"}, "max_clk": {"value": 2400, "unit": "MHz"}},
+        "mem_0": {"clk": {"value": 900, "unit": "MHz"}},
+    },
+}
+LISTED = [{"gpu": 0, "bdf": "0000:05:00.0"}, {"gpu": 1, "bdf": "0000:27:00.0"}]
+
+
+def machine(vendor: Vendor = "amd") -> Facts:
+    """Two cards; the second is listed first by no tool, so that an order cannot be taken for an address."""
+    parts = [Partition(index=0, node=2), Partition(index=1, node=3)]
+    addresses = ["0000:27:00.0", "0000:05:00.0"]
+    cards = (Device(index=i, vendor=vendor, bdf=addresses[i], partitions=(parts[i],)) for i in range(2))
+    return Facts(devices=tuple(cards))
+
+
+def amd_smi(folder: Path, **answers: object) -> dict[str, str]:
+    """An amd-smi that answers each question with the JSON of its name, `bad_pages` for bad-pages."""
+    cases = "\n".join(
+        f"{name.replace('_', '-')}) cat <<'END'\n{json.dumps(said)}\nEND\n;;" for name, said in answers.items()
+    )
+    return tool(folder, "amd-smi", f"case $1 in\n{cases}\n*) echo unknown command >&2; exit 2;; esac")
+
+
+def test_amd_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
+    processes = [
+        {"process_info": {"pid": 42, "name": "python3", "memory_usage": {"vram_mem": {"value": 0, "unit": "B"}}}}
+    ]
+    environ = amd_smi(
+        tmp_path,
+        list=LISTED,
+        metric={"gpu_data": [{"gpu": 0, **METRIC}, {"gpu": 1, "usage": {"gfx_activity": "N/A"}}]},
+        process=[
+            {"gpu": 0, "process_list": processes},
+            {"gpu": 1, "process_list": [{"process_info": "No running processes"}]},
+        ],
+        bad_pages=[{"gpu": 0, "retired": [{"page_address": "0x1"}], "pending": "No bad pages found.", "un_res": "N/A"}],
+    )
+    idle, busy = health(machine(), environ).devices
+    assert (busy.temperature_c, busy.memory_temperature_c, busy.power_w, busy.activity_percent) == (36, None, 239, 7)
+    assert (busy.memory_used_bytes, busy.ecc_correctable, busy.ecc_uncorrectable) == (283 << 20, 2, 0)
+    assert (busy.bad_pages, busy.pending_pages, busy.pcie_replays, busy.throttle) == (1, 0, 3, ())
+    assert (busy.clock_mhz, busy.max_clock_mhz, busy.memory_clock_mhz) == (132, 2400, 900)
+    assert busy.processes == (Process(pid=42, name="python3", memory_bytes=0),)
+    assert busy.sources["power_w"] == "amd-smi"
+    assert (idle.activity_percent, idle.processes, idle.bad_pages) == (None, (), None)
+
+
+def test_violated_limits_are_named(tmp_path: Path) -> None:
+    limits = {"ppt_violation_status": "ACTIVE", "prochot_violation_status": "NOT ACTIVE", "ppt_accumulated": 5}
+    environ = amd_smi(tmp_path, list=LISTED, metric=[{"gpu": 0, "throttle": limits}])
+    assert health(machine(), environ).devices[1].throttle == ("ppt",)
+
+
+@pytest.mark.parametrize("activity", [50288, -1, {"value": 50288, "unit": "%"}])
+def test_a_raw_counter_is_no_percentage(tmp_path: Path, activity: object) -> None:
+    environ = amd_smi(tmp_path, list=LISTED, metric=[{"gpu": 0, "usage": {"gfx_activity": activity}}])
+    assert health(machine(), environ).devices[1].activity_percent is None
+
+
+def test_a_tool_that_hangs_is_ended_with_its_children_and_told(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    environ = tool(tmp_path / "bin", "amd-smi", f"sleep 300 & echo $! $$ >> {pids}; wait")
+    began = time.monotonic()
+    found = health(machine(), environ, timeout_s=0.5)
+    assert time.monotonic() - began < 5
+    assert {call.problem for call in found.calls} == {"amd-smi gave no answer in 0.5 s"}
+    assert [call.tool for call in found.calls] == [
+        f"amd-smi {what}" for what in ("list", "metric", "process", "bad-pages")
+    ]
+    written = pids.read_text().split()
+    assert len(written) == 8 and all(is_gone(int(pid)) for pid in written)
+    assert found.devices[0].power_w is None
+
+
+def test_broken_json_is_told_and_the_other_answers_count(tmp_path: Path) -> None:
+    environ = amd_smi(tmp_path, list=LISTED, metric=[{"gpu": 0, **METRIC}], bad_pages=[{"gpu": 0, "retired": []}])
+    script = tmp_path / "amd-smi"
+    script.write_text(script.read_text().replace('"power":', '"power"'))
+    found = health(machine(), environ)
+    problems = {call.tool: call.problem for call in found.calls}
+    assert "its output cannot be understood" in problems["amd-smi metric"]
+    assert problems["amd-smi process"] == "unknown command" and problems["amd-smi list"] == ""
+    assert found.devices[1].power_w is None and found.devices[1].bad_pages == 0
+
+
+def test_rocm_smi_answers_where_there_is_no_amd_smi(tmp_path: Path) -> None:
+    card = {
+        "PCI Bus": "0000:05:00.0",
+        "GPU use (%)": "50288",
+        "Temperature (Sensor junction) (C)": "35.0",
+        "Average Graphics Package Power (W)": "133.0",
+        "VRAM Total Used Memory (B)": "297447424",
+    }
+    environ = tool(tmp_path, "rocm-smi", f"echo '{json.dumps({'card0': card, 'system': {}})}'")
+    found = health(machine(), environ)
+    device = found.devices[1]
+    assert (device.temperature_c, device.power_w, device.memory_used_bytes) == (35, 133, 297447424)
+    assert device.activity_percent is None and device.sources["power_w"] == "rocm-smi"
+    assert [call.tool for call in found.calls] == ["rocm-smi --showbus"]
+
+
+def test_without_any_tool_nothing_is_known_and_nothing_fails(tmp_path: Path) -> None:
+    for vendor in ("amd", "nvidia"):
+        found = health(machine(vendor), {"PATH": str(tmp_path)})
+        assert found.calls == () and found.devices[0].power_w is None and found.devices[0].processes is None
+
+
+NVIDIA_SMI = """case $1 in
+--query-gpu=*) echo 'pci.bus_id, temperature.gpu, temperature.memory, power.draw [W], power.limit [W], \
+memory.used [MiB], \
+utilization.gpu [%], ecc.errors.corrected.volatile.total, ecc.errors.uncorrected.volatile.total, \
+clocks_throttle_reasons.active, clocks.current.sm [MHz], clocks.max.sm [MHz], clocks.current.memory [MHz]'
+echo '00000000:05:00.0, 32, 40, 120.50 W, 700.00 W, 4 MiB, 0 %, 1, 0, 0x0000000000000024, 345 MHz, 1980 MHz, 2619 MHz'
+echo '00000000:27:00.0, 33, N/A, [N/A], [Not Supported], [N/A], [N/A], [N/A], \
+[N/A], 0x0000000000000001, 345 MHz, 1980 MHz, 2619 MHz';;
+--query-remapped-rows=*) echo '00000000:05:00.0, 1, 2, 1';;
+--query-compute-apps=*) echo 'gpu_bus_id, pid, used_gpu_memory [MiB], process_name'
+echo '00000000:05:00.0, 77, 512 MiB, python3 --steps 1,2'
+echo '00000000:05:00.0, 78, [N/A], [Not Found]';;
+esac"""
+
+
+def test_nvidia_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
+    bare, full = health(machine("nvidia"), tool(tmp_path, "nvidia-smi", NVIDIA_SMI)).devices
+    assert (full.temperature_c, full.power_w, full.power_cap_w, full.memory_used_bytes) == (32, 120.5, 700, 4 << 20)
+    assert (full.activity_percent, full.ecc_correctable, full.ecc_uncorrectable) == (0, 1, 0)
+    assert (full.bad_pages, full.pending_pages, full.clock_mhz, full.max_clock_mhz) == (3, 1, 345, 1980)
+    assert full.throttle == ("sw_power_cap", "sw_thermal_slowdown")
+    assert full.processes == (Process(pid=77, name="python3 --steps 1,2", memory_bytes=512 << 20), Process(pid=78))
+    assert (bare.temperature_c, bare.power_w, bare.bad_pages, bare.throttle, bare.processes) == (33, None, None, (), ())
+
+
+def test_the_kernels_files_come_first(tmp_path: Path) -> None:
+    root = Path(shutil.copytree(HERE / "mi300x-8/sys", tmp_path / "sys", symlinks=True)).parent
+    card = root / "sys/bus/pci/devices/0000:05:00.0"
+    files = {
+        "gpu_busy_percent": "12",
+        "mem_info_vram_used": "297447424",
+        "pcie_replay_count": "4",
+        "pp_dpm_sclk": "0: 132Mhz *\n1: 2100Mhz",
+        "ras/umc_err_count": "ue: 1\nce: 5",
+        "ras/gpu_vram_bad_pages": "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n",
+        "hwmon/hwmon4/temp2_label": "junction",
+        "hwmon/hwmon4/temp2_input": "36000",
+        "hwmon/hwmon4/power1_average": "239000000",
+        "hwmon/hwmon4/power1_cap": "750000000",
+    }
+    kfd = {f"sys/class/kfd/kfd/proc/4242/vram_{id_}": "1024" for id_ in (24248, 99999)}
+    for name, text in {str(card.relative_to(root) / name): text for name, text in files.items()}.items() | kfd.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "proc/4242").mkdir(parents=True)
+    (root / "proc/4242/comm").write_text("python3\n")
+    found = health(probe(root), {}, root=root)
+    first, second = found.devices[:2]
+    assert (first.activity_percent, first.memory_used_bytes, first.pcie_replays) == (12, 297447424, 4)
+    assert (first.clock_mhz, first.max_clock_mhz, first.temperature_c) == (132, 2100, 36)
+    assert (first.power_w, first.power_cap_w, first.bad_pages, first.pending_pages) == (239, 750, 1, 1)
+    assert (first.ecc_uncorrectable, first.ecc_correctable) == (1, 5)
+    assert first.processes == (Process(pid=4242, name="python3", memory_bytes=1024),)
+    assert second.processes == () and second.power_w is None and first.sources["power_w"] == "kernel"
+    assert found.calls == ()

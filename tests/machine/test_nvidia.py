@@ -1,0 +1,113 @@
+"""NVIDIA cards are read from NVML (here a library with the same functions), else from the driver's files."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from machines.tree import grow
+from primus.machine import nvidia, pci
+from primus.machine.probe import probe
+from primus.machine.tree import Tree
+
+NVML = r"""
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+typedef struct { char legacy[16]; unsigned domain, bus, device, ids, subsystem; char bus_id[32]; } pci_t;
+typedef struct { unsigned long long total, free, used; } memory_t;
+static int cards[2] = {0x1b, 0x43};
+int nvmlInit_v2(void) { if (HANG) sleep(20); return BROKEN; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = &cards[i]; return 0; }
+static int info(int bus, pci_t *p) {
+  p->ids = 0x233010de; snprintf(p->bus_id, 32, "00000000:%02X:00.0", bus); return 0;
+}
+int nvmlDeviceGetPciInfo_v3(void *h, pci_t *p) { return info(*(int *)h, p); }
+int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = 85520809984ULL; return 0; }
+int nvmlDeviceGetCudaComputeCapability(void *h, int *a, int *b) { *a = 9; *b = 0; return 0; }
+int nvmlDeviceGetName(void *h, char *t, unsigned n) { strncpy(t, "NVIDIA H100 80GB HBM3", n); return 0; }
+int nvmlDeviceGetUUID(void *h, char *t, unsigned n) { snprintf(t, n, "GPU-%08x-0000", *(int *)h); return 0; }
+int nvmlDeviceGetVbiosVersion(void *h, char *t, unsigned n) { return 3; }
+int nvmlDeviceGetNvLinkState(void *h, unsigned l, unsigned *on) { *on = l < 4; return l < 6 ? 0 : 2; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *h, unsigned l, pci_t *p) {
+  return info(SWITCH ? 0x07 : *(int *)h == 0x1b ? 0x43 : 0x1b, p);
+}
+"""
+
+
+def library(folder: Path, **options: int) -> str:
+    """A shared library that answers like NVML on a node with two cards."""
+    compiler = shutil.which("cc") or pytest.skip("no C compiler")
+    source, target = folder / "nvml.c", folder / "libnvml.so"
+    source.write_text(NVML)
+    flags = [f"-D{name}={options.get(name, 0)}" for name in ("HANG", "BROKEN", "SWITCH")]
+    subprocess.run([compiler, "-shared", "-fPIC", "-w", *flags, "-o", target, source], check=True, timeout=60)
+    return str(target)
+
+
+@pytest.mark.parametrize("switch", [0, 1])
+def test_nvml_gives_cards_memory_and_links(tmp_path: Path, switch: int) -> None:
+    tree = Tree()
+    functions = [pci.Function(f"0000:{bus}:00.0", pci.NVIDIA, 0x2330) for bus in ("1b", "43")]
+    devices, links = nvidia.cards(tree, functions, library(tmp_path, SWITCH=switch))
+    assert [device.bdf for device in devices] == ["0000:1b:00.0", "0000:43:00.0"]
+    first = devices[0]
+    assert (first.model, first.architecture, first.memory_bytes) == ("H100", "sm90", 81559 << 20)
+    assert (first.uuid, first.device_id, first.sources["memory_bytes"]) == ("GPU-0000001b-0000", 0x2330, "nvml")
+    assert [(link.kind, link.first, link.second, link.num_links) for link in links] == [("nvlink", 0, 1, 4)]
+
+
+def test_a_library_that_is_not_there_or_fails_is_told(tmp_path: Path) -> None:
+    tree = Tree()
+    assert nvidia.nvml(tree, str(tmp_path / "none.so")) is None
+    assert nvidia.nvml(tree, library(tmp_path, BROKEN=9)) is None
+    assert "nvmlInit_v2 failed with code 9" in tree.problems[1].problem
+
+
+def test_a_driver_that_is_stuck_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "LIMIT_S", 0.2)
+    tree = Tree()
+    began = time.monotonic()
+    assert nvidia.nvml(tree, library(tmp_path, HANG=1)) is None
+    assert time.monotonic() - began < 5 and "no answer" in tree.problems[0].problem
+
+
+def test_the_drivers_files_name_cards(tmp_path: Path) -> None:
+    facts = probe(grow("h100-8", tmp_path))
+    assert facts.model == "H100" and len(facts.partitions) == 8 and facts.links == ()
+    device = facts.devices[1]
+    assert (device.bdf, device.name, device.device_id) == ("0000:43:00.0", "NVIDIA H100 80GB HBM3", 0x2330)
+    assert (device.uuid, device.firmware) == ("GPU-8d1b0f3e-0000-4000-8000-000000000001", {"vbios": "96.00.74.00.01"})
+    assert (device.pcie.width, device.numa_node, facts.devices[7].numa_node) == (16, 0, 1)
+    assert device.memory_bytes is None and device.sources["name"] == "proc"
+
+
+def test_a_card_that_fell_off_is_named(tmp_path: Path) -> None:
+    root = grow("h100-8", tmp_path)
+    shutil.rmtree(root / "proc/driver/nvidia/gpus/0000:61:00.0")
+    (root / "proc/driver/nvidia/gpus/0000:9d:00.0/information").write_text("")
+    facts = probe(root)
+    assert len(facts.devices) == 8 and len(facts.partitions) == 7
+    told = "\n".join(f"{problem.where}: {problem.problem}" for problem in facts.problems)
+    assert "0000:61:00.0: an NVIDIA device on the bus" in told
+    assert "0000:9d:00.0/information: says nothing of the device" in told
+
+
+def test_without_a_driver_cards_are_known_by_the_bus(tmp_path: Path) -> None:
+    root = grow("h100-8", tmp_path)
+    shutil.rmtree(root / "proc")
+    facts = probe(root)
+    assert facts.model == "H100" and len(facts.devices) == 8 and facts.partitions == ()
+    assert sum("driver nvidia is not loaded" in problem.problem for problem in facts.problems) == 8
+
+
+def test_the_name_decides_only_where_there_is_no_id(tmp_path: Path) -> None:
+    root = grow("h100-8", tmp_path)
+    shutil.rmtree(root / "sys")
+    assert probe(root).devices[0].model == "H100"

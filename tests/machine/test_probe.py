@@ -1,0 +1,141 @@
+"""The kernel's files come first, tools fill what they leave open, and where both speak they are compared."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from fakes.tools import tool
+from machines.tree import HERE, grow
+from primus.errors import UsageError
+from primus.machine import smi
+from primus.machine.facts import Facts
+from primus.machine.probe import probe
+
+NODES = "sys/class/kfd/kfd/topology/nodes"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A copy of the MI300X machine that a test may change."""
+    return Path(shutil.copytree(HERE / "mi300x-8/sys", tmp_path / "root/sys", symlinks=True)).parent
+
+
+@pytest.fixture(autouse=True)
+def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing torch takes seconds; its answer is tested with the other tools' outputs."""
+    for vendor, sources in list(smi.SOURCES.items()):
+        monkeypatch.setitem(smi.SOURCES, vendor, tuple(source for source in sources if source.tool != "torch"))
+
+
+def tools(folder: Path, **answers: str) -> dict[str, str]:
+    """An environment whose PATH has these tools only; an answer is the body of a shell script."""
+    return [tool(folder, name.replace("_", "-"), body) for name, body in answers.items()][-1]
+
+
+def amd_smi(name: str = "AMD Instinct MI300X OAM", mebibytes: object = 196592, device_id: str = "0x74a1") -> str:
+    """An amd-smi that knows eight cards at the addresses of the MI300X machine."""
+    buses = ["05", "27", "47", "65", "85", "a7", "c7", "e5"]
+    listed = ",".join(f'{{"gpu":{i},"bdf":"0000:{bus}:00.0"}}' for i, bus in enumerate(buses))
+    size = f'{{"value":{mebibytes},"unit":"MB"}}'
+    static = ",".join(
+        f'{{"gpu":{i},"asic":{{"market_name":"{name}","device_id":"{device_id}"}},"vram":{{"size":{size}}}}}'
+        for i in range(8)
+    )
+    return f"case $1 in list) echo '[{listed}]';; static) echo '{{\"gpu_data\":[{static}]}}';; esac"
+
+
+def told(facts: Facts) -> str:
+    return "\n".join(f"{problem.where}: {problem.problem}" for problem in facts.problems)
+
+
+def test_a_recorded_machine_is_asked_nothing(machine: Path, tmp_path: Path) -> None:
+    environ = tools(tmp_path / "bin", amd_smi=f"echo asked > {tmp_path}/asked")
+    shutil.rmtree(machine / NODES / "2/mem_banks")
+    assert len(probe(machine, environ).devices) == 8
+    assert not (tmp_path / "asked").exists()
+
+
+def test_tools_are_asked_only_for_what_is_missing(machine: Path, tmp_path: Path) -> None:
+    environ = tools(tmp_path / "bin", amd_smi=f"echo asked >> {tmp_path}/asked; {amd_smi()}")
+    probe(machine, environ, tools="missing")
+    assert not (tmp_path / "asked").exists()
+    shutil.rmtree(machine / NODES / "3/mem_banks")
+    (machine / "sys/bus/pci/devices/0000:27:00.0/mem_info_vram_total").unlink()
+    device = probe(machine, environ, tools="missing").devices[1]
+    assert (tmp_path / "asked").exists()
+    assert (device.memory_bytes, device.sources["memory_bytes"]) == (196592 << 20, "amd-smi")
+    assert device.sources["compute_units"] == "kfd"
+
+
+def test_sources_that_disagree_are_both_shown_and_the_earlier_wins(machine: Path, tmp_path: Path) -> None:
+    environ = tools(tmp_path / "bin", amd_smi=amd_smi(mebibytes=98304, device_id="0x74a5"))
+    facts = probe(machine, environ, tools="all")
+    assert facts.model == "MI300X" and facts.devices[0].memory_bytes == 206141652992
+    assert "GPU 0: memory_bytes is 206141652992 by kfd, 103079215104 by amd-smi" in told(facts)
+    assert "GPU 7: device_id is 29857 by kfd, 29861 by amd-smi" in told(facts)
+
+
+def test_a_difference_of_a_hundredth_is_none(machine: Path, tmp_path: Path) -> None:
+    facts = probe(machine, tools(tmp_path / "bin", amd_smi=amd_smi(mebibytes=195592)), tools="all")
+    assert "memory_bytes" not in told(facts)
+    assert facts.devices[0].name == "AMD Instinct MI300X OAM"
+
+
+def test_a_name_does_not_decide_the_model_of_a_known_id(machine: Path, tmp_path: Path) -> None:
+    environ = tools(tmp_path / "bin", amd_smi=amd_smi(name="AMD Instinct MI325X"))
+    assert probe(machine, environ, tools="all").model == "MI300X"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo '{\"gpu_data\": ['", "its output cannot be understood"),
+        ("echo 'no ROCm device' >&2; exit 2", "no ROCm device"),
+        (amd_smi(mebibytes='"N/A"'), ""),
+    ],
+)
+def test_a_tool_that_says_nothing_useful_changes_nothing(machine: Path, tmp_path: Path, body: str, said: str) -> None:
+    facts = probe(machine, tools(tmp_path / "bin", amd_smi=body), tools="all")
+    assert facts.model == "MI300X" and facts.devices[0].memory_bytes == 206141652992
+    assert said in told(facts)
+
+
+def test_a_tool_that_hangs_is_told_once_and_the_next_is_asked(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smi, "LIMIT_S", 0.3)
+    hanging = "sleep 60 & wait"
+    rocm_smi = 'echo \'{"card0": {"PCI Bus": "0000:05:00.0", "Card Series": "AMD Instinct MI300X"}}\''
+    began = time.monotonic()
+    facts = probe(machine, tools(tmp_path / "bin", amd_smi=hanging, rocm_smi=rocm_smi), tools="all")
+    assert time.monotonic() - began < 15
+    assert told(facts).count("amd-smi static --json: amd-smi gave no answer in 0.3 s") == 1
+    assert facts.devices[0].name == "AMD Instinct MI300X"
+
+
+def test_devices_that_only_a_tool_knows_are_taken(tmp_path: Path) -> None:
+    environ = tools(tmp_path / "bin", nvidia_smi="echo '0, NVIDIA H200, 00000000:0A:00.0, 143771 MiB, 580.65.06'")
+    facts = probe(tmp_path, environ, tools="missing")
+    (device,) = facts.devices
+    assert (device.vendor, device.model, device.memory_bytes) == ("nvidia", "H200", 143771 << 20)
+    assert (device.sources["model"], len(facts.partitions)) == ("nvidia-smi", 1)
+    assert "nvidia-smi: knows devices that the kernel's files do not show" in told(facts)
+
+
+def test_nvidias_memory_comes_from_its_tool_where_the_files_have_none(tmp_path: Path) -> None:
+    root = grow("h100-8", tmp_path / "root")
+    buses = ["1B", "43", "52", "61", "9D", "C3", "D1", "DF"]
+    rows = "\n".join(f"{i}, NVIDIA H100, 00000000:{bus}:00.0, 81559 MiB, 580.65.06" for i, bus in enumerate(buses))
+    facts = probe(root, tools(tmp_path / "bin", nvidia_smi=f"echo '{rows}'"), tools="missing")
+    assert {device.memory_bytes for device in facts.devices} == {81559 << 20}
+
+
+def test_the_user_names_the_model(machine: Path) -> None:
+    facts = probe(machine, {"PRIMUS_GPU_MODEL": "mi325x"})
+    assert facts.model == "MI325X" and {device.sources["model"] for device in facts.devices} == {"user"}
+    with pytest.raises(UsageError, match=r"\$PRIMUS_GPU_MODEL: no GPU model 'mi325y'"):
+        probe(machine, {"PRIMUS_GPU_MODEL": "mi325y"})

@@ -1,0 +1,149 @@
+"""Tools' outputs are read in all shapes that were seen; the samples are genuine, some shortened.
+
+Sources: ROCm/device-metrics-exporter tests, amd-smi 26.2 captures in public tests, ROCm/rocm_smi_lib#159.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from primus.machine import profile, smi
+
+MI210 = """{"gpu_data":[{"gpu":0,"asic":{"market_name":"AMD Instinct MI210","vendor_id":"0x1002","device_id":"0x740f",
+"oam_id":"N/A","num_compute_units":104,"target_graphics_version":"gfx90a"},"bus":{"max_pcie_width":16},
+"limit":{"max_power":{"value":300,"unit":"W"},"socket_power":{"value":300,"unit":"W"}},
+"driver":{"name":"amdgpu","version":"Linuxversion6.14.0-24-generic(..."},"numa":{"node":1,"affinity":1},
+"vram":{"type":"HBM","size":{"value":65520,"unit":"MB"},"max_bandwidth":{"value":"N/A","unit":"GB/s"}}}]}"""
+MI355X_FLAT = """[{"gpu":0,"bus":{"bdf":"0000:05:00.0"},"asic":{"market_name":"AMD Instinct MI355X"},
+"driver":{"version":"6.16.6"},"limit":{"socket_power":{"value":1400,"unit":"W"},"max_power":{"value":1400,"unit":"W"}}}]"""
+MI355X_PPT = """{"gpu_data":[{"gpu":0,"limit":{"ppt0":{"socket_power_limit":{"value":1400,"unit":"W"},
+"max_power_limit":{"value":1400,"unit":"W"}},"ppt1":{"socket_power_limit":"N/A","max_power_limit":"N/A"}}}]}"""
+MI355X_LIST = """[{"gpu":0,"bdf":"0000:05:00.0","uuid":"75ff75a3-0000-1000-80e3-fd74aab3f72c","partition_id":0}]"""
+MI250X_JSON = """{"card0":{"Card Series":"AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2","Card Model":"0x7408",
+"Card Vendor":"Advanced Micro Devices, Inc. [AMD/ATI]","Card SKU":"D65201","Node ID":"7","GFX Version":"gfx9010"}}"""
+MI300X_TEXT = """
+GPU[0]\t\t: Card series: \t\tAMD Instinct MI300X OAM
+GPU[0]\t\t: Card model: \t\t0x74a1
+GPU[0]\t\t: Card SKU: \t\tMI3SRIOV
+GPU[0]\t\t: PCI Bus: 0000:26:00.0
+GPU[0]\t\t: Max Graphics Package Power (W): 750.0
+GPU[0]\t\t: GFX Activity: 50288
+GPU[0]\t\t: get_overdrive_level_sclk, Not supported on the given system
+0       [0x74a1 : 0x00]       35.0°C      133.0W    NPS1, SPX       131Mhz  900Mhz  0%   auto  750.0W    0%   0%
+"""
+ROCMINFO = """
+*******
+Agent 1
+*******
+  Name:                    AMD EPYC 9654 96-Core Processor
+  Device Type:             CPU
+*******
+Agent 2
+*******
+  Name:                    gfx942
+  Marketing Name:          AMD Instinct MI300X
+  Device Type:             GPU
+  Chip ID:                 29857(0x74a1)
+  Max Clock Freq. (MHz):   2100
+  BDFID:                   50688
+  Compute Unit:            304
+  Pool Info:
+    Pool 1
+      Segment:                 GLOBAL; FLAGS: COARSE GRAINED
+      Size:                    201310208(0xbffc000) KB
+  ISA Info:
+    ISA 1
+      Name:                    amdgcn-amd-amdhsa--gfx942:sramecc+:xnack-
+"""
+
+
+def test_amd_smi_of_an_mi210() -> None:
+    reading = smi.amd_smi([MI210, ""])[0]
+    assert (reading.name, reading.device_id, reading.architecture) == ("AMD Instinct MI210", 0x740F, "gfx90a")
+    assert (reading.memory_bytes, reading.power_w, reading.numa_node) == (65520 << 20, 300, 1)
+    assert reading.driver is None  # it is the kernel's description
+    assert reading.bdf is None
+
+
+@pytest.mark.parametrize("static", [MI355X_FLAT, MI355X_PPT, "WARNING: not in the render group\n" + MI355X_PPT])
+def test_amd_smi_of_an_mi355x_in_both_shapes(static: str) -> None:
+    reading = smi.amd_smi([static, MI355X_LIST])[0]
+    assert (reading.bdf, reading.device_id, reading.power_w) == ("0000:05:00.0", 0x75A3, 1400)
+
+
+def test_amd_smi_list_alone_is_enough() -> None:
+    assert smi.amd_smi(["", MI355X_LIST])[0].device_id == 0x75A3
+
+
+def test_rocm_smi_gives_the_model_by_id_in_both_forms() -> None:
+    card = smi.rocm_smi([MI250X_JSON])[0]
+    assert (card.device_id, card.architecture) == (0x7408, "gfx90a")
+    known = profile.by_id("amd", card.device_id or 0)
+    assert known and known.model == "MI250X"
+    card = smi.rocm_smi([MI300X_TEXT])[0]
+    assert (card.name, card.device_id, card.bdf) == ("AMD Instinct MI300X OAM", 0x74A1, "0000:26:00.0")
+    assert card.power_w == 750
+    lower = MI250X_JSON.replace("Card Series", "Card series").replace("Card Model", "Card model")
+    assert smi.rocm_smi([lower])[0].device_id == 0x7408
+
+
+def test_rocminfo_gives_the_agents_that_are_gpus() -> None:
+    (reading,) = smi.rocminfo([ROCMINFO])
+    assert (reading.bdf, reading.device_id, reading.architecture) == ("0000:c6:00.0", 29857, "gfx942")
+    assert (reading.name, reading.memory_bytes) == ("AMD Instinct MI300X", 196592 << 20)
+
+
+def test_nvidia_smi_with_units_without_and_without_values() -> None:
+    header = "index, name, pci.bus_id, memory.total [MiB], driver_version\n"
+    with_units = header + "0, NVIDIA L40S, 00000000:03:00.0, 46068 MiB, 580.178.04\n"
+    reading = smi.nvidia_smi([with_units])[0]
+    assert (reading.bdf, reading.memory_bytes, reading.driver) == ("0000:03:00.0", 46068 << 20, "580.178.04")
+    plain = smi.nvidia_smi(["0, NVIDIA H100 80GB HBM3, 00000000:03:00.0, 81559, 580.65.06\n"])[0]
+    assert plain.memory_bytes == 81559 << 20
+    empty = smi.nvidia_smi([header + "0, [N/A], 00000000:03:00.0, [N/A], [Not Supported]\n"])[0]
+    assert (empty.name, empty.memory_bytes, empty.driver) == (None, None, None)
+
+
+def test_torch_gives_addresses_where_it_has_them() -> None:
+    entry = {"name": "AMD Instinct MI300X", "memory": 206141652992, "arch": "gfx942:sramecc+:xnack-", "pci": [0, 5, 0]}
+    reading = smi.torch([json.dumps([entry, entry | {"pci": [None, None, None]}])])
+    assert (reading[0].bdf, reading[0].architecture, reading[1].bdf) == ("0000:05:00.0", "gfx942", None)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"value": 283, "unit": "MB"}, 283 << 20),
+        ({"value": 2, "unit": "GB"}, 2 << 30),
+        ({"value": 0, "unit": "B"}, 0),
+        ({"value": "N/A", "unit": "MB"}, None),
+        ("N/A", None),
+        ("46068 MiB", 46068 << 20),
+        (65520, 65520 << 20),
+        (None, None),
+    ],
+)
+def test_sizes_have_many_spellings(value: object, expected: int | None) -> None:
+    assert smi.size(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gfx9010", "gfx90a"),
+        ("gfx942:sramecc+:xnack-", "gfx942"),
+        ("gfx1100", "gfx1100"),
+        ("AMD EPYC", None),
+        (None, None),
+    ],
+)
+def test_an_architecture_has_one_spelling(name: str | None, expected: str | None) -> None:
+    assert smi.architecture(name) == expected
+
+
+@pytest.mark.parametrize("said", ["", "no devices", '{"gpu_data":', '{"system": {}}', "[1, 2]"])
+def test_broken_json_is_an_error(said: str) -> None:
+    with pytest.raises(ValueError):
+        smi.entries(said)
