@@ -1,0 +1,252 @@
+"""Network interfaces, their addresses, and which of them leads to another host; no tool is asked."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Literal, TypeVar
+
+from msgspec import Struct
+
+from primus.machine.facts import Interface
+from primus.machine.tree import Tree
+
+NET = "sys/class/net"
+RESOLVE_LIMIT_S = 2.0
+LOOPBACK, INFINIBAND = 772, 32
+"""Hardware types (linux/if_arp.h)."""
+UP, REJECT = 0x1, 0x200
+"""Flags of a route (linux/route.h)."""
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Row = TypeVar("Row")
+Kind = Literal["loopback", "ethernet", "infiniband", "bond", "bridge", "virtual"]
+
+
+class Route(Struct, frozen=True):
+    """An entry of the main routing table."""
+
+    network: Network
+    interface: str
+    metric: int
+    is_direct: bool
+    """Whether its hosts are reached without a gateway."""
+
+
+def interfaces(tree: Tree) -> tuple[Interface, ...]:
+    """All interfaces of this network namespace, in the order of their names."""
+    names = [name for name in tree.names(NET) if tree.text(f"{NET}/{name}/type") is not None]
+    masters = {member: name for name in names for member in _members(tree, name)}
+    addresses = _addresses(tree)
+    return tuple(_interface(tree, name, masters.get(name), addresses.get(name, ())) for name in names)
+
+
+def route(tree: Tree, found: Iterable[Interface], master: str) -> str | None:
+    """Name of the interface by which `master` is reached, or that holds its address where this is the master.
+
+    An address of the loopback interface, which Debian gives a host's own name, counts only if there is no other.
+
+    Args:
+        tree: Whose routing table decides.
+        found: Interfaces of the same machine.
+        master: Host name or IP address; names are resolved on the running machine only, within 2 s.
+
+    Returns:
+        None where the name is unknown or nothing leads there; the reason is then a problem of the tree.
+    """
+    holders = {parsed(address): interface.name for interface in found for address in interface.addresses}
+    targets = _resolved(tree, master)
+    routes = [*_routes_v4(tree), *_routes_v6(tree)]
+    ways = [holders.get(target) or _way(routes, target) for target in targets if not target.is_loopback]
+    if any(ways):
+        return next(way for way in ways if way)
+    if any(target.is_loopback for target in targets):
+        return "lo"
+    if targets:
+        tree.note("proc/net/route", f"no route to {master}")
+    return None
+
+
+def parsed(text: str) -> Address | None:
+    """An IP address, also one in brackets or with a zone; None for anything else."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(text.strip().removeprefix("[").removesuffix("]").partition("%")[0])
+    return None
+
+
+def events(tree: Tree, folder: str) -> dict[str, str]:
+    """The `KEY=value` lines of a kernel object's uevent file."""
+    lines = (tree.text(f"{folder}/uevent") or "").splitlines()
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
+
+
+def _interface(tree: Tree, name: str, master: str | None, addresses: Iterable[str]) -> Interface:
+    folder = f"{NET}/{name}"
+    has_device = bool(tree.names(f"{folder}/device"))
+    device = events(tree, f"{folder}/device") if has_device else {}
+    numa_node = tree.number(f"{folder}/device/numa_node") if has_device else None
+    state = tree.text(f"{folder}/operstate") or "unknown"
+    return Interface(
+        name=name,
+        kind=_kind(tree, name, has_device=has_device),
+        state=state,
+        speed_mbps=_speed(tree, folder) if state == "up" else None,
+        mtu=tree.number(f"{folder}/mtu"),
+        addresses=tuple(addresses),
+        master=tree.target(f"{folder}/master") or master,
+        bdf=device.get("PCI_SLOT_NAME"),
+        driver=device.get("DRIVER") or tree.target(f"{folder}/device/driver"),
+        numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
+    )
+
+
+def _kind(tree: Tree, name: str, *, has_device: bool) -> Kind:
+    folder = f"{NET}/{name}"
+    hardware = tree.number(f"{folder}/type")
+    if hardware == LOOPBACK:
+        return "loopback"
+    kind = events(tree, folder).get("DEVTYPE")
+    if kind == "bond" or tree.names(f"{folder}/bonding"):
+        return "bond"
+    if kind == "bridge" or tree.names(f"{folder}/bridge"):
+        return "bridge"
+    if hardware == INFINIBAND:
+        return "infiniband"
+    return "ethernet" if has_device else "virtual"
+
+
+def _members(tree: Tree, name: str) -> list[str]:
+    """Interfaces below a bond or a bridge."""
+    return (tree.text(f"{NET}/{name}/bonding/slaves") or "").split() or tree.names(f"{NET}/{name}/brif")
+
+
+def _speed(tree: Tree, folder: str) -> int | None:
+    """Megabit/s. Read past the tree: drivers that know no speed fail the read, which is no problem of the machine."""
+    try:
+        text = (tree.root / folder / "speed").read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+def _addresses(tree: Tree) -> dict[str, list[str]]:
+    """IPv4 addresses, then IPv6 ones, by interface."""
+    found: dict[str, list[str]] = {}
+    for name, address in [*(_live_v4() if tree.is_live else _recorded_v4(tree)), *_v6(tree)]:
+        found.setdefault(name, []).append(address)
+    return found
+
+
+def _live_v4() -> list[tuple[str, str]]:
+    import psutil
+
+    return [
+        (name, entry.address)
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    ]
+
+
+def _recorded_v4(tree: Tree) -> list[tuple[str, str]]:
+    """Local addresses of the kernel's table, each with the interface whose network it is in; one that could be of
+    several interfaces is left out."""
+    local: set[str] = set()
+    leaf = ""
+    for line in (tree.text("proc/net/fib_trie") or "").splitlines():
+        leaf = line.strip(" |-") if "|-- " in line else leaf
+        local |= {leaf} if line.strip() == "/32 host LOCAL" and parsed(leaf) else set()
+    routes = [route for route in _routes_v4(tree) if route.is_direct and route.network.prefixlen]
+    pairs = [("lo" if address.startswith("127.") else _only(routes, address), address) for address in sorted(local)]
+    return [(name, address) for name, address in pairs if name]
+
+
+def _only(routes: Iterable[Route], address: str) -> str | None:
+    """The interface of the narrowest networks that `address` is in, if it is one."""
+    matching = [route for route in routes if ipaddress.ip_address(address) in route.network]
+    narrowest = max((route.network.prefixlen for route in matching), default=0)
+    names = {route.interface for route in matching if route.network.prefixlen == narrowest}
+    return names.pop() if len(names) == 1 else None
+
+
+def _v6(tree: Tree) -> list[tuple[str, str]]:
+    return _rows(tree, "proc/net/if_inet6", lambda row: (row[5], str(ipaddress.IPv6Address(int(row[0], 16)))))
+
+
+def _routes_v4(tree: Tree) -> list[Route]:
+    """Usable entries of proc/net/route, whose numbers are in the byte order of the machine: little endian."""
+
+    def read(row: list[str]) -> tuple[Route, int]:
+        start, width = int.from_bytes(bytes.fromhex(row[1]), "little"), int(row[7], 16).bit_count()
+        network = ipaddress.IPv4Network((start, width), strict=False)
+        return Route(network, row[0], int(row[6]), is_direct=int(row[2], 16) == 0), int(row[3], 16)
+
+    rows = _rows(tree, "proc/net/route", read, header="Iface")
+    return [route for route, flags in rows if _is_usable(flags)]
+
+
+def _routes_v6(tree: Tree) -> list[Route]:
+    """Usable entries of proc/net/ipv6_route."""
+
+    def read(row: list[str]) -> tuple[Route, int]:
+        network = ipaddress.IPv6Network((int(row[0], 16), int(row[1], 16)), strict=False)
+        return Route(network, row[9], int(row[5], 16), is_direct=int(row[4], 16) == 0), int(row[8], 16)
+
+    return [route for route, flags in _rows(tree, "proc/net/ipv6_route", read) if _is_usable(flags)]
+
+
+def _rows(tree: Tree, path: str, read: Callable[[list[str]], Row], header: str = "") -> list[Row]:
+    """What `read` makes of each line's words; a line that it cannot read is a problem."""
+    found = []
+    for line in (tree.text(path) or "").splitlines():
+        if header and line.startswith(header):
+            continue
+        try:
+            found.append(read(line.split()))
+        except (ValueError, IndexError):
+            tree.note(path, f"{line.strip()[:60]!r} cannot be understood")
+    return found
+
+
+def _is_usable(flags: int) -> bool:
+    return bool(flags & UP) and not flags & REJECT
+
+
+def _way(routes: Iterable[Route], target: Address) -> str | None:
+    """Interface of the narrowest network with `target`; of two, the one with the smaller metric."""
+    matching = [route for route in routes if target in route.network]
+    best = max(matching, key=lambda route: (route.network.prefixlen, -route.metric), default=None)
+    return best.interface if best else None
+
+
+def _resolved(tree: Tree, master: str) -> list[Address]:
+    """Addresses of a host, IPv4 before IPv6."""
+    address = parsed(master)
+    if address:
+        return [address]
+    if not tree.is_live:
+        tree.note("etc/hosts", f"names such as '{master}' are not resolved for a recorded machine")
+        return []
+    texts: Mapping[str, None] = _looked_up(master)
+    if not texts:
+        tree.note("etc/resolv.conf", f"'{master}' has no address that was found within {RESOLVE_LIMIT_S:g} s")
+    addresses = [address for text in texts if (address := parsed(text))]
+    return sorted(addresses, key=lambda address: address.version)
+
+
+def _looked_up(name: str) -> dict[str, None]:
+    """Addresses of `name` in the resolver's order, without waiting longer than the limit."""
+    found: dict[str, None] = {}
+
+    def look_up() -> None:
+        with suppress(OSError, UnicodeError):
+            found.update((str(entry[4][0]), None) for entry in socket.getaddrinfo(name, None))
+
+    thread = threading.Thread(target=look_up, daemon=True)  # getaddrinfo cannot be interrupted
+    thread.start()
+    thread.join(RESOLVE_LIMIT_S)
+    return dict(found)

@@ -1,0 +1,199 @@
+"""RDMA devices (host channel adapters) from the kernel's files, or from the output of the tools that list them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from msgspec import structs
+
+from primus import registry
+from primus.machine.facts import Gid, Problem, RdmaDevice, RdmaPort
+from primus.machine.interfaces import events
+from primus.machine.profile import Nic
+from primus.machine.topology import pci_path
+from primus.machine.tree import Tree, natural
+
+INFINIBAND = "sys/class/infiniband"
+TOOLS = (("ibstat",), ("ibv_devinfo", "-v"))
+TOOL_LIMIT_S = 5.0
+EMPTY_GIDS = 16
+"""The kernel fills the lowest free entry of a GID table of up to 256: after so many empty ones nothing follows."""
+
+
+def devices(tree: Tree) -> tuple[RdmaDevice, ...]:
+    """RDMA devices in natural order: mlx5_2 before mlx5_10. Tools are asked only on the running machine, where the
+    kernel's files show no device."""
+    found = tuple(_device(tree, name) for name in tree.names(INFINIBAND))
+    return found or (_from_tools(tree) if tree.is_live else ())
+
+
+def kind_of(vendor_id: int | None, name: str) -> str | None:
+    """Name of the NIC plug-in that describes a device; the vendor decides, the name only where no vendor is known."""
+    if vendor_id is not None:
+        return _kind(lambda nic: vendor_id in nic.vendor_ids)
+    return _kind(lambda nic: bool(nic.name_prefixes) and name.startswith(nic.name_prefixes))
+
+
+def parse(text: str, tool: str = "ibstat") -> tuple[tuple[RdmaDevice, ...], tuple[Problem, ...]]:
+    """Devices in the output of `ibstat`, `ibstatus` or `ibv_devinfo`, and what the tool complained of."""
+    found: dict[str, RdmaDevice] = {}
+    name, number = "", None
+    problems = []
+    for line in text.splitlines():
+        if line.strip().startswith("ibpanic"):
+            problems.append(Problem(tool, line.strip()))
+        start = _DEVICE.match(line)
+        port = _PORT.match(line)
+        if start:
+            name = start[1] or start[2]
+            found.setdefault(name, RdmaDevice(name=name, kind=kind_of(None, name)))
+        if start or port:
+            number = int((start[3] if start else port and port[1]) or 0)
+        elif name:
+            found[name] = _told(found[name], number or None, line)
+    return tuple(sorted(found.values(), key=lambda device: natural(device.name))), tuple(problems)
+
+
+def _kind(matches: Callable[[Nic], bool]) -> str | None:
+    return next((nic.kind for nic in _nics() if matches(nic)), None)
+
+
+@cache
+def _nics() -> tuple[Nic, ...]:
+    return tuple(registry.load("nics", name).NIC for name in registry.names("nics"))
+
+
+def _device(tree: Tree, name: str) -> RdmaDevice:
+    folder = f"{INFINIBAND}/{name}"
+    bdf = events(tree, f"{folder}/device").get("PCI_SLOT_NAME")
+    vendor_id = tree.number(f"{folder}/device/vendor")
+    numa_node = tree.number(f"{folder}/device/numa_node")
+    return RdmaDevice(
+        name=name,
+        kind=kind_of(vendor_id, name),
+        vendor_id=vendor_id,
+        hca_type=tree.text(f"{folder}/hca_type"),
+        firmware=tree.text(f"{folder}/fw_ver"),
+        interface=next(iter(tree.names(f"{folder}/device/net")), None),
+        bdf=bdf,
+        numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
+        pci_path=pci_path(tree, bdf) if bdf else (),
+        ports=tuple(_port(tree, f"{folder}/ports", int(n)) for n in tree.names(f"{folder}/ports") if n.isdecimal()),
+    )
+
+
+def _port(tree: Tree, folder: str, number: int) -> RdmaPort:
+    folder = f"{folder}/{number}"
+    return RdmaPort(
+        number=number,
+        state=_state(tree.text(f"{folder}/state")),
+        physical_state=_word(tree.text(f"{folder}/phys_state")),
+        rate_gbps=_rate(tree.text(f"{folder}/rate")),
+        link_layer=tree.text(f"{folder}/link_layer") or "unknown",
+        gids=_gids(tree, folder),
+    )
+
+
+def _gids(tree: Tree, folder: str) -> tuple[Gid, ...]:
+    """Entries that are not all zero; the kind of an empty one cannot be read."""
+    found: list[Gid] = []
+    for index in (int(name) for name in tree.names(f"{folder}/gids") if name.isdecimal()):
+        if index > (found[-1].index if found else 0) + EMPTY_GIDS:
+            break
+        gid = tree.text(f"{folder}/gids/{index}")
+        if gid and gid.strip("0:"):
+            found.append(Gid(index, gid, tree.text(f"{folder}/gid_attrs/types/{index}") or "unknown"))
+    return tuple(found)
+
+
+_STATES = {"INITIALIZING": "INIT"}
+
+
+def _word(text: str | None) -> str:
+    """``LinkUp`` of ``5: LinkUp``."""
+    return (text or "unknown").rpartition(": ")[2]
+
+
+def _state(text: str | None) -> str:
+    """``ACTIVE`` of ``4: ACTIVE``, ``Active`` and ``PORT_ACTIVE (4)``."""
+    if not text:
+        return "unknown"
+    word = _word(text).partition(" ")[0].upper().removeprefix("PORT_")
+    return _STATES.get(word, word)
+
+
+def _physical(text: str) -> str:
+    """``LinkUp`` of ``5: LinkUp`` and ``LINK_UP (5)``."""
+    word = _word(text).partition(" ")[0]
+    return "".join(part.capitalize() for part in word.split("_")) if word.isupper() else word
+
+
+def _rate(text: str | None) -> float | None:
+    """Gigabit/s of ``400 Gb/sec (4X NDR)`` or ``400``."""
+    match = re.match(r"\d+(\.\d+)?", text or "")
+    return float(match[0]) if match else None
+
+
+_DEVICE = re.compile(r"CA '(.+)'|(?:Infiniband device '|hca_id:\s*)([^'\s]+)(?:' port (\d+) status:)?")
+_PORT = re.compile(r"\s+[Pp]ort\s?:?\s*(\d+):?$")
+
+
+def _told(device: RdmaDevice, number: int | None, line: str) -> RdmaDevice:
+    """The device with what a line of a tool says of it, or of its port `number`."""
+    key, _, value = (part.strip() for part in line.partition(":"))
+    key = key.lower().replace("_", " ")
+    if key in ("firmware version", "fw ver"):
+        return structs.replace(device, firmware=value)
+    if key == "ca type":
+        return structs.replace(device, hca_type=value)
+    if number is None:
+        return device
+    port = next((port for port in device.ports if port.number == number), RdmaPort(number=number))
+    others = [other for other in device.ports if other.number != number]
+    return structs.replace(device, ports=tuple(sorted([*others, _port_told(port, key, value)], key=lambda p: p.number)))
+
+
+def _port_told(port: RdmaPort, key: str, value: str) -> RdmaPort:
+    if key == "state":
+        port = structs.replace(port, state=_state(value))
+        is_implied = port.state == "ACTIVE" and port.physical_state == "unknown"
+        return structs.replace(port, physical_state="LinkUp") if is_implied else port  # no port is active without
+    if key in ("physical state", "phys state"):
+        return structs.replace(port, physical_state=_physical(value))
+    if key == "rate":
+        return structs.replace(port, rate_gbps=_rate(value))
+    return structs.replace(port, link_layer=value) if key == "link layer" else port
+
+
+def _from_tools(tree: Tree) -> tuple[RdmaDevice, ...]:
+    for argv in TOOLS:
+        if shutil.which(argv[0]):
+            found, problems = _asked(argv)
+            tree.problems += problems
+            if found:
+                return found
+    return ()
+
+
+def _asked(argv: Iterable[str]) -> tuple[tuple[RdmaDevice, ...], tuple[Problem, ...]]:
+    """What a tool says, also if it ends with an error: ibstat ends with 255 when one of many devices is gone."""
+    tool, *words = argv
+    try:
+        done = subprocess.run(
+            [tool, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=TOOL_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return (), (Problem(tool, f"did not answer within {TOOL_LIMIT_S:g} s"),)
+    except OSError as error:
+        return (), (Problem(tool, f"cannot be run: {error.strerror}"),)
+    return parse(done.stdout, tool)
