@@ -39,6 +39,11 @@ def test_a_badge_has_its_word_and_a_sign_of_its_own(status: str) -> None:
     assert len(set(page.SIGNS.values())) == len(ORDER)
 
 
+def test_a_table_without_a_header_has_none() -> None:
+    assert "<th" not in page.table(("", ""), [("a", "b")])
+    assert "<thead><tr><th>a</th>" in page.table(("a", ""), [("a", "b")])
+
+
 def test_a_page_loads_nothing_and_runs_nothing() -> None:
     assert not re.search(r"https?://|src=|url\(|@import|<script|<link", some_page())
 

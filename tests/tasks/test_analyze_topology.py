@@ -68,6 +68,14 @@ def test_matrix_of_a_node(name: str, golden: Callable[[str, str], None], capsys:
     golden(f"topology/{name}.txt", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("name", ["mi300x:8", "mi250x:4", "h100:2", "cpu"])
+def test_matrix_of_an_assumed_machine(
+    name: str, golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(Options(assume=name), context(Facts()))
+    golden(f"topology/assumed-{name.replace(':', '-')}.txt", capsys.readouterr().out)
+
+
 def test_matrix_of_a_sick_node(golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
     run(Options(), context(sick_node()))
     golden("topology/sick.txt", capsys.readouterr().out)

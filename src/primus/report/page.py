@@ -45,10 +45,10 @@ def badge(status: str) -> Html:
 
 
 def table(header: Sequence[object], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Html:
-    """Rows under a header; cells are escaped unless they are `Html`, the columns in `right` hold numbers."""
-    head = _row("th", header, right)
+    """Rows under a header, which may be empty; cells are escaped unless they are `Html`, those in `right` are numbers."""
+    head = f"<thead>{_row('th', header, right)}</thead>\n" if any(header) else ""
     body = "\n".join(_row("td", row, right) for row in rows)
-    return Html(f'<div class="wide"><table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table></div>')
+    return Html(f'<div class="wide"><table>\n{head}<tbody>\n{body}\n</tbody>\n</table></div>')
 
 
 def details(summary: object, content: object, *, is_open: bool = False) -> Html:

@@ -28,7 +28,7 @@ class Options(Struct, frozen=True, kw_only=True):
     root: str | None = None
     """Root of a recorded machine: a folder that holds its sys and proc; this node without it."""
     assume: str | None = None
-    """A machine that is only named: mi300x:8."""
+    """A machine that is only named: MODEL[:CARDS], as in mi300x:8."""
 
 
 def run(options: Options, context: TaskContext) -> None:
@@ -62,9 +62,9 @@ def _facts(options: Options, context: TaskContext) -> Facts:
     if options.root and options.assume:
         raise UsageError("--root and --assume name two machines", "give one of them")
     if options.assume:
-        from primus.machine.assume import assume
+        from primus.machine.assume import assumed
 
-        return assume(options.assume)
+        return assumed(options.assume)
     if not options.root:
         return context.facts()
     root = Path(options.root)
@@ -79,7 +79,7 @@ def _facts(options: Options, context: TaskContext) -> Facts:
 
 def _text(facts: Facts, topology: Topology) -> str:
     parts = [
-        f"{facts.host or 'this node'}{' (assumed)' if facts.assumed else ''}",
+        _name(facts),
         table.table(CARD_HEADER, _cards(facts), right=(6,)) if facts.devices else "no GPU on this node",
         table.table(*_matrix(topology)) if topology.ends else "no network adapter either",
         "\n".join(f"{word:<5} {meaning}" for word, meaning in _legend(topology)),
@@ -102,7 +102,11 @@ def _page(facts: Facts, topology: Topology, picture: page.Html) -> str:
         sections.append(
             ("Relations", page.joined(page.table(*_matrix(topology)), page.table(("word", "meaning"), legend)))
         )
-    return page.html(f"Topology of {facts.host or 'this node'}", sections)
+    return page.html(f"Topology of {_name(facts)}", sections)
+
+
+def _name(facts: Facts) -> str:
+    return "an assumed machine" if facts.assumed else facts.host or "this node"
 
 
 def _cards(facts: Facts) -> list[list[str]]:
