@@ -113,15 +113,15 @@ class Rotation:
 def wrong_elements(checked: Operands) -> int:
     """Elements of some rows that differ from the product in fp64, and all that are not finite.
 
-    The tolerance covers rounding of the result to its type and the error of sums of `size` products in fp32, which
-    grows with the square root of their number; split sums may be rounded to the type a few times (PyTorch notes on
-    numerical accuracy, reduced precision reductions).
+    The tolerance covers rounding of the result to its type, of a few partial sums to the same type (PyTorch notes on
+    numerical accuracy, reduced precision reductions; a sum is of the size of the square root of its length), and the
+    error of sums in fp32.
     """
     size = len(checked.out)
     rows = torch.linspace(0, size - 1, min(CHECKED_ROWS, size), device=checked.out.device).long()
     exact = checked.a[rows].double() @ checked.b.double()
     resolution = torch.finfo(checked.out.dtype).eps
-    tolerance = 4 * resolution * (exact.abs() + math.sqrt(size)) + 4 * torch.finfo(torch.float32).eps * size
+    tolerance = resolution * (exact.abs() + 4 * math.sqrt(size)) + 4 * torch.finfo(torch.float32).eps * size
     differing = (checked.out[rows].double() - exact).abs() > tolerance
     unsound = ~torch.isfinite(checked.out)
     unsound[rows] |= differing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +71,7 @@ def run(
     array_bytes = arrays.a.nbytes
     for name, kernel in kernels.items():
         arrays.c.fill_(float("nan"))
-        timing = measure(lambda kernel=kernel: kernel.run(arrays), clock, effort)  # type: ignore[misc]
+        timing = measure(partial(kernel.run, arrays), clock, effort)
         wrong = wrong_elements(name, kernel, arrays)
         yield Figure(
             test=f"memory_{name}",

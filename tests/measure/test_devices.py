@@ -1,0 +1,241 @@
+"""One device is timed by its clock, on data that does not stay in the cache, with results that are checked."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec import structs
+
+from primus.measure import collectives, gemm, memory
+from primus.measure.gemm import Rotation
+from primus.measure.timing import QUICK, Effort, HostClock, measure, percentile, summary
+
+CPU = torch.device("cpu")
+BRIEF = Effort(warm_up_calls=1, warm_up_s=0.01, longest_warm_up_s=0.02, calls=10, measure_s=0.02, fewest_calls=3)
+
+
+class DeviceClock:
+    """A device whose calls take a known time, and whose clock has a resolution."""
+
+    def __init__(self, call_s: float, resolution_s: float) -> None:
+        self.now_s = 0.0
+        self.call_s = call_s
+        self.resolution_s = resolution_s
+        self.waits = 0
+        self.marks_since_wait = 0
+
+    def call(self) -> None:
+        self.now_s += self.call_s
+
+    def mark(self) -> object:
+        self.marks_since_wait += 1
+        return self.now_s
+
+    def seconds(self, begin: object, end: object) -> float:
+        assert isinstance(begin, float) and isinstance(end, float)
+        return math.floor((end - begin) / self.resolution_s + 1e-9) * self.resolution_s
+
+    def synchronize(self) -> None:
+        self.waits += 1
+        self.marks_since_wait = 0
+
+
+def test_a_summary_holds_median_percentiles_and_deviation() -> None:
+    found = summary([4.0, 1.0, 2.0, 3.0, 100.0])
+    assert (found.n, found.median_s, found.min_s, found.max_s, found.mad_s) == (5, 3.0, 1.0, 100.0, 1.0)
+    assert found.p5_s == pytest.approx(1.2)
+    assert percentile([5.0], 95) == 5.0
+
+
+def test_samples_are_not_waited_for_one_by_one() -> None:
+    clock = DeviceClock(call_s=1e-3, resolution_s=5e-7)
+    found = measure(clock.call, clock, structs.replace(BRIEF, fewest_calls=500))
+    assert found.n == 500
+    assert clock.waits < 200  # of warm-up rounds and batches; none within the samples
+
+
+def test_calls_shorter_than_the_clock_sees_are_batched() -> None:
+    clock = DeviceClock(call_s=2e-7, resolution_s=1e-6)
+    found = measure(clock.call, clock, BRIEF)
+    assert found.calls > 1
+    assert found.median_s == pytest.approx(2e-7, rel=0.05)
+
+
+def test_a_clock_that_stands_still_does_not_give_zero() -> None:
+    clock = DeviceClock(call_s=0.0, resolution_s=1.0)
+    found = measure(clock.call, clock, BRIEF)
+    assert found.min_s > 0
+
+
+def test_a_warm_up_ends_when_times_are_steady_or_says_that_they_are_not() -> None:
+    steady, drifting = DeviceClock(1e-3, 1e-9), DeviceClock(1e-3, 1e-9)
+
+    def slower() -> None:
+        drifting.call_s *= 1.1
+        drifting.call()
+
+    assert measure(steady.call, steady, BRIEF).is_settled
+    assert not measure(slower, drifting, structs.replace(BRIEF, longest_warm_up_s=0.0)).is_settled
+
+
+def test_a_product_has_two_operations_for_each_multiplication() -> None:
+    assert gemm.flop(8192, 8192, 8192) == 2 * 8192**3
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_products_are_measured_and_right(dtype: gemm.Dtype) -> None:
+    found = gemm.run(CPU, 96, dtype, HostClock(), BRIEF, cache_bytes=2**20, max_bytes=2**24)
+    assert (found.test, found.wrong, found.problem) == (f"gemm_{dtype}", 0, "")
+    assert found.timing is not None and found.value is not None
+    assert found.value == pytest.approx(2 * 96**3 / found.timing.median_s / 1e12)
+
+
+def test_operands_outrun_the_cache() -> None:
+    one = 3 * 64 * 64 * 4
+    assert gemm.num_sets(64, torch.float32, cache_bytes=10 * one, max_bytes=2**40) == 11
+    assert gemm.num_sets(64, torch.float32, cache_bytes=10 * one, max_bytes=4 * one) == 4
+    assert gemm.num_sets(64, torch.float32, cache_bytes=0, max_bytes=0) == 2
+
+
+def test_operands_change_from_call_to_call() -> None:
+    # AMD-AGI/Primus has an index that never changes: its operands stay in the cache.
+    seen: list[int] = []
+
+    def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        seen.append(a.data_ptr())
+        torch.mm(a, b, out=out)
+
+    found = gemm.run(CPU, 64, "fp32", HostClock(), BRIEF, cache_bytes=2 * 49152, max_bytes=2**24, multiply=multiply)
+    assert found.wrong == 0
+    assert all(now != before for before, now in itertools.pairwise(seen))
+    assert len(set(seen)) == 3
+
+
+def test_operands_that_do_not_change_are_refused() -> None:
+    one = gemm.operands(CPU, 8, torch.float32, 0, 0)[0]
+    with pytest.raises(AssertionError, match="must not stay in the cache"):
+        Rotation([one, one])
+
+
+@pytest.mark.parametrize("fault", ["nan", "one element", "never written"])
+def test_a_wrong_product_is_found(fault: str) -> None:
+    def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        if fault == "never written":
+            return
+        torch.mm(a, b, out=out)
+        out[0, 5] = math.nan if fault == "nan" else out[0, 5] + 1
+
+    found = gemm.run(CPU, 64, "fp32", HostClock(), BRIEF, cache_bytes=0, max_bytes=0, multiply=multiply)
+    assert found.wrong == (2 * 64 * 64 if fault == "never written" else 2)
+    assert "differ" in found.problem
+
+
+def test_a_large_product_in_a_small_type_is_within_its_tolerance() -> None:
+    checked = gemm.operands(CPU, 768, torch.bfloat16, 0, 0)[0]
+    gemm.multiply(*checked)
+    assert gemm.wrong_elements(checked) == 0
+    checked.out[0] *= 1.2  # beyond what bf16 rounds
+    assert gemm.wrong_elements(checked) > 100
+
+
+def test_memory_kernels_move_what_babelstream_counts() -> None:
+    moved = {name: kernel.arrays_moved for name, kernel in memory.KERNELS.items()}
+    assert moved == {"copy": 2, "mul": 2, "add": 3, "triad": 3, "dot": 2}
+    found = list(memory.run(CPU, HostClock(), BRIEF, cache_bytes=2**18, max_bytes=3 * 2**20))
+    assert [figure.test for figure in found] == [f"memory_{name}" for name in moved]
+    for figure, arrays in zip(found, moved.values(), strict=True):
+        assert figure.wrong == 0, figure
+        assert figure.timing is not None and figure.value is not None
+        assert figure.value == pytest.approx(arrays * 2**20 / figure.timing.median_s / 1e9)
+
+
+def test_arrays_are_four_times_the_cache_where_that_fits() -> None:
+    assert memory.array_elements(cache_bytes=256 * 2**20, max_bytes=2**40) * 4 == 2**30
+    assert memory.array_elements(cache_bytes=256 * 2**20, max_bytes=3 * 2**20) * 4 == 2**20
+
+
+def test_a_figure_of_the_cache_says_so() -> None:
+    small, large = (
+        next(memory.run(CPU, HostClock(), BRIEF, cache_bytes=cache, max_bytes=3 * 2**20)) for cache in (2**20, 2**18)
+    )
+    assert "partly a figure of the cache" in small.convention
+    assert "partly a figure of the cache" not in large.convention
+
+
+@pytest.mark.parametrize("name", list(memory.KERNELS))
+def test_wrong_values_in_memory_are_found(name: str) -> None:
+    kernel = memory.KERNELS[name]
+
+    def spoilt(arrays: memory.Arrays) -> None:
+        kernel.run(arrays)
+        arrays.c[777] += 0.01
+        arrays.total.add_(0.02 * len(arrays.a))
+
+    found = next(
+        memory.run(
+            CPU, HostClock(), BRIEF, cache_bytes=0, max_bytes=3 * 2**16, kernels={name: kernel._replace(run=spoilt)}
+        )
+    )
+    assert found.wrong == 1
+    assert found.problem
+
+
+def test_the_last_level_cache_is_read_from_the_kernel(tmp_path: Path) -> None:
+    for index, (level, size) in enumerate([("1", "48K"), ("2", "2048K"), ("3", "32768K")]):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}"
+        folder.mkdir(parents=True)
+        (folder / "level").write_text(f"{level}\n")
+        (folder / "size").write_text(f"{size}\n")
+    assert memory.host_cache_bytes(tmp_path) == 32 * 2**20
+    assert memory.host_cache_bytes(tmp_path / "nothing") == 32 * 2**20
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    # nccl-tests prints 8589934592 B in 40903 us on 8 ranks as algbw 210.01, busbw 367.51.
+    assert collectives.algorithm_bandwidth(8589934592, 40903e-6) == pytest.approx(210.01, abs=0.005)
+    assert collectives.bus_bandwidth("all_reduce", 8589934592, 40903e-6, 8) == pytest.approx(367.51, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("operation", "factor"),
+    [
+        ("all_reduce", 2 * 7 / 8),
+        ("all_gather", 7 / 8),
+        ("reduce_scatter", 7 / 8),
+        ("all_to_all", 7 / 8),
+        ("broadcast", 1.0),
+        ("send_recv", 1.0),
+    ],
+)
+def test_bus_factors_are_those_of_nccl_tests(operation: str, factor: float) -> None:
+    assert collectives.bus_bandwidth(operation, 10**9, 1.0, 8) == pytest.approx(factor)
+    assert collectives.bus_bandwidth(operation, 10**9, 1.0, 1) is None
+
+
+@pytest.mark.parametrize(("asked", "ranks", "measured"), [(8, 5, 20), (1000, 3, 996), (2**20, 8, 2**20), (0, 4, 16)])
+def test_sizes_are_whole_elements_for_each_rank(asked: int, ranks: int, measured: int) -> None:
+    # AMD-AGI/Primus takes the bytes of one rank for all_gather and reduce_scatter: 8 times too low on 8 devices.
+    assert collectives.rounded_bytes(asked, ranks) == measured
+
+
+def test_a_single_rank_measures_nothing_and_says_so() -> None:
+    alone = collectives.Group("node", (0,), 0, CPU, None)
+    found = collectives.run("all_reduce", 1024, alone, 0.1)
+    assert (found.busbw_gb_per_s, found.algbw_gb_per_s) == (None, None)
+    assert found.problem.startswith("single rank")
+
+
+def test_codes_tell_sources_apart_and_sums_are_exact() -> None:
+    index = torch.arange(5)
+    assert len({int(collectives.code(rank, 3, index)[2]) for rank in range(4096)}) == 4096
+    total = sum(collectives.term(rank, index) for rank in range(8192))
+    assert isinstance(total, torch.Tensor)
+    assert int(total.max()) < 2**24  # what fp32 holds exactly
+
+
+def test_quick_tests_are_brief() -> None:
+    assert QUICK.longest_warm_up_s + QUICK.measure_s < 1.0
