@@ -1,0 +1,88 @@
+"""A machine that was only named, to plan for what is not at hand: `mi355x:8`."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from primus.errors import UsageError, did_you_mean
+from primus.machine import profile
+from primus.machine.facts import Device, Facts, Link, LinkKind, Partition, PcieLink
+from primus.machine.profile import Profile
+
+USUAL_DEVICES = 8
+"""Devices of a node where no number is given."""
+MAX_CARDS = 72
+"""Cards of the largest node that acts as one: NVL72."""
+CPU = "cpu"
+
+
+def assumed(text: str) -> Facts:
+    """The machine that ``MODEL[:CARDS]`` or ``cpu`` names, as its profile describes it.
+
+    Raises:
+        UsageError: There is no such model, or the number is none of 1 to 72.
+    """
+    word, colon, number = text.partition(":")
+    if word.strip().lower() == CPU and not colon:
+        return Facts(assumed=True)
+    model = _model(word)
+    cards = _cards(text, number) if colon else max(1, USUAL_DEVICES // model.devices_per_card)
+    devices = tuple(_device(model, index) for index in range(cards))
+    return Facts(assumed=True, devices=devices, links=_links(model, devices))
+
+
+def _model(word: str) -> Profile:
+    try:
+        return profile.named(word)
+    except UsageError:
+        models = [profile.typed_name(known) for known in profile.all_profiles()]
+        raise UsageError(f"--assume: no GPU model '{word}'", did_you_mean(word, [*models, CPU])) from None
+
+
+def _cards(text: str, number: str) -> int:
+    if not number.isdecimal() or not 1 <= int(number) <= MAX_CARDS:
+        raise UsageError(f"--assume {text}: {number!r} is no number of cards", f"use 1 to {MAX_CARDS}")
+    return int(number)
+
+
+def _device(model: Profile, index: int) -> Device:
+    maker = "AMD Instinct" if model.vendor == "amd" else "NVIDIA"
+    return Device(
+        index=index,
+        vendor=model.vendor,
+        model=model.model,
+        name=f"{maker} {model.model}",
+        device_id=model.device_ids[0] if model.device_ids else None,
+        architecture=model.architecture,
+        compute_units=model.compute_units,
+        memory_bytes=model.memory_bytes,
+        partitions=tuple(_partition(model, index, die) for die in range(model.devices_per_card)),
+        partition_mode="SPX" if model.xcds > model.devices_per_card else None,
+        hive=str(index // model.hive_size) if model.hive_size else None,
+        pcie=PcieLink(
+            speed_gts=model.pcie_gts,
+            width=model.pcie_width,
+            max_speed_gts=model.pcie_gts,
+            max_width=model.pcie_width,
+        ),
+        sources={"model": "assumed"},
+    )
+
+
+def _partition(model: Profile, card: int, die: int) -> Partition:
+    share = model.devices_per_card
+    return Partition(
+        index=card * share + die,
+        compute_units=model.compute_units // share if model.compute_units else None,
+        memory_bytes=model.memory_bytes // share if model.memory_bytes else None,
+    )
+
+
+def _links(model: Profile, devices: tuple[Device, ...]) -> tuple[Link, ...]:
+    """Every pair of cards in a hive."""
+    kind: LinkKind = "xgmi" if model.vendor == "amd" else "nvlink"
+    return tuple(
+        Link(kind=kind, first=a.index, second=b.index)
+        for a, b in combinations(devices, 2)
+        if a.hive is not None and a.hive == b.hive
+    )

@@ -1,0 +1,376 @@
+"""The variables that a machine's processes get, each with who set it, why, and what it overrode.
+
+Who wins, lowest first: base, vendor, architecture, GPU model, kind of network adapter, network, deterministic mode,
+hooks, patches, the experiment's `env:`, the user's shell, `--env`. What the user set is never changed; an empty value
+of the user's says that the variable should not be set, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import ip_address
+from itertools import takewhile
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct, structs
+
+from primus.errors import PrimusError, UsageError
+from primus.machine import profile
+from primus.machine.cluster import Layout
+from primus.machine.facts import Device, Facts
+from primus.machine.profile import Condition, Setting
+
+Settings = Mapping[str, Setting]
+
+NEVER_SET = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "LD_PRELOAD",
+        "NVIDIA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "XLA_FLAGS",
+    }
+)
+"""Choices of the user or the scheduler, which no layer of ours may make."""
+
+AMD_ONLY = ("HSA_", "HIP_", "RCCL_", "NVTE_CK_", "NVTE_ROCM_")
+"""Beginnings of variables that mean nothing on other machines, and are not set there."""
+
+SHOWN_PREFIXES = (
+    *AMD_ONLY,
+    *("NCCL_", "GLOO_", "MSCCLPP_", "UCCL_", "MORI_", "UCX_", "CUDA_", "GPU_", "ROC", "NVTE_", "TE_", "HIPBLASLT_"),
+    *("TORCH_", "PYTORCH_", "XLA_", "JAX_", "PRIMUS_TURBO_"),
+)
+"""Beginnings of variables that are worth showing where the user has set them."""
+SHOWN = frozenset({"HF_HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PRIMUS_DETERMINISTIC", "PRIMUS_GPU_MODEL"})
+
+PERSONS = ("experiment", "user", "--env")
+"""Layers of what people typed, whose conflicts with the others are told."""
+
+INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+FAMILIES = {"MI300": "MI300X", "MI250": "MI250X"}
+"""Model whose settings an unknown member of a family takes; its figures are never taken."""
+
+DETERMINISTIC = "PRIMUS_DETERMINISTIC"
+_PRIMUS = "AMD-AGI/Primus, deterministic mode"
+DETERMINISTIC_SETTINGS: dict[str, Settings] = {
+    "base": {
+        "NCCL_ALGO": Setting(value="Ring", reason="sums in one order", source=_PRIMUS),
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO": Setting(value="0", reason="deterministic attention only", source=_PRIMUS),
+        "TORCH_COMPILE_DISABLE": Setting(value="1", reason="no kernels chosen by timing", source=_PRIMUS),
+    },
+    "amd": {
+        "ROCBLAS_DEFAULT_ATOMICS_MODE": Setting(value="0", reason="no atomics in matrix products", source=_PRIMUS),
+        "PRIMUS_TURBO_AUTO_TUNE": Setting(value="0", reason="no kernels chosen by timing", source=_PRIMUS),
+        "TE_HIPBLASLT_TUNING_RUN_COUNT": Setting(value="0", reason="no kernels chosen by timing", source=_PRIMUS),
+        "TE_HIPBLASLT_TUNING_ALGO_COUNT": Setting(value="0", reason="no kernels chosen by timing", source=_PRIMUS),
+    },
+    "nvidia": {
+        "CUBLAS_WORKSPACE_CONFIG": Setting(value=":4096:8", reason="cuBLAS repeats itself", source="cuBLAS guide"),
+    },
+}
+"""What a repeatable run needs, by layer."""
+
+NCCL_DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
+NCCL_IB_TIMEOUTS = range(1, 23)
+"""NCCL user guide, environment variables."""
+
+
+class Assignment(Protocol):
+    """A value and where it was set, such as `launch.plan.Variable`."""
+
+    @property
+    def value(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+
+
+class NetworkChoice(Protocol):
+    """What `machine.network` found out."""
+
+    @property
+    def interface(self) -> str | None: ...
+    @property
+    def hcas(self) -> tuple[str, ...]: ...
+    @property
+    def gid_index(self) -> int | None: ...
+    @property
+    def nic_kind(self) -> str | None: ...
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+
+class Overridden(Struct, frozen=True):
+    """A value that lost."""
+
+    layer: str
+    value: str | None
+    reason: str
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """A variable as it is decided."""
+
+    name: str
+    value: str | None
+    """None leaves it unset."""
+    layer: str
+    """``base``, ``amd``, ``gfx942``, ``mi300x``, ``nic:broadcom``, ``network``, ``deterministic``, ``hook``, ``patch``,
+    ``experiment``, ``user`` (the shell) or ``--env``."""
+    reason: str
+    source: str
+    overrode: tuple[Overridden, ...] = ()
+    """Different values of lower layers, the nearest first."""
+
+
+class Environment(Struct, frozen=True, kw_only=True):
+    """All variables that are decided or that the user has set, and what is odd about them."""
+
+    variables: dict[str, Choice]
+    warnings: tuple[str, ...] = ()
+
+
+def environment(
+    facts: Facts,
+    network: NetworkChoice,
+    layout: Layout | None,
+    environ: Mapping[str, str],
+    given: Mapping[str, Assignment],
+    *,
+    hooks: Mapping[str, Assignment] | None = None,
+    patches: Mapping[str, Assignment] | None = None,
+    rocm_library: str | None = None,
+) -> Environment:
+    """The variables of the processes on this node.
+
+    Args:
+        facts: The machine.
+        network: How its nodes reach each other.
+        layout: Where this node stands; None is one node.
+        environ: The user's shell.
+        given: Values of the experiment and of `--env`, told apart by their source.
+        hooks: Values that hooks print.
+        patches: Values that patches print.
+        rocm_library: Folder of ROCm's libraries where there is one, see `find_rocm_library`.
+
+    Raises:
+        UsageError: The user contradicts deterministic mode, or names an interface by an address.
+    """
+    machine, warnings = _machine_layers(facts)
+    holds = _Conditions(facts, network, layout)
+    ours = [*machine, *_paths(environ, given), *_adapter(facts, network, holds), *_network(facts, network, holds)]
+    if _is_on({**environ, **{name: item.value for name, item in given.items()}}.get(DETERMINISTIC, "")):
+        ours += [
+            ("deterministic", DETERMINISTIC_SETTINGS[name]) for name, _ in machine if name in DETERMINISTIC_SETTINGS
+        ]
+    chosen: dict[str, Choice] = {}
+    for choice in [*_ours(ours, holds), *_given(hooks or {}, "hook"), *_given(patches or {}, "patch")]:
+        _put(chosen, choice)
+    for choice in _persons(environ, given, known=frozenset(chosen)):
+        _put(chosen, choice)
+    _check_determinism(chosen)
+    _check_interfaces(chosen)
+    if rocm_library and any(device.vendor == "amd" for device in facts.devices):
+        _add_library(chosen, rocm_library)
+    told = [*warnings, *network.warnings, *_conflicts(chosen), *_dubious(chosen)]
+    return Environment(variables=dict(sorted(chosen.items())), warnings=tuple(told))
+
+
+def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
+    """Folder of ROCm's libraries on this machine; None where there is none."""
+    for home in (environ.get("ROCM_HOME"), environ.get("ROCM_PATH"), "/opt/rocm"):
+        if home and (root / home.lstrip("/") / "lib").is_dir():
+            return f"{home.rstrip('/')}/lib"
+    return None
+
+
+class _Conditions:
+    """Which settings this launch needs."""
+
+    def __init__(self, facts: Facts, network: NetworkChoice, layout: Layout | None) -> None:
+        several = layout is not None and layout.nnodes > 1
+        self.true: set[Condition] = {"always"}
+        if several:
+            self.true.add("several nodes")
+        if several and network.hcas:
+            self.true.add("rdma")
+        if _version(facts.software.rocm or "") >= (7, 2, 1):
+            self.true.add("rocm 7.2.1")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)[:3]))
+
+
+def _is_on(text: str) -> bool:
+    return text.strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def _machine_layers(facts: Facts) -> tuple[list[tuple[str, Settings]], list[str]]:
+    """Layers that all devices share, lowest first, and what is odd about the devices."""
+    kinds: dict[tuple[str, str | None, str], Device] = {}
+    for device in facts.devices:
+        kinds.setdefault((device.vendor, device.model, device.architecture or ""), device)
+    if not kinds:
+        return [], []
+    warnings: list[str] = []
+    chains = [_device_layers(device, warnings) for device in kinds.values()]
+    shared = takewhile(lambda level: len({label for label, _ in level}) == 1, zip(*chains, strict=False))
+    layers = [level[0] for level in shared]
+    if len(kinds) > 1:
+        models = ", ".join(sorted({model or "unknown" for _, model, _ in kinds}))
+        warnings.append(f"GPUs of different models ({models}): only what they share is set, up to '{layers[-1][0]}'")
+    return layers, warnings
+
+
+def _device_layers(device: Device, warnings: list[str]) -> list[tuple[str, Settings]]:
+    known = profile.by_name(device.model) if device.model else None
+    if known:
+        return profile.layers(known)
+    called = device.model or device.name or f"{device.vendor} device {device.device_id or 'without an id'}"
+    family = re.search(rf"\b({'|'.join(FAMILIES)})", called.upper())
+    if family and device.vendor == "amd":
+        warnings.append(f"GPU model {called} is not known: it gets the settings of {FAMILIES[family[1]]}")
+        return profile.layers(profile.named(FAMILIES[family[1]]))
+    layers = profile.architecture_layers(device.architecture or "") or profile.architecture_layers(device.vendor)
+    warnings.append(f"GPU model {called} is not known: it gets the settings of '{layers[-1][0]}'")
+    return layers
+
+
+def _paths(environ: Mapping[str, str], given: Mapping[str, Assignment]) -> Iterator[tuple[str, Settings]]:
+    """The Hugging Face cache beside the data, as the existing launcher has it."""
+    data = given["DATA_PATH"].value if "DATA_PATH" in given else environ.get("DATA_PATH")
+    if data:
+        home = Setting(
+            value=f"{data.rstrip('/')}/huggingface", reason="below DATA_PATH", source="AMD-AGI/Primus base_env.sh"
+        )
+        yield "base", {"HF_HOME": home}
+
+
+def _adapter(facts: Facts, network: NetworkChoice, holds: _Conditions) -> Iterator[tuple[str, Settings]]:
+    found = profile.nic(network.nic_kind) if network.nic_kind and "rdma" in holds.true else None
+    if found is None or not facts.devices:
+        return
+    is_amd = any(device.vendor == "amd" for device in facts.devices)
+    settings = {name: item for name, item in found.settings.items() if is_amd or not name.startswith(AMD_ONLY)}
+    yield f"nic:{found.kind}", settings
+
+
+def _network(facts: Facts, network: NetworkChoice, holds: _Conditions) -> Iterator[tuple[str, Settings]]:
+    """What was found out about this node's way to the others; the GPUs' libraries are told where there are GPUs."""
+    if "several nodes" not in holds.true:
+        return
+    values: dict[str, tuple[str, str]] = {}
+    if network.interface:
+        reaches = (network.interface, "reaches the master of the launch")
+        values |= dict.fromkeys(INTERFACE_VARIABLES if facts.devices else ("GLOO_SOCKET_IFNAME",), reaches)
+    if facts.devices and network.hcas:
+        # Without "=" NCCL takes names by their beginning: mlx5_1 would mean mlx5_10 as well.
+        values["NCCL_IB_HCA"] = ("=" + ",".join(network.hcas), "ports that are up and near the GPUs")
+        if network.gid_index is not None:
+            values["NCCL_IB_GID_INDEX"] = (str(network.gid_index), "RoCE v2 with IPv4 in the ports' tables")
+    yield "network", {name: Setting(value=v, reason=why, source="this machine") for name, (v, why) in values.items()}
+
+
+def _ours(layers: Iterable[tuple[str, Settings]], holds: _Conditions) -> Iterator[Choice]:
+    for layer, settings in layers:
+        for name, setting in settings.items():
+            if name in NEVER_SET:
+                raise PrimusError(f"layer '{layer}' sets {name}", "this choice is the user's or the scheduler's")
+            if setting.when in holds.true:
+                yield Choice(name=name, value=setting.value, layer=layer, reason=setting.reason, source=setting.source)
+
+
+def _given(values: Mapping[str, Assignment], layer: str) -> Iterator[Choice]:
+    for name, item in values.items():
+        yield Choice(name=name, value=item.value, layer=layer, reason=f"set by {layer}", source=item.source)
+
+
+def _persons(environ: Mapping[str, str], given: Mapping[str, Assignment], known: frozenset[str]) -> Iterator[Choice]:
+    """What people set, lowest first: the experiment, the shell (of which only what matters is listed), `--env`."""
+    typed = {name: item for name, item in given.items() if item.source.startswith("--env")}
+    written = {name: item for name, item in given.items() if name not in typed}
+    yield from _given(written, "experiment")
+    for name, value in environ.items():
+        if name in known or name in given or name in SHOWN or name.startswith(SHOWN_PREFIXES):
+            reason = "set in the shell" if value else "empty: not to be set"
+            yield Choice(name=name, value=value, layer="user", reason=reason, source="environment")
+    yield from _given(typed, "--env")
+
+
+def _put(chosen: dict[str, Choice], choice: Choice) -> None:
+    """Let `choice` win over what was chosen so far."""
+    lost = chosen.get(choice.name)
+    if lost and lost.value == choice.value:
+        chosen[choice.name] = structs.replace(choice, overrode=lost.overrode)
+    elif lost:
+        overrode = (Overridden(lost.layer, lost.value, lost.reason), *lost.overrode)
+        chosen[choice.name] = structs.replace(choice, overrode=overrode)
+    else:
+        chosen[choice.name] = choice
+
+
+def _add_library(chosen: dict[str, Choice], folder: str) -> None:
+    """Put ROCm's libraries on the path, behind the user's folders: a library of the user's own comes first."""
+    current = chosen.get("LD_LIBRARY_PATH")
+    if current is None or current.value:
+        folders = current.value.split(":") if current and current.value else []
+        if folder not in folders:
+            value, source = ":".join([*folders, folder]), "AMD-AGI/Primus base_env.sh"
+            reason = "ROCm's libraries, behind the folders that were set" if folders else "ROCm's libraries"
+            _put(chosen, Choice(name="LD_LIBRARY_PATH", value=value, layer="amd", reason=reason, source=source))
+
+
+def _check_determinism(chosen: Mapping[str, Choice]) -> None:
+    for name, choice in chosen.items():
+        wanted = next((lost for lost in choice.overrode if lost.layer == "deterministic"), None)
+        if wanted and wanted.value != choice.value:
+            raise UsageError(
+                f"{DETERMINISTIC} needs {name}={wanted.value}: {choice.layer} ({choice.source}) has {choice.value!r}",
+                f"leave {name} to it, or switch {DETERMINISTIC} off",
+            )
+
+
+def _check_interfaces(chosen: Mapping[str, Choice]) -> None:
+    """An address in place of an interface's name ends every rank in Gloo (AMD-AGI/Primus#1063)."""
+    for name in INTERFACE_VARIABLES:
+        choice = chosen.get(name)
+        entries = (choice.value or "").lstrip("^=").split(",") if choice else []
+        address = next(filter(_is_address, entries), None)
+        if choice and address:
+            assert choice.layer != "network", "an interface has a name"
+            raise UsageError(
+                f"{name}={choice.value} ({choice.layer}, {choice.source}): {address} is an address",
+                "give the name of the interface that holds it, such as eth0",
+            )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text.strip())
+    except ValueError:
+        return False
+    return True
+
+
+def _conflicts(chosen: Mapping[str, Choice]) -> Iterator[str]:
+    for name, choice in chosen.items():
+        lost = next((lost for lost in choice.overrode if lost.layer not in PERSONS), None)
+        if lost and lost.value != choice.value and choice.layer in PERSONS:
+            wanted = "unset" if lost.value is None else lost.value
+            yield f"{name} stays as {choice.layer} has it; {lost.layer} wants {wanted}: {lost.reason}"
+
+
+def _dubious(chosen: Mapping[str, Choice]) -> Iterator[str]:
+    """Values in circulation that the libraries do not document."""
+    debug, timeout = (chosen[name].value if name in chosen else None for name in ("NCCL_DEBUG", "NCCL_IB_TIMEOUT"))
+    if debug and debug.upper() not in NCCL_DEBUG_LEVELS:
+        yield f"NCCL_DEBUG={debug}: NCCL knows {', '.join(NCCL_DEBUG_LEVELS)}"
+    if timeout and not (timeout.isdecimal() and int(timeout) in NCCL_IB_TIMEOUTS):
+        yield f"NCCL_IB_TIMEOUT={timeout}: NCCL takes 1 to 22, an exponent of two"
+    if "RCCL_DEBUG" in chosen:
+        yield "RCCL_DEBUG is no variable of RCCL: it reads NCCL_DEBUG"

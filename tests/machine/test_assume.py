@@ -1,0 +1,75 @@
+"""A machine that was only named has what its profile says, and nothing that nobody knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from primus.errors import UsageError
+from primus.machine import profile
+from primus.machine.assume import assumed
+
+
+def test_a_model_alone_is_a_usual_node() -> None:
+    facts = assumed("mi355x")
+    assert facts.assumed and facts.model == "MI355X"
+    assert len(facts.devices) == 8 and len(facts.partitions) == 8
+    assert facts.devices[7].memory_bytes == 294896 * profile.MIB
+    assert {device.hive for device in facts.devices} == {"0"}
+    assert len(facts.links) == 28 and {link.kind for link in facts.links} == {"xgmi"}
+    assert facts.interfaces == () and facts.rdma == ()
+
+
+def test_a_card_of_two_dies_is_two_devices() -> None:
+    facts = assumed("MI250X:4")
+    assert len(facts.devices) == 4
+    assert [part.index for part in facts.partitions] == list(range(8))
+    assert {part.compute_units for part in facts.partitions} == {110}
+    assert {part.memory_bytes for part in facts.partitions} == {65520 * profile.MIB}
+    assert len(assumed("mi250x").partitions) == 8
+
+
+def test_cards_are_linked_within_their_hives_only() -> None:
+    facts = assumed("mi210:8")
+    assert {device.hive for device in facts.devices} == {"0", "1"}
+    assert len(facts.links) == 2 * 6
+    assert not any(link.first < 4 <= link.second for link in facts.links)
+    assert assumed("l40s:4").links == ()
+    assert {link.kind for link in assumed("h100:2").links} == {"nvlink"}
+
+
+def test_a_machine_without_gpus_is_called_cpu() -> None:
+    assert assumed("cpu").devices == ()
+    assert assumed("cpu").assumed
+
+
+def test_the_largest_node_has_72_cards() -> None:
+    assert len(assumed("gb200:72").devices) == 72
+
+
+@pytest.mark.parametrize("count", ["0", "73", "-1", "eight", "", "8.0", "8:8", "1e1"])
+def test_a_wrong_number_of_cards_is_refused(count: str) -> None:
+    with pytest.raises(UsageError, match="is no number of cards"):
+        assumed(f"mi300x:{count}")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("mi355", "did you mean 'mi355x'?"),
+        ("h10", "did you mean 'h100'?"),
+        ("cpus", "did you mean 'cpu'?"),
+        ("", "a100"),
+    ],
+)
+def test_a_model_that_is_not_known_names_the_nearest(word: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=f"no GPU model '{word}'") as error:
+        assumed(word)
+    assert hint in error.value.hint
+
+
+@pytest.mark.parametrize("model", profile.all_profiles(), ids=lambda one: one.model)
+def test_every_model_can_be_assumed(model: profile.Profile) -> None:
+    device = assumed(f"{profile.typed_name(model)}:1").devices[0]
+    assert (device.model, device.architecture) == (model.model, model.architecture)
+    found = profile.by_name(device.name)
+    assert found is not None and found.model == model.model
