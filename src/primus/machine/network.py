@@ -1,0 +1,281 @@
+"""Which interface and which RDMA ports a launch should use, and what is wrong with those that the user chose."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from primus.machine.facts import Facts, Interface, RdmaDevice, RdmaPort
+from primus.machine.interfaces import parsed
+from primus.machine.tree import natural
+
+EXPECTED_VARIABLE = "PRIMUS_EXPECT_IB"
+SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+INSIDE = re.compile(r"lo$|(docker|veth|br-|virbr|cni|flannel|cali)")
+"""Interfaces that lead to containers and virtual machines of this host only (AMD-AGI/Primus base_env.sh)."""
+
+Port = tuple[RdmaDevice, RdmaPort]
+
+
+class Network(Struct, frozen=True, kw_only=True):
+    """The choice for one node; what is None is left unset."""
+
+    interface: str | None = None
+    """Interface for NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, never an address."""
+    hcas: str | None = None
+    """NCCL_IB_HCA: ``=mlx5_0:1,mlx5_3:1``."""
+    gid_index: int | None = None
+    """NCCL_IB_GID_INDEX, where no NIC profile knows it."""
+    nic_kind: str | None = None
+    """NIC profile of the chosen ports."""
+    ports: tuple[tuple[str, int], ...] = ()
+    """Device and number of each chosen port; also on one node, where nothing is set."""
+    excluded: tuple[tuple[str, str], ...] = ()
+    """Port or interface that was not chosen, and why."""
+    warnings: tuple[str, ...] = ()
+    reasons: dict[str, str] = {}
+    """Why, by field: ``interface``, ``hcas``, ``gid_index``, ``nic_kind``."""
+
+
+def choose(facts: Facts, nnodes: int, environ: Mapping[str, str], expected: int | None = None) -> Network:
+    """The interface that leads to the master, and the fastest RDMA ports that are up; on one node nothing is set.
+
+    Args:
+        facts: Of this node, with `master_interface`.
+        nnodes: Nodes of the launch.
+        environ: The user's variables: PRIMUS_EXPECT_IB is a number of ports, or 1 for as many as there are cards (one
+            at least); USING_AINIC=1 says what the adapters are.
+        expected: Number of ports, before PRIMUS_EXPECT_IB.
+    """
+    ports, excluded = _data_ports(facts)
+    names = tuple((device.name, port.number) for device, port in ports)
+    kind, kind_reason = _nic_kind(ports, environ)
+    if nnodes == 1:
+        one = Network(nic_kind=kind, ports=names, excluded=tuple(excluded))
+        return one if not ports else _with_reasons(one, nic_kind=kind_reason)
+    interface, way = _interface(facts)
+    gid_index, gid_reason, gid_warnings = _gid_index(ports, kind)
+    wanted = expected if expected is not None else _expected(facts, environ)
+    network = Network(
+        interface=interface,
+        hcas="=" + ",".join(f"{name}:{number}" for name, number in names) if names else None,
+        gid_index=gid_index,
+        nic_kind=kind,
+        ports=names,
+        excluded=(*excluded, *_members(facts.interfaces)),
+        warnings=(*([] if interface else [way]), *gid_warnings, *_count_warnings(facts, ports, wanted)),
+    )
+    rate = f"{ports[0][1].rate_gbps:g} Gb/s" if ports and ports[0][1].rate_gbps else "of unknown rate"
+    hca_reason = f"the {len(ports)} active ports with the highest rate, {rate}" if ports else "no RDMA port is active"
+    return _with_reasons(network, interface=way, hcas=hca_reason, gid_index=gid_reason, nic_kind=kind_reason)
+
+
+def select(expression: str, names: Iterable[str]) -> list[str]:
+    """The `names` that an expression of NCCL_SOCKET_IFNAME or NCCL_IB_HCA selects.
+
+    ``^`` denies, ``=`` after it asks for the whole name rather than its beginning, commas separate names, and an HCA
+    may have its port after a colon; a name without a port is all its ports (NCCL user guide, and parseStringList and
+    matchIfList of its source: entries that are empty do not count, and no entries select everything).
+    """
+    denies = expression.startswith("^")
+    rest = expression.removeprefix("^")
+    is_exact = rest.startswith("=")
+    entries = [_split(entry) for entry in rest.removeprefix("=").split(",")]
+    entries = [entry for entry in entries if entry[0]]
+    return [name for name in names if denies != (not entries or any(_selects(e, name, is_exact) for e in entries))]
+
+
+def validate(environ: Mapping[str, str], facts: Facts) -> tuple[str, ...]:
+    """What is wrong with the interfaces and RDMA ports that the user's own variables select; empty if nothing is.
+
+    What is not known, as on a machine that was only named, is not judged.
+    """
+    socket_values = [(name, environ[name]) for name in SOCKET_VARIABLES if environ.get(name)]
+    found = [warning for pair in socket_values for warning in _interface_warnings(*pair, facts)]
+    hcas = environ.get("NCCL_IB_HCA")
+    return (*found, *(_hca_warnings(hcas, facts) if hcas else ()))
+
+
+def _with_reasons(network: Network, **reasons: str) -> Network:
+    return structs.replace(network, reasons={field: reason for field, reason in reasons.items() if reason})
+
+
+def _data_ports(facts: Facts) -> tuple[list[Port], list[tuple[str, str]]]:
+    """The fastest active ports, those below a card's PCI root first, and why the others are not among them."""
+    ports = [(device, port) for device in facts.rdma for port in device.ports]
+    reasons = {(device.name, port.number): _why_not(device, port, facts.interfaces) for device, port in ports}
+    usable = [(device, port) for device, port in ports if not reasons[device.name, port.number]]
+    fastest = max((port.rate_gbps or 0 for _, port in usable), default=0)
+    chosen = [pair for pair in usable if (pair[1].rate_gbps or 0) == fastest]
+    for device, port in usable:
+        if (device, port) not in chosen:
+            reasons[device.name, port.number] = f"{port.rate_gbps or 0:g} of {fastest:g} Gb/s, not for data"
+    roots = {card.pci_path[0] for card in facts.devices if card.pci_path}
+
+    def order(pair: Port) -> tuple[bool, list[tuple[int, str]], int]:
+        is_far = bool(roots) and bool(pair[0].pci_path) and pair[0].pci_path[0] not in roots
+        return is_far, natural(pair[0].name), pair[1].number
+
+    excluded = [(f"{name}:{number}", reason) for (name, number), reason in reasons.items() if reason]
+    return sorted(chosen, key=order), sorted(excluded, key=lambda pair: natural(pair[0]))
+
+
+def _why_not(device: RdmaDevice, port: RdmaPort, interfaces: Sequence[Interface]) -> str:
+    """Why a port cannot be for data, its rate aside; empty where it can."""
+    if not port.is_active:
+        return f"{port.state}, {port.physical_state}"
+    bonds = {interface.name for interface in interfaces if interface.kind == "bond"}
+    mine = next((interface for interface in interfaces if interface.name == device.interface), None)
+    if "bond" in device.name or device.interface in bonds:
+        return "a bond"
+    return f"belongs to {mine.master}" if mine and mine.master in bonds else ""
+
+
+def _interface(facts: Facts) -> tuple[str | None, str]:
+    """The interface that leads to the master, and why; None and what to do where there is none that can be used."""
+    name = facts.master_interface
+    by_name = {interface.name: interface for interface in facts.interfaces}
+    member = by_name.get(name or "")
+    if member and member.master in by_name and by_name[member.master].kind == "bond":
+        name = member.master
+    if name is None:
+        return None, "no interface is known to lead to the master: NCCL_SOCKET_IFNAME is left unset"
+    if INSIDE.match(name):
+        return None, (
+            f"the way to the master is {name}, which other nodes cannot reach: set MASTER_ADDR to an address of node 0 "
+            "that all nodes reach"
+        )
+    return name, "leads to the master"
+
+
+def _members(interfaces: Iterable[Interface]) -> Iterator[tuple[str, str]]:
+    bonds = {interface.name for interface in interfaces if interface.kind == "bond"}
+    yield from ((i.name, f"belongs to {i.master}") for i in interfaces if i.master in bonds)
+
+
+def _nic_kind(ports: Sequence[Port], environ: Mapping[str, str]) -> tuple[str | None, str]:
+    if environ.get("USING_AINIC") == "1":
+        return "ainic", "USING_AINIC=1"
+    kinds = Counter(device.kind for device, _ in ports if device.kind)
+    if not kinds:
+        return None, "no profile describes the adapters" if ports else ""
+    kind, count = kinds.most_common(1)[0]
+    return kind, f"{count} of {len(ports)} ports"
+
+
+def _gid_index(ports: Sequence[Port], kind: str | None) -> tuple[int | None, str, list[str]]:
+    """The GID index that all Ethernet ports have for RoCE v2 over IPv4, why, and warnings.
+
+    Only for mellanox: the profiles of other adapters know theirs.
+    """
+    ethernet = [pair for pair in ports if pair[1].link_layer == "Ethernet"]
+    if not ethernet:
+        return None, "InfiniBand needs none" if ports else "", []
+    if kind != "mellanox":
+        return None, f"the profile of {kind or 'the adapters'} decides", []
+    indexes = {f"{device.name}:{port.number}": roce_v2_index(port) for device, port in ethernet}
+    found = set(indexes.values())
+    if found == {None}:
+        return None, "", ["no RDMA port has a RoCE v2 GID with an IPv4 address: does its interface have an address?"]
+    if len(found) > 1:
+        listed = ", ".join(f"{name} {'none' if index is None else index}" for name, index in indexes.items())
+        return None, "", [f"RoCE v2 GIDs are not at the same index on all ports ({listed}): NCCL_IB_GID_INDEX is unset"]
+    return found.pop(), "RoCE v2 with IPv4 on all ports", []
+
+
+def roce_v2_index(port: RdmaPort) -> int | None:
+    """Lowest index of a RoCE v2 GID that stands for an IPv4 address; None where the port has none."""
+    gids = (gid.index for gid in port.gids if gid.kind == "RoCE v2" and _is_ipv4(gid.gid))
+    return min(gids, default=None)
+
+
+def _is_ipv4(gid: str) -> bool:
+    address = parsed(gid)
+    return address is not None and address.version == 6 and address.ipv4_mapped is not None
+
+
+def _expected(facts: Facts, environ: Mapping[str, str]) -> int | None:
+    text = environ.get(EXPECTED_VARIABLE, "").strip()
+    if text in ("1", "true", "yes"):
+        return len(facts.devices) or 1
+    return int(text) if text.isdecimal() and int(text) else None
+
+
+def _count_warnings(facts: Facts, ports: Sequence[Port], expected: int | None) -> Iterator[str]:
+    if expected is not None and len(ports) != expected:
+        missing = _missing(facts, ports) if len(ports) < expected else ""
+        yield f"{len(ports)} of {expected} expected RDMA ports are active{missing}"
+    elif not ports and (facts.rdma or facts.devices):
+        yield f"no RDMA port is active: nodes talk over sockets, which is slow{_missing(facts, ports)}"
+
+
+def _missing(facts: Facts, ports: Sequence[Port]) -> str:
+    """Ports that should be up: of the chosen ones' type, or all where none was chosen or no type is known."""
+    types = {device.hca_type for device, _ in ports if device.hca_type}
+    alike = [device for device in facts.rdma if device.hca_type in types] if types else facts.rdma
+    down = [f"{device.name} {port.physical_state}" for device in alike for port in device.ports if not port.is_active]
+    return f": {', '.join(down)}" if down else ""
+
+
+def _split(entry: str) -> tuple[str, int | None]:
+    """Name and port; as with C's atoi a port that is no number is 0, and -1 is any."""
+    name, colon, text = entry.partition(":")
+    match = re.match(r"\s*([+-]?\d+)", text)
+    port = int(match[1]) if match else 0
+    return name, None if not colon or port == -1 else port
+
+
+def _selects(entry: tuple[str, int | None], name: str, is_exact: bool) -> bool:
+    wanted, wanted_port = entry
+    own, own_port = _split(name)
+    if wanted_port is not None and own_port is not None and wanted_port != own_port:
+        return False
+    return own == wanted if is_exact else own.startswith(wanted)
+
+
+def _interface_warnings(variable: str, value: str, facts: Facts) -> Iterator[str]:
+    addresses = _address_warnings(variable, value, facts)
+    if addresses or not facts.interfaces:
+        yield from addresses
+        return
+    names = [interface.name for interface in facts.interfaces]
+    is_gloo = variable == "GLOO_SOCKET_IFNAME"  # PyTorch takes whole names only
+    chosen = select(f"={value}" if is_gloo else value, names)
+    if not chosen:
+        yield f"{variable}={value} selects no interface; there are {', '.join(names)}"
+    elif all(INSIDE.match(name) for name in chosen):
+        yield f"{variable}={value} selects only {', '.join(chosen)}, which other nodes cannot reach"
+    down = [i.name for i in facts.interfaces if i.name in chosen and i.state == "down" and not value.startswith("^")]
+    if down:
+        yield f"{variable}={value} selects {', '.join(down)}, which is down"
+
+
+def _address_warnings(variable: str, value: str, facts: Facts) -> list[str]:
+    holders = {parsed(address): interface.name for interface in facts.interfaces for address in interface.addresses}
+    found = []
+    for entry in value.lstrip("^=").split(","):
+        address = parsed(entry)
+        if address:
+            holder = f"; {holders[address]} holds it" if address in holders else ""
+            found.append(f"{variable}={value}: {entry} is an IP address, not the name of an interface{holder}")
+    return found
+
+
+def _hca_warnings(value: str, facts: Facts) -> Iterator[str]:
+    addresses = _address_warnings("NCCL_IB_HCA", value, facts)
+    if addresses or not facts.rdma:
+        yield from addresses
+        return
+    ports = {f"{device.name}:{port.number}": port for device in facts.rdma for port in device.ports}
+    chosen = select(value, ports)
+    if not chosen:
+        yield f"NCCL_IB_HCA={value} selects no RDMA port; there are {', '.join(ports)}"
+        return
+    down = [
+        f"{name} ({ports[name].state}, {ports[name].physical_state})" for name in chosen if not ports[name].is_active
+    ]
+    if down and (not value.startswith("^") or len(down) == len(chosen)):
+        yield f"NCCL_IB_HCA={value} selects {', '.join(down)}, which is not active"
