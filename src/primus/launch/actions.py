@@ -17,12 +17,15 @@ from msgspec import Struct, structs
 
 from primus.errors import PrimusError, UsageError
 from primus.hook import RESULT_VARIABLE, Reply, Stage
-from primus.launch import patches, scripts
+from primus.launch import scripts
+from primus.launch.patch_record import Recorder
 from primus.launch.plan import Action, Variable
 from primus.launch.scripts import Ended, Masks
 from primus.machine.cluster import Layout
 from primus.runs.store import Outcome, Run, State
 
+SKIPPED = 2
+"""Exit code by which a patch says that it does not apply, as in the existing system."""
 LOCK_POLL_S = 0.1
 
 
@@ -87,13 +90,13 @@ def before(
         PrimusError: One of them failed, or wants something that cannot be; the message names it.
         Interrupted: A signal came.
     """
-    recorder = patches.Recorder(scene.run, Masks(environ()))
+    recorder = Recorder(scene.run, Masks(environ()))
     for action in _of_stage(actions, "before", scene.layout):
         scene.say(f"{action.kind} {action.file}")
         if action.kind == "patch":
             recorder.start(action)
         ended, given = _perform(action, scene, environ(), {})
-        is_skipped = action.kind == "patch" and ended.exit_code == patches.SKIPPED
+        is_skipped = action.kind == "patch" and ended.exit_code == SKIPPED
         if action.kind == "patch":
             recorder.end("skipped" if is_skipped else "failed" if ended.problem else "applied", ended.exit_code)
         if is_skipped:

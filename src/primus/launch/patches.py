@@ -1,23 +1,15 @@
-"""The files of `--patch`: planned, and recorded with their content in the run folder."""
+"""The files of `--patch`, planned: scripts that run on each node after the hooks."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import structs
 
-from primus.errors import PrimusError, UsageError
+from primus.errors import UsageError
 from primus.launch import hooks
 from primus.launch.plan import Action
-from primus.launch.scripts import Masks
-from primus.runs import patches
-from primus.runs.patches import PatchRecord, State
-from primus.runs.store import Run
-
-SKIPPED = 2
-"""Exit code by which a patch says that it does not apply, as in the existing system."""
 
 
 def actions(files: Sequence[str], environ: Mapping[str, str]) -> tuple[Action, ...]:
@@ -38,54 +30,3 @@ def _script(file: str) -> Path:
     if not path.is_file():
         raise UsageError(f"--patch {file}: no such file")
     return path
-
-
-class Recorder:
-    """Keeps the record of a run's patches up to date while they are applied.
-
-    Args:
-        run: The run folder; None records nothing.
-        masks: Secrets that no copy may hold.
-    """
-
-    def __init__(self, run: Run | None, masks: Masks) -> None:
-        self._run = run
-        self._masks = masks
-        self._records: list[PatchRecord] = []
-
-    def start(self, action: Action) -> None:
-        """Copy the patch that is about to run.
-
-        Raises:
-            PrimusError: It cannot be read, or the copy cannot be written.
-        """
-        if self._run is None:
-            return
-        try:
-            content = Path(action.file).read_bytes()
-        except OSError as error:
-            raise PrimusError(f"patch {action.file}: cannot be read: {error.strerror}") from None
-        text = content.decode("utf-8", "surrogateescape")
-        shown = "\n".join(self._masks.apply(line) for line in text.split("\n"))
-        own_name = _own_name(Path(action.file))
-        record = PatchRecord(
-            file=own_name or action.file,
-            name=f"{len(self._records)}_{own_name or Path(action.file).name}",
-            sha256=patches.sha256(content),
-            is_masked=shown != text,
-        )
-        patches.keep(self._run, record, shown.encode("utf-8", "surrogateescape"))
-        self._records.append(record)
-        patches.write(self._run, self._records)
-
-    def end(self, state: State, exit_code: int | None) -> None:
-        """Record how the patch that was started last has ended."""
-        if self._run is not None:
-            self._records[-1] = structs.replace(self._records[-1], state=state, exit_code=exit_code)
-            patches.write(self._run, self._records)
-
-
-def _own_name(path: Path) -> str:
-    """The name that a copy of another run's record had before it got its number; empty for a file of the user."""
-    is_copy = path.parent.parts[-2:] == tuple(patches.FOLDER.split("/"))
-    return re.sub(r"^\d+_", "", path.name) if is_copy else ""

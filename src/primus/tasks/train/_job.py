@@ -13,7 +13,6 @@ from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.launch.plan import Job, Variable
-from primus.runs import patches
 from primus.runs.files import read_json
 from primus.runs.store import Run, runs_of
 from primus.task import TaskContext
@@ -55,7 +54,8 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
     """
     if context.overrides:
         raise UsageError(f"--replay repeats a run as it was; it takes no {context.overrides[0]}")
-    from primus.runs import replay as replays  # its look at the machine is not for every launch
+    from primus.runs import patches  # what only a replay needs is not for every launch
+    from primus.runs import replay as replays
 
     run = _existing(directory)
     resolved = experiment.of_run(run)
