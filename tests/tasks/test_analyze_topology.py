@@ -14,12 +14,15 @@ from msgspec.structs import replace
 
 import browser
 from fakes.nodes import node
+from machines.tree import grow
 from primus.errors import PrimusError, UsageError
 from primus.machine.facts import Facts, PcieLink, Problem, RdmaPort
 from primus.machine.topology import topology
 from primus.report import topology_picture
 from primus.task import TaskContext
 from primus.tasks.analyze.topology import Options, run
+
+MI300X = Path(__file__).parents[1] / "machines/mi300x-8"
 
 NODES = {
     "mi300x": node(),
@@ -74,6 +77,26 @@ def test_matrix_of_an_assumed_machine(
 ) -> None:
     run(Options(assume=name), context(Facts()))
     golden(f"topology/assumed-{name.replace(':', '-')}.txt", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["mi210-two-hives", "mi308x-cpx", "mi300x-cpx", "mi355x-8", "h100-8"])
+def test_matrix_of_a_recorded_machine(
+    name: str, golden: Callable[[str, str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(Options(root=str(grow(name, tmp_path))), context(Facts()))
+    golden(f"topology/recorded-{name}.txt", without_problems(capsys.readouterr().out))
+
+
+def test_a_recorded_folder_is_shown_with_its_pci_paths(
+    golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(Options(root=str(MI300X)), context(Facts()))
+    golden("topology/recorded-mi300x-8.txt", without_problems(capsys.readouterr().out))
+
+
+def without_problems(text: str) -> str:
+    """What the probe could not read in a recording is its own tests' matter."""
+    return text.partition("\nproblem: ")[0]
 
 
 def test_matrix_of_a_sick_node(golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:

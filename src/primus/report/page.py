@@ -45,7 +45,7 @@ def badge(status: str) -> Html:
 
 
 def table(header: Sequence[object], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Html:
-    """Rows under a header, which may be empty; cells are escaped unless they are `Html`, those in `right` are numbers."""
+    """Rows under a header, which may be empty; cells are escaped unless they are `Html`, `right` are numbers."""
     head = f"<thead>{_row('th', header, right)}</thead>\n" if any(header) else ""
     body = "\n".join(_row("td", row, right) for row in rows)
     return Html(f'<div class="wide"><table>\n{head}<tbody>\n{body}\n</tbody>\n</table></div>')

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TypeVar
 
 from msgspec import Struct
@@ -261,32 +261,38 @@ class _Picture:
                 yield _text(left + (i + 0.5) * width, top + 12, label, f"cell-text size-{size}")
 
     def _mesh(self) -> Iterator[Html]:
-        if not self.is_linked:
-            return
+        points = self._points()
+        for inner, (x, y) in points.values():
+            yield _line(inner, y, x, y, "leader")
+        for link in direct_links(self.facts):
+            word = word_of(link)
+            title = f"GPU {link.first} - GPU {link.second}: {word}{self._weight(link.weight)}"
+            low = " low" if self._is_low(link.num_links) else ""
+            yield _line(*points[link.first][1], *points[link.second][1], f"link {link.kind}{low}", title)
+        for first, second in missing_links(self.facts):
+            yield _line(*points[first][1], *points[second][1], "missing", f"GPU {first} - GPU {second}: no xGMI link")
+        for _, (x, y) in points.values():
+            yield element("circle", "", cx=f"{x:.1f}", cy=f"{y:.1f}", r="4.5", class_="point")
+
+    def _points(self) -> dict[int, tuple[float, tuple[float, float]]]:
+        """Inner edge of each linked card, and its point at the card's height; an island's points are on one ellipse."""
         places = {
             device.index: (frame, middle)
             for frame in self.frames
             for group in frame.groups
             for device, middle in _spread(group, group.cards, self.card_height, CARD_GAP)
         }
-        heights = [middle for _, middle in places.values()]
-        centre_x, centre_y = MARGIN + self.column + self.gap / 2, (min(heights) + max(heights)) / 2
-        radius_x = self.gap / 2 - 22
-        radius_y = max((max(heights) - min(heights)) / 2, 1) * 1.2
+        lost = {index for pair in missing_links(self.facts) for index in pair} - set(chain(*self.topology.islands))
         points = {}
-        for index, (frame, middle) in places.items():
-            out = radius_x * math.sqrt(1 - ((middle - centre_y) / radius_y) ** 2)
-            points[index] = (centre_x + (out if frame.is_mirrored else -out), middle)
-            yield _line(frame.card_inner, middle, points[index][0], middle, "leader")
-        for link in direct_links(self.facts):
-            word = word_of(link)
-            title = f"GPU {link.first} - GPU {link.second}: {word}{self._weight(link.weight)}"
-            low = " low" if self._is_low(link.num_links) else ""
-            yield _line(*points[link.first], *points[link.second], f"link {link.kind}{low}", title)
-        for first, second in missing_links(self.facts):
-            yield _line(*points[first], *points[second], "missing", f"GPU {first} - GPU {second}: no xGMI link")
-        for x, y in points.values():
-            yield element("circle", "", cx=f"{x:.1f}", cy=f"{y:.1f}", r="4.5", class_="point")
+        for island in filter(None, (*self.topology.islands, tuple(lost))):
+            heights = [places[index][1] for index in island]
+            centre_x, centre_y = MARGIN + self.column + self.gap / 2, (min(heights) + max(heights)) / 2
+            radius_x, radius_y = self.gap / 2 - 22, max((max(heights) - min(heights)) / 2, 1) * 1.2
+            for index in island:
+                frame, y = places[index]
+                out = radius_x * math.sqrt(1 - ((y - centre_y) / radius_y) ** 2)
+                points[index] = frame.card_inner, (centre_x + (out if frame.is_mirrored else -out), y)
+        return points
 
     def _weight(self, weight: int | None) -> str:
         return "" if weight is None else f", weight {weight}"
