@@ -45,8 +45,12 @@ class ClusterReport(Struct, frozen=True, kw_only=True):
         return [finding for finding in [*own, *about] if finding.check not in self.ignored]
 
     def general(self) -> list[Finding]:
-        """Findings of no single node, without the ignored ones."""
-        return [finding for finding in self.findings if not finding.host and finding.check not in self.ignored]
+        """Findings of no node that is known by name, without the ignored ones."""
+        return [
+            finding
+            for finding in self.findings
+            if finding.host not in self.expected_nodes and finding.check not in self.ignored
+        ]
 
     def verdict(self, host: str) -> Verdict:
         """Whether one node is fit."""

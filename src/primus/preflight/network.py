@@ -240,7 +240,8 @@ def _candidates(node: Node) -> list[str]:
 def route(node: Node) -> Iterator[Finding]:
     """The way to the master goes over the chosen interface."""
     used = node.facts.master_interface
-    if node.layout.nnodes == 1 or node.layout.node_rank == 0:
+    is_here = (_address_of(node.layout.master_addr) or "").startswith(("127.", "::1"))
+    if node.layout.nnodes == 1 or node.layout.node_rank == 0 or is_here:
         return
     reason = f"the way to {node.layout.master_addr}"
     if used is None:

@@ -63,7 +63,8 @@ def write(report: ClusterReport, folder: Path) -> Path:
 def as_json(report: ClusterReport) -> dict[str, object]:
     """The report with its verdicts."""
     verdicts = {host: report.verdict(host) for host in report.expected_nodes}
-    return {"schema": 1, "verdict": report.overall, "verdicts": verdicts, "report": report}
+    why = {host: reasons(report, host) for host in _unfit(report)}
+    return {"schema": 1, "verdict": report.overall, "verdicts": verdicts, "reasons": why, "report": report}
 
 
 def headline(report: ClusterReport) -> str:

@@ -170,7 +170,7 @@ def prepare(options: Options, context: TaskContext) -> Job | None:
         UsageError: An option names nothing, or a threshold is above the peak of its device.
     """
     limits_of(options)
-    _check_names(options)
+    check_names(options)
     if not options.measures:
         return None
     facts = Facts() if context.dry_run else context.facts()
@@ -202,6 +202,20 @@ def run(options: Options, context: TaskContext) -> int:
     if node.layout.node_rank == 0:
         return _led(own, node, options, context)
     return _followed(own, node, options, context)
+
+
+def examined(options: Options, context: TaskContext) -> ClusterReport:
+    """This node by itself, looked at and judged; nothing is measured."""
+    node = node_of(options, context)
+    return _judged(options, node, [check.run(node, options.groups)], [])
+
+
+class Told(Struct, frozen=True):
+    """What is read of the JSON of another preflight."""
+
+    verdict: cluster.Verdict
+    verdicts: dict[str, cluster.Verdict]
+    reasons: dict[str, tuple[str, ...]] = {}
 
 
 def _alone(own: NodeReport, node: Node, options: Options, context: TaskContext) -> int:
@@ -413,15 +427,17 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     return tuple(sorted({int(float(word) * MIB) for word in words}))
 
 
-def _check_names(options: Options) -> None:
+def check_names(options: Options) -> None:
+    """Refuse names that mean nothing.
+
+    Raises:
+        UsageError: --ignore names no group of checks, or --report-file-name is no name.
+    """
     for name in options.ignore:
-        group = name.partition(".")[0]
-        if group not in report.TITLES or "." not in name:
-            example = "as the report names it: host.memlock"
-            raise UsageError(
-                f"--ignore {name}: a check has a group and a name",
-                did_you_mean(group, report.TITLES) if "." in name else example,
-            )
+        group, dot, _ = name.partition(".")
+        if group not in report.TITLES or not dot:
+            hint = did_you_mean(group, report.TITLES) if dot else "as the report names it: host.memlock"
+            raise UsageError(f"--ignore {name}: a check has a group and a name", hint)
     if options.report_file_name and not re.fullmatch(r"[\w.-]+", options.report_file_name):
         raise UsageError(f"--report-file-name {options.report_file_name}: not a name", "use letters, digits and . _ -")
 

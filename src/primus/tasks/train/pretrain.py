@@ -10,7 +10,7 @@ from primus import experiment, registry
 from primus.errors import UsageError
 from primus.launch.plan import Job
 from primus.task import TaskContext
-from primus.tasks.train import _job
+from primus.tasks.train import _job, _preflight
 
 if TYPE_CHECKING:
     from primus.runs.attempt import Attempt
@@ -29,6 +29,10 @@ class Options(Struct, frozen=True, kw_only=True):
     """Replay although something that changes numbers differs; the run records it."""
     run: str | None = None
     """Run folder to continue, or that was planned elsewhere."""
+    preflight: _preflight.Depth | None = None
+    """Check each node before anything starts; full measures as well (default: $PRIMUS_PREFLIGHT, else off)."""
+    preflight_ignore: tuple[str, ...] = ()
+    """Checks that do not count, such as host.memlock; the plan records them."""
 
 
 def prepare(options: Options, context: TaskContext) -> Job:
@@ -41,6 +45,10 @@ def prepare(options: Options, context: TaskContext) -> Job:
     if len(chosen) != 1:
         given = " and ".join(f"--{name}" for name in chosen) or "nothing"
         raise UsageError(f"train pretrain takes one of --config, --replay and --run; {given} was given")
+    return _preflight.guarded(_planned(options, context), options.preflight, options.preflight_ignore, context)
+
+
+def _planned(options: Options, context: TaskContext) -> Job:
     if options.replay:
         return _job.replay(options.replay, context, is_forced=options.force)
     if options.run:
