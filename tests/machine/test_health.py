@@ -60,6 +60,7 @@ def test_amd_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
             {"gpu": 1, "process_list": [{"process_info": "No running processes"}]},
         ],
         bad_pages=[{"gpu": 0, "retired": [{"page_address": "0x1"}], "pending": "No bad pages found.", "un_res": "N/A"}],
+        static={"gpu_data": [{"gpu": 0, "limit": {"ppt0": {"max_power_limit": {"value": 1400, "unit": "W"}}}}]},
     )
     idle, busy = health(machine(), environ).devices
     assert (busy.temperature_c, busy.memory_temperature_c, busy.power_w, busy.activity_percent) == (36, None, 239, 7)
@@ -67,7 +68,7 @@ def test_amd_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
     assert (busy.bad_pages, busy.pending_pages, busy.pcie_replays, busy.throttle) == (1, 0, 3, ())
     assert (busy.clock_mhz, busy.max_clock_mhz, busy.memory_clock_mhz) == (132, 2400, 900)
     assert busy.processes == (Process(pid=42, name="python3", memory_bytes=0),)
-    assert busy.sources["power_w"] == "amd-smi"
+    assert busy.power_cap_w == 1400 and busy.sources["power_w"] == "amd-smi"
     assert (idle.activity_percent, idle.processes, idle.bad_pages) == (None, (), None)
 
 
@@ -91,10 +92,10 @@ def test_a_tool_that_hangs_is_ended_with_its_children_and_told(tmp_path: Path) -
     assert time.monotonic() - began < 5
     assert {call.problem for call in found.calls} == {"amd-smi gave no answer in 0.5 s"}
     assert [call.tool for call in found.calls] == [
-        f"amd-smi {what}" for what in ("list", "metric", "process", "bad-pages")
+        f"amd-smi {what}" for what in ("list", "metric", "process", "bad-pages", "static")
     ]
     written = pids.read_text().split()
-    assert len(written) == 8 and all(is_gone(int(pid)) for pid in written)
+    assert len(written) == 10 and all(is_gone(int(pid)) for pid in written)
     assert found.devices[0].power_w is None
 
 

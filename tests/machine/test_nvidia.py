@@ -104,7 +104,7 @@ def test_without_a_driver_cards_are_known_by_the_bus(tmp_path: Path) -> None:
     shutil.rmtree(root / "proc")
     facts = probe(root)
     assert facts.model == "H100" and len(facts.devices) == 8 and facts.partitions == ()
-    assert sum("driver nvidia is not loaded" in problem.problem for problem in facts.problems) == 8
+    assert sum("but nvidia is not loaded" in problem.problem for problem in facts.problems) == 8
 
 
 def test_the_name_decides_only_where_there_is_no_id(tmp_path: Path) -> None:

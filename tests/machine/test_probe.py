@@ -132,6 +132,24 @@ def test_nvidias_memory_comes_from_its_tool_where_the_files_have_none(tmp_path: 
     rows = "\n".join(f"{i}, NVIDIA H100, 00000000:{bus}:00.0, 81559 MiB, 580.65.06" for i, bus in enumerate(buses))
     facts = probe(root, tools(tmp_path / "bin", nvidia_smi=f"echo '{rows}'"), tools="missing")
     assert {device.memory_bytes for device in facts.devices} == {81559 << 20}
+    assert facts.software.nvidia_driver == "580.65.06"
+
+
+def test_the_processors_graphics_are_no_device_beside_nvidias(tmp_path: Path) -> None:
+    root = grow("h100-8", tmp_path)
+    node = root / NODES / "1"
+    node.mkdir(parents=True)
+    (node / "properties").write_text("simd_count 8\nsimd_per_cu 2\ndevice_id 5056\nlocation_id 3072\nunique_id 0\n")
+    facts = probe(root)
+    assert facts.model == "H100" and len(facts.devices) == 8
+    assert "1 graphics devices beside NVIDIA's are left out" in told(facts)
+
+
+def test_a_login_node_without_devices_is_asked_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sys/bus/pci/devices/0000:00:00.0").mkdir(parents=True)
+    environ = tools(tmp_path / "bin", amd_smi=f"echo asked > {tmp_path}/asked; echo no device >&2; exit 1")
+    assert probe(tmp_path, environ, tools="missing").devices == ()
+    assert not (tmp_path / "asked").exists()
 
 
 def test_the_user_names_the_model(machine: Path) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from primus.machine import profile, smi
 
@@ -141,6 +143,16 @@ def test_sizes_have_many_spellings(value: object, expected: int | None) -> None:
 )
 def test_an_architecture_has_one_spelling(name: str | None, expected: str | None) -> None:
     assert smi.architecture(name) == expected
+
+
+@given(said=st.text() | st.from_regex(r"\[\{\"gpu\":.*\}\]|GPU\[\d+\]\s*: .*:.*|Agent 1\n .*: .*"))
+def test_any_output_is_read_or_refused(said: str) -> None:
+    for source in (source for sources in smi.SOURCES.values() for source in sources):
+        try:
+            readings = source.parse([said] * len(source.questions))
+        except smi.NOT_UNDERSTOOD:
+            continue
+        assert json.dumps([repr(reading) for reading in readings])
 
 
 @pytest.mark.parametrize("said", ["", "no devices", '{"gpu_data":', '{"system": {}}', "[1, 2]"])

@@ -254,8 +254,8 @@ def _note_doubles(tree: Tree, nodes: Sequence[Node]) -> None:
 
 def _card_without_driver(tree: Tree, index: int, function: pci.Function, *, is_alone: bool) -> Device:
     known = _profile(function.device)
-    why = "its driver has no such device: it failed or fell off" if is_alone else "the driver amdgpu is not loaded"
-    tree.note(f"{pci.DEVICES}/{function.bdf}", f"an AMD accelerator on the bus, but {why}")
+    why = "its driver shows none there: it failed, fell off or may not be read" if is_alone else "amdgpu is not loaded"
+    tree.note(f"{pci.DEVICES}/{function.bdf}", f"an AMD device on the bus, but {why}")
     found: Sourced = {
         "model": (known.model if known else None, "pci"),
         "device_id": (function.device, "pci"),

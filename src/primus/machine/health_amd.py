@@ -15,8 +15,9 @@ from primus.machine.smi import dig, integer, number, size
 from primus.machine.tree import Tree
 from primus.machine.vitals import Process, ToolCall, Vitals, ask, by_address, percent, understood
 
+Entry = dict[str, Any]
 PROCESSES = "sys/class/kfd/kfd/proc"
-AMD_SMI = tuple(("amd-smi", what, "--json") for what in ("list", "metric", "process", "bad-pages"))
+AMD_SMI = tuple(("amd-smi", what, "--json") for what in ("list", "metric", "process", "bad-pages", "static"))
 ROCM_SMI = ("rocm-smi", "--showbus", "--showuse", "--showtemp", "--showpower", "--showmeminfo", "vram", "--json")
 
 
@@ -108,9 +109,9 @@ def by_tools(
 
 
 def amd_smi(answers: Sequence[str], cards: Sequence[Device], calls: list[ToolCall]) -> dict[int, Vitals]:
-    """The values of `list`, `metric`, `process` and `bad-pages` together. Of a divided card the first partition
+    """The values of all questions together. Of a divided card the first partition
     speaks, as its sensors are the card's."""
-    empty: list[dict[str, Any]] = []
+    empty: list[Entry] = []
     listed, *others = (
         understood(smi.entries, answer, empty, calls, f"amd-smi {argv[1]}")
         for argv, answer in zip(AMD_SMI, answers, strict=True)
@@ -120,22 +121,23 @@ def amd_smi(answers: Sequence[str], cards: Sequence[Device], calls: list[ToolCal
     if not listed and all(len(entries) in (0, len(cards)) for entries in others):
         card_of = {position: card.index for position, card in enumerate(cards)}
     found = {card.index: Vitals() for card in cards}
-    by_gpu: list[dict[int, dict[str, Any]]] = [
+    by_gpu: list[dict[int, Entry]] = [
         {index: entry for entry in reversed(entries) if (index := card_of.get(entry.get("gpu"))) is not None}
         for entries in others
     ]
     for index in found:
-        metric, process, pages = (entries.get(index, {}) for entries in by_gpu)
-        found[index] = _vitals(metric, process, pages)
+        metric, process, pages, static = (entries.get(index, {}) for entries in by_gpu)
+        found[index] = _vitals(metric, process, pages, static)
     return found
 
 
-def _vitals(metric: dict[str, Any], process: dict[str, Any], pages: dict[str, Any]) -> Vitals:
+def _vitals(metric: Entry, process: Entry, pages: Entry, static: Entry) -> Vitals:
     clock = dig(metric, "clock", "gfx_0")
     return Vitals(
         temperature_c=number(dig(metric, "temperature", "hotspot")),
         memory_temperature_c=number(dig(metric, "temperature", "mem")),
         power_w=number(dig(metric, "power", "socket_power")),
+        power_cap_w=smi.power_limit(dig(static, "limit")),
         memory_used_bytes=size(dig(metric, "mem_usage", "used_vram")),
         activity_percent=percent(dig(metric, "usage", "gfx_activity")),
         ecc_correctable=integer(dig(metric, "ecc", "total_correctable_count")),
@@ -151,7 +153,7 @@ def _vitals(metric: dict[str, Any], process: dict[str, Any], pages: dict[str, An
     )
 
 
-def _pages(entry: dict[str, Any], kind: str) -> int | None:
+def _pages(entry: Entry, kind: str) -> int | None:
     """A list of pages, or a sentence that there are none."""
     pages = entry.get(kind)
     if isinstance(pages, str):
@@ -159,7 +161,7 @@ def _pages(entry: dict[str, Any], kind: str) -> int | None:
     return len(pages) if isinstance(pages, list) else None
 
 
-def _throttle(metric: dict[str, Any]) -> tuple[str, ...] | None:
+def _throttle(metric: Entry) -> tuple[str, ...] | None:
     """Names of the limits that are violated now: ``ppt``, ``socket_thermal``."""
     limits = {key: value for key, value in (dig(metric, "throttle") or {}).items() if key.endswith("_violation_status")}
     known = {key: value for key, value in limits.items() if value in ("ACTIVE", "NOT ACTIVE")}
@@ -169,7 +171,7 @@ def _throttle(metric: dict[str, Any]) -> tuple[str, ...] | None:
     return status.get(str(dig(metric, "power", "throttle_status")))
 
 
-def _process_list(entry: dict[str, Any]) -> tuple[Process, ...] | None:
+def _process_list(entry: Entry) -> tuple[Process, ...] | None:
     """The processes; instead of none there is a sentence, and one with 0 B holds the device all the same."""
     if "process_list" not in entry:
         return None

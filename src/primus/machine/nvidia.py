@@ -55,7 +55,11 @@ def cards(
     known = {reading.bdf for reading in readings}
     for function in functions:
         if pci.address(function.bdf) not in known:
-            why = "the driver has no such device: it failed or fell off" if known else "the driver nvidia is not loaded"
+            why = (
+                "its driver shows none there: it failed, fell off or may not be read"
+                if known
+                else "nvidia is not loaded"
+            )
             tree.note(f"{pci.DEVICES}/{function.bdf}", f"an NVIDIA device on the bus, but {why}")
             unknown = Reading(bdf=pci.address(function.bdf))
             devices.append(_card(tree, len(devices), unknown, "pci", functions))

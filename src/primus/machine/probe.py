@@ -10,7 +10,7 @@ from msgspec import structs
 
 from primus.errors import UsageError
 from primus.machine import amd, host, interfaces, nvidia, pci, profile, rdma, smi
-from primus.machine.facts import Device, Facts, Partition, Problem, Vendor
+from primus.machine.facts import Device, Facts, Link, Partition, Problem, Vendor
 from primus.machine.tree import Tree
 
 Tools = Literal["never", "missing", "all"]
@@ -40,9 +40,9 @@ def probe(
     """
     tree, environ = Tree(root), environ or {}
     functions = pci.accelerators(tree)
-    amd_devices, amd_links = amd.cards(tree, functions)
-    devices, links = (amd_devices, amd_links) if amd_devices else nvidia.cards(tree, functions)
-    devices = _by_tools(tree, devices, environ, tools or ("missing" if tree.is_live else "never"))
+    devices, links = _cards(tree, functions)
+    devices, drivers = _by_tools(tree, devices, environ, tools or ("missing" if tree.is_live else "never"))
+    software = host.software(tree)
     found = interfaces.interfaces(tree)
     return Facts(
         host=host.name(tree),
@@ -54,11 +54,25 @@ def probe(
         cpu=host.cpu(tree, environ),
         memory=host.memory(tree),
         limits=host.limits(tree),
-        software=host.software(tree),
+        software=structs.replace(
+            software,
+            amd_driver=software.amd_driver or drivers.get("amd"),
+            nvidia_driver=software.nvidia_driver or drivers.get("nvidia"),
+        ),
         container=host.container(tree, environ),
         scheduler=host.scheduler(environ),
-        problems=tuple(tree.problems),
+        problems=tuple(dict.fromkeys(tree.problems)),
     )
+
+
+def _cards(tree: Tree, functions: Sequence[pci.Function]) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
+    """AMD's cards, or NVIDIA's: beside those, AMD's own are the processor's graphics unless a profile knows them."""
+    amd_found, nvidia_found = amd.cards(tree, functions), nvidia.cards(tree, functions)
+    if not nvidia_found[0] or any(device.model for device in amd_found[0]):
+        return amd_found
+    if amd_found[0]:
+        tree.problems.append(Problem("AMD", f"{len(amd_found[0])} graphics devices beside NVIDIA's are left out"))
+    return nvidia_found
 
 
 def _overridden(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
@@ -74,24 +88,31 @@ def _overridden(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[
     )
 
 
-def _by_tools(tree: Tree, devices: Sequence[Device], environ: Mapping[str, str], tools: Tools) -> tuple[Device, ...]:
-    """The devices with what tools add, in the order in which tools are believed."""
-    devices = tuple(devices)
+def _by_tools(
+    tree: Tree, devices: tuple[Device, ...], environ: Mapping[str, str], tools: Tools
+) -> tuple[tuple[Device, ...], dict[Vendor, str]]:
+    """The devices with what tools add, in the order in which tools are believed; and the drivers' versions."""
+    drivers: dict[Vendor, str] = {}
     vendors: tuple[Vendor, ...] = (devices[0].vendor,) if devices else ("amd", "nvidia")
     for vendor in vendors:
         for source in smi.SOURCES[vendor]:
-            is_wanted = tools == "all" or (tools == "missing" and _is_incomplete(devices))
+            is_wanted = tools == "all" or (tools == "missing" and _is_incomplete(tree, devices))
             if not is_wanted or (source.tool == "torch" and not devices):
                 continue
             readings, problems = smi.read(source, environ)
             tree.problems += problems
+            if readings and readings[0].driver:
+                drivers.setdefault(vendor, readings[0].driver)
             devices = _merged(tree, devices, readings) if devices else _from_readings(tree, vendor, readings)
-    return devices
+    return devices, drivers
 
 
-def _is_incomplete(devices: Sequence[Device]) -> bool:
-    """Whether something is missing that much depends on: what a device is, or its memory."""
-    return not devices or any(
+def _is_incomplete(tree: Tree, devices: Sequence[Device]) -> bool:
+    """Whether something is missing that much depends on: what a device is, or its memory; or, where the bus is not
+    shown, whether there are any."""
+    if not devices:
+        return not tree.names(pci.DEVICES)
+    return any(
         (not device.model and not device.name) or device.memory_bytes is None for device in devices if device.partitions
     )
 

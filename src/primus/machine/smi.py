@@ -22,6 +22,8 @@ LIMIT_S = 5.0
 MIB = 1 << 20
 UNITS = {"B": 1, "KB": 1 << 10, "KIB": 1 << 10, "MB": MIB, "MIB": MIB, "GB": 1 << 30, "GIB": 1 << 30}
 """The tools say MB and mean MiB."""
+NOT_UNDERSTOOD = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+"""What reading an output of another shape ends in."""
 
 
 class Reading(Struct, frozen=True, kw_only=True):
@@ -63,7 +65,7 @@ def read(source: Source, environ: Mapping[str, str]) -> tuple[list[Reading], lis
     texts += [""] * (len(source.questions) - len(texts))
     try:
         return (source.parse(texts) if any(texts) else []), problems
-    except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+    except NOT_UNDERSTOOD as error:
         return [], [*problems, Problem(source.tool, f"its output cannot be understood: {error}"[:200])]
 
 
@@ -84,7 +86,7 @@ def amd_smi(texts: Sequence[str]) -> list[Reading]:
                 device_id=hexadecimal(dig(asic, "device_id")) or _id_in_uuid(str(other.get("uuid", ""))),
                 memory_bytes=size(dig(entry, "vram", "size")),
                 architecture=architecture(text(dig(asic, "target_graphics_version"))),
-                power_w=_power_limit(dig(entry, "limit")),
+                power_w=power_limit(dig(entry, "limit")),
                 driver=version(text(dig(entry, "driver", "version"))),
                 numa_node=integer(dig(entry, "numa", "node")),
             )
@@ -275,7 +277,7 @@ def number(value: Any) -> float | None:
     """A number that is plain, with a unit behind it, or ``{"value", "unit"}``; None for anything else."""
     if isinstance(value, dict):
         value = value.get("value")
-    match = re.match(r"-?\d+(?:\.\d+)?(?=[\s%a-zA-Z°]|$)", str(value).strip())
+    match = re.match(r"-?\d{1,18}(?:\.\d+)?(?=[\s%a-zA-Z°]|$)", str(value).strip())
     return float(match[0]) if match and not isinstance(value, bool) else None
 
 
@@ -289,7 +291,8 @@ def size(value: Any) -> int | None:
     """Bytes of a size with its unit, MiB without one."""
     found = number(value)
     unit = value.get("unit") if isinstance(value, dict) else str(value).strip().rpartition(" ")[2]
-    return None if found is None else int(found * UNITS.get(str(unit).upper(), MIB))
+    count = None if found is None else int(found * UNITS.get(str(unit).upper(), MIB))
+    return count if count is not None and 0 <= count < 1 << 63 else None
 
 
 def hexadecimal(value: Any) -> int | None:
@@ -311,7 +314,7 @@ def version(value: str | None) -> str | None:
     return value if value and re.fullmatch(r"\d+(\.\d+)+\S*", value) else None
 
 
-def _power_limit(limit: Any) -> float | None:
+def power_limit(limit: Any) -> float | None:
     """Watt, flat or under ``ppt0``."""
     found = (dig(limit, "ppt0", "max_power_limit"), dig(limit, "max_power"), dig(limit, "socket_power"))
     return next((watt for value in found if (watt := number(value)) is not None), None)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, structs
 
 from primus.machine.facts import Device
-from primus.machine.smi import number
+from primus.machine.smi import NOT_UNDERSTOOD, number
 from primus.process import call
 
 Parsed = TypeVar("Parsed")
@@ -80,7 +80,7 @@ def understood(parse: Callable[[str], Parsed], text: str, nothing: Parsed, calls
         return nothing
     try:
         return parse(text)
-    except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+    except NOT_UNDERSTOOD as error:
         problem = f"its output cannot be understood: {error}"[:200]
         calls[:] = [
             structs.replace(made, problem=made.problem or problem) if made.tool == tool else made for made in calls
