@@ -22,17 +22,8 @@ from primus.machine.environment import (
     find_rocm_library,
 )
 from primus.machine.facts import Facts, Software
+from primus.machine.network import Network
 from primus.machine.profile import Setting
-
-
-class Network(Struct, frozen=True, kw_only=True):
-    """What was found out about the network."""
-
-    interface: str | None = None
-    hcas: tuple[str, ...] = ()
-    gid_index: int | None = None
-    nic_kind: str | None = None
-    warnings: tuple[str, ...] = ()
 
 
 class Typed(Struct, frozen=True):
@@ -43,7 +34,7 @@ class Typed(Struct, frozen=True):
 
 
 NO_NETWORK = Network()
-RAILS = Network(interface="eth0", hcas=("mlx5_0:1", "mlx5_10:1"), gid_index=3, nic_kind="mellanox")
+RAILS = Network(interface="eth0", hcas="=mlx5_0:1,mlx5_10:1", gid_index=3, nic_kind="mellanox")
 ONE = Layout(nproc=8)
 TWO = Layout(nproc=8, nnodes=2, master_addr="a")
 
@@ -120,25 +111,25 @@ def test_a_layer_can_leave_unset_what_a_lower_one_sets() -> None:
 
 
 def test_the_gid_of_ainic_wins_over_the_usual_one() -> None:
-    network = Network(hcas=("ionic_0:1",), nic_kind="ainic")
+    network = Network(hcas="=ionic_0:1", nic_kind="ainic")
     item = choice("NCCL_IB_GID_INDEX", decided("mi355x", network, TWO))
     assert (item.value, item.layer) == ("1", "nic:ainic")
     assert [(lost.layer, lost.value) for lost in item.overrode] == [("amd", "3")]
 
 
 def test_a_gid_that_the_ports_show_wins_over_the_adapters_usual_one() -> None:
-    network = Network(hcas=("bnxt_re0:1",), nic_kind="broadcom", gid_index=5)
+    network = Network(hcas="=bnxt_re0:1", nic_kind="broadcom", gid_index=5)
     item = choice("NCCL_IB_GID_INDEX", decided("mi300x", network, TWO))
     assert (item.value, item.layer) == ("5", "network")
 
 
 def test_infiniband_gets_no_gid() -> None:
-    network = Network(hcas=("mlx5_0:1",), nic_kind="mellanox")
+    network = Network(hcas="=mlx5_0:1", nic_kind="mellanox")
     assert choice("NCCL_IB_GID_INDEX", decided("mi300x", network, TWO)).value is None
 
 
 def test_ainic_uses_what_rccl_has_built_in_only_where_it_has_it() -> None:
-    network = Network(hcas=("ionic_0:1",), nic_kind="ainic")
+    network = Network(hcas="=ionic_0:1", nic_kind="ainic")
     for version, expected in (("7.2.1", "none"), ("7.10.0", "none"), ("7.2.0-43", None), ("6.4.3", None), (None, None)):
         facts = structs.replace(assumed("mi355x"), software=Software(rocm=version))
         item = decided(facts, network, TWO).variables.get("NCCL_NET_PLUGIN")
@@ -166,7 +157,10 @@ def test_without_rdma_nothing_is_said_about_it() -> None:
 
 
 def test_warnings_of_the_network_are_passed_on() -> None:
-    assert decided("mi300x", Network(warnings=("no port is up",))).warnings == ("no port is up",)
+    network = Network(warnings=("no port is up",))
+    real = structs.replace(assumed("mi300x"), assumed=False)
+    assert decided(real, network, TWO).warnings == ("no port is up",)
+    assert "of an assumed machine is not known" in decided("mi300x", network, TWO).warnings[0]
 
 
 def test_gpus_of_different_models_get_what_they_share() -> None:

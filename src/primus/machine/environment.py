@@ -17,9 +17,11 @@ from typing import Protocol
 from msgspec import Struct, structs
 
 from primus.errors import PrimusError, UsageError
+from primus.machine import network as networks
 from primus.machine import profile
 from primus.machine.cluster import Layout
 from primus.machine.facts import Device, Facts
+from primus.machine.network import SOCKET_VARIABLES, Network
 from primus.machine.profile import Condition, Setting
 
 Settings = Mapping[str, Setting]
@@ -50,10 +52,10 @@ SHOWN = frozenset({"HF_HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PRIMUS_DETERMINI
 PERSONS = ("experiment", "user", "--env")
 """Layers of what people typed, whose conflicts with the others are told."""
 
-INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-
 FAMILIES = {"MI300": "MI300X", "MI250": "MI250X"}
 """Model whose settings an unknown member of a family takes; its figures are never taken."""
+
+_UNKNOWN_NETWORK = ("the network of an assumed machine is not known: interface and RDMA ports are chosen on the node",)
 
 DETERMINISTIC = "PRIMUS_DETERMINISTIC"
 _PRIMUS = "AMD-AGI/Primus, deterministic mode"
@@ -89,21 +91,6 @@ class Assignment(Protocol):
     def source(self) -> str: ...
 
 
-class NetworkChoice(Protocol):
-    """What `machine.network` found out."""
-
-    @property
-    def interface(self) -> str | None: ...
-    @property
-    def hcas(self) -> tuple[str, ...]: ...
-    @property
-    def gid_index(self) -> int | None: ...
-    @property
-    def nic_kind(self) -> str | None: ...
-    @property
-    def warnings(self) -> tuple[str, ...]: ...
-
-
 class Overridden(Struct, frozen=True):
     """A value that lost."""
 
@@ -136,7 +123,7 @@ class Environment(Struct, frozen=True, kw_only=True):
 
 def environment(
     facts: Facts,
-    network: NetworkChoice,
+    network: Network,
     layout: Layout | None,
     environ: Mapping[str, str],
     given: Mapping[str, Assignment],
@@ -160,10 +147,11 @@ def environment(
     Raises:
         UsageError: The user contradicts deterministic mode, or names an interface by an address.
     """
+    persons = {**environ, **{name: item.value for name, item in given.items()}}
     machine, warnings = _machine_layers(facts)
     holds = _Conditions(facts, network, layout)
-    ours = [*machine, *_paths(environ, given), *_adapter(facts, network, holds), *_network(facts, network, holds)]
-    if _is_on({**environ, **{name: item.value for name, item in given.items()}}.get(DETERMINISTIC, "")):
+    ours = [*machine, *_paths(persons), *_adapter(facts, network, holds), *_network(facts, network, holds)]
+    if _is_on(persons.get(DETERMINISTIC, "")):
         ours += [
             ("deterministic", DETERMINISTIC_SETTINGS[name]) for name, _ in machine if name in DETERMINISTIC_SETTINGS
         ]
@@ -176,7 +164,8 @@ def environment(
     _check_interfaces(chosen)
     if rocm_library and any(device.vendor == "amd" for device in facts.devices):
         _add_library(chosen, rocm_library)
-    told = [*warnings, *network.warnings, *_conflicts(chosen), *_dubious(chosen)]
+    found = _UNKNOWN_NETWORK if facts.assumed and "several nodes" in holds.true else network.warnings
+    told = [*warnings, *found, *networks.validate(persons, facts), *_conflicts(chosen), *_dubious(chosen)]
     return Environment(variables=dict(sorted(chosen.items())), warnings=tuple(told))
 
 
@@ -191,7 +180,7 @@ def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str
 class _Conditions:
     """Which settings this launch needs."""
 
-    def __init__(self, facts: Facts, network: NetworkChoice, layout: Layout | None) -> None:
+    def __init__(self, facts: Facts, network: Network, layout: Layout | None) -> None:
         several = layout is not None and layout.nnodes > 1
         self.true: set[Condition] = {"always"}
         if several:
@@ -241,9 +230,9 @@ def _device_layers(device: Device, warnings: list[str]) -> list[tuple[str, Setti
     return layers
 
 
-def _paths(environ: Mapping[str, str], given: Mapping[str, Assignment]) -> Iterator[tuple[str, Settings]]:
+def _paths(persons: Mapping[str, str]) -> Iterator[tuple[str, Settings]]:
     """The Hugging Face cache beside the data, as the existing launcher has it."""
-    data = given["DATA_PATH"].value if "DATA_PATH" in given else environ.get("DATA_PATH")
+    data = persons.get("DATA_PATH")
     if data:
         home = Setting(
             value=f"{data.rstrip('/')}/huggingface", reason="below DATA_PATH", source="AMD-AGI/Primus base_env.sh"
@@ -251,7 +240,7 @@ def _paths(environ: Mapping[str, str], given: Mapping[str, Assignment]) -> Itera
         yield "base", {"HF_HOME": home}
 
 
-def _adapter(facts: Facts, network: NetworkChoice, holds: _Conditions) -> Iterator[tuple[str, Settings]]:
+def _adapter(facts: Facts, network: Network, holds: _Conditions) -> Iterator[tuple[str, Settings]]:
     found = profile.nic(network.nic_kind) if network.nic_kind and "rdma" in holds.true else None
     if found is None or not facts.devices:
         return
@@ -260,20 +249,23 @@ def _adapter(facts: Facts, network: NetworkChoice, holds: _Conditions) -> Iterat
     yield f"nic:{found.kind}", settings
 
 
-def _network(facts: Facts, network: NetworkChoice, holds: _Conditions) -> Iterator[tuple[str, Settings]]:
+def _network(facts: Facts, network: Network, holds: _Conditions) -> Iterator[tuple[str, Settings]]:
     """What was found out about this node's way to the others; the GPUs' libraries are told where there are GPUs."""
     if "several nodes" not in holds.true:
         return
-    values: dict[str, tuple[str, str]] = {}
+
+    def found(value: str, field: str) -> Setting:
+        return Setting(value=value, reason=network.reasons.get(field, "found on this node"), source="this machine")
+
+    settings: dict[str, Setting] = {}
     if network.interface:
-        reaches = (network.interface, "reaches the master of the launch")
-        values |= dict.fromkeys(INTERFACE_VARIABLES if facts.devices else ("GLOO_SOCKET_IFNAME",), reaches)
+        names = SOCKET_VARIABLES if facts.devices else ("GLOO_SOCKET_IFNAME",)
+        settings |= dict.fromkeys(names, found(network.interface, "interface"))
     if facts.devices and network.hcas:
-        # Without "=" NCCL takes names by their beginning: mlx5_1 would mean mlx5_10 as well.
-        values["NCCL_IB_HCA"] = ("=" + ",".join(network.hcas), "ports that are up and near the GPUs")
+        settings["NCCL_IB_HCA"] = found(network.hcas, "hcas")
         if network.gid_index is not None:
-            values["NCCL_IB_GID_INDEX"] = (str(network.gid_index), "RoCE v2 with IPv4 in the ports' tables")
-    yield "network", {name: Setting(value=v, reason=why, source="this machine") for name, (v, why) in values.items()}
+            settings["NCCL_IB_GID_INDEX"] = found(str(network.gid_index), "gid_index")
+    yield "network", settings
 
 
 def _ours(layers: Iterable[tuple[str, Settings]], holds: _Conditions) -> Iterator[Choice]:
@@ -337,7 +329,7 @@ def _check_determinism(chosen: Mapping[str, Choice]) -> None:
 
 def _check_interfaces(chosen: Mapping[str, Choice]) -> None:
     """An address in place of an interface's name ends every rank in Gloo (AMD-AGI/Primus#1063)."""
-    for name in INTERFACE_VARIABLES:
+    for name in SOCKET_VARIABLES:
         choice = chosen.get(name)
         entries = (choice.value or "").lstrip("^=").split(",") if choice else []
         address = next(filter(_is_address, entries), None)

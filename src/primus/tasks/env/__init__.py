@@ -1,0 +1,1 @@
+"""The variables that a node of this kind gets."""

@@ -1,0 +1,155 @@
+"""Show the variables that the processes of this machine, or of one that is only named, would get, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct, structs
+
+from primus.errors import UsageError
+from primus.machine import network
+from primus.machine.assume import assumed
+from primus.machine.cluster import Layout
+from primus.machine.environment import Assignment, Choice, environment, find_rocm_library
+from primus.machine.facts import Facts
+from primus.report.table import table
+from primus.secret import masked
+from primus.task import TaskContext
+
+PURPOSES = {
+    "communication": ("NCCL_", "RCCL_", "MSCCLPP_", "GLOO_", "TORCH_NCCL_", "NET_", "UCCL_", "MORI_", "UCX_"),
+    "attention, fp8 and kernels": ("NVTE_", "PRIMUS_TURBO_", "TE_", "HIPBLASLT_", "ROCBLAS_", "CUBLAS_"),
+    "GPU runtime": ("HSA_", "HIP_", "ROCR_", "GPU_", "CUDA_", "NVIDIA_", "AMD_"),
+    "PyTorch and JAX": ("TORCH_", "PYTORCH_", "XLA_", "JAX_"),
+}
+"""What variables are for, by their beginning; the first that fits counts."""
+OTHER = "paths and others"
+UNSET = "(unset)"
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `env show`."""
+
+    assume: str | None = None
+    """Plan for another machine: MODEL or MODEL:CARDS, such as mi355x:8, or cpu."""
+    nnodes: int | None = None
+    """Nodes of the launch; one needs less than several."""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What is decided for a machine; secret values are masked."""
+
+    machine: dict[str, Any]
+    variables: tuple[Choice, ...]
+    warnings: tuple[str, ...]
+    network: Any
+    """What `machine.network` chose, and what it left out."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Print the variables.
+
+    Raises:
+        UsageError: The machine or the number of nodes is impossible, or the user's variables are.
+    """
+    facts = assumed(options.assume) if options.assume is not None else context.facts()
+    shown = report(facts, _layout(options, facts, context.layout), context.environ, {})
+    context.result(shown, _text(shown))
+
+
+def report(facts: Facts, layout: Layout, environ: Mapping[str, str], given: Mapping[str, Assignment]) -> Report:
+    """What the processes of a machine get.
+
+    Raises:
+        UsageError: The user contradicts deterministic mode, or names an interface by an address.
+    """
+    chosen = network.choose(facts, layout.nnodes, environ)
+    library = None if facts.assumed else find_rocm_library(environ)
+    decided = environment(facts, chosen, layout, environ, given, rocm_library=library)
+    return Report(
+        machine=_machine(facts, layout),
+        variables=tuple(_masked(choice) for choice in decided.variables.values()),
+        warnings=decided.warnings,
+        network=chosen,
+    )
+
+
+def _layout(options: Options, facts: Facts, layout: Layout | None) -> Layout:
+    """The layout of the launch, or of the machine that is assumed, with as many nodes as are asked for."""
+    if layout is None or options.assume is not None:
+        layout = Layout(nproc=max(1, len(facts.partitions)), nnodes=layout.nnodes if layout else 1)
+    if options.nnodes is None:
+        return layout
+    if options.nnodes < 1:
+        raise UsageError(f"--nnodes {options.nnodes} is no number of nodes", "use 1 or more")
+    return structs.replace(layout, nnodes=options.nnodes)
+
+
+def _masked(choice: Choice) -> Choice:
+    def hide(value: str | None) -> str | None:
+        return None if value is None else masked(choice.name, value)
+
+    lost = tuple(structs.replace(item, value=hide(item.value)) for item in choice.overrode)
+    return structs.replace(choice, value=hide(choice.value), overrode=lost)
+
+
+def _machine(facts: Facts, layout: Layout) -> dict[str, Any]:
+    software = facts.software
+    return {
+        "host": facts.host,
+        "assumed": facts.assumed,
+        "models": dict(Counter(device.model or device.name or "unknown" for device in facts.devices)),
+        "architectures": sorted({device.architecture or "unknown" for device in facts.devices}),
+        "devices": len(facts.partitions) or len(facts.devices),
+        "nodes": layout.nnodes,
+        "driver": software.amd_driver or software.nvidia_driver,
+        "rocm": software.rocm,
+        "cuda": software.cuda,
+    }
+
+
+def _text(shown: Report) -> str:
+    parts = [_headline(shown.machine)]
+    for purpose in (*PURPOSES, OTHER):
+        choices = [choice for choice in shown.variables if _purpose(choice.name) == purpose]
+        if choices:
+            parts.append(f"{purpose}\n{_table(choices)}")
+    if not shown.variables:
+        parts.append("nothing to set")
+    if shown.warnings:
+        parts.append("\n".join(["warnings", *(f"  {warning}" for warning in shown.warnings)]))
+    return "\n\n".join(parts)
+
+
+def _headline(machine: Mapping[str, Any]) -> str:
+    models = ", ".join(f"{count} x {model}" for model, count in machine["models"].items()) or "no GPUs"
+    details = [*machine["architectures"], f"{machine['nodes']} node{'s' * (machine['nodes'] > 1)}"]
+    details += [f"{name} {machine[name]}" for name in ("rocm", "cuda") if machine[name]]
+    details += ["assumed"] * machine["assumed"]
+    return f"{models} ({', '.join(details)})"
+
+
+def _purpose(name: str) -> str:
+    # TORCH_NCCL_ is NCCL's, so the longest beginning decides.
+    fits = [
+        (len(prefix), purpose) for purpose, all_of in PURPOSES.items() for prefix in all_of if name.startswith(prefix)
+    ]
+    return max(fits)[1] if fits else OTHER
+
+
+def _table(choices: Iterable[Choice]) -> str:
+    rows = [
+        ["  " + choice.name, _shown(choice.value), f"{choice.layer}: {choice.source}", _lost(choice)]
+        for choice in choices
+    ]
+    return table(["  variable", "value", "from", "instead of"], rows)
+
+
+def _shown(value: str | None) -> str:
+    return UNSET if value is None else value or '""'
+
+
+def _lost(choice: Choice) -> str:
+    return ", ".join(f"{_shown(lost.value)} ({lost.layer})" for lost in choice.overrode)
