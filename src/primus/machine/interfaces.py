@@ -39,7 +39,7 @@ class Route(Struct, frozen=True):
 
 def interfaces(tree: Tree) -> tuple[Interface, ...]:
     """All interfaces of this network namespace, in the order of their names."""
-    names = [name for name in tree.names(NET) if tree.text(f"{NET}/{name}/type") is not None]
+    names = [name for name in tree.names(NET) if tree.names(f"{NET}/{name}")]  # bonding_masters is a file
     masters = {member: name for name in names for member in _members(tree, name)}
     addresses = _addresses(tree)
     return tuple(_interface(tree, name, masters.get(name), addresses.get(name, ())) for name in names)

@@ -21,12 +21,12 @@ Port = tuple[RdmaDevice, RdmaPort]
 
 
 class Network(Struct, frozen=True, kw_only=True):
-    """The choice for one node; what is None is left unset."""
+    """The choice for one node; what is None or empty is left unset."""
 
     interface: str | None = None
     """Interface for NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, never an address."""
-    hcas: str | None = None
-    """NCCL_IB_HCA: ``=mlx5_0:1,mlx5_3:1``."""
+    hcas: tuple[str, ...] = ()
+    """Entries of NCCL_IB_HCA, which begins with ``=`` so that they mean themselves: ``mlx5_0:1``, ``mlx5_3:1``."""
     gid_index: int | None = None
     """NCCL_IB_GID_INDEX, where no NIC profile knows it."""
     nic_kind: str | None = None
@@ -53,7 +53,7 @@ def choose(facts: Facts, nnodes: int, environ: Mapping[str, str], expected: int 
     ports, excluded = _data_ports(facts)
     names = tuple((device.name, port.number) for device, port in ports)
     kind, kind_reason = _nic_kind(ports, environ)
-    if nnodes == 1:
+    if nnodes <= 1:
         one = Network(nic_kind=kind, ports=names, excluded=tuple(excluded))
         return one if not ports else _with_reasons(one, nic_kind=kind_reason)
     interface, way = _interface(facts)
@@ -61,7 +61,7 @@ def choose(facts: Facts, nnodes: int, environ: Mapping[str, str], expected: int 
     wanted = expected if expected is not None else _expected(facts, environ)
     network = Network(
         interface=interface,
-        hcas="=" + ",".join(f"{name}:{number}" for name, number in names) if names else None,
+        hcas=tuple(f"{name}:{number}" for name, number in names),
         gid_index=gid_index,
         nic_kind=kind,
         ports=names,
@@ -70,7 +70,9 @@ def choose(facts: Facts, nnodes: int, environ: Mapping[str, str], expected: int 
     )
     rate = f"{ports[0][1].rate_gbps:g} Gb/s" if ports and ports[0][1].rate_gbps else "of unknown rate"
     hca_reason = f"the {len(ports)} active ports with the highest rate, {rate}" if ports else "no RDMA port is active"
-    return _with_reasons(network, interface=way, hcas=hca_reason, gid_index=gid_reason, nic_kind=kind_reason)
+    return _with_reasons(
+        network, interface=way if interface else "", hcas=hca_reason, gid_index=gid_reason, nic_kind=kind_reason
+    )
 
 
 def select(expression: str, names: Iterable[str]) -> list[str]:
