@@ -28,13 +28,13 @@ METRIC = {
         "mem_0": {"clk": {"value": 900, "unit": "MHz"}},
     },
 }
-LISTED = [{"gpu": 0, "bdf": "0000:05:00.0"}, {"gpu": 1, "bdf": "0000:27:00.0"}]
+LISTED = [{"gpu": 0, "bdf": "fff0:05:00.0"}, {"gpu": 1, "bdf": "fff0:27:00.0"}]
 
 
 def machine(vendor: Vendor = "amd") -> Facts:
     """Two cards; the second is listed first by no tool, so that an order cannot be taken for an address."""
     parts = [Partition(index=0, node=2), Partition(index=1, node=3)]
-    addresses = ["0000:27:00.0", "0000:05:00.0"]
+    addresses = ["fff0:27:00.0", "fff0:05:00.0"]
     cards = (Device(index=i, vendor=vendor, bdf=addresses[i], partitions=(parts[i],)) for i in range(2))
     return Facts(devices=tuple(cards))
 
@@ -72,10 +72,31 @@ def test_amd_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
     assert (idle.activity_percent, idle.processes, idle.bad_pages) == (None, (), None)
 
 
+def test_processes_of_all_partitions_are_the_cards(tmp_path: Path) -> None:
+    parts = tuple(Partition(index=index, bdf=f"fff0:05:00.{index}") for index in range(2))
+    facts = Facts(devices=(Device(index=0, vendor="amd", bdf="fff0:05:00.0", partitions=parts),))
+    environ = amd_smi(
+        tmp_path,
+        list=[{"gpu": index, "bdf": f"fff0:05:00.{index}"} for index in range(2)],
+        metric=[{"gpu": 0, **METRIC}, {"gpu": 1, "usage": {"gfx_activity": 90}}],
+        process=[{"gpu": gpu, "process_list": [{"process_info": {"pid": 40 + gpu}}]} for gpu in range(2)],
+    )
+    (card,) = health(facts, environ).devices
+    assert [process.pid for process in card.processes or ()] == [40, 41] and card.activity_percent == 7
+
+
 def test_violated_limits_are_named(tmp_path: Path) -> None:
     limits = {"ppt_violation_status": "ACTIVE", "prochot_violation_status": "NOT ACTIVE", "ppt_accumulated": 5}
     environ = amd_smi(tmp_path, list=LISTED, metric=[{"gpu": 0, "throttle": limits}])
     assert health(machine(), environ).devices[1].throttle == ("ppt",)
+
+
+def test_na_in_place_of_any_group_of_values_is_nothing(tmp_path: Path) -> None:
+    nothing = dict.fromkeys([*METRIC, "throttle", "process_list", "retired", "pending", "limit"], "N/A")
+    answers = {question: [{"gpu": 0, **nothing}] for question in ("metric", "process", "bad_pages", "static")}
+    found = health(machine(), amd_smi(tmp_path, list=LISTED, **answers))
+    assert not any(call.problem for call in found.calls)
+    assert found.devices[1].sources == {}
 
 
 @pytest.mark.parametrize("activity", [50288, -1, {"value": 50288, "unit": "%"}])
@@ -112,7 +133,7 @@ def test_broken_json_is_told_and_the_other_answers_count(tmp_path: Path) -> None
 
 def test_rocm_smi_answers_where_there_is_no_amd_smi(tmp_path: Path) -> None:
     card = {
-        "PCI Bus": "0000:05:00.0",
+        "PCI Bus": "fff0:05:00.0",
         "GPU use (%)": "50288",
         "Temperature (Sensor junction) (C)": "35.0",
         "Average Graphics Package Power (W)": "133.0",
@@ -137,13 +158,13 @@ NVIDIA_SMI = """case $1 in
 memory.used [MiB], \
 utilization.gpu [%], ecc.errors.corrected.volatile.total, ecc.errors.uncorrected.volatile.total, \
 clocks_throttle_reasons.active, clocks.current.sm [MHz], clocks.max.sm [MHz], clocks.current.memory [MHz]'
-echo '00000000:05:00.0, 32, 40, 120.50 W, 700.00 W, 4 MiB, 0 %, 1, 0, 0x0000000000000024, 345 MHz, 1980 MHz, 2619 MHz'
-echo '00000000:27:00.0, 33, N/A, [N/A], [Not Supported], [N/A], [N/A], [N/A], \
+echo '0000FFF0:05:00.0, 32, 40, 120.50 W, 700.00 W, 4 MiB, 0 %, 1, 0, 0x0000000000000024, 345 MHz, 1980 MHz, 2619 MHz'
+echo '0000FFF0:27:00.0, 33, N/A, [N/A], [Not Supported], [N/A], [N/A], [N/A], \
 [N/A], 0x0000000000000001, 345 MHz, 1980 MHz, 2619 MHz';;
---query-remapped-rows=*) echo '00000000:05:00.0, 1, 2, 1';;
+--query-remapped-rows=*) echo '0000FFF0:05:00.0, 1, 2, 1';;
 --query-compute-apps=*) echo 'gpu_bus_id, pid, used_gpu_memory [MiB], process_name'
-echo '00000000:05:00.0, 77, 512 MiB, python3 --steps 1,2'
-echo '00000000:05:00.0, 78, [N/A], [Not Found]';;
+echo '0000FFF0:05:00.0, 77, 512 MiB, python3 --steps 1,2'
+echo '0000FFF0:05:00.0, 78, [N/A], [Not Found]';;
 esac"""
 
 

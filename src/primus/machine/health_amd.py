@@ -109,8 +109,8 @@ def by_tools(
 
 
 def amd_smi(answers: Sequence[str], cards: Sequence[Device], calls: list[ToolCall]) -> dict[int, Vitals]:
-    """The values of all questions together. Of a divided card the first partition
-    speaks, as its sensors are the card's."""
+    """The values of all questions together. Of a divided card the first partition speaks, as its sensors are the
+    card's; processes are those of all partitions."""
     empty: list[Entry] = []
     listed, *others = (
         understood(smi.entries, answer, empty, calls, f"amd-smi {argv[1]}")
@@ -120,18 +120,19 @@ def amd_smi(answers: Sequence[str], cards: Sequence[Device], calls: list[ToolCal
     card_of = {entry.get("gpu"): addresses.get(pci.address(str(entry.get("bdf"))) or "") for entry in listed}
     if not listed and all(len(entries) in (0, len(cards)) for entries in others):
         card_of = {position: card.index for position, card in enumerate(cards)}
-    found = {card.index: Vitals() for card in cards}
-    by_gpu: list[dict[int, Entry]] = [
-        {index: entry for entry in reversed(entries) if (index := card_of.get(entry.get("gpu"))) is not None}
-        for entries in others
-    ]
-    for index in found:
-        metric, process, pages, static = (entries.get(index, {}) for entries in by_gpu)
-        found[index] = _vitals(metric, process, pages, static)
+    found = {}
+    for card in cards:
+        own = [[entry for entry in entries if card_of.get(entry.get("gpu")) == card.index] for entries in others]
+        metric, process, pages, static = own
+        found[card.index] = _vitals(_first(metric), process, _first(pages), _first(static))
     return found
 
 
-def _vitals(metric: Entry, process: Entry, pages: Entry, static: Entry) -> Vitals:
+def _first(entries: Sequence[Entry]) -> Entry:
+    return entries[0] if entries else {}
+
+
+def _vitals(metric: Entry, processes: Sequence[Entry], pages: Entry, static: Entry) -> Vitals:
     clock = dig(metric, "clock", "gfx_0")
     return Vitals(
         temperature_c=number(dig(metric, "temperature", "hotspot")),
@@ -149,7 +150,7 @@ def _vitals(metric: Entry, process: Entry, pages: Entry, static: Entry) -> Vital
         clock_mhz=number(dig(clock, "clk")),
         max_clock_mhz=number(dig(clock, "max_clk")),
         memory_clock_mhz=number(dig(metric, "clock", "mem_0", "clk")),
-        processes=_process_list(process),
+        processes=_process_lists(processes),
     )
 
 
@@ -163,28 +164,29 @@ def _pages(entry: Entry, kind: str) -> int | None:
 
 def _throttle(metric: Entry) -> tuple[str, ...] | None:
     """Names of the limits that are violated now: ``ppt``, ``socket_thermal``."""
-    limits = {key: value for key, value in (dig(metric, "throttle") or {}).items() if key.endswith("_violation_status")}
-    known = {key: value for key, value in limits.items() if value in ("ACTIVE", "NOT ACTIVE")}
-    if known:
-        return tuple(key.removesuffix("_violation_status") for key, value in known.items() if value == "ACTIVE")
+    limits = dig(metric, "throttle")
+    limits = limits if isinstance(limits, dict) else {}
+    known = {key.removesuffix("_violation_status"): limits[key] for key in limits if key.endswith("_violation_status")}
+    if any(value in ("ACTIVE", "NOT ACTIVE") for value in known.values()):
+        return tuple(name for name, value in known.items() if value == "ACTIVE")
     status = {"UNTHROTTLED": (), "THROTTLED": ("throttled",)}
     return status.get(str(dig(metric, "power", "throttle_status")))
 
 
-def _process_list(entry: Entry) -> tuple[Process, ...] | None:
+def _process_lists(entries: Sequence[Entry]) -> tuple[Process, ...] | None:
     """The processes; instead of none there is a sentence, and one with 0 B holds the device all the same."""
-    if "process_list" not in entry:
-        return None
-    found = [info for item in entry["process_list"] if isinstance(info := dig(item, "process_info"), dict)]
-    return tuple(
+    lists = [listed for entry in entries if isinstance(listed := entry.get("process_list"), list)]
+    infos = [dig(item, "process_info") for listed in lists for item in listed]
+    found = tuple(
         Process(
-            pid=int(info["pid"]),
-            name=smi.text(info.get("name")) or "",
-            memory_bytes=size(dig(info, "memory_usage", "vram_mem") or info.get("mem_usage")),
+            pid=pid,
+            name=smi.text(dig(info, "name")) or "",
+            memory_bytes=size(dig(info, "memory_usage", "vram_mem") or dig(info, "mem_usage")),
         )
-        for info in found
-        if integer(info.get("pid")) is not None
+        for info in infos
+        if (pid := integer(dig(info, "pid"))) is not None
     )
+    return found if lists else None
 
 
 def rocm_smi(text: str, cards: Sequence[Device]) -> dict[int, Vitals]:

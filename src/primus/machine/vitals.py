@@ -95,5 +95,6 @@ def percent(value: Any) -> float | None:
 
 
 def by_address(cards: Sequence[Device]) -> dict[str, int]:
-    """Index of each card by its address."""
-    return {card.bdf: card.index for card in cards if card.bdf}
+    """Index of each card by its address, and by those of its partitions."""
+    parts = {part.bdf: card.index for card in cards for part in card.partitions if part.bdf}
+    return parts | {card.bdf: card.index for card in cards if card.bdf}
