@@ -22,6 +22,7 @@ from primus.machine import measured
 from primus.machine.measured import Collective, Pair, Part, Results
 from primus.measure import collectives
 from primus.preflight import pairs, performance
+from primus.preflight.communication import SLOW_ON_CPU
 from primus.runs.files import read_json
 from primus.runs.store import Failure
 
@@ -145,7 +146,7 @@ def test_the_pair_scan_meets_each_two_once_and_right(answers: Answers) -> None:
 @pytest.mark.parametrize("key", ["slow_pairs", "corrupt_pairs"])
 def test_the_pair_scan_names_the_rank_that_sleeps_or_corrupts(answers: Answers, key: str) -> None:
     found = results_of(answers, key)
-    bad = pairs.bad_pairs(found, below=performance.SLOW_ON_CPU)
+    bad = pairs.bad_pairs(found, below=SLOW_ON_CPU)
     if len(answers) > 2:
         assert pairs.blame(found, bad) == [CULPRIT]
     else:  # of one pair nobody can say who it is

@@ -15,7 +15,8 @@ from primus.machine.facts import Device, Facts, Partition
 from primus.machine.measured import Asked, Collective, Figure, Pair, Part, RankResult, Results, Wrong
 from primus.machine.profile import Floor, Profile
 from primus.preflight.finding import Finding, worst
-from primus.preflight.performance import Demands, Judge, demanded, plan, read
+from primus.preflight.performance import Judge, demanded, plan, read
+from primus.preflight.yardstick import Demands, Yardstick
 from primus.runs.files import write_json
 
 ACC = "AMD Instinct acceptance documentation"
@@ -86,7 +87,7 @@ def results(
 
 def judged(found: Results, demands: Demands | None = None, facts: Facts | None = None) -> list[Finding]:
     facts = machine() if facts is None else facts
-    return list(Judge(found, facts, MI300X if facts.devices else None, demands or Demands()).findings())
+    return list(Judge(Yardstick(found, facts, MI300X if facts.devices else None, demands or Demands())).findings())
 
 
 def of(findings: list[Finding], check: str) -> list[Finding]:
@@ -239,6 +240,11 @@ def test_wrong_elements_from_one_source_name_it() -> None:
     wrong = tuple(Wrong(rank=rank, source=5, count=7) for rank in range(8) if rank != 5)
     found = of(judged(communicated(collective(300.0, operation="all_gather", wrong=wrong))), "all_gather")
     assert (found[0].status, found[0].measured) == ("fail", "49 wrong elements; to blame: rank 5 on node0")
+
+
+def test_a_wrong_sum_names_who_received_it() -> None:
+    found = of(judged(communicated(collective(300.0, wrong=(Wrong(rank=2, count=9),)))), "all_reduce")
+    assert (found[0].status, found[0].measured) == ("fail", "9 wrong elements received by rank 2 on node0")
 
 
 def test_a_dip_over_sizes_is_a_warning() -> None:

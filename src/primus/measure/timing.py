@@ -38,7 +38,7 @@ class Effort(Struct, frozen=True, kw_only=True):
 
 FULL = Effort(measure_s=10.0, calls=20_000)
 """Ten seconds back to back, after which clocks and temperature are what training sees."""
-QUICK = Effort(warm_up_calls=5, warm_up_s=0.1, longest_warm_up_s=0.3, calls=50, measure_s=0.3, fewest_calls=3)
+QUICK = Effort(warm_up_calls=5, warm_up_s=0.05, longest_warm_up_s=0.15, calls=30, measure_s=0.2, fewest_calls=3)
 
 
 class Clock(Protocol):

@@ -1,0 +1,126 @@
+"""What the devices of a run, and groups of them, should reach."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from msgspec import Struct, structs
+
+from primus.machine.facts import Facts
+from primus.machine.measured import Collective, Results
+from primus.machine.profile import Floor, Profile
+from primus.preflight import pairs
+from primus.report import table
+
+MIB = 2**20
+GIB = 2**30
+FLOOR_RANKS = 8
+"""Devices whose collectives the profiles' floors are of."""
+FLOOR_SIZES = {64 * MIB: "all_reduce_64m", 8 * GIB: "all_reduce"}
+
+
+class Demands(Struct, frozen=True, kw_only=True):
+    """What the user demands of every device; None leaves it to the device's profile."""
+
+    gemm_tflops_min: float | None = None
+    hbm_gbs_min: float | None = None
+    """Of the memory's copy rate."""
+    rccl_gbs_min: float | None = None
+    """Of the bus bandwidth of a node's all_reduce of `rccl_size_mb`."""
+    rccl_size_mb: int = 64
+    """MiB."""
+    free_memory_gb_min: float = 1.0
+    """Of each device, 1e9 B (AMD-AGI/Primus, PRIMUS_PREFLIGHT_MIN_FREE_MEM_GB)."""
+    floors: Mapping[str, float] = {}
+    """By test, over those of the device's profile: ``gemm_bf16`` in TFLOP/s, ``memory_copy`` in GB/s."""
+    outlier_percent: float = 100 * pairs.BELOW_MEDIAN
+    """A device this far below the median of all is named."""
+
+
+class Yardstick:
+    """The results of one run beside what its devices should reach.
+
+    Args:
+        results: What was measured.
+        facts: A node like all of them.
+        profile: Of its devices; None where they are not known, or where there are none.
+        demands: Of the user.
+    """
+
+    def __init__(self, results: Results, facts: Facts, profile: Profile | None, demands: Demands) -> None:
+        self.results = results
+        self.demands = demands
+        self.ranks = {rank.rank: rank for rank in results.ranks}
+        self.on_gpu = any(rank.device.startswith("cuda") for rank in results.ranks) or bool(facts.devices)
+        self._profile = profile
+        self._of_card = len(facts.devices) / len(facts.partitions) if facts.partitions else 1.0
+        """Part of a card that a process has."""
+
+    def unit(self, test: str) -> str:
+        """Unit of a test's figures."""
+        figures = (figure for rank in self.results.ranks for figure in rank.figures)
+        return next((figure.unit for figure in figures if figure.test == test and figure.unit), "GB/s")
+
+    def floor(self, test: str) -> Floor | None:
+        """What a device must reach in a test, of the user or known."""
+        demands = self.demands
+        wanted = {
+            f"gemm_{self.results.asked.dtype}": demands.gemm_tflops_min,
+            "memory_copy": demands.hbm_gbs_min,
+            "sanity": demands.free_memory_gb_min if self.on_gpu else None,
+        }.get(test)
+        if wanted is not None:
+            return Floor(value=wanted, unit=self.unit(test), source="as demanded")
+        return self._known_floor(test)
+
+    def _known_floor(self, test: str) -> Floor | None:
+        """The thresholds file's, else the profile's."""
+        floor = self._profile.floors.get(test) if self._profile else None
+        if test in self.demands.floors:
+            floor = Floor(value=self.demands.floors[test], unit=self.unit(test), source="thresholds file")
+        return structs.replace(floor, value=floor.value * self._of_card) if floor else None
+
+    def peak(self, test: str) -> float | None:
+        """What a device cannot exceed in a test."""
+        if self._profile is None:
+            return None
+        peaks: Mapping[Any, float] = self._profile.peaks
+        peak = self._profile.memory_gb_per_s if test.startswith("memory_") else peaks.get(test.removeprefix("gemm_"))
+        return peak * self._of_card if peak else None
+
+    def best(self, test: str) -> float | None:
+        """The best that was ever measured in a test."""
+        achieved: Mapping[Any, float] = self._profile.achieved if self._profile else {}
+        best = achieved.get(test.removeprefix("gemm_")) if test.startswith("gemm_") else None
+        return best * self._of_card if best else None
+
+    def collective_floor(self, found: Collective) -> Floor | None:
+        """The least bus bandwidth of a node's all_reduce, where one is known for its size and its number of ranks."""
+        if found.operation != "all_reduce" or found.scope != "node":
+            return None
+        demands = self.demands
+        if demands.rccl_gbs_min is not None and _is_near(found.size_bytes, demands.rccl_size_mb * MIB):
+            return Floor(value=demands.rccl_gbs_min, unit="GB/s", source="as demanded")
+        test = next((test for size, test in FLOOR_SIZES.items() if _is_near(found.size_bytes, size)), None)
+        is_comparable = len(found.ranks) == FLOOR_RANKS and self._of_card == 1
+        return self._known_floor(test) if test and is_comparable else None
+
+    def host(self, rank: Hashable) -> str:
+        """Short name of a rank's node, as reports have it; empty where the rank never spoke."""
+        found = self.ranks.get(rank) if isinstance(rank, int) else None
+        return found.host.partition(".")[0] if found else ""
+
+    def rank_name(self, rank: Hashable) -> str:
+        """A rank, and where it is."""
+        return f"rank {rank} on {self.host(rank)}" if self.host(rank) else f"rank {rank}"
+
+
+def least(floor: Floor) -> str:
+    """A floor in words."""
+    return f"at least {table.number(floor.value)} {floor.unit}"
+
+
+def _is_near(size_bytes: int, wanted_bytes: int) -> bool:
+    """Whether a size is the wanted one, rounded to whole elements for each rank."""
+    return abs(size_bytes - wanted_bytes) <= wanted_bytes // 1000
