@@ -181,10 +181,11 @@ def access_control(node: Node) -> Iterator[Finding]:
     if answer.state != "ok":
         yield info("host.pcie_acs", f"not read: {answer.problem}", reason)
         return
-    yield _acs_finding(redirecting_bridges(answer.text), reason)
+    yield acs_finding(redirecting_bridges(answer.text), reason)
 
 
-def _acs_finding(bridges: list[str], reason: str) -> Finding:
+def acs_finding(bridges: list[str], reason: str) -> Finding:
+    """What bridges that redirect traffic between devices mean."""
     text = f"on {len(bridges)} bridges: {listed(bridges, 4)}" if bridges else "off on every bridge"
     advice = "switch ACS off in the firmware, or with setpci on these bridges"
     return judged(not bridges, "warn", "host.pcie_acs", text, "off on every bridge", reason, advice)

@@ -1,0 +1,393 @@
+"""Each check that needs no load has a node that passes it and one that does not."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from primus.machine import profile as profiles
+from primus.machine.cluster import Layout
+from primus.machine.facts import (
+    Cpu,
+    Device,
+    Facts,
+    Gid,
+    Interface,
+    Limits,
+    Link,
+    Memory,
+    Partition,
+    PcieLink,
+    Problem,
+    RdmaDevice,
+    RdmaPort,
+    Software,
+)
+from primus.machine.health import DeviceHealth, Health
+from primus.machine.tree import Tree
+from primus.machine.vitals import Process, ToolCall
+from primus.preflight import check, gpu, gpu_health, host, kernel_log, network, software, storage
+from primus.preflight.finding import Finding, Status, worst
+from primus.preflight.node import Expected, Node
+
+GIB = 1 << 30
+MI300X = profiles.named("mi300x")
+
+
+def card(index: int, **changes: Any) -> Device:
+    """A healthy MI300X."""
+    fields: dict[str, Any] = {
+        "index": index,
+        "vendor": "amd",
+        "model": "MI300X",
+        "memory_bytes": MI300X.memory_bytes,
+        "partitions": (Partition(index=index),),
+        "partition_mode": "SPX",
+        "memory_mode": "NPS1",
+        "hive": "a",
+        "numa_node": index // 2,
+        "pcie": PcieLink(speed_gts=32.0, width=16, max_speed_gts=32.0, max_width=16),
+    }
+    return Device(**(fields | changes))
+
+
+def port(**changes: Any) -> RdmaPort:
+    """A healthy 400G RoCE port."""
+    fields: dict[str, Any] = {
+        "state": "ACTIVE",
+        "physical_state": "LinkUp",
+        "rate_gbps": 400.0,
+        "link_layer": "Ethernet",
+        "gids": (Gid(1, "fe80::1", "RoCE v2"),),
+    }
+    return RdmaPort(**(fields | changes))
+
+
+def nic(name: str, *ports: RdmaPort, **changes: Any) -> RdmaDevice:
+    return RdmaDevice(name=name, ports=ports or (port(),), **({"numa_node": 0, "firmware": "28.39"} | changes))
+
+
+CARDS = tuple(card(index) for index in range(4))
+LINKS = tuple(Link(kind="xgmi", first=a, second=b) for a in range(4) for b in range(a))
+NICS = (nic("mlx5_0"), nic("mlx5_1", numa_node=1))
+GPUS = Facts(devices=CARDS, links=LINKS, rdma=NICS)
+
+
+def node(facts: Facts | None = None, tree: Path = Path("/nowhere"), **fields: Any) -> Node:
+    return Node(facts=facts or Facts(), tree=Tree(tree), **fields)
+
+
+def with_card(**changes: Any) -> Node:
+    """The four cards, of which GPU 2 differs."""
+    return node(structs.replace(GPUS, devices=(*CARDS[:2], card(2, **changes), CARDS[3])))
+
+
+def vitals(**changes: Any) -> Callable[[Node], Iterator[Finding]]:
+    """The check of what tools say, with values that are good but for `changes`."""
+    good: dict[str, Any] = {
+        "temperature_c": 60.0,
+        "power_cap_w": 750.0,
+        "memory_used_bytes": 300 << 20,
+        "activity_percent": 0.0,
+        "ecc_correctable": 3,
+        "ecc_uncorrectable": 0,
+        "bad_pages": 0,
+        "pending_pages": 0,
+        "throttle": (),
+        "pcie_replays": 0,
+        "processes": (),
+    }
+    calls = changes.pop("calls", (ToolCall(tool="amd-smi metric", seconds=0.4),))
+    devices = (DeviceHealth(index=0, **(good | changes)), DeviceHealth(index=1, **good))
+    return lambda where: gpu_health.findings(where, Health(devices=devices, calls=calls))
+
+
+def log(text: str) -> Callable[[Node], Iterator[Finding]]:
+    return lambda _: kernel_log.findings(text.splitlines(), 12)
+
+
+def counters(after: int) -> Callable[[Node], Iterator[Finding]]:
+    return lambda _: network.grown({"mlx5_0 port 1": {"symbol_error": 5}}, {"mlx5_0 port 1": {"symbol_error": after}})
+
+
+def smart(text: str) -> Callable[[Node], Iterator[Finding]]:
+    return lambda _: iter([host.drive_finding("nvme0", text, 100)])
+
+
+def acs(text: str) -> Callable[[Node], Iterator[Finding]]:
+    return lambda _: iter([host.acs_finding(host.redirecting_bridges(text), "")])
+
+
+Check = Callable[[Node], Iterator[Finding]]
+GOOD_LIMITS = Limits(memlock_bytes=None, shm_bytes=64 * GIB)
+SMALL_LIMITS = Limits(memlock_bytes=8 << 20, shm_bytes=64 << 20)
+BOOT = "BOOT_IMAGE=/vmlinuz pci=realloc=off iommu=pt"
+ETH0, ETH1 = Interface(name="eth0", state="up"), Interface(name="eth1", state="down")
+SEVERAL = Layout(nproc=8, nnodes=2, node_rank=1, master_addr="203.0.113.7", master_port=1234)
+
+CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
+    # name, status of the bad one, check and node that are good, check and node that are bad
+    ("host.memory", "warn", host.memory, node(Facts(memory=Memory(total_bytes=100, available_bytes=50))),
+     host.memory, node(Facts(memory=Memory(total_bytes=100, available_bytes=5)))),
+    ("host.memory", "unknown", host.memory, node(Facts(memory=Memory(total_bytes=100, available_bytes=50))),
+     host.memory, node()),
+    ("host.memlock", "fail", host.limits, node(Facts(limits=GOOD_LIMITS, rdma=NICS)),
+     host.limits, node(Facts(limits=SMALL_LIMITS, rdma=NICS))),
+    ("host.memlock", "info", host.limits, node(Facts(limits=GOOD_LIMITS)), host.limits, node(Facts(limits=SMALL_LIMITS))),
+    ("host.shm", "fail", host.limits, node(structs.replace(GPUS, limits=GOOD_LIMITS)),
+     host.limits, node(structs.replace(GPUS, limits=SMALL_LIMITS))),
+    ("host.shm", "warn", host.limits, node(Facts(limits=GOOD_LIMITS)), host.limits, node(Facts(limits=SMALL_LIMITS))),
+    ("host.boot_arguments", "warn", host.boot_arguments,
+     node(structs.replace(GPUS, software=Software(boot_arguments=BOOT))),
+     host.boot_arguments, node(structs.replace(GPUS, software=Software(boot_arguments="quiet")))),
+    ("host.governor", "warn", host.governors, node(Facts(cpu=Cpu(governors={"performance": 8}))),
+     host.governors, node(Facts(cpu=Cpu(governors={"performance": 7, "powersave": 1})))),
+    ("host.pcie_acs", "warn", acs("00:01.0 PCI bridge\n\tACSCtl:\tSrcValid-"), node(),
+     acs("00:01.0 PCI bridge\n\tACSCtl:\tSrcValid+ TransBlk-"), node()),
+    ("host.drives", "fail", smart('{"critical_warning": 0, "media_errors": 0}'), node(),
+     smart('{"critical_warning": 4, "media_errors": 0}'), node()),
+    ("host.drives", "warn", smart('{"num_err_log_entries": 100}'), node(), smart('{"num_err_log_entries": 101}'), node()),
+    ("host.drives", "unknown", smart("{}"), node(), smart("nvme: N/A"), node()),
+    ("gpu.count", "fail", gpu.count, node(GPUS, expected=Expected(gpus=4)), gpu.count, node(GPUS, expected=Expected(gpus=8))),
+    ("gpu.count", "fail", gpu.count, node(GPUS), gpu.count, node(expected=Expected(gpus=8))),
+    ("gpu.model", "fail", gpu.model, node(GPUS), gpu.model, with_card(model="MI308X")),
+    ("gpu.profile", "unknown", gpu.model, node(GPUS), gpu.model, with_card(model=None, name="Aldebaran")),
+    ("gpu.memory", "fail", gpu.memory, node(GPUS), gpu.memory, with_card(memory_bytes=128 * GIB)),
+    ("gpu.partition_mode", "fail", gpu.partitions, node(GPUS), gpu.partitions, with_card(partition_mode="DPX")),
+    ("gpu.partitions", "fail", gpu.partitions, node(GPUS), gpu.partitions,
+     node(Facts(devices=(card(0, partition_mode="CPX", partitions=tuple(Partition(index=i) for i in range(7))),)))),
+    ("gpu.pcie_link", "fail", gpu.pcie_link, node(GPUS), gpu.pcie_link,
+     with_card(pcie=PcieLink(speed_gts=16.0, width=16, max_speed_gts=32.0, max_width=16))),
+    ("gpu.pcie_link", "fail", gpu.pcie_link, node(GPUS), gpu.pcie_link,
+     with_card(pcie=PcieLink(speed_gts=32.0, width=8, max_speed_gts=32.0, max_width=16))),
+    ("gpu.links", "fail", gpu.links, node(GPUS), gpu.links, node(structs.replace(GPUS, links=LINKS[1:]))),
+    ("gpu.links", "unknown", gpu.links, node(GPUS), gpu.links, node(structs.replace(GPUS, links=()))),
+    ("gpu.hives", "fail", gpu.links, node(GPUS), gpu.links, with_card(hive="b")),
+    ("gpu.nic_affinity", "warn", gpu.affinity, node(GPUS), gpu.affinity, node(structs.replace(GPUS, rdma=NICS[:1]))),
+    ("gpu.reading", "warn", gpu.readings, node(GPUS), gpu.readings,
+     node(structs.replace(GPUS, problems=(Problem("GPU 6", "partition .7 is missing"),)))),
+    ("gpu.tool", "fail", vitals(), node(GPUS), vitals(calls=(ToolCall(tool="amd-smi", seconds=5.0),)), node(GPUS)),
+    ("gpu.tool", "warn", vitals(), node(GPUS), vitals(calls=(ToolCall(tool="amd-smi", seconds=2.0),)), node(GPUS)),
+    ("gpu.tool", "unknown", vitals(), node(GPUS),
+     vitals(calls=(ToolCall(tool="amd-smi", seconds=0.1, problem="its output cannot be understood"),)), node(GPUS)),
+    ("gpu.tool", "unknown", vitals(), node(GPUS), vitals(calls=()), node(GPUS, tree=Path("/"))),
+    ("gpu.processes", "fail", vitals(processes=(Process(pid=7, name="gpuagent"),)), node(GPUS),
+     vitals(processes=(Process(pid=7, name="python", memory_bytes=0),)), node(GPUS)),
+    ("gpu.memory_used", "fail", vitals(), node(GPUS), vitals(memory_used_bytes=3 * GIB), node(GPUS)),
+    ("gpu.activity", "warn", vitals(), node(GPUS), vitals(activity_percent=90.0), node(GPUS)),
+    ("gpu.ecc_uncorrectable", "fail", vitals(), node(GPUS), vitals(ecc_uncorrectable=1), node(GPUS)),
+    ("gpu.ecc_correctable", "warn", vitals(), node(GPUS), vitals(ecc_correctable=10_000), node(GPUS)),
+    ("gpu.bad_pages", "fail", vitals(), node(GPUS), vitals(bad_pages=1), node(GPUS)),
+    ("gpu.pending_pages", "fail", vitals(), node(GPUS), vitals(pending_pages=1), node(GPUS)),
+    ("gpu.pcie_replays", "warn", vitals(), node(GPUS), vitals(pcie_replays=1001), node(GPUS)),
+    ("gpu.temperature", "fail", vitals(), node(GPUS), vitals(temperature_c=100.0), node(GPUS)),
+    ("gpu.throttle", "fail", vitals(throttle=("ppt",)), node(GPUS), vitals(throttle=("socket_thermal",)), node(GPUS)),
+    ("gpu.power_cap", "fail", vitals(), node(GPUS), vitals(power_cap_w=550.0), node(GPUS)),
+    ("network.rdma_port", "fail", network.rdma, node(GPUS), network.rdma,
+     node(Facts(rdma=(*NICS, nic("mlx5_2", port(state="DOWN", physical_state="Polling")))))),
+    ("network.rdma_rate", "fail", network.rdma, node(GPUS), network.rdma,
+     node(Facts(rdma=(*NICS, nic("mlx5_2", port(rate_gbps=200.0)))))),
+    ("network.gid", "fail", network.rdma, node(GPUS), network.rdma,
+     node(Facts(rdma=(nic("mlx5_2", port(gids=(Gid(0, "fe80::1", "RoCE v1"),))),)))),
+    ("network.rdma_count", "fail", network.rdma, node(GPUS, expected=Expected(rdma_nics=2)),
+     network.rdma, node(GPUS, expected=Expected(rdma_nics=8))),
+    ("network.rdma_count", "fail", network.rdma, node(GPUS), network.rdma, node(environ={"PRIMUS_EXPECT_IB": "1"})),
+    ("network.rdma_count", "fail", network.rdma, node(GPUS),
+     network.rdma, node(GPUS, expected=Expected(rdma_nic_allowlist="bnxt"))),
+    ("network.errors", "warn", counters(5), node(), counters(6), node()),
+    ("network.interface", "fail", network.expressions,
+     node(Facts(interfaces=(ETH0, ETH1)), environ={"NCCL_SOCKET_IFNAME": "^lo,docker"}),
+     network.expressions, node(Facts(interfaces=(ETH0, ETH1)), environ={"NCCL_SOCKET_IFNAME": "=eth1"})),
+    ("network.interface", "fail", network.expressions,
+     node(Facts(interfaces=(ETH0,)), environ={"GLOO_SOCKET_IFNAME": "eth"}),
+     network.expressions, node(Facts(interfaces=(ETH0,)), environ={"GLOO_SOCKET_IFNAME": "10.1.2.3"})),
+    ("network.hca", "fail", network.expressions, node(GPUS, environ={"NCCL_IB_HCA": "=mlx5_0:1"}),
+     network.expressions, node(GPUS, environ={"NCCL_IB_HCA": "=mlx5_0:2"})),
+    ("network.route", "warn", network.route, node(Facts(master_interface="eth0"), layout=SEVERAL),
+     network.route, node(Facts(master_interface="eth0"), layout=SEVERAL, environ={"NCCL_SOCKET_IFNAME": "eth1"})),
+    ("network.route", "unknown", network.route, node(Facts(master_interface="eth0"), layout=SEVERAL),
+     network.route, node(layout=SEVERAL)),
+    ("network.interfaces", "fail", network.interfaces, node(Facts(interfaces=(ETH0,)), layout=SEVERAL),
+     network.interfaces, node(Facts(interfaces=(ETH1,)), layout=SEVERAL)),
+    ("network.firmware", "warn", network.firmware, node(GPUS),
+     network.firmware, node(Facts(rdma=(NICS[0], nic("mlx5_1", firmware="28.40"))))),
+    ("network.environment", "warn", network.environment, node(environ={"NCCL_IB_DISABLE": "1"}),
+     network.environment, node(environ={"NCCL_IB_DISABLE": "1", "PRIMUS_EXPECT_IB": "1"})),
+    ("network.environment", "warn", network.environment, node(GPUS, environ={"NCCL_IB_GID_INDEX": "1"}),
+     network.environment, node(GPUS, environ={"NCCL_IB_GID_INDEX": "3"})),
+    ("software.tool", "fail", software.tools, node(expected=Expected(tools=(sys.executable,))),
+     software.tools, node(expected=Expected(tools=("no-such-program",)))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "good", "fit", "bad", "unfit"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES]
+)
+def test_a_check_tells_a_good_node_from_a_bad_one(
+    name: str, status: Status, good: Check, fit: Node, bad: Check, unfit: Node
+) -> None:
+    assert worst(finding for finding in good(fit) if finding.check == name) in ("ok", "info")
+    found = [finding for finding in bad(unfit) if finding.check == name]
+    assert worst(found) == status
+    for finding in found:
+        assert finding.measured
+        assert finding.advice or finding.status in ("ok", "info")
+
+
+LOG = {
+    "amdgpu 0000:05:00.0: amdgpu: poison is created": "fail",
+    "mce: [Hardware Error]: Machine check events logged, mce: CPU 1: Machine check": "fail",
+    "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.": "fail",
+    "NVRM: Xid (PCI:0000:05:00): 31, pid=7, MMU Fault": "warn",
+    "watchdog: BUG: soft lockup - CPU#3 stuck for 22s!\n" * 3: "warn",
+    "watchdog: BUG: soft lockup - CPU#3 stuck for 22s!\n" * 2: "ok",
+    "amdgpu 0000:05:00.0: ring sdma0 timeout": "warn",
+    "amdgpu 0000:05:00.0: reset init context\n" * 9: "ok",
+    "pcieport 0000:00:01.0: AER: Corrected error received, severity=Corrected": "ok",
+    "EXT4-fs (vda): mounted filesystem": "ok",
+}
+
+
+@pytest.mark.parametrize(("text", "status"), LOG.items(), ids=[text[:30].strip() for text in LOG])
+def test_the_kernel_log_is_judged_by_what_the_lines_mean(text: str, status: Status) -> None:
+    assert worst(kernel_log.findings(text.splitlines(), 12)) == status
+
+
+def test_lines_of_the_kernel_log_from_before_the_window_do_not_count() -> None:
+    lines = ["[  100.0] kernel panic", "[ 9000.0] fine", "[ 9001.0] kernel panic"]
+    assert kernel_log.recent(lines, 5000.0) == lines[1:]
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
+    def grow(files: dict[str, str]) -> Path:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text + "\n")
+        return tmp_path
+
+    return grow
+
+
+KERNEL_SETTINGS = [
+    ("host.numa_balancing", "proc/sys/kernel/numa_balancing", "0", "1", "warn"),
+    ("host.hugepages", "sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never", "always madvise [never]",
+     "warn"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "file", "good", "bad", "status"), KERNEL_SETTINGS)
+def test_kernel_settings_are_read_from_their_files(
+    kernel: Callable[[dict[str, str]], Path], name: str, file: str, good: str, bad: str, status: Status
+) -> None:
+    for text, expected in ((good, "ok"), (bad, status)):
+        tree = kernel({file: text})
+        found = [finding for finding in host.kernel_settings(node(GPUS, tree)) if finding.check == name]
+        assert [finding.status for finding in found] == [expected]
+
+
+def test_the_one_processor_that_saves_power_is_named(kernel: Callable[[dict[str, str]], Path]) -> None:
+    tree = kernel(
+        {f"sys/devices/system/cpu/cpu{i}/cpufreq/scaling_governor": "performance" for i in range(12)}
+        | {"sys/devices/system/cpu/cpu10/cpufreq/scaling_governor": "powersave"}
+    )
+    (finding,) = host.governors(node(Facts(cpu=Cpu(governors={"performance": 11, "powersave": 1})), tree))
+    assert (finding.status, finding.measured) == ("warn", "powersave: CPU 10")
+
+
+def test_a_clock_daemon_is_found_among_the_processes(kernel: Callable[[dict[str, str]], Path]) -> None:
+    tree = kernel({"proc/12/comm": "bash"})
+    assert [finding.status for finding in host.clock(node(tree=tree, layout=SEVERAL))] == ["warn"]
+    kernel({"proc/13/comm": "chronyd"})
+    assert [finding.measured for finding in host.clock(node(tree=tree, layout=SEVERAL))] == ["chronyd"]
+
+
+def test_management_ports_are_left_out_and_named() -> None:
+    facts = Facts(rdma=(*NICS, nic("mlx5_2", port(rate_gbps=25.0)), nic("mlx5_bond_0")))
+    found = {finding.check: finding for finding in network.rdma(node(facts))}
+    assert found["network.rdma_excluded"].measured == "mlx5_2 port 1 (25 Gb/s), mlx5_bond_0 port 1 (in a bond)"
+    assert found["network.rdma_count"].value == 2
+
+
+@pytest.mark.parametrize(
+    ("expression", "name", "number", "hit"),
+    [
+        ("mlx5", "mlx5_3", 1, True), ("=mlx5_1", "mlx5_10", 1, False), ("=mlx5_1,mlx5_3:1", "mlx5_3", 1, True),
+        ("mlx5_3:2", "mlx5_3", 1, False), ("^mlx5_3", "mlx5_3", 1, False), ("^=mlx5_3", "mlx5_30", 1, True),
+        ("eth,ib", "ib0", None, True),
+    ],
+)  # fmt: skip
+def test_expressions_select_as_nccl_does(expression: str, name: str, number: int | None, hit: bool) -> None:
+    assert network.expression_matches(expression, name, number) is hit
+
+
+def test_a_folder_that_cannot_be_written_fails_and_nothing_is_left_in_one_that_can(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    folders = ((str(tmp_path / "new" / "deep"), "workspace"), ("/proc/1", "data"))
+    found = list(storage.folders(node(expected=Expected(folders=folders))))
+    by_check = {(finding.check, finding.subject.split()[0]): finding.status for finding in found}
+    assert by_check["storage.writable", "workspace"] == "ok"
+    assert by_check["storage.writable", "data"] == "fail"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_network_file_system_is_named_by_the_longest_mount_point(tmp_path: Path) -> None:
+    mounts = f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
+    assert storage.file_system(tmp_path, mounts) == "nfs4"
+    assert storage.file_system(Path("/"), mounts) == "ext4"
+
+
+def test_a_program_that_hangs_costs_its_limit_and_leaves_no_child(tmp_path: Path) -> None:
+    stub = tmp_path / "slow-smi"
+    pid_file = tmp_path / "pid"
+    stub.write_text(f"#!/bin/sh\nsleep 60 & echo $! > {pid_file}\nwait\n")
+    stub.chmod(0o755)
+    where = node(expected=Expected(tools=("slow-smi",)), environ={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    began = time.monotonic()
+    answer = where.call(["slow-smi"], 0.5)
+    assert answer.state == "slow"
+    assert time.monotonic() - began < 5
+    child = int(pid_file.read_text())
+    assert _ends(child), "the stub's own child is still there"
+
+
+def _ends(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_no_check_hides_that_it_broke_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def host_broken(_: Node) -> Iterator[Finding]:
+        raise ValueError("not a number")
+        yield
+
+    host_broken.__module__ = "primus.preflight.host"
+    monkeypatch.setitem(check.CHECKS, "host", (host_broken,))
+    report = check.run(node(), ("host",))
+    assert [(finding.check, finding.status) for finding in report.findings] == [("host.host_broken", "fail")]
+
+
+def test_a_laptop_without_accelerators_is_fit() -> None:
+    laptop = Facts(
+        host="laptop.lan",
+        memory=Memory(total_bytes=16 * GIB, available_bytes=8 * GIB, swap_bytes=0),
+        limits=Limits(memlock_bytes=8 << 20, shm_bytes=8 * GIB),
+        interfaces=(ETH0,),
+    )
+    report = check.run(node(laptop, expected=Expected(folders=(("/tmp", "workspace"),))))
+    assert report.host == "laptop"
+    assert [f for f in report.findings if f.status in ("fail", "unknown") and f.check != "storage.free"] == []

@@ -1,0 +1,132 @@
+"""Nodes are compared, judged and listed; a node that says nothing is never fit."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from primus.preflight import cluster, report, together
+from primus.preflight.cluster import ClusterReport, Verdict
+from primus.preflight.finding import Finding, NodeReport, Status
+
+STACK = {"kernel": "6.8.0-51", "amd driver": "6.12.12", "GPU model": "MI300X", "GPU count": "8", "RDMA ports": "8"}
+
+
+def finding(status: Status, check: str = "host.memlock", **more: object) -> Finding:
+    advice = {} if status in ("ok", "info") else {"advice": "`ulimit -l unlimited`"}
+    values = {"check": check, "status": status, "measured": "8.0 MiB", "expected": ">= 32 GiB", **advice, **more}
+    return Finding(**values)  # type: ignore[arg-type]
+
+
+def of(host: str, *findings: Finding, **stack: str) -> NodeReport:
+    changed = {name.replace("_", " "): value for name, value in stack.items()}
+    return NodeReport(host=host, time=1767225600.0, duration_s=1.25, findings=findings, stack=STACK | changed)
+
+
+def together_of(*nodes: NodeReport, findings: tuple[Finding, ...] = (), **more: object) -> ClusterReport:
+    hosts = tuple(sorted({*(node.host for node in nodes), *(one.host for one in findings if one.host)}))
+    values = {"id": "20260101_000000-abcd", "version": "1", "checks": ("host", "gpu"), "expected_nodes": hosts, **more}
+    return ClusterReport(nodes=nodes, findings=findings, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [("ok", "pass"), ("info", "pass"), ("warn", "pass"), ("unknown", "unknown"), ("fail", "fail")],
+)
+def test_only_what_was_measured_and_is_good_passes(status: Status, verdict: Verdict) -> None:
+    assert together_of(of("a", finding("ok"), finding(status))).overall == verdict
+
+
+def test_warnings_count_where_that_was_asked() -> None:
+    assert together_of(of("a", finding("warn")), is_strict=True).overall == "fail"
+
+
+def test_a_check_that_is_overridden_by_name_does_not_count_and_is_named() -> None:
+    judged = together_of(of("a", finding("fail")), ignored=("host.memlock",))
+    assert judged.overall == "pass"
+    assert "ignored: host.memlock" in report.text(judged, is_coloured=False)
+
+
+def test_a_finding_of_a_node_that_nobody_knows_still_counts() -> None:
+    judged = structs.replace(together_of(of("a", finding("ok"))), findings=(finding("fail", host="elsewhere"),))
+    assert judged.overall == "fail"
+
+
+def test_the_majority_names_the_odd_nodes() -> None:
+    nodes = [of("a"), of("b", amd_driver="6.10.5"), of("c", GPU_count="7")]
+    found = {one.host: (one.check, one.status) for one in cluster.between(nodes, 30.0, {"b": 0.1, "c": 0.2})
+             if one.status != "ok"}  # fmt: skip
+    assert found == {"b": ("cluster.amd_driver", "warn"), "c": ("cluster.gpu_count", "fail")}
+
+
+def test_without_a_majority_every_node_is_named() -> None:
+    found = list(cluster.between([of("a"), of("b", kernel="5.15")], 30.0, {}))
+    assert [(one.host, one.measured) for one in found] == [("a", "6.8.0-51"), ("b", "5.15")]
+
+
+def test_a_clock_that_is_far_off_is_a_warning() -> None:
+    found = {
+        one.host: one.status for one in cluster.between([of("a"), of("b"), of("c")], 30.0, {"b": -31.0, "c": 29.0})
+    }
+    assert found == {"b": "warn", "c": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("a", ["a"]), ("a,b", ["a", "b"]), ("n[08-11]", ["n08", "n09", "n10", "n11"]), ("n[1,3-4]-x", ["n1-x", "n3-x", "n4-x"]),
+        ("r[1-2]n[1-2],z", ["r1n1", "r1n2", "r2n1", "r2n2", "z"]), ("", []),
+    ],
+)  # fmt: skip
+def test_node_lists_are_expanded_as_slurm_does(nodes: str, expected: list[str]) -> None:
+    assert together.expanded(nodes) == expected
+
+
+def test_the_lists_hold_a_host_a_line_and_nothing_of_older_reports(tmp_path: Path) -> None:
+    first = report.write(together_of(of("c", finding("ok"))), tmp_path)
+    nodes = (of("b", finding("fail")), of("a", finding("ok")), of("d", finding("unknown")))
+    later = together_of(*nodes, findings=tuple(cluster.missing(["e"], 5)), id="20260101_000001-abcd")
+    folder = report.write(later, tmp_path)
+    assert folder != first
+    lists = {name: (folder / f"{name}_nodes.txt").read_text() for name in ("passing", "failing", "unknown", "expected")}
+    assert lists == {"passing": "a\n", "failing": "b\ne\n", "unknown": "d\n", "expected": "a\nb\nd\ne\n"}
+    assert sorted(path.name for path in (folder / "nodes").iterdir()) == ["a.json", "b.json", "d.json"]
+    told = json.loads((folder / "report.json").read_text())
+    assert told["verdict"] == "fail"
+    assert told["verdicts"] == {"a": "pass", "b": "fail", "d": "unknown", "e": "fail"}
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    judged = together_of(of("a", finding("warn")), of("b", finding("fail", subject="GPU 3"), kernel="5.15"))
+    folders = [report.write(judged, tmp_path / name) for name in ("one", "two")]
+    files = [sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()) for folder in folders]
+    assert files[0] == files[1]
+    for path in files[0]:
+        assert (folders[0] / path).read_bytes() == (folders[1] / path).read_bytes()
+
+
+def test_the_worst_comes_first_and_the_verdict_last() -> None:
+    shown = report.text(together_of(of("a", finding("ok", "host.swap"), finding("fail"))), is_coloured=False)
+    assert shown.index("memlock") < shown.index("swap")
+    assert shown.splitlines()[-1] == "a is unfit: 1 fail (1.2 s)"
+    assert "\x1b[" not in shown
+    assert "\x1b[31mfail\x1b[0m" in report.text(together_of(of("a", finding("fail"))), is_coloured=True)
+
+
+def test_figures_of_many_devices_are_one_row() -> None:
+    figures = [
+        finding("ok", "gpu.temperature", subject=f"GPU {i}", measured=f"{40 + i} C", value=40.0 + i) for i in range(8)
+    ]
+    (line,) = report.lines([("a", figure) for figure in figures])
+    assert (line.subjects, line.measured) == ("GPU 0 .. GPU 7 (8)", "40 C .. 47 C, median 43 C")
+
+
+def test_markdown_keeps_its_tables_whole() -> None:
+    text = report.markdown(together_of(of("a", finding("fail", measured="a | b <script> *x*"))))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(re.search(r"(?<!\\)\|$", row) for row in rows)
+    assert r"a \| b \<script\> \*x\*" in text
