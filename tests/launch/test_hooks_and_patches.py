@@ -239,6 +239,13 @@ def test_a_setting_that_holds_a_secret_is_refused(tmp_path: Path) -> None:
     assert "canary" not in done.stderr + everything(tmp_path)
 
 
+def test_a_secret_of_the_command_line_is_shown_nowhere_either(tmp_path: Path) -> None:
+    write(tmp_path, night_yaml=EXPERIMENT, hooks__1_a_sh='echo "$@"\nexit 1\n')
+    done = launched(tmp_path, "--", *TRAIN, "env.A_TOKEN=canary-typed", "--env.B_TOKEN", "canary-word")
+    assert done.returncode == 1
+    assert "canary" not in done.stdout + done.stderr + everything(tmp_path)
+
+
 # -- after the workers --
 
 
@@ -254,10 +261,11 @@ def test_the_hooks_of_the_end_are_those_of_its_kind(tmp_path: Path) -> None:
 
 
 def test_a_failing_hook_of_the_end_leaves_the_outcome(tmp_path: Path) -> None:
-    write(tmp_path, hooks__after__1_a_sh="echo oh\nexit 5")
-    done = launched(tmp_path, "--", "tiny")
+    write(tmp_path, hooks__after__1_a_sh="echo extra.x=$HF_TOKEN\necho oh\nexit 5")
+    done = launched(tmp_path, "--", "tiny", HF_TOKEN="canary")
     assert done.returncode == 0
-    assert done.stderr.startswith("primus-cli: hook hooks/after/1_a.sh failed: exit code 5\n  | oh\n  log: ")
+    said = "primus-cli: hook hooks/after/1_a.sh failed: exit code 5\n  | extra.x=<secret>\n  | oh\n  log: "
+    assert done.stderr.startswith(said)
     assert read(tmp_path, "metadata.json")["outcome"]["state"] == "done"
     last = json.loads((latest(tmp_path) / "events.jsonl").read_text().splitlines()[-1])
     assert (last["kind"], last["node_rank"]) == ("hook_failed", 0)

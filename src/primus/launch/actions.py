@@ -23,6 +23,7 @@ from primus.launch.plan import Action, Variable
 from primus.launch.scripts import Ended, Masks
 from primus.machine.cluster import Layout
 from primus.runs.store import Outcome, Run, State
+from primus.secret import is_secret
 
 SKIPPED = 2
 """Exit code by which a patch says that it does not apply, as in the existing system."""
@@ -95,7 +96,7 @@ def before(
         scene.say(f"{action.kind} {action.file}")
         if action.kind == "patch":
             recorder.start(action)
-        ended, given = _perform(action, scene, environ(), {})
+        ended, reply, masks = _perform(action, scene, environ(), {})
         is_skipped = action.kind == "patch" and ended.exit_code == SKIPPED
         if action.kind == "patch":
             recorder.end("skipped" if is_skipped else "failed" if ended.problem else "applied", ended.exit_code)
@@ -104,7 +105,7 @@ def before(
         elif ended.problem:
             raise _failure(action, scene, ended)
         else:
-            _accept(given, scene, accept)
+            _accept(_given(action, reply, masks), scene, accept)
 
 
 def afterwards(actions: Sequence[Action], scene: Scene, environ: Mapping[str, str], outcome: Outcome) -> list[str]:
@@ -118,7 +119,7 @@ def afterwards(actions: Sequence[Action], scene: Scene, environ: Mapping[str, st
     problems = []
     for action in _of_stage(actions, stage, scene.layout):
         scene.say(f"{stage} hook {action.file}")
-        ended, _ = _perform(action, scene, environ, told)
+        ended, _, _ = _perform(action, scene, environ, told)
         if ended.problem:
             problems.append(str(_failure(action, scene, ended)))
             print(f"primus-cli: {problems[-1]}", file=sys.stderr, flush=True)
@@ -141,28 +142,26 @@ def _accept(given: Given, scene: Scene, accept: Callable[[Given], Sequence[str]]
         raise UsageError(f"{action.kind} {action.file}: {error.problem}", error.hint) from None
 
 
-def _perform(action: Action, scene: Scene, environ: Mapping[str, str], more: Mapping[str, str]) -> tuple[Ended, Given]:
-    """Run one, and read what it wants set."""
+def _perform(
+    action: Action, scene: Scene, environ: Mapping[str, str], more: Mapping[str, str]
+) -> tuple[Ended, Reply, Masks]:
+    """Run one; gives how it ended, what it wants set, and what must be hidden of that."""
     masks = Masks(environ)
+    masks.learn_words(scene.words)
+    log = scene.logs / _log_name(action, scene.layout)
     with _alone(action, scene) as refused, tempfile.TemporaryDirectory(prefix="primus-hook-") as private:
         result = Path(private) / "result.json"
-        told = {**_told(action, scene), **more, RESULT_VARIABLE: str(result)}
-        log = scene.logs / _log_name(action, scene.layout)
+        env = {**environ, **_told(action, scene), **more, RESULT_VARIABLE: str(result)}
+        speaks = action.stage == "before" and not action.functions
         ended = refused or scripts.run(
-            _argv(action, scene),
-            {**environ, **told},
-            action.timeout_s,
-            log,
-            masks,
-            speaks=not action.functions,
-            interrupted=scene.interrupted,
+            _argv(action, scene), env, action.timeout_s, log, masks, speaks=speaks, interrupted=scene.interrupted
         )
         reply = _reply(result) if action.functions else Reply(env=ended.env, extra=ended.extra)
-    if reply.stop:
-        ended = structs.replace(ended, problem=masks.apply(f"it stopped the launch: {reply.stop}"), tail=())
-        ended = structs.replace(ended, tail=(masks.apply(reply.hint),) if reply.hint else ())
     masks.learn(reply.env)
-    return ended, _given(action, reply, masks)
+    if reply.stop:
+        hint = (masks.apply(reply.hint),) if reply.hint else ()
+        ended = structs.replace(ended, problem=masks.apply(f"it stopped the launch: {reply.stop}"), tail=hint)
+    return ended, reply, masks
 
 
 def _given(action: Action, reply: Reply, masks: Masks) -> Given:
@@ -177,10 +176,10 @@ def _given(action: Action, reply: Reply, masks: Masks) -> Given:
         raise PrimusError(f"{what}: {wrong[0]!r} with its value is no variable of the environment")
     source = f"{action.kind}:{action.file}"
     env = {name: Variable(value, source, is_secret=masks.hides(value)) for name, value in reply.env.items()}
-    secret = [name for name, value in reply.extra.items() if masks.hides(value)]
-    if secret:
+    secrets = [name for name, value in reply.extra.items() if is_secret(name) or masks.hides(value)]
+    if secrets:
         raise PrimusError(
-            f"{what}: extra.{secret[0]} holds a secret, which the run folder would show",
+            f"{what}: extra.{secrets[0]} holds a secret, which the run folder would show",
             "secrets travel as variables: env.NAME=VALUE",
         )
     return Given(action=action, env=env, extra=tuple(f"--{name}={value}" for name, value in reply.extra.items()))
@@ -238,10 +237,8 @@ def _alone(action: Action, scene: Scene) -> Iterator[Ended | None]:
     if not action.locked:
         yield None
         return
-    folder = Path(tempfile.gettempdir()) / f"primus-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
     deadline = time.monotonic() + action.timeout_s
-    with (folder / "hooks.lock").open("w") as file:
+    with _lock_file().open("a") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,3 +251,16 @@ def _alone(action: Action, scene: Scene) -> Iterator[Ended | None]:
                 return
             yield None
             return
+
+
+def _lock_file() -> Path:
+    """The user's lock on this node; home may be shared by all nodes.
+
+    Raises:
+        PrimusError: Somebody else has made its folder.
+    """
+    folder = Path(tempfile.gettempdir()) / f"primus-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise PrimusError(f"{folder} belongs to another user", "set TMPDIR to a folder of your own")
+    return folder / "hooks.lock"

@@ -88,6 +88,8 @@ def _follow(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
         launch = _agreed(begun, shape)
     except PrimusError as error:
         _afterwards(begun.launch, scene, actions.outcome_of(error), None)
+        if not any(scene.logs.glob("*.log")):
+            shutil.rmtree(private)
         raise
     run = _open(launch)
     _move_logs(private / HOOK_LOGS, run.directory / HOOK_LOGS)
@@ -120,6 +122,7 @@ class _Begun:
         """What is set once for all nodes."""
         self.extra: tuple[str, ...] = ()
         self._run = run
+        self._nnodes = launch.plan.layout.nnodes if launch.plan.layout else 1
 
     def accept(self, given: Given) -> list[str]:
         """Take what a hook or patch wants set; gives what is to be said about it.
@@ -128,24 +131,22 @@ class _Begun:
             UsageError: It cannot be.
         """
         self.launch = amended(self.launch, given.env, given.extra)
-        remarks = []
-        if given.action.once:
-            self.env |= {name: each for name, each in given.env.items() if not _is_secret(name, each)}
-            self.extra += given.extra
-            stay = [name for name, each in given.env.items() if _is_secret(name, each)]
-            is_alone = self.launch.plan.layout is None or self.launch.plan.layout.nnodes == 1
-            remarks += [] if is_alone or not stay else [f"{', '.join(stay)} is a secret, and stays on this node"]
-        else:
-            self.alike = amended(self.alike, given.env, given.extra)
+        remarks = self._share(given) if self._nnodes > 1 else []
         if self._run and given.extra and not self.launch.job.resume:
             _write_files(self._run.directory, self.launch)
         found, environ = self.launch.plan.env, _environment(self.launch)
         kept = [name for name, each in given.env.items() if environ.get(name) != each.value]
         return remarks + [f"{name} stays as {_who(found.get(name))} has set it" for name in kept]
 
-
-def _is_secret(name: str, variable: Variable) -> bool:
-    return is_secret(name) or variable.is_secret
+    def _share(self, given: Given) -> list[str]:
+        """Keep apart what was set once for all nodes."""
+        if not given.action.once:
+            self.alike = amended(self.alike, given.env, given.extra)
+            return []
+        secrets = [name for name, each in given.env.items() if is_secret(name) or each.is_secret]
+        self.env |= {name: each for name, each in given.env.items() if name not in secrets}
+        self.extra += given.extra
+        return [f"{', '.join(secrets)} is a secret, and stays on this node"] if secrets else []
 
 
 def _who(variable: Variable | None) -> str:

@@ -17,6 +17,7 @@ import selectors
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ from typing import IO, TYPE_CHECKING
 from msgspec import Struct
 
 from primus import secret
+from primus.launch import execute
 
 if TYPE_CHECKING:
     import psutil
@@ -78,6 +80,11 @@ class Masks:
         self._values |= {value for value in [*lines, *passwords] if len(value) >= SHORTEST_SECRET}
         longest_first = sorted(self._values, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def learn_words(self, words: Sequence[str]) -> None:
+        """Take the values of secret options and assignments on a command line."""
+        hidden = [word for word, shown in zip(words, secret.mask_words(words), strict=True) if word != shown]
+        self.learn({f"SECRET_{number}": word.partition("=")[2] or word for number, word in enumerate(hidden)})
 
     def hides(self, text: str) -> bool:
         """Whether `text` holds a secret value."""
@@ -156,6 +163,7 @@ def run(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                preexec_fn=execute.die_with_parent if sys.platform == "linux" else None,
             )
         except OSError as error:
             return Ended(problem=f"{argv[0]} cannot be started: {error.strerror}")
