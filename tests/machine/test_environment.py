@@ -34,7 +34,7 @@ class Typed(Struct, frozen=True):
 
 
 NO_NETWORK = Network()
-RAILS = Network(interface="eth0", hcas="=mlx5_0:1,mlx5_10:1", gid_index=3, nic_kind="mellanox")
+RAILS = Network(interface="eth0", hcas=("mlx5_0:1", "mlx5_10:1"), gid_index=3, nic_kind="mellanox")
 ONE = Layout(nproc=8)
 TWO = Layout(nproc=8, nnodes=2, master_addr="a")
 
@@ -111,25 +111,25 @@ def test_a_layer_can_leave_unset_what_a_lower_one_sets() -> None:
 
 
 def test_the_gid_of_ainic_wins_over_the_usual_one() -> None:
-    network = Network(hcas="=ionic_0:1", nic_kind="ainic")
+    network = Network(hcas=("ionic_0:1",), nic_kind="ainic")
     item = choice("NCCL_IB_GID_INDEX", decided("mi355x", network, TWO))
     assert (item.value, item.layer) == ("1", "nic:ainic")
     assert [(lost.layer, lost.value) for lost in item.overrode] == [("amd", "3")]
 
 
 def test_a_gid_that_the_ports_show_wins_over_the_adapters_usual_one() -> None:
-    network = Network(hcas="=bnxt_re0:1", nic_kind="broadcom", gid_index=5)
+    network = Network(hcas=("bnxt_re0:1",), nic_kind="broadcom", gid_index=5)
     item = choice("NCCL_IB_GID_INDEX", decided("mi300x", network, TWO))
     assert (item.value, item.layer) == ("5", "network")
 
 
 def test_infiniband_gets_no_gid() -> None:
-    network = Network(hcas="=mlx5_0:1", nic_kind="mellanox")
+    network = Network(hcas=("mlx5_0:1",), nic_kind="mellanox")
     assert choice("NCCL_IB_GID_INDEX", decided("mi300x", network, TWO)).value is None
 
 
 def test_ainic_uses_what_rccl_has_built_in_only_where_it_has_it() -> None:
-    network = Network(hcas="=ionic_0:1", nic_kind="ainic")
+    network = Network(hcas=("ionic_0:1",), nic_kind="ainic")
     for version, expected in (("7.2.1", "none"), ("7.10.0", "none"), ("7.2.0-43", None), ("6.4.3", None), (None, None)):
         facts = structs.replace(assumed("mi355x"), software=Software(rocm=version))
         item = decided(facts, network, TWO).variables.get("NCCL_NET_PLUGIN")
@@ -167,7 +167,7 @@ def test_gpus_of_different_models_get_what_they_share() -> None:
     mixed = structs.replace(assumed("mi300x:1"), devices=(*assumed("mi300a:1").devices, *assumed("mi300x:1").devices))
     result = decided(mixed)
     assert choice("HSA_NO_SCRATCH_RECLAIM", result).value == "1"
-    assert "different models (MI300A, MI300X): only what they share is set, up to 'gfx942'" in result.warnings[0]
+    assert "different models (MI300A, MI300X): only what they share is set" in result.warnings[0]
     both = structs.replace(mixed, devices=(*assumed("h100:1").devices, *assumed("mi300x:1").devices))
     assert {item.layer for item in decided(both).variables.values()} == {"base"}
 
@@ -226,6 +226,14 @@ def test_what_the_user_set_always_stays(model: str, environ: dict[str, str]) -> 
     for name, value in environ.items():
         if name in result.variables:
             assert (choice(name, result).value, choice(name, result).layer) == (value, "user")
+
+
+def test_the_shell_wins_over_the_experiment_for_every_decision() -> None:
+    exp = {"PRIMUS_DETERMINISTIC": Typed("1"), "DATA_PATH": Typed("/experiment")}
+    result = decided(typed=exp, environ={"PRIMUS_DETERMINISTIC": "0", "DATA_PATH": "/shell"})
+    assert "NCCL_ALGO" not in result.variables
+    assert choice("HF_HOME", result).value == "/shell/huggingface"
+    assert choice("PRIMUS_DETERMINISTIC", result).overrode[0].layer == "experiment"
 
 
 def test_an_empty_value_of_the_user_stays_empty() -> None:

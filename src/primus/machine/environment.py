@@ -8,7 +8,7 @@ of the user's says that the variable should not be set, and stays as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import ip_address
 from itertools import takewhile
 from pathlib import Path
@@ -58,6 +58,7 @@ FAMILIES = {"MI300": "MI300X", "MI250": "MI250X"}
 _UNKNOWN_NETWORK = ("the network of an assumed machine is not known: interface and RDMA ports are chosen on the node",)
 
 DETERMINISTIC = "PRIMUS_DETERMINISTIC"
+LAUNCHER = "AMD-AGI/Primus base_env.sh"
 _PRIMUS = "AMD-AGI/Primus, deterministic mode"
 DETERMINISTIC_SETTINGS: dict[str, Settings] = {
     "base": {
@@ -147,26 +148,26 @@ def environment(
     Raises:
         UsageError: The user contradicts deterministic mode, or names an interface by an address.
     """
-    persons = {**environ, **{name: item.value for name, item in given.items()}}
+    written, typed = _told_apart(given)
+    persons = {**_values(written), **environ, **_values(typed)}
     machine, warnings = _machine_layers(facts)
-    holds = _Conditions(facts, network, layout)
-    ours = [*machine, *_paths(persons), *_adapter(facts, network, holds), *_network(facts, network, holds)]
+    needs = _needs(facts, network, layout)
+    ours = [*machine, *_paths(persons), *_adapter(facts, network, needs), *_network(facts, network, needs)]
     if _is_on(persons.get(DETERMINISTIC, "")):
-        ours += [
-            ("deterministic", DETERMINISTIC_SETTINGS[name]) for name, _ in machine if name in DETERMINISTIC_SETTINGS
-        ]
+        ours += [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
     chosen: dict[str, Choice] = {}
-    for choice in [*_ours(ours, holds), *_given(hooks or {}, "hook"), *_given(patches or {}, "patch")]:
+    for choice in (*_ours(ours, needs), *_set_by("hook", hooks or {}), *_set_by("patch", patches or {})):
         _put(chosen, choice)
-    for choice in _persons(environ, given, known=frozenset(chosen)):
+    shell = _shell(environ, known={*chosen, *given})
+    for choice in (*_set_by("experiment", written), *shell, *_set_by("--env", typed)):
         _put(chosen, choice)
     _check_determinism(chosen)
     _check_interfaces(chosen)
     if rocm_library and any(device.vendor == "amd" for device in facts.devices):
         _add_library(chosen, rocm_library)
-    found = _UNKNOWN_NETWORK if facts.assumed and "several nodes" in holds.true else network.warnings
-    told = [*warnings, *found, *networks.validate(persons, facts), *_conflicts(chosen), *_dubious(chosen)]
-    return Environment(variables=dict(sorted(chosen.items())), warnings=tuple(told))
+    ways = _UNKNOWN_NETWORK if facts.assumed and "several nodes" in needs else network.warnings
+    told = (*warnings, *ways, *networks.validate(persons, facts), *_conflicts(chosen), *_dubious(chosen))
+    return Environment(variables=dict(sorted(chosen.items())), warnings=told)
 
 
 def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
@@ -177,18 +178,14 @@ def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str
     return None
 
 
-class _Conditions:
-    """Which settings this launch needs."""
-
-    def __init__(self, facts: Facts, network: Network, layout: Layout | None) -> None:
-        several = layout is not None and layout.nnodes > 1
-        self.true: set[Condition] = {"always"}
-        if several:
-            self.true.add("several nodes")
-        if several and network.hcas:
-            self.true.add("rdma")
-        if _version(facts.software.rocm or "") >= (7, 2, 1):
-            self.true.add("rocm 7.2.1")
+def _needs(facts: Facts, network: Network, layout: Layout | None) -> set[Condition]:
+    """Which conditions hold for this launch."""
+    holds: set[Condition] = {"always"}
+    if layout is not None and layout.nnodes > 1:
+        holds |= {"several nodes", "rdma"} if network.hcas else {"several nodes"}
+    if _version(facts.software.rocm or "") >= (7, 2, 1):
+        holds.add("rocm 7.2.1")
+    return holds
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -212,7 +209,7 @@ def _machine_layers(facts: Facts) -> tuple[list[tuple[str, Settings]], list[str]
     layers = [level[0] for level in shared]
     if len(kinds) > 1:
         models = ", ".join(sorted({model or "unknown" for _, model, _ in kinds}))
-        warnings.append(f"GPUs of different models ({models}): only what they share is set, up to '{layers[-1][0]}'")
+        warnings.append(f"GPUs of different models ({models}): only what they share is set")
     return layers, warnings
 
 
@@ -234,14 +231,12 @@ def _paths(persons: Mapping[str, str]) -> Iterator[tuple[str, Settings]]:
     """The Hugging Face cache beside the data, as the existing launcher has it."""
     data = persons.get("DATA_PATH")
     if data:
-        home = Setting(
-            value=f"{data.rstrip('/')}/huggingface", reason="below DATA_PATH", source="AMD-AGI/Primus base_env.sh"
-        )
-        yield "base", {"HF_HOME": home}
+        home = f"{data.rstrip('/')}/huggingface"
+        yield "base", {"HF_HOME": Setting(value=home, reason="below DATA_PATH", source=LAUNCHER)}
 
 
-def _adapter(facts: Facts, network: Network, holds: _Conditions) -> Iterator[tuple[str, Settings]]:
-    found = profile.nic(network.nic_kind) if network.nic_kind and "rdma" in holds.true else None
+def _adapter(facts: Facts, network: Network, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
+    found = profile.nic(network.nic_kind) if network.nic_kind and "rdma" in needs else None
     if found is None or not facts.devices:
         return
     is_amd = any(device.vendor == "amd" for device in facts.devices)
@@ -249,9 +244,9 @@ def _adapter(facts: Facts, network: Network, holds: _Conditions) -> Iterator[tup
     yield f"nic:{found.kind}", settings
 
 
-def _network(facts: Facts, network: Network, holds: _Conditions) -> Iterator[tuple[str, Settings]]:
+def _network(facts: Facts, network: Network, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
     """What was found out about this node's way to the others; the GPUs' libraries are told where there are GPUs."""
-    if "several nodes" not in holds.true:
+    if "several nodes" not in needs:
         return
 
     def found(value: str, field: str) -> Setting:
@@ -262,36 +257,42 @@ def _network(facts: Facts, network: Network, holds: _Conditions) -> Iterator[tup
         names = SOCKET_VARIABLES if facts.devices else ("GLOO_SOCKET_IFNAME",)
         settings |= dict.fromkeys(names, found(network.interface, "interface"))
     if facts.devices and network.hcas:
-        settings["NCCL_IB_HCA"] = found(network.hcas, "hcas")
+        settings["NCCL_IB_HCA"] = found("=" + ",".join(network.hcas), "hcas")  # without = a name means its beginning
         if network.gid_index is not None:
             settings["NCCL_IB_GID_INDEX"] = found(str(network.gid_index), "gid_index")
     yield "network", settings
 
 
-def _ours(layers: Iterable[tuple[str, Settings]], holds: _Conditions) -> Iterator[Choice]:
+def _ours(layers: Iterable[tuple[str, Settings]], needs: set[Condition]) -> Iterator[Choice]:
     for layer, settings in layers:
         for name, setting in settings.items():
             if name in NEVER_SET:
                 raise PrimusError(f"layer '{layer}' sets {name}", "this choice is the user's or the scheduler's")
-            if setting.when in holds.true:
+            if setting.when in needs:
                 yield Choice(name=name, value=setting.value, layer=layer, reason=setting.reason, source=setting.source)
 
 
-def _given(values: Mapping[str, Assignment], layer: str) -> Iterator[Choice]:
+def _told_apart(given: Mapping[str, Assignment]) -> tuple[dict[str, Assignment], dict[str, Assignment]]:
+    """What the experiment sets, and what `--env` does."""
+    typed = {name: item for name, item in given.items() if item.source.startswith("--env")}
+    return {name: item for name, item in given.items() if name not in typed}, typed
+
+
+def _values(given: Mapping[str, Assignment]) -> dict[str, str]:
+    return {name: item.value for name, item in given.items()}
+
+
+def _set_by(layer: str, values: Mapping[str, Assignment]) -> Iterator[Choice]:
     for name, item in values.items():
         yield Choice(name=name, value=item.value, layer=layer, reason=f"set by {layer}", source=item.source)
 
 
-def _persons(environ: Mapping[str, str], given: Mapping[str, Assignment], known: frozenset[str]) -> Iterator[Choice]:
-    """What people set, lowest first: the experiment, the shell (of which only what matters is listed), `--env`."""
-    typed = {name: item for name, item in given.items() if item.source.startswith("--env")}
-    written = {name: item for name, item in given.items() if name not in typed}
-    yield from _given(written, "experiment")
+def _shell(environ: Mapping[str, str], known: Collection[str]) -> Iterator[Choice]:
+    """What the user's shell has of the variables that are `known` or worth showing."""
     for name, value in environ.items():
-        if name in known or name in given or name in SHOWN or name.startswith(SHOWN_PREFIXES):
+        if name in known or name in SHOWN or name.startswith(SHOWN_PREFIXES):
             reason = "set in the shell" if value else "empty: not to be set"
             yield Choice(name=name, value=value, layer="user", reason=reason, source="environment")
-    yield from _given(typed, "--env")
 
 
 def _put(chosen: dict[str, Choice], choice: Choice) -> None:
@@ -312,9 +313,9 @@ def _add_library(chosen: dict[str, Choice], folder: str) -> None:
     if current is None or current.value:
         folders = current.value.split(":") if current and current.value else []
         if folder not in folders:
-            value, source = ":".join([*folders, folder]), "AMD-AGI/Primus base_env.sh"
+            value = ":".join([*folders, folder])
             reason = "ROCm's libraries, behind the folders that were set" if folders else "ROCm's libraries"
-            _put(chosen, Choice(name="LD_LIBRARY_PATH", value=value, layer="amd", reason=reason, source=source))
+            _put(chosen, Choice(name="LD_LIBRARY_PATH", value=value, layer="amd", reason=reason, source=LAUNCHER))
 
 
 def _check_determinism(chosen: Mapping[str, Choice]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from msgspec import Struct, structs
@@ -24,8 +25,9 @@ PURPOSES = {
     "GPU runtime": ("HSA_", "HIP_", "ROCR_", "GPU_", "CUDA_", "NVIDIA_", "AMD_"),
     "PyTorch and JAX": ("TORCH_", "PYTORCH_", "XLA_", "JAX_"),
 }
-"""What variables are for, by their beginning; the first that fits counts."""
+"""What variables are for, by their beginning."""
 OTHER = "paths and others"
+ORDER = (*PURPOSES, OTHER)
 UNSET = "(unset)"
 
 
@@ -111,16 +113,23 @@ def _machine(facts: Facts, layout: Layout) -> dict[str, Any]:
 
 
 def _text(shown: Report) -> str:
-    parts = [_headline(shown.machine)]
-    for purpose in (*PURPOSES, OTHER):
-        choices = [choice for choice in shown.variables if _purpose(choice.name) == purpose]
-        if choices:
-            parts.append(f"{purpose}\n{_table(choices)}")
-    if not shown.variables:
-        parts.append("nothing to set")
+    parts = [_headline(shown.machine), _variables(shown.variables)]
     if shown.warnings:
         parts.append("\n".join(["warnings", *(f"  {warning}" for warning in shown.warnings)]))
     return "\n\n".join(parts)
+
+
+def _variables(choices: Sequence[Choice]) -> str:
+    """One table, its rows by purpose."""
+    if not choices:
+        return "nothing to set"
+    by_purpose = sorted(choices, key=lambda choice: ORDER.index(_purpose(choice.name)))
+    rows = [[f"  {c.name}", _shown(c.value), f"{c.layer}: {c.source}", _lost(c)] for c in by_purpose]
+    header, *lines = table(["  variable", "value", "from", "instead of"], rows).splitlines()
+    shown = [header]
+    for purpose, group in groupby(zip(by_purpose, lines, strict=True), key=lambda pair: _purpose(pair[0].name)):
+        shown += ["", purpose, *(line for _, line in group)]
+    return "\n".join(shown)
 
 
 def _headline(machine: Mapping[str, Any]) -> str:
@@ -132,19 +141,9 @@ def _headline(machine: Mapping[str, Any]) -> str:
 
 
 def _purpose(name: str) -> str:
-    # TORCH_NCCL_ is NCCL's, so the longest beginning decides.
-    fits = [
-        (len(prefix), purpose) for purpose, all_of in PURPOSES.items() for prefix in all_of if name.startswith(prefix)
-    ]
-    return max(fits)[1] if fits else OTHER
-
-
-def _table(choices: Iterable[Choice]) -> str:
-    rows = [
-        ["  " + choice.name, _shown(choice.value), f"{choice.layer}: {choice.source}", _lost(choice)]
-        for choice in choices
-    ]
-    return table(["  variable", "value", "from", "instead of"], rows)
+    """What a variable is for; the longest beginning decides: TORCH_NCCL_ is communication."""
+    prefixes = {prefix: purpose for purpose, group in PURPOSES.items() for prefix in group if name.startswith(prefix)}
+    return prefixes[max(prefixes, key=len)] if prefixes else OTHER
 
 
 def _shown(value: str | None) -> str:
