@@ -78,7 +78,8 @@ def test_a_clock_that_is_far_off_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
-        ("a", ["a"]), ("a,b", ["a", "b"]), ("n[08-11]", ["n08", "n09", "n10", "n11"]), ("n[1,3-4]-x", ["n1-x", "n3-x", "n4-x"]),
+        ("a", ["a"]), ("a,b", ["a", "b"]), ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[1,3-4]-x", ["n1-x", "n3-x", "n4-x"]),
         ("r[1-2]n[1-2],z", ["r1n1", "r1n2", "r2n1", "r2n2", "z"]), ("", []),
     ],
 )  # fmt: skip
