@@ -121,6 +121,11 @@ def test_both_dies_of_an_mi250x_are_one_card(broken: Path) -> None:
     assert facts.model == "MI250X" and len(facts.devices) == 4 and len(facts.partitions) == 8
     assert {device.compute_units for device in facts.devices} == {220}
     assert [part.index for part in facts.devices[1].partitions] == [2, 3]
+    for node in range(2, 10):
+        shutil.rmtree(broken / NODES / str(node) / "mem_banks")
+    for file in (broken / "sys/bus/pci/devices").glob("*/mem_info_vram_total"):
+        file.write_text(f"{65520 << 20}\n")
+    assert {device.memory_bytes for device in probe(broken).devices} == {131040 << 20}
     shutil.rmtree(broken / NODES / "9")
     assert "one die of a card with 2" in problems(probe(broken))
 

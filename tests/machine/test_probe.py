@@ -85,6 +85,15 @@ def test_a_difference_of_a_hundredth_is_none(machine: Path, tmp_path: Path) -> N
     assert facts.devices[0].name == "AMD Instinct MI300X OAM"
 
 
+def test_cards_that_the_kernel_or_a_tool_alone_knows_are_told(machine: Path, tmp_path: Path) -> None:
+    shutil.rmtree(machine / NODES / "9")
+    shutil.rmtree(machine / "sys/bus")
+    environ = tools(tmp_path / "bin", amd_smi=amd_smi().replace("0000:05:00.0", "0000:06:00.0"))
+    facts = probe(machine, environ, tools="all")
+    assert "amd-smi: does not know the cards at 0000:05:00" in told(facts)
+    assert "amd-smi: alone knows the cards at 0000:06:00, 0000:e5:00" in told(facts)
+
+
 def test_a_name_does_not_decide_the_model_of_a_known_id(machine: Path, tmp_path: Path) -> None:
     environ = tools(tmp_path / "bin", amd_smi=amd_smi(name="AMD Instinct MI325X"))
     assert probe(machine, environ, tools="all").model == "MI300X"
@@ -132,6 +141,7 @@ def test_nvidias_memory_comes_from_its_tool_where_the_files_have_none(tmp_path: 
     rows = "\n".join(f"{i}, NVIDIA H100, 00000000:{bus}:00.0, 81559 MiB, 580.65.06" for i, bus in enumerate(buses))
     facts = probe(root, tools(tmp_path / "bin", nvidia_smi=f"echo '{rows}'"), tools="missing")
     assert {device.memory_bytes for device in facts.devices} == {81559 << 20}
+    assert {part.memory_bytes for part in facts.partitions} == {81559 << 20}
     assert facts.software.nvidia_driver == "580.65.06"
 
 

@@ -64,7 +64,7 @@ def cards(tree: Tree, functions: Iterable[pci.Function]) -> tuple[tuple[Device, 
     known = {pci.slot(node.bdf) for node in nodes}
     for function in functions:
         if function.vendor == pci.AMD and pci.slot(function.bdf) not in known:
-            devices.append(_card_without_driver(tree, len(devices), function, is_alone=bool(nodes)))
+            devices.append(_card_without_driver(tree, len(devices), function, has_driver=bool(nodes)))
     return tuple(devices), _links(tree, groups)
 
 
@@ -138,7 +138,7 @@ def _card(tree: Tree, index: int, group: Sequence[Node], indexes: dict[int, int]
     known = _profile(_model(group))
     files = _Files(tree, first)
     units = [node.compute_units for node in group]
-    memory, memory_source = _card_memory(files, group)
+    memory, memory_source = _card_memory(tree, group)
     mode = files.text("current_compute_partition") or _mode(group, known)
     found: Sourced = {
         "model": (known.model if known else None, "kfd"),
@@ -187,14 +187,15 @@ class _Files:
         return next((n for folder in self.folders if (n := self.tree.number(f"{folder}/{name}")) is not None), None)
 
 
-def _card_memory(files: _Files, group: Sequence[Node]) -> tuple[int | None, str]:
-    """Memory of the card by KFD's banks; by the graphics driver where they say nothing of a node."""
-    stated = files.number("mem_info_vram_total")
+def _card_memory(tree: Tree, group: Sequence[Node]) -> tuple[int | None, str]:
+    """Memory of the card by KFD's banks; by the graphics driver, die by die, where they say nothing of a node."""
+    by_die = [_Files(tree, die).number("mem_info_vram_total") for die in _dies(group)]
+    stated = sum(count or 0 for count in by_die) if all(by_die) else None
     if any(node.memory_bytes is None for node in group):
         return stated, "drm"
     counted = sum(node.memory_bytes or 0 for node in group)
     if stated and len(group) == 1 and abs(stated - counted) > counted // 100:
-        files.tree.note(f"{NODES}/{group[0].number}", f"memory is {counted} B by kfd, {stated} B by drm")
+        tree.note(f"{NODES}/{group[0].number}", f"memory is {counted} B by kfd, {stated} B by drm")
     return counted, "kfd"
 
 
@@ -252,9 +253,11 @@ def _note_doubles(tree: Tree, nodes: Sequence[Node]) -> None:
                 tree.note(NODES, f"nodes {', '.join(twins)} have the same {what} {value}")
 
 
-def _card_without_driver(tree: Tree, index: int, function: pci.Function, *, is_alone: bool) -> Device:
+def _card_without_driver(tree: Tree, index: int, function: pci.Function, *, has_driver: bool) -> Device:
     known = _profile(function.device)
-    why = "its driver shows none there: it failed, fell off or may not be read" if is_alone else "amdgpu is not loaded"
+    why = (
+        "its driver shows none there: it failed, fell off or may not be read" if has_driver else "amdgpu is not loaded"
+    )
     tree.note(f"{pci.DEVICES}/{function.bdf}", f"an AMD device on the bus, but {why}")
     found: Sourced = {
         "model": (known.model if known else None, "pci"),
@@ -274,7 +277,7 @@ def _links(tree: Tree, groups: Sequence[Sequence[Node]]) -> tuple[Link, ...]:
     card_of = {node.number: index for index, group in enumerate(groups) for node in group}
     best: dict[tuple[int, int], Link] = {}
     seen: set[tuple[int, int]] = set()
-    for node in _link_owners(groups):
+    for node in (die for group in groups for die in _dies(group)):
         for values in _link_values(tree, node.number):
             here, there = card_of[node.number], card_of.get(values.get("node_to", -1))
             if there is None or there == here:
@@ -289,10 +292,9 @@ def _links(tree: Tree, groups: Sequence[Sequence[Node]]) -> tuple[Link, ...]:
     return tuple(best[pair] for pair in sorted(best))
 
 
-def _link_owners(groups: Sequence[Sequence[Node]]) -> Iterable[Node]:
-    for group in groups:
-        ids = {node.unique_id: node for node in reversed(group)}
-        yield from ids.values()
+def _dies(group: Sequence[Node]) -> list[Node]:
+    """Nodes with an id of their own: the first partition of a divided card, both dies of an MI250X."""
+    return list({node.unique_id: node for node in reversed(group)}.values())
 
 
 def _link_values(tree: Tree, node: int) -> Iterable[dict[str, int]]:

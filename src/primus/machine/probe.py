@@ -97,7 +97,8 @@ def _by_tools(
     for vendor in vendors:
         for source in smi.SOURCES[vendor]:
             is_wanted = tools == "all" or (tools == "missing" and _is_incomplete(tree, devices))
-            if not is_wanted or (source.tool == "torch" and not devices):
+            is_other = devices and devices[0].vendor != vendor
+            if not is_wanted or is_other or (source.tool == "torch" and not devices):
                 continue
             readings, problems = smi.read(source, environ)
             tree.problems += problems
@@ -136,10 +137,18 @@ def _from_readings(tree: Tree, vendor: Vendor, readings: Sequence[smi.Reading]) 
 
 def _merged(tree: Tree, devices: tuple[Device, ...], readings: Sequence[smi.Reading]) -> tuple[Device, ...]:
     matched = [(device, _reading_of(device, devices, readings)) for device in devices]
-    is_addressed = all(reading.bdf for reading in readings)
-    if readings and is_addressed and not any(reading for _, reading in matched):
-        tree.problems.append(Problem(readings[0].tool, "knows none of the devices that the kernel knows"))
+    if readings and all(reading.bdf for reading in readings) and readings[0].tool != "torch":
+        _note_differences(tree, devices, readings)
     return tuple(_with(tree, device, reading) if reading else device for device, reading in matched)
+
+
+def _note_differences(tree: Tree, devices: Sequence[Device], readings: Sequence[smi.Reading]) -> None:
+    """Cards that only the kernel, or only a tool knows; torch is not asked, which sees what it may use."""
+    ours = {pci.slot(device.bdf) for device in devices if device.bdf and device.partitions}
+    theirs = {pci.slot(reading.bdf) for reading in readings if reading.bdf}
+    for slots, problem in ((ours - theirs, "does not know"), (theirs - ours, "alone knows")):
+        if slots:
+            tree.problems.append(Problem(readings[0].tool, f"{problem} the cards at {', '.join(sorted(slots))}"))
 
 
 def _reading_of(device: Device, devices: Sequence[Device], readings: Iterable[smi.Reading]) -> smi.Reading | None:
@@ -170,6 +179,8 @@ def _with(tree: Tree, device: Device, reading: smi.Reading) -> Device:
     known = None if merged.model else _profile(merged)
     changes |= {"model": known.model} if known else {}
     sources = {**device.sources, **dict.fromkeys(changes, reading.tool)}
+    if "memory_bytes" in changes and device.partitions:
+        changes["partitions"] = (structs.replace(device.partitions[0], memory_bytes=reading.memory_bytes),)
     return structs.replace(device, **changes, sources=sources)
 
 
