@@ -13,6 +13,7 @@ import pytest
 
 from fakes import cli
 from primus.cli.main import main
+from primus.machine.facts import Facts
 
 Golden = Callable[[str, str], None]
 
@@ -34,7 +35,7 @@ modules:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("primus.machine.devices.count", lambda environ: 0)
+    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: Facts())
     (tmp_path / "night.yaml").write_text(EXPERIMENT)
     return tmp_path
 

@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from primus.errors import UsageError
 from primus.launch.plan import Context, LaunchPlan, Variable
+from primus.machine.assume import assumed
+from primus.machine.facts import Facts
 from primus.runtimes.direct import Options, wrap
 
 WORKER = LaunchPlan(argv=("python", "-m", "primus.worker", "/run", "0"), env={"A": Variable("file", "e.yaml:1")})
 
 
 def context(devices: int = 0, terminal: str | None = None, **environ: str) -> Context:
-    return Context(environ=environ, python="python", devices=lambda: devices, terminal=terminal)
+    facts = assumed(f"mi300x:{devices}") if devices else Facts()
+    return Context(environ=environ, python="python", facts=lambda master: facts, terminal=terminal)
 
 
 def planned(devices: int = 0, environ: dict[str, str] | None = None, **options: Any) -> LaunchPlan:
@@ -58,6 +62,23 @@ def test_cores_are_shared_among_the_processes_unless_the_user_says_how() -> None
 def test_typed_variables_win_over_the_experiments() -> None:
     assert planned().env["A"] == Variable("file", "e.yaml:1")
     assert planned(env=("A=typed",)).env["A"] == Variable("typed", "--env")
+
+
+def test_the_machine_has_its_say_below_hooks_and_below_the_user() -> None:
+    env = planned(devices=8).env
+    assert env["HSA_NO_SCRATCH_RECLAIM"].value == "1"
+    assert env["HSA_NO_SCRATCH_RECLAIM"].source.startswith("amd: ")
+    assert "HSA_NO_SCRATCH_RECLAIM" not in planned(devices=8, environ={"HSA_NO_SCRATCH_RECLAIM": "0"}).env
+    assert planned(devices=8, env=("HSA_NO_SCRATCH_RECLAIM=0",)).env["HSA_NO_SCRATCH_RECLAIM"].value == "0"
+    said = {"HSA_NO_SCRATCH_RECLAIM": Variable("2", "hook:a.sh"), "GPU_MAX_HW_QUEUES": Variable("4", "patch:b.sh")}
+    hooked = wrap(WORKER, Options(), structs.replace(context(8, GPU_MAX_HW_QUEUES="8"), settings=said)).env
+    assert hooked["HSA_NO_SCRATCH_RECLAIM"] == said["HSA_NO_SCRATCH_RECLAIM"]
+    assert "GPU_MAX_HW_QUEUES" not in hooked
+
+
+def test_the_shell_wins_over_the_experiment_and_is_not_repeated() -> None:
+    assert "A" not in planned(environ={"A": "shell"}).env
+    assert planned(environ={"A": "shell"}, env=("A=typed",)).env["A"] == Variable("typed", "--env")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ from primus.launch import chain, hooks, show
 from primus.launch.plan import Action, Context, Job, LaunchPlan, shown
 from primus.launch.prepare import prepare
 from primus.launch.request import Segment
-from primus.machine import devices
 from primus.machine.cluster import Layout
+from primus.machine.facts import Facts
 from primus.runs.files import to_json
 from primus.runs.store import Outcome, Run
 from primus.secret import mask_words
@@ -102,13 +102,13 @@ def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[s
     task = registry.load("tasks", request.task)
     takes_overrides = getattr(task, "OVERRIDES", False)
     options, extra = flags.parse(task.Options, request.words, f"task '{request.task}'", extra=takes_overrides)
-    context = _context(environ)
+    context = _context(environ, given.dry_run)
     for_task = TaskContext(
         environ=environ,
         json=given.json,
         dry_run=given.dry_run,
         overrides=tuple(extra),
-        facts=context.facts,
+        facts=lambda: context.facts(None),
         patches=getattr(chain.options_of(request.runtimes[-1]), "patch", ()),
     )
     job = task.prepare(options, for_task) if hasattr(task, "prepare") else None
@@ -129,9 +129,23 @@ def _is_unicode(word: str) -> bool:
         return False
 
 
-def _context(environ: Mapping[str, str]) -> Context:
+def _context(environ: Mapping[str, str], is_dry_run: bool) -> Context:
     terminal = os.ttyname(sys.stderr.fileno()) if sys.stderr.isatty() else None
-    return Context(environ=environ, python=sys.executable, devices=lambda: devices.count(environ), terminal=terminal)
+    return Context(environ=environ, python=sys.executable, facts=_facts_of(environ, is_dry_run), terminal=terminal)
+
+
+def _facts_of(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[str | None], Facts]:
+    """Reads the machine on the first call; a dry run asks no network for the address of a name."""
+
+    @cache
+    def facts(master: str | None) -> Facts:
+        from primus.machine.interfaces import parsed
+        from primus.machine.probe import probe
+
+        is_known = master is not None and not (is_dry_run and parsed(master) is None)
+        return probe(environ=environ, master=master if is_known else None)
+
+    return facts
 
 
 def _with_workers(

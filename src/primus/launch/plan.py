@@ -104,10 +104,8 @@ class Context(Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str]
     python: str
     """Interpreter that starts the workers."""
-    devices: Callable[[], int]
-    """Counts the accelerators of this machine; asked only where a runtime needs it."""
-    facts: Callable[[], Facts] = Facts
-    """What this machine is; read only where a runtime needs it."""
+    facts: Callable[[str | None], Facts] = lambda master: Facts()
+    """What this machine is, and by which interface it reaches a master; read only where a runtime needs it."""
     hooks: Callable[[], tuple[Action, ...]] = tuple
     """Finds the hooks of the task."""
     patches: tuple[str, ...] = ()

@@ -14,8 +14,13 @@ from primus.hook import STAGES
 from primus.launch import patches
 from primus.launch.plan import Context, LaunchPlan, Variable
 from primus.machine.cluster import Layout, layout
+from primus.machine.devices import usable
+from primus.machine.environment import environment, find_rocm_library
+from primus.machine.network import choose
 
 LEVEL = "node"
+SAID = ("hook", "patch", "experiment", "--env")
+"""Layers of variables that somebody sets for this launch."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -50,9 +55,9 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
         UsageError: The layout or a variable is impossible.
     """
     shape = layout_of(options, context)
-    own = {name: each for name, each in context.settings.items() if name not in context.environ}
     typed = _user_variables(options.env_file, "--env-file") | _user_variables(options.env, "--env")
-    env = _threads(shape, context.environ) | own | plan.env | typed
+    machine, warnings = _machine_variables(shape, plan.env | typed, context)
+    env = _threads(shape, context.environ) | machine
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
     starts_workers = shape.world_size > 1 and "-m" in plan.argv  # a task may be done in the launcher's own process
@@ -60,7 +65,8 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     hooks = () if options.no_hooks else context.hooks()
     actions = hooks + patches.actions(options.patch or context.patches, context.environ)
     ordered = sorted(actions, key=lambda action: STAGES.index(action.stage))
-    return structs.replace(plan, argv=argv, env=env, layout=shape, actions=tuple(ordered))
+    notes = (*plan.notes, *(f"warning: {warning}" for warning in warnings))
+    return structs.replace(plan, argv=argv, env=env, layout=shape, notes=notes, actions=tuple(ordered))
 
 
 def layout_of(options: Options, context: Context) -> Layout:
@@ -75,13 +81,44 @@ def layout_of(options: Options, context: Context) -> Layout:
         return Layout(nproc=1, sources={"nproc": "--single", "nnodes": "--single"})
     return layout(
         context.environ,
-        context.devices,
+        lambda: len(usable(context.facts(None), context.environ)),
         nproc=options.nproc,
         nnodes=options.nnodes,
         node_rank=options.node_rank,
         master_addr=options.master_addr,
         master_port=options.master_port,
     )
+
+
+def _machine_variables(
+    shape: Layout, given: Mapping[str, Variable], context: Context
+) -> tuple[dict[str, Variable], tuple[str, ...]]:
+    """What this machine needs, hooks and patches said and was `given`; and what is odd about it.
+
+    What the user's shell has already is not among it.
+    """
+    facts = context.facts(shape.master_addr if shape.nnodes > 1 else None)
+    decided = environment(
+        facts,
+        choose(facts, shape.nnodes, context.environ),
+        shape,
+        context.environ,
+        given,
+        hooks=_of(context.settings, "hook"),
+        patches=_of(context.settings, "patch"),
+        rocm_library=find_rocm_library(context.environ),
+    )
+    said = {**context.settings, **given}
+    variables = {
+        name: said[name] if choice.layer in SAID else Variable(choice.value, f"{choice.layer}: {choice.reason}")
+        for name, choice in decided.variables.items()
+        if choice.value is not None and choice.layer != "user"
+    }
+    return variables, decided.warnings
+
+
+def _of(settings: Mapping[str, Variable], kind: str) -> dict[str, Variable]:
+    return {name: variable for name, variable in settings.items() if variable.source.startswith(kind)}
 
 
 def _torchrun(worker: tuple[str, ...], shape: Layout, python: str) -> tuple[str, ...]:
