@@ -225,13 +225,12 @@ def test_a_profile_that_cannot_be_true_is_refused(plug_ins: Path, vendor: str, f
     assert f"profiles/x1.py: X1: {complaint}" in error.value.problem
 
 
-def test_a_model_is_one_file(plug_ins: Path) -> None:
-    (plug_ins / "profiles/x1.py").write_text(
-        'from primus.machine.profile import Profile\nPROFILES = (Profile(model="X1", vendor="amd",'
-        ' architecture="gfx942", source="a test", device_ids=(0x9999,)),)\n'
-    )
+def test_a_model_is_one_file_as_the_guide_shows_it(plug_ins: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/environment.md").read_text()
+    (plug_ins / "profiles/mi999x.py").write_text(guide.split("```python\n")[1].split("```")[0])
     found = profile.by_id("amd", 0x9999)
-    assert found and profile.layers(found)[-2][0] == "gfx942"
+    assert found is profile.named("mi999x")
+    assert [name for name, _ in profile.layers(found)][-2:] == ["gfx950", "mi999x"]
 
 
 def test_a_ring_of_architectures_is_refused(plug_ins: Path) -> None:

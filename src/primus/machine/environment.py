@@ -17,11 +17,10 @@ from typing import Protocol
 from msgspec import Struct, structs
 
 from primus.errors import PrimusError, UsageError
-from primus.machine import network as networks
 from primus.machine import profile
 from primus.machine.cluster import Layout
 from primus.machine.facts import Device, Facts
-from primus.machine.network import SOCKET_VARIABLES, Network
+from primus.machine.network import SOCKET_VARIABLES, Network, validate
 from primus.machine.profile import Condition, Setting
 
 Settings = Mapping[str, Setting]
@@ -166,7 +165,7 @@ def environment(
     if rocm_library and any(device.vendor == "amd" for device in facts.devices):
         _add_library(chosen, rocm_library)
     ways = _UNKNOWN_NETWORK if facts.assumed and "several nodes" in needs else network.warnings
-    told = (*warnings, *ways, *networks.validate(persons, facts), *_conflicts(chosen), *_dubious(chosen))
+    told = (*warnings, *ways, *validate(persons, facts), *_conflicts(chosen), *_dubious(chosen))
     return Environment(variables=dict(sorted(chosen.items())), warnings=told)
 
 
