@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
+from primus.machine import network as machine_network
 from primus.machine.facts import RdmaDevice, RdmaPort
 from primus.preflight.finding import Finding
 from primus.preflight.node import Node, info, judged, listed, ok, unknown
@@ -19,29 +20,9 @@ COUNTERS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_erro
 HARDWARE_COUNTERS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err")
 """Files of counters/ and hw_counters/ that grow when a cable or a switch is bad (kernel ABI sysfs-class-infiniband)."""
 WATCH_S = 1.0
+SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 VIRTUAL = re.compile(r"lo$|docker|veth|virbr|br-|cni|flannel|tunl|cali")
 """Interfaces that lead nowhere outside (AMD-AGI/Primus base_env.sh leaves out the same)."""
-
-
-def expression_matches(expression: str, name: str, port: int | None = None) -> bool:
-    """Whether `name` is selected by an NCCL_SOCKET_IFNAME or NCCL_IB_HCA expression.
-
-    ``=exact``, ``^deny``, ``^=deny exactly``, otherwise beginnings of names; a list is separated by commas, and an HCA
-    may name its port after a colon (NCCL documentation, environment variables).
-    """
-    denies = expression.startswith("^")
-    rest = expression.removeprefix("^")
-    is_exact = rest.startswith("=")
-    entries = [entry for entry in rest.removeprefix("=").split(",") if entry]
-    hit = any(_entry_matches(entry, name, port, is_exact=is_exact) for entry in entries)
-    return hit != denies
-
-
-def _entry_matches(entry: str, name: str, port: int | None, *, is_exact: bool) -> bool:
-    wanted, _, wanted_port = entry.partition(":")
-    if wanted_port and port is not None and wanted_port != str(port):
-        return False
-    return name == wanted if is_exact else name.startswith(wanted)
 
 
 def counted_ports(node: Node) -> tuple[list[tuple[RdmaDevice, RdmaPort]], list[str]]:
@@ -53,7 +34,8 @@ def counted_ports(node: Node) -> tuple[list[tuple[RdmaDevice, RdmaPort]], list[s
     ports = [(device, port) for device in node.facts.rdma for port in device.ports]
     chosen = node.expected.rdma_nic_allowlist or node.environ.get("NCCL_IB_HCA")
     if chosen:
-        kept = [(device, port) for device, port in ports if expression_matches(chosen, device.name, port.number)]
+        names = machine_network.select(chosen, [f"{device.name}:{port.number}" for device, port in ports])
+        kept = [(device, port) for device, port in ports if f"{device.name}:{port.number}" in names]
         return kept, [f"{_port_name(*pair)} (not in {chosen})" for pair in ports if pair not in kept]
     fastest = max((port.rate_gbps or 0 for _, port in ports), default=0)
     bonded = {interface.name for interface in node.facts.interfaces if interface.kind == "bond" or interface.master}
@@ -76,13 +58,17 @@ def counted_ports(node: Node) -> tuple[list[tuple[RdmaDevice, RdmaPort]], list[s
 def rdma(node: Node) -> Iterator[Finding]:
     """RDMA ports: as many as expected, active, equally fast, with a usable GID."""
     kept, left_out = counted_ports(node)
-    asked, needs_rdma = node.expected.rdma_nics, node.environ.get("PRIMUS_EXPECT_IB") == "1"
+    asked, wanted = node.expected.rdma_nics, node.environ.get("PRIMUS_EXPECT_IB", "")
+    source = "--expected-rdma-nics" if asked is not None else "$PRIMUS_EXPECT_IB"
+    if asked is None and wanted.isdecimal() and int(wanted) > 1:
+        asked = int(wanted)
+    needs_rdma = wanted in ("1", "true", "yes")
     if left_out:
         yield info("network.rdma_excluded", listed(left_out), "an allow-list, NCCL_IB_HCA, or a management port")
     if asked is not None or needs_rdma or (node.facts.rdma and not kept):
         active = {device.name for device, port in kept if port.is_active}
         expected = str(asked) if asked is not None else "at least one"
-        source = "--expected-rdma-nics" if asked is not None else "$PRIMUS_EXPECT_IB" if needs_rdma else "RDMA is there"
+        source = source if asked is not None or needs_rdma else "the node has RDMA devices"
         good = len(active) == asked if asked is not None else bool(active)
         yield judged(
             good,
@@ -192,45 +178,24 @@ def error_counters(node: Node) -> Iterator[Finding]:
 
 def expressions(node: Node) -> Iterator[Finding]:
     """Interfaces and adapters that the environment names are there and up."""
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+    for name in (*SOCKET_VARIABLES, "NCCL_IB_HCA"):
         text = node.environ.get(name)
-        if text:
-            yield _interface_choice(node, name, text)
-    chosen = node.environ.get("NCCL_IB_HCA")
-    if chosen:
-        hits = [
-            _port_name(device, port)
-            for device in node.facts.rdma
-            for port in device.ports
-            if expression_matches(chosen, device.name, port.number) and port.is_active
-        ]
+        if not text:
+            continue
+        wrong = machine_network.validate({name: text}, node.facts)
+        is_socket = name in SOCKET_VARIABLES
         yield judged(
-            bool(hits),
+            not wrong,
             "fail",
-            "network.hca",
-            listed(hits) or f"{chosen}: no active port",
-            "at least one active port",
-            "$NCCL_IB_HCA",
-            "name a device of /sys/class/infiniband, or unset it",
-            subject="NCCL_IB_HCA",
+            "network.interface" if is_socket else "network.hca",
+            "; ".join(wrong) or text,
+            "interfaces that are up and lead outside" if is_socket else "active ports",
+            "workers connect over what it selects",
+            f"unset it, or name one of {listed(_candidates(node))}"
+            if is_socket
+            else "unset it, or name active ports of /sys/class/infiniband",
+            subject=name,
         )
-
-
-def _interface_choice(node: Node, variable: str, text: str) -> Finding:
-    hits = [interface for interface in node.facts.interfaces if expression_matches(text, interface.name)]
-    usable = [one.name for one in hits if one.state != "down" and not VIRTUAL.match(one.name)]
-    is_address = re.fullmatch(r"[\d.]+|[0-9a-fA-F:]*:[0-9a-fA-F:]*", text)
-    measured = f"{text} is an address" if is_address else listed(usable) or f"{text} selects no interface that is up"
-    return judged(
-        bool(usable) and not is_address,
-        "fail",
-        "network.interface",
-        measured,
-        "an interface that is up, not lo or docker0",
-        f"${variable}: workers connect over it",
-        f"name one of {listed(_candidates(node)) or 'the interfaces of `ip link`'}",
-        subject=variable,
-    )
 
 
 def _candidates(node: Node) -> list[str]:
@@ -251,7 +216,7 @@ def route(node: Node) -> Iterator[Finding]:
         return
     chosen = node.environ.get("NCCL_SOCKET_IFNAME")
     yield judged(
-        not chosen or expression_matches(chosen, used),
+        not chosen or bool(machine_network.select(chosen, [used])),
         "warn",
         "network.route",
         used,

@@ -92,6 +92,7 @@ class Line(Struct, frozen=True, kw_only=True):
     subjects: str
     measured: str
     expected: str
+    reason: str
     advice: str
 
 
@@ -100,7 +101,7 @@ def lines(rows: Iterable[Row]) -> list[Line]:
     bundles: dict[tuple[object, ...], list[Row]] = {}
     for host, finding in rows:
         is_figure = finding.value is not None and finding.status in ("ok", "info")
-        said = (finding.expected, "" if is_figure else finding.measured, finding.advice)
+        said = (finding.expected, "" if is_figure else finding.measured, finding.reason, finding.advice)
         bundles.setdefault((finding.check, finding.status, *said), []).append((host, finding))
     found = [_line(bundle) for bundle in bundles.values()]
     return sorted(found, key=lambda line: WEIGHT[line.status])
@@ -115,6 +116,7 @@ def _line(bundle: Sequence[Row]) -> Line:
         subjects=_several(finding.subject for _, finding in bundle),
         measured=_spread([finding for _, finding in bundle]),
         expected=finding.expected,
+        reason=finding.reason,
         advice=finding.advice if finding.status not in ("ok", "info") else "",
     )
 
@@ -168,7 +170,8 @@ def _text_table(shown: Sequence[Line], has_hosts: bool, *, is_coloured: bool) ->
         word = line.status
         painted = f"\x1b[{COLOURS[word]}m{word}\x1b[0m" if is_coloured else word
         printed.append(f"  {painted}{row[len(word) :]}")
-        printed += [f"  {'':9}{line.advice}"] if line.advice else []
+        if line.advice:
+            printed += [f"  {'':9}{words}" for words in (line.reason, f"-> {line.advice}") if words]
     return "\n".join(printed)
 
 
@@ -213,11 +216,11 @@ def _node_cells(report: ClusterReport, host: str) -> list[str]:
     return [host, *counts, devices, stack.get("kernel", "-"), driver, f"{node.duration_s:.1f} s"]
 
 
-LINE_HEADER = ("status", "node", "check", "of", "found", "expected", "what to do")
+LINE_HEADER = ("status", "node", "check", "of", "found", "expected", "why", "what to do")
 
 
 def _cells(line: Line) -> list[str]:
-    return [line.hosts, line.check, line.subjects, line.measured, line.expected, line.advice]
+    return [line.hosts, line.check, line.subjects, line.measured, line.expected, line.reason, line.advice]
 
 
 def reasons(report: ClusterReport, host: str) -> list[str]:
