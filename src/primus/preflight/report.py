@@ -127,7 +127,7 @@ def _spread(findings: Sequence[Finding]) -> str:
         return findings[0].measured
     ranked = sorted(findings, key=lambda finding: finding.value or 0.0)
     low, middle, high = ranked[0].measured, ranked[(len(ranked) - 1) // 2].measured, ranked[-1].measured
-    return f"{low} .. {high}, median {middle}"
+    return f"{low} .. {high}" + (f", median {middle}" if len(ranked) > 2 else "")
 
 
 def _several(names: Iterable[str]) -> str:

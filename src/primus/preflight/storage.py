@@ -52,7 +52,7 @@ def _folder(node: Node, folder: Path, purpose: str) -> Iterator[Finding]:
         "storage.writable",
         problem or f"{place}; {SAMPLE_BYTES >> 20} MiB there and back in {seconds * 1e3:.0f} ms",
         "a file can be written, synced and read",
-        f"it is the {purpose}",
+        "a run, its data or its caches are kept there",
         "choose another folder, or mend its owner and mode",
         subject=subject,
         value=None if problem else round(seconds, 4),

@@ -1,0 +1,179 @@
+"""`preflight` as it is typed: its exit codes, its JSON, several nodes, and what it does for `train`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import cli
+
+EXPERIMENT = """\
+exp_name: night
+modules:
+  pre_trainer:
+    framework: abacus
+    model: tiny.yaml
+    overrides: {mock_data: true, seq_length: 128, train_iters: 1}
+"""
+
+
+def preflight(*words: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    return cli.run("direct", "--nproc", "1", "--", "preflight", *words, cwd=cwd, **more)
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Status by check of the first node."""
+    return {one["check"]: one["status"] for one in json.loads(done.stdout)["report"]["nodes"][0]["findings"]}
+
+
+def test_the_chosen_groups_are_checked_and_json_is_complete(tmp_path: Path) -> None:
+    done = preflight("check", "--host", "--network", "--json", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert {name.partition(".")[0] for name in findings(done)} == {"host", "network"}
+    assert done.returncode == (0 if told["verdict"] == "pass" else 3), done.stdout
+    for one in told["report"]["nodes"][0]["findings"]:
+        assert one["measured"]
+        assert one.get("advice") or one["status"] in ("ok", "info"), one
+
+
+def test_a_check_that_fails_ends_in_3_and_names_it(tmp_path: Path) -> None:
+    done = preflight("--gpu", "--expected-gpus", "8", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 3, done.stderr
+    assert "is unfit" in done.stdout.splitlines()[-1]
+
+
+def test_a_tool_that_is_required_and_missing_is_overridden_by_name_only(tmp_path: Path) -> None:
+    words = ("--software", "--require-tools", "no-such-program")
+    assert preflight(*words, cwd=tmp_path).returncode == 3
+    assert preflight(*words, "--ignore", "software.tool", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--tests", "gem"), "did you mean 'gemm'"),
+        (("--perf", "--comm-sizes-mb", "1,x"), "sizes in MiB"),
+        (("--ignore", "memlock"), "a check has a group and a name"),
+        (("--thresholds", "none.yaml"), "no such file"),
+        (("sweep",), "did you mean|Invalid enum"),
+    ],
+)
+def test_what_means_nothing_is_a_usage_error(tmp_path: Path, words: tuple[str, ...], problem: str) -> None:
+    done = preflight(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert any(part in done.stderr for part in problem.split("|")), done.stderr
+
+
+def test_a_management_tool_that_hangs_fails_the_node_within_its_limit(tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    path = f"{tools}:{Path(shutil.which('sh') or '/bin/sh').parent}"
+    from primus.machine.facts import Device, Facts
+    from primus.machine.tree import Tree
+    from primus.preflight import check
+    from primus.preflight.node import Node
+    from primus.preflight.thresholds import Thresholds
+
+    facts = Facts(host="n", devices=(Device(index=0, vendor="nvidia"),))
+    node = Node(facts=facts, tree=Tree(), environ={"PATH": path}, limits=Thresholds(smi_limit_s=0.5))
+    report = check.run(node, ("gpu",))
+    assert [one.status for one in report.findings if one.check == "gpu.tool"] == ["fail"]
+    assert report.duration_s < 20
+
+
+def test_node_smoke_takes_the_options_that_users_know(tmp_path: Path) -> None:
+    words = "--skip-dmesg --ulimit-l-min-gb 1 --shm-min-gb 0 --rocm-smi-timeout-sec 3 --hbm-busy-threshold-gib 3"
+    done = cli.run("direct", "--", "node-smoke", "--host", "--json", *words.split(), cwd=tmp_path)
+    assert findings(done)["host.kernel_log"] == "info"
+    assert findings(done)["host.shm"] == "ok"
+
+
+def nodes(cwd: Path, count: int, *words: str, absent: int | None = None) -> list[subprocess.CompletedProcess[str]]:
+    """One preflight over `count` nodes, all of them processes of this machine."""
+    with closing(socket.create_server(("", 0))) as listener:
+        port = str(listener.getsockname()[1])
+    with ExitStack() as stack:
+        place = {"NNODES": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        started = [
+            stack.enter_context(
+                cli.started("direct", "--nproc", "1", "--", "preflight", *words, cwd=cwd, NODE_RANK=str(rank), **place)
+            )
+            for rank in reversed(range(count))
+            if rank != absent
+        ]
+        outputs = [process.communicate(timeout=60) for process in started]
+    found = [
+        subprocess.CompletedProcess(words, process.returncode, *output)
+        for process, output in zip(started, outputs, strict=True)
+    ]
+    return found[::-1]
+
+
+def test_three_nodes_make_one_report_and_lists_for_srun(tmp_path: Path) -> None:
+    done = nodes(tmp_path, 3, "--host", "--report", "reports", "--report-file-name", "night", "--ignore", "host.shm")
+    assert [node.returncode for node in done] == [0, 0, 0], [node.stdout + node.stderr for node in done]
+    assert [bool(node.stdout) for node in done] == [True, False, False]
+    host = socket.gethostname().partition(".")[0]
+    assert (tmp_path / "reports/night/passing_nodes.txt").read_text() == f"{host}-0\n{host}-1\n{host}-2\n"
+    assert (tmp_path / "reports/night/report.html").is_file()
+
+
+def test_a_node_that_never_comes_is_failing_and_the_others_learn_the_verdict(tmp_path: Path) -> None:
+    words = (
+        "--host",
+        "--ignore",
+        "host.shm",
+        "--time-limit",
+        "4",
+        "--report",
+        "reports",
+        "--report-file-name",
+        "night",
+    )
+    done = nodes(tmp_path, 3, *words, absent=1)
+    assert [node.returncode for node in done] == [3, 0], [node.stdout + node.stderr for node in done]
+    assert (tmp_path / "reports/night/failing_nodes.txt").read_text() == "node-1\n"
+
+
+def train(cwd: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    (cwd / "night.yaml").write_text(EXPERIMENT)
+    return cli.run("direct", "--single", "--", "train", "pretrain", "--config", "night.yaml", *words, cwd=cwd, **env)
+
+
+def test_training_starts_nothing_on_an_unfit_node_unless_the_check_is_overridden_by_name(tmp_path: Path) -> None:
+    env = {"NCCL_SOCKET_IFNAME": "no-such-interface"}
+    refused = train(tmp_path, "--preflight", "quick", **env)
+    assert refused.returncode == 3, refused.stderr
+    assert "network.interface" in refused.stderr
+    assert "--preflight-ignore network.interface" in refused.stderr
+    assert not list(tmp_path.glob("output/night/*/logs/attempt_0/rank_0.log"))
+    started = train(tmp_path, "--preflight", "quick", "--preflight-ignore", "network.interface", **env)
+    assert started.returncode == 0, started.stderr
+    (log,) = tmp_path.glob("output/night/latest/logs/launch.log")
+    assert "whatever is found by network.interface" in log.read_text()
+
+
+def test_the_variable_asks_for_a_preflight_and_the_option_wins(tmp_path: Path) -> None:
+    env = {"NCCL_SOCKET_IFNAME": "no-such-interface", "PRIMUS_PREFLIGHT": "quick"}
+    assert train(tmp_path, **env).returncode == 3
+    assert train(tmp_path, "--preflight", "off", **env).returncode == 0
+    assert train(tmp_path, PRIMUS_PREFLIGHT="quik").returncode == 2
+
+
+@pytest.mark.native
+def test_measuring_leaves_json_alone_on_standard_output(tmp_path: Path) -> None:
+    words = ("--software", "--tests", "sanity,collectives", "--comm-sizes-mb", "0.1", "--quick", "--json")
+    done = cli.run("direct", "--nproc", "2", "--", "preflight", *words, cwd=tmp_path, timeout_s=120)
+    told = json.loads(done.stdout)
+    assert "performance" in told["report"]["checks"]
+    measured = {one["check"] for one in told["report"]["findings"]}
+    assert any(name.startswith("performance.all_reduce") for name in measured), measured
