@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Literal, TypeVar
 
@@ -23,6 +23,7 @@ UP, REJECT = 0x1, 0x200
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Lookup = Callable[[str], Iterable[str]]
 Row = TypeVar("Row")
 Kind = Literal["loopback", "ethernet", "infiniband", "bond", "bridge", "virtual"]
 
@@ -45,7 +46,7 @@ def interfaces(tree: Tree) -> tuple[Interface, ...]:
     return tuple(_interface(tree, name, masters.get(name), addresses.get(name, ())) for name in names)
 
 
-def route(tree: Tree, found: Iterable[Interface], master: str) -> str | None:
+def route(tree: Tree, found: Iterable[Interface], master: str, lookup: Lookup | None = None) -> str | None:
     """Name of the interface by which `master` is reached, or that holds its address where this is the master.
 
     An address of the loopback interface, which Debian gives a host's own name, counts only if there is no other.
@@ -53,13 +54,15 @@ def route(tree: Tree, found: Iterable[Interface], master: str) -> str | None:
     Args:
         tree: Whose routing table decides.
         found: Interfaces of the same machine.
-        master: Host name or IP address; names are resolved on the running machine only, within 2 s.
+        master: Host name or IP address.
+        lookup: Gives the addresses of a name, within 2 s or it is not waited for; by default the system's resolver on
+            the running machine, and none on a recorded one.
 
     Returns:
         None where the name is unknown or nothing leads there; the reason is then a problem of the tree.
     """
     holders = {parsed(address): interface.name for interface in found for address in interface.addresses}
-    targets = _resolved(tree, master)
+    targets = _resolved(tree, master, lookup or (_system_lookup if tree.is_live else None))
     routes = [*_routes_v4(tree), *_routes_v6(tree)]
     ways = [holders.get(target) or _way(routes, target) for target in targets if not target.is_loopback]
     if any(ways):
@@ -223,30 +226,31 @@ def _way(routes: Iterable[Route], target: Address) -> str | None:
     return best.interface if best else None
 
 
-def _resolved(tree: Tree, master: str) -> list[Address]:
+def _resolved(tree: Tree, master: str, lookup: Lookup | None) -> list[Address]:
     """Addresses of a host, IPv4 before IPv6."""
     address = parsed(master)
     if address:
         return [address]
-    if not tree.is_live:
+    if lookup is None:
         tree.note("etc/hosts", f"names such as '{master}' are not resolved for a recorded machine")
         return []
-    texts: Mapping[str, None] = _looked_up(master)
-    if not texts:
+    addresses = [address for text in _in_time(lookup, master) if (address := parsed(text))]
+    if not addresses:
         tree.note("etc/resolv.conf", f"'{master}' has no address that was found within {RESOLVE_LIMIT_S:g} s")
-    addresses = [address for text in texts if (address := parsed(text))]
     return sorted(addresses, key=lambda address: address.version)
 
 
-def _looked_up(name: str) -> dict[str, None]:
-    """Addresses of `name` in the resolver's order, without waiting longer than the limit."""
-    found: dict[str, None] = {}
-
-    def look_up() -> None:
-        with suppress(OSError, UnicodeError):
-            found.update((str(entry[4][0]), None) for entry in socket.getaddrinfo(name, None))
-
-    thread = threading.Thread(target=look_up, daemon=True)  # getaddrinfo cannot be interrupted
+def _in_time(lookup: Lookup, name: str) -> list[str]:
+    """What `lookup` finds within the limit."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.extend(lookup(name)), daemon=True)  # it cannot be interrupted
     thread.start()
     thread.join(RESOLVE_LIMIT_S)
-    return dict(found)
+    return list(found)
+
+
+def _system_lookup(name: str) -> list[str]:
+    """Addresses of a name in the resolver's order."""
+    with suppress(OSError, UnicodeError):
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    return []

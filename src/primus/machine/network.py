@@ -262,7 +262,8 @@ def _address_warnings(variable: str, value: str, facts: Facts) -> list[str]:
         address = parsed(entry)
         if address:
             holder = f"; {holders[address]} holds it" if address in holders else ""
-            found.append(f"{variable}={value}: {entry} is an IP address, not the name of an interface{holder}")
+            thing = "an RDMA device" if variable == "NCCL_IB_HCA" else "an interface"
+            found.append(f"{variable}={value}: {entry} is an IP address, not the name of {thing}{holder}")
     return found
 
 
