@@ -197,6 +197,11 @@ def test_the_scheduler_is_known_by_its_job(variable: str, kind: str | None) -> N
     assert host.scheduler({variable: "1"}) == kind
 
 
+def test_spur_is_not_taken_for_slurm_and_a_job_in_a_pod_is_a_job() -> None:
+    assert host.scheduler({"SLURM_JOB_ID": "4", "SPUR_JOB_ID": "4"}) == "spur"
+    assert host.scheduler({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "SLURM_JOB_ID": "4"}) == "slurm"
+
+
 def test_an_empty_machine_is_unknown_rather_than_wrong(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     cpu = host.cpu(tree, {})

@@ -16,14 +16,15 @@ from primus.machine.tree import Tree, as_int, natural
 CPUS = "sys/devices/system/cpu"
 CGROUP = "sys/fs/cgroup"
 SCHEDULERS = {
+    "SPUR_JOB_ID": "spur",
     "SLURM_JOB_ID": "slurm",
     "PBS_JOBID": "pbs",
     "LSB_JOBID": "lsf",
     "FLUX_JOB_ID": "flux",
-    "SPUR_JOB_ID": "spur",
     "KUBERNETES_SERVICE_HOST": "kubernetes",
 }
-"""Variable that each scheduler sets in a job; a batch scheduler inside a pod is the nearer one."""
+"""Variable that each scheduler sets in a job. The first counts: spur sets Slurm's as well (ROCm/spur), and a batch
+scheduler inside a pod is the nearer one."""
 CONTAINER_VARIABLES = {
     "APPTAINER_CONTAINER": "apptainer",
     "SINGULARITY_CONTAINER": "apptainer",
