@@ -164,6 +164,21 @@ def test_a_run_that_hooks_have_changed_is_continued_and_replayed(tmp_path: Path)
         assert "hook hooks/1_a.sh: --train_iters=1 changes a run that was begun otherwise" in changed.stderr
 
 
+def test_an_unfinished_run_that_hooks_have_changed_is_found_again(tmp_path: Path) -> None:
+    write(tmp_path, night_yaml=EXPERIMENT, hooks__1_a_sh="echo extra.train_iters=2\n")
+    words = ("--", *TRAIN, "--auto_continue_train")
+    assert launched(tmp_path, *words).returncode == 0
+    first = latest(tmp_path)
+    metadata = read(tmp_path, "metadata.json")
+    metadata["outcome"] = {"state": "interrupted", "exit_code": 143}
+    (first / "metadata.json").write_text(json.dumps(metadata))
+    write(first, checkpoints__step_00000001__manifest_json="")
+    (first / "checkpoints/step_00000001/manifest_json").rename(first / "checkpoints/step_00000001/manifest.json")
+    again = launched(tmp_path, *words)
+    assert again.returncode == 0, again.stderr
+    assert f"continuing output/night/{first.name}\n" in again.stdout
+
+
 # -- failures --
 
 

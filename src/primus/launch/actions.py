@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -33,9 +34,9 @@ LOCK_POLL_S = 0.1
 class Interrupted(PrimusError):
     """A signal ended a hook or patch, and with it the launch."""
 
-    def __init__(self, problem: str, signal: int) -> None:
+    def __init__(self, problem: str, number: int) -> None:
         super().__init__(problem)
-        self.exit_code = 128 + signal
+        self.exit_code = 128 + number
 
 
 def outcome_of(error: PrimusError) -> Outcome:
@@ -106,6 +107,9 @@ def before(
             raise _failure(action, scene, ended)
         else:
             _accept(_given(action, reply, masks), scene, accept)
+    heard = scene.interrupted()
+    if heard is not None:  # between two of them, or after the last
+        raise Interrupted(f"interrupted by {signal.Signals(heard).name}", heard)
 
 
 def afterwards(actions: Sequence[Action], scene: Scene, environ: Mapping[str, str], outcome: Outcome) -> list[str]:

@@ -68,12 +68,9 @@ def _lead(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
             _gather(begun, run, shape)
             outcome = _supervised(begun.launch, run, shape, say, keeps_record=True)
         except PrimusError as error:
-            outcome = actions.outcome_of(error)
-            _record(run, outcome, launch.attempt)
-            _afterwards(begun.launch, scene, outcome, run)
+            _conclude(begun.launch, scene, actions.outcome_of(error), run)
             raise
-        _record(run, outcome, launch.attempt)
-        _afterwards(begun.launch, scene, outcome, run)
+        _conclude(begun.launch, scene, outcome, run)
         return run, outcome
 
 
@@ -100,14 +97,9 @@ def _follow(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
             _write_plan(launch, run, shape)
             outcome = _supervised(launch, run, shape, say, keeps_record=is_ours)
         except PrimusError as error:
-            outcome = actions.outcome_of(error)
-            if is_ours:
-                _record(run, outcome, launch.attempt)
-            _afterwards(launch, scene, outcome, run)
+            _conclude(launch, scene, actions.outcome_of(error), run, keeps_record=is_ours)
             raise
-        if is_ours:
-            _record(run, outcome, launch.attempt)
-        _afterwards(launch, scene, outcome, run)
+        _conclude(launch, scene, outcome, run, keeps_record=is_ours)
         return run, outcome
 
 
@@ -187,6 +179,17 @@ def _tell_others(error: PrimusError, launch: Launch, shape: Layout) -> None:
 def _patience_s(launch: Launch) -> float:
     """Seconds that nodes wait for each other: starting them by hand, and what each of them does before."""
     return MEETING_TIMEOUT_S + sum(each.timeout_s for each in launch.plan.actions if each.stage == "before")
+
+
+def _conclude(launch: Launch, scene: Scene, outcome: Outcome, run: Run, *, keeps_record: bool = True) -> None:
+    """Record how the run has ended, and perform the hooks that come after it."""
+    if keeps_record:
+        log = EventLog(run.events)
+        values = {"state": outcome.state, "exit_code": outcome.exit_code, "reason": outcome.reason}
+        log.append("run_ended", attempt=launch.attempt, **values)
+        log.close()
+        run.update(ended=time.time(), outcome=outcome)
+    _afterwards(launch, scene, outcome, run)
 
 
 def _afterwards(launch: Launch, scene: Scene, outcome: Outcome, run: Run | None) -> None:
@@ -322,10 +325,3 @@ def _supervised(launch: Launch, run: Run, shape: Layout, say: Say, *, keeps_reco
         snapshot.write_environment(env_folder, _environment(launch) | hidden, sources)
 
     return execute.execute(launch.plan, run, launch.attempt, launch.context.environ, after_start)
-
-
-def _record(run: Run, outcome: Outcome, attempt: int) -> None:
-    log = EventLog(run.events)
-    log.append("run_ended", attempt=attempt, state=outcome.state, exit_code=outcome.exit_code, reason=outcome.reason)
-    log.close()
-    run.update(ended=time.time(), outcome=outcome)
