@@ -29,6 +29,8 @@ from primus.runs.store import Run
 SIZES = (8, 1000, 300_000)
 CULPRIT = 1
 LIMIT_S = 60.0
+SLEEP_S = 0.06
+PAIR_BYTES = 4096
 
 
 def measure(group: Group) -> dict[str, object]:
@@ -75,7 +77,7 @@ def _unsupported(buffers: Buffers, group: Group) -> None:
 
 def _slow_exchange(buffers: Buffers, group: Group, partner: int) -> None:
     if group.member == CULPRIT:
-        time.sleep(0.02)
+        time.sleep(SLEEP_S)
     scan.exchange(buffers, group, partner)
 
 
@@ -88,7 +90,7 @@ def _corrupt_exchange(buffers: Buffers, group: Group, partner: int) -> None:
 def _scan(group: Group, exchange: scan.Exchange) -> list[object]:
     found: list[object] = []
     for number, meeting in enumerate(rounds(group.size)):
-        found += scan.run_round(number, meeting, group, 4096, between_nodes=False, exchange=exchange)
+        found += scan.run_round(number, meeting, group, PAIR_BYTES, between_nodes=False, exchange=exchange)
     return found
 
 

@@ -17,16 +17,16 @@ import msgspec
 import psutil
 import pytest
 
+from measure import several
 from primus.errors import EXIT_TIMED_OUT
 from primus.machine import measured
 from primus.machine.measured import Collective, Pair, Part, Results
 from primus.measure import collectives
 from primus.preflight import pairs, performance
-from primus.preflight.communication import SLOW_ON_CPU
 from primus.runs.files import read_json
 from primus.runs.store import Failure
 
-SEVERAL = Path(__file__).parent / "several.py"
+SEVERAL = Path(several.__file__)
 SOURCE = Path(__file__).parents[2] / "src"
 CULPRIT = 1
 
@@ -146,11 +146,12 @@ def test_the_pair_scan_meets_each_two_once_and_right(answers: Answers) -> None:
 @pytest.mark.parametrize("key", ["slow_pairs", "corrupt_pairs"])
 def test_the_pair_scan_names_the_rank_that_sleeps_or_corrupts(answers: Answers, key: str) -> None:
     found = results_of(answers, key)
-    bad = pairs.bad_pairs(found, below=SLOW_ON_CPU)
+    # Five ranks on two busy cores differ tenfold by themselves: only half of the sleep tells slow from unlucky.
+    bad = pairs.bad_pairs(found, floor=several.PAIR_BYTES / (several.SLEEP_S / 2) / 1e9, below=1.0)
     if len(answers) > 2:
         assert pairs.blame(found, bad) == [CULPRIT]
-    else:  # of one pair nobody can say who it is
-        assert pairs.blame(found, bad) == ([0, 1] if key == "corrupt_pairs" else [])
+    else:  # of one pair nobody can say which of the two it is
+        assert pairs.blame(found, bad) == [0, 1]
 
 
 def test_the_suite_measures_nodes_of_different_sizes(tmp_path: Path) -> None:

@@ -173,14 +173,14 @@ class Communication:
                 yield self._bad_link(check, results[result], shown)
 
     def _slow(self, check: str, name: Hashable, bad: Sequence[pairs.Result], shown: str) -> Finding:
-        assert isinstance(name, int)
         is_wrong = any(pair.value is None for pair in bad)
         slowest = min((pair.value for pair in bad if pair.value is not None), default=None)
         what = "wrong or no data" if is_wrong else f"down to {table.number(slowest)} GB/s"
+        partners = listed(f"rank {pair.second if pair.first == name else pair.first}" for pair in bad)
         return judged(
             False, "fail" if is_wrong or self._on_gpu else "warn", check,
-            f"{what} with {len(bad)} partners, where all pairs have {shown}", "as its partners with others",
-            "slow with several partners who are well with others", "leave the node out, and look at its network",
+            f"{what} with {partners}, where all pairs have {shown}", "as its partners with others",
+            "the bad pairs have this member in common", "leave the node out, and look at its network",
             subject=self._yardstick.rank_name(name), host=self._yardstick.host(name), value=slowest,
         )  # fmt: skip
 
