@@ -133,6 +133,12 @@ class Options(Struct, frozen=True, kw_only=True):
     """Accepted, and without effect: the report's tables hold the numbers."""
     no_clean_dump_path: bool = False
     """Accepted, and without effect: nothing older is ever read or removed."""
+    intra_group_sizes: str | None = None
+    """Accepted, and without effect: groups are a node's processes, and all processes."""
+    inter_group_sizes: str | None = None
+    """Accepted, and without effect: groups are a node's processes, and all processes."""
+    ring_p2p_sizes_mb: str | None = None
+    """Accepted, and without effect: every two processes are measured with each other."""
     data: str | None = None
     """Folder of the training data, which is checked as well."""
     workspace: str = "./output"
@@ -150,7 +156,10 @@ class Options(Struct, frozen=True, kw_only=True):
         return chosen or GROUPS
 
 
-WITHOUT_EFFECT = ("disable_pdf", "plot", "no_clean_dump_path")
+WITHOUT_EFFECT = (
+    *("disable_pdf", "plot", "no_clean_dump_path"),
+    *("intra_group_sizes", "inter_group_sizes", "ring_p2p_sizes_mb"),
+)
 LIMITS = {
     "ulimit_l_min_gb": "memlock_gib",
     "shm_min_gb": "shm_gib",
@@ -314,7 +323,10 @@ def _measured(node: Node, options: Options, context: TaskContext) -> list[Findin
     run_folder, outcome = started
     asked = asked_of(options, context, node.facts)
     results = performance.read(run_folder.directory, asked, node.layout.world_size)
-    found = performance.findings(results, node.facts, demands_of(options, context, node.facts))
+    found = [
+        structs.replace(finding, host=finding.host.partition(".")[0])
+        for finding in performance.findings(results, node.facts, demands_of(options, context, node.facts))
+    ]
     if outcome.state != "done" and not any(finding.status in ("fail", "unknown") for finding in found):
         found.append(
             unknown("performance.run", outcome.reason, "all tests end", "", f"see {run_folder.directory}/logs")
