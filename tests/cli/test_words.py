@@ -8,7 +8,7 @@ import pytest
 
 from fakes import cli
 from primus.cli.main import main
-from primus.machine.facts import Facts
+from primus.machine.facts import Cpu, Facts
 
 CONFIG = "modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: true, seq_length: 8}}}\n"
 
@@ -17,7 +17,7 @@ CONFIG = "modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mo
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PRIMUS_PLUGINS", str(cli.PLUGINS))
-    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: Facts())
+    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: Facts(cpu=Cpu(usable=16)))
     (tmp_path / "e.yaml").write_text(CONFIG)
     return tmp_path
 

@@ -169,7 +169,7 @@ def test_gpus_of_different_models_get_what_they_share() -> None:
     assert choice("HSA_NO_SCRATCH_RECLAIM", result).value == "1"
     assert "different models (MI300A, MI300X): only what they share is set" in result.warnings[0]
     both = structs.replace(mixed, devices=(*assumed("h100:1").devices, *assumed("mi300x:1").devices))
-    assert {item.layer for item in decided(both).variables.values()} == {"base"}
+    assert {item.layer for item in decided(both).variables.values()} == {"gpu"}
 
 
 def unknown(name: str, architecture: str | None = None) -> Facts:

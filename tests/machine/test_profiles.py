@@ -158,9 +158,16 @@ def test_a_model_that_is_not_known_names_the_nearest() -> None:
 
 
 def test_layers_go_from_what_is_common_to_the_model() -> None:
-    assert [name for name, _ in profile.layers(profile.named("mi300x"))] == ["base", "amd", "gfx942", "mi300x"]
+    assert [name for name, _ in profile.layers(profile.named("mi300x"))] == [
+        "base",
+        "gpu",
+        "amd",
+        "gfx942",
+        "mi300x",
+    ]
     assert [name for name, _ in profile.layers(profile.named("gb300"))] == [
         "base",
+        "gpu",
         "nvidia",
         "sm100",
         "sm103",
@@ -239,3 +246,8 @@ def test_a_ring_of_architectures_is_refused(plug_ins: Path) -> None:
     )
     with pytest.raises(PrimusError, match="'ring' stands above itself"):
         profile.architecture_layers("ring")
+
+
+def test_a_machine_without_accelerators_has_a_profile_that_no_device_is_taken_for() -> None:
+    assert profile.layers(profile.named("cpu")) == [*profile.architecture_layers("base"), ("cpu", {})]
+    assert profile.by_name("Some CPU") is None

@@ -11,14 +11,14 @@ from msgspec import structs
 from primus.errors import UsageError
 from primus.launch.plan import Context, LaunchPlan, Variable
 from primus.machine.assume import assumed
-from primus.machine.facts import Facts
+from primus.machine.facts import Cpu, Facts
 from primus.runtimes.direct import Options, wrap
 
 WORKER = LaunchPlan(argv=("python", "-m", "primus.worker", "/run", "0"), env={"A": Variable("file", "e.yaml:1")})
 
 
 def context(devices: int = 0, terminal: str | None = None, **environ: str) -> Context:
-    facts = assumed(f"mi300x:{devices}") if devices else Facts()
+    facts = assumed(f"mi300x:{devices}") if devices else Facts(cpu=Cpu(usable=16))
     return Context(environ=environ, python="python", facts=lambda master: facts, terminal=terminal)
 
 
@@ -54,7 +54,8 @@ def test_several_nodes_keep_their_ranks() -> None:
 
 def test_cores_are_shared_among_the_processes_unless_the_user_says_how() -> None:
     assert "OMP_NUM_THREADS" not in planned().env
-    assert int(planned(nproc=2).env["OMP_NUM_THREADS"].value) >= 1
+    assert planned(nproc=2).env["OMP_NUM_THREADS"].value == "8"
+    assert planned(nproc=32).env["OMP_NUM_THREADS"].value == "1"
     assert "OMP_NUM_THREADS" not in planned(nproc=2, environ={"OMP_NUM_THREADS": "3"}).env
     assert planned(nproc=2, env=("OMP_NUM_THREADS=5",)).env["OMP_NUM_THREADS"] == Variable("5", "--env")
 

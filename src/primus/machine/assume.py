@@ -13,7 +13,6 @@ USUAL_DEVICES = 8
 """Devices of a node where no number is given."""
 MAX_CARDS = 72
 """Cards of the largest node that acts as one: NVL72."""
-CPU = "cpu"
 
 
 def assumed(text: str) -> Facts:
@@ -23,9 +22,9 @@ def assumed(text: str) -> Facts:
         UsageError: There is no such model, or the number is none of 1 to 72.
     """
     word, colon, number = text.partition(":")
-    if word.strip().lower() == CPU and not colon:
-        return Facts(assumed=True)
     model = _model(word)
+    if model.vendor == "cpu":
+        return Facts(assumed=True)
     cards = _cards(text, number) if colon else max(1, USUAL_DEVICES // model.devices_per_card)
     devices = tuple(_device(model, index) for index in range(cards))
     return Facts(assumed=True, devices=devices, links=_links(model, devices))
@@ -36,7 +35,7 @@ def _model(word: str) -> Profile:
         return profile.named(word)
     except UsageError:
         models = [profile.typed_name(known) for known in profile.all_profiles()]
-        raise UsageError(f"--assume: no GPU model '{word}'", did_you_mean(word, [*models, CPU])) from None
+        raise UsageError(f"--assume: no GPU model '{word}'", did_you_mean(word, models)) from None
 
 
 def _cards(text: str, number: str) -> int:
@@ -46,6 +45,7 @@ def _cards(text: str, number: str) -> int:
 
 
 def _device(model: Profile, index: int) -> Device:
+    assert model.vendor != "cpu"
     maker = "AMD Instinct" if model.vendor == "amd" else "NVIDIA"
     return Device(
         index=index,

@@ -21,7 +21,7 @@ from primus.machine import profile
 from primus.machine.cluster import Layout
 from primus.machine.facts import Device, Facts
 from primus.machine.network import SOCKET_VARIABLES, Network, validate
-from primus.machine.profile import Condition, Setting
+from primus.machine.profile import CORES_PER_PROCESS, Condition, Setting
 
 Settings = Mapping[str, Setting]
 
@@ -54,13 +54,16 @@ PERSONS = ("experiment", "user", "--env")
 FAMILIES = {"MI300": "MI300X", "MI250": "MI250X"}
 """Model whose settings an unknown member of a family takes; its figures are never taken."""
 
+ASKED = ("--env", "replay of ")
+"""Beginnings of the sources that win over the shell."""
+
 _UNKNOWN_NETWORK = ("the network of an assumed machine is not known: interface and RDMA ports are chosen on the node",)
 
 DETERMINISTIC = "PRIMUS_DETERMINISTIC"
 LAUNCHER = "AMD-AGI/Primus base_env.sh"
 _PRIMUS = "AMD-AGI/Primus, deterministic mode"
 DETERMINISTIC_SETTINGS: dict[str, Settings] = {
-    "base": {
+    "gpu": {
         "NCCL_ALGO": Setting(value="Ring", reason="sums in one order", source=_PRIMUS),
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO": Setting(value="0", reason="deterministic attention only", source=_PRIMUS),
         "TORCH_COMPILE_DISABLE": Setting(value="1", reason="no kernels chosen by timing", source=_PRIMUS),
@@ -155,7 +158,11 @@ def environment(
     if _is_on(persons.get(DETERMINISTIC, "")):
         ours += [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
     chosen: dict[str, Choice] = {}
-    for choice in (*_ours(ours, needs), *_set_by("hook", hooks or {}), *_set_by("patch", patches or {})):
+    for choice in (
+        *_ours(ours, needs, _cores_per_process(facts, layout)),
+        *_set_by("hook", hooks or {}),
+        *_set_by("patch", patches or {}),
+    ):
         _put(chosen, choice)
     shell = _shell(environ, known={*chosen, *given})
     for choice in (*_set_by("experiment", written), *shell, *_set_by("--env", typed)):
@@ -180,6 +187,8 @@ def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str
 def _needs(facts: Facts, network: Network, layout: Layout | None) -> set[Condition]:
     """Which conditions hold for this launch."""
     holds: set[Condition] = {"always"}
+    if layout is not None and layout.nproc > 1 and facts.cpu.usable:
+        holds.add("several processes")
     if layout is not None and layout.nnodes > 1:
         holds |= {"several nodes", "rdma"} if network.hcas else {"several nodes"}
     if _version(facts.software.rocm or "") >= (7, 2, 1):
@@ -201,7 +210,7 @@ def _machine_layers(facts: Facts) -> tuple[list[tuple[str, Settings]], list[str]
     for device in facts.devices:
         kinds.setdefault((device.vendor, device.model, device.architecture or ""), device)
     if not kinds:
-        return [], []
+        return profile.layers(profile.named("cpu")), []
     warnings: list[str] = []
     chains = [_device_layers(device, warnings) for device in kinds.values()]
     shared = takewhile(lambda level: len({label for label, _ in level}) == 1, zip(*chains, strict=False))
@@ -262,18 +271,23 @@ def _network(facts: Facts, network: Network, needs: set[Condition]) -> Iterator[
     yield "network", settings
 
 
-def _ours(layers: Iterable[tuple[str, Settings]], needs: set[Condition]) -> Iterator[Choice]:
+def _cores_per_process(facts: Facts, layout: Layout | None) -> str:
+    return str(max(1, (facts.cpu.usable or 1) // (layout.nproc if layout else 1)))
+
+
+def _ours(layers: Iterable[tuple[str, Settings]], needs: set[Condition], cores_per_process: str) -> Iterator[Choice]:
     for layer, settings in layers:
         for name, setting in settings.items():
             if name in NEVER_SET:
                 raise PrimusError(f"layer '{layer}' sets {name}", "this choice is the user's or the scheduler's")
             if setting.when in needs:
-                yield Choice(name=name, value=setting.value, layer=layer, reason=setting.reason, source=setting.source)
+                value = cores_per_process if setting.value == CORES_PER_PROCESS else setting.value
+                yield Choice(name=name, value=value, layer=layer, reason=setting.reason, source=setting.source)
 
 
 def _told_apart(given: Mapping[str, Assignment]) -> tuple[dict[str, Assignment], dict[str, Assignment]]:
-    """What the experiment sets, and what `--env` does."""
-    typed = {name: item for name, item in given.items() if item.source.startswith("--env")}
+    """What the experiment sets, and what was asked for this launch: by `--env`, or by a run that is replayed."""
+    typed = {name: item for name, item in given.items() if item.source.startswith(ASKED)}
     return {name: item for name, item in given.items() if name not in typed}, typed
 
 

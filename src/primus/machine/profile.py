@@ -18,8 +18,11 @@ from primus.errors import PrimusError, UsageError, did_you_mean
 from primus.machine.facts import Vendor
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
-Condition = Literal["always", "several nodes", "rdma", "rocm 7.2.1"]
+Condition = Literal["always", "several processes", "several nodes", "rdma", "rocm 7.2.1"]
 """`rdma` is several nodes that use RDMA; `rocm 7.2.1` is that version or a newer one."""
+
+CORES_PER_PROCESS = "{cores per process}"
+"""A setting's value that is known on the node only."""
 
 MIB = 1 << 20
 FORMULA_TOLERANCE = 0.002
@@ -52,7 +55,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     """One device model; figures are those of a whole card, peaks are dense."""
 
     model: str
-    vendor: Vendor
+    vendor: Vendor | Literal["cpu"]
     architecture: str
     """Plug-in of `architectures`: ``gfx942``, ``sm90``."""
     source: str
@@ -158,7 +161,7 @@ def typed_name(profile: Profile) -> str:
 
 
 def layers(profile: Profile) -> list[tuple[str, Mapping[str, Setting]]]:
-    """Settings of the model by layer, lowest first: base, vendor, architecture, model."""
+    """Settings of the model by layer, lowest first: base, gpu, vendor, architecture, model."""
     own = (typed_name(profile), profile.settings)
     return [*architecture_layers(profile.architecture), own]
 
@@ -197,14 +200,15 @@ def peak_tflops(device_name: str, dtype: Dtype) -> float | None:
 
 
 @cache
-def _by_id() -> dict[tuple[Vendor, int], Profile]:
+def _by_id() -> dict[tuple[str, int], Profile]:
     return {(profile.vendor, number): profile for profile in all_profiles() for number in profile.device_ids}
 
 
 @cache
 def _by_name() -> list[tuple[str, Profile]]:
     """Names in upper case with their models, the longest first."""
-    pairs = [(_words(name), profile) for profile in all_profiles() for name in (profile.model, *profile.names)]
+    devices = [profile for profile in all_profiles() if profile.vendor != "cpu"]
+    pairs = [(_words(name), profile) for profile in devices for name in (profile.model, *profile.names)]
     return sorted(pairs, key=lambda pair: -len(pair[0]))
 
 

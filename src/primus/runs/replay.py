@@ -112,12 +112,12 @@ def _numeric_variables(run: Run) -> dict[str, str]:
 
 
 def _planned_variables(run: Run) -> dict[str, str]:
-    """Variables that the run set, but for those that every launch sets for itself."""
+    """Variables that the run set, but for those that every launch finds out for itself."""
     planned = read_json(run.directory / "plan.json", _Plan).env
     return {
         name: variable.value
         for name, variable in planned.items()
-        if variable.source != "terminal" and not variable.source.startswith("direct")
+        if variable.source != "terminal" and not variable.source.startswith("network: ")
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -56,8 +55,7 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     """
     shape = layout_of(options, context)
     typed = _user_variables(options.env_file, "--env-file") | _user_variables(options.env, "--env")
-    machine, warnings = _machine_variables(shape, plan.env | typed, context)
-    env = _threads(shape, context.environ) | machine
+    env, warnings = _variables(shape, plan.env | typed, context)
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
     starts_workers = shape.world_size > 1 and "-m" in plan.argv  # a task may be done in the launcher's own process
@@ -90,7 +88,7 @@ def layout_of(options: Options, context: Context) -> Layout:
     )
 
 
-def _machine_variables(
+def _variables(
     shape: Layout, given: Mapping[str, Variable], context: Context
 ) -> tuple[dict[str, Variable], tuple[str, ...]]:
     """What this machine needs, hooks and patches said and was `given`; and what is odd about it.
@@ -137,14 +135,6 @@ def _torchrun(worker: tuple[str, ...], shape: Layout, python: str) -> tuple[str,
         f"--master-port={shape.master_port}",
         *module,
     )
-
-
-def _threads(shape: Layout, environ: Mapping[str, str]) -> dict[str, Variable]:
-    """Cores shared out among the processes of a node; torchrun would give each a single thread."""
-    if shape.nproc == 1 or "OMP_NUM_THREADS" in environ:
-        return {}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": Variable(str(max(1, cores // shape.nproc)), f"direct: {cores} cores / {shape.nproc}")}
 
 
 def _user_variables(words: tuple[str, ...], flag: str) -> dict[str, Variable]:

@@ -6,7 +6,7 @@ LAUNCHER = "AMD-AGI/Primus base_env.sh"
 
 LAYER = Layer(
     name="amd",
-    parent="base",
+    parent="gpu",
     settings={
         "NCCL_CHECKS_DISABLE": Setting(
             value="1", reason="no checks of arguments on each collective call", source=LAUNCHER

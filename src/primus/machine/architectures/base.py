@@ -1,19 +1,15 @@
-"""What every machine with GPUs gets."""
+"""What every machine gets."""
 
-from primus.machine.profile import Layer, Setting
+from primus.machine.profile import CORES_PER_PROCESS, Layer, Setting
 
 LAYER = Layer(
     name="base",
     settings={
-        "CUDA_DEVICE_MAX_CONNECTIONS": Setting(
-            value="1",
-            reason="one queue keeps the order in which tensor parallel overlaps its communication",
-            source="Megatron-LM; AMD-AGI/Primus base_env.sh",
-        ),
-        "TORCH_NCCL_HIGH_PRIORITY": Setting(
-            value="1",
-            reason="communication goes before computation that waits for it",
-            source="AMD-AGI/Primus base_env.sh; NVIDIA-NeMo/Megatron-Bridge recipes",
+        "OMP_NUM_THREADS": Setting(
+            value=CORES_PER_PROCESS,
+            reason="the cores shared out among the processes of a node; torchrun would give each a single thread",
+            source="PyTorch torchrun",
+            when="several processes",
         ),
     },
 )

@@ -6,7 +6,7 @@ RECIPES = "NVIDIA-NeMo/Megatron-Bridge recipes"
 
 LAYER = Layer(
     name="nvidia",
-    parent="base",
+    parent="gpu",
     settings={
         "TORCH_NCCL_AVOID_RECORD_STREAMS": Setting(
             value="1", reason="memory of collectives is free again sooner", source=RECIPES
