@@ -229,6 +229,16 @@ def test_a_signal_ends_the_hook_and_the_launch(tmp_path: Path) -> None:
     assert "interrupted\n" in hook_log(tmp_path, "failure_1_f.node_0")
 
 
+def test_no_process_of_a_hook_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    write(tmp_path, hooks__1_a_sh="trap '' TERM\nsleep 300 & echo $$ $! > pids\nwait\n")
+    with cli.started("direct", "--", "tiny", cwd=tmp_path) as process:
+        cli.wait_for(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text(), "the hook")
+        process.kill()
+        process.communicate(timeout=15)
+    pids = list(map(int, (tmp_path / "pids").read_text().split()))
+    cli.wait_for(lambda: all(map(is_gone, pids)), "the end of the hook", timeout_s=5)
+
+
 def test_a_hook_that_prints_secrets_shows_them_nowhere(tmp_path: Path) -> None:
     text = (
         "env\necho leaking $HF_TOKEN >&2\necho env.MADE_TOKEN=canary-made\necho env.COPY=$HF_TOKEN\n"

@@ -76,7 +76,7 @@ def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
         except OSError as error:
             raise PrimusError(f"{plan.argv[0]}: cannot be started: {error.strerror}") from None
@@ -88,7 +88,7 @@ def launch_log(run: Run, plan: LaunchPlan) -> Path:
     return run.directory / "logs" / (f"launch.node_{node}.log" if node else "launch.log")
 
 
-def die_with_parent() -> None:
+def _die_with_parent() -> None:
     """Have the kernel kill this process when its launcher dies (prctl(2), PR_SET_PDEATHSIG).
 
     Nothing may linger: the same command may be typed again at once, and continue the run.

@@ -17,17 +17,15 @@ import selectors
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from msgspec import Struct
 
 from primus import secret
-from primus.launch import execute
 
 if TYPE_CHECKING:
     import psutil
@@ -163,19 +161,31 @@ def run(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=execute.die_with_parent if sys.platform == "linux" else None,
             )
         except OSError as error:
             return Ended(problem=f"{argv[0]} cannot be started: {error.strerror}")
-        try:
-            problem, heard = _follow(child, output, timeout_s, interrupted)
-        finally:
-            _end_session(child)
-            output.drain(child)
+        with _ended_with_us(child):
+            try:
+                problem, heard = _follow(child, output, timeout_s, interrupted)
+            finally:
+                _end_session(child)
+                output.drain(child)
         problem = problem or _problem(child.returncode)
         log.note(f"{problem or 'exit code 0'}, {time.monotonic() - started:.1f} s")
     code = child.returncode if child.returncode >= 0 and heard is None else None
     return Ended(exit_code=code, problem=problem, signal=heard, env=output.env, extra=output.extra, tail=log.tail())
+
+
+@contextlib.contextmanager
+def _ended_with_us(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Have a shell kill the child's group when this process dies, however that happens: its input ends then."""
+    argv = ["sh", "-c", 'read -r word || kill -s KILL -- "-$0"', str(child.pid)]
+    null = subprocess.DEVNULL
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True) as watcher:
+        try:
+            yield
+        finally:
+            watcher.communicate(b"over\n")
 
 
 def _follow(
