@@ -12,7 +12,7 @@ from msgspec import structs
 
 from primus.measure import collectives, gemm, memory
 from primus.measure.gemm import Rotation
-from primus.measure.timing import QUICK, Effort, HostClock, measure, percentile, summary
+from primus.measure.timing import FULL, QUICK, Effort, HostClock, measure, percentile, summary, within
 
 CPU = torch.device("cpu")
 BRIEF = Effort(warm_up_calls=1, warm_up_s=0.01, longest_warm_up_s=0.02, calls=10, measure_s=0.02, fewest_calls=3)
@@ -235,6 +235,12 @@ def test_codes_tell_sources_apart_and_sums_are_exact() -> None:
     total = sum(collectives.term(rank, index) for rank in range(8192))
     assert isinstance(total, torch.Tensor)
     assert int(total.max()) < 2**24  # what fp32 holds exactly
+
+
+def test_an_effort_keeps_within_a_time_limit() -> None:
+    short = within(FULL, limit_s=4.0)
+    assert (short.longest_warm_up_s, short.measure_s) == (1.0, 1.0)
+    assert within(FULL, limit_s=1000.0) == FULL
 
 
 def test_quick_tests_are_brief() -> None:

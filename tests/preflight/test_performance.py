@@ -328,3 +328,8 @@ def test_a_plan_measures_the_size_that_is_demanded() -> None:
     for is_quick in (True, False):
         asked = plan(unknown_model, Demands(rccl_size_mb=96), is_quick=is_quick)
         assert 96 * 2**20 in asked.sizes_bytes
+
+
+def test_a_plan_measures_what_fits_into_the_memory_of_a_device() -> None:
+    small = Facts(devices=(Device(index=0, vendor="amd", partitions=(Partition(index=0, memory_bytes=24 * 2**30),)),))
+    assert max(plan(small, Demands(), is_quick=False).sizes_bytes) == 4 * 2**30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -19,7 +19,7 @@ from primus.machine import measured
 from primus.machine.measured import Asked, Collective, Figure, Pair, Part, RankResult, Scope, rounds
 from primus.measure import collectives, gemm, memory, scan
 from primus.measure.collectives import Group
-from primus.measure.timing import FULL, QUICK, Effort, clock_of
+from primus.measure.timing import FULL, LONG_ENOUGH, QUICK, Effort, clock_of, within
 from primus.measure.watchdog import Watchdog
 from primus.report import table
 from primus.runs.attempt import Attempt
@@ -166,10 +166,9 @@ class Suite:
         for name in (name for name in measured.DEVICE_TESTS if name in self._asked.tests):
             with self._together(f"waiting for all ranks before the test of {name}"):
                 collectives.barrier(everyone)
-            figures = iter(self._figures(name))
-            is_over = False
-            while not is_over:
-                is_over = not self._test_next(name, figures)
+            figures = self._figures(name)
+            while self._test_next(name, figures):
+                continue
 
     def _test_next(self, name: str, figures: Iterator[Figure]) -> bool:
         """Whether there was one more figure; a device that fails is told in one, and the other ranks go on."""
@@ -183,31 +182,31 @@ class Suite:
             self._keep_figure(figure)
         return figure is not None
 
-    def _figures(self, name: str) -> Iterable[Figure]:
+    def _figures(self, name: str) -> Iterator[Figure]:
         device, clock, asked = self._device, self._clock, self._asked
-        cache_bytes, max_bytes = self._cache_bytes(), self._array_bytes()
+        cache_bytes, max_bytes, effort = self._cache_bytes(), self._array_bytes(), self._effort(LONG_ENOUGH)
         if name == "sanity":
             yield _sanity(device)
         elif name == "gemm":
-            effort = QUICK if asked.is_quick else FULL
+            longest = self._effort(FULL)
             yield gemm.run(
-                device, asked.gemm_size, asked.dtype, clock, effort, cache_bytes=cache_bytes, max_bytes=max_bytes
+                device, asked.gemm_size, asked.dtype, clock, longest, cache_bytes=cache_bytes, max_bytes=max_bytes
             )
         elif name == "memory":
-            yield from memory.run(device, clock, self._effort(), cache_bytes=cache_bytes, max_bytes=max_bytes)
+            yield from memory.run(device, clock, effort, cache_bytes=cache_bytes, max_bytes=max_bytes)
         elif device.type == "cuda":
-            yield from memory.host_copies(device, clock, self._effort(), COPY_BYTES)
+            yield from memory.host_copies(device, clock, effort, COPY_BYTES)
             if 1 < self._num_local <= torch.cuda.device_count():
                 peer = torch.device("cuda", (self._attempt.local_rank + 1) % self._num_local)
-                yield memory.peer_copy(device, peer, clock, self._effort(), COPY_BYTES)
+                yield memory.peer_copy(device, peer, clock, effort, COPY_BYTES)
 
-    def _effort(self) -> Effort:
-        return QUICK if self._asked.is_quick else Effort()
+    def _effort(self, full: Effort) -> Effort:
+        return within(QUICK if self._asked.is_quick else full, self._asked.timeout_s)
 
     def _test_collectives(self, group: Group | None) -> None:
         """Every operation in every size."""
         assert group is not None
-        longest_s = LONGEST_QUICK_S if self._asked.is_quick else LONGEST_S
+        longest_s = min(LONGEST_QUICK_S if self._asked.is_quick else LONGEST_S, self._asked.timeout_s / 4)
         for name in collectives.OPERATIONS:
             for size_bytes in sorted(self._asked.sizes_bytes):
                 with self._together(f"{name} of {table.size(size_bytes)} among {group.size} ranks"):

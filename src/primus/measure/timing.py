@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus.machine.measured import Timing
 
@@ -36,9 +36,20 @@ class Effort(Struct, frozen=True, kw_only=True):
     """Even where they take longer than `measure_s`."""
 
 
+LONG_ENOUGH = Effort()
+"""A second after the warm-up, for what does not heat a device."""
 FULL = Effort(measure_s=10.0, calls=20_000)
 """Ten seconds back to back, after which clocks and temperature are what training sees."""
 QUICK = Effort(warm_up_calls=5, warm_up_s=0.05, longest_warm_up_s=0.15, calls=30, measure_s=0.2, fewest_calls=3)
+
+
+def within(effort: Effort, limit_s: float) -> Effort:
+    """`effort`, no longer than a quarter of a time limit each for the warm-up and the samples."""
+    return structs.replace(
+        effort,
+        longest_warm_up_s=min(effort.longest_warm_up_s, limit_s / 4),
+        measure_s=min(effort.measure_s, limit_s / 4),
+    )
 
 
 class Clock(Protocol):

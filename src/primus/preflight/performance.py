@@ -32,6 +32,8 @@ __all__ = ["CONFIG_FILE", "Asked", "Demands", "Results", "demanded", "findings",
 GPU_SIZES = tuple(2**power for power in range(3, 34))
 """8 B to 8 GiB, as nccl-tests users sweep."""
 CPU_SIZES = tuple(2**power for power in range(3, 27, 3))
+BUFFERS_SHARE = 6
+"""Part of a device's memory that a message may have: it is sent, received and checked there."""
 KERNELS = ("copy", "mul", "add", "triad", "dot")
 NO_FLOOR = "no floor is known for this device"
 CPU_FLOOR = "a CPU's figures have no floor: they depend on who else uses its cores"
@@ -65,9 +67,10 @@ def plan(facts: Facts, demands: Demands, *, is_quick: bool, timeout_s: float = 1
             timeout_s=timeout_s,
         )
     known = _profile(facts)
-    sizes = (demanded_bytes, GIB) if is_quick else (*GPU_SIZES, demanded_bytes)
+    sizes = {demanded_bytes, GIB} if is_quick else {demanded_bytes, *GPU_SIZES}
+    memory_bytes = min((part.memory_bytes for part in facts.partitions if part.memory_bytes), default=64 * GIB)
     return Asked(
-        sizes_bytes=tuple(sorted(set(sizes))),
+        sizes_bytes=tuple(sorted(size for size in sizes if size <= memory_bytes // BUFFERS_SHARE)),
         pair_bytes=64 * MIB if is_quick else 256 * MIB,
         gemm_size=8192,
         is_quick=is_quick,
