@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from machines import tree
 from primus.machine import profile as profiles
 from primus.machine.cluster import Layout
 from primus.machine.facts import (
@@ -31,6 +32,7 @@ from primus.machine.facts import (
     Software,
 )
 from primus.machine.health import DeviceHealth, Health
+from primus.machine.probe import probe
 from primus.machine.tree import Tree
 from primus.machine.vitals import Process, ToolCall
 from primus.preflight import check, gpu, gpu_health, host, kernel_log, network, software, storage
@@ -80,8 +82,8 @@ NICS = (nic("mlx5_0"), nic("mlx5_1", numa_node=1))
 GPUS = Facts(devices=CARDS, links=LINKS, rdma=NICS)
 
 
-def node(facts: Facts | None = None, tree: Path = Path("/nowhere"), **fields: Any) -> Node:
-    return Node(facts=facts or Facts(), tree=Tree(tree), **fields)
+def node(facts: Facts | None = None, root: Path = Path("/nowhere"), **fields: Any) -> Node:
+    return Node(facts=facts or Facts(), tree=Tree(root), **fields)
 
 
 def with_card(**changes: Any) -> Node:
@@ -180,7 +182,7 @@ CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
     ("gpu.tool", "warn", vitals(), node(GPUS), vitals(calls=(ToolCall(tool="amd-smi", seconds=2.0),)), node(GPUS)),
     ("gpu.tool", "unknown", vitals(), node(GPUS),
      vitals(calls=(ToolCall(tool="amd-smi", seconds=0.1, problem="its output cannot be understood"),)), node(GPUS)),
-    ("gpu.tool", "unknown", vitals(), node(GPUS), vitals(calls=()), node(GPUS, tree=Path("/"))),
+    ("gpu.tool", "unknown", vitals(), node(GPUS), vitals(calls=()), node(GPUS, Path("/"))),
     ("gpu.processes", "fail", vitals(processes=(Process(pid=7, name="gpuagent"),)), node(GPUS),
      vitals(processes=(Process(pid=7, name="python", memory_bytes=0),)), node(GPUS)),
     ("gpu.memory_used", "fail", vitals(), node(GPUS), vitals(memory_used_bytes=3 * GIB), node(GPUS)),
@@ -268,6 +270,25 @@ def test_lines_of_the_kernel_log_from_before_the_window_do_not_count() -> None:
     assert kernel_log.recent(lines, 5000.0) == lines[1:]
 
 
+RECORDED = {
+    "mi210-two-hives": set(),
+    "mi300x-8": set(),
+    "mi308x-cpx": set(),
+    "mi355x-8": set(),
+    "mi300x-cpx": {"gpu.partitions"},
+}
+"""Checks that each recorded machine fails: of one the driver lost a partition."""
+
+
+@pytest.mark.parametrize(("name", "failing"), RECORDED.items())
+def test_recorded_machines_fail_for_what_is_wrong_with_them(tmp_path: Path, name: str, failing: set[str]) -> None:
+    folder = tree.HERE / name
+    root = folder if folder.is_dir() else tree.grow(name, tmp_path)
+    recorded = node(probe(root), root)
+    found = [finding for some in (*gpu.CHECKS, *network.CHECKS[:2]) for finding in some(recorded)]
+    assert {finding.check for finding in found if finding.status in ("fail", "unknown")} == failing
+
+
 @pytest.fixture
 def kernel(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
     def grow(files: dict[str, str]) -> Path:
@@ -291,31 +312,34 @@ def test_kernel_settings_are_read_from_their_files(
     kernel: Callable[[dict[str, str]], Path], name: str, file: str, good: str, bad: str, status: Status
 ) -> None:
     for text, expected in ((good, "ok"), (bad, status)):
-        tree = kernel({file: text})
-        found = [finding for finding in host.kernel_settings(node(GPUS, tree)) if finding.check == name]
+        grown = kernel({file: text})
+        found = [finding for finding in host.kernel_settings(node(GPUS, grown)) if finding.check == name]
         assert [finding.status for finding in found] == [expected]
 
 
 def test_the_one_processor_that_saves_power_is_named(kernel: Callable[[dict[str, str]], Path]) -> None:
-    tree = kernel(
+    grown = kernel(
         {f"sys/devices/system/cpu/cpu{i}/cpufreq/scaling_governor": "performance" for i in range(12)}
         | {"sys/devices/system/cpu/cpu10/cpufreq/scaling_governor": "powersave"}
     )
-    (finding,) = host.governors(node(Facts(cpu=Cpu(governors={"performance": 11, "powersave": 1})), tree))
+    (finding,) = host.governors(node(Facts(cpu=Cpu(governors={"performance": 11, "powersave": 1})), grown))
     assert (finding.status, finding.measured) == ("warn", "powersave: CPU 10")
 
 
 def test_a_clock_daemon_is_found_among_the_processes(kernel: Callable[[dict[str, str]], Path]) -> None:
-    tree = kernel({"proc/12/comm": "bash"})
-    assert [finding.status for finding in host.clock(node(tree=tree, layout=SEVERAL))] == ["warn"]
+    grown = kernel({"proc/12/comm": "bash"})
+    assert [finding.status for finding in host.clock(node(root=grown, layout=SEVERAL))] == ["warn"]
     kernel({"proc/13/comm": "chronyd"})
-    assert [finding.measured for finding in host.clock(node(tree=tree, layout=SEVERAL))] == ["chronyd"]
+    assert [finding.measured for finding in host.clock(node(root=grown, layout=SEVERAL))] == ["chronyd"]
 
 
 def test_management_ports_are_left_out_and_named() -> None:
-    facts = Facts(rdma=(*NICS, nic("mlx5_2", port(rate_gbps=25.0)), nic("mlx5_bond_0")))
+    front = nic("bnxt_re0", port(rate_gbps=100.0), kind="broadcom")
+    facts = Facts(rdma=(*NICS, nic("mlx5_2", port(rate_gbps=25.0)), nic("mlx5_bond_0"), front))
     found = {finding.check: finding for finding in network.rdma(node(facts))}
-    assert found["network.rdma_excluded"].measured == "mlx5_2 port 1 (25 Gb/s), mlx5_bond_0 port 1 (in a bond)"
+    assert found["network.rdma_excluded"].measured == (
+        "mlx5_2 port 1 (25 of 400 Gb/s), mlx5_bond_0 port 1 (in a bond), bnxt_re0 port 1 (100 of 400 Gb/s)"
+    )
     assert found["network.rdma_count"].value == 2
 
 

@@ -28,8 +28,8 @@ VIRTUAL = re.compile(r"lo$|docker|veth|virbr|br-|cni|flannel|tunl|cali")
 def counted_ports(node: Node) -> tuple[list[tuple[RdmaDevice, RdmaPort]], list[str]]:
     """The RDMA ports that a job would use, and the others with the reason why not.
 
-    An allow-list decides, else NCCL_IB_HCA, else what is known of ports: disabled ones, slow ones beside fast ones and
-    members of a bond are for management.
+    An allow-list decides, else NCCL_IB_HCA, else what is known of ports: disabled ones, members of a bond, and slow
+    ones beside fast ones are for management. A slower port of the adapters that are fast is one of them, and degraded.
     """
     ports = [(device, port) for device in node.facts.rdma for port in device.ports]
     chosen = node.expected.rdma_nic_allowlist or node.environ.get("NCCL_IB_HCA")
@@ -38,14 +38,15 @@ def counted_ports(node: Node) -> tuple[list[tuple[RdmaDevice, RdmaPort]], list[s
         kept = [(device, port) for device, port in ports if f"{device.name}:{port.number}" in names]
         return kept, [f"{_port_name(*pair)} (not in {chosen})" for pair in ports if pair not in kept]
     fastest = max((port.rate_gbps or 0 for _, port in ports), default=0)
+    fast_kinds = {_kind(device) for device, port in ports if port.rate_gbps == fastest}
     bonded = {interface.name for interface in node.facts.interfaces if interface.kind == "bond" or interface.master}
     kept, left_out = [], []
     for device, port in ports:
         reason = ""
         if port.physical_state in ("Disabled", "Sleep"):
             reason = port.physical_state
-        elif fastest >= LOW_RATE_GBPS > (port.rate_gbps or 0) > 0:
-            reason = f"{port.rate_gbps:g} Gb/s"
+        elif 0 < (port.rate_gbps or 0) < (LOW_RATE_GBPS if _kind(device) in fast_kinds else fastest):
+            reason = f"{port.rate_gbps:g} of {fastest:g} Gb/s" if fastest >= LOW_RATE_GBPS else ""
         elif device.interface in bonded or "bond" in device.name:
             reason = "in a bond"
         if reason:
@@ -53,6 +54,10 @@ def counted_ports(node: Node) -> tuple[list[tuple[RdmaDevice, RdmaPort]], list[s
         else:
             kept.append((device, port))
     return kept, left_out
+
+
+def _kind(device: RdmaDevice) -> str | None:
+    return device.hca_type or device.kind
 
 
 def rdma(node: Node) -> Iterator[Finding]:
