@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from fakes import cli
+from primus.launch import meet
 
 EXPERIMENT = """\
 modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: true, seq_length: 8, train_iters: 3}}}
@@ -516,6 +518,32 @@ def test_a_failing_hook_of_one_node_ends_all_at_once(tmp_path: Path, port: int, 
     outcome = read(tmp_path / "a", "metadata.json")["outcome"]
     assert outcome["state"] == "failed"
     assert "hook hooks/1_a.sh failed: exit code 4" in outcome["reason"]
+
+
+def test_a_node_that_comes_after_another_has_failed_is_told_at_once(port: int) -> None:
+    told: list[str] = []
+
+    def lead() -> None:
+        try:
+            meet.lead(port, 3, meet.Welcome("run", 0), "same", 20)
+        except meet.NodeFailed as error:
+            told.append(f"{error.exit_code} {error.problem}")
+
+    head = threading.Thread(target=lead)
+    head.start()
+    meet.give_up("localhost", port, 1, "node 1: no", 3, 10)
+    with pytest.raises(meet.NodeFailed, match="node 1: no") as caught:
+        meet.join("localhost", port, 2, "same", 10)
+    head.join(timeout=10)
+    assert not head.is_alive(), "it stays no longer than the last node"
+    assert (caught.value.exit_code, told) == (3, ["3 node 1: no"])
+
+
+def test_node_0_waits_only_so_long_to_tell_that_it_failed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meet, "FAREWELL_S", 0.3)
+    begun = time.monotonic()
+    meet.dismiss(port, 2, "no", 1)
+    assert time.monotonic() - begun < 5
 
 
 @pytest.mark.native

@@ -44,7 +44,7 @@ def run(options: Options, context: TaskContext) -> None:
         return
     wanted, _ = patch.chosen_names(context.environ)
     found = patch.choices({})
-    files = [PatchFile(file, patches.sha256(Path(file).read_bytes())) for file in context.patches]
+    files = [PatchFile(file, patches.sha256(Path(file).expanduser().read_bytes())) for file in context.patches]
     values = {
         "patches": [{"wanted": choice.name in wanted, "choice": choice} for choice in found],
         "files": files,
