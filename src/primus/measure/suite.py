@@ -36,6 +36,8 @@ DEVICE_SHARE = 0.5
 SANITY_SIZES = {"cuda": 2048, "cpu": 256}
 COPY_BYTES = 256 * 2**20
 """As TransferBench's acceptance test for AMD Instinct has it."""
+MOST_FIGURES = 5
+"""Of one test of a device, each with its own limit: others may wait that long."""
 LONGEST_S = 10.0
 LONGEST_QUICK_S = 0.3
 """Of the timed loop of one collective."""
@@ -73,6 +75,7 @@ class Suite:
         self._num_local = 1
         self._num_tests = 0
         self._watchdog = Watchdog(asked.timeout_s, self._expired)
+        self._patience = timedelta(seconds=asked.timeout_s * MOST_FIGURES)
         self._part = Part(
             rank=RankResult(
                 rank=attempt.rank,
@@ -94,12 +97,12 @@ class Suite:
         self._place(nodes)
         self._test_device(everyone)
         if "collectives" in self._asked.tests:
-            self._test_collectives(own_node)
+            self._test_collectives(own_node, everyone)
             if len(nodes) > 1:
-                self._test_collectives(everyone)
+                self._test_collectives(everyone, everyone)
         if "pairs" in self._asked.tests:
-            self._test_pairs(own_node, between_nodes=False)
-            self._test_pairs(leads, between_nodes=True)
+            self._test_pairs(own_node, everyone, max(map(len, nodes)), between_nodes=False)
+            self._test_pairs(leads, everyone, len(nodes), between_nodes=True)
         with self._together("the gathering of the results"):
             self._gather(everyone)
 
@@ -117,11 +120,11 @@ class Suite:
         self._attempt.fail(error, EXIT_TIMED_OUT)
 
     @contextmanager
-    def _together(self, what: str) -> Iterator[None]:
+    def _together(self, what: str, num_parts: int = 1) -> Iterator[None]:
         """A part that needs the other ranks."""
         self._num_tests += 1
         self._attempt.beat("test", self._num_tests)
-        with self._watchdog.limit(what):
+        with self._watchdog.limit(what, num_parts):
             try:
                 yield
             except RuntimeError as error:
@@ -136,8 +139,9 @@ class Suite:
         ranks = tuple(range(world_size))
         if world_size == 1:
             return Group("all", ranks, 0, self._device, None)
-        limit = timedelta(seconds=self._asked.timeout_s)
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=limit, device_id=self._device if on_gpu else None)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo", timeout=self._patience, device_id=self._device if on_gpu else None
+        )
         return Group("all", ranks, self._attempt.rank, self._device, dist.group.WORLD)
 
     def _group(self, scope: Scope, groups: Sequence[tuple[int, ...]], everyone: Group) -> Group | None:
@@ -148,7 +152,7 @@ class Suite:
             if len(ranks) == everyone.size:
                 handle = everyone.handle
             elif len(ranks) > 1:
-                handle = dist.new_group(ranks, timeout=timedelta(seconds=self._asked.timeout_s))
+                handle = dist.new_group(ranks, timeout=self._patience)
             if self._attempt.rank in ranks:
                 own = Group(scope, ranks, ranks.index(self._attempt.rank), self._device, handle)
         return own
@@ -164,7 +168,7 @@ class Suite:
     def _test_device(self, everyone: Group) -> None:
         """What this rank measures alone, while all others measure the same."""
         for name in (name for name in measured.DEVICE_TESTS if name in self._asked.tests):
-            with self._together(f"waiting for all ranks before the test of {name}"):
+            with self._together(f"waiting for all ranks before the test of {name}", MOST_FIGURES):
                 collectives.barrier(everyone)
             figures = self._figures(name)
             while self._test_next(name, figures):
@@ -203,27 +207,31 @@ class Suite:
     def _effort(self, full: Effort) -> Effort:
         return within(QUICK if self._asked.is_quick else full, self._asked.timeout_s)
 
-    def _test_collectives(self, group: Group | None) -> None:
-        """Every operation in every size."""
+    def _test_collectives(self, group: Group | None, everyone: Group) -> None:
+        """Every operation in every size, all groups in step, so that no one waits longer than a limit."""
         assert group is not None
         longest_s = min(LONGEST_QUICK_S if self._asked.is_quick else LONGEST_S, self._asked.timeout_s / 4)
         for name in collectives.OPERATIONS:
             for size_bytes in sorted(self._asked.sizes_bytes):
                 with self._together(f"{name} of {table.size(size_bytes)} among {group.size} ranks"):
                     found = collectives.run(name, size_bytes, group, longest_s)
+                    collectives.barrier(everyone)
                 if group.member == 0:
                     self._keep(collectives=(*self._part.collectives, found))
                     self._attempt.say(_told(found))
 
-    def _test_pairs(self, group: Group | None, *, between_nodes: bool) -> None:
-        """Each two members, as many at once as there can be."""
-        if group is None or group.size < 2:
-            return
+    def _test_pairs(self, group: Group | None, everyone: Group, largest: int, *, between_nodes: bool) -> None:
+        """Each two members, as many at once as there can be, all groups up to the `largest` in step."""
+        meetings = rounds(group.size) if group else []
         pairs: list[Pair] = []
-        for number, meeting in enumerate(rounds(group.size)):
-            with self._together(f"round {number} of the pairs of {group.size} ranks"):
-                pairs += scan.run_round(number, meeting, group, self._asked.pair_bytes, between_nodes=between_nodes)
-        if group.member == 0:
+        for number in range(len(rounds(largest))):
+            with self._together(f"round {number} of the pairs of {largest} {'nodes' if between_nodes else 'ranks'}"):
+                if group and number < len(meetings):
+                    pairs += scan.run_round(
+                        number, meetings[number], group, self._asked.pair_bytes, between_nodes=between_nodes
+                    )
+                collectives.barrier(everyone)
+        if group and group.member == 0 and pairs:
             self._keep(pairs=(*self._part.pairs, *pairs))
             self._attempt.say(f"pairs of {'nodes' if between_nodes else 'a node'}: {_slowest(pairs)}")
 

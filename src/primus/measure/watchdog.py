@@ -23,9 +23,10 @@ class Watchdog:
         self._on_expiry = on_expiry
 
     @contextmanager
-    def limit(self, what: str) -> Iterator[None]:
-        """Let the body, which does `what`, take no longer than the limit."""
-        timer = threading.Timer(self._limit_s, self._expire, [what])
+    def limit(self, what: str, num_parts: int = 1) -> Iterator[None]:
+        """Let the body, which does `what` in a number of parts, take no longer than the limit for each of them."""
+        limit_s = self._limit_s * num_parts
+        timer = threading.Timer(limit_s, self._expire, [what, limit_s])
         timer.daemon = True
         timer.start()
         try:
@@ -33,11 +34,11 @@ class Watchdog:
         finally:
             timer.cancel()
 
-    def _expire(self, what: str) -> None:
+    def _expire(self, what: str, limit_s: float) -> None:
         try:
             self._on_expiry(
                 PrimusError(
-                    f"{what} was not over after {self._limit_s:g} s",
+                    f"{what} was not over after {limit_s:g} s",
                     "the device or the network hangs, or one rank never came: see the other ranks' logs",
                 )
             )
