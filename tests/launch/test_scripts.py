@@ -95,6 +95,11 @@ def test_a_script_that_hears_no_signal_is_killed(log: Path, monkeypatch: pytest.
     assert is_gone(int(ended.tail[0]))
 
 
+def test_the_exit_code_of_a_script_that_was_ended_means_nothing(log: Path) -> None:
+    ended = run(log, "trap 'exit 2' TERM\nsleep 300 & wait\n", timeout_s=0.3)
+    assert (ended.exit_code, ended.problem) == (None, "it was not over after 0.3 s")
+
+
 def test_what_it_left_in_the_background_ends_with_it(log: Path) -> None:
     started = time.monotonic()
     ended = run(log, "nohup sleep 300 & echo $!\nexit 0\n")

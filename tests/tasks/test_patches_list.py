@@ -63,12 +63,12 @@ def test_the_patches_of_a_run_are_those_that_it_recorded(capsys: pytest.CaptureF
         "direct", "--patch", "fix.sh", "--", "tiny", cwd=tmp_path, PRIMUS_PLUGINS=f"{tmp_path}/plug-ins:{cli.PLUGINS}"
     )
     assert done.returncode == 0, done.stderr
-    out = shown("direct -- patches list --run tiny --workspace out", capsys)
+    out = shown("direct -- patches list --run out/tiny/latest", capsys)
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
     assert rows["mine"] == ["mine", "msgspec", version("msgspec"), "applies"]
     assert rows["fix.sh"][2:] == ["skipped", "2"]
     without = cli.run("direct", "--", "tiny", cwd=tmp_path)
     assert without.returncode == 0
-    assert shown("direct -- patches list --run tiny --workspace out", capsys) == (
+    assert shown("direct -- patches list --run out/tiny/latest", capsys) == (
         "no patches of upstream packages\n\nno patch files\n"
     )

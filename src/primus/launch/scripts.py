@@ -166,13 +166,13 @@ def run(
             return Ended(problem=f"{argv[0]} cannot be started: {error.strerror}")
         with _ended_with_us(child):
             try:
-                problem, heard = _follow(child, output, timeout_s, interrupted)
+                stopped, heard = _follow(child, output, timeout_s, interrupted)
             finally:
                 _end_session(child)
                 output.drain(child)
-        problem = problem or _problem(child.returncode)
+        problem = stopped or _problem(child.returncode)
         log.note(f"{problem or 'exit code 0'}, {time.monotonic() - started:.1f} s")
-    code = child.returncode if child.returncode >= 0 and heard is None else None
+    code = None if stopped or child.returncode < 0 else child.returncode
     return Ended(exit_code=code, problem=problem, signal=heard, env=output.env, extra=output.extra, tail=log.tail())
 
 
@@ -207,6 +207,7 @@ def _follow(
             if not selector.get_map():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(POLL_S)
+                continue
             for key, _ in selector.select(POLL_S):
                 if not output.read(key.fileobj, is_stdout=key.fileobj is child.stdout):  # type: ignore[arg-type]
                     selector.unregister(key.fileobj)
