@@ -68,6 +68,11 @@ def test_without_a_majority_every_node_is_named() -> None:
     assert [(one.host, one.measured) for one in found] == [("a", "6.8.0-51"), ("b", "5.15")]
 
 
+def test_of_two_nodes_the_one_with_fewer_devices_is_named() -> None:
+    found = list(cluster.between([of("a", RDMA_ports="10"), of("b", RDMA_ports="9")], 30.0, {}))
+    assert [(one.host, one.status, one.measured) for one in found] == [("b", "fail", "9")]
+
+
 def test_a_clock_that_is_far_off_is_a_warning() -> None:
     found = {
         one.host: one.status for one in cluster.between([of("a"), of("b"), of("c")], 30.0, {"b": -31.0, "c": 29.0})

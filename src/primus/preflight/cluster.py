@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from primus.machine.tree import natural
 from primus.preflight.finding import Finding, NodeReport, worst
 from primus.preflight.node import judged, listed
 
@@ -103,8 +104,9 @@ def _drift(name: str, values: Mapping[str, str]) -> Iterator[Finding]:
     counts = Counter(values.values())
     if len(counts) < 2:
         return
-    usual, votes = max(counts.items(), key=lambda item: (item[1], item[0]))
-    is_tie = list(counts.values()).count(votes) > 1
+    usual, votes = max(counts.items(), key=lambda item: (item[1], natural(item[0])))
+    is_count = all(value.isdecimal() for value in counts)  # where nobody has the majority, the larger number is right
+    is_tie = list(counts.values()).count(votes) > 1 and not is_count
     check = f"cluster.{'_'.join(name.lower().replace('-', ' ').split())}"
     shown = f"{usual} on {votes} of {len(values)} nodes"
     for host, value in sorted(values.items()):
@@ -117,7 +119,9 @@ def _drift(name: str, values: Mapping[str, str]) -> Iterator[Finding]:
             value,
             shown if not is_tie else _votes(counts),
             f"nodes of one job have the same {name}",
-            "install what the others have, or leave the node out",
+            "see its own findings, or leave the node out"
+            if is_count
+            else "install what the others have, or leave it out",
             host=host,
         )
 

@@ -197,7 +197,7 @@ def _power_cap(node: Node, device: DeviceHealth, subject: str) -> Iterator[Findi
         "gpu.power_cap",
         f"{device.power_cap_w:g} W",
         f"{profile.power_w} W",
-        f"what {profile.model} has by default ({profile.source})",
+        f"what {profile.model} has by default, by its profile",
         "reset it: `amd-smi reset --power-cap` or `nvidia-smi -pl`",
         subject=subject,
         value=device.power_cap_w,

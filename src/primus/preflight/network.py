@@ -14,6 +14,7 @@ from primus.machine.facts import RdmaDevice, RdmaPort
 from primus.preflight.finding import Finding
 from primus.preflight.node import Node, info, judged, listed, ok, unknown
 
+MOST_ADAPTERS = 3
 LOW_RATE_GBPS = 100.0
 """Slower RDMA ports are management ports where faster ones are there (AMD-AGI/Primus node_smoke)."""
 COUNTERS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "VL15_dropped")
@@ -317,7 +318,7 @@ def firmware(node: Node) -> Iterator[Finding]:
                 device.name
             )
     for kind, versions in sorted(kinds.items()):
-        text = "; ".join(f"{version}: {listed(names)}" for version, names in sorted(versions.items()))
+        text = "; ".join(f"{version} on {listed(names, MOST_ADAPTERS)}" for version, names in sorted(versions.items()))
         yield judged(
             len(versions) == 1,
             "warn",

@@ -298,9 +298,20 @@ def _html_lines(shown: Sequence[Line]) -> page.Html:
     calm = [line for line in shown if line.status in ("ok", "info")]
     parts = []
     if urgent:
-        parts.append(page.table(LINE_HEADER, [[page.badge(line.status), *_cells(line)] for line in urgent]))
+        parts.append(page.table(LINE_HEADER, [_html_cells(line) for line in urgent]))
     if calm:
-        rows = [[page.badge(line.status), *_cells(line)[:-1]] for line in calm]
+        rows = [_html_cells(line)[:-1] for line in calm]
         title = f"{len(calm)} without complaint"
         parts.append(page.details(title, page.table(LINE_HEADER[:-1], rows), is_open=not urgent))
     return page.joined(*parts)
+
+
+def _html_cells(line: Line) -> list[object]:
+    host, *others, advice = _cells(line)
+    shown = page.element("span", host, style="white-space: nowrap") if "," not in host else host
+    return [page.badge(line.status), shown, *others, _with_commands(advice)]
+
+
+def _with_commands(text: str) -> page.Html:
+    """Text whose words between backticks are commands."""
+    return page.Html(re.sub("`([^`]+)`", r"<code>\1</code>", page.escape(text)))
