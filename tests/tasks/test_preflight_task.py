@@ -90,6 +90,12 @@ def test_a_management_tool_that_hangs_fails_the_node_within_its_limit(tmp_path: 
     assert report.duration_s < 20
 
 
+def test_what_has_no_effect_is_said(tmp_path: Path) -> None:
+    done = preflight("--software", "--disable-pdf", "--gemm-tflops-min", "600", "--json", cwd=tmp_path)
+    assert "--disable-pdf has no effect: the report is" in done.stderr
+    assert "--gemm-tflops-min has no effect: nothing is measured without --perf" in done.stderr
+
+
 def test_node_smoke_takes_the_options_that_users_know(tmp_path: Path) -> None:
     words = "--skip-dmesg --ulimit-l-min-gb 1 --shm-min-gb 0 --rocm-smi-timeout-sec 3 --hbm-busy-threshold-gib 3"
     done = cli.run("direct", "--", "node-smoke", "--host", "--json", *words.split(), cwd=tmp_path)

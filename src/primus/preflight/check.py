@@ -26,9 +26,10 @@ CHECKS: dict[Group, tuple[Check, ...]] = {
 def run(node: Node, groups: Iterable[Group] = GROUPS) -> NodeReport:
     """Do the checks of `groups`; slow ones wait for programs and run side by side."""
     began = time.monotonic()
-    chosen = [check for group in GROUPS if group in set(groups) for check in CHECKS[group]]
+    asked = set(groups)
+    chosen = [(group, check) for group in GROUPS if group in asked for check in CHECKS[group]]
     with ThreadPoolExecutor(max_workers=len(chosen) or 1) as pool:
-        found = list(pool.map(lambda check: _done(check, node), chosen))
+        found = list(pool.map(lambda pair: _done(*pair, node), chosen))
     return NodeReport(
         host=(node.facts.host or socket.gethostname()).partition(".")[0],
         node_rank=node.layout.node_rank,
@@ -39,12 +40,11 @@ def run(node: Node, groups: Iterable[Group] = GROUPS) -> NodeReport:
     )
 
 
-def _done(check: Check, node: Node) -> Sequence[Finding]:
+def _done(group: Group, check: Check, node: Node) -> Sequence[Finding]:
     """The findings of one check; a check that breaks off has failed, and the others go on."""
     try:
         return list(check(node))
     except Exception as error:  # noqa: BLE001 - a fault of ours must neither pass a node nor hide its other faults
-        group = check.__module__.rpartition(".")[2].partition("_")[0].replace("kernel", "host")
         return [
             Finding(
                 check=f"{group}.{check.__name__}",

@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, structs
 
 from primus import __version__
-from primus.errors import EXIT_OK, EXIT_UNFIT, PrimusError, UsageError, did_you_mean
+from primus.config.docs import field_docs
+from primus.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNFIT, PrimusError, UsageError, did_you_mean
 from primus.launch.plan import Job
 from primus.machine import measured
 from primus.machine.cluster import Layout
@@ -66,7 +67,7 @@ class Options(Struct, frozen=True, kw_only=True):
     perf: Annotated[bool, Meta(extra={"aliases": ("--perf-test", "--tier2-perf")})] = False
     """Measure matrix products, memory and collectives as well."""
     quick: bool = False
-    """Measure with short times and few sizes."""
+    """Measure with short times and few sizes; looking is quick anyway."""
     tests: str | None = None
     """What to measure, separated by commas: sanity, gemm, memory, host_copy, collectives, pairs; implies --perf."""
     comm_sizes_mb: str | None = None
@@ -160,6 +161,7 @@ WITHOUT_EFFECT = (
     *("disable_pdf", "plot", "no_clean_dump_path"),
     *("intra_group_sizes", "inter_group_sizes", "ring_p2p_sizes_mb"),
 )
+OF_MEASURING = ("comm_sizes_mb", "per_gpu_timeout_sec", "gemm_tflops_min", "hbm_gbs_min", "rccl_gbs_min")
 LIMITS = {
     "ulimit_l_min_gb": "memlock_gib",
     "shm_min_gb": "shm_gib",
@@ -201,9 +203,8 @@ def run(options: Options, context: TaskContext) -> int:
     Raises:
         PrimusError: Node 0 is not reached, its port is in use, or the report cannot be written.
     """
-    for name in WITHOUT_EFFECT:
-        if getattr(options, name):
-            context.say(f"--{name.replace('_', '-')} has no effect: {_doc(name)}")
+    for name, why in _without_effect(options):
+        context.say(f"--{name.replace('_', '-')} has no effect: {why}")
     node = node_of(options, context)
     own = check.run(node, options.groups)
     if node.layout.nnodes == 1:
@@ -321,6 +322,8 @@ def _measured(node: Node, options: Options, context: TaskContext) -> list[Findin
         advice = started.hint or "mend it, and measure again"
         return [unknown("performance.run", started.problem, "measured", "the workers did not start", advice)]
     run_folder, outcome = started
+    if outcome.exit_code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
     asked = asked_of(options, context, node.facts)
     results = performance.read(run_folder.directory, asked, node.layout.world_size)
     found = [
@@ -459,7 +462,10 @@ def _names(options: Options, context: TaskContext) -> list[str]:
     return together.expanded(context.environ.get("SLURM_STEP_NODELIST", "") or options.expected_nodes or "")
 
 
-def _doc(name: str) -> str:
-    from primus.config.docs import field_docs
-
-    return field_docs(Options)[name].partition(": ")[2]
+def _without_effect(options: Options) -> Iterator[tuple[str, str]]:
+    """Options that were given in vain, and why."""
+    docs = field_docs(Options)
+    yield from ((name, docs[name].partition(": ")[2]) for name in WITHOUT_EFFECT if getattr(options, name))
+    if not options.measures:
+        in_vain = (name for name in OF_MEASURING if getattr(options, name) is not None)
+        yield from ((name, "nothing is measured without --perf") for name in in_vain)
