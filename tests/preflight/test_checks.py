@@ -343,6 +343,30 @@ def test_management_ports_are_left_out_and_named() -> None:
     assert found["network.rdma_count"].value == 2
 
 
+TORCH = "__version__ = '2.9.1'\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n"
+NVIDIA = Facts(devices=(Device(index=0, vendor="nvidia"),), software=Software(cuda="12.4"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "cuda", "hip", "expected"),
+    [
+        (GPUS, "None", "'6.4'", {"software.torch": "ok"}),
+        (GPUS, "'12.8'", "None", {"software.torch": "fail"}),
+        (GPUS, "None", "None", {"software.torch": "fail"}),
+        (NVIDIA, "'12.8'", "None", {"software.torch": "ok", "software.cuda_driver": "ok"}),
+        (NVIDIA, "'13.0'", "None", {"software.torch": "ok", "software.cuda_driver": "fail"}),
+        (Facts(), "None", "None", {"software.torch": "info"}),
+    ],
+)
+def test_pytorch_must_be_built_for_the_devices(
+    tmp_path: Path, facts: Facts, cuda: str, hip: str, expected: dict[str, str]
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text(TORCH.format(cuda=cuda, hip=hip))
+    found = software.find_torch([str(tmp_path / "nowhere"), str(tmp_path)])
+    assert {one.check: one.status for one in software.torch_findings(node(facts), found)} == expected
+
+
 def test_a_folder_that_cannot_be_written_fails_and_nothing_is_left_in_one_that_can(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     folders = ((str(tmp_path / "new" / "deep"), "workspace"), ("/proc/1", "data"))

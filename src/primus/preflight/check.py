@@ -29,7 +29,7 @@ def run(node: Node, groups: Iterable[Group] = GROUPS) -> NodeReport:
     asked = set(groups)
     chosen = [(group, check) for group in GROUPS if group in asked for check in CHECKS[group]]
     with ThreadPoolExecutor(max_workers=len(chosen) or 1) as pool:
-        found = list(pool.map(lambda pair: _done(*pair, node), chosen))
+        found = list(pool.map(lambda pair: _done(pair[0], pair[1], node), chosen))
     return NodeReport(
         host=(node.facts.host or socket.gethostname()).partition(".")[0],
         node_rank=node.layout.node_rank,

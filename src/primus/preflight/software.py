@@ -57,36 +57,28 @@ def find_torch(path: list[str]) -> Torch | None:
 
 def torch(node: Node) -> Iterator[Finding]:
     """PyTorch is there, and built for these devices."""
-    found = find_torch(sys.path)
-    wanted = {"amd": "ROCm", "nvidia": "CUDA"}.get(node.facts.devices[0].vendor if node.has_devices else "")
-    if found is None:
-        yield (
-            judged(
-                not node.has_devices,
-                "warn",
-                "software.torch",
-                "not installed",
-                "installed",
-                "training needs it",
-                "./primus-cli setup installs it",
-            )
-            if node.has_devices
-            else info("software.torch", "not installed", "needed for training only")
-        )
+    yield from torch_findings(node, find_torch(sys.path))
+
+
+def torch_findings(node: Node, found: Torch | None) -> Iterator[Finding]:
+    """What an installed PyTorch, or none, means for the devices of a node."""
+    text = f"{found.version}, built for {found.build}" if found else "not installed"
+    if not node.has_devices:
+        yield info("software.torch", text, "training needs it")
         return
-    text = f"{found.version}, built for {found.build}"
-    if wanted is None:
-        yield info("software.torch", text)
-        return
+    vendor = node.facts.devices[0].vendor
+    wanted = {"amd": "ROCm", "nvidia": "CUDA"}[vendor]
     yield judged(
-        found.build.startswith(wanted),
-        "fail",
+        found is not None and found.build.startswith(wanted),
+        "fail" if found else "warn",
         "software.torch",
         text,
         f"built for {wanted}",
-        f"the devices here are of {node.facts.devices[0].vendor}",
-        f"install the build for {wanted}: pytorch.org/get-started",
+        f"the devices are of {vendor}, and training needs it",
+        f"install the build for {wanted} (pytorch.org/get-started); ./primus-cli setup installs a default one",
     )
+    if found is None:
+        return
     if wanted == "CUDA" and found.cuda and node.facts.software.cuda:
         yield judged(
             _major(found.cuda) <= _major(node.facts.software.cuda),
