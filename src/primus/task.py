@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -25,6 +25,9 @@ from primus.machine.cluster import Layout
 from primus.machine.facts import Facts
 from primus.runs.files import to_json
 from primus.runs.store import Outcome, Run
+
+if TYPE_CHECKING:
+    from primus.machine.environment import Assignment
 
 
 class TaskContext(Struct, frozen=True, kw_only=True):
@@ -41,6 +44,8 @@ class TaskContext(Struct, frozen=True, kw_only=True):
     """What this machine is; read on the first call."""
     layout: Layout | None = None
     """Where this node stands among the nodes of the launch; known in `run`."""
+    variables: Mapping[str, Assignment] = {}
+    """Variables of `direct --env`; known in `run`."""
     patches: tuple[str, ...] = ()
     """Files of `direct --patch`."""
     launch: Callable[[], tuple[Run, Outcome]] | None = None

@@ -235,8 +235,9 @@ def test_variables_reach_the_workers_by_their_precedence(tmp_path: Path) -> None
         cli.run("direct", *options, "--", *words, cwd=tmp_path, **env)
         return (latest(tmp_path) / "logs/rank_0.log").read_text().splitlines()[1]
 
-    assert seen(SHOWN="shell") == "variable experiment"
-    assert seen("--env", "SHOWN=typed") == "variable typed"
+    assert seen() == "variable experiment"
+    assert seen(SHOWN="shell") == "variable shell"
+    assert seen("--env", "SHOWN=typed", SHOWN="shell") == "variable typed"
     assert seen("--env", "vars") == "variable from a file"
     assert seen("--env", "vars", "--env", "SHOWN=") == "variable "
     dump = (latest(tmp_path) / "env/primus_env_dump.txt").read_text()

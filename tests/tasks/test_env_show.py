@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -139,3 +140,24 @@ def test_the_command_names_the_nearest_model(capsys: pytest.CaptureFixture[str])
     err = capsys.readouterr().err
     assert "--assume: no GPU model 'mi355'" in err
     assert "did you mean 'mi355x'?" in err
+
+
+def test_the_experiment_and_typed_values_are_among_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text(
+        "env: {GPU_MAX_HW_QUEUES: '4', HSA_ENABLE_SDMA: '0', HF_TOKEN: canary}\n"
+        "modules: {pre_trainer: {model: llama3.1_8B, overrides: {mock_data: true}}}\n"
+    )
+    monkeypatch.setenv("GPU_MAX_HW_QUEUES", "8")
+    words = ["--json", "direct", "--env", "HSA_ENABLE_SDMA=1", "A=2", "--", "env", "show", "--assume", "mi300x"]
+    assert main([*words, "--config", str(file)]) == 0
+    out = capsys.readouterr().out
+    found = {each["name"]: each for each in json.loads(out)["variables"]}
+    assert (found["GPU_MAX_HW_QUEUES"]["value"], found["GPU_MAX_HW_QUEUES"]["layer"]) == ("8", "user")
+    assert [lost["value"] for lost in found["GPU_MAX_HW_QUEUES"]["overrode"]] == ["4", "2"]
+    assert (found["HSA_ENABLE_SDMA"]["value"], found["HSA_ENABLE_SDMA"]["layer"]) == ("1", "--env")
+    assert found["A"]["source"] == "--env"
+    assert found["HF_TOKEN"]["source"] == f"{file}:1"
+    assert "canary" not in out

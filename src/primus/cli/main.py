@@ -114,7 +114,7 @@ def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[s
     job = task.prepare(options, for_task) if hasattr(task, "prepare") else None
     starts_workers = job is not None
     find_hooks = cache(lambda: hooks.find(request.task, environ, starts_workers=starts_workers))
-    context = structs.replace(context, hooks=find_hooks)
+    context = structs.replace(context, starts_workers=starts_workers, hooks=find_hooks)
     if registry.load("runtimes", request.runtimes[0].name).LEVEL != "node":
         return _elsewhere(command, context)
     if job is None:
@@ -165,7 +165,7 @@ def _with_workers(
 
     if hasattr(task, "run"):
         start = partial(local.perform, launch, for_task.say)
-        return task.run(options, structs.replace(for_task, layout=launch.plan.layout, launch=start)) or EXIT_OK
+        return task.run(options, structs.replace(_placed(for_task, launch.plan, context), launch=start)) or EXIT_OK
     run, outcome = local.perform(launch, for_task.say)
     _report(outcome, run, command.options)
     return outcome.exit_code or EXIT_OK
@@ -181,12 +181,19 @@ def _in_this_process(
     plan = structs.replace(folded, argv=argv, layout=None, actions=actions)
     if command.options.dry_run:
         return _show(plan, command)
-    typed = {name: variable.value for name, variable in plan.env.items() if variable.source.startswith("--env")}
-    os.environ.update(typed)
-    here = structs.replace(for_task, layout=folded.layout)
+    typed = {name: variable for name, variable in plan.env.items() if variable.source.startswith("--env")}
+    here = structs.replace(_placed(for_task, folded, context), environ=dict(os.environ), variables=typed)
+    os.environ.update({name: variable.value for name, variable in typed.items()})
     if not actions:
         return task.run(options, here) or EXIT_OK
     return _with_hooks(command, task, here, context, actions, frozenset(os.environ))
+
+
+def _placed(for_task: TaskContext, plan: LaunchPlan, context: Context) -> TaskContext:
+    """What a task may know once its node's place among the others is known."""
+    shape = plan.layout
+    master = shape.master_addr if shape and shape.nnodes > 1 else None
+    return structs.replace(for_task, layout=shape, facts=lambda: context.facts(master))
 
 
 def _with_hooks(

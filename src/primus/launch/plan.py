@@ -106,6 +106,8 @@ class Context(Struct, frozen=True, kw_only=True):
     """Interpreter that starts the workers."""
     facts: Callable[[str | None], Facts] = lambda master: Facts()
     """What this machine is, and by which interface it reaches a master; read only where a runtime needs it."""
+    starts_workers: bool = True
+    """Whether the task needs worker processes; one that is done in the launcher's needs nothing of the machine."""
     hooks: Callable[[], tuple[Action, ...]] = tuple
     """Finds the hooks of the task."""
     patches: tuple[str, ...] = ()

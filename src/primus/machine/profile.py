@@ -121,12 +121,16 @@ def all_profiles() -> tuple[Profile, ...]:
     Raises:
         PrimusError: A profile's figures contradict each other.
     """
-    found = []
-    for name in registry.names("profiles"):
-        for profile in registry.load("profiles", name).PROFILES:
-            _check(profile, str(registry.path("profiles", name) or name))
-            found.append(profile)
-    return tuple(found)
+    return tuple(profile for name in registry.names("profiles") for profile in _profiles_of(name))
+
+
+@cache
+def _profiles_of(name: str) -> tuple[Profile, ...]:
+    """The models in one file, checked."""
+    found: tuple[Profile, ...] = registry.load("profiles", name).PROFILES
+    for profile in found:
+        _check(profile, str(registry.path("profiles", name) or name))
+    return found
 
 
 def by_id(vendor: Vendor, device_id: int) -> Profile | None:
@@ -149,7 +153,8 @@ def named(word: str) -> Profile:
     Raises:
         UsageError: There is none; the message names the nearest.
     """
-    models = {_typed(profile.model): profile for profile in all_profiles()}
+    is_file = _typed(word) in registry.names("profiles")
+    models = {_typed(profile.model): profile for profile in (_profiles_of(_typed(word)) if is_file else all_profiles())}
     if _typed(word) in models:
         return models[_typed(word)]
     raise UsageError(f"no GPU model '{word}'", did_you_mean(_typed(word), models))

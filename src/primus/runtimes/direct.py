@@ -13,9 +13,7 @@ from primus.hook import STAGES
 from primus.launch import patches
 from primus.launch.plan import Context, LaunchPlan, Variable
 from primus.machine.cluster import Layout, layout
-from primus.machine.devices import usable
-from primus.machine.environment import environment, find_rocm_library
-from primus.machine.network import choose
+from primus.machine.devices import count, usable
 
 LEVEL = "node"
 SAID = ("hook", "patch", "experiment", "--env")
@@ -55,11 +53,12 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     """
     shape = layout_of(options, context)
     typed = _user_variables(options.env_file, "--env-file") | _user_variables(options.env, "--env")
-    env, warnings = _variables(shape, plan.env | typed, context)
+    given = plan.env | typed
+    env, warnings = _variables(shape, given, context) if context.starts_workers else (given, ())
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
-    starts_workers = shape.world_size > 1 and "-m" in plan.argv  # a task may be done in the launcher's own process
-    argv = _torchrun(plan.argv, shape, context.python) if starts_workers else plan.argv
+    needs_agent = context.starts_workers and shape.world_size > 1
+    argv = _torchrun(plan.argv, shape, context.python) if needs_agent else plan.argv
     hooks = () if options.no_hooks else context.hooks()
     actions = hooks + patches.actions(options.patch or context.patches, context.environ)
     ordered = sorted(actions, key=lambda action: STAGES.index(action.stage))
@@ -79,13 +78,17 @@ def layout_of(options: Options, context: Context) -> Layout:
         return Layout(nproc=1, sources={"nproc": "--single", "nnodes": "--single"})
     return layout(
         context.environ,
-        lambda: len(usable(context.facts(None), context.environ)),
+        lambda: _num_devices(context),
         nproc=options.nproc,
         nnodes=options.nnodes,
         node_rank=options.node_rank,
         master_addr=options.master_addr,
         master_port=options.master_port,
     )
+
+
+def _num_devices(context: Context) -> int:
+    return len(usable(context.facts(None), context.environ)) if context.starts_workers else count(context.environ)
 
 
 def _variables(
@@ -95,6 +98,9 @@ def _variables(
 
     What the user's shell has already is not among it.
     """
+    from primus.machine.environment import environment, find_rocm_library  # not for what starts no workers
+    from primus.machine.network import choose
+
     facts = context.facts(shape.master_addr if shape.nnodes > 1 else None)
     decided = environment(
         facts,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 
+from primus.config.load import load_experiment
 from primus.errors import UsageError
+from primus.launch.plan import Variable
 from primus.machine import network
 from primus.machine.assume import assumed
 from primus.machine.cluster import Layout
@@ -34,6 +37,8 @@ UNSET = "(unset)"
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `env show`."""
 
+    config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
+    """Experiment file, whose variables count as well."""
     assume: str | None = None
     """Plan for another machine: MODEL or MODEL:CARDS, such as mi355x:8, or cpu."""
     nnodes: int | None = None
@@ -57,7 +62,8 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: The machine or the number of nodes is impossible, or the user's variables are.
     """
     facts = assumed(options.assume) if options.assume is not None else context.facts()
-    shown = report(facts, _layout(options, facts, context.layout), context.environ, {})
+    given = {**_experiments(options.config, context), **context.variables}
+    shown = report(facts, _layout(options, facts, context.layout), context.environ, given)
     context.result(shown, _text(shown))
 
 
@@ -76,6 +82,14 @@ def report(facts: Facts, layout: Layout, environ: Mapping[str, str], given: Mapp
         warnings=decided.warnings,
         network=chosen,
     )
+
+
+def _experiments(file: str | None, context: TaskContext) -> dict[str, Assignment]:
+    """Variables that an experiment file sets, each with the line that does."""
+    if file is None:
+        return {}
+    resolved = load_experiment(Path(file), (), environ=context.environ)
+    return {name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in resolved.experiment.env.items()}
 
 
 def _layout(options: Options, facts: Facts, layout: Layout | None) -> Layout:
