@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -369,11 +370,12 @@ def test_pytorch_must_be_built_for_the_devices(
 
 def test_a_folder_that_cannot_be_written_fails_and_nothing_is_left_in_one_that_can(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    folders = ((str(tmp_path / "new" / "deep"), "workspace"), ("/proc/1", "data"))
+    folders = ((str(tmp_path / "new" / "deep"), "workspace"), ("/proc/1", "report"), ("/proc/2", "data"))
     found = list(storage.folders(node(expected=Expected(folders=folders))))
     by_check = {(finding.check, finding.subject.split()[0]): finding.status for finding in found}
     assert by_check["storage.writable", "workspace"] == "ok"
-    assert by_check["storage.writable", "data"] == "fail"
+    assert by_check["storage.writable", "report"] == "fail"
+    assert by_check["storage.writable", "data"] == "warn"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
@@ -417,6 +419,20 @@ def test_no_check_hides_that_it_broke_off(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(check.CHECKS, "host", (broken,))
     report = check.run(node(), ("host",))
     assert [(finding.check, finding.status) for finding in report.findings] == [("host.broken", "fail")]
+
+
+def test_a_check_that_never_ends_is_left_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+
+    def stuck(_: Node) -> Iterator[Finding]:
+        end.wait(30)
+        yield from ()
+
+    monkeypatch.setitem(check.CHECKS, "host", (stuck,))
+    report = check.run(node(), ("host",), limit_s=0.2)
+    end.set()
+    assert [(finding.check, finding.status) for finding in report.findings] == [("host.stuck", "fail")]
+    assert report.duration_s < 5
 
 
 def test_a_laptop_without_accelerators_is_fit() -> None:

@@ -6,14 +6,17 @@ import hashlib
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 from primus.errors import place_of
+from primus.machine.network import roce_v2_index
 from primus.preflight import gpu, gpu_health, host, kernel_log, network, software, storage
 from primus.preflight.finding import Finding, NodeReport
 from primus.preflight.node import GROUPS, Group, Node
 
 Check = Callable[[Node], Iterator[Finding]]
+LIMIT_S = 75.0
+"""A little more than the slowest check may take, which is the import of PyTorch."""
 CHECKS: dict[Group, tuple[Check, ...]] = {
     "host": host.CHECKS + kernel_log.CHECKS,
     "gpu": gpu.CHECKS + gpu_health.CHECKS,
@@ -23,20 +26,42 @@ CHECKS: dict[Group, tuple[Check, ...]] = {
 }
 
 
-def run(node: Node, groups: Iterable[Group] = GROUPS) -> NodeReport:
-    """Do the checks of `groups`; slow ones wait for programs and run side by side."""
+def run(node: Node, groups: Iterable[Group] = GROUPS, limit_s: float = LIMIT_S) -> NodeReport:
+    """Do the checks of `groups` side by side; one that has not ended at the limit has failed."""
     began = time.monotonic()
     asked = set(groups)
     chosen = [(group, check) for group in GROUPS if group in asked for check in CHECKS[group]]
-    with ThreadPoolExecutor(max_workers=len(chosen) or 1) as pool:
-        found = list(pool.map(lambda pair: _done(pair[0], pair[1], node), chosen))
+    found: dict[Check, Sequence[Finding]] = {}
+
+    def do(group: Group, check: Check) -> None:
+        found[check] = _done(group, check, node)
+
+    threads = [Thread(target=do, args=pair, daemon=True) for pair in chosen]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, began + limit_s - time.monotonic()))
     return NodeReport(
         host=(node.facts.host or socket.gethostname()).partition(".")[0],
         node_rank=node.layout.node_rank,
         time=node.now,
         duration_s=round(time.monotonic() - began, 3),
-        findings=tuple(finding for some in found for finding in some),
+        findings=tuple(
+            finding for group, check in chosen for finding in found.get(check, [_endless(group, check, limit_s)])
+        ),
         stack=stack(node),
+    )
+
+
+def _endless(group: Group, check: Check, limit_s: float) -> Finding:
+    """A file system or a driver that does not answer cannot be interrupted, only left."""
+    return Finding(
+        check=f"{group}.{check.__name__}",
+        status="fail",
+        measured=f"no end within {limit_s:g} s",
+        expected="an answer",
+        reason="a file system or a driver that hangs holds every process that asks it",
+        advice="see the kernel log; look for a mount that does not answer: `df`",
     )
 
 
@@ -63,6 +88,7 @@ def stack(node: Node) -> dict[str, str]:
     for device in facts.rdma:
         key = f"{device.hca_type or device.kind or 'NIC'} {device.firmware or '-'}"
         nics[key] = nics.get(key, 0) + 1
+    indexes = [roce_v2_index(port) for _, port in network.counted_ports(node)[0] if port.is_active]
     installed = software.installed_packages()
     all_packages = "\n".join(f"{name} {version}" for name, version in sorted(installed.items()))
     firmware = {f"{name} {version}" for device in facts.devices for name, version in device.firmware.items()}
@@ -79,6 +105,7 @@ def stack(node: Node) -> dict[str, str]:
         "GPU model": ", ".join(sorted({device.model or device.name for device in facts.devices})),
         "GPU count": str(len(facts.partitions)),
         "GPU firmware": ", ".join(sorted(firmware)),
+        "RoCE GID index": ", ".join(sorted({str(index) for index in indexes if index is not None})),
         "RDMA ports": str(sum(port.is_active for _, port in network.counted_ports(node)[0])),
         "NIC firmware": ", ".join(f"{count} x {key}" for key, count in sorted(nics.items())),
         "packages": hashlib.sha256(all_packages.encode()).hexdigest()[:12],

@@ -30,6 +30,10 @@ NETWORK_TYPES = (
 )
 
 
+OFTEN_READ_ONLY = ("data", "HF_HOME")
+"""What a job may be given ready, and only read."""
+
+
 def folders(node: Node) -> Iterator[Finding]:
     """Each folder that a run uses, once; one that is not there yet is judged by the folder that it will be made in."""
     seen: set[Path] = set()
@@ -48,7 +52,7 @@ def _folder(node: Node, folder: Path, purpose: str) -> Iterator[Finding]:
     place = f"{kind}{', a network file system' if kind in NETWORK_TYPES else ''}"
     yield judged(
         not problem,
-        "fail",
+        "warn" if purpose in OFTEN_READ_ONLY else "fail",
         "storage.writable",
         problem or f"{place}; {SAMPLE_BYTES >> 20} MiB there and back in {seconds * 1e3:.0f} ms",
         "a file can be written, synced and read",
