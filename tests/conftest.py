@@ -67,8 +67,9 @@ def _why_no_gpu() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test sees none of the developer's own launch variables."""
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The test sees none of the developer's own launch variables and hooks."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "no-config"))
     for name in list(os.environ):
         if name in USER_VARIABLES or name.startswith(USER_PREFIXES):
             monkeypatch.delenv(name)

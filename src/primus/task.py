@@ -11,6 +11,7 @@ A task may have both: `prepare` then gives None where no workers are needed, and
 workers of the job with `context.launch()` where there is one.
 
 `OVERRIDES = True` says that words which are no flags change the experiment; they come in `context.overrides`.
+`SHOWS_PATCHES = True` says that files of `--patch` are to be shown, in `context.patches`, and not to be run.
 """
 
 from __future__ import annotations

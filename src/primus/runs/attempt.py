@@ -62,7 +62,7 @@ class Attempt:
             self._events.append(kind, **fields)
 
     def beat(self, phase: str, step: int = 0) -> None:
-        """Record progress; phases are init, data, compile, train, eval, checkpoint and exit."""
+        """Record progress; phases are init, data, compile, train, eval, test, checkpoint and exit."""
         self._heartbeat.set(phase, step)
 
     def listen(self) -> None:

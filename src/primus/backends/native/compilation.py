@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
+from primus import patch
 from primus.errors import UnfitError
+
+QUOTING_PATCH = "inductor-library-paths"
+"""Patch under which torch may lie in a folder with a space."""
 
 COMPILE_S = 45.0
 """Time that torch.compile of model and loss takes: 32 and 45 s for 8 layers on two x86 cores, torch 2.13."""
@@ -88,4 +92,6 @@ def _missing_compiler(device_type: str, environ: Mapping[str, str]) -> str:
         return f"C++ compiler ({compiler})"
     torch = find_spec("torch")
     folder = torch.origin if torch and torch.origin else ""
-    return f"torch in a folder without spaces, which Inductor needs ({folder})" if " " in folder else ""
+    if " " not in folder or any(choice.name == QUOTING_PATCH and choice.applies for choice in patch.choices(environ)):
+        return ""
+    return f"torch in a folder without spaces, which Inductor needs ({folder})"
