@@ -13,6 +13,7 @@ import pytest
 
 from fakes import cli
 from primus.cli.main import main
+from primus.machine.assume import assumed
 from primus.machine.facts import Cpu, Facts
 
 Golden = Callable[[str, str], None]
@@ -98,6 +99,15 @@ def test_dry_run(
     golden(f"dry-run/{name}.txt", text)
     golden(f"dry-run/{name}.json", values)
     assert isinstance(json.loads(values), dict)
+
+
+def test_a_dry_run_names_what_the_machine_needs(
+    workplace: Path, plugins: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: assumed("mi300x:8"))
+    monkeypatch.setenv("HSA_ENABLE_SDMA", "0")
+    text = shown("--dry-run direct --env GPU_MAX_HW_QUEUES=4 -- train pretrain --config night.yaml", capsys)
+    golden("dry-run/direct-mi300x.txt", text)
 
 
 def test_a_dry_run_starts_no_process_and_opens_no_file_to_write(tmp_path: Path, workplace: Path) -> None:

@@ -135,7 +135,7 @@ def _context(environ: Mapping[str, str], is_dry_run: bool) -> Context:
 
 
 def _facts_of(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[str | None], Facts]:
-    """Reads the machine on the first call; a dry run asks no network for the address of a name."""
+    """Reads the machine on the first call; a dry run reads files only: no tool, no device, no address of a name."""
 
     @cache
     def facts(master: str | None) -> Facts:
@@ -143,7 +143,7 @@ def _facts_of(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[str | N
         from primus.machine.probe import probe
 
         is_known = master is not None and not (is_dry_run and parsed(master) is None)
-        return probe(environ=environ, master=master if is_known else None)
+        return probe(environ=environ, tools="never" if is_dry_run else None, master=master if is_known else None)
 
     return facts
 

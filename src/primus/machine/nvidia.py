@@ -48,7 +48,7 @@ def cards(
     """The cards by their addresses, and the NVLink connections between them; parts of a card (MIG) are no cards."""
     functions = [function for function in functions if function.vendor == pci.NVIDIA]
     folders = sorted(tree.names(GPUS))
-    readings, source = (nvml(tree, library) if tree.is_live and (folders or functions) else None), "nvml"
+    readings, source = (nvml(tree, library) if tree.may_ask and (folders or functions) else None), "nvml"
     if readings is None:
         readings, source = [_file(tree, folder) for folder in folders], "proc"
     devices = [_card(tree, index, reading, source, functions) for index, reading in enumerate(readings)]

@@ -38,7 +38,7 @@ def probe(
     Raises:
         UsageError: PRIMUS_GPU_MODEL names no known model.
     """
-    tree, environ = Tree(root), environ or {}
+    tree, environ = Tree(root, files_only=tools == "never"), environ or {}
     functions = pci.accelerators(tree)
     devices, links = _cards(tree, functions)
     devices, drivers = _by_tools(tree, devices, environ, tools or ("missing" if tree.is_live else "never"))

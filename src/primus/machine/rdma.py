@@ -28,7 +28,7 @@ def devices(tree: Tree) -> tuple[RdmaDevice, ...]:
     """RDMA devices in natural order: mlx5_2 before mlx5_10. Tools are asked only on the running machine, where the
     kernel's files show no device."""
     found = tuple(_device(tree, name) for name in tree.names(INFINIBAND))
-    return found or (_from_tools(tree) if tree.is_live else ())
+    return found or (_from_tools(tree) if tree.may_ask else ())
 
 
 def kind_of(vendor_id: int | None, name: str) -> str | None:

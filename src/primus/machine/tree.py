@@ -12,16 +12,27 @@ MAX_BYTES = 1 << 20
 
 
 class Tree:
-    """A file system root: `/`, or a recorded tree in tests. Paths are relative to it; nothing is ever written."""
+    """A file system root: `/`, or a recorded tree in tests. Paths are relative to it; nothing is ever written.
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    Args:
+        root: The root.
+        files_only: Whether even on the running machine nothing but files may be asked: no library, no tool.
+    """
+
+    def __init__(self, root: Path = Path("/"), *, files_only: bool = False) -> None:
         self.root = root
+        self.files_only = files_only
         self.problems: list[Problem] = []
 
     @property
     def is_live(self) -> bool:
         """Whether this is the running machine itself."""
         return self.root == Path("/")
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether libraries and tools may be asked where files are silent."""
+        return self.is_live and not self.files_only
 
     def text(self, path: str) -> str | None:
         """The file's text without white space around it; None where there is none. One that is there but cannot be
