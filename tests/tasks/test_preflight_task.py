@@ -175,6 +175,16 @@ def test_the_variable_asks_for_a_preflight_and_the_option_wins(tmp_path: Path) -
     assert train(tmp_path, PRIMUS_PREFLIGHT="quik").returncode == 2
 
 
+def test_a_launch_that_asks_for_no_preflight_does_not_import_it(tmp_path: Path) -> None:
+    told = "import atexit; atexit.register(lambda: print('primus.preflight' in sys.modules, file=sys.stderr))"
+    (tmp_path / "night.yaml").write_text(EXPERIMENT)
+    words = ("--dry-run", "direct", "--nproc", "2", "--", "train", "pretrain", "--config", "night.yaml")
+    without = cli.run(*words, cwd=tmp_path, before=told)
+    with_one = cli.run(*words, "--preflight", "quick", cwd=tmp_path, before=told)
+    assert (without.returncode, with_one.returncode) == (0, 0), without.stderr + with_one.stderr
+    assert [done.stderr.splitlines()[-1] for done in (without, with_one)] == ["False", "True"]
+
+
 @pytest.mark.native
 def test_measuring_leaves_json_alone_on_standard_output(tmp_path: Path) -> None:
     words = ("--software", "--tests", "sanity,collectives", "--comm-sizes-mb", "0.1", "--quick", "--json")

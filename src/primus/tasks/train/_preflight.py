@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 from msgspec import structs
@@ -13,10 +13,12 @@ from primus import process
 from primus.errors import PrimusError, UnfitError, UsageError, did_you_mean
 from primus.launch.plan import Job
 from primus.machine.cluster import Layout
-from primus.preflight import report, session
-from primus.preflight.session import Options
 from primus.task import TaskContext
 
+if TYPE_CHECKING:
+    from primus.preflight.session import Options
+
+# primus.preflight is imported where one was asked for: most launches ask for none, and it costs them tens of ms.
 Depth = Literal["quick", "full", "off"]
 VARIABLE = "PRIMUS_PREFLIGHT"
 FULL_LIMIT_S = 900.0
@@ -40,7 +42,9 @@ def guarded(job: Job, depth: Depth | None, ignored: tuple[str, ...], context: Ta
         if ignored:
             raise UsageError("--preflight-ignore without a preflight", "add --preflight quick or full")
         return job
-    options = Options(quick=True, ignore=ignored, workspace=job.workspace)
+    from primus.preflight import session
+
+    options = session.Options(quick=True, ignore=ignored, workspace=job.workspace)
     session.check_names(options)
     overridden = f", whatever is found by {', '.join(ignored)}" if ignored else ""
     note = f"preflight {chosen} on each node before anything starts{overridden}"
@@ -77,6 +81,8 @@ def examine(options: Options, depth: Depth, layout: Layout, context: TaskContext
     if depth == "full":
         _measure(options, layout, context)
         return
+    from primus.preflight import report, session
+
     judged = session.examined(options, structs.replace(context, layout=layout))
     if judged.overall != "pass":
         host = judged.expected_nodes[0]
@@ -85,6 +91,8 @@ def examine(options: Options, depth: Depth, layout: Layout, context: TaskContext
 
 def _measure(options: Options, layout: Layout, context: TaskContext) -> None:
     """Check and measure this node in a process of its own: the launcher must not hold its devices."""
+    from primus.preflight import report, session
+
     ignored = [f"--ignore={name}" for name in options.ignore]
     on_node = ["direct", "--nproc", str(layout.nproc), "--nnodes", "1", "--node-rank", "0", "--no-hooks"]
     task = ["preflight", "--perf", "--quick", f"--workspace={options.workspace}", *ignored]
