@@ -81,7 +81,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     pcie_gts: float | None = None
     pcie_width: int | None = None
     hive_size: int | None = None
-    """Cards of a usual server that are linked directly to each other."""
+    """Cards of a usual system that are linked directly to each other."""
     fp8_format: str | None = None
     """``e4m3fnuz`` or ``e4m3fn``."""
     peaks: dict[Dtype, float] = {}

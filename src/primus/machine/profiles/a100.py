@@ -2,15 +2,20 @@
 
 from primus.machine.profile import MIB, Floor, Profile
 
+SOURCE = (
+    "NVIDIA A100 data sheet, halved where it counts sparsity; memory: nvidia-smi output in modal-labs/modal-client#2797 (older "
+    " drivers show a little less); ids: pci.ids 2026.08.22"
+)
+
 PROFILES = (
     Profile(
         model="A100",
         vendor="nvidia",
         architecture="sm80",
-        source="NVIDIA A100 data sheet, halved where it counts sparsity; ids: pci.ids 2026.08.22",
+        source=SOURCE,
         device_ids=(0x20B2,),
         names=("A100 SXM4 80GB", "A100 SXM 80GB"),
-        memory_bytes=81251 * MIB,
+        memory_bytes=81920 * MIB,
         memory_gb_per_s=2039,
         power_w=400,
         hive_size=8,
@@ -29,10 +34,10 @@ PROFILES = (
         model="A100 40GB",
         vendor="nvidia",
         architecture="sm80",
-        source="NVIDIA A100 data sheet, halved where it counts sparsity; ids: pci.ids 2026.08.22",
+        source=SOURCE,
         device_ids=(0x20B0,),
         names=("A100 SXM4 40GB", "A100 SXM 40GB"),
-        memory_bytes=40536 * MIB,
+        memory_bytes=40960 * MIB,
         memory_gb_per_s=1555,
         power_w=400,
         hive_size=8,
@@ -46,10 +51,10 @@ PROFILES = (
         model="A100 PCIe",
         vendor="nvidia",
         architecture="sm80",
-        source="NVIDIA A100 data sheet, halved where it counts sparsity; ids: pci.ids 2026.08.22",
+        source=SOURCE,
         device_ids=(0x20B5,),
         names=("A100 80GB PCIe", "A100 PCIe 80GB"),
-        memory_bytes=81251 * MIB,
+        memory_bytes=81920 * MIB,
         memory_gb_per_s=1935,
         power_w=300,
         compute_units=108,
@@ -62,9 +67,9 @@ PROFILES = (
         model="A100 PCIe 40GB",
         vendor="nvidia",
         architecture="sm80",
-        source="NVIDIA A100 data sheet, halved where it counts sparsity; ids: pci.ids 2026.08.22",
+        source=SOURCE,
         device_ids=(0x20B1, 0x20F1),
-        memory_bytes=40536 * MIB,
+        memory_bytes=40960 * MIB,
         memory_gb_per_s=1555,
         power_w=250,
         compute_units=108,

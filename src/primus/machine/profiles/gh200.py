@@ -11,7 +11,6 @@ PROFILES = (
         device_ids=(0x2342,),
         names=("GH200 120GB", "GH200 480GB"),
         compute_units=132,
-        memory_bytes=97871 * MIB,
         memory_gb_per_s=4000,
         last_level_cache_bytes=50 * MIB,
         fp8_format="e4m3fn",

@@ -49,7 +49,6 @@ PROFILES = (
         architecture="sm90",
         source="pci.ids 2026.08.22; sheet with sparsity only, rates unconfirmed",
         device_ids=(0x2321,),
-        memory_bytes=95830 * MIB,
         last_level_cache_bytes=50 * MIB,
         fp8_format="e4m3fn",
     ),

@@ -31,7 +31,6 @@ PROFILES = (
         architecture="sm90",
         source="pci.ids 2026.08.22; dense rates unconfirmed",
         device_ids=(0x233B,),
-        memory_bytes=143771 * MIB,
         last_level_cache_bytes=50 * MIB,
         fp8_format="e4m3fn",
     ),

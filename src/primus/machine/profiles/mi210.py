@@ -7,7 +7,8 @@ PROFILES = (
         model="MI210",
         vendor="amd",
         architecture="gfx90a",
-        source="AMD MI210 data sheet; memory: ROCm/device-metrics-exporter test data; ids: pci.ids 2026.08.22",
+        source="AMD MI210 data sheet; memory: ROCm/device-metrics-exporter test data; cache: ROCm documentation, "
+        "GPU specifications; ids: pci.ids 2026.08.22",
         device_ids=(0x740F,),
         compute_units=104,
         clock_mhz=1700,

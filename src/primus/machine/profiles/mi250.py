@@ -7,7 +7,8 @@ PROFILES = (
         model="MI250",
         vendor="amd",
         architecture="gfx90a",
-        source="AMD MI250 data sheet; ids: pci.ids 2026.08.22",
+        source="AMD MI250 data sheet; memory: that of two MI210; cache: ROCm documentation, GPU specifications; "
+        "cards of a server: ROCm MI250 microarchitecture; ids: pci.ids 2026.08.22",
         device_ids=(0x740C,),
         compute_units=208,
         xcds=2,

@@ -7,7 +7,8 @@ PROFILES = (
         model="MI250X",
         vendor="amd",
         architecture="gfx90a",
-        source="AMD MI250X data sheet; ids: pci.ids 2026.08.22",
+        source="AMD MI250X data sheet; memory: that of two MI210; cache: ROCm documentation, GPU specifications; "
+        "cards of a server: OLCF Frontier user guide; ids: pci.ids 2026.08.22",
         device_ids=(0x7408,),
         compute_units=220,
         xcds=2,

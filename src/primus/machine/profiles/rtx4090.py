@@ -1,6 +1,6 @@
 """NVIDIA GeForce RTX 4090; its slower namesakes are known by name only."""
 
-from primus.machine.profile import MIB, Profile
+from primus.machine.profile import Profile
 
 PROFILES = (
     Profile(
@@ -10,7 +10,6 @@ PROFILES = (
         source="NVIDIA Ada white paper, sums in fp32; ids: pci.ids 2026.08.22",
         device_ids=(0x2684,),
         compute_units=128,
-        memory_bytes=24564 * MIB,
         memory_gb_per_s=1008,
         power_w=450,
         pcie_gts=16,
