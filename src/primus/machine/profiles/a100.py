@@ -3,8 +3,8 @@
 from primus.machine.profile import MIB, Floor, Profile
 
 SOURCE = (
-    "NVIDIA A100 data sheet, halved where it counts sparsity; memory: nvidia-smi output in modal-labs/modal-client#2797 "
-    "(less with older drivers); ids: pci.ids 2026.08.22"
+    "NVIDIA A100 data sheet, halved where it counts sparsity; memory: nvidia-smi output in modal-labs/modal-client#2797"
+    " (less with older drivers); ids: pci.ids 2026.08.22"
 )
 
 PROFILES = (
