@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from primus.machine.devices import usable
+from machines.tree import HERE, grow
+from primus.machine.devices import count, usable
 from primus.machine.facts import Device, Facts, Partition, Vendor
+from primus.machine.probe import probe
 
 
 def machine(vendor: Vendor, *uuids: str) -> Facts:
@@ -54,3 +58,27 @@ def test_nvidia_takes_indexes_and_beginnings_of_uuids(value: str, expected: list
 
 def test_a_machine_without_devices_offers_none() -> None:
     assert usable(Facts(), {"CUDA_VISIBLE_DEVICES": "0"}) == ()
+
+
+RECORDED = sorted(file.stem for file in HERE.glob("*.txt"))
+LISTS = ({}, {"ROCR_VISIBLE_DEVICES": "0,1,2"}, {"CUDA_VISIBLE_DEVICES": "1"}, {"HIP_VISIBLE_DEVICES": ""})
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_cheap_count_agrees_with_the_facts_of_every_recorded_machine(name: str, tmp_path: Path) -> None:
+    root = grow(name, tmp_path)
+    facts = probe(root)
+    for environ in LISTS:
+        assert count(environ, root) == len(usable(facts, environ)), environ
+
+
+@pytest.mark.parametrize("simds", ["8", "1" + "0" * 30])
+def test_the_processors_graphics_beside_nvidia_devices_are_not_counted(simds: str, tmp_path: Path) -> None:
+    root = grow("h100-8", tmp_path)
+    node = root / "sys/class/kfd/kfd/topology/nodes/1"
+    node.mkdir(parents=True)
+    (node / "properties").write_text(f"simd_count {simds}\nsimd_per_cu 4\nvendor_id 4098\ndevice_id 5710\n")
+    facts = probe(root)
+    for environ in LISTS:
+        assert count(environ, root) == len(usable(facts, environ)), environ
+    assert count({}, root) == 8

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from machines.tree import HERE, grow
 from primus.machine.facts import Device, Facts, Gid, Interface, RdmaDevice, RdmaPort
@@ -288,3 +289,17 @@ def test_an_address_is_compared_as_a_whole() -> None:
 def test_what_is_not_known_is_not_judged() -> None:
     environ = {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_IB_HCA": "mlx4"}
     assert validate(environ, Facts(assumed=True)) == ()
+
+
+def test_a_dry_run_says_that_the_interface_is_chosen_on_the_node() -> None:
+    facts = Facts(interfaces=INTERFACES, rdma=(port("mlx5_0"),), files_only=True)
+    assert "chosen on the node" in choose(facts, 2, {}).warnings[0]
+    assert "is left unset" in choose(structs.replace(facts, files_only=False), 2, {}).warnings[0]
+
+
+def test_nothing_is_chosen_for_a_machine_that_was_only_named() -> None:
+    facts = Facts(assumed=True)
+    assert choose(facts, 1, {}) == Network()
+    several = choose(facts, 2, {})
+    assert several == Network(warnings=several.warnings)
+    assert "of an assumed machine is not known" in several.warnings[0]

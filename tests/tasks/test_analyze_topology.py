@@ -94,6 +94,26 @@ def test_a_recorded_folder_is_shown_with_its_pci_paths(
     golden("topology/recorded-mi300x-8.txt", without_problems(capsys.readouterr().out))
 
 
+def test_adapters_are_compared_with_each_other_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    run(Options(root=str(MI300X), full=True), context(Facts()))
+    header, first = capsys.readouterr().out.split("\n\n")[2].splitlines()[:2]
+    assert header.split()[-3:] == ["ens14f1np1", "eth0", "NUMA"]
+    assert first.split()[-3:] == ["SYS", "NODE", "0"]
+
+
+def test_only_problems_of_devices_links_and_adapters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    told = (
+        "/sys/class/infiniband/mlx5_0/fw_ver",
+        "/sys/bus/pci/devices/0000:05:00.0",
+        "GPU 6 (0000:75:00.0)",
+        "amd-smi",
+    )
+    untold = ("/dev/shm", "/proc/self/limits", "/etc/hosts", "/sys/fs/cgroup/memory.max")
+    run(Options(), context(Facts(problems=tuple(Problem(where, "odd") for where in (*told, *untold)))))
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem: ")]
+    assert shown == [f"problem: {where}: odd" for where in told]
+
+
 def without_problems(text: str) -> str:
     """What the probe could not read in a recording is its own tests' matter."""
     return text.partition("\nproblem: ")[0]

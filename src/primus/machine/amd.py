@@ -14,7 +14,7 @@ from primus.machine import pci, profile, topology
 from primus.machine.facts import Device, Link, Partition, Problem
 from primus.machine.profile import Profile
 from primus.machine.sourced import Sourced, device
-from primus.machine.tree import Tree
+from primus.machine.tree import LARGEST, Tree
 
 KFD = "sys/class/kfd/kfd/topology"
 NODES = f"{KFD}/nodes"
@@ -22,7 +22,6 @@ PCIE, XGMI = 2, 11
 """Types of a link (Linux kfd_crat.h)."""
 DEVICE_HEAPS = (1, 2)
 """Heap types of a device's own memory, visible to the host or not (Linux kfd_crat.h)."""
-LARGEST = 1 << 64
 MODES = {1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX"}
 """Compute partition mode by the number of partitions; as many as there are dies is CPX."""
 COUNTS = {mode: count for count, mode in MODES.items()}

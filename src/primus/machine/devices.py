@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from primus.machine.facts import Facts, Partition
+from primus.machine.tree import LARGEST
 
 AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """Variables that limit what a process sees of AMD devices: the ROCm runtime applies all three, one after the other."""
@@ -16,15 +18,17 @@ def count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
     """Number of AMD or NVIDIA devices that a process may use; 0 on a machine without.
 
     AMD devices are the nodes of the kernel's KFD topology that have SIMDs; NVIDIA devices are the folders of the
-    driver's /proc/driver/nvidia/gpus.
+    driver's /proc/driver/nvidia/gpus. Beside those, AMD's count only if a profile knows one: they are the processor's
+    graphics otherwise, as in `probe`.
 
     Args:
         environ: Where the `*_VISIBLE_DEVICES` variables are looked up.
         root: Root of the file system, another folder in tests.
     """
-    amd = _amd(root)
-    limits = [_listed(environ[name]) for name in (AMD_VISIBLE if amd else NVIDIA_VISIBLE) if name in environ]
-    return min([amd or _nvidia(root), *limits])
+    amd, nvidia = _amd(root), _nvidia(root)
+    is_amd = bool(amd) and (not nvidia or _has_instinct(amd))
+    limits = [_listed(environ[name]) for name in (AMD_VISIBLE if is_amd else NVIDIA_VISIBLE) if name in environ]
+    return min([len(amd) if is_amd else nvidia, *limits])
 
 
 def usable(facts: Facts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
@@ -66,18 +70,24 @@ def _listed(text: str) -> int:
     return next((index for index, word in enumerate(words) if word in ("", "-1", "NoDevFiles")), len(words))
 
 
-def _amd(root: Path) -> int:
-    nodes = root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")
-    return sum(1 for node in nodes if _simd_count(node) > 0)
+def _amd(root: Path) -> list[int]:
+    """PCI device id of each node that computes."""
+    nodes = [_numbers(file) for file in root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")]
+    return [node.get("device_id", 0) for node in nodes if 0 < node.get("simd_count", 0) < LARGEST]
 
 
-def _simd_count(properties: Path) -> int:
+def _numbers(file: Path) -> dict[str, int]:
     try:
-        words = [line.split() for line in properties.read_text(errors="replace").splitlines()]
+        lines = [line.split() for line in file.read_text(errors="replace").splitlines()]
     except OSError:
-        return 0
-    counts = [line[1] for line in words if len(line) == 2 and line[0] == "simd_count"]
-    return int(counts[0]) if counts and counts[0].isdecimal() else 0
+        return {}
+    return {line[0]: int(line[1]) for line in lines if len(line) == 2 and re.fullmatch(r"\d{1,40}", line[1])}
+
+
+def _has_instinct(device_ids: Iterable[int]) -> bool:
+    from primus.machine import profile  # rarely needed: machines have one maker's
+
+    return any(profile.by_id("amd", number) for number in device_ids)
 
 
 def _nvidia(root: Path) -> int:

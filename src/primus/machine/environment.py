@@ -57,8 +57,6 @@ FAMILIES = {"MI300": "MI300X", "MI250": "MI250X"}
 ASKED = ("--env", "replay of ")
 """Beginnings of the sources that win over the shell."""
 
-_UNKNOWN_NETWORK = ("the network of an assumed machine is not known: interface and RDMA ports are chosen on the node",)
-
 DETERMINISTIC = "PRIMUS_DETERMINISTIC"
 LAUNCHER = "AMD-AGI/Primus base_env.sh"
 _PRIMUS = "AMD-AGI/Primus, deterministic mode"
@@ -171,8 +169,7 @@ def environment(
     _check_interfaces(chosen)
     if rocm_library and any(device.vendor == "amd" for device in facts.devices):
         _add_library(chosen, rocm_library)
-    ways = _UNKNOWN_NETWORK if facts.assumed and "several nodes" in needs else network.warnings
-    told = (*warnings, *ways, *validate(persons, facts), *_conflicts(chosen), *_dubious(chosen))
+    told = (*warnings, *network.warnings, *validate(persons, facts), *_conflicts(chosen), *_dubious(chosen))
     return Environment(variables=dict(sorted(chosen.items())), warnings=told)
 
 

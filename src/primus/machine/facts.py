@@ -224,6 +224,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     host: str = ""
     assumed: bool = False
     """Whether this is a machine that was only named (`--assume`)."""
+    files_only: bool = False
+    """Whether nothing but files was asked, as for a dry run: no tool, no library, no name server."""
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
     interfaces: tuple[Interface, ...] = ()

@@ -17,6 +17,8 @@ SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 INSIDE = re.compile(r"lo$|(docker|veth|br-|virbr|cni|flannel|cali)")
 """Interfaces that lead to containers and virtual machines of this host only (AMD-AGI/Primus base_env.sh)."""
 
+UNKNOWN = "the network of an assumed machine is not known: interface and RDMA ports are chosen on the node"
+
 Port = tuple[RdmaDevice, RdmaPort]
 
 
@@ -50,6 +52,8 @@ def choose(facts: Facts, nnodes: int, environ: Mapping[str, str], expected: int 
             at least); USING_AINIC=1 says what the adapters are.
         expected: Number of ports, before PRIMUS_EXPECT_IB.
     """
+    if facts.assumed:
+        return Network(warnings=(UNKNOWN,) if nnodes > 1 else ())
     ports, excluded = _data_ports(facts)
     names = tuple((device.name, port.number) for device, port in ports)
     kind, kind_reason = _nic_kind(ports, environ)
@@ -143,6 +147,8 @@ def _interface(facts: Facts) -> tuple[str | None, str]:
     member = by_name.get(name or "")
     if member and member.master in by_name and by_name[member.master].kind == "bond":
         name = member.master
+    if name is None and facts.files_only:
+        return None, "a dry run asks no name server: the interface that leads to the master is chosen on the node"
     if name is None:
         return None, "no interface is known to lead to the master: NCCL_SOCKET_IFNAME is left unset"
     if INSIDE.match(name):

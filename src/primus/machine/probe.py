@@ -46,6 +46,7 @@ def probe(
     found = interfaces.interfaces(tree)
     return Facts(
         host=host.name(tree),
+        files_only=tree.files_only,
         devices=_overridden(devices, environ),
         links=links,
         interfaces=found,

@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from primus.machine.facts import Device, Facts, Link, RdmaDevice
+from primus.machine.facts import Device, Facts, Link, Problem, RdmaDevice
 from primus.machine.tree import Tree
 
 WORDS = {
@@ -27,6 +27,9 @@ WORDS = {
     "?": "not known",
 }
 """Meaning of each word, from near to far."""
+
+FILES = ("/sys/class/", "/sys/bus/", "/proc/driver/")
+"""Where the kernel tells of devices, links and adapters."""
 
 NEAR = ("PIX", "PXB", "PHB")
 """Words for two devices below one PCIe host bridge."""
@@ -88,6 +91,11 @@ def missing_links(facts: Facts) -> list[tuple[int, int]]:
     pairs = combinations((device for device in facts.devices if device.hive), 2)
     alike = ((a.index, b.index) for a, b in pairs if a.hive == b.hive)
     return [pair for pair in alike if frozenset(pair) not in linked]
+
+
+def problems(facts: Facts) -> list[Problem]:
+    """Those that are about devices, links and adapters; a problem that names no file is about a device or a tool."""
+    return [problem for problem in facts.problems if problem.where.startswith(FILES) or problem.where[:1] != "/"]
 
 
 def word_of(link: Link) -> str:

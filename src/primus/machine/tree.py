@@ -9,6 +9,8 @@ from primus.machine.facts import Problem
 
 MAX_BYTES = 1 << 20
 """More than any file that is read here holds."""
+LARGEST = 1 << 64
+"""Numbers of the kernel are smaller."""
 
 
 class Tree:

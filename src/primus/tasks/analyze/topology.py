@@ -29,6 +29,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Root of a recorded machine: a folder that holds its sys and proc; this node without it."""
     assume: str | None = None
     """A machine that is only named: MODEL[:CARDS], as in mi300x:8."""
+    full: bool = False
+    """Show how adapters stand to each other, too; without it, how they stand to the cards."""
 
 
 def run(options: Options, context: TaskContext) -> None:
@@ -42,10 +44,14 @@ def run(options: Options, context: TaskContext) -> None:
     facts = _facts(options, context)
     topology = relations.topology(facts)
     value = {"host": facts.host, "assumed": facts.assumed, "devices": facts.devices, "links": facts.links}
-    context.result(value | {"topology": topology, "problems": facts.problems}, _text(facts, topology))
+    context.result(
+        value | {"topology": topology, "problems": relations.problems(facts)}, _text(facts, topology, options.full)
+    )
     if output:
         picture = topology_picture.svg(facts, topology)
-        files.write_text(output, f"{picture}\n" if output.suffix == ".svg" else _page(facts, topology, picture))
+        files.write_text(
+            output, f"{picture}\n" if output.suffix == ".svg" else _page(facts, topology, picture, options.full)
+        )
         context.say(f"\npicture: {output}")
 
 
@@ -77,22 +83,22 @@ def _facts(options: Options, context: TaskContext) -> Facts:
     return probe(root)
 
 
-def _text(facts: Facts, topology: Topology) -> str:
+def _text(facts: Facts, topology: Topology, full: bool) -> str:
     parts = [
         _name(facts),
         table.table(CARD_HEADER, _cards(facts), right=(6,)) if facts.devices else "no GPU on this node",
-        table.table(*_matrix(topology)) if topology.ends else "no network adapter either",
-        "\n".join(f"{word:<5} {meaning}" for word, meaning in _legend(topology)),
+        table.table(*_matrix(topology, full)) if topology.ends else "no network adapter either",
+        "\n".join(f"{word:<5} {meaning}" for word, meaning in _legend(topology, full)),
         "\n".join(f"warning: {warning}" for warning in topology.warnings),
-        "\n".join(f"problem: {problem.where}: {problem.problem}" for problem in facts.problems),
+        "\n".join(f"problem: {problem.where}: {problem.problem}" for problem in relations.problems(facts)),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _page(facts: Facts, topology: Topology, picture: page.Html) -> str:
-    legend = [(page.element("strong", word), meaning) for word, meaning in _legend(topology)]
+def _page(facts: Facts, topology: Topology, picture: page.Html, full: bool) -> str:
+    legend = [(page.element("strong", word), meaning) for word, meaning in _legend(topology, full)]
     odd = [(page.badge("warn"), warning) for warning in topology.warnings]
-    odd += [(page.badge("unknown"), f"{problem.where}: {problem.problem}") for problem in facts.problems]
+    odd += [(page.badge("unknown"), f"{problem.where}: {problem.problem}") for problem in relations.problems(facts)]
     sections: list[tuple[str, object]] = [("", page.element("div", picture, class_="wide"))]
     if odd:
         sections.append(("What is odd", page.table(("status", "what"), odd)))
@@ -100,7 +106,7 @@ def _page(facts: Facts, topology: Topology, picture: page.Html) -> str:
         sections.append(("Cards", page.table(CARD_HEADER, _cards(facts), right=(6,))))
     if topology.ends:
         sections.append(
-            ("Relations", page.joined(page.table(*_matrix(topology)), page.table(("word", "meaning"), legend)))
+            ("Relations", page.joined(page.table(*_matrix(topology, full)), page.table(("word", "meaning"), legend)))
         )
     return page.html(f"Topology of {_name(facts)}", sections)
 
@@ -147,17 +153,26 @@ def _hive(facts: Facts, device: Device) -> str:
     return str(hives.index(device.hive)) if device.hive else "-"
 
 
-def _matrix(topology: Topology) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the relations, with the NUMA node of each end in the last column."""
-    names = [end.name for end in topology.ends]
+def _matrix(topology: Topology, full: bool) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the relations: of each end to the cards, which come first, or to all ends; then its NUMA node.
+
+    Where there is no card, all ends are compared.
+    """
+    shown = _num_columns(topology, full)
     rows = [
-        [end.name, *words, "-" if end.numa_node is None else str(end.numa_node)]
+        [end.name, *words[:shown], "-" if end.numa_node is None else str(end.numa_node)]
         for end, words in zip(topology.ends, topology.matrix, strict=True)
     ]
-    return ["", *names, "NUMA"], rows
+    return ["", *(end.name for end in topology.ends[:shown]), "NUMA"], rows
 
 
-def _legend(topology: Topology) -> list[tuple[str, str]]:
-    """The words that occur in the matrix, with their meanings."""
-    words = {"NV#" if word.startswith("NV") else word for row in topology.matrix for word in row}
+def _num_columns(topology: Topology, full: bool) -> int:
+    num_cards = sum(end.kind == "gpu" for end in topology.ends)
+    return len(topology.ends) if full or not num_cards else num_cards
+
+
+def _legend(topology: Topology, full: bool) -> list[tuple[str, str]]:
+    """The words that are shown, with their meanings."""
+    shown = _num_columns(topology, full)
+    words = {"NV#" if word.startswith("NV") else word for row in topology.matrix for word in row[:shown]}
     return [(word, meaning) for word, meaning in WORDS.items() if word in words]
