@@ -381,6 +381,19 @@ def test_a_function_that_fails_stops_the_launch(tmp_path: Path, body: str, probl
 # -- tasks that are done in the launcher's process --
 
 
+def test_functions_import_what_lies_beside_their_file_but_no_other_primus(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        hooks___site_py="NAME = 'beside'\n",
+        hooks__1_a_py="from primus.hook import *\nfrom _site import NAME\n@hook\n"
+        "def f(context): return Settings(env={'SHOWN': NAME})\n",
+        primus____init___py="raise SystemExit('another primus in the working folder')\n",
+    )
+    done = cli.run("direct", "--", "tiny", cwd=tmp_path, before="sys.path.remove('')")  # as the installed command
+    assert done.returncode == 0, done.stderr
+    assert "variable beside" in (latest(tmp_path) / "logs/rank_0.log").read_text()
+
+
 def test_a_task_without_workers_has_its_own_hooks_around_it(tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -483,9 +496,12 @@ def port() -> int:
         return int(listener.getsockname()[1])
 
 
-def both(folders: tuple[Path, Path], port: int, *task: str, **env: str) -> list[tuple[int, str, str]]:
+def both(
+    folders: tuple[Path, Path], port: int, *task: str, options: tuple[str, ...] = (), **env: str
+) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of node 0 and node 1."""
-    nodes = ["direct", "--nproc", "1", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    place = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    nodes = ("direct", "--nproc", "1", *place, *options)
     with ExitStack() as stack:
         started = [
             stack.enter_context(cli.started(*nodes, "--node-rank", str(rank), "--", *task, cwd=folders[rank], **env))
@@ -544,6 +560,15 @@ def test_node_0_waits_only_so_long_to_tell_that_it_failed(port: int, monkeypatch
     begun = time.monotonic()
     meet.dismiss(port, 2, "no", 1)
     assert time.monotonic() - begun < 5
+
+
+@pytest.mark.native
+def test_every_node_records_how_its_patches_ended(tmp_path: Path, port: int) -> None:
+    folders = two_folders(tmp_path, {"p_sh": "exit $((2 * PRIMUS_NODE_RANK))"}, {"p_sh": "exit 2"})
+    results = both(folders, port, "tiny", options=("--patch", "p.sh"))
+    assert [(code, errors) for code, _, errors in results] == [(0, ""), (0, "")]
+    assert [each["state"] for each in read(folders[0], "env/patches.json")] == ["applied"]
+    assert [each["state"] for each in read(folders[1], "env/node_1/patches.json")] == ["skipped"]
 
 
 @pytest.mark.native

@@ -70,19 +70,44 @@ def test_a_task_that_starts_no_workers_has_only_its_own(environ: dict[str, str])
     assert names(found(environ, "data prepare", starts_workers=False)) == ["before hooks/data/prepare/1_b.sh"]
 
 
+def test_names_without_a_number_come_last_in_the_order_of_the_alphabet(environ: dict[str, str]) -> None:
+    for name in ("prepare.py", "check.sh", "10_b.sh", "2_a.sh", "1a.sh", "setup_2.sh", "setup_10.sh"):
+        write(f"hooks/{name}")
+    assert [Path(each.file).name for each in found(environ)] == [
+        "1a.sh",
+        "2_a.sh",
+        "10_b.sh",
+        "check.sh",
+        "prepare.py",
+        "setup_2.sh",
+        "setup_10.sh",
+    ]
+
+
+def test_an_experiment_has_the_hooks_of_its_backend_last(environ: dict[str, str]) -> None:
+    write("hooks/train/pretrain/native/1_a.sh")
+    write("hooks/train/pretrain/native/after/1_b.sh")
+    write("hooks/train/pretrain/other/1_c.sh")
+    write("hooks/train/pretrain/2_d.sh")
+    assert names(hooks.find("train pretrain", environ, starts_workers=True, framework="native")) == [
+        "before hooks/train/pretrain/2_d.sh",
+        "before hooks/train/pretrain/native/1_a.sh",
+        "after hooks/train/pretrain/native/after/1_b.sh",
+    ]
+    assert names(found(environ)) == ["before hooks/train/pretrain/2_d.sh"]
+
+
 @pytest.mark.parametrize(
-    "name", ["README", "README.md", "1_a.sh~", ".1_a.sh", "1_a.sh.bak", "#1_a.sh#", "1_a.txt", "_1.py", "1a.sh", "a.sh"]
+    "name", ["README", "README.md", "1_a.sh~", ".1_a.sh", "1_a.sh.bak", "#1_a.sh#", "1_a.txt", "_1.py", "__init__.py"]
 )
 def test_other_files_are_no_hooks(environ: dict[str, str], name: str) -> None:
     write(f"hooks/{name}", "# primus: nonsense")
     assert found(environ) == ()
 
 
-def test_scripts_without_a_number_are_named(environ: dict[str, str]) -> None:
-    write("hooks/a.sh")
-    write("hooks/__init__.py")
-    write("hooks/1_a.sh")
-    assert hooks.unnumbered("train pretrain", environ, starts_workers=True) == [Path("hooks/a.sh")]
+def test_a_folder_that_is_named_like_a_hook_is_none(environ: dict[str, str]) -> None:
+    Path("hooks/1_a.sh").mkdir(parents=True)
+    assert found(environ) == ()
 
 
 def test_a_file_declares_itself_in_its_name_and_first_lines(environ: dict[str, str]) -> None:

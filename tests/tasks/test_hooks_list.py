@@ -18,38 +18,39 @@ def _workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "hooks/1_a.sh": "# primus: once, lock\ntouch ran",
         "hooks/train/pretrain/2_b.py": "from primus.hook import hook\n@hook(timeout_s=9)\ndef check(context): ...\n",
         "hooks/data/prepare/after/1_c.sh": "touch ran",
-        "hooks/notes.sh": "",
+        "hooks/train/pretrain/native/prepare.sh": "touch ran",
+        "hooks/_library.sh": "touch ran",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
 
 
-def shown(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(f"direct -- hooks list {words}".split()) == 0
     assert not Path("ran").exists()
-    captured = capsys.readouterr()
-    return captured.out, captured.err
+    return capsys.readouterr().out
 
 
 def test_the_hooks_of_one_task_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    out, errors = shown("train pretrain", capsys)
-    assert out == (
-        "stage   task            file                         kind   where        limit\n"
-        "before  train pretrain  hooks/1_a.sh                 sh     once, alone  600 s\n"
-        "before  train pretrain  hooks/train/pretrain/2_b.py  check  each node      9 s\n"
+    assert shown("train pretrain", capsys) == (
+        "stage   task                   file                                    kind   where        limit\n"
+        "before  train pretrain         hooks/1_a.sh                            sh     once, alone  600 s\n"
+        "before  train pretrain         hooks/train/pretrain/2_b.py             check  each node      9 s\n"
+        "before  train pretrain native  hooks/train/pretrain/native/prepare.sh  sh     each node    600 s\n"
     )
-    assert errors == "hooks/notes.sh: is no hook, since its name does not begin with a number\n"
+    assert shown("train pretrain native", capsys).endswith(
+        "before  train pretrain  hooks/train/pretrain/native/prepare.sh  sh     each node    600 s\n"
+    )
 
 
 def test_a_task_without_workers_has_no_general_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    out, errors = shown("data", capsys)
+    out = shown("data", capsys)
     assert "hooks/data/prepare/after/1_c.sh" in out
     assert "1_a.sh" not in out
-    assert errors == ""
 
 
 def test_as_json_they_are_complete(capsys: pytest.CaptureFixture[str]) -> None:
-    values = json.loads(shown("--json", capsys)[0])
+    values = json.loads(shown("--json", capsys))
     mine = [each["action"] for each in values["hooks"] if each["task"] == "train pretrain"]
     assert mine[1] == {
         "kind": "hook",
@@ -64,8 +65,12 @@ def test_as_json_they_are_complete(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_where_there_are_none_the_places_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = shown("runs show", capsys)
-    assert out == f"no hooks in {Path.cwd()}/config/primus/hooks, hooks\n"
+    assert shown("runs show", capsys) == f"no hooks in {Path.cwd()}/config/primus/hooks, hooks\n"
+
+
+def test_an_unknown_backend_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("direct -- hooks list train pretrain nativ".split()) == 2
+    assert capsys.readouterr().err.startswith("primus-cli: no backend 'nativ'\n  did you mean 'native'?")
 
 
 def test_an_unknown_task_is_told(capsys: pytest.CaptureFixture[str]) -> None:

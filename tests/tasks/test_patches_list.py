@@ -66,7 +66,9 @@ def test_the_patches_of_a_run_are_those_that_it_recorded(capsys: pytest.CaptureF
     out = shown("direct -- patches list --run out/tiny/latest", capsys)
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
     assert rows["mine"] == ["mine", "msgspec", version("msgspec"), "applies"]
-    assert rows["fix.sh"][2:] == ["skipped", "2"]
+    assert (rows["fix.sh"][1], rows["fix.sh"][3:]) == ("0", ["skipped", "2"])
+    values = json.loads(shown("--json direct -- patches list --run out/tiny/latest", capsys))
+    assert [(each["node"], each["file"], each["state"]) for each in values["files"]] == [(0, "fix.sh", "skipped")]
     without = cli.run("direct", "--", "tiny", cwd=tmp_path)
     assert without.returncode == 0
     assert shown("direct -- patches list --run out/tiny/latest", capsys) == (

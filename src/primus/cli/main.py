@@ -113,7 +113,8 @@ def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[s
     )
     job = task.prepare(options, for_task) if hasattr(task, "prepare") else None
     starts_workers = job is not None
-    find_hooks = cache(lambda: hooks.find(request.task, environ, starts_workers=starts_workers))
+    framework = job.framework if job else None
+    find_hooks = cache(lambda: hooks.find(request.task, environ, starts_workers=starts_workers, framework=framework))
     context = structs.replace(context, starts_workers=starts_workers, hooks=find_hooks)
     if registry.load("runtimes", request.runtimes[0].name).LEVEL != "node":
         return _elsewhere(command, context)

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from primus.errors import PrimusError, UsageError
 from primus.hook import RESULT_VARIABLE, Reply, Stage
-from primus.launch import scripts
+from primus.launch import scripts, start
 from primus.launch.patch_record import Recorder
 from primus.launch.plan import Action, Variable
 from primus.launch.scripts import Ended, Masks
@@ -63,8 +63,8 @@ class Scene(Struct, frozen=True, kw_only=True):
     python: str
     logs: Path
     """Folder of the logs."""
-    keeps_logs: bool = True
-    """Whether errors may refer to the logs."""
+    records: Path | None = None
+    """The run folder, or what stands for it until it is known; None where nothing is kept, the logs neither."""
     run: Run | None = None
     """The run, where it is known already."""
     config: Path | None = None
@@ -92,7 +92,7 @@ def before(
         PrimusError: One of them failed, or wants something that cannot be; the message names it.
         Interrupted: A signal came.
     """
-    recorder = Recorder(scene.run, Masks(environ()))
+    recorder = Recorder(scene.records, scene.layout.node_rank, Masks(environ()))
     for action in _of_stage(actions, "before", scene.layout):
         scene.say(f"{action.kind} {action.file}")
         if action.kind == "patch":
@@ -199,7 +199,7 @@ def _reply(file: Path) -> Reply:
 
 def _argv(action: Action, scene: Scene) -> tuple[str, ...]:
     if action.functions:
-        return (scene.python, "-m", "primus.hook", action.file, ",".join(action.functions), *scene.words)
+        return start.command(scene.python, "primus.hook", action.file, ",".join(action.functions), *scene.words)
     if action.file.endswith(".py"):
         return (scene.python, action.file, *scene.words)
     return (shutil.which("bash") or "sh", action.file, *scene.words)
@@ -231,7 +231,7 @@ def _failure(action: Action, scene: Scene, ended: Ended) -> PrimusError:
     if ended.signal is not None:
         return Interrupted(problem, ended.signal)
     log = scene.logs / _log_name(action, scene.layout)
-    where = (f"log: {log}",) if scene.keeps_logs else ()
+    where = (f"log: {log}",) if scene.records else ()
     return PrimusError(problem, "\n  ".join([*(f"| {line}" for line in ended.tail), *where]))
 
 

@@ -52,7 +52,6 @@ def perform(
             layout=layout,
             python=python,
             logs=Path(logs),
-            keeps_logs=False,
             say=say,
         )
         try:

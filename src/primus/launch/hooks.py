@@ -1,8 +1,8 @@
 """Hooks of a task: found in folders by name, read for what they declare, never run.
 
-A folder of hooks holds files for every task that starts workers, and folders `<task>/` and `<task>/<subtask>/` for
-one. Directly in each of these, or in its `before/`, are hooks that run before the task; in `after/` and `failure/` the
-others.
+A folder of hooks holds files for every task that starts workers, folders `<task>/` and `<task>/<subtask>/` for one, and
+in these `<framework>/` for experiments of one backend. Directly in each of them, or in its `before/`, are hooks that
+run before the task; in `after/` and `failure/` the others.
 """
 
 from __future__ import annotations
@@ -19,36 +19,42 @@ from msgspec import Struct, structs
 from primus.errors import UsageError, did_you_mean
 from primus.hook import STAGES, Stage
 from primus.launch.plan import Action
+from primus.machine.tree import natural
 
 TIMEOUT_S = 600.0
 TIMEOUT_VARIABLE = "PRIMUS_HOOK_TIMEOUT"
 HEADER_LINES = 20
 
-_NAME = re.compile(r"\d+[-_.].*\.(sh|py)")
+_NAME = re.compile(r"[^._].*\.(sh|py)")
 _MARKER = re.compile(r"#\s*primus:\s*(.*)")
 MARKERS = ("once", "lock", "timeout=SECONDS")
 
 
-def find(task: str, environ: Mapping[str, str], *, starts_workers: bool) -> tuple[Action, ...]:
+def find(
+    task: str, environ: Mapping[str, str], *, starts_workers: bool, framework: str | None = None
+) -> tuple[Action, ...]:
     """The hooks of `task` in running order: general ones first, then by file name, then by place.
 
     Args:
         task: ``train pretrain``.
         environ: Tells the folders and the time limit.
         starts_workers: Whether hooks that are for no task in particular are among them.
+        framework: Backend of its experiment, whose own hooks come last.
 
     Raises:
         UsageError: A hook cannot be read, or declares something that there is not.
     """
     limit_s = time_limit(environ)
-    folders = [folder for level in _levels(task, starts_workers) for folder in _beside(level, places(environ))]
+    words = (*task.split(), framework) if framework else tuple(task.split())
+    roots = places(environ)
+    folders = [folder for level in _levels(words, starts_workers) for folder in _beside(level, roots)]
     found = [
         (depth, path.name, action)
         for depth, folder in folders
         for stage, path in _files(folder)
         for action in _actions(path, stage)
     ]
-    found.sort(key=lambda item: (STAGES.index(item[2].stage), item[0], _natural(item[1])))  # stable: places keep order
+    found.sort(key=lambda item: (STAGES.index(item[2].stage), item[0], natural(item[1])))  # stable: places keep order
     return tuple(structs.replace(each, timeout_s=limit_s or each.timeout_s) for _, _, each in found)
 
 
@@ -59,14 +65,6 @@ def places(environ: Mapping[str, str]) -> list[Path]:
     own = [root for root in environ.get("PRIMUS_HOOKS", "").split(os.pathsep) if root]
     named = [Path(place).expanduser() for place in (os.path.join(home, "primus", "hooks"), *plug_ins, *own, "hooks")]
     return list({os.path.realpath(place): place for place in named}.values())
-
-
-def unnumbered(task: str, environ: Mapping[str, str], *, starts_workers: bool) -> list[Path]:
-    """Scripts in the task's folders that are no hooks, since their names do not begin with a number."""
-    folders = [folder for level in _levels(task, starts_workers) for _, folder in _beside(level, places(environ))]
-    entries = [entry for folder in folders for _, sub in _stages(folder) for entry in _listing(sub)]
-    is_script = re.compile(r"[^._].*\.(sh|py)")
-    return [entry for entry in entries if is_script.fullmatch(entry.name) and not _NAME.fullmatch(entry.name)]
 
 
 def time_limit(environ: Mapping[str, str]) -> float | None:
@@ -115,9 +113,8 @@ def _seconds(text: str, where: str) -> float:
     return value
 
 
-def _levels(task: str, starts_workers: bool) -> list[tuple[int, tuple[str, ...]]]:
-    """Folder names below a place, by depth: none, the task's, the subtask's."""
-    words = tuple(task.split())
+def _levels(words: tuple[str, ...], starts_workers: bool) -> list[tuple[int, tuple[str, ...]]]:
+    """Folder names below a place, by depth: none, the task's, the subtask's, the framework's."""
     return [(depth, words[:depth]) for depth in range(0 if starts_workers else 1, len(words) + 1)]
 
 
@@ -129,12 +126,9 @@ def _beside(level: tuple[int, tuple[str, ...]], roots: list[Path]) -> Iterator[t
             yield depth, root.joinpath(*spelled)
 
 
-def _stages(folder: Path) -> list[tuple[Stage, Path]]:
-    return [("before", folder), *((stage, folder / stage) for stage in STAGES)]
-
-
 def _files(folder: Path) -> Iterator[tuple[Stage, Path]]:
-    for stage, sub in _stages(folder):
+    stages: list[tuple[Stage, Path]] = [("before", folder), *((stage, folder / stage) for stage in STAGES)]
+    for stage, sub in stages:
         for entry in _listing(sub):
             if _NAME.fullmatch(entry.name):
                 yield stage, entry
@@ -152,12 +146,6 @@ def _listing(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise UsageError(f"hooks {folder}: {error.strerror}", "--no-hooks does without") from None
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Key that sorts 2_x before 10_x."""
-    parts = re.split(r"(\d+)", name)
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
 
 
 def _text(path: Path, kind: str) -> str:
@@ -211,7 +199,7 @@ def _imported(tree: ast.Module) -> set[str]:
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "primus.hook":
-            names |= {alias.asname or alias.name for alias in node.names if alias.name == "hook"}
+            names |= {alias.asname or "hook" for alias in node.names if alias.name in ("hook", "*")}
         if isinstance(node, ast.ImportFrom) and node.module == "primus":
             names |= {f"{alias.asname or alias.name}.hook" for alias in node.names if alias.name == "hook"}
         if isinstance(node, ast.Import):

@@ -23,7 +23,7 @@ from primus.launch.plan import Variable
 from primus.launch.prepare import Launch, amended, planned
 from primus.launch.request import without_secrets
 from primus.machine.cluster import Layout
-from primus.runs import snapshot
+from primus.runs import patches, snapshot
 from primus.runs.events import EventLog
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Metadata, Outcome, Run, create
@@ -60,7 +60,7 @@ def _lead(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
                 f"{run.directory} is being executed by another process", "wait for its end, or start another run"
             )
         write_json(run.directory / "plan.json", plan.shown(launch.plan))
-        scene = _scene(launch, shape, run.directory / HOOK_LOGS, run.directory, run, say)
+        scene = _scene(launch, shape, run.directory, run, say)
         begun = _Begun(launch, run)
         try:
             _begin(begun, scene)
@@ -78,7 +78,7 @@ def _follow(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
     """Another node: do what comes before, meet node 0, then work in the run folder that it names."""
     private = Path(tempfile.mkdtemp(prefix="primus-node-"))
     _write_files(private, launch)
-    scene = _scene(launch, shape, private / HOOK_LOGS, private, None, say)
+    scene = _scene(launch, shape, private, None, say)
     begun = _Begun(launch, None)
     try:
         _begin(begun, scene)
@@ -89,9 +89,9 @@ def _follow(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
             shutil.rmtree(private)
         raise
     run = _open(launch)
-    _move_logs(private / HOOK_LOGS, run.directory / HOOK_LOGS)
+    _move(private, run.directory, shape)
     shutil.rmtree(private)
-    scene = _scene(launch, shape, run.directory / HOOK_LOGS, run.directory, run, say)
+    scene = _scene(launch, shape, run.directory, run, say)
     with run.lock() as is_ours:
         try:
             _write_plan(launch, run, shape)
@@ -211,25 +211,29 @@ def _environment(launch: Launch) -> dict[str, str]:
     return dict(launch.context.environ) | {name: variable.value for name, variable in launch.plan.env.items()}
 
 
-def _scene(launch: Launch, shape: Layout, logs: Path, folder: Path, run: Run | None, say: Say) -> Scene:
+def _scene(launch: Launch, shape: Layout, folder: Path, run: Run | None, say: Say) -> Scene:
     return Scene(
         task=launch.request.task,
         words=launch.request.words,
         layout=shape,
         python=launch.context.python,
-        logs=logs,
+        logs=folder / HOOK_LOGS,
+        records=folder,
         run=run,
         config=folder / CONFIG_FILE,
         say=say,
     )
 
 
-def _move_logs(source: Path, target: Path) -> None:
-    """Append the logs of what was done before the run folder was known."""
-    for file in sorted(source.glob("*.log")):
-        target.mkdir(parents=True, exist_ok=True)
-        with (target / file.name).open("ab") as log:
+def _move(source: Path, target: Path, shape: Layout) -> None:
+    """Take over the logs and records of what was done before the run folder was known; a log is appended to."""
+    for file in sorted((source / HOOK_LOGS).glob("*.log")):
+        (target / HOOK_LOGS).mkdir(parents=True, exist_ok=True)
+        with (target / HOOK_LOGS / file.name).open("ab") as log:
             log.write(file.read_bytes())
+    record = Path(patches.index(shape.node_rank))
+    if (source / record).is_file():
+        write_text(target / record, (source / record).read_text(encoding="utf-8"))
 
 
 def _agreed(begun: _Begun, shape: Layout) -> Launch:

@@ -12,29 +12,30 @@ from primus.launch.plan import Action
 from primus.launch.scripts import Masks
 from primus.runs import patches
 from primus.runs.patches import PatchRecord, State
-from primus.runs.store import Run
 
 
 class Recorder:
-    """Keeps the record of a run's patches up to date while they are applied.
+    """Keeps a node's record of the patches up to date while they are applied; node 0 keeps copies, too.
 
     Args:
-        run: The run folder; None records nothing.
+        directory: The run folder, or what stands for it until it is known; None records nothing.
+        node_rank: The node.
         masks: Secrets that no copy may hold.
     """
 
-    def __init__(self, run: Run | None, masks: Masks) -> None:
-        self._run = run
+    def __init__(self, directory: Path | None, node_rank: int, masks: Masks) -> None:
+        self._directory = directory
+        self._node_rank = node_rank
         self._masks = masks
         self._records: list[PatchRecord] = []
 
     def start(self, action: Action) -> None:
-        """Copy the patch that is about to run.
+        """Record the patch that is about to run.
 
         Raises:
             PrimusError: It cannot be read, or the copy cannot be written.
         """
-        if self._run is None:
+        if self._directory is None:
             return
         try:
             content = Path(action.file).read_bytes()
@@ -49,15 +50,16 @@ class Recorder:
             sha256=patches.sha256(content),
             is_masked=shown != text,
         )
-        patches.keep(self._run, record, shown.encode("utf-8", "surrogateescape"))
+        if self._node_rank == 0:
+            patches.keep(self._directory, record, shown.encode("utf-8", "surrogateescape"))
         self._records.append(record)
-        patches.write(self._run, self._records)
+        patches.write(self._directory, self._node_rank, self._records)
 
     def end(self, state: State, exit_code: int | None) -> None:
         """Record how the patch that was started last has ended."""
-        if self._run is not None:
+        if self._directory is not None:
             self._records[-1] = structs.replace(self._records[-1], state=state, exit_code=exit_code)
-            patches.write(self._run, self._records)
+            patches.write(self._directory, self._node_rank, self._records)
 
 
 def _own_name(path: Path) -> str:

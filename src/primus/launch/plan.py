@@ -88,6 +88,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """The job with further words that change the experiment, such as a hook may add; None where it takes none."""
     patches: tuple[str, ...] = ()
     """Patch files that a replayed run had."""
+    framework: str | None = None
+    """Backend of the experiment, which may have hooks of its own."""
     resume: str | None = None
     """Run folder to continue."""
     notes: tuple[str, ...] = ()

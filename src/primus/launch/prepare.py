@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from primus import patch
 from primus.errors import UsageError
-from primus.launch import chain
+from primus.launch import chain, start
 from primus.launch.plan import Context, Job, LaunchPlan, Variable
 from primus.launch.request import Request
 from primus.runs.store import Run, new_id
@@ -46,10 +46,10 @@ def planned(
     job: Job, request: Request, command: tuple[str, ...], context: Context, directory: Path, attempt: int
 ) -> Launch:
     """`job` in the run folder `directory`, as its attempt number `attempt`."""
-    worker = (context.python, "-m", "primus.worker", str(directory), str(attempt))
-    start = LaunchPlan(argv=worker, env=job.env, notes=job.notes)
+    worker = start.command(context.python, "primus.worker", str(directory), str(attempt))
+    innermost = LaunchPlan(argv=worker, env=job.env, notes=job.notes)
     context = structs.replace(context, patches=job.patches)
-    folded = chain.fold(request, start, context)
+    folded = chain.fold(request, innermost, context)
     assert folded.layout is not None, "the chain ends on a node"
     job.check(folded.layout.world_size)
     workers = {**context.environ, **{name: variable.value for name, variable in folded.env.items()}}

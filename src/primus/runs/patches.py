@@ -12,8 +12,8 @@ from primus.errors import PrimusError, UsageError
 from primus.runs.files import read_json, write_json
 from primus.runs.store import Run
 
-INDEX = "env/patches.json"
 FOLDER = "env/patches"
+"""Copies, as node 0 ran them."""
 
 State = Literal["started", "applied", "skipped", "failed"]
 
@@ -38,28 +38,43 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read(run: Run) -> list[PatchRecord]:
-    """The patch files of `run` in the order of their application; none where it had none.
+def index(node_rank: int) -> str:
+    """The record of a node, in the run folder."""
+    return f"env/node_{node_rank}/patches.json" if node_rank else "env/patches.json"
+
+
+def read(run: Run, node_rank: int = 0) -> list[PatchRecord]:
+    """The patch files of `run` in the order of their application on a node; none where it had none.
 
     Raises:
         PrimusError: The record is damaged.
     """
-    index = run.directory / INDEX
-    return read_json(index, list[PatchRecord]) if index.exists() else []
+    file = run.directory / index(node_rank)
+    return read_json(file, list[PatchRecord]) if file.exists() else []
 
 
-def write(run: Run, records: list[PatchRecord]) -> None:
-    """Replace the record of a run."""
-    write_json(run.directory / INDEX, records)
+def read_all(run: Run) -> dict[int, list[PatchRecord]]:
+    """The patch files of `run` by node.
+
+    Raises:
+        PrimusError: A record is damaged.
+    """
+    others = [int(file.parent.name.removeprefix("node_")) for file in run.directory.glob("env/node_*/patches.json")]
+    return {node_rank: read(run, node_rank) for node_rank in [0, *sorted(others)]}
 
 
-def keep(run: Run, record: PatchRecord, content: bytes) -> None:
-    """Put the copy of a patch file into the run folder.
+def write(directory: Path, node_rank: int, records: list[PatchRecord]) -> None:
+    """Replace a node's record in the run folder `directory`."""
+    write_json(directory / index(node_rank), records)
+
+
+def keep(directory: Path, record: PatchRecord, content: bytes) -> None:
+    """Put the copy of a patch file into the run folder `directory`.
 
     Raises:
         PrimusError: It cannot be written.
     """
-    path = run.directory / FOLDER / record.name
+    path = directory / FOLDER / record.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)

@@ -126,20 +126,20 @@ def _of(settings: Mapping[str, Variable], kind: str) -> dict[str, Variable]:
 
 
 def _torchrun(worker: tuple[str, ...], shape: Layout, python: str) -> tuple[str, ...]:
-    """The torchrun command that starts `worker`, a `python -m module` command, once for each process.
+    """The torchrun command that starts `worker`, a Python command, once for each process.
 
     A static rendezvous keeps node ranks as given; one node without a port lets torchrun choose a free one.
     """
-    module = worker[worker.index("-m") :]
+    script = worker[1:]
     common = (python, "-m", "torch.distributed.run", f"--nproc-per-node={shape.nproc}", f"--nnodes={shape.nnodes}")
     if shape.master_port is None:
-        return (*common, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *module)
+        return (*common, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *script)
     return (
         *common,
         f"--node-rank={shape.node_rank}",
         f"--master-addr={shape.master_addr}",
         f"--master-port={shape.master_port}",
-        *module,
+        *script,
     )
 
 

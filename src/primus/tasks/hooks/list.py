@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 
 from msgspec import Struct
 
@@ -22,12 +22,15 @@ class Options(Struct, frozen=True, kw_only=True):
     """Task, such as `train`; every task that has hooks by default."""
     subtask: Positional = ""
     """Its second word, such as `pretrain`."""
+    framework: Positional = ""
+    """Backend of the experiment, such as `native`; every one that has hooks by default."""
 
 
 class Hook(Struct, frozen=True):
     """A hook of a task."""
 
     task: str
+    """``train pretrain``; with the backend where it is for one alone."""
     action: Action
 
 
@@ -35,18 +38,15 @@ def run(options: Options, context: TaskContext) -> None:
     """Print the hooks.
 
     Raises:
-        UsageError: There is no such task, or a hook cannot be read.
+        UsageError: There is no such task or backend, or a hook cannot be read.
     """
-    found: list[Hook] = []
-    ignored: dict[str, None] = {}
-    for task in _tasks(f"{options.task} {options.subtask}".strip()):
-        starts_workers = hasattr(registry.load("tasks", task), "prepare")
-        found += [Hook(task, each) for each in hooks.find(task, context.environ, starts_workers=starts_workers)]
-        scripts = hooks.unnumbered(task, context.environ, starts_workers=starts_workers)
-        ignored |= {str(script): None for script in scripts}
+    if options.framework and options.framework not in registry.names("backends"):
+        raise UsageError(
+            f"no backend '{options.framework}'", did_you_mean(options.framework, registry.names("backends"))
+        )
+    tasks = _tasks(f"{options.task} {options.subtask}".strip())
+    found = [hook for task in tasks for hook in _hooks(task, options.framework, context)]
     places = [str(place) for place in hooks.places(context.environ)]
-    for script in ignored:
-        print(f"{script}: is no hook, since its name does not begin with a number", file=sys.stderr)
     context.result({"hooks": found, "places": places}, _text(found, places))
 
 
@@ -56,6 +56,16 @@ def _tasks(asked: str) -> list[str]:
     if not matching:
         raise UsageError(f"no task '{asked}'", did_you_mean(asked, tasks))
     return matching
+
+
+def _hooks(task: str, framework: str, context: TaskContext) -> list[Hook]:
+    """The hooks of one task; those of each backend's own come last where none is asked for."""
+    starts_workers = hasattr(registry.load("tasks", task), "prepare")
+    find = partial(hooks.find, task, context.environ, starts_workers=starts_workers)
+    general = find(framework=framework or None)
+    others = registry.names("backends") if starts_workers and not framework else []
+    own = [Hook(f"{task} {name}", each) for name in others for each in find(framework=name) if each not in general]
+    return [Hook(task, each) for each in general] + own
 
 
 def _text(found: list[Hook], places: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus import patch
 from primus.patch import Choice
@@ -54,17 +54,19 @@ def run(options: Options, context: TaskContext) -> None:
 
 def _show_run(found: Run, context: TaskContext) -> None:
     applied = [event["applied"] for event in events.read(found.events) if event["kind"] == "patches"]
-    records = patches.read(found)
+    by_node = patches.read_all(found)
     python = [[each["name"], each["target"], each["version"], each["state"]] for each in (applied or [[]])[-1]]
     files = [
-        [each.file, each.sha256[:12], each.state, "-" if each.exit_code is None else str(each.exit_code)]
+        [each.file, str(node), each.sha256[:12], each.state, "-" if each.exit_code is None else str(each.exit_code)]
+        for node, records in by_node.items()
         for each in records
     ]
+    values = [{"node": node, **structs.asdict(each)} for node, records in by_node.items() for each in records]
     parts = [
         table.table(["patch", "target", "version", "state"], python) if python else "no patches of upstream packages",
-        table.table(["file", "sha256", "state", "exit code"], files) if files else "no patch files",
+        table.table(["file", "node", "sha256", "state", "exit code"], files) if files else "no patch files",
     ]
-    context.result({"patches": (applied or [[]])[-1], "files": records}, "\n\n".join(parts))
+    context.result({"patches": (applied or [[]])[-1], "files": values}, "\n\n".join(parts))
 
 
 def _table(found: list[Choice], wanted: list[str]) -> str:

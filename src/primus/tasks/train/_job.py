@@ -78,9 +78,8 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
         _check_world_size(run, world_size, is_forced)
 
     files = job.files if is_forced else {**job.files, **_data_file(run)}
-    repeated = Job(
-        name=job.name,
-        workspace=job.workspace,
+    repeated = structs.replace(
+        job,
         files=files,
         env=job.env | env,
         check=check,
@@ -167,6 +166,7 @@ def _job(resolved: Resolved, files: dict[str, str], resume: Run | None) -> Job:
         files=files,
         env={name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in asked.env.items()},
         check=check,
+        framework=asked.trainer.framework,
         resume=str(resume.directory) if resume else None,
         notes=(f"continues {resume.directory.name} from its newest checkpoint",) if resume else (),
     )
