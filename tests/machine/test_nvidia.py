@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from machines.tree import grow
-from primus.machine import nvidia, pci
+from primus.machine import nvidia, nvml, pci
 from primus.machine.probe import probe
 from primus.machine.tree import Tree
 
@@ -65,16 +65,16 @@ def test_nvml_gives_cards_memory_and_links(tmp_path: Path, switch: int) -> None:
 
 def test_a_library_that_is_not_there_or_fails_is_told(tmp_path: Path) -> None:
     tree = Tree()
-    assert nvidia.nvml(tree, str(tmp_path / "none.so")) is None
-    assert nvidia.nvml(tree, library(tmp_path, BROKEN=9)) is None
+    assert nvml.readings(tree, str(tmp_path / "none.so")) is None
+    assert nvml.readings(tree, library(tmp_path, BROKEN=9)) is None
     assert "nvmlInit_v2 failed with code 9" in tree.problems[1].problem
 
 
 def test_a_driver_that_is_stuck_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia, "LIMIT_S", 0.2)
+    monkeypatch.setattr(nvml, "LIMIT_S", 0.2)
     tree = Tree()
     began = time.monotonic()
-    assert nvidia.nvml(tree, library(tmp_path, HANG=1)) is None
+    assert nvml.readings(tree, library(tmp_path, HANG=1)) is None
     assert time.monotonic() - began < 5 and "no answer" in tree.problems[0].problem
 
 

@@ -43,3 +43,13 @@ def test_what_the_kernel_does_not_know_is_none(tmp_path: Path) -> None:
         (folder / name).write_text(value + "\n")
     assert pci.link(Tree(tmp_path), "0000:05:00.0") == PcieLink(max_speed_gts=2.5)
     assert pci.numa_node(Tree(tmp_path), "0000:05:00.0") is None
+
+
+def test_a_pci_path_is_read_from_the_link_of_the_device(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/bus/pci/devices"
+    folder.mkdir(parents=True)
+    (folder / "0000:05:00.0").symlink_to("../../../devices/pci0000:00/0000:00:01.1/0000:05:00.0")
+    (folder / "0000:06:00.0").mkdir()
+    assert pci.path(Tree(tmp_path), "0000:05:00.0") == ("pci0000:00", "0000:00:01.1", "0000:05:00.0")
+    assert pci.path(Tree(tmp_path), "0000:06:00.0") == ()
+    assert pci.path(Tree(tmp_path), "0000:07:00.0") == ()

@@ -179,4 +179,4 @@ def test_a_tool_that_hangs_is_a_problem(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(rdma, "TOOL_LIMIT_S", 0.2)
     tree = Tree(tmp_path)
     assert rdma._from_tools(tree) == ()
-    assert "did not answer" in tree.problems[0].problem
+    assert "gave no answer" in tree.problems[0].problem

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from fakes.nodes import node
 from primus.machine.facts import Facts, Interface, Link, PcieLink, RdmaPort
-from primus.machine.topology import End, expected_partitions, pci_path, topology
-from primus.machine.tree import Tree
+from primus.machine.topology import End, expected_partitions, topology
 
 DOWN = RdmaPort(state="DOWN", physical_state="Polling")
 
@@ -120,13 +118,3 @@ def test_an_interface_with_its_own_device_is_an_adapter_once() -> None:
     adapters = [end for end in topology(facts).ends if end.kind == "nic"]
     assert [end.name for end in adapters] == ["mlx5_0", "eno1"]
     assert adapters[1] == End(name="eno1", kind="nic", bdf="0000:c0:00.0", numa_node=0, detail="25 Gb/s ethernet")
-
-
-def test_a_pci_path_is_read_from_the_link_of_the_device(tmp_path: Path) -> None:
-    folder = tmp_path / "sys/bus/pci/devices"
-    folder.mkdir(parents=True)
-    (folder / "0000:05:00.0").symlink_to("../../../devices/pci0000:00/0000:00:01.1/0000:05:00.0")
-    (folder / "0000:06:00.0").mkdir()
-    assert pci_path(Tree(tmp_path), "0000:05:00.0") == ("pci0000:00", "0000:00:01.1", "0000:05:00.0")
-    assert pci_path(Tree(tmp_path), "0000:06:00.0") == ()
-    assert pci_path(Tree(tmp_path), "0000:07:00.0") == ()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, structs
 
-from primus.machine import pci, profile, topology
+from primus.machine import pci, profile
 from primus.machine.facts import Device, Link, Partition, Problem
 from primus.machine.profile import Profile
 from primus.machine.sourced import Sourced, device
@@ -152,7 +152,7 @@ def _card(tree: Tree, index: int, group: Sequence[Node], indexes: dict[int, int]
         "memory_mode": (files.text("current_memory_partition"), "drm"),
         "hive": (f"{first.values['hive_id']:016x}" if first.values.get("hive_id") else None, "kfd"),
         "numa_node": (pci.numa_node(tree, first.bdf), "pci"),
-        "pci_path": (topology.pci_path(tree, first.bdf), "pci"),
+        "pci_path": (pci.path(tree, first.bdf), "pci"),
         "pcie": (pci.link(tree, first.bdf), "pci"),
         "firmware": (_firmware(first, files), "kfd"),
     }
@@ -264,7 +264,7 @@ def _card_without_driver(tree: Tree, index: int, function: pci.Function, *, has_
         "bdf": (pci.address(function.bdf), "pci"),
         "architecture": (known.architecture if known else None, "profile"),
         "numa_node": (pci.numa_node(tree, function.bdf), "pci"),
-        "pci_path": (topology.pci_path(tree, function.bdf), "pci"),
+        "pci_path": (pci.path(tree, function.bdf), "pci"),
         "pcie": (pci.link(tree, function.bdf), "pci"),
     }
     return device(index, "amd", found)

@@ -78,7 +78,7 @@ class Device(Struct, frozen=True, kw_only=True):
     """Id of the xGMI hive: cards of one hive are linked directly."""
     numa_node: int | None = None
     pci_path: tuple[str, ...] = ()
-    """Host bridge, bridges and the device itself (see `topology.pci_path`); empty where it is not known."""
+    """Host bridge, bridges and the device itself (see `pci.path`); empty where it is not known."""
     pcie: PcieLink = PcieLink()
     firmware: dict[str, str] = {}
     """Version by firmware: ``vbios``, ``mec``, ``sdma``."""
@@ -165,7 +165,7 @@ class RdmaDevice(Struct, frozen=True, kw_only=True):
     bdf: str | None = None
     numa_node: int | None = None
     pci_path: tuple[str, ...] = ()
-    """Host bridge, bridges and the device itself (see `topology.pci_path`); empty where it is not known."""
+    """Host bridge, bridges and the device itself (see `pci.path`); empty where it is not known."""
     ports: tuple[RdmaPort, ...] = ()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
@@ -97,7 +97,7 @@ def software(tree: Tree) -> Software:
         os=_os(tree),
         kernel=kernel,
         boot_arguments=tree.text("proc/cmdline") or None,
-        python=platform.python_version() if tree.is_live else None,
+        python=".".join(map(str, sys.version_info[:3])) if tree.is_live else None,
         amd_driver=_amd_driver(tree, kernel),
         nvidia_driver=_nvidia_driver(tree),
         rocm=_rocm(tree),
@@ -131,7 +131,7 @@ def _online(tree: Tree) -> int:
 
 def _architecture(tree: Tree, cpuinfo: str) -> str:
     if tree.is_live:
-        return platform.machine()
+        return os.uname().machine
     if re.search(r"^flags\s*:.*\blm\b", cpuinfo, re.MULTILINE):
         return "x86_64"
     return "aarch64" if re.search(r"^CPU implementer\s*:", cpuinfo, re.MULTILINE) else "unknown"

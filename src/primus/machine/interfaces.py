@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import socket
+import struct
 import threading
+from array import array
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Literal, TypeVar
@@ -20,6 +23,11 @@ LOOPBACK, INFINIBAND = 772, 32
 """Hardware types (linux/if_arp.h)."""
 UP, REJECT = 0x1, 0x200
 """Flags of a route (linux/route.h)."""
+
+SIOCGIFCONF = 0x8912
+"""Lists IPv4 addresses (netdevice(7))."""
+IFREQ = struct.Struct("16s4x4s16x" if struct.calcsize("P") == 8 else "16s4x4s8x")
+"""struct ifreq with a name and a sockaddr_in, in which the address follows family and port."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -145,14 +153,18 @@ def _addresses(tree: Tree) -> dict[str, list[str]]:
 
 
 def _live_v4() -> list[tuple[str, str]]:
-    import psutil
-
-    return [
-        (name, entry.address)
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if entry.family == socket.AF_INET
-    ]
+    """What the kernel lists for SIOCGIFCONF: a name, which may have a label behind a colon, and an address each."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        size = 64 * IFREQ.size
+        while True:
+            buffer = array("B", bytes(size))
+            wanted = struct.pack("iP", size, buffer.buffer_info()[0])
+            (filled,) = struct.unpack_from("i", fcntl.ioctl(any_socket, SIOCGIFCONF, wanted))
+            if filled < size:
+                break
+            size *= 4
+    entries = IFREQ.iter_unpack(buffer.tobytes()[:filled])
+    return [(name.split(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(address)) for name, address in entries]
 
 
 def _recorded_v4(tree: Tree) -> list[tuple[str, str]]:

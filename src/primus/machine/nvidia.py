@@ -1,18 +1,14 @@
-"""NVIDIA cards from the driver's library (NVML) on the running machine, else from its files and the PCI bus.
-
-NVML is called through ctypes (NVML API reference, nvml.h); the files are those of /proc/driver/nvidia/gpus.
-"""
+"""NVIDIA cards from the driver's library on the running machine, else from its files (/proc/driver/nvidia/gpus) and the
+PCI bus."""
 
 from __future__ import annotations
 
-import ctypes
-import threading
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from msgspec import Struct
 
-from primus.machine import pci, profile, topology
+from primus.machine import pci, profile
 from primus.machine.facts import Device, Link, Partition, PcieLink
 from primus.machine.profile import Profile
 from primus.machine.sourced import Sourced, device
@@ -20,10 +16,6 @@ from primus.machine.tree import Tree
 
 GPUS = "proc/driver/nvidia/gpus"
 LIBRARY = "libnvidia-ml.so.1"
-LIMIT_S = 5.0
-"""A driver that is stuck answers never."""
-MAX_LINKS = 18
-"""NVLinks of a card: NVML_NVLINK_MAX_LINKS."""
 SWITCH = -1
 """Stands for whatever a link leads to that is no card: on the usual servers a switch that joins all cards."""
 
@@ -48,7 +40,7 @@ def cards(
     """The cards by their addresses, and the NVLink connections between them; parts of a card (MIG) are no cards."""
     functions = [function for function in functions if function.vendor == pci.NVIDIA]
     folders = sorted(tree.names(GPUS))
-    readings, source = (nvml(tree, library) if tree.may_ask and (folders or functions) else None), "nvml"
+    readings, source = (_from_library(tree, library) if tree.may_ask and (folders or functions) else None), "nvml"
     if readings is None:
         readings, source = [_file(tree, folder) for folder in folders], "proc"
     devices = [_card(tree, index, reading, source, functions) for index, reading in enumerate(readings)]
@@ -66,6 +58,12 @@ def cards(
     return tuple(devices), _links(readings)
 
 
+def _from_library(tree: Tree, library: str) -> list[Reading] | None:
+    from primus.machine import nvml  # a machine without NVIDIA cards needs none
+
+    return nvml.readings(tree, library)
+
+
 def _card(tree: Tree, index: int, reading: Reading, source: str, functions: Sequence[pci.Function]) -> Device:
     on_bus = {pci.address(function.bdf): function for function in functions}.get(reading.bdf)
     device_id = reading.device_id or (on_bus.device if on_bus else None)
@@ -80,7 +78,7 @@ def _card(tree: Tree, index: int, reading: Reading, source: str, functions: Sequ
         "architecture": (reading.architecture or (known.architecture if known else None), source),
         "memory_bytes": (memory, source),
         "numa_node": (pci.numa_node(tree, on_bus.bdf) if on_bus else None, "pci"),
-        "pci_path": (topology.pci_path(tree, on_bus.bdf) if on_bus else (), "pci"),
+        "pci_path": (pci.path(tree, on_bus.bdf) if on_bus else (), "pci"),
         "pcie": (pci.link(tree, on_bus.bdf) if on_bus else PcieLink(), "pci"),
         "firmware": ({"vbios": reading.vbios} if reading.vbios else {}, source),
     }
@@ -119,102 +117,3 @@ def _links(readings: Sequence[Reading]) -> tuple[Link, ...]:
         if count:
             found.append(Link(kind="nvlink", first=first, second=second, num_links=count))
     return tuple(found)
-
-
-def nvml(tree: Tree, library: str = LIBRARY) -> list[Reading] | None:
-    """What NVML says of each card; None, and a problem, where it cannot be asked or does not answer in time."""
-    found: list[Reading] = []
-    problem: list[str] = ["gave no answer in 5 s"]
-
-    def ask() -> None:
-        try:
-            found.extend(_Nvml(library).readings())
-            problem.clear()
-        except (OSError, AttributeError, _NvmlError) as error:
-            problem[:] = [str(error)]
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(LIMIT_S)
-    if problem:
-        tree.note(library, problem[0])
-        return None
-    return found
-
-
-class _NvmlError(Exception):
-    """A call of NVML failed."""
-
-
-class _PciInfo(ctypes.Structure):
-    """nvmlPciInfo_t."""
-
-    _fields_ = (
-        ("legacy_bus_id", ctypes.c_char * 16),
-        ("domain", ctypes.c_uint),
-        ("bus", ctypes.c_uint),
-        ("device", ctypes.c_uint),
-        ("device_and_vendor", ctypes.c_uint),
-        ("subsystem", ctypes.c_uint),
-        ("bus_id", ctypes.c_char * 32),
-    )
-
-
-class _Memory(ctypes.Structure):
-    """nvmlMemory_t."""
-
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
-class _Nvml:
-    """The library, opened and initialised."""
-
-    def __init__(self, library: str) -> None:
-        self.library = ctypes.CDLL(library)
-        self.call("nvmlInit_v2")
-
-    def call(self, name: str, *arguments: object) -> None:
-        code = getattr(self.library, name)(*arguments)
-        if code:
-            raise _NvmlError(f"{name} failed with code {code}")
-
-    def readings(self) -> list[Reading]:
-        try:
-            count = ctypes.c_uint()
-            self.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-            return [self.reading(index) for index in range(count.value)]
-        finally:
-            self.library.nvmlShutdown()
-
-    def reading(self, index: int) -> Reading:
-        device, info, memory = ctypes.c_void_p(), _PciInfo(), _Memory()
-        self.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
-        self.call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(info))
-        self.call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self.call("nvmlDeviceGetCudaComputeCapability", device, ctypes.byref(major), ctypes.byref(minor))
-        return Reading(
-            bdf=pci.address(info.bus_id.decode(errors="replace")),
-            name=self.text("nvmlDeviceGetName", device) or "",
-            uuid=self.text("nvmlDeviceGetUUID", device),
-            device_id=info.device_and_vendor >> 16,
-            memory_bytes=memory.total,
-            architecture=f"sm{major.value}{minor.value}",
-            vbios=self.text("nvmlDeviceGetVbiosVersion", device),
-            peers=tuple(self.peers(device)),
-        )
-
-    def text(self, name: str, device: ctypes.c_void_p) -> str | None:
-        buffer = ctypes.create_string_buffer(96)
-        code = getattr(self.library, name)(device, buffer, ctypes.c_uint(len(buffer)))
-        return None if code else buffer.value.decode(errors="replace")
-
-    def peers(self, device: ctypes.c_void_p) -> Iterable[str]:
-        """A link that is not there, or not active, leads nowhere."""
-        for link in range(MAX_LINKS):
-            is_active, info = ctypes.c_uint(), _PciInfo()
-            code = self.library.nvmlDeviceGetNvLinkState(device, ctypes.c_uint(link), ctypes.byref(is_active))
-            if code or not is_active.value:
-                continue
-            if not self.library.nvmlDeviceGetNvLinkRemotePciInfo_v2(device, ctypes.c_uint(link), ctypes.byref(info)):
-                yield pci.address(info.bus_id.decode(errors="replace")) or "unknown"

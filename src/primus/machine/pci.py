@@ -54,6 +54,16 @@ def numa_node(tree: Tree, bdf: str) -> int | None:
     return node if node is not None and node >= 0 else None
 
 
+def path(tree: Tree, bdf: str) -> tuple[str, ...]:
+    """Host bridge, bridges and the device: ``("pci0000:00", "0000:00:01.0", "0000:05:00.0")``; empty if not known."""
+    try:
+        parts = (tree.root / DEVICES / bdf).readlink().parts
+    except OSError:
+        return ()
+    roots = [i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part]
+    return parts[roots[0] :] if roots else ()
+
+
 def address(text: str) -> str | None:
     """An address with a domain of four digits, from one with eight, four or none; None where `text` is no address."""
     match = re.fullmatch(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", text.strip().lower())

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from msgspec import structs
 
 from primus.errors import UsageError
-from primus.machine import amd, host, interfaces, nvidia, pci, profile, rdma, smi
-from primus.machine.facts import Device, Facts, Link, Partition, Problem, Vendor
+from primus.machine import amd, host, interfaces, nvidia, pci, profile, rdma
+from primus.machine.facts import Device, Facts, Link, Problem, Vendor
 from primus.machine.tree import Tree
 
 Tools = Literal["never", "missing", "all"]
 MODEL_VARIABLE = "PRIMUS_GPU_MODEL"
-MEMORY_TOLERANCE = 0.01
-"""Versions of a driver count reserved memory or not."""
 
 
 def probe(
@@ -92,107 +90,9 @@ def _overridden(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[
 def _by_tools(
     tree: Tree, devices: tuple[Device, ...], environ: Mapping[str, str], tools: Tools
 ) -> tuple[tuple[Device, ...], dict[Vendor, str]]:
-    """The devices with what tools add, in the order in which tools are believed; and the drivers' versions."""
-    drivers: dict[Vendor, str] = {}
-    vendors: tuple[Vendor, ...] = (devices[0].vendor,) if devices else ("amd", "nvidia")
-    for vendor in vendors:
-        for source in smi.SOURCES[vendor]:
-            is_wanted = tools == "all" or (tools == "missing" and _is_incomplete(tree, devices))
-            is_other = devices and devices[0].vendor != vendor
-            if not is_wanted or is_other or (source.tool == "torch" and not devices):
-                continue
-            readings, problems = smi.read(source, environ)
-            tree.problems += problems
-            if readings and readings[0].driver:
-                drivers.setdefault(vendor, readings[0].driver)
-            devices = _merged(tree, devices, readings) if devices else _from_readings(tree, vendor, readings)
-    return devices, drivers
+    """The devices with what tools add, and the drivers' versions."""
+    if tools == "never":
+        return devices, {}
+    from primus.machine.tools import added  # a machine that is read from files needs none
 
-
-def _is_incomplete(tree: Tree, devices: Sequence[Device]) -> bool:
-    """Whether something is missing that much depends on: what a device is, or its memory; or, where the bus is not
-    shown, whether there are any."""
-    if not devices:
-        return not tree.names(pci.DEVICES)
-    return any(
-        (not device.model and not device.name) or device.memory_bytes is None for device in devices if device.partitions
-    )
-
-
-def _from_readings(tree: Tree, vendor: Vendor, readings: Sequence[smi.Reading]) -> tuple[Device, ...]:
-    """Devices that only a tool knows, as in a container without the kernel's files."""
-    if readings:
-        tree.problems.append(Problem(readings[0].tool, "knows devices that the kernel's files do not show"))
-    bare = [
-        Device(
-            index=number,
-            vendor=vendor,
-            bdf=reading.bdf,
-            partitions=(Partition(index=number, bdf=reading.bdf),),
-            sources={"bdf": reading.tool} if reading.bdf else {},
-        )
-        for number, reading in enumerate(readings)
-    ]
-    return tuple(_with(tree, device, reading) for device, reading in zip(bare, readings, strict=True))
-
-
-def _merged(tree: Tree, devices: tuple[Device, ...], readings: Sequence[smi.Reading]) -> tuple[Device, ...]:
-    matched = [(device, _reading_of(device, devices, readings)) for device in devices]
-    if readings and all(reading.bdf for reading in readings) and readings[0].tool != "torch":
-        _note_differences(tree, devices, readings)
-    return tuple(_with(tree, device, reading) if reading else device for device, reading in matched)
-
-
-def _note_differences(tree: Tree, devices: Sequence[Device], readings: Sequence[smi.Reading]) -> None:
-    """Cards that only the kernel, or only a tool knows; torch is not asked, which sees what it may use."""
-    ours = {pci.slot(device.bdf) for device in devices if device.bdf and device.partitions}
-    theirs = {pci.slot(reading.bdf) for reading in readings if reading.bdf}
-    for slots, problem in ((ours - theirs, "does not know"), (theirs - ours, "alone knows")):
-        if slots:
-            tree.problems.append(Problem(readings[0].tool, f"{problem} the cards at {', '.join(sorted(slots))}"))
-
-
-def _reading_of(device: Device, devices: Sequence[Device], readings: Iterable[smi.Reading]) -> smi.Reading | None:
-    """The reading of a device by its address; by its number only where a tool gives no address and says the same of
-    all, since the orders of tools differ."""
-    readings = list(readings)
-    by_address = next((reading for reading in readings if reading.bdf and reading.bdf == device.bdf), None)
-    if by_address or any(reading.bdf for reading in readings) or len(readings) != len(devices):
-        return by_address
-    alike = len({(reading.name, reading.device_id, reading.memory_bytes) for reading in readings}) == 1
-    return readings[device.index] if alike else None
-
-
-def _with(tree: Tree, device: Device, reading: smi.Reading) -> Device:
-    """The device with the reading's values where it has none; where both have one and they differ, that is said."""
-    changes: dict[str, object] = {}
-    for field in ("name", "device_id", "memory_bytes", "architecture", "numa_node"):
-        mine, other = getattr(device, field), getattr(reading, field)
-        if field == "memory_bytes" and len(device.partitions) > 1:
-            continue  # of which partition the tool speaks differs between its versions
-        if mine in (None, ""):
-            changes |= {field: other} if other is not None else {}
-        elif other is not None and field != "name" and not _agree(field, mine, other):
-            source = device.sources.get(field, "kernel")
-            problem = f"{field} is {mine} by {source}, {other} by {reading.tool}"
-            tree.problems.append(Problem(f"GPU {device.index}", problem))
-    merged = structs.replace(device, **changes)
-    known = None if merged.model else _profile(merged)
-    changes |= {"model": known.model} if known else {}
-    sources = {**device.sources, **dict.fromkeys(changes, reading.tool)}
-    if "memory_bytes" in changes and device.partitions:
-        changes["partitions"] = (structs.replace(device.partitions[0], memory_bytes=reading.memory_bytes),)
-    return structs.replace(device, **changes, sources=sources)
-
-
-def _profile(device: Device) -> profile.Profile | None:
-    """By the id; by the name only where there is no id."""
-    if device.device_id is not None:
-        return profile.by_id(device.vendor, device.device_id)
-    return profile.by_name(device.name) if device.name else None
-
-
-def _agree(field: str, mine: object, other: object) -> bool:
-    if field == "memory_bytes" and isinstance(mine, int) and isinstance(other, int):
-        return abs(mine - other) <= mine * MEMORY_TOLERANCE
-    return mine == other
+    return added(tree, devices, environ, ask_all=tools == "all")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 
 from msgspec import structs
 
 from primus import registry
+from primus.machine import pci
 from primus.machine.facts import Gid, Problem, RdmaDevice, RdmaPort
 from primus.machine.interfaces import events
 from primus.machine.profile import Nic
-from primus.machine.topology import pci_path
 from primus.machine.tree import Tree, natural
+from primus.process import call
 
 INFINIBAND = "sys/class/infiniband"
 TOOLS = (("ibstat",), ("ibv_devinfo", "-v"))
@@ -81,7 +80,7 @@ def _device(tree: Tree, name: str) -> RdmaDevice:
         interface=next(iter(tree.names(f"{folder}/device/net")), None),
         bdf=bdf,
         numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
-        pci_path=pci_path(tree, bdf) if bdf else (),
+        pci_path=pci.path(tree, bdf) if bdf else (),
         ports=tuple(_port(tree, f"{folder}/ports", int(n)) for n in tree.names(f"{folder}/ports") if n.isdecimal()),
     )
 
@@ -170,30 +169,15 @@ def _port_told(port: RdmaPort, key: str, value: str) -> RdmaPort:
 
 
 def _from_tools(tree: Tree) -> tuple[RdmaDevice, ...]:
+    """What the first tool that knows a device says, also if it ends with an error: ibstat ends with 255 when one of many
+    devices is gone."""
     for argv in TOOLS:
-        if shutil.which(argv[0]):
-            found, problems = _asked(argv)
-            tree.problems += problems
-            if found:
-                return found
+        answer = call(argv, limit_s=TOOL_LIMIT_S)
+        if answer.state == "missing":
+            continue
+        found, problems = parse(answer.text, argv[0])
+        told = Problem(argv[0], answer.problem)
+        tree.problems += problems + ((told,) if answer.problem and told not in problems else ())
+        if found:
+            return found
     return ()
-
-
-def _asked(argv: Iterable[str]) -> tuple[tuple[RdmaDevice, ...], tuple[Problem, ...]]:
-    """What a tool says, also if it ends with an error: ibstat ends with 255 when one of many devices is gone."""
-    tool, *words = argv
-    try:
-        done = subprocess.run(
-            [tool, *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            timeout=TOOL_LIMIT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return (), (Problem(tool, f"did not answer within {TOOL_LIMIT_S:g} s"),)
-    except OSError as error:
-        return (), (Problem(tool, f"cannot be run: {error.strerror}"),)
-    return parse(done.stdout, tool)

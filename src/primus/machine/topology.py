@@ -13,7 +13,6 @@ from typing import Literal
 from msgspec import Struct
 
 from primus.machine.facts import Device, Facts, Link, Problem, RdmaDevice
-from primus.machine.tree import Tree
 
 WORDS = {
     "X": "the device itself",
@@ -101,16 +100,6 @@ def problems(facts: Facts) -> list[Problem]:
 def word_of(link: Link) -> str:
     """The word for a direct link: ``XGMI``, ``NV18``."""
     return "XGMI" if link.kind == "xgmi" else f"NV{link.num_links or ''}"
-
-
-def pci_path(tree: Tree, bdf: str) -> tuple[str, ...]:
-    """Host bridge, bridges and the device: ``("pci0000:00", "0000:00:01.0", "0000:05:00.0")``; empty if not known."""
-    try:
-        parts = (tree.root / "sys/bus/pci/devices" / bdf).readlink().parts
-    except OSError:
-        return ()
-    roots = [i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part]
-    return parts[roots[0] :] if roots else ()
 
 
 def expected_partitions(facts: Facts, device: Device) -> int:
