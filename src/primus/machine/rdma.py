@@ -169,7 +169,7 @@ def _port_told(port: RdmaPort, key: str, value: str) -> RdmaPort:
 
 
 def _from_tools(tree: Tree) -> tuple[RdmaDevice, ...]:
-    """What the first tool that knows a device says, also if it ends with an error: ibstat ends with 255 when one of many
+    """What the first tool that knows a device says, also if it ends with an error: ibstat ends with 255 if one of many
     devices is gone."""
     for argv in TOOLS:
         answer = call(argv, limit_s=TOOL_LIMIT_S)
