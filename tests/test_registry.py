@@ -51,7 +51,7 @@ def test_private_files_are_no_plug_ins() -> None:
         ("tasks", "runs lst", "no task 'runs lst'\n  did you mean 'runs list'?"),
         ("models", "llama3.1-8", "no model 'llama3.1-8'\n  did you mean 'llama3.1_8B'?"),
         ("trainers", "zebra", "no trainer 'zebra'\n  valid: pre_trainer"),
-        ("profiles", "mi355x", "no profile 'mi355x'"),
+        ("profiles", "mi535x", "no profile 'mi535x'\n  did you mean 'mi355x'?"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest(kind: str, name: str, message: str) -> None:
@@ -60,7 +60,7 @@ def test_an_unknown_name_gets_the_nearest(kind: str, name: str, message: str) ->
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize("kind", ["tasks", "runtimes", "backends"])
+@pytest.mark.parametrize("kind", ["tasks", "runtimes", "backends", "patches", "profiles", "architectures", "nics"])
 def test_every_plug_in_of_the_package_has_what_its_kind_needs(kind: str) -> None:
     for name in registry.names(kind):
         module = registry.load(kind, name)
