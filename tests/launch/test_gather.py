@@ -118,6 +118,17 @@ def test_node_0_that_does_not_listen_is_an_error_in_time(port: int) -> None:
     assert time.monotonic() - began < 3
 
 
+def test_another_program_on_the_port_is_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "GREETING_LIMIT_S", 0.1)
+    with closing(socket.create_server(("", port))) as stranger:
+        answer = node(port, 1)
+        stranger.accept()[0].close()
+        silent = stranger.accept()[0]
+    with closing(silent):
+        assert [one.node_rank for one in met(port, 2)] == [1]
+    assert answer() == b'"decided"'
+
+
 def test_a_port_in_use_is_an_error() -> None:
     with closing(socket.create_server(("", 0))) as taken, pytest.raises(PrimusError, match="cannot be used"):
         Meeting(taken.getsockname()[1], 2, 1)

@@ -108,6 +108,20 @@ def test_what_the_user_has_set_stays(
     assert remark in hook_log(tmp_path, "before_1_a.node_0")
 
 
+@pytest.mark.parametrize(("name", "words"), [("RANK", ()), ("WORLD_SIZE", ("--patch", "hooks/1_a.sh"))])
+def test_what_the_launcher_gives_each_rank_is_not_for_hooks(tmp_path: Path, name: str, words: tuple[str, ...]) -> None:
+    write(tmp_path, hooks__1_a_sh=f"echo env.{name}=5\n")
+    done = launched(tmp_path, *words, "--", "tiny")
+    assert done.returncode == 1
+    assert f"hook hooks/1_a.sh: {name} is what the launcher gives each rank" in done.stderr
+
+
+def test_a_rank_that_the_shell_has_left_over_misleads_nobody(tmp_path: Path) -> None:
+    done = launched(tmp_path, "--", "tiny", RANK="5", LOCAL_RANK="5")
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 of 1 does end" in done.stdout
+
+
 def test_a_patch_wins_over_a_hook_and_later_over_earlier(tmp_path: Path) -> None:
     write(
         tmp_path,

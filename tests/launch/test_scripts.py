@@ -115,6 +115,15 @@ def test_who_leaves_the_session_and_keeps_the_output_open_is_not_waited_for(log:
     psutil.Process(int(ended.tail[0])).kill()
 
 
+@pytest.mark.parametrize(("end", "lives"), [("exit 1", False), ("while :; do sleep 1; done", False), ("exit 0", True)])
+def test_a_daemon_lives_on_only_where_the_script_has_succeeded(log: Path, end: str, lives: bool) -> None:
+    ended = run(log, f"(setsid sleep 30 >/dev/null 2>&1 & echo $!)\nsleep 0.2\n{end}\n", timeout_s=1)
+    pid = int(ended.tail[0])
+    assert is_gone(pid) != lives
+    if lives:
+        psutil.Process(pid).kill()
+
+
 def test_a_signal_to_the_launcher_ends_it(log: Path) -> None:
     ended = run(log, "sleep 300\n", interrupted=lambda: 15)
     assert (ended.signal, ended.problem) == (15, "interrupted by SIGTERM")

@@ -19,6 +19,7 @@ from msgspec import Struct, structs
 from primus.errors import PrimusError, UsageError
 from primus.hook import RESULT_VARIABLE, Reply, Stage
 from primus.launch import scripts, start
+from primus.launch.execute import OF_ONE_RANK
 from primus.launch.patch_record import Recorder
 from primus.launch.plan import Action, Variable
 from primus.launch.scripts import Ended, Masks
@@ -175,6 +176,12 @@ def _given(action: Action, reply: Reply, masks: Masks) -> Given:
         PrimusError: It names what cannot be a variable, or shows a secret.
     """
     what = f"{action.kind} {action.file}"
+    decided = [name for name in reply.env if name in OF_ONE_RANK]
+    if decided:
+        raise PrimusError(
+            f"{what}: {decided[0]} is what the launcher gives each rank",
+            "--nproc and --nnodes decide how many there are",
+        )
     wrong = [name for name, value in reply.env.items() if not (name.isidentifier() and name.isascii()) or "\0" in value]
     if wrong:
         raise PrimusError(f"{what}: {wrong[0]!r} with its value is no variable of the environment")

@@ -18,6 +18,7 @@ from types import FrameType
 
 import msgspec
 
+from primus import process
 from primus.errors import EXIT_FAILED, PrimusError, UnfitError
 from primus.launch.plan import LaunchPlan
 from primus.runs import events
@@ -27,6 +28,8 @@ from primus.runs.store import Failure, Outcome, Run
 
 POLL_S = 0.05
 TORCHRUN = "torch.distributed.run"
+OF_ONE_RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables that torchrun sets for each of several workers; those of a launcher around us mislead a single one."""
 GRACE_S = 60.0
 """Time that workers have for a last checkpoint after the first signal."""
 FAILED_PEERS_S = 10.0
@@ -55,7 +58,8 @@ def execute(
             after_start()
             _wait(child, signals, folder)
         finally:
-            _end_tree(child)
+            if child.poll() is None:
+                process.end(child)
     return _outcome(child.returncode, signals.first, run, plan, number)
 
 
@@ -67,6 +71,8 @@ def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess
             "./primus-cli setup installs it, or pip install '.[native]' in a checkout",
         )
     env = dict(environ) | {name: variable.value for name, variable in plan.env.items()}
+    for name in OF_ONE_RANK:
+        env.pop(name, None)
     env[LAUNCHER_VARIABLE] = str(os.getpid())
     with launch_log(run, plan).open("ab") as log:
         try:
@@ -168,20 +174,6 @@ def _worker_pids(folder: Path) -> Iterator[int]:
             beat = msgspec.json.decode(path.read_bytes())
             if beat["host"] == host and beat["phase"] != "exit":
                 yield beat["pid"]
-
-
-def _end_tree(child: subprocess.Popen[bytes]) -> None:
-    """Leave no process of ours behind: what is left of the child's tree is killed."""
-    if child.poll() is not None:
-        return
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        tree = psutil.Process(child.pid)
-        for process in [*tree.children(recursive=True), tree]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-    child.wait()
 
 
 def _errors(folder: Path) -> list[Failure]:

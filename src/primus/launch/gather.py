@@ -22,6 +22,9 @@ from primus.errors import PrimusError
 
 RETRY_S = 0.2
 CONNECT_LIMIT_S = 5.0
+GREETING = b"primus preflight\n"
+"""Node 0's first word: while workers run, their rendezvous listens on the same port."""
+GREETING_LIMIT_S = 3.0
 MAX_BYTES = 64 << 20
 """More than any report has."""
 Message = TypeVar("Message")
@@ -103,9 +106,9 @@ def deliver(address: str, port: int, arrival: Arrival, report: bytes, timeout_s:
     deadline = time.monotonic() + timeout_s
     with listening() as own_port, _connected(address, port, deadline) as connection:
         try:
+            reader = connection.makefile("rb")
             _write(connection, msgspec.structs.replace(arrival, port=own_port))
             connection.settimeout(_left(deadline))
-            reader = connection.makefile("rb")
             peers = _decoded(reader.readline(MAX_BYTES), tuple[Peer, ...])
             if peers is None:
                 return None
@@ -119,15 +122,28 @@ def deliver(address: str, port: int, arrival: Arrival, report: bytes, timeout_s:
 
 
 def _connected(address: str, port: int, deadline: float) -> socket.socket:
+    """A connection to node 0, which has greeted."""
     while True:
         try:
-            return socket.create_connection((address, port), timeout=min(10.0, _left(deadline)))
+            connection = socket.create_connection((address, port), timeout=min(10.0, _left(deadline)))
+            if _greets(connection, min(GREETING_LIMIT_S, _left(deadline))):
+                return connection
+            connection.close()
+            problem = "another program listens there"
         except OSError as error:
-            if time.monotonic() + RETRY_S > deadline:
-                raise PrimusError(
-                    f"node 0 at {address}:{port} was not reached in time: {error}", "is it started, and the port open?"
-                ) from None
+            problem = str(error)
+        if time.monotonic() + RETRY_S > deadline:
+            raise PrimusError(
+                f"node 0 at {address}:{port} was not reached in time: {problem}", "is it started, and the port open?"
+            )
         time.sleep(RETRY_S)
+
+
+def _greets(connection: socket.socket, limit_s: float) -> bool:
+    connection.settimeout(limit_s)
+    with contextlib.suppress(OSError):
+        return connection.recv(len(GREETING), socket.MSG_WAITALL) == GREETING
+    return False
 
 
 class Meeting:
@@ -213,6 +229,7 @@ class _Guest:
         self._delivery: Delivery | None = None
         connection.settimeout(limit_s)
         try:
+            connection.sendall(GREETING)
             self.arrival = _decoded(self._reader.readline(4096), Arrival)
         except OSError:
             self.arrival = None

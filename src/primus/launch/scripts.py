@@ -19,16 +19,13 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from msgspec import Struct
 
-from primus import secret
-
-if TYPE_CHECKING:
-    import psutil
+from primus import process, secret
 
 LOG_LIMIT_BYTES = 8 * 2**20
 LINE_LIMIT_BYTES = 64 * 2**10
@@ -42,6 +39,9 @@ DRAIN_S = 0.5
 """Time that is left to read what an ended script has written; what holds its output open has left its session."""
 SHORTEST_SECRET = 4
 """Characters of the shortest value that is looked for in output; a shorter one would mask every digit."""
+
+MARK = "PRIMUS_SCRIPT"
+"""Variable whose value only one script, and what it starts, has."""
 
 ENV_LINE = re.compile(r"env\.([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 EXTRA_LINE = re.compile(r"extra\.([A-Za-z_](?:[A-Za-z0-9_.]*[A-Za-z0-9_])?)=(.*)")
@@ -136,7 +136,9 @@ def run(
     speaks: bool = True,
     interrupted: Callable[[], int | None] = lambda: None,
 ) -> Ended:
-    """Run a script until its end, its time limit or a signal to the launcher; what it has started ends with it.
+    """Run a script until its end, its time limit or a signal to the launcher.
+
+    What it has started ends with it; where it has succeeded, what has left its session is let live.
 
     Args:
         argv: The command.
@@ -153,10 +155,11 @@ def run(
         log.note(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(secret.mask_words(argv))}")
         started = time.monotonic()
         output = _Output(log, masks, speaks=speaks)
+        mark = f"{os.getpid()}.{time.time_ns()}"
         try:
             child = subprocess.Popen(
                 argv,
-                env=dict(environ),
+                env={**environ, MARK: mark},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -168,7 +171,7 @@ def run(
             try:
                 stopped, heard = _follow(child, output, timeout_s, interrupted)
             finally:
-                _end_session(child)
+                process.end(child, GRACE_S, mark="" if child.poll() == 0 else f"{MARK}={mark}")
                 output.drain(child)
         problem = stopped or _problem(child.returncode)
         log.note(f"{problem or 'exit code 0'}, {time.monotonic() - started:.1f} s")
@@ -285,46 +288,3 @@ def _has_data(stream: IO[bytes]) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         return bool(selector.select(0))
-
-
-def _end_session(child: subprocess.Popen[bytes]) -> None:
-    """End what is left of a script: its tree, and everything in its session, first asked, then killed."""
-    import psutil
-
-    tree: list[psutil.Process] = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        tree = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
-    members = {process.pid: process for process in [*tree, *_session(child.pid)]}
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        for process in members.values():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
-        deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline and (child.poll() is None or _alive(members.values())):
-            time.sleep(0.01)
-        members |= {process.pid: process for process in _session(child.pid)}
-    child.wait()
-
-
-def _session(leader: int) -> list[psutil.Process]:
-    """Living processes of the session that `leader` began."""
-    import psutil
-
-    found = []
-    for pid in psutil.pids():
-        with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            if os.getsid(pid) == leader:
-                found.append(psutil.Process(pid))
-    return found
-
-
-def _alive(processes: Iterable[psutil.Process]) -> bool:
-    import psutil
-
-    def is_alive(process: psutil.Process) -> bool:
-        try:
-            return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.NoSuchProcess:
-            return False
-
-    return any(map(is_alive, processes))
