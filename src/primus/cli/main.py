@@ -162,6 +162,9 @@ def _with_workers(
     launch = prepare(job, command.request, words, context)
     if command.options.dry_run:
         return _show(launch.plan, command, f"run folder: {launch.directory}")
+    for note in launch.plan.notes:
+        if note.startswith("warning: "):
+            print(f"primus-cli: {note}", file=sys.stderr)
     from primus.launch import local
 
     if hasattr(task, "run"):
