@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from primus.errors import UsageError
 from primus.preflight import cluster, report, together
 from primus.preflight.cluster import ClusterReport, Verdict
 from primus.preflight.finding import Finding, NodeReport, Status
@@ -92,6 +93,21 @@ def test_node_lists_are_expanded_as_slurm_does(nodes: str, expected: list[str]) 
     assert together.expanded(nodes) == expected
 
 
+@pytest.mark.parametrize("nodes", ["n[1-", "n[a-b]", "n]1[", "a b", "n[1,,2]"])
+def test_what_is_no_list_of_nodes_is_refused(nodes: str) -> None:
+    with pytest.raises(UsageError):
+        together.expanded(nodes)
+
+
+def test_the_headline_counts_what_is_wrong_with_no_node_in_particular() -> None:
+    broken = finding("fail", "performance.complete")
+    one = structs.replace(together_of(of("a", finding("ok"))), findings=(broken,))
+    two = structs.replace(together_of(of("a", finding("ok")), of("b", finding("ok"))), findings=(broken,))
+    assert report.headline(one) == "a is unfit: 1 fail"
+    assert report.headline(two) == "2 nodes: 2 fit; together unfit: 1 fail"
+    assert "## all nodes together: unfit" in report.markdown(two)
+
+
 def test_the_lists_hold_a_host_a_line_and_nothing_of_older_reports(tmp_path: Path) -> None:
     first = report.write(together_of(of("c", finding("ok"))), tmp_path)
     nodes = (of("b", finding("fail")), of("a", finding("ok")), of("d", finding("unknown")))
@@ -118,7 +134,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_the_worst_comes_first_and_the_verdict_last() -> None:
     shown = report.text(together_of(of("a", finding("ok", "host.swap"), finding("fail"))), is_coloured=False)
     assert shown.index("memlock") < shown.index("swap")
-    assert shown.splitlines()[-1] == "a is unfit: 1 fail (1.2 s)"
+    assert shown.splitlines()[-1] == "a is unfit: 1 fail (1.25 s)"
     assert "\x1b[" not in shown
     assert "\x1b[31mfail\x1b[0m" in report.text(together_of(of("a", finding("fail"))), is_coloured=True)
 

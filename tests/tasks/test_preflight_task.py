@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,9 @@ def test_a_tool_that_is_required_and_missing_is_overridden_by_name_only(tmp_path
         (("--perf", "--comm-sizes-mb", "1,x"), "sizes in MiB"),
         (("--ignore", "memlock"), "a check has a group and a name"),
         (("--thresholds", "none.yaml"), "no such file"),
+        (("--dmesg-minutes", "-1"), "expected float > 0.0"),
+        (("--expected-nodes", "n[a-b]"), "no range of numbers"),
+        (("--report", "r", "--report-file-name", ".."), "not a name"),
         (("sweep",), "did you mean|Invalid enum"),
     ],
 )
@@ -69,6 +75,13 @@ def test_what_means_nothing_is_a_usage_error(tmp_path: Path, words: tuple[str, .
     done = preflight(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert any(part in done.stderr for part in problem.split("|")), done.stderr
+
+
+def test_a_report_that_cannot_be_written_is_said_before_anything_takes_time(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = preflight("--host", "--report", "file/reports", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--report file/reports: Not a directory" in done.stderr
 
 
 def test_a_management_tool_that_hangs_fails_the_node_within_its_limit(tmp_path: Path) -> None:
@@ -103,8 +116,10 @@ def test_node_smoke_takes_the_options_that_users_know(tmp_path: Path) -> None:
     assert findings(done)["host.shm"] == "ok"
 
 
-def nodes(cwd: Path, count: int, *words: str, absent: int | None = None) -> list[subprocess.CompletedProcess[str]]:
-    """One preflight over `count` nodes, all of them processes of this machine."""
+def nodes(
+    cwd: Path, count: int, *words: str, absent: int | None = None, meanwhile: Callable[[], object] = int
+) -> list[subprocess.CompletedProcess[str]]:
+    """One preflight over `count` nodes, all of them processes of this machine; `meanwhile` is called once they run."""
     with closing(socket.create_server(("", 0))) as listener:
         port = str(listener.getsockname()[1])
     with ExitStack() as stack:
@@ -116,6 +131,7 @@ def nodes(cwd: Path, count: int, *words: str, absent: int | None = None) -> list
             for rank in reversed(range(count))
             if rank != absent
         ]
+        meanwhile()
         outputs = [process.communicate(timeout=60) for process in started]
     found = [
         subprocess.CompletedProcess(words, process.returncode, *output)
@@ -148,6 +164,31 @@ def test_a_node_that_never_comes_is_failing_and_the_others_learn_the_verdict(tmp
     done = nodes(tmp_path, 3, *words, absent=1)
     assert [node.returncode for node in done] == [3, 0], [node.stdout + node.stderr for node in done]
     assert (tmp_path / "reports/night/failing_nodes.txt").read_text() == "node-1\n"
+
+
+@pytest.mark.native
+def test_a_worker_that_is_killed_while_it_measures_makes_its_node_unfit_and_the_report_is_written(
+    tmp_path: Path,
+) -> None:
+    heartbeat = "output/preflight/latest/logs/attempt_0/rank_{}.heartbeat.json"
+
+    def pid(rank: int) -> int:
+        file = tmp_path / heartbeat.format(rank)
+        return int(json.loads(file.read_text())["pid"])
+
+    def kill() -> None:
+        cli.wait_for(lambda: all((tmp_path / heartbeat.format(rank)).is_file() for rank in range(3)), "three workers")
+        os.kill(pid(1), signal.SIGKILL)
+
+    words = ("--host", "--ignore", "host.shm", "--tests", "gemm,memory", "--time-limit", "15", "--report", "reports")
+    done = nodes(tmp_path, 3, *words, "--report-file-name", "night", meanwhile=kill)
+    assert [node.returncode for node in done] == [3, 3, 3], [node.stdout + node.stderr for node in done]
+    host = socket.gethostname().partition(".")[0]
+    assert f"{host}-1 is unfit" in done[1].stderr
+    assert "rank 1 was killed by SIGKILL" in done[1].stderr
+    assert (tmp_path / "reports/night/failing_nodes.txt").read_text() == f"{host}-1\n"
+    assert (tmp_path / "reports/night/passing_nodes.txt").read_text() == ""
+    cli.wait_for(lambda: not any(Path(f"/proc/{pid(rank)}").exists() for rank in range(3)), "workers that are gone", 3)
 
 
 def train(cwd: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:

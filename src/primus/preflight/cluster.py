@@ -37,6 +37,8 @@ class ClusterReport(Struct, frozen=True, kw_only=True):
     """Checks that were overridden by name."""
     is_strict: bool = False
     """Whether warnings make a node unfit."""
+    duration_s: float = 0.0
+    """Of all, measurements included."""
 
     def of(self, host: str) -> list[Finding]:
         """All findings of one node, without the ignored ones."""

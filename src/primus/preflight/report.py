@@ -44,6 +44,8 @@ def write(report: ClusterReport, folder: Path) -> Path:
         PrimusError: A file cannot be written.
     """
     target = folder / report.id
+    for stale in (target / "nodes").glob("*.json"):  # of an older report that was given the same name
+        stale.unlink(missing_ok=True)
     for node in report.nodes:
         write_json(target / "nodes" / f"{node.host}.json", node)
     write_json(target / "report.json", as_json(report))
@@ -69,12 +71,15 @@ def as_json(report: ClusterReport) -> dict[str, object]:
 
 def headline(report: ClusterReport) -> str:
     """One sentence: fit or not, and how many nodes are what."""
+    general = report.general()
     if len(report.expected_nodes) == 1:
         host = report.expected_nodes[0]
-        return f"{host} is {SAID[report.overall]}: {_counted(report.of(host))}"
+        return f"{host} is {SAID[report.overall]}: {_counted([*report.of(host), *general])}"
     counts = [(verdict, len(report.hosts(verdict))) for verdict in SAID]
     shown = ", ".join(f"{number} {SAID[verdict]}" for verdict, number in counts if number)
-    return f"{len(report.expected_nodes)} nodes: {shown}"
+    troubles = [finding for finding in general if finding.status not in ("ok", "info")]
+    together = f"; together {SAID[report.overall]}: {_counted(troubles)}" if troubles else ""
+    return f"{len(report.expected_nodes)} nodes: {shown}{together}"
 
 
 def _counted(findings: Sequence[Finding]) -> str:
@@ -181,8 +186,15 @@ def _compared(line: Line) -> str:
 
 
 def _duration(report: ClusterReport) -> str:
-    longest = max((node.duration_s for node in report.nodes), default=0.0)
-    return f"{longest:.1f} s"
+    """Of all, or of the slowest node's checks where that is not known."""
+    longest = report.duration_s or max((node.duration_s for node in report.nodes), default=0.0)
+    return seconds(longest)
+
+
+def seconds(duration_s: float) -> str:
+    """A duration with three digits."""
+    digits = 0 if duration_s >= 100 else 1 if duration_s >= 10 else 2
+    return f"{duration_s:.{digits}f} s"
 
 
 def _facts(report: ClusterReport) -> list[tuple[str, str]]:
@@ -213,7 +225,7 @@ def _node_cells(report: ClusterReport, host: str) -> list[str]:
     stack = node.stack
     devices = f"{stack.get('GPU count', '0')} x {stack['GPU model']}" if "GPU model" in stack else "CPU only"
     driver = stack.get("amd driver") or stack.get("nvidia driver") or "-"
-    return [host, *counts, devices, stack.get("kernel", "-"), driver, f"{node.duration_s:.1f} s"]
+    return [host, *counts, devices, stack.get("kernel", "-"), driver, seconds(node.duration_s)]
 
 
 LINE_HEADER = ("status", "node", "check", "of", "found", "expected", "why", "what to do")
@@ -225,17 +237,28 @@ def _cells(line: Line) -> list[str]:
 
 def reasons(report: ClusterReport, host: str) -> list[str]:
     """Why a node is not fit, each reason as one sentence."""
+    return _sentences(report, report.of(host))
+
+
+def _sentences(report: ClusterReport, findings: Iterable[Finding]) -> list[str]:
     counted = ("fail", "unknown", "warn") if report.is_strict else ("fail", "unknown")
     return [
         f"{finding.check}{f' ({finding.subject})' if finding.subject else ''}: {finding.measured}"
         + (f", expected {finding.expected}" if finding.expected else "")
-        for finding in report.of(host)
+        for finding in findings
         if finding.status in counted
     ]
 
 
 def _unfit(report: ClusterReport) -> list[str]:
     return [host for host in report.expected_nodes if report.verdict(host) != "pass"]
+
+
+def _causes(report: ClusterReport) -> list[tuple[str, Verdict, list[str]]]:
+    """Each node that is not fit, and what is wrong with no node in particular: who, how, and why."""
+    causes = [(host, report.verdict(host), reasons(report, host)) for host in _unfit(report)]
+    general = _sentences(report, report.general())
+    return [*causes, *([("all nodes together", report.overall, general)] if general else [])]
 
 
 def markdown(report: ClusterReport) -> str:
@@ -251,9 +274,8 @@ def markdown(report: ClusterReport) -> str:
         if rows := rows_of(report, group):
             shown = [[line.status, *_cells(line)] for line in lines(rows)]
             parts += [f"## {title}", _markdown_table(LINE_HEADER, shown)]
-    for host in _unfit(report):
-        parts += [f"## Why {host} is {SAID[report.verdict(host)]}"]
-        parts += ["\n".join(f"- {_markdown_escaped(reason)}" for reason in reasons(report, host))]
+    for who, verdict, why in _causes(report):
+        parts += [f"## {who}: {SAID[verdict]}", "\n".join(f"- {_markdown_escaped(reason)}" for reason in why)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -278,17 +300,17 @@ def html(report: ClusterReport) -> str:
         ("", page.table(("", ""), facts)),
         ("Nodes", page.table(NODE_HEADER, nodes, right=(2, 3, 4, 8))),
     ]
-    if unfit := _unfit(report):
-        sections.append(("What is wrong", page.joined(*(_html_reasons(report, host) for host in unfit))))
+    if causes := _causes(report):
+        sections.append(("What is wrong", page.joined(*(_html_cause(*cause) for cause in causes))))
     for group, title in TITLES.items():
         if rows := rows_of(report, group):
             sections.append((title, _html_lines(lines(rows))))
     return page.html("Preflight", sections, subtitle=report.id)
 
 
-def _html_reasons(report: ClusterReport, host: str) -> page.Html:
-    items = page.joined(*(page.element("li", reason) for reason in reasons(report, host)))
-    title = page.joined(page.badge(BADGES[report.verdict(host)]), host)
+def _html_cause(who: str, verdict: Verdict, why: Sequence[str]) -> page.Html:
+    items = page.joined(*(page.element("li", reason) for reason in why))
+    title = page.joined(page.badge(BADGES[verdict]), " ", who)
     return page.joined(page.element("h3", title), page.element("ul", items))
 
 

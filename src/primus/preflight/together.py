@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec import Struct, structs
 
+from primus.errors import UsageError
 from primus.launch import gather
 from primus.launch.gather import Arrival, Gathered, Meeting
 from primus.machine.cluster import Layout
@@ -135,17 +136,27 @@ _RANGE = re.compile(r"\[([^\]]*)\]")
 
 
 def expanded(nodes: str) -> list[str]:
-    """Host names of a list as Slurm writes it: ``a[01-03,7],b`` (as `scontrol show hostnames` would print it)."""
+    """Host names of a list as Slurm writes it: ``a[01-03,7],b`` (as `scontrol show hostnames` would print it).
+
+    Raises:
+        UsageError: A bracket is not closed, or does not hold numbers.
+    """
+    if nodes.count("[") != nodes.count("]"):
+        raise UsageError(f"{nodes}: a bracket is not closed", "such as node[01-04,7],login")
     return [host for item in _ITEM.findall(nodes) for host in _expanded_item(item.strip())]
 
 
 def _expanded_item(item: str) -> list[str]:
     match = _RANGE.search(item)
     if match is None:
+        if set(item) & {*"[] \t"}:
+            raise UsageError(f"{item}: not the name of a node", "such as node[01-04,7],login")
         return [item] if item else []
     found = []
     for part in match[1].split(","):
-        first, _, last = part.partition("-")
+        first, _, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            raise UsageError(f"{item}: {part!r} is no range of numbers", "such as node[01-04,7]")
         for number in range(int(first), int(last or first) + 1):
             found += _expanded_item(f"{item[: match.start()]}{number:0{len(first)}}{item[match.end() :]}")
     return found

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from primus.preflight import session
+from primus.preflight.options import Options
 from primus.preflight.session import prepare, run
 
 if TYPE_CHECKING:
     from primus.runs.attempt import Attempt
 
 __all__ = ["Options", "prepare", "run", "work"]
-
-Options = session.Options
 
 
 def work(attempt: Attempt) -> None:

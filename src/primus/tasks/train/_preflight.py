@@ -16,7 +16,7 @@ from primus.machine.cluster import Layout
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.preflight.session import Options
+    from primus.preflight.options import Options
 
 # primus.preflight is imported where one was asked for: most launches ask for none, and it costs them tens of ms.
 Depth = Literal["quick", "full", "off"]
@@ -42,10 +42,10 @@ def guarded(job: Job, depth: Depth | None, ignored: tuple[str, ...], context: Ta
         if ignored:
             raise UsageError("--preflight-ignore without a preflight", "add --preflight quick or full")
         return job
-    from primus.preflight import session
+    from primus.preflight import options as preflight
 
-    options = session.Options(quick=True, ignore=ignored, workspace=job.workspace)
-    session.check_names(options)
+    options = preflight.Options(quick=True, ignore=ignored, workspace=job.workspace)
+    preflight.check_names(options)
     overridden = f", whatever is found by {', '.join(ignored)}" if ignored else ""
     note = f"preflight {chosen} on each node before anything starts{overridden}"
 
