@@ -12,7 +12,9 @@ from fakes.tools import tool
 from machines.tree import HERE, grow
 from primus.errors import UsageError
 from primus.machine import smi
+from primus.machine.environment import environment
 from primus.machine.facts import Facts
+from primus.machine.network import Network
 from primus.machine.probe import probe
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -152,7 +154,7 @@ def test_the_processors_graphics_are_no_device_beside_nvidias(tmp_path: Path) ->
     (node / "properties").write_text("simd_count 8\nsimd_per_cu 2\ndevice_id 5056\nlocation_id 3072\nunique_id 0\n")
     facts = probe(root)
     assert facts.model == "H100" and len(facts.devices) == 8
-    assert "1 graphics devices beside NVIDIA's are left out" in told(facts)
+    assert "left out beside the cards of NVIDIA" in told(facts)
 
 
 def test_a_login_node_without_devices_is_asked_nothing(tmp_path: Path) -> None:
@@ -167,3 +169,22 @@ def test_the_user_names_the_model(machine: Path) -> None:
     assert facts.model == "MI325X" and {device.sources["model"] for device in facts.devices} == {"user"}
     with pytest.raises(UsageError, match=r"\$PRIMUS_GPU_MODEL: no GPU model 'mi325y'"):
         probe(machine, {"PRIMUS_GPU_MODEL": "mi325y"})
+
+
+def test_nvidia_cards_beside_instincts_are_left_out_and_said(machine: Path) -> None:
+    grow("h100-8", machine)
+    facts = probe(machine)
+    assert [device.model for device in facts.devices] == ["MI300X"] * 8
+    assert told(facts).count("is left out beside the cards of AMD") == 8
+
+
+def test_a_number_of_thousands_of_digits_is_not_believed(machine: Path) -> None:
+    """Python refuses to convert them."""
+    for file in ("current_link_width", "current_link_speed", "numa_node"):
+        for path in machine.glob(f"sys/bus/pci/devices/*/{file}"):
+            path.write_text("9" * 5000)
+    (machine / "opt/rocm/.info").mkdir(parents=True)
+    (machine / "opt/rocm/.info/version").write_text("9" * 5000)
+    facts = probe(machine)
+    assert {device.pcie.width for device in facts.devices} == {None}
+    environment(facts, Network(), None, {}, {})

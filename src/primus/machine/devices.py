@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from primus.machine.facts import Facts, Partition
-from primus.machine.tree import LARGEST
+from primus.machine.tree import LARGEST, as_int
 
 AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """Variables that limit what a process sees of AMD devices: the ROCm runtime applies all three, one after the other."""
@@ -58,7 +58,8 @@ def _chosen(found: tuple[Partition, ...], text: str) -> tuple[Partition, ...]:
 def _named(found: tuple[Partition, ...], word: str) -> Partition | None:
     """The device of an index, or of a UUID or a beginning of one that fits no other."""
     if word.isdecimal():
-        return found[int(word)] if int(word) < len(found) else None
+        index = as_int(word)
+        return found[index] if index is not None and index < len(found) else None
     uuid = word.lower().removeprefix("gpu-")
     matching = [part for part in found if uuid and (part.uuid or "").lower().removeprefix("gpu-").startswith(uuid)]
     return matching[0] if len(matching) == 1 and word.lower().startswith("gpu-") else None

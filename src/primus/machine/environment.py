@@ -22,6 +22,7 @@ from primus.machine.cluster import Layout
 from primus.machine.facts import Device, Facts
 from primus.machine.network import SOCKET_VARIABLES, Network, validate
 from primus.machine.profile import CORES_PER_PROCESS, Condition, Setting
+from primus.machine.tree import as_int
 
 Settings = Mapping[str, Setting]
 
@@ -194,7 +195,7 @@ def _needs(facts: Facts, network: Network, layout: Layout | None) -> set[Conditi
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", text)[:3]))
+    return tuple(map(int, re.findall(r"\d{1,9}", text)[:3]))
 
 
 def _is_on(text: str) -> bool:
@@ -373,7 +374,7 @@ def _dubious(chosen: Mapping[str, Choice]) -> Iterator[str]:
     debug, timeout = (chosen[name].value if name in chosen else None for name in ("NCCL_DEBUG", "NCCL_IB_TIMEOUT"))
     if debug and debug.upper() not in NCCL_DEBUG_LEVELS:
         yield f"NCCL_DEBUG={debug}: NCCL knows {', '.join(NCCL_DEBUG_LEVELS)}"
-    if timeout and not (timeout.isdecimal() and int(timeout) in NCCL_IB_TIMEOUTS):
+    if timeout and as_int(timeout) not in NCCL_IB_TIMEOUTS:
         yield f"NCCL_IB_TIMEOUT={timeout}: NCCL takes 1 to 22, an exponent of two"
     if "RCCL_DEBUG" in chosen:
         yield "RCCL_DEBUG is no variable of RCCL: it reads NCCL_DEBUG"

@@ -75,7 +75,7 @@ def _clocks(levels: str) -> tuple[float | None, float | None]:
 
 
 def _count(kind: str, errors: str) -> int | None:
-    match = re.search(rf"^{kind}: (\d+)$", errors, re.MULTILINE)
+    match = re.search(rf"^{kind}: (\d{{1,18}})$", errors, re.MULTILINE)
     return int(match[1]) if match else None
 
 

@@ -45,7 +45,7 @@ def cpu(tree: Tree, environ: Mapping[str, str]) -> Cpu:
     """The processors. `usable` heeds the process's affinity (on the running machine) and its control group's quota."""
     text = tree.text("proc/cpuinfo") or ""
     sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)", text, re.MULTILINE))) or None
-    cores = re.search(r"^cpu cores\s*:\s*(\d+)", text, re.MULTILINE)
+    cores = re.search(r"^cpu cores\s*:\s*(\d{1,9})$", text, re.MULTILINE)
     threads = _online(tree) or len(re.findall(r"^processor\s*:", text, re.MULTILINE)) or None
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     nodes = [node for node in tree.names("sys/devices/system/node") if re.fullmatch(r"node\d+", node)]
@@ -65,7 +65,7 @@ def memory(tree: Tree) -> Memory:
     """Host memory, and the control group's limit where it is less than that."""
     values = {
         key: int(kib) * 1024
-        for key, kib in re.findall(r"^(\w+):\s+(\d+) kB", tree.text("proc/meminfo") or "", re.MULTILINE)
+        for key, kib in re.findall(r"^(\w+):\s+(\d{1,18}) kB", tree.text("proc/meminfo") or "", re.MULTILINE)
     }
     total = values.get("MemTotal")
     limits = [as_int(text) for text in _group_files(tree, "memory", "memory.max", "memory.limit_in_bytes")]
@@ -125,7 +125,7 @@ def scheduler(environ: Mapping[str, str]) -> str | None:
 def _online(tree: Tree) -> int:
     """Processors of a list such as ``0-95,192-287``."""
     text = tree.text(f"{CPUS}/online") or ""
-    ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
+    ranges = re.findall(r"\b(\d{1,9})(?:-(\d{1,9}))?\b", text)
     return sum(int(last or first) - int(first) + 1 for first, last in ranges)
 
 
@@ -149,8 +149,9 @@ def _quotas(tree: Tree) -> Iterator[float]:
         quota, _, period = (tree.text(f"{folder}/cpu.max") or "").partition(" ")
         quota = quota or tree.text(f"{folder}/cpu.cfs_quota_us") or ""
         period = period or tree.text(f"{folder}/cpu.cfs_period_us") or ""
-        if quota.isdecimal() and period.isdecimal() and int(period):
-            yield int(quota) / int(period)
+        allowed, of = as_int(quota) or 0, as_int(period) or 0
+        if allowed > 0 and of > 0:
+            yield allowed / of
 
 
 def _governors(tree: Tree) -> dict[str, int]:
@@ -198,7 +199,7 @@ def _live_limits(tree: Tree) -> Limits:
 
 
 def _recorded_limit(text: str, what: str) -> int | None:
-    match = re.search(rf"^Max {what}\s+(\d+)", text, re.MULTILINE)
+    match = re.search(rf"^Max {what}\s+(\d{1, 18})\b", text, re.MULTILINE)
     return int(match[1]) if match else None
 
 

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from msgspec import Struct
 
 from primus.machine.facts import Interface
-from primus.machine.tree import Tree
+from primus.machine.tree import Tree, as_int
 
 NET = "sys/class/net"
 RESOLVE_LIMIT_S = 2.0
@@ -138,10 +138,10 @@ def _members(tree: Tree, name: str) -> list[str]:
 def _speed(tree: Tree, folder: str) -> int | None:
     """Megabit/s. Read past the tree: drivers that know no speed fail the read, which is no problem of the machine."""
     try:
-        text = (tree.root / folder / "speed").read_text().strip()
+        speed = as_int((tree.root / folder / "speed").read_text(errors="replace"))
     except OSError:
         return None
-    return int(text) if text.isdecimal() and int(text) > 0 else None
+    return speed if speed and speed > 0 else None
 
 
 def _addresses(tree: Tree) -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from primus.machine.facts import Facts, Interface, RdmaDevice, RdmaPort
 from primus.machine.interfaces import parsed
-from primus.machine.tree import natural
+from primus.machine.tree import as_int, natural
 
 EXPECTED_VARIABLE = "PRIMUS_EXPECT_IB"
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -209,7 +209,8 @@ def _expected(facts: Facts, environ: Mapping[str, str]) -> int | None:
     text = environ.get(EXPECTED_VARIABLE, "").strip()
     if text in ("1", "true", "yes"):
         return len(facts.devices) or 1
-    return int(text) if text.isdecimal() and int(text) else None
+    number = as_int(text) or 0
+    return number if number > 0 else None
 
 
 def _count_warnings(facts: Facts, ports: Sequence[Port], expected: int | None) -> Iterator[str]:
@@ -231,7 +232,7 @@ def _missing(facts: Facts, ports: Sequence[Port]) -> str:
 def _split(entry: str) -> tuple[str, int | None]:
     """Name and port; as with C's atoi a port that is no number is 0, and -1 is any."""
     name, colon, text = entry.partition(":")
-    match = re.match(r"\s*([+-]?\d+)", text)
+    match = re.match(r"\s*([+-]?\d{1,9})", text)
     port = int(match[1]) if match else 0
     return name, None if not colon or port == -1 else port
 

@@ -7,7 +7,7 @@ import re
 from msgspec import Struct
 
 from primus.machine.facts import PcieLink
-from primus.machine.tree import Tree
+from primus.machine.tree import Tree, as_int
 
 DEVICES = "sys/bus/pci/devices"
 AMD = 0x1002
@@ -82,4 +82,5 @@ def _speed(text: str | None) -> float | None:
 
 def _width(text: str | None) -> int | None:
     """Lanes; the kernel writes 0 or 255 where it does not know."""
-    return int(text) if text and text.isdecimal() and 0 < int(text) < 255 else None
+    lanes = as_int(text or "")
+    return lanes if lanes and 0 < lanes < 255 else None

@@ -65,13 +65,15 @@ def probe(
 
 
 def _cards(tree: Tree, functions: Sequence[pci.Function]) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
-    """AMD's cards, or NVIDIA's: beside those, AMD's own are the processor's graphics unless a profile knows them."""
-    amd_found, nvidia_found = amd.cards(tree, functions), nvidia.cards(tree, functions)
-    if not nvidia_found[0] or any(device.model for device in amd_found[0]):
-        return amd_found
-    if amd_found[0]:
-        tree.problems.append(Problem("AMD", f"{len(amd_found[0])} graphics devices beside NVIDIA's are left out"))
-    return nvidia_found
+    """The cards of one vendor, since a job runs on one kind; AMD's beside NVIDIA's are the processor's graphics unless
+    a profile knows them."""
+    by_amd, by_nvidia = amd.cards(tree, functions), nvidia.cards(tree, functions)
+    is_amd = not by_nvidia[0] or any(device.model for device in by_amd[0])
+    kept, left_out = (by_amd, by_nvidia) if is_amd else (by_nvidia, by_amd)
+    for device in left_out[0]:
+        where = f"{device.model or device.name or 'device'} ({device.bdf})"
+        tree.problems.append(Problem(where, f"is left out beside the cards of {'AMD' if is_amd else 'NVIDIA'}"))
+    return kept
 
 
 def _overridden(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
