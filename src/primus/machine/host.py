@@ -199,7 +199,7 @@ def _live_limits(tree: Tree) -> Limits:
 
 
 def _recorded_limit(text: str, what: str) -> int | None:
-    match = re.search(rf"^Max {what}\s+(\d{1, 18})\b", text, re.MULTILINE)
+    match = re.search(rf"^Max {what}\s+(\d{{1,20}})\b", text, re.MULTILINE)
     return int(match[1]) if match else None
 
 

@@ -65,13 +65,13 @@ def _output(options: Options) -> Path | None:
 
 
 def _facts(options: Options, context: TaskContext) -> Facts:
-    if options.root and options.assume:
+    if options.root is not None and options.assume is not None:
         raise UsageError("--root and --assume name two machines", "give one of them")
-    if options.assume:
+    if options.assume is not None:
         from primus.machine.assume import assumed
 
         return assumed(options.assume)
-    if not options.root:
+    if options.root is None:
         return context.facts()
     root = Path(options.root)
     if not (root / "sys").is_dir():
