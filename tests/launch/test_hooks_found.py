@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -105,8 +106,9 @@ def test_other_files_are_no_hooks(environ: dict[str, str], name: str) -> None:
     assert found(environ) == ()
 
 
-def test_a_folder_that_is_named_like_a_hook_is_none(environ: dict[str, str]) -> None:
+def test_what_is_no_file_is_no_hook(environ: dict[str, str]) -> None:
     Path("hooks/1_a.sh").mkdir(parents=True)
+    os.mkfifo("hooks/2_b.sh")
     assert found(environ) == ()
 
 

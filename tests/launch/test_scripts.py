@@ -138,6 +138,12 @@ def test_secrets_are_masked_however_they_are_printed(log: Path) -> None:
     assert "x<secret>x <secret>" in log.read_text()
 
 
+def test_what_a_traced_script_sets_is_masked(log: Path) -> None:
+    run(log, "set -x\nexport HF_TOKEN=canary-traced PLAIN=seen\n")
+    assert "canary" not in log.read_text()
+    assert "PLAIN=seen" in log.read_text()
+
+
 def test_no_secret_is_cut_in_two(log: Path) -> None:
     text = f"head -c {scripts.LINE_LIMIT_BYTES - 4} /dev/zero | tr '\\0' x\necho $A_TOKEN\n"
     run(log, text, {"A_TOKEN": "canary-canary"})

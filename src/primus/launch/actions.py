@@ -93,11 +93,11 @@ def before(
         PrimusError: One of them failed, or wants something that cannot be; the message names it.
         Interrupted: A signal came.
     """
-    recorder = Recorder(scene.records, scene.layout.node_rank, Masks(environ()))
+    recorder = Recorder(scene.records, scene.layout.node_rank)
     for action in _of_stage(actions, "before", scene.layout):
         scene.say(f"{action.kind} {action.file}")
         if action.kind == "patch":
-            recorder.start(action)
+            recorder.start(action, Masks(environ()))
         ended, reply, masks = _perform(action, scene, environ(), {})
         is_skipped = action.kind == "patch" and ended.exit_code == SKIPPED
         if action.kind == "patch":

@@ -135,13 +135,13 @@ def _files(folder: Path) -> Iterator[tuple[Stage, Path]]:
 
 
 def _listing(folder: Path) -> list[Path]:
-    """Files of `folder`; none where it is no folder.
+    """Files of `folder`, and links to what is not there; none where it is no folder.
 
     Raises:
         UsageError: It cannot be read.
     """
     try:
-        return sorted(entry for entry in folder.iterdir() if not entry.is_dir())
+        return sorted(entry for entry in folder.iterdir() if entry.is_file() or not entry.exists())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -20,17 +20,15 @@ class Recorder:
     Args:
         directory: The run folder, or what stands for it until it is known; None records nothing.
         node_rank: The node.
-        masks: Secrets that no copy may hold.
     """
 
-    def __init__(self, directory: Path | None, node_rank: int, masks: Masks) -> None:
+    def __init__(self, directory: Path | None, node_rank: int) -> None:
         self._directory = directory
         self._node_rank = node_rank
-        self._masks = masks
         self._records: list[PatchRecord] = []
 
-    def start(self, action: Action) -> None:
-        """Record the patch that is about to run.
+    def start(self, action: Action, masks: Masks) -> None:
+        """Record the patch that is about to run; its copy has none of the secrets.
 
         Raises:
             PrimusError: It cannot be read, or the copy cannot be written.
@@ -42,7 +40,7 @@ class Recorder:
         except OSError as error:
             raise PrimusError(f"patch {action.file}: cannot be read: {error.strerror}") from None
         text = content.decode("utf-8", "surrogateescape")
-        shown = "\n".join(self._masks.apply(line) for line in text.split("\n"))
+        shown = "\n".join(masks.apply(line) for line in text.split("\n"))
         own_name = _own_name(Path(action.file))
         record = PatchRecord(
             file=own_name or action.file,

@@ -91,9 +91,16 @@ class Masks:
     def apply(self, text: str) -> str:
         """`text` without secrets: known values, assignments to secret names, passwords in addresses."""
         plain = self._pattern.sub(secret.MASK, text) if self._pattern else text
-        return secret.masked("", plain)
+        return secret.masked("", _ASSIGNMENT.sub(_without_secret, plain))
 
 
+def _without_secret(assignment: re.Match[str]) -> str:
+    name, quote = assignment[1], assignment[2]
+    return f"{name}={quote}{secret.MASK}" if secret.is_secret(name) else assignment[0]
+
+
+_ASSIGNMENT = re.compile(r"""\b([A-Za-z_]\w*)=(["']?)[^\s"'$<;&|)][^\s"';&|)]*""")
+"""A literal value that a line of a script sets: of `export A=b; C=$D` the first."""
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 
 

@@ -112,12 +112,17 @@ def _numeric_variables(run: Run) -> dict[str, str]:
 
 
 def _planned_variables(run: Run) -> dict[str, str]:
-    """Variables that the run set, but for those that every launch finds out for itself."""
+    """Variables that the run set, but for those that every launch finds out for itself.
+
+    Among these are PATH and the like, where a hook added to those of the shell.
+    """
     planned = read_json(run.directory / "plan.json", _Plan).env
     return {
         name: variable.value
         for name, variable in planned.items()
-        if variable.source != "terminal" and not variable.source.startswith("network: ")
+        if variable.source != "terminal"
+        and not variable.source.startswith("network: ")
+        and not (name.endswith("PATH") and variable.source.startswith(("hook:", "patch:")))
     }
 
 

@@ -118,7 +118,13 @@ def _variables(
         for name, choice in decided.variables.items()
         if choice.value is not None and choice.layer != "user"
     }
-    return variables, decided.warnings
+    return _lengthened(context) | variables, decided.warnings
+
+
+def _lengthened(context: Context) -> dict[str, Variable]:
+    """Lists of the user's shell, such as PATH, to which hooks and patches have added: all that it had is in them."""
+    said = {name: each for name, each in context.settings.items() if name.endswith("PATH") and name in context.environ}
+    return {name: each for name, each in said.items() if f":{context.environ[name]}:" in f":{each.value}:"}
 
 
 def _of(settings: Mapping[str, Variable], kind: str) -> dict[str, Variable]:
