@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from fakes import tools
 from machines import tree
 from primus.machine import profile as profiles
 from primus.machine.cluster import Layout
@@ -33,12 +34,26 @@ from primus.machine.facts import (
     Software,
 )
 from primus.machine.health import DeviceHealth, Health
+from primus.machine.health import health as machine_health
 from primus.machine.probe import probe
 from primus.machine.tree import Tree
 from primus.machine.vitals import Process, ToolCall
-from primus.preflight import check, gpu, gpu_health, host, kernel_log, network, software, storage
+from primus.preflight import (
+    adapters,
+    check,
+    gpu,
+    gpu_health,
+    host,
+    kernel_log,
+    network,
+    ports,
+    software,
+    storage,
+    torch_view,
+)
 from primus.preflight.finding import Finding, Status, worst
 from primus.preflight.node import Expected, Node
+from primus.preflight.thresholds import Thresholds
 
 GIB = 1 << 30
 MI300X = profiles.named("mi300x")
@@ -117,7 +132,22 @@ def log(text: str) -> Callable[[Node], Iterator[Finding]]:
 
 
 def counters(after: int) -> Callable[[Node], Iterator[Finding]]:
-    return lambda _: network.grown({"mlx5_0 port 1": {"symbol_error": 5}}, {"mlx5_0 port 1": {"symbol_error": after}})
+    return lambda _: adapters.grown({"mlx5_0 port 1": {"symbol_error": 5}}, {"mlx5_0 port 1": {"symbol_error": after}})
+
+
+def pauses(*, is_loaded: bool) -> Callable[[Node], Iterator[Finding]]:
+    before, after = (
+        adapters.statistics(f"NIC statistics:\n     rx_prio3_pause: {n}\n     tx_bytes: {n}") for n in (1, 2)
+    )
+    return lambda _: adapters.grown({"eth0": before}, {"eth0": after}, is_loaded=is_loaded)
+
+
+def nic_says(text: str) -> Callable[[Node], Iterator[Finding]]:
+    return lambda _: iter([adapters.self_test_finding("eth0", text, "")])
+
+
+def torch_sees(count: int, *apart: tuple[int, int]) -> Callable[[Node], Iterator[Finding]]:
+    return lambda where: iter([torch_view.peers(where, torch_view.View(count, apart))])
 
 
 def smart(text: str) -> Callable[[Node], Iterator[Finding]]:
@@ -129,6 +159,7 @@ def acs(text: str) -> Callable[[Node], Iterator[Finding]]:
 
 
 Check = Callable[[Node], Iterator[Finding]]
+BROKEN = (ToolCall(tool="amd-smi", seconds=0.1, problem="its output cannot be understood"),)
 GOOD_LIMITS = Limits(memlock_bytes=None, shm_bytes=64 * GIB)
 SMALL_LIMITS = Limits(memlock_bytes=8 << 20, shm_bytes=64 << 20)
 BOOT = "BOOT_IMAGE=/vmlinuz pci=realloc=off iommu=pt"
@@ -181,9 +212,14 @@ CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
      node(structs.replace(GPUS, problems=(Problem("GPU 6", "partition .7 is missing"),)))),
     ("gpu.tool", "fail", vitals(), node(GPUS), vitals(calls=(ToolCall(tool="amd-smi", seconds=5.0),)), node(GPUS)),
     ("gpu.tool", "warn", vitals(), node(GPUS), vitals(calls=(ToolCall(tool="amd-smi", seconds=2.0),)), node(GPUS)),
-    ("gpu.tool", "unknown", vitals(), node(GPUS),
-     vitals(calls=(ToolCall(tool="amd-smi", seconds=0.1, problem="its output cannot be understood"),)), node(GPUS)),
-    ("gpu.tool", "unknown", vitals(), node(GPUS), vitals(calls=()), node(GPUS, Path("/"))),
+    ("gpu.tool", "warn", vitals(), node(GPUS), vitals(calls=BROKEN), node(GPUS)),
+    ("gpu.tool", "unknown", vitals(), node(GPUS), vitals(calls=BROKEN, ecc_uncorrectable=None), node(GPUS)),
+    ("gpu.tool", "warn", vitals(), node(GPUS), vitals(calls=()), node(GPUS, Path("/"))),
+    ("gpu.tool", "unknown", vitals(), node(GPUS), vitals(calls=(), processes=None), node(GPUS, Path("/"))),
+    ("gpu.memory_used", "unknown", vitals(), node(GPUS),
+     vitals(memory_used_bytes=None, sources={"power_w": "amd-smi"}), node(GPUS, Path("/"))),
+    ("gpu.peer_access", "fail", torch_sees(4), node(GPUS), torch_sees(4, (0, 2)), node(GPUS)),
+    ("gpu.peer_access", "info", torch_sees(4), node(GPUS), torch_sees(2, (0, 1)), with_card(hive="b")),
     ("gpu.processes", "fail", vitals(processes=(Process(pid=7, name="gpuagent"),)), node(GPUS),
      vitals(processes=(Process(pid=7, name="python", memory_bytes=0),)), node(GPUS)),
     ("gpu.memory_used", "fail", vitals(), node(GPUS), vitals(memory_used_bytes=3 * GIB), node(GPUS)),
@@ -196,18 +232,23 @@ CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
     ("gpu.temperature", "fail", vitals(), node(GPUS), vitals(temperature_c=100.0), node(GPUS)),
     ("gpu.throttle", "fail", vitals(throttle=("ppt",)), node(GPUS), vitals(throttle=("socket_thermal",)), node(GPUS)),
     ("gpu.power_cap", "fail", vitals(), node(GPUS), vitals(power_cap_w=550.0), node(GPUS)),
-    ("network.rdma_port", "fail", network.rdma, node(GPUS), network.rdma,
+    ("network.rdma_port", "fail", ports.rdma, node(GPUS), ports.rdma,
      node(Facts(rdma=(*NICS, nic("mlx5_2", port(state="DOWN", physical_state="Polling")))))),
-    ("network.rdma_rate", "fail", network.rdma, node(GPUS), network.rdma,
+    ("network.rdma_rate", "fail", ports.rdma, node(GPUS), ports.rdma,
      node(Facts(rdma=(*NICS, nic("mlx5_2", port(rate_gbps=200.0)))))),
-    ("network.gid", "fail", network.rdma, node(GPUS), network.rdma,
+    ("network.gid", "fail", ports.rdma, node(GPUS), ports.rdma,
      node(Facts(rdma=(nic("mlx5_2", port(gids=(Gid(0, "fe80::1", "RoCE v1"),))),)))),
-    ("network.rdma_count", "fail", network.rdma, node(GPUS, expected=Expected(rdma_nics=2)),
-     network.rdma, node(GPUS, expected=Expected(rdma_nics=8))),
-    ("network.rdma_count", "fail", network.rdma, node(GPUS), network.rdma, node(environ={"PRIMUS_EXPECT_IB": "1"})),
-    ("network.rdma_count", "fail", network.rdma, node(GPUS),
-     network.rdma, node(GPUS, expected=Expected(rdma_nic_allowlist="bnxt"))),
+    ("network.rdma_count", "fail", ports.rdma, node(GPUS, expected=Expected(rdma_nics=2)),
+     ports.rdma, node(GPUS, expected=Expected(rdma_nics=8))),
+    ("network.rdma_count", "fail", ports.rdma, node(GPUS), ports.rdma, node(environ={"PRIMUS_EXPECT_IB": "1"})),
+    ("network.rdma_count", "fail", ports.rdma, node(GPUS),
+     ports.rdma, node(GPUS, expected=Expected(rdma_nic_allowlist="bnxt"))),
     ("network.errors", "warn", counters(5), node(), counters(6), node()),
+    ("network.errors", "warn", pauses(is_loaded=True), node(), pauses(is_loaded=False), node()),
+    ("network.self_test", "warn", nic_says("The test result is PASS"), node(),
+     nic_says("The test result is FAIL\nThe test extra info:\nLink Test \t 1"), node()),
+    ("network.rdma_port", "fail", ports.rdma, node(GPUS), ports.rdma,
+     node(Facts(rdma=(*NICS, nic("mlx5_2", port(state="DOWN", physical_state="Polling", rate_gbps=10.0)))))),
     ("network.interface", "fail", network.expressions,
      node(Facts(interfaces=(ETH0, ETH1)), environ={"NCCL_SOCKET_IFNAME": "^lo,docker"}),
      network.expressions, node(Facts(interfaces=(ETH0, ETH1)), environ={"NCCL_SOCKET_IFNAME": "=eth1"})),
@@ -222,8 +263,8 @@ CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
      network.route, node(layout=SEVERAL)),
     ("network.interfaces", "fail", network.interfaces, node(Facts(interfaces=(ETH0,)), layout=SEVERAL),
      network.interfaces, node(Facts(interfaces=(ETH1,)), layout=SEVERAL)),
-    ("network.firmware", "warn", network.firmware, node(GPUS),
-     network.firmware, node(Facts(rdma=(NICS[0], nic("mlx5_1", firmware="28.40"))))),
+    ("network.firmware", "warn", ports.firmware, node(GPUS),
+     ports.firmware, node(Facts(rdma=(NICS[0], nic("mlx5_1", firmware="28.40"))))),
     ("network.environment", "warn", network.environment, node(environ={"NCCL_IB_DISABLE": "1"}),
      network.environment, node(environ={"NCCL_IB_DISABLE": "1", "PRIMUS_EXPECT_IB": "1"})),
     ("network.environment", "warn", network.environment, node(GPUS, environ={"NCCL_IB_GID_INDEX": "1"}),
@@ -286,7 +327,7 @@ def test_recorded_machines_fail_for_what_is_wrong_with_them(tmp_path: Path, name
     folder = tree.HERE / name
     root = folder if folder.is_dir() else tree.grow(name, tmp_path)
     recorded = node(probe(root), root)
-    found = [finding for some in (*gpu.CHECKS, *network.CHECKS[:2]) for finding in some(recorded)]
+    found = [finding for some in (*gpu.CHECKS, *ports.CHECKS) for finding in some(recorded)]
     assert {finding.check for finding in found if finding.status in ("fail", "unknown")} == failing
 
 
@@ -337,7 +378,7 @@ def test_a_clock_daemon_is_found_among_the_processes(kernel: Callable[[dict[str,
 def test_management_ports_are_left_out_and_named() -> None:
     front = nic("bnxt_re0", port(rate_gbps=100.0), kind="broadcom")
     facts = Facts(rdma=(*NICS, nic("mlx5_2", port(rate_gbps=25.0)), nic("mlx5_bond_0"), front))
-    found = {finding.check: finding for finding in network.rdma(node(facts))}
+    found = {finding.check: finding for finding in ports.rdma(node(facts))}
     assert found["network.rdma_excluded"].measured == (
         "mlx5_2 port 1 (25 of 400 Gb/s), mlx5_bond_0 port 1 (in a bond), bnxt_re0 port 1 (100 of 400 Gb/s)"
     )
@@ -409,6 +450,78 @@ def _ends(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+class AsLive(Tree):
+    """A tree that passes for the running machine, so that programs are asked as well."""
+
+    is_live = True
+
+
+def live(tmp_path: Path, facts: Facts, **programs: str) -> Node:
+    """This machine with other facts, and a PATH of programs whose text is a shell script."""
+    for name, script in programs.items():
+        tools.tool(tmp_path / "bin", name.replace("_", "-"), script)
+    return node(facts, Path("/"), environ={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, is_root=True)
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("""echo '{"count": 4}'""", "ok"),
+        ("""echo a warning; echo '{"count": 3}'""", "fail"),
+        ("echo 'RuntimeError: no HIP GPUs' >&2; exit 1", "fail"),
+        ("echo \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1", "info"),
+    ],
+)
+def test_pytorch_is_asked_in_a_process_of_its_own(tmp_path: Path, script: str, status: Status) -> None:
+    found = {one.check: one.status for one in torch_view.seen(live(tmp_path, GPUS, python=script), "python")}
+    assert found["gpu.torch_count"] == status
+    assert found.get("gpu.peer_access", "ok") in ("ok", "info")
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "[", "{}", '{"gpu_data": "N/A"}', '[{"gpu": "N/A", "temperature": {"hotspot": "N/A"}}]', "Segmentation fault"],
+)
+def test_a_tool_that_prints_rubbish_never_makes_a_node_fit(tmp_path: Path, said: str) -> None:
+    (tmp_path / "said").write_text(said)
+    where = live(tmp_path, GPUS, amd_smi=f"cat {tmp_path}/said")
+    found = {one.check: one.status for one in gpu_health.findings(where, machine_health(GPUS, where.environ, 2.0))}
+    assert "unknown" in found.values(), found
+    assert "fail" not in found.values(), found
+
+
+def test_a_tool_that_hangs_costs_its_limit_once(tmp_path: Path) -> None:
+    where = live(tmp_path, GPUS, amd_smi=f"echo $$ >> {tmp_path}/pids; exec sleep 60", python="exit 1")
+    began = time.monotonic()
+    found = list(gpu_health.live(structs.replace(where, limits=Thresholds(smi_limit_s=0.5))))
+    assert [one.status for one in found if one.check == "gpu.tool"] == ["fail"], found
+    assert time.monotonic() - began < 5
+    assert all(tools.is_gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+def test_drives_are_asked_one_by_one(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for name in ("nvme0", "nvme1", "nvme-fabrics"):
+        (root / "sys/class/nvme" / name).mkdir(parents=True)
+    asked = """case $2 in /dev/nvme0) echo '{"media_errors": 0}';; *) echo 'no such device' >&2; exit 1;; esac"""
+    where = structs.replace(live(tmp_path, Facts(), nvme=asked), tree=AsLive(root))
+    assert [(one.subject, one.status) for one in host.drives(where)] == [("nvme0", "ok"), ("nvme1", "info")]
+    assert [one.status for one in host.drives(structs.replace(where, is_root=False))] == ["info"]
+
+
+@pytest.mark.parametrize(("name", "status"), [("libc.so.6", "ok"), ("libnone.so", "warn")])
+def test_a_network_plugin_is_loaded_as_a_worker_will(tmp_path: Path, name: str, status: Status) -> None:
+    where = live(tmp_path, GPUS)
+    found = software.libraries(structs.replace(where, environ={**where.environ, "NCCL_NET_PLUGIN": name}))
+    assert {one.check: one.status for one in found}["software.net_plugin"] == status
+
+
+def test_statistics_of_interfaces_are_read_once_a_tool_is_there(tmp_path: Path) -> None:
+    facts = Facts(rdma=(nic("mlx5_0", interface="eth7"),))
+    asked = 'echo "NIC statistics:"; echo "     rx_discards_phy: 4"; echo "     rx_bytes: 9"'
+    assert adapters.read_counters(live(tmp_path, facts, ethtool=asked))["eth7"] == {"rx_discards_phy": 4}
 
 
 def test_no_check_hides_that_it_broke_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from threading import Thread
 
 from primus.errors import place_of
 from primus.machine.network import roce_v2_index
-from primus.preflight import gpu, gpu_health, host, kernel_log, network, software, storage
+from primus.preflight import adapters, gpu, gpu_health, host, kernel_log, network, ports, software, storage
 from primus.preflight.finding import Finding, NodeReport
 from primus.preflight.node import GROUPS, Group, Node
 
@@ -20,7 +20,7 @@ LIMIT_S = 75.0
 CHECKS: dict[Group, tuple[Check, ...]] = {
     "host": host.CHECKS + kernel_log.CHECKS,
     "gpu": gpu.CHECKS + gpu_health.CHECKS,
-    "network": network.CHECKS,
+    "network": network.CHECKS + ports.CHECKS + adapters.CHECKS,
     "storage": storage.CHECKS,
     "software": software.CHECKS,
 }
@@ -88,7 +88,7 @@ def stack(node: Node) -> dict[str, str]:
     for device in facts.rdma:
         key = f"{device.hca_type or device.kind or 'NIC'} {device.firmware or '-'}"
         nics[key] = nics.get(key, 0) + 1
-    indexes = [roce_v2_index(port) for _, port in network.counted_ports(node)[0] if port.is_active]
+    indexes = [roce_v2_index(port) for _, port in ports.counted_ports(node)[0] if port.is_active]
     installed = software.installed_packages()
     all_packages = "\n".join(f"{name} {version}" for name, version in sorted(installed.items()))
     firmware = {f"{name} {version}" for device in facts.devices for name, version in device.firmware.items()}
@@ -106,7 +106,7 @@ def stack(node: Node) -> dict[str, str]:
         "GPU count": str(len(facts.partitions)),
         "GPU firmware": ", ".join(sorted(firmware)),
         "RoCE GID index": ", ".join(sorted({str(index) for index in indexes if index is not None})),
-        "RDMA ports": str(sum(port.is_active for _, port in network.counted_ports(node)[0])),
+        "RDMA ports": str(sum(port.is_active for _, port in ports.counted_ports(node)[0])),
         "NIC firmware": ", ".join(f"{count} x {key}" for key, count in sorted(nics.items())),
         "packages": hashlib.sha256(all_packages.encode()).hexdigest()[:12],
         **{name: installed.get(name) for name in software.PACKAGES},

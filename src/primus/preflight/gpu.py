@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -18,7 +17,6 @@ MODE_PARTITIONS = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4}
 """Partitions of a card by its mode; in CPX every accelerator die is one (AMD, MI300X partitioning guide)."""
 MEMORY_TOLERANCE = 0.05
 """Part of the memory that firmware and error correction may keep to themselves."""
-TORCH_LIMIT_S = 60.0
 
 
 def count(node: Node) -> Iterator[Finding]:
@@ -274,42 +272,6 @@ def affinity(node: Node) -> Iterator[Finding]:
         )
 
 
-_COUNT_BY_TORCH = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-
-
-def seen_by_torch(node: Node) -> Iterator[Finding]:
-    """PyTorch sees the devices that the driver shows."""
-    if not node.has_devices or not node.tree.is_live:
-        return
-    answer = node.call([sys.executable, "-c", _COUNT_BY_TORCH], TORCH_LIMIT_S)
-    if "No module named 'torch'" in answer.problem:
-        yield info("gpu.torch_count", "PyTorch is not installed here")
-        return
-    expected = str(visible.count(node.environ, node.tree.root))
-    reason = "ranks take their devices from PyTorch"
-    if answer.state != "ok":
-        yield judged(
-            False,
-            "fail",
-            "gpu.torch_count",
-            answer.problem,
-            expected,
-            reason,
-            "run `python -c 'import torch; torch.cuda.init()'`",
-        )
-        return
-    seen = answer.text.strip().rpartition("\n")[2]
-    yield judged(
-        seen == expected,
-        "fail",
-        "gpu.torch_count",
-        seen,
-        expected,
-        reason,
-        "is PyTorch built for this driver (see software.torch), and may this user open /dev/kfd and /dev/dri?",
-    )
-
-
 def readings(node: Node) -> Iterator[Finding]:
     """What could not be read of the devices, or on which two sources disagree."""
     for problem in node.facts.problems:
@@ -330,4 +292,4 @@ def _named(device: Device) -> str:
     return f"GPU {device.index}"
 
 
-CHECKS = (count, model, memory, partitions, pcie_link, links, affinity, seen_by_torch, readings)
+CHECKS = (count, model, memory, partitions, pcie_link, links, affinity, readings)

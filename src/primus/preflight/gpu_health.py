@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from primus.machine import health as machine_health
 from primus.machine.health import DeviceHealth, Health
 from primus.machine.vitals import Process
+from primus.preflight import torch_view
 from primus.preflight.finding import Finding, Status
 from primus.preflight.node import Node, info, judged, listed, ok, unknown
 from primus.report import table
@@ -21,6 +22,12 @@ COMMAND_LENGTH = 15
 """Characters of a program's name that the kernel keeps (proc(5), comm)."""
 POWER_THROTTLES = ("ppt", "sw_power_cap", "gpu_idle", "applications_clocks_setting")
 """Reasons for lower clocks that belong to a healthy device (NVIDIA NVML, clocks event reasons; AMD SMI, ppt)."""
+REQUIRED = {
+    "processes": "who uses the devices",
+    "memory_used_bytes": "memory in use",
+    "ecc_uncorrectable": "uncorrectable errors",
+}
+"""Without these a device may be another's, or broken; the rest (heat, clocks, power) only costs speed."""
 CAP_TOLERANCE = 0.01
 """A power cap is the model's within this part of it, as in power tests (ROCm Validation Suite)."""
 
@@ -31,6 +38,7 @@ def live(node: Node) -> Iterator[Finding]:
         return
     read = machine_health.health(node.facts, node.environ, node.limits.smi_limit_s, root=node.tree.root)
     yield from findings(node, read)
+    yield from torch_view.seen(node)  # afterwards: its process is one that uses the devices
 
 
 def findings(node: Node, read: Health) -> Iterator[Finding]:
@@ -49,10 +57,13 @@ def tools(node: Node, read: Health) -> Iterator[Finding]:
     """A management tool answers, and soon."""
     limit, warn = node.limits.smi_limit_s, node.limits.smi_warn_s
     expected, reason = f"an answer within {warn:g} s", f"a tool that hangs stands for a hung driver ({SMOKE})"
+    lacking = [said for name, said in REQUIRED.items() if any(getattr(one, name) is None for one in read.devices)]
+    without: Status = "unknown" if lacking else "warn"
+    so = f"; not known: {listed(lacking)}" if lacking else "; the kernel or another tool tells what matters"
     if not read.calls:
         if node.tree.is_live:
             advice = "install amd-smi, rocm-smi or nvidia-smi, or mount it in the container"
-            yield unknown("gpu.tool", "no management tool is installed", expected, reason, advice)
+            yield judged(False, without, "gpu.tool", f"no management tool is installed{so}", expected, reason, advice)
         return
     hung = [call for call in read.calls if call.seconds >= limit]
     if hung:
@@ -70,7 +81,7 @@ def tools(node: Node, read: Health) -> Iterator[Finding]:
     for call in read.calls:
         if call.problem:
             advice = "run it by hand; heat, errors and processes are not known without it"
-            yield unknown("gpu.tool", call.problem, expected, reason, advice, subject=call.tool)
+            yield judged(False, without, "gpu.tool", call.problem + so, expected, reason, advice, subject=call.tool)
     fastest = min(read.calls, key=lambda call: call.seconds)
     yield judged(
         fastest.seconds <= warn,
@@ -130,6 +141,11 @@ def _use(node: Node, device: DeviceHealth, subject: str) -> Iterator[Finding]:
             subject=subject,
             value=device.memory_used_bytes,
         )
+    elif node.tree.is_live and device.sources:
+        yield unknown(
+            "gpu.memory_used", "not told", f"< {limits.gpu_busy_gib:g} GiB", "a device that does not answer is not fit",
+            "see the kernel log; boot the node again", subject=subject,
+        )  # fmt: skip
     if device.activity_percent is not None:
         yield judged(
             device.activity_percent < limits.gpu_activity_percent,

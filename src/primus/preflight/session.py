@@ -19,7 +19,7 @@ from primus.machine.cluster import Layout
 from primus.machine.facts import Facts
 from primus.machine.measured import Asked
 from primus.machine.tree import Tree
-from primus.preflight import check, cluster, network, performance, report, together
+from primus.preflight import adapters, check, cluster, performance, report, together
 from primus.preflight.cluster import ClusterReport
 from primus.preflight.finding import Finding, NodeReport
 from primus.preflight.node import Expected, Node, judged, ranges, unknown
@@ -203,7 +203,7 @@ def _measured(node: Node, hosts: Mapping[int, str], options: Options, context: T
     Args:
         hosts: Name of each node in the report, by rank.
     """
-    before = network.read_counters(node)
+    before = adapters.read_counters(node)
     started = _launched(context)
     if isinstance(started, PrimusError):
         advice = started.hint or "mend it, and measure again"
@@ -222,7 +222,7 @@ def _measured(node: Node, hosts: Mapping[int, str], options: Options, context: T
         failure = outcome.first_failure
         host = hosts.get(failure.rank // node.layout.nproc, "") if failure else ""
         found.append(_broken(outcome, host, run_folder))
-    during = network.grown(before, network.read_counters(node))
+    during = adapters.grown(before, adapters.read_counters(node), is_loaded=True)
     return [*found, *(finding for finding in during if finding.status == "warn")]
 
 

@@ -133,7 +133,7 @@ def libraries(node: Node) -> Iterator[Finding]:
     )
     plugin = node.environ.get("NCCL_NET_PLUGIN")
     if plugin and plugin != "none":
-        name = plugin if plugin.endswith(".so") else f"libnccl-net-{plugin}.so"
+        name = plugin if ".so" in plugin else f"libnccl-net-{plugin}.so"
         answer = node.call([sys.executable, "-c", f"import ctypes; ctypes.CDLL({name!r})"], LOAD_LIMIT_S)
         yield judged(
             answer.state == "ok",

@@ -1,0 +1,162 @@
+"""Checks of the RDMA ports: which count, whether they are up, and what they and their adapters complain of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from primus.machine import network as machine_network
+from primus.machine.facts import RdmaDevice, RdmaPort
+from primus.preflight.finding import Finding
+from primus.preflight.node import Node, info, judged, listed, ok
+
+MOST_ADAPTERS = 3
+LOW_RATE_GBPS = 100.0
+"""Slower RDMA ports are management ports where faster ones are there (AMD-AGI/Primus node_smoke)."""
+
+
+def counted_ports(node: Node) -> tuple[list[tuple[RdmaDevice, RdmaPort]], list[str]]:
+    """The RDMA ports that a job would use, and the others with the reason why not.
+
+    An allow-list decides, else NCCL_IB_HCA, else what is known of ports: disabled ones, members of a bond, and slow
+    ones beside fast ones are for management. A slower port of the adapters that are fast is one of them, and degraded;
+    while it is down its rate says nothing.
+    """
+    ports = [(device, port) for device in node.facts.rdma for port in device.ports]
+    chosen = node.expected.rdma_nic_allowlist or node.environ.get("NCCL_IB_HCA")
+    if chosen:
+        names = machine_network.select(chosen, [f"{device.name}:{port.number}" for device, port in ports])
+        kept = [(device, port) for device, port in ports if f"{device.name}:{port.number}" in names]
+        return kept, [f"{port_name(*pair)} (not in {chosen})" for pair in ports if pair not in kept]
+    fastest = max((port.rate_gbps or 0 for _, port in ports), default=0)
+    fast_kinds = {_kind(device) for device, port in ports if port.rate_gbps == fastest}
+    bonded = {interface.name for interface in node.facts.interfaces if interface.kind == "bond" or interface.master}
+    kept, left_out = [], []
+    for device, port in ports:
+        reason = ""
+        if port.physical_state in ("Disabled", "Sleep"):
+            reason = port.physical_state
+        elif 0 < (port.rate_gbps or 0) < _data_rate(device, port, fastest, fast_kinds):
+            reason = f"{port.rate_gbps:g} of {fastest:g} Gb/s" if fastest >= LOW_RATE_GBPS else ""
+        elif device.interface in bonded or "bond" in device.name:
+            reason = "in a bond"
+        if reason:
+            left_out.append(f"{port_name(device, port)} ({reason})")
+        else:
+            kept.append((device, port))
+    return kept, left_out
+
+
+def _data_rate(device: RdmaDevice, port: RdmaPort, fastest: float, fast_kinds: Set[str | None]) -> float:
+    """A port with a lower rate is for management."""
+    if _kind(device) not in fast_kinds:
+        return fastest
+    return LOW_RATE_GBPS if port.is_active else 0.0
+
+
+def _kind(device: RdmaDevice) -> str | None:
+    return device.hca_type or device.kind
+
+
+def rdma(node: Node) -> Iterator[Finding]:
+    """RDMA ports: as many as expected, active, equally fast, with a usable GID."""
+    kept, left_out = counted_ports(node)
+    asked, wanted = node.expected.rdma_nics, node.environ.get("PRIMUS_EXPECT_IB", "")
+    source = "--expected-rdma-nics" if asked is not None else "$PRIMUS_EXPECT_IB"
+    if asked is None and wanted.isdecimal() and int(wanted) > 1:
+        asked = int(wanted)
+    needs_rdma = wanted in ("1", "true", "yes")
+    if left_out:
+        yield info("network.rdma_excluded", listed(left_out), "an allow-list, NCCL_IB_HCA, or a management port")
+    if asked is not None or needs_rdma or (node.facts.rdma and not kept):
+        active = {device.name for device, port in kept if port.is_active}
+        expected = str(asked) if asked is not None else "at least one"
+        source = source if asked is not None or needs_rdma else "the node has RDMA devices"
+        good = len(active) == asked if asked is not None else bool(active)
+        yield judged(
+            good,
+            "fail",
+            "network.rdma_count",
+            f"{len(active)} active",
+            expected,
+            source,
+            "`ibstat` or `rdma link` shows the ports; is /dev/infiniband in the container?",
+            value=len(active),
+        )
+    elif not node.facts.rdma:
+        yield info("network.rdma_count", "none", "nodes then talk over sockets", value=0)
+    else:
+        yield ok("network.rdma_count", f"{len(kept)} ports", "at least one", value=len(kept))
+    fastest = max((port.rate_gbps or 0 for _, port in kept), default=0)
+    for device, port in kept:
+        yield from _port(device, port, fastest)
+
+
+def _port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[Finding]:
+    subject = port_name(device, port)
+    rate = f", {port.rate_gbps:g} Gb/s" if port.rate_gbps else ""
+    yield judged(
+        port.is_active,
+        "fail",
+        "network.rdma_port",
+        f"{port.state}, {port.physical_state}{rate}",
+        "ACTIVE, LinkUp",
+        "a job waits for every port that it counts on",
+        "check the cable, the transceiver and the switch's port; leave it out with NCCL_IB_HCA or an allow-list",
+        subject=subject,
+    )
+    if not port.is_active:
+        return
+    if (port.rate_gbps or 0) < fastest:
+        yield judged(
+            False,
+            "fail",
+            "network.rdma_rate",
+            f"{port.rate_gbps or 0:g} Gb/s",
+            f"{fastest:g} Gb/s",
+            "as the node's other ports",
+            "check the cable and the switch's port",
+            subject=subject,
+        )
+    is_ethernet = port.link_layer == "Ethernet"
+    usable = [gid for gid in port.gids if not is_ethernet or gid.kind == "RoCE v2"]
+    indexes = ", ".join(str(gid.index) for gid in usable)
+    yield judged(
+        bool(usable),
+        "fail",
+        "network.gid",
+        f"{'RoCE v2' if is_ethernet else 'valid'} at {indexes}" if usable else f"none of {len(port.gids)} is usable",
+        "a RoCE v2 GID" if is_ethernet else "a valid GID",
+        "connections between nodes are addressed by it",
+        "give the interface an address; load rdma_cm",
+        subject=subject,
+    )
+
+
+def port_name(device: RdmaDevice, port: RdmaPort) -> str:
+    """A port as findings name it."""
+    return f"{device.name} port {port.number}"
+
+
+def firmware(node: Node) -> Iterator[Finding]:
+    """Adapters of one kind have one firmware."""
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for device in node.facts.rdma:
+        if device.firmware:
+            kinds.setdefault(device.hca_type or device.kind or "NIC", {}).setdefault(device.firmware, []).append(
+                device.name
+            )
+    for kind, versions in sorted(kinds.items()):
+        text = "; ".join(f"{version} on {listed(names, MOST_ADAPTERS)}" for version, names in sorted(versions.items()))
+        yield judged(
+            len(versions) == 1,
+            "warn",
+            "network.firmware",
+            text,
+            "one version",
+            "adapters that differ behave differently",
+            "flash the same firmware on all",
+            subject=kind,
+        )
+
+
+CHECKS = (rdma, firmware)
