@@ -1,0 +1,217 @@
+"""Where the parts of a topology's picture stand, in its units of length.
+
+NUMA nodes are frames in two columns. Cards stand on the inner sides and face each other, their adapters on the outer
+sides; direct links are chords of an ellipse between the columns, on which each card has its point at its own height.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby
+from typing import TypeVar
+
+from msgspec import Struct
+
+from primus.machine.facts import Device, Facts
+from primus.machine.topology import NEAR, End, Topology, expected_partitions, missing_links
+
+T = TypeVar("T")
+Node = tuple[str, list[End]]
+"""Title and members of a NUMA node."""
+
+MARGIN = 16
+TOP = 78
+CARD_WIDTH = 224
+CARD_GAP = 12
+CELL_HEIGHT = 16
+NIC_WIDTH, NIC_HEIGHT, NIC_GAP = 152, 38, 8
+BUS = 60
+"""Between an adapter and its card; the line that joins them is in the middle."""
+PADDING = 14
+HEAD = 34
+MESH = 290
+"""Between the columns, where cards are linked directly."""
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    """Cards and adapters that one line joins: those below one bridge, or the rest of a NUMA node."""
+
+    top: float
+    height: float
+    cards: tuple[Device, ...]
+    adapters: tuple[End, ...]
+    word: str
+    """The nearest relation of a card and an adapter; empty where there are not both."""
+
+    @property
+    def middle(self) -> float:
+        return self.top + self.height / 2
+
+
+class Frame(Struct, frozen=True, kw_only=True):
+    """A NUMA node, or the half of it that stands on one side."""
+
+    title: str
+    left: float
+    top: float
+    width: float
+    height: float
+    groups: tuple[Group, ...]
+    is_mirrored: bool
+    """Whether cards stand left of their adapters."""
+
+    @property
+    def card_left(self) -> float:
+        return self.left + (PADDING if self.is_mirrored else self.width - PADDING - CARD_WIDTH)
+
+    @property
+    def nic_left(self) -> float:
+        return self.left + (self.width - PADDING - NIC_WIDTH if self.is_mirrored else PADDING)
+
+    @property
+    def bus(self) -> float:
+        return self.card_outer + (BUS / 2 if self.is_mirrored else -BUS / 2)
+
+    @property
+    def card_inner(self) -> float:
+        return self.card_left + (0 if self.is_mirrored else CARD_WIDTH)
+
+    @property
+    def card_outer(self) -> float:
+        return self.card_left + (CARD_WIDTH if self.is_mirrored else 0)
+
+    @property
+    def nic_inner(self) -> float:
+        return self.nic_left + (0 if self.is_mirrored else NIC_WIDTH)
+
+
+class Layout:
+    """The frames of a machine, and the measures that all of them share."""
+
+    def __init__(self, facts: Facts, topology: Topology) -> None:
+        self.facts = facts
+        self.topology = topology
+        self.is_partitioned = any(expected_partitions(facts, device) > 1 for device in facts.devices)
+        self.card_height = 62 + (CELL_HEIGHT + 8 if self.is_partitioned else 0)
+        is_linked = bool(topology.islands or missing_links(facts))
+        has_adapters = any(end.kind == "nic" for end in topology.ends)
+        self.column = PADDING * 2 + CARD_WIDTH + (NIC_WIDTH + BUS if has_adapters else 0)
+        parts = self._divided()
+        self.gap = MESH if is_linked else 24
+        self.width = max(MARGIN * 2 + self.column * len(parts) + self.gap * (len(parts) - 1), 800)
+        self.frames = [frame for side, part in enumerate(parts) for frame in self._column(part, side)]
+
+    def points(self) -> dict[int, tuple[float, tuple[float, float]]]:
+        """Inner edge of each linked card, and its point at the card's height; an island's points are on one ellipse."""
+        places = {
+            device.index: (frame, middle)
+            for frame in self.frames
+            for group in frame.groups
+            for device, middle in spread(group, group.cards, self.card_height, CARD_GAP)
+        }
+        lost = {index for pair in missing_links(self.facts) for index in pair} - set(chain(*self.topology.islands))
+        points = {}
+        for island in filter(None, (*self.topology.islands, tuple(lost))):
+            heights = [places[index][1] for index in island]
+            centre_x, centre_y = MARGIN + self.column + self.gap / 2, (min(heights) + max(heights)) / 2
+            radius_x, radius_y = self.gap / 2 - 22, max((max(heights) - min(heights)) / 2, 1) * 1.2
+            for index in island:
+                frame, y = places[index]
+                out = radius_x * math.sqrt(1 - ((y - centre_y) / radius_y) ** 2)
+                points[index] = frame.card_inner, (centre_x + (out if frame.is_mirrored else -out), y)
+        return points
+
+    def _divided(self) -> list[list[Node]]:
+        """NUMA nodes of each column, with as many cards on both sides; one that has all the cards is divided."""
+        ends = sorted(self.topology.ends, key=lambda end: (end.numa_node is None, end.numa_node or 0))
+        nodes = [
+            ("NUMA node not known" if node is None else f"NUMA node {node}", list(members))
+            for node, members in groupby(ends, key=lambda end: end.numa_node)
+        ]
+        with_cards = [node for node in nodes if _num_cards(node)]
+        if len(with_cards) == 1 and len(self.facts.devices) > 1:
+            ((title, members),) = with_cards
+            others = [node for node in nodes if node not in with_cards]
+            return [[(title, _half(members, True)), *others[::2]], [(title, _half(members, False)), *others[1::2]]]
+        split = min(range(1, len(nodes) + 1), key=lambda i: abs(_burden(nodes[:i]) - _burden(nodes[i:])), default=0)
+        return [part for part in (nodes[:split], nodes[split:]) if part]
+
+    def _column(self, nodes: list[Node], side: int) -> Iterator[Frame]:
+        top = float(TOP)
+        for title, ends in nodes:
+            groups = self._groups(ends, top + HEAD)
+            height = groups[-1].top + groups[-1].height + PADDING - top
+            yield Frame(
+                title=title,
+                left=MARGIN + side * (self.column + self.gap),
+                top=top,
+                width=self.column,
+                height=height,
+                groups=groups,
+                is_mirrored=side == 1,
+            )
+            top += height + MARGIN
+
+    def _groups(self, ends: list[End], top: float) -> tuple[Group, ...]:
+        """Devices below one bridge together where there are cards and adapters, then the others."""
+        below = [list(members) for _, members in groupby(sorted(ends, key=_bridge), key=_bridge)]
+        mixed = [members for members in below if len({end.kind for end in members}) == 2]
+        rest = [end for members in below if members not in mixed for end in members]
+        groups = []
+        for members in sorted(mixed, key=self._rank) + ([rest] if rest else []):
+            group = self._group(sorted(members, key=self.topology.ends.index), top)
+            groups.append(group)
+            top += group.height + CARD_GAP
+        return tuple(groups)
+
+    def _rank(self, members: list[End]) -> int:
+        return min(self.topology.ends.index(end) for end in members)
+
+    def _group(self, members: list[End], top: float) -> Group:
+        devices = {f"GPU{device.index}": device for device in self.facts.devices}
+        cards = [end for end in members if end.kind == "gpu"]
+        adapters = [end for end in members if end.kind == "nic"]
+        words = {self.topology.word(card.name, adapter.name) for card in cards for adapter in adapters}
+        return Group(
+            top=top,
+            height=max(_stack(len(cards), self.card_height, CARD_GAP), _stack(len(adapters), NIC_HEIGHT, NIC_GAP)),
+            cards=tuple(devices[card.name] for card in cards),
+            adapters=tuple(adapters),
+            word=next((word for word in (*NEAR, "NODE") if word in words), ""),
+        )
+
+
+def _num_cards(node: Node) -> int:
+    return sum(end.kind == "gpu" for end in node[1])
+
+
+def _burden(nodes: list[Node]) -> int:
+    """What is balanced between the columns: cards, then adapters."""
+    return sum(100 * _num_cards(node) + len(node[1]) for node in nodes)
+
+
+def _bridge(end: End) -> tuple[str, ...]:
+    """The port of the host bridge that a device is behind; empty where it is not known."""
+    return end.pci_path[:2]
+
+
+def _half(members: list[End], is_first: bool) -> list[End]:
+    """The first or second half of the cards, and of the adapters."""
+    halves = []
+    for kind in ("gpu", "nic"):
+        ends = [end for end in members if end.kind == kind]
+        middle = (len(ends) + 1) // 2
+        halves += ends[:middle] if is_first else ends[middle:]
+    return halves
+
+
+def _stack(number: int, height: float, gap: float) -> float:
+    return max(number * (height + gap) - gap, 0)
+
+
+def spread(group: Group, items: Sequence[T], height: float, gap: float) -> Iterator[tuple[T, float]]:
+    """Each item with the height of its middle; the stack is centred in its group."""
+    top = group.middle - _stack(len(items), height, gap) / 2
+    for i, item in enumerate(items):
+        yield item, top + i * (height + gap) + height / 2
