@@ -218,7 +218,8 @@ class Suite:
                     collectives.barrier(everyone)
                 if group.member == 0:
                     self._keep(collectives=(*self._part.collectives, found))
-                    self._attempt.say(_told(found))
+                    if group.size > 1:
+                        self._attempt.say(_told(found))
 
     def _test_pairs(self, group: Group | None, everyone: Group, largest: int, *, between_nodes: bool) -> None:
         """Each two members, as many at once as there can be, all groups up to the `largest` in step."""

@@ -9,7 +9,7 @@ from primus.machine import devices as visible
 from primus.machine.facts import Device
 from primus.machine.profile import Profile
 from primus.preflight.finding import Finding
-from primus.preflight.node import Node, info, judged, listed, ok, unknown
+from primus.preflight.node import Node, info, judged, listed, unknown
 from primus.report import table
 
 SAFE = "AMD-AGI/Primus-SaFE node monitors"
@@ -24,11 +24,11 @@ def count(node: Node) -> Iterator[Finding]:
     facts, asked = node.facts, node.expected.gpus
     there = len(facts.partitions)
     if not there:
-        yield _nothing(asked)
+        yield _nothing(len(facts.devices), asked)
         return
     text = _described(node)
     if asked is None:
-        yield ok("gpu.count", text, "at least one")
+        yield _usual_number(node, text)
     else:
         yield judged(
             there == asked,
@@ -53,16 +53,31 @@ def count(node: Node) -> Iterator[Finding]:
     )
 
 
-def _nothing(asked: int | None) -> Finding:
-    if not asked:
+def _usual_number(node: Node, text: str) -> Finding:
+    """Where nobody says how many: servers with linked cards are whole, or give a single card away."""
+    cards, size = len(node.facts.devices), max((profile.hive_size or 1 for _, profile in node.profiles), default=1)
+    return judged(
+        cards == 1 or cards % size == 0,
+        "warn",
+        "gpu.count",
+        text,
+        "at least one" if size == 1 else f"whole servers of {size}, or --expected-gpus",
+        "a card may have fallen off the bus",
+        "see the kernel log; say --expected-gpus where fewer are right",
+        value=len(node.facts.partitions),
+    )
+
+
+def _nothing(cards: int, asked: int | None) -> Finding:
+    if not asked and not cards:
         return info("gpu.count", "none: CPU only", "a node without accelerators is fit for work that needs none")
     return judged(
         False,
         "fail",
         "gpu.count",
-        "0",
-        str(asked),
-        "--expected-gpus",
+        f"0, of {cards} cards on the bus" if cards else "0",
+        str(asked or "at least one"),
+        "--expected-gpus" if asked else "no process can use these cards",
         "is the driver loaded (lsmod), and does the container get /dev/kfd and /dev/dri, or --gpus all?",
         value=0,
     )
