@@ -504,7 +504,8 @@ def test_a_replay_applies_the_patches_of_the_run(tmp_path: Path) -> None:
 
 
 def test_no_copy_of_a_patch_has_secrets_of_hooks_or_its_own(tmp_path: Path) -> None:
-    patch = "# canary-hook\nexport HF_TOKEN=canary-own A=1; B_KEY='canary-more'\necho env.C_KEY=canary-last\nexport D_KEY=$B_KEY\n"
+    own = "export HF_TOKEN=canary-own A=1; B_KEY='canary-more'\nexport D_KEY=$B_KEY\n"
+    patch = f"# canary-hook\n{own}echo env.C_KEY=canary-last\n"
     write(tmp_path, hooks__1_a_sh="echo env.MY_TOKEN=canary-hook\n", a_sh=patch)
     done = launched(tmp_path, "--patch", "a.sh", "--", "tiny")
     assert done.returncode == 0, done.stderr
