@@ -118,3 +118,14 @@ def test_an_interface_with_its_own_device_is_an_adapter_once() -> None:
     adapters = [end for end in topology(facts).ends if end.kind == "nic"]
     assert [end.name for end in adapters] == ["mlx5_0", "eno1"]
     assert adapters[1] == End(name="eno1", kind="nic", bdf="0000:c0:00.0", numa_node=0, detail="25 Gb/s ethernet")
+
+
+def test_cards_with_nvlink_of_which_none_is_told_are_odd() -> None:
+    assert any("NVLink" in warning for warning in topology(replace(node(8, "H100", num_links=18), links=())).warnings)
+    assert not any(
+        "NVLink" in warning for warning in topology(replace(node(1, "H100", num_links=18), links=())).warnings
+    )
+    assert not any(
+        "NVLink" in warning for warning in topology(replace(node(4, "L40S", num_links=18), links=())).warnings
+    )
+    assert not topology(node(8, "H100", num_links=18)).warnings

@@ -110,7 +110,8 @@ def _with_reasons(network: Network, **reasons: str) -> Network:
 
 
 def _data_ports(facts: Facts) -> tuple[list[Port], list[tuple[str, str]]]:
-    """The fastest active ports, those below a card's PCI root first, and why the others are not among them."""
+    """The fastest active ports, and why the others are not among them; where some share a PCI root with a card, ports
+    of which it is known that they do not are for storage or management."""
     ports = [(device, port) for device in facts.rdma for port in device.ports]
     reasons = {(device.name, port.number): _why_not(device, port, facts.interfaces) for device, port in ports}
     usable = [(device, port) for device, port in ports if not reasons[device.name, port.number]]
@@ -120,13 +121,15 @@ def _data_ports(facts: Facts) -> tuple[list[Port], list[tuple[str, str]]]:
         if (device, port) not in chosen:
             reasons[device.name, port.number] = f"{port.rate_gbps or 0:g} of {fastest:g} Gb/s, not for data"
     roots = {card.pci_path[0] for card in facts.devices if card.pci_path}
-
-    def order(pair: Port) -> tuple[bool, list[tuple[int, str]], int]:
-        is_far = bool(roots) and bool(pair[0].pci_path) and pair[0].pci_path[0] not in roots
-        return is_far, natural(pair[0].name), pair[1].number
-
+    if any(device.pci_path and device.pci_path[0] in roots for device, _ in chosen):
+        far = [(device, port) for device, port in chosen if device.pci_path and device.pci_path[0] not in roots]
+        reasons |= {(device.name, port.number): "shares no PCI root with a GPU, not for data" for device, port in far}
+        chosen = [pair for pair in chosen if pair not in far]
     excluded = [(f"{name}:{number}", reason) for (name, number), reason in reasons.items() if reason]
-    return sorted(chosen, key=order), sorted(excluded, key=lambda pair: natural(pair[0]))
+    return (
+        sorted(chosen, key=lambda pair: (natural(pair[0].name), pair[1].number)),
+        sorted(excluded, key=lambda pair: natural(pair[0])),
+    )
 
 
 def _why_not(device: RdmaDevice, port: RdmaPort, interfaces: Sequence[Interface]) -> str:

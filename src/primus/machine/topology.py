@@ -12,6 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from primus.machine import profile
 from primus.machine.facts import Device, Facts, Link, Problem, RdmaDevice
 
 WORDS = {
@@ -217,6 +218,7 @@ def _warnings(facts: Facts, ends: tuple[End, ...]) -> Iterator[str]:
     if missing:
         yield f"no xGMI link within one hive: {_pairs(missing)}"
     yield from _few_bricks(facts)
+    yield from _unknown_links(facts)
     for device in facts.devices:
         if degraded(device):
             yield f"GPU{device.index} has a PCIe link below its best: {degraded(device)}"
@@ -233,6 +235,14 @@ def _few_bricks(facts: Facts) -> Iterator[str]:
     fewer = [pair for pair, number in bricks.items() if number < usual]
     if fewer:
         yield f"fewer than {usual} NVLinks: {_pairs(fewer)}"
+
+
+def _unknown_links(facts: Facts) -> Iterator[str]:
+    """Cards that come with NVLink, and of which none is told: only the driver's library knows them."""
+    models = [profile.by_name(card.model) for card in facts.devices if card.vendor == "nvidia" and card.model]
+    num_linked = sum((model.hive_size or 1) > 1 for model in models if model)
+    if num_linked > 1 and not direct_links(facts):
+        yield "NVLink connections are not known: the driver's library was not asked, or shows none"
 
 
 def _numa_gaps(ends: tuple[End, ...]) -> Iterator[str]:
