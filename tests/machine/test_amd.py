@@ -216,3 +216,43 @@ def _cpu_s(root: Path) -> float:
     began = time.process_time()
     probe(root, {"PATH": os.defpath})
     return time.process_time() - began
+
+
+def divided(root: Path, device_id: int, num_partitions: int, dies_each: int) -> Facts:
+    """A machine with one card in as many partitions."""
+    for number in range(num_partitions):
+        node = root / f"sys/class/kfd/kfd/topology/nodes/{number + 1}"
+        node.mkdir(parents=True)
+        (node / "properties").write_text(
+            f"simd_count 16\nsimd_per_cu 4\ndevice_id {device_id}\nlocation_id {1280 + number}\n"
+            f"unique_id 7\nnum_xcc {dies_each}\ngfx_target_version 90402\n"
+        )
+    return probe(root)
+
+
+@pytest.mark.parametrize(
+    ("device_id", "num_partitions", "dies_each", "mode"),
+    [
+        (0x74A0, 1, 6, "SPX"),
+        (0x74A0, 3, 2, "TPX"),
+        (0x74A0, 6, 1, "CPX"),
+        (0x74A1, 2, 4, "DPX"),
+        (0x74A1, 4, 2, "QPX"),
+        (0x74A1, 8, 1, "CPX"),
+        (0x74A2, 2, 2, "DPX"),
+        (0x74A2, 4, 1, "CPX"),
+        (0x75A3, 4, 2, "QPX"),
+    ],
+)
+def test_the_mode_of_a_divided_card_follows_from_the_dies_of_its_partitions(
+    device_id: int, num_partitions: int, dies_each: int, mode: str, tmp_path: Path
+) -> None:
+    facts = divided(tmp_path, device_id, num_partitions, dies_each)
+    (card,) = facts.devices
+    assert (card.partition_mode, len(card.partitions)) == (mode, num_partitions)
+    assert not [problem for problem in facts.problems if "partitions" in problem.problem]
+
+
+def test_a_card_in_three_partitions_that_shows_two_lacks_one(tmp_path: Path) -> None:
+    facts = divided(tmp_path, 0x74A0, 2, 2)
+    assert "2 of 3 partitions (TPX)" in [problem.problem for problem in facts.problems]

@@ -37,9 +37,7 @@ class Node(Struct, frozen=True, kw_only=True):
     @property
     def bdf(self) -> str:
         """Address as the driver numbers it: the function counts partitions and may not exist on the bus."""
-        location = self.values.get("location_id", 0)
-        domain = self.values.get("domain", 0)
-        return f"{domain:04x}:{location >> 8 & 255:02x}:{location >> 3 & 31:02x}.{location & 7}"
+        return pci.located(self.values.get("location_id", 0), self.values.get("domain", 0))
 
     @property
     def unique_id(self) -> int:

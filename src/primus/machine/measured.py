@@ -5,12 +5,14 @@ Times are seconds, sizes bytes, rates 1e9 B/s (GB/s) or 1e12 FLOP/s (TFLOP/s).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+Member = TypeVar("Member")
 Scope = Literal["node", "all"]
 """Processes of each node among themselves, or all processes of all nodes."""
 
@@ -31,6 +33,10 @@ class Asked(Struct, frozen=True, kw_only=True):
     """Sizes of the collectives, by the convention of nccl-tests the bytes of the largest side."""
     pair_bytes: int
     """Message of the pair scan."""
+    intra_group_sizes: tuple[int, ...] = ()
+    """Collectives run among so many ranks of a node as well."""
+    inter_group_sizes: tuple[int, ...] = ()
+    """Collectives run among all ranks of so many nodes as well."""
     gemm_size: int
     """M, N and K."""
     dtype: Dtype = "bf16"
@@ -189,6 +195,28 @@ def gathered(asked: Asked, world_size: int, parts: Iterable[Part]) -> Results:
         pairs=tuple(pair for part in told for pair in part.pairs),
         problem="; ".join(problems),
     )
+
+
+def groups(asked: Asked, nodes: Sequence[tuple[int, ...]]) -> list[tuple[Scope, list[tuple[int, ...]]]]:
+    """Groups of ranks that run collectives, those of one entry at the same time; a rank may be in none of them.
+
+    Args:
+        nodes: Ranks of each node.
+    """
+    found: list[tuple[Scope, list[tuple[int, ...]]]] = [("node", list(nodes))]
+    for size in asked.intra_group_sizes:
+        parts = [part for ranks in nodes if size < len(ranks) for part in _divided(ranks, size)]
+        found.append(("node", [part for part in parts if len(part) > 1]))
+    for size in asked.inter_group_sizes:
+        some = [part for part in _divided(nodes, size) if len(part) > 1] if size < len(nodes) else []
+        found.append(("all", [tuple(itertools.chain(*part)) for part in some]))
+    if len(nodes) > 1:
+        found.append(("all", [tuple(itertools.chain(*nodes))]))
+    return [(scope, members) for scope, members in found if members]
+
+
+def _divided(members: Sequence[Member], size: int) -> list[tuple[Member, ...]]:
+    return [tuple(members[first : first + size]) for first in range(0, len(members), size)]
 
 
 def rounds(n: int) -> list[list[tuple[int, int]]]:

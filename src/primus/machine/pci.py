@@ -70,6 +70,11 @@ def address(text: str) -> str | None:
     return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}.{match[4]}" if match else None
 
 
+def located(location: int, domain: int = 0) -> str:
+    """The address of bus, device and function in one number, as drivers keep them."""
+    return f"{domain:04x}:{location >> 8 & 255:02x}:{location >> 3 & 31:02x}.{location & 7}"
+
+
 def slot(bdf: str) -> str:
     """The address without its function, which is one for all partitions of a card."""
     return bdf.rpartition(".")[0]

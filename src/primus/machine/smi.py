@@ -141,7 +141,7 @@ def rocminfo(texts: Sequence[str]) -> list[Reading]:
             Reading(
                 tool="rocminfo",
                 index=len(found),
-                bdf=None if location is None else f"0000:{location >> 8:02x}:{location >> 3 & 31:02x}.{location & 7}",
+                bdf=None if location is None else pci.located(location),
                 name=text(values.get("Marketing Name")),
                 device_id=integer(values.get("Chip ID", "").partition("(")[0]),
                 memory_bytes=max(int(kib) for kib in sizes) << 10 if sizes else None,
@@ -186,7 +186,7 @@ def torch(texts: Sequence[str]) -> list[Reading]:
             Reading(
                 tool="torch",
                 index=index,
-                bdf=None if bus is None else f"{domain or 0:04x}:{bus:02x}:{device or 0:02x}.0",
+                bdf=None if bus is None else pci.located(bus << 8 | (device or 0) << 3, domain or 0),
                 name=text(entry["name"]),
                 memory_bytes=integer(entry["memory"]),
                 architecture=architecture(text(entry["arch"])),
