@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from primus.launch import scripts
-from primus.launch.scripts import Ended, Masks
+from primus.launch.masks import Masks
+from primus.launch.scripts import Ended
 
 PATH = {"PATH": os.environ["PATH"]}
 

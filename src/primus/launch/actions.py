@@ -19,10 +19,11 @@ from msgspec import Struct, structs
 from primus.errors import PrimusError, UsageError
 from primus.hook import RESULT_VARIABLE, Reply, Stage
 from primus.launch import scripts, start
-from primus.launch.execute import OF_ONE_RANK
+from primus.launch.execute import OF_ONE_RANK, Signals
+from primus.launch.masks import Masks
 from primus.launch.patch_record import Recorder
 from primus.launch.plan import Action, Variable
-from primus.launch.scripts import Ended, Masks
+from primus.launch.scripts import Ended
 from primus.machine.cluster import Layout
 from primus.runs.store import Outcome, Run, State
 from primus.secret import is_secret
@@ -70,8 +71,6 @@ class Scene(Struct, frozen=True, kw_only=True):
     """The run, where it is known already."""
     config: Path | None = None
     """The resolved experiment."""
-    interrupted: Callable[[], int | None] = lambda: None
-    """The signal that asks the launcher to stop, if there was one."""
     say: Callable[[str], None] = lambda text: None
 
 
@@ -94,23 +93,23 @@ def before(
         Interrupted: A signal came.
     """
     recorder = Recorder(scene.records, scene.layout.node_rank)
-    for action in _of_stage(actions, "before", scene.layout):
-        scene.say(f"{action.kind} {action.file}")
-        if action.kind == "patch":
-            recorder.start(action, Masks(environ()))
-        ended, reply, masks = _perform(action, scene, environ(), {})
-        is_skipped = action.kind == "patch" and ended.exit_code == SKIPPED
-        if action.kind == "patch":
-            recorder.end("skipped" if is_skipped else "failed" if ended.problem else "applied", ended.exit_code)
-        if is_skipped:
-            scene.say(f"patch {action.file} does not apply")
-        elif ended.problem:
-            raise _failure(action, scene, ended)
-        else:
-            _accept(_given(action, reply, masks), scene, accept)
-    heard = scene.interrupted()
-    if heard is not None:  # between two of them, or after the last
-        raise Interrupted(f"interrupted by {signal.Signals(heard).name}", heard)
+    with Signals() as signals:
+        for action in _of_stage(actions, "before", scene.layout):
+            scene.say(f"{action.kind} {action.file}")
+            if action.kind == "patch":
+                recorder.start(action, Masks(environ()))
+            ended, reply, masks = _perform(action, scene, signals, environ())
+            is_skipped = action.kind == "patch" and ended.exit_code == SKIPPED
+            if action.kind == "patch":
+                recorder.end("skipped" if is_skipped else "failed" if ended.problem else "applied", ended.exit_code)
+            if is_skipped:
+                scene.say(f"patch {action.file} does not apply")
+            elif ended.problem:
+                raise _failure(action, scene, ended)
+            else:
+                _accept(_given(action, reply, masks), scene, accept)
+        if signals.first is not None:  # between two of them, or after the last
+            raise Interrupted(f"interrupted by {signal.Signals(signals.first).name}", signals.first)
 
 
 def afterwards(actions: Sequence[Action], scene: Scene, environ: Mapping[str, str], outcome: Outcome) -> list[str]:
@@ -122,12 +121,13 @@ def afterwards(actions: Sequence[Action], scene: Scene, environ: Mapping[str, st
         "PRIMUS_REASON": outcome.reason,
     }
     problems = []
-    for action in _of_stage(actions, stage, scene.layout):
-        scene.say(f"{stage} hook {action.file}")
-        ended, _, _ = _perform(action, scene, environ, told)
-        if ended.problem:
-            problems.append(str(_failure(action, scene, ended)))
-            print(f"primus-cli: {problems[-1]}", file=sys.stderr, flush=True)
+    with Signals() as signals:
+        for action in _of_stage(actions, stage, scene.layout):
+            scene.say(f"{stage} hook {action.file}")
+            ended, _, _ = _perform(action, scene, signals, {**environ, **told})
+            if ended.problem:
+                problems.append(str(_failure(action, scene, ended)))
+                print(f"primus-cli: {problems[-1]}", file=sys.stderr, flush=True)
     return problems
 
 
@@ -147,19 +147,17 @@ def _accept(given: Given, scene: Scene, accept: Callable[[Given], Sequence[str]]
         raise UsageError(f"{action.kind} {action.file}: {error.problem}", error.hint) from None
 
 
-def _perform(
-    action: Action, scene: Scene, environ: Mapping[str, str], more: Mapping[str, str]
-) -> tuple[Ended, Reply, Masks]:
+def _perform(action: Action, scene: Scene, signals: Signals, environ: Mapping[str, str]) -> tuple[Ended, Reply, Masks]:
     """Run one; gives how it ended, what it wants set, and what must be hidden of that."""
     masks = Masks(environ)
     masks.learn_words(scene.words)
     log = scene.logs / _log_name(action, scene.layout)
-    with _alone(action, scene) as refused, tempfile.TemporaryDirectory(prefix="primus-hook-") as private:
+    with _alone(action, signals) as refused, tempfile.TemporaryDirectory(prefix="primus-hook-") as private:
         result = Path(private) / "result.json"
-        env = {**environ, **_told(action, scene), **more, RESULT_VARIABLE: str(result)}
+        env = {**environ, **_told(action, scene), RESULT_VARIABLE: str(result)}
         speaks = action.stage == "before" and not action.functions
         ended = refused or scripts.run(
-            _argv(action, scene), env, action.timeout_s, log, masks, speaks=speaks, interrupted=scene.interrupted
+            _argv(action, scene), env, action.timeout_s, log, masks, speaks=speaks, interrupted=lambda: signals.first
         )
         reply = _reply(result) if action.functions else Reply(env=ended.env, extra=ended.extra)
     masks.learn(reply.env)
@@ -243,7 +241,7 @@ def _failure(action: Action, scene: Scene, ended: Ended) -> PrimusError:
 
 
 @contextlib.contextmanager
-def _alone(action: Action, scene: Scene) -> Iterator[Ended | None]:
+def _alone(action: Action, signals: Signals) -> Iterator[Ended | None]:
     """Hold this node's lock while a script runs that asks for it; gives why it could not be had."""
     if not action.locked:
         yield None
@@ -254,11 +252,10 @@ def _alone(action: Action, scene: Scene) -> Iterator[Ended | None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                heard = scene.interrupted()
-                if heard is None and time.monotonic() < deadline:
+                if signals.first is None and time.monotonic() < deadline:
                     time.sleep(LOCK_POLL_S)
                     continue
-                yield Ended(problem="another launch's hook held this node's lock all the time", signal=heard)
+                yield Ended(problem="another launch's hook held this node's lock all the time", signal=signals.first)
                 return
             yield None
             return

@@ -6,10 +6,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import structs
-
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError
-from primus.launch import actions, execute
+from primus.launch import actions
 from primus.launch.actions import Given, Scene
 from primus.launch.plan import Action
 from primus.launch.request import Request
@@ -42,8 +40,6 @@ def perform(
     Raises:
         PrimusError: A hook or patch has failed, or the task.
     """
-    if not planned:
-        return task()
     outcome = Outcome(state="failed", exit_code=EXIT_FAILED, reason="an error in primus itself")
     with tempfile.TemporaryDirectory(prefix="primus-hooks-") as logs:
         scene = Scene(
@@ -55,9 +51,7 @@ def perform(
             say=say,
         )
         try:
-            with execute.Signals() as signals:
-                heard = structs.replace(scene, interrupted=lambda: signals.first)
-                actions.before(planned, heard, lambda: environ, accept)
+            actions.before(planned, scene, lambda: environ, accept)
             code = task()
             outcome = Outcome(state="failed" if code else "done", exit_code=code)
         except PrimusError as error:
@@ -67,7 +61,5 @@ def perform(
             outcome = Outcome(state="interrupted", exit_code=EXIT_INTERRUPTED, reason="SIGINT")
             raise
         finally:
-            with execute.Signals() as signals:
-                heard = structs.replace(scene, interrupted=lambda: signals.first)
-                actions.afterwards(planned, heard, environ, outcome)
+            actions.afterwards(planned, scene, environ, outcome)
     return code

@@ -155,9 +155,7 @@ def _begin(begun: _Begun, scene: Scene) -> None:
     try:
         launch.job.check_node(shape)
         if launch.plan.actions:
-            with execute.Signals() as signals:
-                heard = structs.replace(scene, interrupted=lambda: signals.first)
-                actions.before(launch.plan.actions, heard, lambda: _environment(begun.launch), begun.accept)
+            actions.before(launch.plan.actions, scene, lambda: _environment(begun.launch), begun.accept)
     except PrimusError as error:
         if shape.nnodes > 1:
             scene.say(f"{error.problem}; telling the other nodes")
@@ -196,9 +194,7 @@ def _afterwards(launch: Launch, scene: Scene, outcome: Outcome, run: Run | None)
     """Perform the hooks that come after the workers, and record those that fail."""
     if not launch.plan.actions:
         return
-    with execute.Signals() as signals:
-        heard = structs.replace(scene, interrupted=lambda: signals.first)
-        problems = actions.afterwards(launch.plan.actions, heard, _environment(launch), outcome)
+    problems = actions.afterwards(launch.plan.actions, scene, _environment(launch), outcome)
     if run and problems:
         log = EventLog(run.events)
         for problem in problems:

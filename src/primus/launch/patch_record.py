@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec import structs
 
 from primus.errors import PrimusError
+from primus.launch.masks import Masks
 from primus.launch.plan import Action
-from primus.launch.scripts import Masks
 from primus.runs import patches
 from primus.runs.patches import PatchRecord, State
 

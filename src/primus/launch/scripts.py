@@ -26,6 +26,7 @@ from typing import IO
 from msgspec import Struct
 
 from primus import process, secret
+from primus.launch.masks import Masks
 
 LOG_LIMIT_BYTES = 8 * 2**20
 LINE_LIMIT_BYTES = 64 * 2**10
@@ -37,8 +38,6 @@ GRACE_S = 2.0
 """Time that a script has to end after it is asked to."""
 DRAIN_S = 0.5
 """Time that is left to read what an ended script has written; what holds its output open has left its session."""
-SHORTEST_SECRET = 4
-"""Characters of the shortest value that is looked for in output; a shorter one would mask every digit."""
 
 MARK = "PRIMUS_SCRIPT"
 """Variable whose value only one script, and what it starts, has."""
@@ -60,48 +59,6 @@ class Ended(Struct, frozen=True, kw_only=True):
     extra: dict[str, str] = {}
     tail: tuple[str, ...] = ()
     """Last lines of its output, secrets masked."""
-
-
-class Masks:
-    """Known secret values, which no text may show."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._values: set[str] = set()
-        self._pattern: re.Pattern[str] | None = None
-        self.learn(environ)
-
-    def learn(self, environ: Mapping[str, str]) -> None:
-        """Take the secrets among `environ`, and the passwords in its addresses."""
-        found = [value for name, value in environ.items() if secret.is_secret(name)]
-        lines = [line.strip() for value in found for line in value.splitlines()]
-        passwords = [match[1] for value in environ.values() for match in _URL_PASSWORD.finditer(value)]
-        self._values |= {value for value in [*lines, *passwords] if len(value) >= SHORTEST_SECRET}
-        longest_first = sorted(self._values, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-    def learn_words(self, words: Sequence[str]) -> None:
-        """Take the values of secret options and assignments on a command line."""
-        hidden = [word for word, shown in zip(words, secret.mask_words(words), strict=True) if word != shown]
-        self.learn({f"SECRET_{number}": word.partition("=")[2] or word for number, word in enumerate(hidden)})
-
-    def hides(self, text: str) -> bool:
-        """Whether `text` holds a secret value."""
-        return bool(self._pattern and self._pattern.search(text))
-
-    def apply(self, text: str) -> str:
-        """`text` without secrets: known values, assignments to secret names, passwords in addresses."""
-        plain = self._pattern.sub(secret.MASK, text) if self._pattern else text
-        return secret.masked("", _ASSIGNMENT.sub(_without_secret, plain))
-
-
-def _without_secret(assignment: re.Match[str]) -> str:
-    name, quote = assignment[1], assignment[2]
-    return f"{name}={quote}{secret.MASK}" if secret.is_secret(name) else assignment[0]
-
-
-_ASSIGNMENT = re.compile(r"""\b([A-Za-z_]\w*)=(["']?)[^\s"'$<;&|)][^\s"';&|)]*""")
-"""A literal value that a line of a script sets: of `export A=b; C=$D` the first."""
-_URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 
 
 class Log:
@@ -164,14 +121,7 @@ def run(
         output = _Output(log, masks, speaks=speaks)
         mark = f"{os.getpid()}.{time.time_ns()}"
         try:
-            child = subprocess.Popen(
-                argv,
-                env={**environ, MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            child = _started(argv, {**environ, MARK: mark})
         except OSError as error:
             return Ended(problem=f"{argv[0]} cannot be started: {error.strerror}")
         with _ended_with_us(child):
@@ -184,6 +134,17 @@ def run(
         log.note(f"{problem or 'exit code 0'}, {time.monotonic() - started:.1f} s")
     code = None if stopped or child.returncode < 0 else child.returncode
     return Ended(exit_code=code, problem=problem, signal=heard, env=output.env, extra=output.extra, tail=log.tail())
+
+
+def _started(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 @contextlib.contextmanager

@@ -59,12 +59,7 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
 
     run = _existing(directory)
     resolved = experiment.of_run(run)
-    framework = resolved.experiment.trainer.framework
-    applied = [choice.name for choice in patch.choices(context.environ, lambda: framework) if choice.applies]
-    found = replays.differences(run) + replays.patch_differences(run, applied, context.patches)
-    for difference in found:
-        context.say(f"replay: {difference}")
-    numeric = [str(difference) for difference in found if difference.changes_numbers]
+    numeric = _numeric_differences(run, resolved, context)
     if numeric and not is_forced:
         raise UnfitError(
             f"{len(numeric)} differences may change the losses: {'; '.join(numeric)}", "--force replays all the same"
@@ -89,6 +84,18 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
         notes=(origin,),
     )
     return _amendable(repeated, resolved, partial(_of_run, run), keeps=run)
+
+
+def _numeric_differences(run: Run, resolved: Resolved, context: TaskContext) -> list[str]:
+    """What differs from the machine and the patches of `run` and may change numbers; all that differs is said."""
+    from primus.runs import replay as replays
+
+    framework = resolved.experiment.trainer.framework
+    applied = [choice.name for choice in patch.choices(context.environ, lambda: framework) if choice.applies]
+    found = replays.differences(run) + replays.patch_differences(run, applied, context.patches)
+    for difference in found:
+        context.say(f"replay: {difference}")
+    return [str(difference) for difference in found if difference.changes_numbers]
 
 
 def _amendable(
