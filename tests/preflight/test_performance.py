@@ -316,6 +316,18 @@ def test_what_rank_0_gathered_is_read_as_it_is(tmp_path: Path) -> None:
     assert read(tmp_path, whole.asked, world_size=2) == whole
 
 
+def test_groups_of_the_sizes_that_are_asked_run_beside_those_of_all() -> None:
+    asked = Asked(sizes_bytes=(8,), pair_bytes=8, gemm_size=8, intra_group_sizes=(2, 3, 4), inter_group_sizes=(2, 3, 8))
+    nodes = [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
+    assert measured.groups(asked, nodes) == [
+        ("node", nodes),
+        ("node", [(0, 1), (3, 4), (6, 7)]),
+        ("all", [(0, 1, 2, 3, 4, 5)]),
+        ("all", [tuple(range(9))]),
+    ]
+    assert measured.groups(asked, [(0,)]) == [("node", [(0,)])]
+
+
 def test_a_plan_for_a_cpu_is_small_and_holds_whole_powers() -> None:
     quick, full = (plan(Facts(), Demands(), is_quick=quick) for quick in (True, False))
     assert max(quick.sizes_bytes) <= 4 * 2**20

@@ -229,8 +229,11 @@ def test_a_launch_that_asks_for_no_preflight_does_not_import_it(tmp_path: Path) 
 @pytest.mark.native
 def test_measuring_leaves_json_alone_on_standard_output(tmp_path: Path) -> None:
     words = ("--software", "--tests", "sanity,collectives", "--comm-sizes-mb", "0.1", "--quick", "--json")
-    done = cli.run("direct", "--nproc", "2", "--", "preflight", *words, cwd=tmp_path, timeout_s=120)
+    words += ("--intra-group-sizes", "2,all")
+    done = cli.run("direct", "--nproc", "3", "--", "preflight", *words, cwd=tmp_path, timeout_s=120)
     told = json.loads(done.stdout)
     assert "performance" in told["report"]["checks"]
     measured = {one["check"] for one in told["report"]["findings"]}
     assert any(name.startswith("performance.all_reduce") for name in measured), measured
+    sums = [one for one in told["report"]["findings"] if one["check"] == "performance.all_reduce"]
+    assert {one.get("subject", "") for one in sums} == {"", "ranks 0-1"}

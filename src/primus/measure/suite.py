@@ -92,16 +92,15 @@ class Suite:
         with self._together("the meeting of the ranks"):
             everyone = self._meet()
             nodes = _nodes(collectives.of_all(self._attempt.rank - self._attempt.local_rank, everyone))
-            own_node = self._group("node", nodes, everyone)
+            groups = [self._group(scope, members, everyone) for scope, members in measured.groups(self._asked, nodes)]
             leads = self._group("all", [tuple(ranks[0] for ranks in nodes)], everyone)
         self._place(nodes)
         self._test_device(everyone)
         if "collectives" in self._asked.tests:
-            self._test_collectives(own_node, everyone)
-            if len(nodes) > 1:
-                self._test_collectives(everyone, everyone)
+            for group in groups:
+                self._test_collectives(group, everyone)
         if "pairs" in self._asked.tests:
-            self._test_pairs(own_node, everyone, max(map(len, nodes)), between_nodes=False)
+            self._test_pairs(groups[0], everyone, max(map(len, nodes)), between_nodes=False)
             self._test_pairs(leads, everyone, len(nodes), between_nodes=True)
         with self._together("the gathering of the results"):
             self._gather(everyone)
@@ -209,14 +208,15 @@ class Suite:
 
     def _test_collectives(self, group: Group | None, everyone: Group) -> None:
         """Every operation in every size, all groups in step, so that no one waits longer than a limit."""
-        assert group is not None
         longest_s = min(LONGEST_QUICK_S if self._asked.is_quick else LONGEST_S, self._asked.timeout_s / 4)
         for name in collectives.OPERATIONS:
             for size_bytes in sorted(self._asked.sizes_bytes):
-                with self._together(f"{name} of {table.size(size_bytes)} among {group.size} ranks"):
-                    found = collectives.run(name, size_bytes, group, longest_s)
+                found = None
+                with self._together(f"{name} of {table.size(size_bytes)}{_among(group)}"):
+                    if group:
+                        found = collectives.run(name, size_bytes, group, longest_s)
                     collectives.barrier(everyone)
-                if group.member == 0:
+                if group and found and group.member == 0:
                     self._keep(collectives=(*self._part.collectives, found))
                     if group.size > 1:
                         self._attempt.say(_told(found))
@@ -310,6 +310,10 @@ def _sanity(device: torch.device) -> Figure:
         wrong=wrong,
         problem=f"{wrong} elements of a small product are wrong" if wrong else "",
     )
+
+
+def _among(group: Group | None) -> str:
+    return f" among {group.size} ranks" if group else ""
 
 
 def _told(found: Collective) -> str:

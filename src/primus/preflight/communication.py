@@ -7,10 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from primus.machine import measured
 from primus.machine.measured import Collective, Pair, Wrong
 from primus.preflight import pairs
 from primus.preflight.finding import Finding
-from primus.preflight.node import info, judged, listed, unknown
+from primus.preflight.node import info, judged, listed, ranges, unknown
 from primus.preflight.yardstick import FLOOR_RANKS, Yardstick, least
 from primus.report import table
 
@@ -47,8 +48,12 @@ class Communication:
             )  # fmt: skip
 
     def _num_groups(self) -> int:
-        nodes = len({rank.node for rank in self._results.ranks}) or 1
-        return nodes + (nodes > 1)
+        nodes: dict[int, list[int]] = defaultdict(list)
+        for rank in self._results.ranks:
+            nodes[rank.node].append(rank.rank)
+        members = [tuple(sorted(ranks)) for ranks in nodes.values()]
+        asked = measured.groups(self._results.asked, members)
+        return len({(scope, ranks) for scope, groups in asked for ranks in groups}) or 1
 
     def _sweep(self, sweep: Sequence[Collective]) -> Iterator[Finding]:
         """One operation over all sizes in one group."""
@@ -65,9 +70,16 @@ class Communication:
 
     def _named(self, found: Collective) -> tuple[str, dict[str, Any]]:
         """The check's name, and the node that it is about."""
+        about = {"subject": f"ranks {ranges(found.ranks)}"} if self._is_part(found) else {}
         if found.scope == "all":
-            return f"performance.{found.operation}_between_nodes", {}
-        return f"performance.{found.operation}", {"host": self._yardstick.host(found.ranks[0])}
+            return f"performance.{found.operation}_between_nodes", about
+        return f"performance.{found.operation}", {**about, "host": self._yardstick.host(found.ranks[0])}
+
+    def _is_part(self, found: Collective) -> bool:
+        """Whether it ran among some of the ranks only that there are, on the node or in all."""
+        first = self._yardstick.ranks.get(found.ranks[0])
+        there = [rank for rank in self._results.ranks if found.scope == "all" or (first and rank.node == first.node)]
+        return len(found.ranks) < len(there)
 
     def _wrong(self, check: str, sweep: Sequence[Collective], about: Mapping[str, Any]) -> Iterator[Finding]:
         wrong = [entry for found in sweep for entry in found.wrong]

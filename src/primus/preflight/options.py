@@ -121,11 +121,11 @@ class Options(Struct, frozen=True, kw_only=True):
     no_clean_dump_path: bool = False
     """Accepted, and without effect: nothing older is ever read or removed."""
     intra_group_sizes: str | None = None
-    """Accepted, and without effect: groups are a node's processes, and all processes."""
+    """Collectives among so many processes of a node as well, separated by commas; all of a node are always measured."""
     inter_group_sizes: str | None = None
-    """Accepted, and without effect: groups are a node's processes, and all processes."""
+    """Collectives among so many nodes as well, separated by commas; all nodes are always measured."""
     ring_p2p_sizes_mb: str | None = None
-    """Accepted, and without effect: every two processes are measured with each other."""
+    """Accepted, and without effect: every two processes of a node, and every two nodes, are measured with each other."""
     data: str | None = None
     """Folder of the training data, which is checked as well."""
     workspace: str = "./output"
@@ -143,11 +143,11 @@ class Options(Struct, frozen=True, kw_only=True):
         return chosen or GROUPS
 
 
-WITHOUT_EFFECT = (
-    *("disable_pdf", "plot", "no_clean_dump_path"),
-    *("intra_group_sizes", "inter_group_sizes", "ring_p2p_sizes_mb"),
+WITHOUT_EFFECT = ("disable_pdf", "plot", "no_clean_dump_path", "ring_p2p_sizes_mb")
+OF_MEASURING = (
+    *("comm_sizes_mb", "intra_group_sizes", "inter_group_sizes", "per_gpu_timeout_sec"),
+    *("gemm_tflops_min", "hbm_gbs_min", "rccl_gbs_min"),
 )
-OF_MEASURING = ("comm_sizes_mb", "per_gpu_timeout_sec", "gemm_tflops_min", "hbm_gbs_min", "rccl_gbs_min")
 LIMITS = {
     "ulimit_l_min_gb": "memlock_gib",
     "shm_min_gb": "shm_gib",
@@ -196,7 +196,21 @@ def asked_of(options: Options, context: TaskContext, facts: Facts) -> Asked:
     limit_s = min(options.time_limit, options.per_gpu_timeout_sec or options.time_limit)
     asked = performance.plan(facts, demands_of(options, context, facts), is_quick=options.quick, timeout_s=limit_s)
     tests, sizes = _tests(options.tests), _sizes(options.comm_sizes_mb)
-    return structs.replace(asked, tests=tests or asked.tests, sizes_bytes=sizes or asked.sizes_bytes)
+    return structs.replace(
+        asked,
+        tests=tests or asked.tests,
+        sizes_bytes=sizes or asked.sizes_bytes,
+        intra_group_sizes=_group_sizes("intra", options.intra_group_sizes),
+        inter_group_sizes=_group_sizes("inter", options.inter_group_sizes),
+    )
+
+
+def _group_sizes(which: str, text: str | None) -> tuple[int, ...]:
+    """Sizes without ``all``, which is measured whatever is asked."""
+    words = {word.strip() for word in (text or "all").split(",")} - {"all"}
+    if not all(word.isdecimal() and int(word) > 1 for word in words):
+        raise UsageError(f"--{which}-group-sizes {text}: numbers from 2 are separated by commas", "such as 2,4,all")
+    return tuple(sorted(map(int, words)))
 
 
 def _tests(text: str | None) -> tuple[str, ...]:
