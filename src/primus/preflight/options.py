@@ -125,7 +125,7 @@ class Options(Struct, frozen=True, kw_only=True):
     inter_group_sizes: str | None = None
     """Collectives among so many nodes as well, separated by commas; all nodes are always measured."""
     ring_p2p_sizes_mb: str | None = None
-    """Accepted, and without effect: every two processes of a node, and every two nodes, are measured with each other."""
+    """Accepted, and without effect: every two processes of a node, and every two nodes, are measured together."""
     data: str | None = None
     """Folder of the training data, which is checked as well."""
     workspace: str = "./output"
