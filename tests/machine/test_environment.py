@@ -156,6 +156,13 @@ def test_without_rdma_nothing_is_said_about_it() -> None:
     assert not [name for name in names if name.startswith(("NCCL_IB", "NCCL_PXN"))]
 
 
+def test_variables_of_amds_on_nvidias_machine_are_said() -> None:
+    environ = {"HSA_XNACK": "1", "NCCL_DEBUG": "WARN", "RCCL_MSCCL_ENABLE": "0"}
+    (warning,) = decided("h100", environ=environ).warnings
+    assert warning == "HSA_XNACK, RCCL_MSCCL_ENABLE: for AMD devices, without effect on this machine"
+    assert not any("without effect" in said for said in decided("mi300x", environ=environ).warnings)
+
+
 def test_warnings_of_the_network_are_passed_on() -> None:
     network = Network(warnings=("no port is up",))
     real = structs.replace(assumed("mi300x"), assumed=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -188,3 +190,16 @@ def test_a_number_of_thousands_of_digits_is_not_believed(machine: Path) -> None:
     facts = probe(machine)
     assert {device.pcie.width for device in facts.devices} == {None}
     environment(facts, Network(), None, {}, {})
+
+
+def test_what_tools_and_libraries_need_is_not_imported_for_files(machine: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from primus.machine.probe import probe
+probe(Path({str(machine)!r}))
+probe(tools="never")
+print(*{{"psutil", "ctypes", "platform", "primus.machine.smi", "primus.machine.nvml"}}.intersection(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "\n"

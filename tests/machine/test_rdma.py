@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -171,12 +172,16 @@ def test_a_tool_that_fails_at_the_end_is_believed(tmp_path: Path, monkeypatch: p
     assert [problem.problem for problem in tree.problems] == ["ibpanic: gone"]
 
 
-def test_a_tool_that_hangs_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_hangs_with_a_child_is_a_problem_at_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool = tmp_path / "ibstat"
-    tool.write_text("#!/bin/sh\nexec sleep 60\n")
+    tool.write_text("#!/bin/sh\nsleep 60 &\nexec sleep 60\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(rdma, "TOOL_LIMIT_S", 0.2)
     tree = Tree(tmp_path)
+    began = time.monotonic()
     assert rdma._from_tools(tree) == ()
+    assert time.monotonic() - began < 5
     assert "gave no answer" in tree.problems[0].problem

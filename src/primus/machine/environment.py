@@ -170,7 +170,7 @@ def environment(
     _check_interfaces(chosen)
     if rocm_library and any(device.vendor == "amd" for device in facts.devices):
         _add_library(chosen, rocm_library)
-    told = (*warnings, *network.warnings, *validate(persons, facts), *_conflicts(chosen), *_dubious(chosen))
+    told = (*warnings, *network.warnings, *validate(persons, facts), *_conflicts(chosen), *_dubious(chosen, facts))
     return Environment(variables=dict(sorted(chosen.items())), warnings=told)
 
 
@@ -369,8 +369,11 @@ def _conflicts(chosen: Mapping[str, Choice]) -> Iterator[str]:
             yield f"{name} stays as {choice.layer} has it; {lost.layer} wants {wanted}: {lost.reason}"
 
 
-def _dubious(chosen: Mapping[str, Choice]) -> Iterator[str]:
-    """Values in circulation that the libraries do not document."""
+def _dubious(chosen: Mapping[str, Choice], facts: Facts) -> Iterator[str]:
+    """Values in circulation that the libraries do not document, and variables of AMD's on NVIDIA's machines."""
+    strays = [name for name in chosen if name.startswith(AMD_ONLY)]
+    if strays and any(device.vendor == "nvidia" for device in facts.devices):
+        yield f"{', '.join(strays)}: for AMD devices, without effect on this machine"
     debug, timeout = (chosen[name].value if name in chosen else None for name in ("NCCL_DEBUG", "NCCL_IB_TIMEOUT"))
     if debug and debug.upper() not in NCCL_DEBUG_LEVELS:
         yield f"NCCL_DEBUG={debug}: NCCL knows {', '.join(NCCL_DEBUG_LEVELS)}"

@@ -138,7 +138,7 @@ def _variables(choices: Sequence[Choice]) -> str:
     if not choices:
         return "nothing to set"
     by_purpose = sorted(choices, key=lambda choice: ORDER.index(_purpose(choice.name)))
-    rows = [[f"  {c.name}", _shown(c.value), f"{c.layer}: {c.source}", _lost(c)] for c in by_purpose]
+    rows = [[f"  {c.name}", _shown(c.value), _from(c), _lost(c)] for c in by_purpose]
     header, *lines = table(["  variable", "value", "from", "instead of"], rows).splitlines()
     shown = [header]
     for purpose, group in groupby(zip(by_purpose, lines, strict=True), key=lambda pair: _purpose(pair[0].name)):
@@ -162,6 +162,10 @@ def _purpose(name: str) -> str:
 
 def _shown(value: str | None) -> str:
     return UNSET if value is None else value or '""'
+
+
+def _from(choice: Choice) -> str:
+    return choice.layer if choice.source == choice.layer else f"{choice.layer}: {choice.source}"
 
 
 def _lost(choice: Choice) -> str:
