@@ -426,15 +426,15 @@ def test_a_task_without_workers_has_its_own_hooks_around_it(tmp_path: Path) -> N
     write(
         tmp_path,
         hooks__1_all_sh="touch all",
-        hooks__runs__list__1_a_sh="echo env.SEEN=1\necho extra.workspace=elsewhere\necho $@ > words\n",
-        hooks__runs__list__after__1_b_sh="echo $PRIMUS_OUTCOME $SEEN > after",
+        hooks__runs__list__1_a_sh="echo env.SEEN=1\necho env.A_PATH=$A_PATH:/b\necho env.B=2\necho extra.workspace=elsewhere\necho $@ > words\n",
+        hooks__runs__list__after__1_b_sh="echo $PRIMUS_OUTCOME $SEEN $A_PATH $B > after",
         hooks__runs__list__failure__1_c_sh="echo $PRIMUS_OUTCOME > failure",
     )
-    done = launched(tmp_path, "--", "runs", "list")
+    done = launched(tmp_path, "--", "runs", "list", A_PATH="/a", B="1")
     assert done.returncode == 0, done.stderr
     assert "elsewhere" in done.stdout
     assert not (tmp_path / "all").exists()
-    assert (tmp_path / "after").read_text() == "done 1\n"
+    assert (tmp_path / "after").read_text() == "done 1 /a:/b 1\n"
     typed = launched(tmp_path, "--", "runs", "list", "--workspace", "mine")
     assert "mine" in typed.stdout, "what was typed wins"
     write(tmp_path, hooks__runs__list__1_a_sh="echo extra.work=1")

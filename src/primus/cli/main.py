@@ -16,7 +16,7 @@ from primus import __version__, registry
 from primus.config import flags
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError, UsageError, place_of
 from primus.launch import chain, hooks, show
-from primus.launch.plan import Action, Context, Job, LaunchPlan, shown
+from primus.launch.plan import Action, Context, Job, LaunchPlan, lengthens, shown
 from primus.launch.prepare import prepare
 from primus.launch.request import Segment
 from primus.machine.cluster import Layout
@@ -220,10 +220,15 @@ def _with_hooks(
         return options, tuple(extra)
 
     def accept(given: Given) -> list[str]:
-        os.environ.update({name: each.value for name, each in given.env.items() if name not in users})
+        kept = [
+            name
+            for name, each in given.env.items()
+            if name in users and not lengthens(name, each.value, os.environ[name])
+        ]
+        os.environ.update({name: each.value for name, each in given.env.items() if name not in kept})
         words[:0] = given.extra
         parsed()
-        return [f"{name} stays as the user has set it" for name in given.env if name in users]
+        return [f"{name} stays as the user has set it" for name in kept]
 
     def run() -> int:
         options, overrides = parsed()

@@ -120,6 +120,11 @@ class Context(Struct, frozen=True, kw_only=True):
     """Path of the terminal that progress may be drawn on."""
 
 
+def lengthens(name: str, value: str, before: str | None) -> bool:
+    """Whether `value` is a list such as PATH with all that it had before."""
+    return name.endswith("PATH") and before is not None and f":{before}:" in f":{value}:"
+
+
 def shown(plan: LaunchPlan) -> dict[str, Any]:
     """`plan` as JSON values with every secret masked."""
     values = structs.asdict(plan)

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, structs
 from primus.errors import UsageError
 from primus.hook import STAGES
 from primus.launch import patches
-from primus.launch.plan import Context, LaunchPlan, Variable
+from primus.launch.plan import Context, LaunchPlan, Variable, lengthens
 from primus.machine.cluster import Layout, layout
 from primus.machine.devices import count, usable
 
@@ -123,8 +123,8 @@ def _variables(
 
 def _lengthened(context: Context) -> dict[str, Variable]:
     """Lists of the user's shell, such as PATH, to which hooks and patches have added: all that it had is in them."""
-    said = {name: each for name, each in context.settings.items() if name.endswith("PATH") and name in context.environ}
-    return {name: each for name, each in said.items() if f":{context.environ[name]}:" in f":{each.value}:"}
+    said, environ = context.settings, context.environ
+    return {name: each for name, each in said.items() if lengthens(name, each.value, environ.get(name))}
 
 
 def _of(settings: Mapping[str, Variable], kind: str) -> dict[str, Variable]:
