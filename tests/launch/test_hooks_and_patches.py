@@ -426,7 +426,8 @@ def test_a_task_without_workers_has_its_own_hooks_around_it(tmp_path: Path) -> N
     write(
         tmp_path,
         hooks__1_all_sh="touch all",
-        hooks__runs__list__1_a_sh="echo env.SEEN=1\necho env.A_PATH=$A_PATH:/b\necho env.B=2\necho extra.workspace=elsewhere\necho $@ > words\n",
+        hooks__runs__list__0_a_sh="echo env.A_PATH=$A_PATH:/b\necho env.B=2\n",
+        hooks__runs__list__1_a_sh="echo env.SEEN=1\necho extra.workspace=elsewhere\necho $@ > words\n",
         hooks__runs__list__after__1_b_sh="echo $PRIMUS_OUTCOME $SEEN $A_PATH $B > after",
         hooks__runs__list__failure__1_c_sh="echo $PRIMUS_OUTCOME > failure",
     )
