@@ -159,3 +159,10 @@ def test_any_output_is_read_or_refused(said: str) -> None:
 def test_broken_json_is_an_error(said: str) -> None:
     with pytest.raises(ValueError):
         smi.entries(said)
+
+
+def test_a_table_without_rows_has_a_header_or_is_none() -> None:
+    fields = ("gpu_bus_id", "pid")
+    assert smi.table("gpu_bus_id, pid\n", fields) == [] == smi.table("", fields)
+    with pytest.raises(ValueError, match="no table"):
+        smi.table("99999\n99999\n", fields)

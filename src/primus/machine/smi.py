@@ -250,10 +250,17 @@ def entries(said: str) -> list[dict[str, Any]]:
 
 def table(said: str, fields: Sequence[str]) -> list[dict[str, str]]:
     """Rows of a CSV table by field; a header, with units or without, may lead them. Shorter lines are no rows, and of
-    longer ones the last field has the rest: nvidia-smi does not quote."""
+    longer ones the last field has the rest: nvidia-smi does not quote.
+
+    Raises:
+        ValueError: There is text, but neither a row nor a header.
+    """
     last = len(fields) - 1
-    rows = [[cell.strip() for cell in line.split(",", last)] for line in said.splitlines()]
-    return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields) and row[0] != fields[0]]
+    lines = [[cell.strip() for cell in line.split(",", last)] for line in said.splitlines()]
+    rows = [line for line in lines if len(line) == len(fields)]
+    if said.strip() and not rows:
+        raise ValueError("no table")
+    return [dict(zip(fields, row, strict=True)) for row in rows if row[0] != fields[0]]
 
 
 def dig(value: Any, *keys: str) -> Any:
