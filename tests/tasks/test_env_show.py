@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,3 +164,17 @@ def test_the_experiment_and_typed_values_are_among_them(
     assert found["A"]["source"] == "--env"
     assert found["HF_TOKEN"]["source"] == f"{file}:1"
     assert "canary" not in out
+
+
+@pytest.mark.parametrize("words", [(), ("--assume", "mi355x:8")])
+def test_it_takes_at_most_250_ms_of_cpu_in_all(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert min(_cpu_s(words, tmp_path) for _ in range(3)) <= 0.25
+
+
+def _cpu_s(words: tuple[str, ...], folder: Path) -> float:
+    """CPU time of the whole command, Python's start included."""
+    argv = [sys.executable, "-m", "primus.cli.main", "direct", "--", "env", "show", *words]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(argv, check=True, cwd=folder, stdout=subprocess.DEVNULL, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
