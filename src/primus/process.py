@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
@@ -67,6 +68,7 @@ def call(
     except OSError as error:
         return Answer(state="failed", problem=f"{argv[0]}: {error.strerror}")
     with child:
+        _running.add(child.pid)
         try:
             text, complaint = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -76,12 +78,24 @@ def call(
             for pipe in (child.stdout, child.stderr):  # which another process may hold
                 if pipe is not None:
                     pipe.close()
+            _running.discard(child.pid)
     duration_s = time.monotonic() - began
     if not child.returncode:
         return Answer(state="ok", text=text, duration_s=duration_s)
     said = (complaint.strip() or text.strip()).rpartition("\n")[2]
     problem = said or f"{argv[0]} ended with exit code {child.returncode}"
     return Answer(state="failed", text=text, problem=problem[:200], duration_s=duration_s)
+
+
+_running: set[int] = set()
+"""Programs that are being asked, maybe by a thread that nobody waits for when this process is interrupted."""
+
+
+@atexit.register
+def _kill_running() -> None:
+    for pid in list(_running):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def end(child: subprocess.Popen[Any], patience_s: float = 0.0, mark: str = "") -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fakes import cli
+from fakes import cli, tools
 
 EXPERIMENT = """\
 exp_name: night
@@ -101,6 +101,19 @@ def test_a_management_tool_that_hangs_fails_the_node_within_its_limit(tmp_path: 
     report = check.run(node, ("gpu",))
     assert [one.status for one in report.findings if one.check == "gpu.tool"] == ["fail"]
     assert report.duration_s < 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_preflight_that_is_interrupted_leaves_no_program_behind(tmp_path: Path, number: signal.Signals) -> None:
+    pid = tmp_path / "pid"
+    path = tools.tool(tmp_path / "bin", "slow-tool", f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 60")["PATH"]
+    words = ("direct", "--nproc", "1", "--", "preflight", "--software", "--require-tools", "slow-tool")
+    with cli.started(*words, cwd=tmp_path, PATH=f"{path}:/usr/bin:/bin") as process:
+        cli.wait_for(pid.exists, "the tool")
+        process.send_signal(number)
+        process.communicate(timeout=10)
+    assert process.returncode == 128 + number
+    assert tools.is_gone(int(pid.read_text()))
 
 
 def test_what_has_no_effect_is_said(tmp_path: Path) -> None:

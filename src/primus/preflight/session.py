@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -67,6 +68,8 @@ def run(options: Options, context: TaskContext) -> int:
     """
     for name, why in without_effect(options):
         context.say(f"--{name.replace('_', '-')} has no effect: {why}")
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # an orderly end leaves no program behind that was asked
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     node = node_of(options, context)
     if options.report and node.layout.node_rank == 0:
         _make(Path(options.report))
