@@ -147,7 +147,7 @@ def _speed(tree: Tree, folder: str) -> int | None:
 def _addresses(tree: Tree) -> dict[str, list[str]]:
     """IPv4 addresses, then IPv6 ones, by interface."""
     found: dict[str, list[str]] = {}
-    for name, address in [*(_live_v4() if tree.is_live else _recorded_v4(tree)), *_v6(tree)]:
+    for name, address in [*(_live_v4() if tree.may_ask else _v4_by_files(tree)), *_v6(tree)]:
         found.setdefault(name, []).append(address)
     return found
 
@@ -167,7 +167,7 @@ def _live_v4() -> list[tuple[str, str]]:
     return [(name.split(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(address)) for name, address in entries]
 
 
-def _recorded_v4(tree: Tree) -> list[tuple[str, str]]:
+def _v4_by_files(tree: Tree) -> list[tuple[str, str]]:
     """Local addresses of the kernel's table, each with the interface whose network it is in; one that could be of
     several interfaces is left out."""
     local: set[str] = set()
