@@ -95,7 +95,7 @@ def test_an_address_that_could_be_of_two_interfaces_is_given_to_none(tmp_path: P
     row = "{}\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"
     root = routed(tmp_path, row.format("rdma0"), row.format("rdma1"))
     (root / "proc/net/fib_trie").write_text("Local:\n  |-- 10.0.0.5\n     /32 host LOCAL\n")
-    assert interfaces._recorded_v4(Tree(root)) == []
+    assert interfaces._v4_by_files(Tree(root)) == []
 
 
 @pytest.mark.parametrize(
@@ -175,6 +175,6 @@ def test_on_the_running_machine_the_kernels_table_agrees_with_the_system() -> No
     tree = Tree()
     live = {i.name: i for i in interfaces.interfaces(tree)}
     assert "127.0.0.1" in live["lo"].addresses
-    for name, address in interfaces._recorded_v4(tree):
+    for name, address in interfaces._v4_by_files(tree):
         assert address in live[name].addresses
     assert interfaces.route(tree, live.values(), "localhost") == "lo"
