@@ -392,13 +392,14 @@ def test_decorated_functions_set_and_stop(tmp_path: Path) -> None:
         ("raise Stop('no licence', 'buy one')", "it stopped the launch: no licence", "  | buy one\n"),
         ("return 3", "exit code 1", "  | TypeError: f returned int, not primus.hook.Settings or None\n"),
         ("1 / 0", "exit code 1", "  | ZeroDivisionError: division by zero\n"),
+        ("raise SystemExit(0)", "it ended before its functions returned", "log: "),
         ("return Settings(env={'A B': 1})", "", "'A B' with its value is no variable"),
     ],
 )
 def test_a_function_that_fails_stops_the_launch(tmp_path: Path, body: str, problem: str, line: str) -> None:
     write(
         tmp_path,
-        hooks__1_a_py=f"from primus.hook import *\nfrom primus.hook import hook\n@hook\ndef f(context):\n    {body}\n",
+        hooks__1_a_py=f"from primus.hook import *\n@hook\ndef f(context):\n    {body}\n",
     )
     done = launched(tmp_path, "--", "tiny")
     assert done.returncode == 1

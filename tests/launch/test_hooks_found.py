@@ -200,6 +200,15 @@ def test_a_decorator_that_cannot_be_read_is_an_error(environ: dict[str, str], ca
     assert problem in caught.value.problem
 
 
+@pytest.mark.parametrize(
+    "text", ["@hook\nasync def f(context): ...", "class A:\n    @hook\n    def f(context): ...", "@hook\nclass A: ..."]
+)
+def test_only_plain_functions_are_decorated(environ: dict[str, str], text: str) -> None:
+    write("hooks/1_a.py", f"from primus.hook import *\n{text}\n")
+    with pytest.raises(UsageError, match=r"hooks/1_a\.py:[23]: @hook is for plain functions at the top level"):
+        found(environ)
+
+
 def test_a_file_that_is_no_python_is_a_script_that_will_say_so(environ: dict[str, str]) -> None:
     write("hooks/1_a.py", "def (:\n")
     assert [each.functions for each in found(environ)] == [()]

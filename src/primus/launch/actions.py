@@ -160,6 +160,9 @@ def _perform(action: Action, scene: Scene, signals: Signals, environ: Mapping[st
             _argv(action, scene), env, action.timeout_s, log, masks, speaks=speaks, interrupted=lambda: signals.first
         )
         reply = _reply(result) if action.functions else Reply(env=ended.env, extra=ended.extra)
+    if reply is None:
+        ended = structs.replace(ended, problem=ended.problem or "it ended before its functions returned")
+        return ended, Reply(), masks
     masks.learn(reply.env)
     if reply.stop:
         hint = (masks.apply(reply.hint),) if reply.hint else ()
@@ -194,12 +197,12 @@ def _given(action: Action, reply: Reply, masks: Masks) -> Given:
     return Given(action=action, env=env, extra=tuple(f"--{name}={value}" for name, value in reply.extra.items()))
 
 
-def _reply(file: Path) -> Reply:
-    """What functions said; nothing where they did not come to it."""
+def _reply(file: Path) -> Reply | None:
+    """What functions said; None where they did not come to it."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=Reply)
     except FileNotFoundError:
-        return Reply()
+        return None
 
 
 def _argv(action: Action, scene: Scene) -> tuple[str, ...]:

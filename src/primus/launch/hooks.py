@@ -184,13 +184,15 @@ def _functions(path: Path, plain: Action) -> list[_Function]:
         return []
     decorators = _imported(tree)
     found = []
-    for node in tree.body:
-        if not isinstance(node, ast.FunctionDef):
-            continue
-        for decorator in node.decorator_list:
+    for node in ast.walk(tree) if decorators else ():
+        for decorator in getattr(node, "decorator_list", ()):
             call = decorator if isinstance(decorator, ast.Call) else None
-            if ast.unparse(call.func if call else decorator) in decorators:
-                found.append(_Function(node.name, _decorated(plain, call, f"{path}:{decorator.lineno}")))
+            if ast.unparse(call.func if call else decorator) not in decorators:
+                continue
+            where = f"{path}:{decorator.lineno}"
+            if not isinstance(node, ast.FunctionDef) or node not in tree.body:
+                raise UsageError(f"{where}: @hook is for plain functions at the top level of a file")
+            found.append(_Function(node.name, _decorated(plain, call, where)))
     return found
 
 
