@@ -7,14 +7,13 @@ run before the task; in `after/` and `failure/` the others.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from primus.errors import UsageError, did_you_mean
 from primus.hook import STAGES, Stage
@@ -74,7 +73,7 @@ def time_limit(environ: Mapping[str, str]) -> float | None:
         UsageError: The variable is not a number above 0.
     """
     text = environ.get(TIMEOUT_VARIABLE)
-    return None if not text else _seconds(text, f"${TIMEOUT_VARIABLE}")
+    return None if not text else seconds(text, f"${TIMEOUT_VARIABLE}")
 
 
 def declared(path: Path, kind: str = "hook") -> Action:
@@ -99,11 +98,16 @@ def _marked(action: Action, word: str, where: str) -> Action:
     if word == "lock":
         return structs.replace(action, locked=True)
     if word.startswith("timeout="):
-        return structs.replace(action, timeout_s=_seconds(word.removeprefix("timeout="), where))
+        return structs.replace(action, timeout_s=seconds(word.removeprefix("timeout="), where))
     raise UsageError(f"{where}: '# primus:' takes no '{word}'", did_you_mean(word, MARKERS))
 
 
-def _seconds(text: str, where: str) -> float:
+def seconds(text: str, where: str) -> float:
+    """A time limit in seconds: `60` or `60s`.
+
+    Raises:
+        UsageError: It is no number above 0; the message begins with `where`.
+    """
     try:
         value = float(text.removesuffix("s"))
     except ValueError:
@@ -161,71 +165,12 @@ def _actions(path: Path, stage: Stage) -> list[Action]:
     plain = structs.replace(declared(path), stage=stage)
     if path.suffix != ".py":
         return [plain]
-    functions = _functions(path, plain)
+    from primus.launch import decorated  # needs Python's own parser, which costs milliseconds
+
+    functions = decorated.functions(path, _text(path, "hook"), plain)
     if not functions:
         return [plain]
     return [
         structs.replace(like, functions=tuple(each.name for each in functions if each.action == like))
         for like in dict.fromkeys(each.action for each in functions)
     ]
-
-
-class _Function(Struct, frozen=True):
-    name: str
-    action: Action
-    """The file's, as the decorator changes it."""
-
-
-def _functions(path: Path, plain: Action) -> list[_Function]:
-    """The decorated functions of a Python file; none where Python cannot read it, which is told when it runs."""
-    try:
-        tree = ast.parse(_text(path, "hook"), str(path))
-    except (SyntaxError, ValueError):
-        return []
-    decorators = _imported(tree)
-    found = []
-    for node in ast.walk(tree) if decorators else ():
-        for decorator in getattr(node, "decorator_list", ()):
-            call = decorator if isinstance(decorator, ast.Call) else None
-            if ast.unparse(call.func if call else decorator) not in decorators:
-                continue
-            where = f"{path}:{decorator.lineno}"
-            if not isinstance(node, ast.FunctionDef) or node not in tree.body:
-                raise UsageError(f"{where}: @hook is for plain functions at the top level of a file")
-            found.append(_Function(node.name, _decorated(plain, call, where)))
-    return found
-
-
-def _imported(tree: ast.Module) -> set[str]:
-    """Names by which a file may call the decorator."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "primus.hook":
-            names |= {alias.asname or "hook" for alias in node.names if alias.name in ("hook", "*")}
-        if isinstance(node, ast.ImportFrom) and node.module == "primus":
-            names |= {f"{alias.asname or alias.name}.hook" for alias in node.names if alias.name == "hook"}
-        if isinstance(node, ast.Import):
-            names |= {f"{alias.asname or alias.name}.hook" for alias in node.names if alias.name == "primus.hook"}
-    return names
-
-
-_ARGUMENTS = {"stage": "stage", "once": "once", "lock": "locked", "timeout_s": "timeout_s"}
-"""Field of an Action that each argument of the decorator sets."""
-
-
-def _decorated(plain: Action, call: ast.Call | None, where: str) -> Action:
-    changes = {}
-    for keyword in call.keywords if call else ():
-        if keyword.arg not in _ARGUMENTS:
-            raise UsageError(f"{where}: @hook takes no '{keyword.arg}'", did_you_mean(str(keyword.arg), _ARGUMENTS))
-        try:
-            value = ast.literal_eval(keyword.value)
-        except ValueError:
-            raise UsageError(f"{where}: @hook({keyword.arg}=...) must be a plain value: it is read, not run") from None
-        if keyword.arg == "stage" and value not in (None, *STAGES):
-            raise UsageError(f"{where}: no stage {value!r}", did_you_mean(str(value), STAGES))
-        if keyword.arg == "timeout_s" and value is not None:
-            value = _seconds(str(value), where)
-        if value is not None:
-            changes[_ARGUMENTS[keyword.arg]] = value
-    return structs.replace(plain, **changes)

@@ -9,12 +9,19 @@ from typing import Literal
 from msgspec import structs
 
 from primus.errors import UsageError
-from primus.machine import amd, host, interfaces, nvidia, pci, profile, rdma
-from primus.machine.facts import Device, Facts, Link, Problem, Vendor
+from primus.machine import host, interfaces, pci, profile
+from primus.machine.facts import Device, Facts, Link, Problem, RdmaDevice, Vendor
 from primus.machine.tree import Tree
 
 Tools = Literal["never", "missing", "all"]
 MODEL_VARIABLE = "PRIMUS_GPU_MODEL"
+KFD = "sys/class/kfd"
+NVIDIA_DRIVER = "proc/driver/nvidia"
+INFINIBAND = "sys/class/infiniband"
+
+Cards = tuple[tuple[Device, ...], tuple[Link, ...]]
+"""Cards of one vendor, and the links between them. What reads them is imported on machines that have something to do
+with that vendor."""
 
 
 def probe(
@@ -49,7 +56,7 @@ def probe(
         links=links,
         interfaces=found,
         master_interface=interfaces.route(tree, found, master) if master else None,
-        rdma=rdma.devices(tree),
+        rdma=_rdma(tree),
         cpu=host.cpu(tree, environ),
         memory=host.memory(tree),
         limits=host.limits(tree),
@@ -64,16 +71,40 @@ def probe(
     )
 
 
-def _cards(tree: Tree, functions: Sequence[pci.Function]) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
+def _cards(tree: Tree, functions: Sequence[pci.Function]) -> Cards:
     """The cards of one vendor, since a job runs on one kind; AMD's beside NVIDIA's are the processor's graphics unless
     a profile knows them."""
-    by_amd, by_nvidia = amd.cards(tree, functions), nvidia.cards(tree, functions)
+    by_amd, by_nvidia = _amd_cards(tree, functions), _nvidia_cards(tree, functions)
     is_amd = not by_nvidia[0] or any(device.model for device in by_amd[0])
     kept, left_out = (by_amd, by_nvidia) if is_amd else (by_nvidia, by_amd)
     for device in left_out[0]:
         where = f"{device.model or device.name or 'device'} ({device.bdf})"
         tree.problems.append(Problem(where, f"is left out beside the cards of {'AMD' if is_amd else 'NVIDIA'}"))
     return kept
+
+
+def _amd_cards(tree: Tree, functions: Sequence[pci.Function]) -> Cards:
+    if not tree.names(KFD) and pci.AMD not in {function.vendor for function in functions}:
+        return (), ()
+    from primus.machine import amd
+
+    return amd.cards(tree, functions)
+
+
+def _nvidia_cards(tree: Tree, functions: Sequence[pci.Function]) -> Cards:
+    if not tree.names(NVIDIA_DRIVER) and pci.NVIDIA not in {function.vendor for function in functions}:
+        return (), ()
+    from primus.machine import nvidia
+
+    return nvidia.cards(tree, functions)
+
+
+def _rdma(tree: Tree) -> tuple[RdmaDevice, ...]:
+    if not tree.names(INFINIBAND) and not tree.may_ask:
+        return ()
+    from primus.machine import rdma
+
+    return rdma.devices(tree)
 
 
 def _overridden(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
