@@ -169,6 +169,7 @@ def test_layers_go_from_what_is_common_to_the_model() -> None:
         "base",
         "gpu",
         "nvidia",
+        "sm90",
         "sm100",
         "sm103",
         "gb300",
