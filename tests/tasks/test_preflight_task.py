@@ -63,6 +63,7 @@ def test_a_tool_that_is_required_and_missing_is_overridden_by_name_only(tmp_path
     [
         (("--tests", "gem"), "did you mean 'gemm'"),
         (("--perf", "--comm-sizes-mb", "1,x"), "sizes in MiB"),
+        (("--perf", "--ring-p2p-sizes-mb", "-1"), "sizes in MiB"),
         (("--ignore", "memlock"), "a check has a group and a name"),
         (("--thresholds", "none.yaml"), "no such file"),
         (("--dmesg-minutes", "-1"), "expected float > 0.0"),
@@ -242,7 +243,7 @@ def test_a_launch_that_asks_for_no_preflight_does_not_import_it(tmp_path: Path) 
 @pytest.mark.native
 def test_measuring_leaves_json_alone_on_standard_output(tmp_path: Path) -> None:
     words = ("--software", "--tests", "sanity,collectives", "--comm-sizes-mb", "0.1", "--quick", "--json")
-    words += ("--intra-group-sizes", "2,all")
+    words += ("--intra-group-sizes", "2,all", "--ring-p2p-sizes-mb", "0.5")
     done = cli.run("direct", "--nproc", "3", "--", "preflight", *words, cwd=tmp_path, timeout_s=120)
     told = json.loads(done.stdout)
     assert "performance" in told["report"]["checks"]
@@ -250,3 +251,5 @@ def test_measuring_leaves_json_alone_on_standard_output(tmp_path: Path) -> None:
     assert any(name.startswith("performance.all_reduce") for name in measured), measured
     sums = [one for one in told["report"]["findings"] if one["check"] == "performance.all_reduce"]
     assert {one.get("subject", "") for one in sums} == {"", "ranks 0-1"}
+    rings = [one["measured"] for one in told["report"]["findings"] if one["check"] == "performance.send_recv"]
+    assert len(rings) == 2 and all(" at 512.0 KiB" in ring for ring in rings), "the ring has a size of its own"

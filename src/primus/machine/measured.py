@@ -31,6 +31,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """Names from TESTS, run in that order."""
     sizes_bytes: tuple[int, ...]
     """Sizes of the collectives, by the convention of nccl-tests the bytes of the largest side."""
+    ring_sizes_bytes: tuple[int, ...] = ()
+    """Sizes of what goes round in a ring (send_recv); those of the other collectives where there are none."""
     pair_bytes: int
     """Message of the pair scan."""
     intra_group_sizes: tuple[int, ...] = ()

@@ -210,7 +210,8 @@ class Suite:
         """Every operation in every size, all groups in step, so that no one waits longer than a limit."""
         longest_s = min(LONGEST_QUICK_S if self._asked.is_quick else LONGEST_S, self._asked.timeout_s / 4)
         for name in collectives.OPERATIONS:
-            for size_bytes in sorted(self._asked.sizes_bytes):
+            own_sizes = self._asked.ring_sizes_bytes if name == "send_recv" else ()
+            for size_bytes in sorted(own_sizes or self._asked.sizes_bytes):
                 found = None
                 with self._together(f"{name} of {table.size(size_bytes)}{_among(group)}"):
                     if group:

@@ -28,7 +28,7 @@ OLD_TESTS = {
     "inter-allreduce": "collectives",
     "inter-alltoall": "collectives",
     "inter-p2p": "pairs",
-    "inter-ring-p2p": "pairs",
+    "inter-ring-p2p": "collectives",
 }
 """What measures the same as a test of the existing system (AMD-AGI/Primus preflight)."""
 
@@ -125,7 +125,7 @@ class Options(Struct, frozen=True, kw_only=True):
     inter_group_sizes: str | None = None
     """Collectives among so many nodes as well, separated by commas; all nodes are always measured."""
     ring_p2p_sizes_mb: str | None = None
-    """Accepted, and without effect: every two processes of a node, and every two nodes, are measured together."""
+    """Sizes in MiB, separated by commas, of what each process sends to the next at once."""
     data: str | None = None
     """Folder of the training data, which is checked as well."""
     workspace: str = "./output"
@@ -143,9 +143,9 @@ class Options(Struct, frozen=True, kw_only=True):
         return chosen or GROUPS
 
 
-WITHOUT_EFFECT = ("disable_pdf", "plot", "no_clean_dump_path", "ring_p2p_sizes_mb")
+WITHOUT_EFFECT = ("disable_pdf", "plot", "no_clean_dump_path")
 OF_MEASURING = (
-    *("comm_sizes_mb", "intra_group_sizes", "inter_group_sizes", "per_gpu_timeout_sec"),
+    *("comm_sizes_mb", "ring_p2p_sizes_mb", "intra_group_sizes", "inter_group_sizes", "per_gpu_timeout_sec"),
     *("gemm_tflops_min", "hbm_gbs_min", "rccl_gbs_min"),
 )
 LIMITS = {
@@ -191,15 +191,16 @@ def asked_of(options: Options, context: TaskContext, facts: Facts) -> Asked:
     """What the workers shall measure.
 
     Raises:
-        UsageError: --tests or --comm-sizes-mb names nothing that can be measured.
+        UsageError: --tests, or an option of sizes, names nothing that can be measured.
     """
     limit_s = min(options.time_limit, options.per_gpu_timeout_sec or options.time_limit)
     asked = performance.plan(facts, demands_of(options, context, facts), is_quick=options.quick, timeout_s=limit_s)
-    tests, sizes = _tests(options.tests), _sizes(options.comm_sizes_mb)
+    tests, sizes = _tests(options.tests), _sizes("comm", options.comm_sizes_mb)
     return structs.replace(
         asked,
         tests=tests or asked.tests,
         sizes_bytes=sizes or asked.sizes_bytes,
+        ring_sizes_bytes=_sizes("ring-p2p", options.ring_p2p_sizes_mb),
         intra_group_sizes=_group_sizes("intra", options.intra_group_sizes),
         inter_group_sizes=_group_sizes("inter", options.inter_group_sizes),
     )
@@ -225,12 +226,12 @@ def _tests(text: str | None) -> tuple[str, ...]:
     return tuple(test for test in measured.TESTS if test in chosen)
 
 
-def _sizes(text: str | None) -> tuple[int, ...]:
+def _sizes(which: str, text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch(r"\d+(\.\d+)?", word) and float(word) > 0 for word in words):
-        raise UsageError(f"--comm-sizes-mb {text}: sizes in MiB are separated by commas", "such as 1,64,1024")
+        raise UsageError(f"--{which}-sizes-mb {text}: sizes in MiB are separated by commas", "such as 1,64,1024")
     return tuple(sorted({int(float(word) * MIB) for word in words}))
 
 
