@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -54,21 +55,10 @@ def call(
         return Answer(state="missing", problem=f"{argv[0]} is not installed")
     began = time.monotonic()
     try:
-        child = subprocess.Popen(
-            [program, *argv[1:]],
-            env=None if environ is None else dict(environ),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        child = _started([program, *argv[1:]], environ, cwd)
     except OSError as error:
         return Answer(state="failed", problem=f"{argv[0]}: {error.strerror}")
     with child:
-        _running.add(child.pid)
         try:
             text, complaint = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -89,10 +79,30 @@ def call(
 
 _running: set[int] = set()
 """Programs that are being asked, maybe by a thread that nobody waits for when this process is interrupted."""
+_starting = threading.Lock()
+"""Held while a program is started and noted, so that none is missed."""
+
+
+def _started(argv: Sequence[str], environ: Mapping[str, str] | None, cwd: Path | None) -> subprocess.Popen[str]:
+    with _starting:
+        child = subprocess.Popen(
+            argv,
+            env=None if environ is None else dict(environ),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        _running.add(child.pid)
+    return child
 
 
 @atexit.register
 def _kill_running() -> None:
+    _starting.acquire(timeout=KILL_S)  # and never released: nothing is started any more
     for pid in list(_running):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)

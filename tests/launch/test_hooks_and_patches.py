@@ -266,7 +266,7 @@ def test_no_process_of_a_hook_outlives_a_killed_launcher(tmp_path: Path) -> None
         process.kill()
         process.communicate(timeout=15)
     pids = list(map(int, (tmp_path / "pids").read_text().split()))
-    cli.wait_for(lambda: all(map(is_gone, pids)), "the end of the hook", timeout_s=5)
+    cli.wait_for(lambda: all(map(is_gone, pids)), "the end of the hook", timeout_s=15)
 
 
 def test_a_hook_that_prints_secrets_shows_them_nowhere(tmp_path: Path) -> None:
