@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import signal
 import time
 from pathlib import Path
@@ -296,3 +297,13 @@ def test_no_process_outlives_a_killed_launcher_of_two(tmp_path: Path) -> None:
         process.kill()
         process.communicate(timeout=15)
     cli.wait_for(lambda: all(gone(pid) for pid in pids), "the end of all processes", timeout_s=5)
+
+
+def test_a_run_keeps_what_was_found_out_about_its_machine(tmp_path: Path) -> None:
+    assert cli.run("direct", "--", "tiny", cwd=tmp_path).returncode == 0
+    system = json.loads((latest(tmp_path) / "env/system_info.json").read_text())
+    facts = system["facts"]
+    assert facts["host"] == system["host"] == socket.gethostname()
+    assert facts["cpu"]["model"] == system["cpu_model"]
+    assert facts["software"]["kernel"] == os.uname().release
+    assert "lo" in {interface["name"] for interface in facts["interfaces"]}

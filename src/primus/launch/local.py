@@ -322,6 +322,7 @@ def _supervised(launch: Launch, run: Run, shape: Layout, say: Say, *, keeps_reco
     env_folder = run.directory / ("env" if is_head else f"env/node_{shape.node_rank}")
 
     def after_start() -> None:
-        snapshot.write_environment(env_folder, _environment(launch) | hidden, sources)
+        facts = launch.context.facts(shape.master_addr if shape.nnodes > 1 else None)  # as they were planned with
+        snapshot.write_environment(env_folder, _environment(launch) | hidden, sources, facts)
 
     return execute.execute(launch.plan, run, launch.attempt, launch.context.environ, after_start)
