@@ -6,16 +6,20 @@ VENV ?=
 in_venv = venv="$(or $(VENV),$$(./primus-cli setup --dev))" && PATH="$$venv/bin:$$PATH" &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick core lint format golden docs bench
+.PHONY: help setup test test-cluster quick core lint format golden docs bench
 
 help:  ## list these
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup:  ## make the development environment, or bring it up to date
 	@$(in_venv) echo "$$venv"
 
 test: lint  ## every check: the import directions, ruff, mypy, and all tests
 	@$(in_venv) python -m pytest
+
+test-cluster:  ## install Slurm, containers, sshd and Kubernetes (Debian, root), and run the tests that need them
+	@sh tests/cluster/install.sh slurm podman apptainer sshd kubernetes
+	@$(in_venv) python -m pytest -m cluster
 
 quick:  ## the tests that take less than about ten seconds each
 	@$(in_venv) python -m pytest -m "not slow"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from components import why_absent
+
 GOLDEN = Path(__file__).parent / "golden"
 
 USER_VARIABLES = (
@@ -27,7 +29,7 @@ USER_VARIABLES = (
 )
 """Variables that a developer's shell may have and that change what a command does."""
 
-USER_PREFIXES = ("PRIMUS_", "SLURM_", "PET_", "TORCHELASTIC_")
+USER_PREFIXES = ("PRIMUS_", "SLURM_", "SBATCH_", "SRUN_", "PET_", "TORCHELASTIC_")
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = ["machines"] + ([] if HAS_TORCH else ["backends", "checkpoint", "data", "measure"])
@@ -56,6 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark, reason in reasons.items():
             if reason and item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
+        for mark in item.iter_markers("cluster"):
+            absent = [reason for reason in map(why_absent, mark.args) if reason]
+            if absent:
+                item.add_marker(pytest.mark.skip(reason=absent[0]))
 
 
 def _why_no_gpu() -> str:
@@ -70,6 +76,7 @@ def _why_no_gpu() -> str:
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The test sees none of the developer's own launch variables and hooks."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "no-config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
     for name in list(os.environ):
         if name in USER_VARIABLES or name.startswith(USER_PREFIXES):
             monkeypatch.delenv(name)

@@ -10,6 +10,7 @@ import pytest
 from fakes import cli
 from primus import registry
 from primus.cli.main import main
+from primus.launch import chain
 
 TASK = '''"""Say hello."""
 
@@ -111,7 +112,7 @@ def test_a_runtime_is_one_file(plug: Callable[[str, str], None], capfd: pytest.C
     plug("runtimes/moon.py", RUNTIME)
     plug("tasks/hello.py", TASK)
     assert main(["moon", "--crater", "Kepler", "--", "hello", "Ann"]) == 0
-    assert capfd.readouterr().out == "moon Kepler primus-cli direct -- hello Ann\n"
+    assert capfd.readouterr().out == f"moon Kepler {chain.entry()} direct -- hello Ann\n"
     assert main(["moon", "--", "direct", "--env", "A=1", "--", "hello", "Ann"]) == 0
     assert capfd.readouterr().out == "moon Tycho primus-cli direct --env A=1 -- hello Ann\n"
     assert main(["moon", "--help"]) == 0

@@ -13,7 +13,7 @@ import pytest
 
 from fakes import cli
 from primus.cli.main import main
-from primus.launch import start
+from primus.launch import chain, start
 from primus.machine.assume import assumed
 from primus.machine.facts import Cpu, Facts
 
@@ -55,6 +55,7 @@ def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         .out.replace(shlex.quote(sys.executable), "PYTHON")
         .replace(sys.executable, "PYTHON")
         .replace(start.__file__, "primus/launch/start.py")
+        .replace(chain.entry(), "PRIMUS-CLI")
         .replace(str(Path.cwd()), "/here")
     )
     return re.sub(r"\d{8}_\d{6}-[0-9a-f]{4}", "RUN-ID", text)

@@ -15,10 +15,9 @@ from msgspec import structs
 from primus import __version__, registry
 from primus.config import flags
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError, UsageError, place_of
-from primus.launch import chain, hooks, show
+from primus.launch import chain, hooks, remote, show
 from primus.launch.plan import Action, Context, Job, LaunchPlan, lengthens, shown
 from primus.launch.prepare import prepare
-from primus.launch.request import Segment
 from primus.machine.cluster import Layout
 from primus.machine.facts import Facts
 from primus.runs.files import to_json
@@ -99,6 +98,10 @@ def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[s
     request, given = command.request, command.options
     for segment in request.runtimes:
         chain.options_of(segment)
+    if not request.task:
+        runtime = registry.load("runtimes", request.runtimes[-1].name)
+        here = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run)
+        return runtime.run(chain.options_of(request.runtimes[-1]), here) or EXIT_OK
     task = registry.load("tasks", request.task)
     takes_overrides = getattr(task, "OVERRIDES", False)
     options, extra = flags.parse(task.Options, request.words, f"task '{request.task}'", extra=takes_overrides)
@@ -117,7 +120,7 @@ def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[s
     find_hooks = cache(lambda: hooks.find(request.task, environ, starts_workers=starts_workers, framework=framework))
     context = structs.replace(context, starts_workers=starts_workers, hooks=find_hooks)
     if registry.load("runtimes", request.runtimes[0].name).LEVEL != "node":
-        return _elsewhere(command, context)
+        return _elsewhere(command, words, job, for_task, context)
     if job is None:
         return _in_this_process(command, task, options, for_task, context)
     return _with_workers(command, words, job, task, options, for_task, context)
@@ -239,25 +242,14 @@ def _with_hooks(
     return here.perform(actions, request, layout, context.python, os.environ, accept, run, say)
 
 
-def _elsewhere(command: chain.Command, context: Context) -> int:
-    """A chain that leaves this machine ends in `primus-cli direct -- <task>` there."""
-    request = command.request
-    outer = tuple(segment for segment in request.runtimes if registry.load("runtimes", segment.name).LEVEL != "node")
-    on_node = request.runtimes[len(outer) :] or (Segment("direct"),)
-    passed_on = [f"--{name}" for name in ("debug", "json") if getattr(command.options, name)]
-    words = ["primus-cli", *passed_on, on_node[0].name, *on_node[0].words, "--", *request.task.split(), *request.words]
-    there = LaunchPlan(argv=tuple(words))
-    plan = chain.fold(structs.replace(request, runtimes=outer), there, context)
+def _elsewhere(
+    command: chain.Command, words: tuple[str, ...], job: Job | None, for_task: TaskContext, context: Context
+) -> int:
+    """Do the task in another place than this process."""
+    planned = remote.prepare(job, command.request, words, command.options, context)
     if command.options.dry_run:
-        return _show(plan, command)
-    import subprocess
-
-    env = dict(context.environ) | {name: variable.value for name, variable in plan.env.items()}
-    try:
-        code = subprocess.run(plan.argv, env=env, check=False).returncode
-    except OSError as error:
-        raise PrimusError(f"{plan.argv[0]}: cannot be started: {error.strerror}") from None
-    return code if code >= 0 else 128 - code
+        return _show(planned.plan, command, *([f"run folder: {planned.directory}"] if planned.needs_folder else []))
+    return remote.perform(planned, for_task.say)
 
 
 def _show(plan: LaunchPlan, command: chain.Command, *more: str) -> int:

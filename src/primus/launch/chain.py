@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus import registry
 from primus.config import flags
 from primus.errors import PrimusError, UsageError, did_you_mean, nearest
-from primus.launch.plan import Context, LaunchPlan
+from primus.launch.plan import Context, LaunchPlan, Variable
 from primus.launch.request import Request, Segment
 
 LEVELS = ("cluster", "container", "node")
@@ -40,6 +42,7 @@ class Command(Struct, frozen=True):
 
     options: Globals
     request: Request
+    """Its task is empty where the runtime does something by itself, as `kubernetes list` does."""
     is_help: bool = False
 
 
@@ -62,6 +65,11 @@ def parse(argv: Sequence[str]) -> Command:
         runtimes.append(Segment(_typed(head), tuple(word for word in own if word not in ("-h", "--help"))))
     if not runtimes:
         raise _no_runtime(words)
+    if not rest and not is_help:
+        runtimes[-1], rest = _completed(runtimes[-1])
+    if not rest and not is_help and _is_command(runtimes[-1]):
+        _check_order(runtimes)
+        return Command(Globals(**given), Request(runtimes=tuple(runtimes), task=""))
     task, own = _task(rest, runtimes, is_help)
     own, more = _take_globals(own, only=("json", "dry_run", "debug"))
     is_help |= _asks_help(own)
@@ -76,9 +84,48 @@ def fold(request: Request, plan: LaunchPlan, context: Context) -> LaunchPlan:
     Raises:
         UsageError: An option of a runtime is wrong.
     """
-    for segment in reversed(request.runtimes):
-        plan = registry.load("runtimes", segment.name).wrap(plan, options_of(segment), context)
+    return _folded(request, len(request.runtimes), plan, context, ())
+
+
+def fold_outer(request: Request, context: Context, env: Mapping[str, Variable], given: Globals) -> LaunchPlan:
+    """The plan of the runtimes that leave this machine; inside them `primus-cli` does the rest of the chain.
+
+    Args:
+        env: Variables that the rest of the chain wants by name.
+        given: Global options, which hold there too.
+
+    Raises:
+        UsageError: An option of a runtime is wrong.
+    """
+    num_outer = sum(registry.load("runtimes", segment.name).LEVEL != "node" for segment in request.runtimes)
+    passed_on = tuple(f"--{name}" for name in ("debug", "json") if getattr(given, name))
+    innermost = LaunchPlan(argv=_there(request, num_outer, passed_on), env=dict(env))
+    return _folded(request, num_outer, innermost, context, passed_on)
+
+
+def _folded(request: Request, count: int, plan: LaunchPlan, context: Context, passed_on: tuple[str, ...]) -> LaunchPlan:
+    """`plan` wrapped by the first `count` runtimes."""
+    for number, segment in reversed(list(enumerate(request.runtimes[:count]))):
+        there = _there(request, number + 1, passed_on)
+        level = structs.replace(context, is_here=number == 0, there=there)
+        plan = registry.load("runtimes", segment.name).wrap(plan, options_of(segment), level)
     return plan
+
+
+def _there(request: Request, first: int, passed_on: tuple[str, ...]) -> tuple[str, ...]:
+    """The command that does the chain from runtime number `first` on."""
+    runtimes = request.runtimes[first:] or (Segment(NODE_END),)
+    words = [word for segment in runtimes for word in (segment.name, *segment.words, "--")]
+    if registry.load("runtimes", runtimes[-1].name).LEVEL != "node":
+        words += [NODE_END, "--"]
+    return (entry(), *passed_on, *words, *request.task.split(), *request.words)
+
+
+def entry() -> str:
+    """The `primus-cli` that other nodes and containers start: of the checkout where there is one, else as installed."""
+    checkout = registry.PACKAGE.parents[1] / "primus-cli"
+    installed = Path(sys.prefix) / "bin" / "primus-cli"
+    return str(checkout if checkout.is_file() else installed if installed.is_file() else "primus-cli")
 
 
 def options_of(segment: Segment) -> Struct:
@@ -87,8 +134,25 @@ def options_of(segment: Segment) -> Struct:
     Raises:
         UsageError: One is unknown or has a wrong value.
     """
-    kind: type[Struct] = registry.load("runtimes", segment.name).Options
+    module = registry.load("runtimes", segment.name)
+    if hasattr(module, "parse"):
+        parsed: Struct = module.parse(segment.words)
+        return parsed
+    kind: type[Struct] = module.Options
     return flags.parse(kind, segment.words, f"runtime '{segment.name}'")[0]
+
+
+def _completed(segment: Segment) -> tuple[Segment, list[list[str]]]:
+    """A runtime whose own words name a task, as `kubernetes create --exp FILE` does, without them and with the task."""
+    module = registry.load("runtimes", segment.name)
+    words, task = module.implied(segment.words) if hasattr(module, "implied") else (segment.words, ())
+    return Segment(segment.name, words), [list(task)] if task else []
+
+
+def _is_command(segment: Segment) -> bool:
+    """Whether the runtime does something by itself, without a task."""
+    commands = getattr(registry.load("runtimes", segment.name), "COMMANDS", ())
+    return bool(segment.words) and segment.words[0] in commands
 
 
 def _split(argv: Sequence[str]) -> list[list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import hashlib
 import os
 import shutil
@@ -15,19 +14,17 @@ from pathlib import Path
 
 from msgspec import structs
 
-from primus import __version__, process
 from primus.errors import PrimusError
-from primus.launch import actions, execute, meet, plan, show
+from primus.launch import actions, execute, folder, meet, plan, show
 from primus.launch.actions import Given, Scene
 from primus.launch.plan import Variable
 from primus.launch.prepare import Launch, amended, planned
-from primus.launch.request import without_secrets
 from primus.machine.cluster import Layout
 from primus.runs import patches, snapshot
 from primus.runs.events import EventLog
 from primus.runs.files import write_json, write_text
-from primus.runs.store import Metadata, Outcome, Run, create
-from primus.secret import MASK, is_secret, mask_words
+from primus.runs.store import Outcome, Run
+from primus.secret import MASK, is_secret
 
 MEETING_TIMEOUT_S = 600.0
 HOOK_LOGS = "logs/hooks"
@@ -77,7 +74,7 @@ def _lead(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
 def _follow(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
     """Another node: do what comes before, meet node 0, then work in the run folder that it names."""
     private = Path(tempfile.mkdtemp(prefix="primus-node-"))
-    _write_files(private, launch)
+    folder.write_files(private, launch.job)
     scene = _scene(launch, shape, private, None, say)
     begun = _Begun(launch, None)
     try:
@@ -125,7 +122,7 @@ class _Begun:
         self.launch = amended(self.launch, given.env, given.extra)
         remarks = self._share(given) if self._nnodes > 1 else []
         if self._run and given.extra and not self.launch.job.resume:
-            _write_files(self._run.directory, self.launch)
+            folder.write_files(self._run.directory, self.launch.job)
         found, environ = self.launch.plan.env, _environment(self.launch)
         kept = [name for name, each in given.env.items() if environ.get(name) != each.value]
         return remarks + [f"{name} stays as {_who(found.get(name))} has set it" for name in kept]
@@ -207,16 +204,16 @@ def _environment(launch: Launch) -> dict[str, str]:
     return dict(launch.context.environ) | {name: variable.value for name, variable in launch.plan.env.items()}
 
 
-def _scene(launch: Launch, shape: Layout, folder: Path, run: Run | None, say: Say) -> Scene:
+def _scene(launch: Launch, shape: Layout, place: Path, run: Run | None, say: Say) -> Scene:
     return Scene(
         task=launch.request.task,
         words=launch.request.words,
         layout=shape,
         python=launch.context.python,
-        logs=folder / HOOK_LOGS,
-        records=folder,
+        logs=place / HOOK_LOGS,
+        records=place,
         run=run,
-        config=folder / CONFIG_FILE,
+        config=place / CONFIG_FILE,
         say=say,
     )
 
@@ -257,15 +254,7 @@ def _open(launch: Launch) -> Run:
     directory = Path(launch.directory)
     if launch.job.resume:
         return Run(directory)
-    run = create(directory, _metadata(launch))
-    _write_files(directory, launch)
-    write_json(directory / "request.json", without_secrets(launch.request))
-    return run
-
-
-def _write_files(directory: Path, launch: Launch) -> None:
-    for name, text in launch.job.files.items():
-        write_text(directory / name, text)
+    return folder.make(directory, launch.job, launch.request, launch.command)
 
 
 def _write_plan(launch: Launch, run: Run, shape: Layout) -> None:
@@ -289,30 +278,10 @@ def _gather(begun: _Begun, run: Run, shape: Layout) -> None:
     meet.lead(shape.master_port, shape.nnodes, welcome, _fingerprint(begun.alike, shape), patience_s)
 
 
-def _metadata(launch: Launch) -> Metadata:
-    revision = process.output(["git", "rev-parse", "HEAD"], timeout_s=2)
-    changes = process.output(["git", "status", "--porcelain", "--untracked-files=no"], timeout_s=2)
-    return Metadata(
-        id=Path(launch.directory).name,
-        name=launch.job.name,
-        command=mask_words(launch.command),
-        task=launch.request.task,
-        runtimes=[segment.name for segment in launch.request.runtimes],
-        user=getpass.getuser(),
-        host=socket.gethostname(),
-        git_revision=revision,
-        git_dirty=None if changes is None else bool(changes),
-        version=__version__,
-        created=time.time(),
-        replay_of=launch.job.replay_of,
-        forced=list(launch.job.forced),
-    )
-
-
 def _supervised(launch: Launch, run: Run, shape: Layout, say: Say, *, keeps_record: bool) -> Outcome:
     """Execute the plan; of the nodes that share a run folder, the one that holds its lock keeps the record."""
     is_head = shape.node_rank == 0
-    verb = "continuing" if launch.job.resume and is_head else "run"
+    verb = "continuing" if launch.attempt and is_head else "run"
     say(f"{verb} {os.path.relpath(run.directory)}")
     if keeps_record:
         run.update(started=time.time(), ended=None, attempts=launch.attempt + 1, outcome=Outcome(state="running"))

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from primus.hook import Stage
+from primus.launch.policy import Policy
 from primus.machine.cluster import Layout
 from primus.machine.facts import Facts
 from primus.secret import MASK, mask_words, masked
@@ -55,7 +56,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
 
     argv: tuple[str, ...]
     env: dict[str, Variable] = {}
-    """Variables that this level sets over the inherited environment."""
+    """Variables that this level sets over the inherited environment; those of `inner` are among them, so that a value
+    need not stand in `argv`."""
     inherited: tuple[str, ...] = ()
     """Variables that are passed on by name, their values being those of the machine where the level starts."""
     mounts: tuple[Mount, ...] = ()
@@ -67,6 +69,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Hooks and patches of this node in running order."""
     layout: Layout | None = None
     """Nodes and processes, where this level decides them."""
+    policy: Policy | None = None
+    """How its workers are watched and restarted, where this level does that."""
     inner: LaunchPlan | None = None
 
 
@@ -90,6 +94,9 @@ class Job(Struct, frozen=True, kw_only=True):
     """Patch files that a replayed run had."""
     framework: str | None = None
     """Backend of the experiment, which may have hooks of its own."""
+    elsewhere: tuple[str, ...] | None = None
+    """Words that follow `--run DIR` where the job is done on another machine in a run folder that was made here; None
+    where the task is done there as it was typed."""
     resume: str | None = None
     """Run folder to continue."""
     notes: tuple[str, ...] = ()
@@ -118,6 +125,17 @@ class Context(Struct, frozen=True, kw_only=True):
     """What hooks and patches set."""
     terminal: str | None = None
     """Path of the terminal that progress may be drawn on."""
+    is_here: bool = True
+    """Whether the level is performed on this machine. If not it is planned only to be shown: where it is performed
+    `primus-cli` plans it again, and finds out there what depends on the machine."""
+    there: tuple[str, ...] = ()
+    """The command that a level which leaves this machine starts: `primus-cli` with the rest of the chain."""
+    directory: str = ""
+    """Run folder, absolute, for a level that leaves this machine; it exists once anything is performed."""
+    attempt: int = 0
+    """Which attempt of the run this is."""
+    name: str = ""
+    """What the job may be called: its experiment, else its task."""
 
 
 def lengthens(name: str, value: str, before: str | None) -> bool:

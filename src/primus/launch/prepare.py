@@ -48,7 +48,7 @@ def planned(
     """`job` in the run folder `directory`, as its attempt number `attempt`."""
     worker = start.command(context.python, "primus.worker", str(directory), str(attempt))
     innermost = LaunchPlan(argv=worker, env=job.env, notes=job.notes)
-    context = structs.replace(context, patches=job.patches)
+    context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
     folded = chain.fold(request, innermost, context)
     assert folded.layout is not None, "the chain ends on a node"
     job.check(folded.layout.world_size)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
-from primus.secret import mask_words
+from primus.secret import mask_words, masked
 
 
 class Segment(Struct, frozen=True):
@@ -29,3 +31,24 @@ def without_secrets(request: Request) -> Request:
     """`request` as a run folder may hold it."""
     runtimes = tuple(Segment(segment.name, tuple(mask_words(segment.words))) for segment in request.runtimes)
     return Request(runtimes=runtimes, task=request.task, words=tuple(mask_words(request.words)))
+
+
+def by_name(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """`words` of a runtime with each secret of `--env NAME=VALUE` left to its name, and the values by name.
+
+    So they can stand in the command line of another program, which gets the values in its environment.
+    """
+    found: dict[str, str] = {}
+    kept: list[str] = []
+    after_env = False
+    for word in words:
+        flag, equals, assignment = word.partition("=")
+        text = assignment if flag == "--env" and equals else word if after_env else ""
+        name, has_value, value = text.partition("=")
+        if has_value and masked(name, value) != value:
+            found[name] = value
+            kept.append(word[: len(word) - len(value) - 1])
+        else:
+            kept.append(word)
+        after_env = word == "--env" or (after_env and not word.startswith("-"))
+    return tuple(kept), found

@@ -16,6 +16,8 @@ from primus.errors import PrimusError, UsageError, did_you_mean
 from primus.runs.files import read_json, write_json
 
 State = Literal["planned", "running", "done", "failed", "interrupted"]
+Action = Literal["retry", "exclude", "stop"]
+"""What a failure asks for: the same once more, the same without its node, or a person."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -30,6 +32,9 @@ class Failure(Struct, frozen=True, kw_only=True):
     log: str = ""
     """The rank's log, relative to the run folder."""
     exit_code: int = 1
+    signature: str = ""
+    """Name of the failure signature that was found, such as `gpu-out-of-memory`."""
+    action: Action = "retry"
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

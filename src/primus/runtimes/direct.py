@@ -36,7 +36,7 @@ class Options(Struct, frozen=True, kw_only=True):
     single: bool = False
     """One process without torchrun, whatever devices there are."""
     env: tuple[str, ...] = ()
-    """NAME=VALUE, or a file of such lines, for the workers; may be repeated."""
+    """NAME=VALUE, a NAME that this environment has, or a file of such lines, for the workers; may be repeated."""
     env_file: tuple[str, ...] = ()
     """File of NAME=VALUE lines for the workers, below --env; may be repeated."""
     patch: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
         UsageError: The layout or a variable is impossible.
     """
     shape = layout_of(options, context)
-    typed = _user_variables(options.env_file, "--env-file") | _user_variables(options.env, "--env")
+    typed = _user_variables(options.env_file, "--env-file", {}) | _user_variables(options.env, "--env", context.environ)
     given = plan.env | typed
     env, warnings = _variables(shape, given, context) if context.starts_workers else (given, ())
     if context.terminal and shape.node_rank == 0:
@@ -149,13 +149,15 @@ def _torchrun(worker: tuple[str, ...], shape: Layout, python: str) -> tuple[str,
     )
 
 
-def _user_variables(words: tuple[str, ...], flag: str) -> dict[str, Variable]:
-    """Variables of `--env`: assignments, and files of assignments; of `--env-file`, files alone."""
+def _user_variables(words: tuple[str, ...], flag: str, environ: Mapping[str, str]) -> dict[str, Variable]:
+    """Variables of `--env`: assignments, names in `environ`, and files of assignments; of `--env-file`, files alone."""
     variables: dict[str, Variable] = {}
     for word in words:
         if "=" in word and flag == "--env":
             name, _, value = word.partition("=")
             variables[_name(name, "--env")] = Variable(value, "--env")
+        elif word in environ:
+            variables[word] = Variable(environ[word], "--env")
         else:
             variables |= _file_variables(word, flag)
     return variables
@@ -166,7 +168,9 @@ def _file_variables(file: str, flag: str) -> dict[str, Variable]:
         lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"{flag} {file}: {reason}", "give NAME=VALUE, or a file of such lines") from None
+        raise UsageError(
+            f"{flag} {file}: {reason}", "give NAME=VALUE, a NAME that is set, or a file of such lines"
+        ) from None
     variables = {}
     for number, line in enumerate(lines, start=1):
         text = line.strip().removeprefix("export ")

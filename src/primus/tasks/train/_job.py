@@ -43,7 +43,11 @@ def continued(directory: str, context: TaskContext) -> Job:
         )
     run = _existing(directory)
     resolved = experiment.of_run(run)
-    return _amendable(_job(resolved, {}, resume=run), resolved, partial(_of_run, run), keeps=run)
+    job = _job(resolved, {}, resume=run)
+    origin = run.metadata().replay_of
+    if origin and (Path(origin) / "metadata.json").is_file():
+        job = structs.replace(job, env=job.env | _variables_of(Run(Path(origin)), context))
+    return _amendable(job, resolved, partial(_of_run, run), keeps=run)
 
 
 def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
@@ -55,7 +59,6 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
     if context.overrides:
         raise UsageError(f"--replay repeats a run as it was; it takes no {context.overrides[0]}")
     from primus.runs import patches  # what only a replay needs is not for every launch
-    from primus.runs import replay as replays
 
     run = _existing(directory)
     resolved = experiment.of_run(run)
@@ -65,8 +68,6 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
             f"{len(numeric)} differences may change the losses: {'; '.join(numeric)}", "--force replays all the same"
         )
     job = _job(resolved, experiment.files_of(resolved), resume=None)
-    origin = f"replay of {run.id}"
-    env = {name: Variable(value, origin) for name, value in replays.variables(run, context.environ).items()}
 
     def check(world_size: int) -> None:
         job.check(world_size)
@@ -76,14 +77,22 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
     repeated = structs.replace(
         job,
         files=files,
-        env=job.env | env,
+        env=job.env | _variables_of(run, context),
         check=check,
         patches=() if context.patches else patches.copies(run),
         replay_of=str(run.directory.resolve()),
         forced=tuple(numeric),
-        notes=(origin,),
+        notes=(f"replay of {run.id}",),
     )
     return _amendable(repeated, resolved, partial(_of_run, run), keeps=run)
+
+
+def _variables_of(run: Run, context: TaskContext) -> dict[str, Variable]:
+    """The variables that a replayed run had."""
+    from primus.runs import replay as replays
+
+    origin = f"replay of {run.id}"
+    return {name: Variable(value, origin) for name, value in replays.variables(run, context.environ).items()}
 
 
 def _numeric_differences(run: Run, resolved: Resolved, context: TaskContext) -> list[str]:
@@ -174,6 +183,7 @@ def _job(resolved: Resolved, files: dict[str, str], resume: Run | None) -> Job:
         env={name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in asked.env.items()},
         check=check,
         framework=asked.trainer.framework,
+        elsewhere=(),
         resume=str(resume.directory) if resume else None,
         notes=(f"continues {resume.directory.name} from its newest checkpoint",) if resume else (),
     )

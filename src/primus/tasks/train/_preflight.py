@@ -42,6 +42,7 @@ def guarded(job: Job, depth: Depth | None, ignored: tuple[str, ...], context: Ta
         if ignored:
             raise UsageError("--preflight-ignore without a preflight", "add --preflight quick or full")
         return job
+    words = ("--preflight", chosen, *(f"--preflight-ignore={name}" for name in ignored))
     from primus.preflight import options as preflight
 
     options = preflight.Options(quick=True, ignore=ignored, workspace=job.workspace)
@@ -59,6 +60,7 @@ def guarded(job: Job, depth: Depth | None, ignored: tuple[str, ...], context: Ta
         job,
         check_node=check_node,
         notes=(*job.notes, note),
+        elsewhere=None if job.elsewhere is None else (*job.elsewhere, *words),
         amend=None if amend is None else lambda words: guarded(amend(words), depth, ignored, context),
     )
 

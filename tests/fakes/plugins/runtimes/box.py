@@ -20,7 +20,7 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     """`plan`, inside a box."""
     return LaunchPlan(
         argv=("box", "run", options.image, *plan.argv),
-        env={"BOX_TOKEN": Variable("canary-of-the-box", "box"), "BOX": Variable(options.image, "--image")},
+        env=plan.env | {"BOX_TOKEN": Variable("canary-of-the-box", "box"), "BOX": Variable(options.image, "--image")},
         inherited=("HF_TOKEN", "NCCL_DEBUG"),
         mounts=(Mount("/data", "/data"), Mount("/models", "/m", is_read_only=True)),
         inner=plan,

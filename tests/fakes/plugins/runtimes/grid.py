@@ -20,5 +20,6 @@ class Options(Struct, frozen=True, kw_only=True):
 
 def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     """`plan`, on each node of the grid."""
-    script = f"#!/bin/sh\n# nodes {options.nodes}\n{' '.join(plan.argv)}\n"
-    return LaunchPlan(argv=("gsub", "job.sh"), files={"job.sh": script}, notes=("waits in a queue",), inner=plan)
+    script = f"#!/bin/sh\n# nodes {options.nodes}\n{' '.join(context.there)}\n"
+    file = f"{context.directory}/job.sh"
+    return LaunchPlan(argv=("gsub", file), env=plan.env, files={file: script}, notes=("waits in a queue",), inner=plan)

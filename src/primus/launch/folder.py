@@ -1,0 +1,53 @@
+"""Make the run folder of a job, with what was asked."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from pathlib import Path
+
+from primus import __version__, process
+from primus.launch.plan import Job
+from primus.launch.request import Request, without_secrets
+from primus.runs.files import write_json, write_text
+from primus.runs.store import Metadata, Run, create
+from primus.secret import mask_words
+
+
+def make(directory: Path, job: Job, request: Request, command: tuple[str, ...]) -> Run:
+    """The run folder `directory`, new, of `job`; `command` is what was typed.
+
+    Raises:
+        PrimusError: It cannot be made.
+    """
+    run = create(directory, _metadata(directory, job, request, command))
+    write_files(directory, job)
+    write_json(directory / "request.json", without_secrets(request))
+    return run
+
+
+def write_files(directory: Path, job: Job) -> None:
+    """Write the files of `job`, such as its resolved configuration."""
+    for name, text in job.files.items():
+        write_text(directory / name, text)
+
+
+def _metadata(directory: Path, job: Job, request: Request, command: tuple[str, ...]) -> Metadata:
+    revision = process.output(["git", "rev-parse", "HEAD"], timeout_s=2)
+    changes = process.output(["git", "status", "--porcelain", "--untracked-files=no"], timeout_s=2)
+    return Metadata(
+        id=directory.name,
+        name=job.name,
+        command=mask_words(command),
+        task=request.task,
+        runtimes=[segment.name for segment in request.runtimes],
+        user=getpass.getuser(),
+        host=socket.gethostname(),
+        git_revision=revision,
+        git_dirty=None if changes is None else bool(changes),
+        version=__version__,
+        created=time.time(),
+        replay_of=job.replay_of,
+        forced=list(job.forced),
+    )

@@ -1,0 +1,166 @@
+"""Do a task in another place than this process: in a container, on the nodes of a cluster.
+
+The outermost level of the plan is performed here. Inside it `primus-cli` is started again with the rest of the chain,
+which ends in `primus-cli direct -- <task>` on each node. A job with a run folder is planned here and done there by
+`--run DIR`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from primus import registry
+from primus.errors import UsageError
+from primus.launch import chain, folder, foreground
+from primus.launch.plan import Context, Job, LaunchPlan, Variable, shown
+from primus.launch.request import Request, Segment, by_name
+from primus.runs.files import write_json, write_text
+from primus.runs.store import Outcome, Run, State, new_id
+from primus.secret import mask_words
+
+WORKSPACE = "output"
+"""Folder of run folders for tasks that are in no experiment."""
+PLAN_FILE = "launch.json"
+"""File of a run folder with the plan by which it was started from here; plan.json is that of the node."""
+
+Say = Callable[[str], None]
+
+
+class Remote(Struct, frozen=True, kw_only=True):
+    """A task in another place, planned."""
+
+    job: Job
+    request: Request
+    """As it was typed."""
+    command: tuple[str, ...]
+    """Words that were typed."""
+    directory: str
+    """Run folder."""
+    plan: LaunchPlan
+    context: Context
+    needs_folder: bool
+    """Whether there is a run folder: for a job with workers, and for a plan with files."""
+    is_json: bool
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Variables of the outermost level's processes."""
+        return dict(self.context.environ) | {name: variable.value for name, variable in self.plan.env.items()}
+
+
+def prepare(
+    job: Job | None, request: Request, command: tuple[str, ...], given: chain.Globals, context: Context
+) -> Remote:
+    """Plan a task for another place without touching anything.
+
+    Args:
+        job: What the task wants of workers; None where it wants none.
+        request: What was asked.
+        command: Words that were typed.
+        given: Global options.
+        context: What this machine is.
+
+    Raises:
+        UsageError: An option of a runtime is wrong, or a secret would stand in the command line of another program.
+    """
+    is_planned = job is not None and job.elsewhere is not None
+    ours = job if job and is_planned else Job(name=request.task.replace(" ", "-"), workspace=WORKSPACE)
+    directory, attempt = _place(ours)
+    words = ("--run", str(directory), *(ours.elsewhere or ())) if is_planned else request.words
+    runtimes, secrets = _by_name(request.runtimes)
+    going = Request(runtimes=runtimes, task=request.task, words=_without_secrets(words))
+    context = structs.replace(context, directory=str(directory), attempt=attempt, name=ours.name)
+    plan = chain.fold_outer(going, context, secrets, given)
+    return Remote(
+        job=ours,
+        request=request,
+        command=command,
+        directory=str(directory),
+        plan=structs.replace(plan, notes=(*plan.notes, *ours.notes)),
+        context=context,
+        needs_folder=is_planned or bool(plan.files),
+        is_json=given.json,
+    )
+
+
+def _place(job: Job) -> tuple[Path, int]:
+    """Run folder of `job`, and the number of its attempt."""
+    if job.resume:
+        run = Run(Path(job.resume).resolve())
+        return run.directory, run.metadata().attempts
+    return Path(job.workspace).absolute() / job.name / new_id(), 0
+
+
+def _by_name(runtimes: tuple[Segment, ...]) -> tuple[tuple[Segment, ...], dict[str, Variable]]:
+    """The runtimes without secrets in their words, and these as variables."""
+    kept: list[Segment] = []
+    found: dict[str, Variable] = {}
+    for segment in runtimes:
+        words, secrets = by_name(segment.words)
+        kept.append(Segment(segment.name, _without_secrets(words)))
+        found |= {name: Variable(value, "--env", is_secret=True) for name, value in secrets.items()}
+    return tuple(kept), found
+
+
+def _without_secrets(words: tuple[str, ...]) -> tuple[str, ...]:
+    """`words`, which become the command line of another program.
+
+    Raises:
+        UsageError: One of them is a secret.
+    """
+    for word, safe in zip(words, mask_words(words), strict=True):
+        if word != safe:
+            raise UsageError(
+                f"a secret must not stand in the command line of another program: {safe}",
+                "set it as a variable of your shell, and pass it on by its name: --env NAME",
+            )
+    return words
+
+
+def perform(remote: Remote, say: Say) -> int:
+    """Make the run folder, start the outermost level here, and record how it ended; gives the exit code.
+
+    Raises:
+        PrimusError: It cannot be started.
+    """
+    run = _opened(remote) if remote.needs_folder else None
+    for path, text in remote.plan.files.items():
+        write_text(Path(path), text)
+    if run:
+        say(f"run {run.directory}")
+    runtime = registry.load("runtimes", remote.request.runtimes[0].name)
+    if hasattr(runtime, "start"):
+        code: int = runtime.start(remote, run, say)
+        return code
+    code = foreground.call(remote.plan.argv, remote.environ)
+    if run:
+        settle(run, code, remote.plan.argv[0])
+    return code
+
+
+def _opened(remote: Remote) -> Run:
+    directory = Path(remote.directory)
+    is_new = not remote.job.resume
+    run = folder.make(directory, remote.job, remote.request, remote.command) if is_new else Run(directory)
+    write_json(directory / PLAN_FILE, shown(remote.plan))
+    return run
+
+
+def settle(run: Run, code: int, program: str) -> None:
+    """Record the end of a run whose nodes could not: they never began, or ended without a word.
+
+    Args:
+        run: The run.
+        code: Exit code of what was started here.
+        program: Its name, for the reason.
+    """
+    if code == 0 or run.metadata().outcome.state not in ("planned", "running"):
+        return
+    began = "before any node had begun" if run.metadata().outcome.state == "planned" else "and no node said why"
+    state: State = "interrupted" if code > 128 else "failed"
+    outcome = Outcome(state=state, exit_code=code, reason=f"{program} ended with exit code {code}, {began}")
+    run.update(ended=time.time(), outcome=outcome)

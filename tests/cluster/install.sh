@@ -1,0 +1,10 @@
+#!/bin/sh
+# Installs the components that tests marked `cluster` need, as root on Debian: what cannot be had is said, and its tests
+# are skipped.
+#
+#   tests/cluster/install.sh [COMPONENT...]    slurm podman apptainer sshd; kubernetes as well, which is compiled
+set -u
+cd "$(dirname "$0")"
+for component in ${*:-slurm podman apptainer sshd}; do
+    sh "./$component.sh" install >&2 || echo "$0: $component cannot be installed; its tests are skipped" >&2
+done
