@@ -114,7 +114,7 @@ def test_a_runtime_is_one_file(plug: Callable[[str, str], None], capfd: pytest.C
     assert main(["moon", "--crater", "Kepler", "--", "hello", "Ann"]) == 0
     assert capfd.readouterr().out == f"moon Kepler {chain.entry()} direct -- hello Ann\n"
     assert main(["moon", "--", "direct", "--env", "A=1", "--", "hello", "Ann"]) == 0
-    assert capfd.readouterr().out == "moon Tycho primus-cli direct --env A=1 -- hello Ann\n"
+    assert capfd.readouterr().out == f"moon Tycho {chain.entry()} direct --env A=1 -- hello Ann\n"
     assert main(["moon", "--help"]) == 0
     assert "--crater TEXT  Where to land. (default: Tycho)" in capfd.readouterr().out
 
