@@ -184,7 +184,7 @@ def test_entry_points_of_an_installed_package_add_plug_ins(tmp_path: Path) -> No
         return done.stdout + done.stderr
 
     assert "say good-day" in run("--help")
-    assert run("moon", "--", "say", "good_day", "Ann") == "moon Tycho primus-cli direct -- say good-day Ann\n"
+    assert run("moon", "--", "say", "good_day", "Ann").endswith("primus-cli direct -- say good-day Ann\n")
     assert run("direct", "--", "say", "good-day", "Ann") == "hello Ann\n"
     (tmp_path / "e.yaml").write_text("modules:\n  pre_trainer: {framework: thinking, model: tiny, config: ./t.yaml}\n")
     (tmp_path / "t.yaml").write_text(TRAINER)
