@@ -24,9 +24,6 @@ from primus.secret import mask_words
 
 WORKSPACE = "output"
 """Folder of run folders for tasks that are in no experiment."""
-PLAN_FILE = "launch.json"
-"""File of a run folder with the plan by which it was started from here; plan.json is that of the node."""
-
 Say = Callable[[str], None]
 
 
@@ -146,7 +143,7 @@ def _opened(remote: Remote) -> Run:
     directory = Path(remote.directory)
     is_new = not remote.job.resume
     run = folder.make(directory, remote.job, remote.request, remote.command) if is_new else Run(directory)
-    write_json(directory / PLAN_FILE, shown(remote.plan))
+    write_json(directory / f"launch.{remote.request.runtimes[0].name}.json", shown(remote.plan))  # plan.json: a node's
     return run
 
 

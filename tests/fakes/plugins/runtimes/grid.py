@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -20,6 +21,6 @@ class Options(Struct, frozen=True, kw_only=True):
 
 def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     """`plan`, on each node of the grid."""
-    script = f"#!/bin/sh\n# nodes {options.nodes}\n{' '.join(context.there)}\n"
+    script = f"#!/bin/sh\n# nodes {options.nodes}\n{shlex.join(context.there)}\n"
     file = f"{context.directory}/job.sh"
     return LaunchPlan(argv=("gsub", file), env=plan.env, files={file: script}, notes=("waits in a queue",), inner=plan)
