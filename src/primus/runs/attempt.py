@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -61,9 +62,16 @@ class Attempt:
         if self._events is not None:
             self._events.append(kind, **fields)
 
-    def beat(self, phase: str, step: int = 0) -> None:
-        """Record progress; phases are init, data, compile, train, eval, test, checkpoint and exit."""
-        self._heartbeat.set(phase, step)
+    def beat(self, phase: str, step: int = 0, timings: Mapping[str, float] | None = None) -> None:
+        """Record progress; phases are init, data, compile, train, eval, test, checkpoint and exit.
+
+        Args:
+            phase: What the rank does now.
+            step: Last step that it has finished.
+            timings: Of that step: `step_time_s`, and `compute_time_s`, the rank's own computing without waiting for
+                others, by which ranks can be compared.
+        """
+        self._heartbeat.set(phase, step, timings)
 
     def listen(self) -> None:
         """Note SIGTERM and SIGINT in `stop_signal` instead of ending at once; a second one ends."""
@@ -109,6 +117,7 @@ class Heartbeat:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._state: dict[str, Any] = {"phase": "init", "step": 0, "progress_time": time.time()}
+        self._timings: Mapping[str, float] = {}
         self._closed = threading.Event()
         self._parent = os.getppid()
         self._launcher = int(os.environ.get(LAUNCHER_VARIABLE, self._parent))
@@ -116,8 +125,10 @@ class Heartbeat:
         self._write()
         self._thread.start()
 
-    def set(self, phase: str, step: int) -> None:
-        self._state = {"phase": phase, "step": step, "progress_time": time.time()}
+    def set(self, phase: str, step: int, timings: Mapping[str, float] | None = None) -> None:
+        kept = timings if timings is not None else self._timings
+        self._timings = kept
+        self._state = {"phase": phase, "step": step, "progress_time": time.time(), **kept}
 
     def close(self) -> None:
         self._closed.set()
