@@ -1,0 +1,134 @@
+"""What every target of the Kubernetes runtime gives, and what it is given.
+
+A target is a module: `objects` (JobSet and TrainJob through the Kubernetes API) or `safe` (Primus-SaFE's REST API). It
+has the functions of `Target`. Each query is given its place alone, so that a job is found again from what was remembered of its
+submission. A query that fails raises PrimusError with the server's own message; it never changes a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from primus.launch.jobs import JobState
+from primus.runtimes.kubernetes.options import Options
+
+Place = dict[str, str]
+"""Where jobs are: `target` (jobset, trainjob, safe) with `url` (and `workspace`, `api`), or `kubeconfig`, `context` and
+`namespace`. It is kept with a submission, so it holds no secrets."""
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """A task that is to become a job."""
+
+    options: Options
+    """As they were typed; `env` and `hf_token` are not to be read here: their values are in `env` and `secrets`."""
+    name: str
+    """What the job is called: unique, lower case, a label of DNS (RFC 1123) with room for the names of its pods."""
+    run_id: str
+    directory: str
+    """Run folder here."""
+    inside: str
+    """Run folder as the pods see it."""
+    command: tuple[str, ...]
+    """What each pod does: ``primus-cli direct -- train pretrain --run INSIDE``."""
+    files: dict[str, str] = {}
+    """Files of the run folder by relative path, to be copied to `inside` where it does not exist."""
+    env: dict[str, str] = {}
+    """Variables of the pods; no secrets, and none that tells a node its place among the others."""
+    secrets: dict[str, str] = {}
+    """Secret variables of the pods and their values: never shown, kept or put where people see them."""
+
+    def __repr__(self) -> str:
+        return f"Order(name={self.name!r})"
+
+
+class Pod(Struct, frozen=True, kw_only=True):
+    """A pod of a job."""
+
+    name: str
+    rank: int | None = None
+    """Number of its node among the job's."""
+    node: str = ""
+    phase: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+    message: str = ""
+    """Why it waits, or ended."""
+
+
+class JobView(Struct, frozen=True, kw_only=True):
+    """A job as its server tells."""
+
+    id: str
+    name: str = ""
+    state: JobState
+    replicas: int | None = None
+    created: str = ""
+    """As the server writes it."""
+    run: str = ""
+    """Id of its run, where the server knows it."""
+    pods: tuple[Pod, ...] = ()
+    message: str = ""
+    """The last thing that the server says of it, such as why it waits."""
+
+
+class NodeView(Struct, frozen=True, kw_only=True):
+    """A node of the cluster."""
+
+    name: str
+    is_ready: bool
+    gpus: int = 0
+    """That jobs may have."""
+    gpus_used: int | None = None
+    """None where the server does not tell."""
+    model: str = ""
+    """Of its GPUs, as its labels say."""
+    message: str = ""
+    """Why it is not ready, or takes no jobs."""
+
+
+class Target(Protocol):
+    """The functions of a target's module."""
+
+    def place(self, options: Options, environ: Mapping[str, str]) -> Place:
+        """Where `options` say; UsageError with a hint where there is no cluster. Opens no connection."""
+
+    def check(self, options: Options) -> None:
+        """UsageError for options that this target cannot honour; nothing that was typed is ignored. Pure."""
+
+    def shown(self, order: Order, *, as_json: bool) -> str:
+        """What `create` would send, for people or for another program, secrets left out. Pure."""
+
+    def create(self, order: Order, place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
+        """Start the job; gives its id. What it has made is removed again where it fails half way."""
+
+    def states(self, place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
+        """How jobs stand; `unknown` for one that is not there."""
+
+    def jobs(self, place: Place, environ: Mapping[str, str]) -> list[JobView]:
+        """All jobs, without their pods; newest last."""
+
+    def get(self, place: Place, job: str, environ: Mapping[str, str]) -> JobView:
+        """One job with its pods; UsageError where there is none."""
+
+    def logs(
+        self,
+        place: Place,
+        job: str,
+        environ: Mapping[str, str],
+        write: Callable[[str], None],
+        *,
+        rank: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+    ) -> None:
+        """Give the lines of a job's log to `write`, each with its newline."""
+
+    def delete(self, place: Place, job: str, environ: Mapping[str, str]) -> None:
+        """End a job and remove what was made for it; UsageError where there is none."""
+
+    def nodes(self, place: Place, environ: Mapping[str, str]) -> list[NodeView]:
+        """The nodes of the cluster, by name."""
