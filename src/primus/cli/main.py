@@ -100,7 +100,8 @@ def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[s
         chain.options_of(segment)
     if not request.task:
         runtime = registry.load("runtimes", request.runtimes[-1].name)
-        here = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run)
+        facts = partial(_facts_of(environ, given.dry_run), None)
+        here = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run, facts=facts)
         return runtime.run(chain.options_of(request.runtimes[-1]), here) or EXIT_OK
     task = registry.load("tasks", request.task)
     takes_overrides = getattr(task, "OVERRIDES", False)

@@ -68,6 +68,8 @@ def parse(argv: Sequence[str]) -> Command:
     if not rest and not is_help:
         runtimes[-1], rest = _completed(runtimes[-1])
     if not rest and not is_help and _is_command(runtimes[-1]):
+        if len(runtimes) > 1:
+            raise UsageError(f"'{runtimes[-1].name}' without a task stands alone, not inside '{runtimes[0].name}'")
         _check_order(runtimes)
         return Command(Globals(**given), Request(runtimes=tuple(runtimes), task=""))
     task, own = _task(rest, runtimes, is_help)
@@ -150,9 +152,11 @@ def _completed(segment: Segment) -> tuple[Segment, list[list[str]]]:
 
 
 def _is_command(segment: Segment) -> bool:
-    """Whether the runtime does something by itself, without a task."""
+    """Whether the runtime does something by itself, without a task: by a command, or by an option."""
     commands = getattr(registry.load("runtimes", segment.name), "COMMANDS", ())
-    return bool(segment.words) and segment.words[0] in commands
+    return any(word in commands for word in segment.words[:1]) or any(
+        word in commands for word in segment.words if word.startswith("--")
+    )
 
 
 def _split(argv: Sequence[str]) -> list[list[str]]:

@@ -16,13 +16,14 @@ PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are meant for the program; SIGINT of a terminal reaches it without us."""
 
 
-def call(argv: Sequence[str], environ: Mapping[str, str], stdin: str | None = None) -> int:
+def call(argv: Sequence[str], environ: Mapping[str, str], stdin: str | None = None, *, passes_on: bool = True) -> int:
     """Run `argv` until its end, passing signals on; gives its exit code, 128 + N where signal N ended it.
 
     Args:
         argv: Program and arguments.
         environ: Its variables.
         stdin: Text for its standard input; None for ours.
+        passes_on: Whether signals are passed on; not where whoever sends them sends them to the program as well.
 
     Raises:
         PrimusError: It cannot be started.
@@ -32,7 +33,7 @@ def call(argv: Sequence[str], environ: Mapping[str, str], stdin: str | None = No
         child = subprocess.Popen(argv, env=dict(environ), stdin=None if stdin is None else subprocess.PIPE)
     except OSError as error:
         raise PrimusError(f"{argv[0]}: cannot be started: {error.strerror}") from None
-    with child, _passing_on(child):
+    with child, _passing_on(child, passes_on):
         if child.stdin is not None and stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.write(stdin.encode())
@@ -43,11 +44,11 @@ def call(argv: Sequence[str], environ: Mapping[str, str], stdin: str | None = No
 
 
 @contextlib.contextmanager
-def _passing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
+def _passing_on(child: subprocess.Popen[bytes], passes_on: bool) -> Iterator[None]:
     """While open, signals to this process reach `child` instead; an interrupt does where no terminal sends it there."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and _is_foreground():
+        if not passes_on or (number == signal.SIGINT and _is_foreground()):
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.pid, number)

@@ -8,6 +8,9 @@ from msgspec import Struct
 
 from primus.secret import mask_words, masked
 
+ENV_FLAGS = ("--env", "-e")
+"""Options of runtimes whose values are NAME=VALUE."""
+
 
 class Segment(Struct, frozen=True):
     """A runtime or a task with the words that follow it."""
@@ -43,12 +46,12 @@ def by_name(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     after_env = False
     for word in words:
         flag, equals, assignment = word.partition("=")
-        text = assignment if flag == "--env" and equals else word if after_env else ""
+        text = assignment if flag in ENV_FLAGS and equals else word if after_env else ""
         name, has_value, value = text.partition("=")
         if has_value and masked(name, value) != value:
             found[name] = value
             kept.append(word[: len(word) - len(value) - 1])
         else:
             kept.append(word)
-        after_env = word == "--env" or (after_env and not word.startswith("-"))
+        after_env = word in ENV_FLAGS or (after_env and not word.startswith("-"))
     return tuple(kept), found

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct, structs
 
 from primus.errors import UsageError
 from primus.hook import STAGES
-from primus.launch import patches
+from primus.launch import patches, variables
 from primus.launch.plan import Context, LaunchPlan, Variable, lengthens
 from primus.machine.cluster import Layout, layout
 from primus.machine.devices import count, usable
@@ -52,8 +51,8 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
         UsageError: The layout or a variable is impossible.
     """
     shape = layout_of(options, context)
-    typed = _user_variables(options.env_file, "--env-file", {}) | _user_variables(options.env, "--env", context.environ)
-    given = plan.env | typed
+    from_files = variables.of_words(options.env_file, "--env-file", {})
+    given = plan.env | from_files | variables.of_words(options.env, "--env", context.environ)
     env, warnings = _variables(shape, given, context) if context.starts_workers else (given, ())
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
@@ -113,12 +112,12 @@ def _variables(
         rocm_library=find_rocm_library(context.environ),
     )
     said = {**context.settings, **given}
-    variables = {
+    decisions = {
         name: said[name] if choice.layer in SAID else Variable(choice.value, f"{choice.layer}: {choice.reason}")
         for name, choice in decided.variables.items()
         if choice.value is not None and choice.layer != "user"
     }
-    return _lengthened(context) | variables, decided.warnings
+    return _lengthened(context) | decisions, decided.warnings
 
 
 def _lengthened(context: Context) -> dict[str, Variable]:
@@ -147,49 +146,3 @@ def _torchrun(worker: tuple[str, ...], shape: Layout, python: str) -> tuple[str,
         f"--master-port={shape.master_port}",
         *script,
     )
-
-
-def _user_variables(words: tuple[str, ...], flag: str, environ: Mapping[str, str]) -> dict[str, Variable]:
-    """Variables of `--env`: assignments, names in `environ`, and files of assignments; of `--env-file`, files alone."""
-    variables: dict[str, Variable] = {}
-    for word in words:
-        if "=" in word and flag == "--env":
-            name, _, value = word.partition("=")
-            variables[_name(name, "--env")] = Variable(value, "--env")
-        elif word in environ:
-            variables[word] = Variable(environ[word], "--env")
-        else:
-            variables |= _file_variables(word, flag)
-    return variables
-
-
-def _file_variables(file: str, flag: str) -> dict[str, Variable]:
-    try:
-        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(
-            f"{flag} {file}: {reason}", "give NAME=VALUE, a NAME that is set, or a file of such lines"
-        ) from None
-    variables = {}
-    for number, line in enumerate(lines, start=1):
-        text = line.strip().removeprefix("export ")
-        if not text or text.startswith("#"):
-            continue
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"{file}:{number}: expected NAME=VALUE")
-        where = f"{flag} {file}:{number}"
-        variables[_name(name, where)] = Variable(_unquoted(value.strip()), where)
-    return variables
-
-
-def _name(name: str, where: str) -> str:
-    if not name.replace("_", "a").isalnum() or name[0].isdigit():
-        raise UsageError(f"{where}: {name!r} is not the name of a variable")
-    return name
-
-
-def _unquoted(value: str) -> str:
-    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    return value[1:-1] if is_quoted else value

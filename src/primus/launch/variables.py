@@ -1,0 +1,59 @@
+"""Variables as users type them: NAME=VALUE, a NAME that is set, or a file of assignments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from primus.errors import UsageError
+from primus.launch.plan import Variable
+
+
+def of_words(words: Iterable[str], flag: str, environ: Mapping[str, str]) -> dict[str, Variable]:
+    """Variables of `--env`: assignments, names in `environ`, and files of assignments; of `--env-file`, files alone.
+
+    Raises:
+        UsageError: A word is none of these.
+    """
+    variables: dict[str, Variable] = {}
+    for word in words:
+        if "=" in word and flag == "--env":
+            name, _, value = word.partition("=")
+            variables[_name(name, "--env")] = Variable(value, "--env")
+        elif word in environ:
+            variables[word] = Variable(environ[word], "--env")
+        else:
+            variables |= _file_variables(word, flag)
+    return variables
+
+
+def _file_variables(file: str, flag: str) -> dict[str, Variable]:
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(
+            f"{flag} {file}: {reason}", "give NAME=VALUE, a NAME that is set, or a file of such lines"
+        ) from None
+    variables = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.strip().removeprefix("export ")
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"{file}:{number}: expected NAME=VALUE")
+        where = f"{flag} {file}:{number}"
+        variables[_name(name, where)] = Variable(_unquoted(value.strip()), where)
+    return variables
+
+
+def _name(name: str, where: str) -> str:
+    if not name.replace("_", "a").isalnum() or name[0].isdigit():
+        raise UsageError(f"{where}: {name!r} is not the name of a variable")
+    return name
+
+
+def _unquoted(value: str) -> str:
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if is_quoted else value
