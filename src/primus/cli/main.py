@@ -248,6 +248,10 @@ def _elsewhere(
 ) -> int:
     """Do the task in another place than this process."""
     planned = remote.prepare(job, command.request, words, command.options, context)
+    runtime = registry.load("runtimes", command.request.runtimes[0].name)
+    if command.options.dry_run and hasattr(runtime, "shown"):
+        print(runtime.shown(planned))
+        return EXIT_OK
     if command.options.dry_run:
         return _show(planned.plan, command, *([f"run folder: {planned.directory}"] if planned.needs_folder else []))
     return remote.perform(planned, for_task.say)

@@ -22,6 +22,9 @@ LEVELS = ("cluster", "container", "node")
 GLOBAL_WORDS = ("--dry-run", "--dry_run", "--debug", "--json")
 """Options that may stand anywhere."""
 
+SHORT = {"k8s": "kubernetes"}
+"""Other names of runtimes."""
+
 NODE_END = "direct"
 """Runtime that every chain ends with, typed or not."""
 
@@ -186,7 +189,7 @@ def _is_runtime(word: str) -> bool:
 
 
 def _typed(word: str) -> str:
-    return word.replace("_", "-")
+    return SHORT.get(word, word.replace("_", "-"))
 
 
 def _no_runtime(words: Sequence[str]) -> UsageError:

@@ -8,7 +8,7 @@ which ends in `primus-cli direct -- <task>` on each node. A job with a run folde
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -98,19 +98,24 @@ def _by_name(runtimes: tuple[Segment, ...]) -> tuple[tuple[Segment, ...], dict[s
     found: dict[str, Variable] = {}
     for segment in runtimes:
         words, secrets = by_name(segment.words)
-        kept.append(Segment(segment.name, _without_secrets(words)))
+        references = getattr(registry.load("runtimes", segment.name), "REFERENCES", ())
+        kept.append(Segment(segment.name, _without_secrets(words, references)))
         found |= {name: Variable(value, "--env", is_secret=True) for name, value in secrets.items()}
     return tuple(kept), found
 
 
-def _without_secrets(words: tuple[str, ...]) -> tuple[str, ...]:
+def _without_secrets(words: tuple[str, ...], references: Sequence[str] = ()) -> tuple[str, ...]:
     """`words`, which become the command line of another program.
+
+    Args:
+        words: They.
+        references: Options whose values name secrets that are kept elsewhere.
 
     Raises:
         UsageError: One of them is a secret.
     """
-    for word, safe in zip(words, mask_words(words), strict=True):
-        if word != safe:
+    for before, word, safe in zip(("", *words), words, mask_words(words), strict=False):
+        if word != safe and before not in references and word.partition("=")[0] not in references:
             raise UsageError(
                 f"a secret must not stand in the command line of another program: {safe}",
                 "set it as a variable of your shell, and pass it on by its name: --env NAME",

@@ -36,16 +36,27 @@ def without_secrets(request: Request) -> Request:
     return Request(runtimes=runtimes, task=request.task, words=tuple(mask_words(request.words)))
 
 
+VARIABLES = {"--hf_token": "HF_TOKEN", "--hf-token": "HF_TOKEN"}
+"""Options that give the value of a secret variable."""
+
+
 def by_name(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """`words` of a runtime with each secret of `--env NAME=VALUE` left to its name, and the values by name.
+
+    An option of VARIABLES becomes `--env NAME`.
 
     So they can stand in the command line of another program, which gets the values in its environment.
     """
     found: dict[str, str] = {}
     kept: list[str] = []
     after_env = False
-    for word in words:
+    rest = iter(words)
+    for word in rest:
         flag, equals, assignment = word.partition("=")
+        if flag in VARIABLES:
+            found[VARIABLES[flag]] = assignment if equals else next(rest, "")
+            kept.append(f"--env={VARIABLES[flag]}")
+            continue
         text = assignment if flag in ENV_FLAGS and equals else word if after_env else ""
         name, has_value, value = text.partition("=")
         if has_value and masked(name, value) != value:

@@ -19,7 +19,7 @@ COMMANDS = {
     "create": "Start a job: create [options] --exp FILE, or create [options] -- <task>.",
     "get": "How a job stands: its pods, their nodes and exit codes, and why it waits.",
     "list": "The jobs that primus started, or all that the server has with --url.",
-    "logs": "What a job prints: of every node, or of one with --rank; --follow, --tail.",
+    "logs": "What node 0 of a job prints, or another one with --rank; --follow, --tail.",
     "delete": "End a job, and remove it with all that was made for it.",
     "nodes": "Nodes: whether they are ready, and their GPUs, all and used.",
     "wait": "Wait for the end of a job; ends with its exit code.",
@@ -117,7 +117,7 @@ class Options(Struct, frozen=True, kw_only=True):
     workload_id: str | None = None
     """The job of get, logs, delete and wait, as the server calls it."""
     rank: int | None = None
-    """Number of the node whose log is shown."""
+    """Number of the node whose log is shown; 0 where it is not given."""
     follow: Annotated[bool, Meta(extra={"short": ("-f",)})] = False
     """Logs: go on until the job ends."""
     tail: int | None = None

@@ -1,8 +1,9 @@
 """What every target of the Kubernetes runtime gives, and what it is given.
 
 A target is a module: `objects` (JobSet and TrainJob through the Kubernetes API) or `safe` (Primus-SaFE's REST API). It
-has the functions of `Target`. Each query is given its place alone, so that a job is found again from what was remembered of its
-submission. A query that fails raises PrimusError with the server's own message; it never changes a job.
+has the functions of `Target`. Each query is given its place alone, so that a job is found again from what was
+remembered of its submission. A query that fails raises PrimusError with the server's own message; it never changes a
+job.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Target(Protocol):
         follow: bool = False,
         tail: int | None = None,
     ) -> None:
-        """Give the lines of a job's log to `write`, each with its newline."""
+        """Give the lines of the log of a node, node 0 where none is named, to `write`, each with its newline."""
 
     def delete(self, place: Place, job: str, environ: Mapping[str, str]) -> None:
         """End a job and remove what was made for it; UsageError where there is none."""
