@@ -19,6 +19,7 @@ class PrimusError(Exception):
     PrimusError (1)
     +-- UsageError (2)     the command line or the configuration is wrong
     +-- UnfitError (3)     this machine cannot do what was asked
+    +-- FinalError (1)     the same would happen again: nobody should restart it
 
     Args:
         problem: What is wrong and where, e.g. ``f.yaml:12: unknown key 'lrr'``.
@@ -46,6 +47,10 @@ class UnfitError(PrimusError):
     """This machine, or this run folder, does not fit what was asked."""
 
     exit_code = EXIT_UNFIT
+
+
+class FinalError(PrimusError):
+    """The same would happen again: a person has to decide, a restart is no use."""
 
 
 def place_of(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from primus.errors import PrimusError
+from primus.errors import FinalError, PrimusError
 from primus.runs.events import EventLog
 from primus.runs.files import write_json
 from primus.runs.store import Failure, Run
@@ -89,6 +89,7 @@ class Attempt:
             hint=error.hint if isinstance(error, PrimusError) else "",
             log=str(self.log.relative_to(self.run.directory)),
             exit_code=exit_code,
+            action="stop" if isinstance(error, FinalError) else "retry",
         )
         write_json(self.folder / f"rank_{self.rank}.error.json", failure)
 
