@@ -39,7 +39,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
     step: int
     """Optimizer steps taken."""
     consumed_samples: int
-    """Samples that they took from the data."""
+    """Samples that they took from the data, or passed over."""
+    recent_losses: list[float] = []
+    """Losses before the step, oldest first, where loss spikes are looked for."""
     model: Shape
     """Shape of the model, see `primus.checkpoint.shape`."""
     data_fingerprint: str

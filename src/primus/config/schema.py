@@ -155,7 +155,17 @@ class TrainingConfig(Group, frozen=True, kw_only=True):
     eval_iters: Positive = 10
     """Global batches in one evaluation."""
     max_nonfinite_steps: Positive = 5
-    """Stop after this many steps in a row whose loss or gradient is not finite; each is skipped."""
+    """Steps in a row without a finite loss and gradient that end the run, or rewind it; each is skipped."""
+    nonfinite_policy: Literal["skip", "rewind", "stop"] = "skip"
+    """After max_nonfinite_steps stop (skip) or rewind to a good checkpoint (rewind); `stop` ends at the first one."""
+    loss_spike_policy: Literal["none", "skip", "rewind", "stop"] = "none"
+    """Leave out a batch whose loss is a spike (skip), go back and pass over its data (rewind), or stop."""
+    loss_spike_factor: PositiveFloat = 6.0
+    """A loss is a spike above median + this many standard deviations of the losses before it."""
+    loss_spike_window: Annotated[int, Meta(ge=8)] = 128
+    """Finite losses that a spike is measured against; nothing is one before there are so many."""
+    max_rewinds: Positive = 10
+    """Rewinds in the whole run; it stops instead of the next."""
 
 
 class DataConfig(Group, frozen=True, kw_only=True):

@@ -24,8 +24,9 @@ from primus.backends.native.evaluate import to_batch
 from primus.backends.native.report import Rates, Reporter, Step
 from primus.backends.native.step import StepResult
 from primus.backends.native.step_line import StepReport, evaluation_line, step_line
+from primus.backends.native.watch import Watch
 from primus.config.load import load_experiment
-from primus.config.schema import Experiment
+from primus.config.schema import Experiment, TrainingConfig
 from primus.data.prepare import Job, prepare
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.experiment import experiment_of
@@ -231,7 +232,7 @@ def test_only_steps_in_a_row_end_a_run(make_run: MakeRun, tmp_path: Path) -> Non
         attempt,
         train_iters=9,
         log_interval=1,
-        max_nonfinite_steps=2,
+        watch=Watch(TrainingConfig(max_nonfinite_steps=2), torch.device("cpu")),
         rates=rates,
         device=torch.device("cpu"),
         loggers=[],

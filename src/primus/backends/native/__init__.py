@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from primus import model_checks
-from primus.config.schema import Experiment, ModelSpec, ParallelConfig
+from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
 from primus.errors import UnfitError, UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def check(experiment: Experiment) -> None:
     trainer = experiment.trainer
     check_model(trainer.model)
     _refuse(_unshared(trainer.parallel), trainer.parallel, DATA_PARALLEL)
+    _check_rewinds(trainer)
     if trainer.backend_args:
         names = ", ".join(sorted(trainer.backend_args))
         raise UsageError(f"backend_args: native has no settings of its own, found {names}", "remove them")
@@ -55,6 +56,13 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     from primus.backends.native import trainer
 
     trainer.train(experiment, attempt)
+
+
+def _check_rewinds(trainer: Trainer) -> None:
+    """A rewind needs checkpoints to go back to."""
+    for policy in ("nonfinite_policy", "loss_spike_policy"):
+        if getattr(trainer.training, policy) == "rewind" and trainer.checkpoint.save_interval is None:
+            raise UsageError(f"{policy}: rewind: there would be no checkpoint to go back to", "set save_interval")
 
 
 def _refuse(fields: dict[str, str], group: ModelSpec | ParallelConfig, hint: str) -> None:

@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,16 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Position:
+    """Where a run stands when a checkpoint is made."""
+
+    step: int
+    consumed_samples: int
+    recent_losses: list[float]
+    """See `watch.Watch.losses`."""
+
+
+@dataclass(frozen=True)
 class Saved:
     """A checkpoint that is complete."""
 
@@ -71,14 +81,15 @@ class Saver:
         self._saved = saved
         self._writing: _Writing | None = None
 
-    def save(self, state: State, step: int, consumed_samples: int) -> None:
+    def save(self, state: State, step: int, consumed_samples: int, recent_losses: Sequence[float] = ()) -> None:
         """Save `state` as it is now; it may change as soon as this returns.
 
         Raises:
             PrimusError: This checkpoint, or the one before it, cannot be written.
         """
         self.finish()
-        writing = _Writing(self.settings, self.processes, step, consumed_samples, num_bytes=_num_bytes(state))
+        position = Position(step, consumed_samples, list(recent_losses))
+        writing = _Writing(self.settings, self.processes, position, num_bytes=_num_bytes(state))
         writing.prepare_folder()
         if self.settings.is_async:
             writing.start(_copy(state))
@@ -114,12 +125,10 @@ class Saver:
 class _Writing:
     """One checkpoint on its way to the disk."""
 
-    def __init__(
-        self, settings: Settings, processes: Processes, step: int, consumed_samples: int, num_bytes: int
-    ) -> None:
+    def __init__(self, settings: Settings, processes: Processes, position: Position, num_bytes: int) -> None:
         self._settings, self._processes = settings, processes
-        self._step, self._consumed_samples, self._num_bytes = step, consumed_samples, num_bytes
-        self._folder = folders.step_folder(settings.folder, step)
+        self._position, self._num_bytes = position, num_bytes
+        self._folder = folders.step_folder(settings.folder, position.step)
         self._group = processes.writers  # made here, where every process arrives in the same order
         self._started = time.monotonic()
         self._thread: threading.Thread | None = None
@@ -195,7 +204,7 @@ class _Writing:
             with suppress(OSError):
                 folders.remove(self._folder)
         return PrimusError(
-            f"the checkpoint of step {self._step} could not be written to {self._folder}: {reason}",
+            f"the checkpoint of step {self._position.step} could not be written to {self._folder}: {reason}",
             "free some space, set keep_last_n or choose another `save:`; what was saved before stays usable, and the"
             " same command continues from there",
         )
@@ -212,7 +221,7 @@ class _Writing:
         written = self._manifest([entry for entries, _ in gathered for entry in entries])
         manifest.write(self._folder, written)
         seconds = time.monotonic() - self._started
-        self._saved = Saved(self._step, self._folder, written.total_bytes, seconds)
+        self._saved = Saved(self._position.step, self._folder, written.total_bytes, seconds)
         if self._settings.keep_last_n is not None:
             folders.prune(self._settings.folder, self._settings.keep_last_n)
 
@@ -231,8 +240,9 @@ class _Writing:
         return Manifest(
             backend="native",
             run=self._settings.run,
-            step=self._step,
-            consumed_samples=self._consumed_samples,
+            step=self._position.step,
+            consumed_samples=self._position.consumed_samples,
+            recent_losses=self._position.recent_losses,
             model=self._settings.model,
             data_fingerprint=self._settings.data_fingerprint,
             compiled=self._settings.compiled,

@@ -24,6 +24,9 @@ class Logger(Protocol):
 
     def log(self, step: int, scalars: Scalars) -> None: ...
 
+    def rewind(self, step: int) -> None:
+        """What was logged after `step` does not count any more: the steps are repeated."""
+
     def close(self) -> None: ...
 
 
@@ -81,16 +84,26 @@ class TensorBoard:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
+    def rewind(self, step: int) -> None:
+        self._first_step = step
+        if self._writer is not None:
+            self._begin()
+
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
     def _open(self) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(self._folder))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Say that steps begin after the first one."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
         restarted = SessionLog(status=SessionLog.SessionStatus.START)
         self._writer.add_event(Event(wall_time=time.time(), step=self._first_step + 1, session_log=restarted))
 
@@ -117,6 +130,9 @@ class WeightsAndBiases:
     def log(self, step: int, scalars: Scalars) -> None:
         self._run.log(dict(scalars), step=step)
 
+    def rewind(self, step: int) -> None:
+        """It takes no step twice: the repeated ones keep the values of the first time."""
+
     def close(self) -> None:
         self._run.finish()
 
@@ -135,6 +151,9 @@ class MLflow:
 
     def log(self, step: int, scalars: Scalars) -> None:
         self._mlflow.log_metrics(dict(scalars), step=step, synchronous=False)
+
+    def rewind(self, step: int) -> None:
+        """It keeps both values of a repeated step."""
 
     def close(self) -> None:
         self._mlflow.flush_async_logging()

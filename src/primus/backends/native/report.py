@@ -12,9 +12,10 @@ import torch
 
 from primus.backends.native.loggers import Logger, Scalars
 from primus.backends.native.progress import ProgressBar
-from primus.backends.native.step import StepResult
+from primus.backends.native.step import SPIKE, StepResult
 from primus.backends.native.step_line import StepReport, step_line
-from primus.errors import PrimusError
+from primus.backends.native.timing import ComputeTime
+from primus.backends.native.watch import Watch
 from primus.runs.attempt import Attempt
 
 GIB = 1 << 30
@@ -44,6 +45,7 @@ class Step:
     learning_rate: float
     consumed_samples: int
     data_time_s: float
+    compute_time: ComputeTime | None = None
 
 
 class Reporter:
@@ -55,7 +57,7 @@ class Reporter:
         attempt: Where lines and events go.
         train_iters: Steps of the run.
         log_interval: Steps between lines.
-        max_nonfinite_steps: Steps without a finite loss and gradient, in a row, that end the run.
+        watch: Sees every step, and ends the run where it cannot go on.
         rates: What turns time into rates.
         device: Of this process.
         loggers: Of the first process.
@@ -68,7 +70,7 @@ class Reporter:
         *,
         train_iters: int,
         log_interval: int,
-        max_nonfinite_steps: int,
+        watch: Watch,
         rates: Rates,
         device: torch.device,
         loggers: Sequence[Logger],
@@ -77,9 +79,11 @@ class Reporter:
         self.last: StepReport | None = None
         self.trained_s = 0.0
         """Time of all steps."""
+        self.num_steps = 0
+        """Steps that were told of; more than the run's where some were repeated."""
         self._attempt, self._rates, self._device = attempt, rates, device
         self._train_iters, self._log_interval = train_iters, log_interval
-        self._max_nonfinite_steps, self._nonfinite = max_nonfinite_steps, 0
+        self._watch = watch
         self._loggers, self._bar = loggers, bar
         self._launched: Step | None = None
         self._unprinted: list[StepReport] = []
@@ -102,7 +106,7 @@ class Reporter:
         """Take a step that was launched.
 
         Raises:
-            PrimusError: Too many steps in a row were not finite.
+            BadSteps: The run cannot go on from it.
         """
         launched, self._launched = self._launched, step
         if launched is not None:
@@ -115,6 +119,14 @@ class Reporter:
         launched, self._launched = self._launched, None
         if launched is not None:
             self._tell(launched)
+
+    def rewind(self, step: int) -> None:
+        """Forget what comes after `step`, which is going to be repeated."""
+        self._launched = None
+        self._unprinted.clear()
+        for logger in self._loggers:
+            logger.rewind(step)
+        self.restart_clock()
 
     def restart_clock(self) -> None:
         """Begin the next step's time now: what came before was no training."""
@@ -138,8 +150,9 @@ class Reporter:
         report = self._measure(step)
         self.last = report
         self.trained_s += report.step_time_s
+        self.num_steps += 1
         self.event("step", **report.event())
-        self._attempt.beat("train", report.step)
+        self._attempt.beat("train", report.step, _timings(report))
         self._unprinted.append(report)
         if self._is_printed(report.step, is_first):
             self.say(step_line(self._unprinted, self._train_iters, time.time()))
@@ -149,7 +162,7 @@ class Reporter:
         self.scalars(report.step, _scalars(report))
         if is_first:
             self.restart_clock()  # the loggers were imported just now
-        self._stop_if_broken(report)
+        self._watch.see(report)
 
     def _is_printed(self, step: int, is_first: bool) -> bool:
         return is_first or step % self._log_interval == 0 or step == self._train_iters
@@ -177,19 +190,16 @@ class Reporter:
             mfu=tflops / rates.peak_tflops if rates.peak_tflops else None,
             memory_gib=_peak_memory(self._device) / GIB,
             skipped=skipped != 0.0,
+            spike=skipped == SPIKE,
+            compute_time_s=step.compute_time.seconds() if step.compute_time else None,
         )
 
-    def _stop_if_broken(self, report: StepReport) -> None:
-        self._nonfinite = self._nonfinite + 1 if report.skipped else 0
-        if self._nonfinite < self._max_nonfinite_steps:
-            return
-        first = report.step - self._nonfinite + 1
-        raise PrimusError(
-            f"steps {first} to {report.step}: the loss or the gradient is not finite "
-            f"(loss {report.loss}, grad norm {report.grad_norm}); they changed nothing",
-            "likely a learning rate that is too high or a warm-up that is too short, or damaged data: lower lr, raise"
-            " lr_warmup_iters, or go on from an earlier checkpoint with another seed",
-        )
+
+def _timings(report: StepReport) -> dict[str, float] | None:
+    """What heartbeats say of a step; None where it was not measured."""
+    if report.compute_time_s is None:
+        return None
+    return {"step_time_s": report.step_time_s, "compute_time_s": report.compute_time_s}
 
 
 def _scalars(report: StepReport) -> dict[str, float]:

@@ -41,6 +41,10 @@ class Start:
     def consumed_samples(self) -> int:
         return 0 if self.weights_only else self.manifest.consumed_samples
 
+    @property
+    def recent_losses(self) -> list[float]:
+        return [] if self.weights_only else self.manifest.recent_losses
+
 
 def own_folder(config: CheckpointConfig, run: Run) -> Path:
     """Where a run's own checkpoints are."""
@@ -63,14 +67,19 @@ class Search:
     def folder(self) -> Path:
         return own_folder(self.config, self.run)
 
-    def start(self) -> Start | None:
+    def start(self, before: int | None = None) -> Start | None:
         """The checkpoint to begin with; None means from scratch.
+
+        Args:
+            before: Take none of this step, or a later one, of the run's own.
 
         Raises:
             UsageError: `load:` names no checkpoint or one of another model; `save:` holds those of another run.
             PrimusError: All that `load:` names are damaged.
         """
-        own = [found for found in reversed(folders.checkpoints(self.folder)) if self._is_own(found)]
+        newest_first = reversed(folders.checkpoints(self.folder))
+        possible = [found for found in newest_first if before is None or folders.step_of(found) < before]
+        own = [found for found in possible if self._is_own(found)]
         start = self._first_good(own)
         if start is not None or self.config.load is None:
             return start

@@ -19,8 +19,11 @@ from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.progress import ProgressBar
 from primus.backends.native.report import Rates, Reporter
 from primus.backends.native.resume import Search, Start, check_same_data, own_folder, restore
+from primus.backends.native.rewind import Rewind, rewinds_of, set_aside, set_aside_undone
 from primus.backends.native.step import Trainable, prepare
 from primus.backends.native.step_line import CONVENTION
+from primus.backends.native.timing import ComputeTimer
+from primus.backends.native.watch import Watch
 from primus.checkpoint.shape import shape_of
 from primus.config.schema import Experiment, Trainer
 from primus.data.dataset import Datasets, open_datasets
@@ -51,12 +54,18 @@ class Training:
     optimizer: torch.optim.AdamW
     reporter: Reporter
     saver: Saver
+    search: Search
+    """Finds checkpoints to go back to."""
+    watch: Watch
+    timer: ComputeTimer
+    rewinds: list[Rewind]
+    """Of all attempts."""
     compiled: bool
     global_batch_size: int
     step: int
     """Steps taken."""
     consumed_samples: int
-    """Samples that they took."""
+    """Samples that they took, or that a rewind passed over."""
 
 
 def set_up(experiment: Experiment, attempt: Attempt, processes: Processes, environ: Mapping[str, str]) -> Training:
@@ -73,13 +82,20 @@ def set_up(experiment: Experiment, attempt: Attempt, processes: Processes, envir
     global_batch_size = _global_batch_size(trainer, processes.world)
     attempt.beat("data")
     data = _open_data(trainer, attempt)
-    start = _find_start(trainer, attempt, processes, data)
+    search = Search(
+        attempt.run, trainer.checkpoint, shape_of(trainer.model), processes, say=attempt.say, event=attempt.event
+    )
+    rewinds = _rewinds(search)
+    start = _find_start(search, attempt, data)
     decision = _decide_compile(trainer, processes, global_batch_size, start, environ)
     trainable = _build(trainer, processes, decision.compiled)
     optimizer = build_optimizer(trainable.model, trainer.optimizer)
     if start is not None:
         restore(start, trainable.model, optimizer, processes)
-    reporter = _reporter(experiment, attempt, processes, global_batch_size, start, environ)
+    watch = Watch(trainer.training, processes.device)
+    if start is not None:
+        watch.restart(start.step, start.recent_losses)
+    reporter = _reporter(experiment, attempt, processes, global_batch_size, start, watch, environ)
     training = Training(
         experiment=experiment,
         attempt=attempt,
@@ -89,6 +105,10 @@ def set_up(experiment: Experiment, attempt: Attempt, processes: Processes, envir
         optimizer=optimizer,
         reporter=reporter,
         saver=_saver(experiment, attempt, processes, data, decision, reporter),
+        search=search,
+        watch=watch,
+        timer=ComputeTimer(processes.device, trainable.model),
+        rewinds=rewinds,
         compiled=decision.compiled,
         global_batch_size=global_batch_size,
         step=start.step if start else 0,
@@ -148,11 +168,17 @@ def _describe_data(run: Run, trainer: Trainer, data: Datasets) -> None:
     write_text(run.directory / DATA_FILE, yaml.safe_dump(described, sort_keys=False, allow_unicode=True))
 
 
-def _find_start(trainer: Trainer, attempt: Attempt, processes: Processes, data: Datasets) -> Start | None:
+def _rewinds(search: Search) -> list[Rewind]:
+    """The run's rewinds so far; what they have left behind and an attempt that was killed has not renamed is so now."""
+    run, processes = search.run, search.processes
+    rewinds: list[Rewind] = processes.from_first(rewinds_of(run) if processes.is_first else None)
+    if rewinds:
+        set_aside(processes, lambda: set_aside_undone(search.folder, run, rewinds), search.say, search.event)
+    return rewinds
+
+
+def _find_start(search: Search, attempt: Attempt, data: Datasets) -> Start | None:
     """The checkpoint to begin with, said and recorded."""
-    search = Search(
-        attempt.run, trainer.checkpoint, shape_of(trainer.model), processes, say=attempt.say, event=attempt.event
-    )
     start = search.start()
     if start is None:
         if attempt.number > 0:
@@ -162,9 +188,9 @@ def _find_start(trainer: Trainer, attempt: Attempt, processes: Processes, data: 
     what = "the weights of" if start.weights_only else "step"
     name = start.folder.name if start.weights_only else str(start.step)
     attempt.say(f"continuing from {what} {name} ({_shown(start, attempt.run)})")
-    if start.manifest.world_size != processes.world and not start.weights_only:
+    if start.manifest.world_size != search.processes.world and not start.weights_only:
         attempt.say(
-            f"saved by {start.manifest.world_size} processes, continued by {processes.world}: "
+            f"saved by {start.manifest.world_size} processes, continued by {search.processes.world}: "
             "the losses go on within rounding, not bit by bit"
         )
     attempt.event(
@@ -223,6 +249,7 @@ def _reporter(
     processes: Processes,
     global_batch_size: int,
     start: Start | None,
+    watch: Watch,
     environ: Mapping[str, str],
 ) -> Reporter:
     trainer, training = experiment.trainer, experiment.trainer.training
@@ -241,7 +268,7 @@ def _reporter(
         attempt,
         train_iters=training.train_iters,
         log_interval=trainer.logging.log_interval,
-        max_nonfinite_steps=training.max_nonfinite_steps,
+        watch=watch,
         rates=rates,
         device=processes.device,
         loggers=loggers,

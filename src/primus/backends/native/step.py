@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +15,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from primus.backends.native.loss import count_targets
 from primus.backends.native.memory import keep_freed_memory
 from primus.backends.native.model import Transformer
+from primus.backends.native.spikes import LossWindow
+from primus.backends.native.timing import ComputeTimer
 
 Batch = tuple[Tensor, Tensor]
 """Tokens and targets of one micro batch, both int64 [B, S] on the model's device."""
+
+
+NONFINITE, SPIKE = 1.0, 2.0
+"""Why a step was skipped."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class StepResult:
     """Outcome of a step, still on the device: reading a property waits for the step to finish."""
 
     values: Tensor
-    """[loss, grad norm, 1 if skipped, tokens], float64."""
+    """[loss, grad norm, NONFINITE or SPIKE if skipped else 0, tokens], float64."""
 
     @property
     def loss(self) -> float:
@@ -52,7 +59,7 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """The loss or the gradient was not finite: parameters and optimizer state are as before."""
+        """The loss or the gradient was not finite or a spike: parameters and optimizer state are as before."""
         return self.values[2].item() != 0.0
 
     @property
@@ -107,11 +114,14 @@ def train_step(
     *,
     learning_rate: float,
     clip_grad: float,
+    window: LossWindow | None = None,
+    timer: ComputeTimer | None = None,
 ) -> StepResult:
     """One optimizer step over all micro batches of all processes.
 
     The gradient is that of the mean loss over every token that has a target, however they are spread. A step whose
-    loss or gradient is not finite changes nothing. The host never waits for the device.
+    loss or gradient is not finite, or whose loss is a spike in `window`, changes nothing. The host never waits for the
+    device.
     """
     counts = torch.stack([count_targets(targets) for _, targets in micro_batches])
     num_tokens = _global_sum(counts.sum(), trainable)
@@ -119,13 +129,16 @@ def train_step(
     loss = torch.zeros((), device=trainable.device)
     for index, (tokens, targets) in enumerate(micro_batches):
         _synchronise_gradients(trainable.model, index == len(micro_batches) - 1)
-        part = trainable.loss(tokens, targets, scale)
-        part.backward()
+        with timer.measure() if timer else nullcontext():
+            part = trainable.loss(tokens, targets, scale)
+            part.backward()
         loss = loss + part.detach()
     loss = _global_sum(loss, trainable)
     grad_norm = _gradient_norm(trainable.model)
-    skipped = ~(loss.isfinite() & grad_norm.isfinite())
-    _apply(optimizer, learning_rate, _divisor(grad_norm, clip_grad), skipped)
+    skipped = NONFINITE * ~(loss.isfinite() & grad_norm.isfinite())
+    if window is not None:
+        skipped = torch.where(skipped == 0, SPIKE * window.take(loss), skipped)
+    _apply(optimizer, learning_rate, _divisor(grad_norm, clip_grad), skipped != 0)
     return StepResult(torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)]))
 
 

@@ -41,7 +41,11 @@ class StepReport(Struct, frozen=True, kw_only=True):
     memory_gib: float
     """Peak of this process: allocated on the device, or resident on the host where the host trains."""
     skipped: bool
-    """The loss or the gradient was not finite, and nothing was changed."""
+    """The loss or the gradient was not finite, or the loss a spike, and nothing was changed."""
+    spike: bool = False
+    """The loss was a spike."""
+    compute_time_s: float | None = None
+    """Forward and backward passes of this process, without waiting for others; None where it was not measured."""
 
     def event(self) -> dict[str, Any]:
         return structs.asdict(self)

@@ -13,12 +13,15 @@ import torch
 from primus.backends.native.distributed import joined
 from primus.backends.native.evaluate import evaluate, to_batch
 from primus.backends.native.optimizer import learning_rate
+from primus.backends.native.recovery import recover
 from primus.backends.native.report import Step
 from primus.backends.native.resume import current_state
+from primus.backends.native.rewind import next_sample
 from primus.backends.native.samples import sample, write_sample
 from primus.backends.native.setup import Training, set_up
 from primus.backends.native.step import train_step
 from primus.backends.native.step_line import evaluation_line
+from primus.backends.native.watch import BadSteps
 from primus.config.schema import Experiment
 from primus.data.loader import Batches
 from primus.errors import PrimusError
@@ -54,15 +57,34 @@ def _run(training: Training) -> None:
         training.reporter.say(f"nothing to do: {training.step} of {train_iters} steps are taken")
         return
     first = training.step
+    is_over = False
+    while not is_over:
+        try:
+            is_over = _train(training, first)
+        except BadSteps as bad:
+            recover(training, bad)
+
+
+def _train(training: Training, first: int) -> bool:
+    """Train until the run is over, or until data begins that a rewind passes over: then False.
+
+    Raises:
+        BadSteps: The run cannot go on from its last steps.
+    """
+    train_iters = training.experiment.trainer.training.train_iters
+    training.consumed_samples = next_sample(training.consumed_samples, training.rewinds)
     with _batches(training) as batches:
         training.reporter.restart_clock()
         while training.step < train_iters:
             if training.processes.any(training.attempt.stop_signal is not None):
                 _interrupt(training, first)
-                return
+                return True
             _take_step(training, batches)
             _after_step(training)
+            if next_sample(training.consumed_samples, training.rewinds) != training.consumed_samples:
+                return False
     _finish(training, first)
+    return True
 
 
 def _batches(training: Training) -> Batches:
@@ -93,10 +115,13 @@ def _take_step(training: Training, batches: Batches) -> None:
         micro_batches,
         learning_rate=rate,
         clip_grad=trainer.optimizer.clip_grad,
+        window=training.watch.window,
+        timer=training.timer,
     )
     training.step += 1
     training.consumed_samples += training.global_batch_size
-    training.reporter.step(Step(training.step, result, rate, training.consumed_samples, data_time_s))
+    compute_time = training.timer.take()
+    training.reporter.step(Step(training.step, result, rate, training.consumed_samples, data_time_s, compute_time))
 
 
 def _masked(training: Training) -> int | None:
@@ -155,7 +180,7 @@ def _save(training: Training) -> None:
     training.reporter.flush()
     training.attempt.beat("checkpoint", training.step)
     state = current_state(training.trainable.model, training.optimizer, training.processes)
-    training.saver.save(state, training.step, training.consumed_samples)
+    training.saver.save(state, training.step, training.consumed_samples, training.watch.losses)
     training.attempt.beat("train", training.step)
     training.reporter.restart_clock()
 
@@ -187,7 +212,7 @@ def _finish(training: Training, first: int) -> None:
     if trainer.logging.sample_tokens:
         _sample(training)
     training.saver.finish()
-    _summarise(training, first)
+    _summarise(training)
 
 
 def _sample(training: Training) -> None:
@@ -200,10 +225,10 @@ def _sample(training: Training) -> None:
         write_sample(training.attempt.run.directory / "report" / "sample.txt", text)
 
 
-def _summarise(training: Training, first: int) -> None:
+def _summarise(training: Training) -> None:
     reporter, last = training.reporter, training.reporter.last
     assert last is not None, "at least one step was taken"
-    steps = training.step - first
+    steps = reporter.num_steps
     tokens = steps * last.tokens
     reporter.say(
         f"{steps:,} steps, {tokens:,} tokens in {_duration(reporter.trained_s)}:"

@@ -1,0 +1,104 @@
+"""What is done where a run cannot go on from its steps: a rewind to a good checkpoint, or its end with what is good."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from primus.backends.native import model, rewind
+from primus.backends.native.distributed import seed_everything
+from primus.backends.native.resume import Start, restore
+from primus.backends.native.rewind import Rewind
+from primus.backends.native.setup import Training
+from primus.backends.native.watch import BadSteps
+from primus.checkpoint import folders
+from primus.errors import FinalError
+
+
+def recover(training: Training, bad: BadSteps) -> None:
+    """Rewind to the newest checkpoint from before the bad steps, and pass over the data up to their end.
+
+    Before the first checkpoint of a run it rewinds to what the run began with. Every process must call it alike.
+
+    Raises:
+        FinalError: The bad steps are to end the run, or it cannot be rewound.
+    """
+    training.reporter.say(bad.problem)
+    training.attempt.beat("checkpoint", bad.last.step)
+    training.saver.finish()
+    limit = training.experiment.trainer.training.max_rewinds
+    if bad.answer == "stop" or len(training.rewinds) >= limit:
+        if bad.is_spike or bad.answer == "rewind":
+            _say_set_aside(training, lambda: rewind.set_aside_from(training.search.folder, bad.first))
+        raise bad if bad.answer == "stop" else FinalError(f"{bad.problem}; {limit} rewinds have not helped", bad.hint)
+    start = _good_start(training, bad)
+    _record(training, bad, start)
+    _go_back(training, start)
+
+
+def _good_start(training: Training, bad: BadSteps) -> Start | None:
+    """What to go back to; None for the initial weights."""
+    had_any = training.processes.from_first(bool(folders.checkpoints(training.search.folder)))
+    start = training.search.start(before=bad.first)
+    is_own = start is not None and start.manifest.run == training.attempt.run.id
+    if had_any and not is_own:
+        _say_set_aside(training, lambda: rewind.set_aside_from(training.search.folder, bad.first))
+        raise FinalError(
+            f"{bad.problem}; no good checkpoint of a step before {bad.first} is left to go back to",
+            "raise keep_last_n, lower save_interval, and start again or from another run's checkpoint with load:",
+        )
+    return start
+
+
+def _record(training: Training, bad: BadSteps, start: Start | None) -> None:
+    """Keep the rewind in the run folder; then nothing continues from what it leaves behind."""
+    run = training.attempt.run
+    rewound = Rewind(
+        time=time.time(),
+        from_step=bad.last.step,
+        first_bad_step=bad.first,
+        to_step=start.step if start else 0,
+        first_sample=start.consumed_samples if start else 0,
+        end_sample=bad.last.consumed_samples,
+        reason=bad.problem,
+    )
+    training.rewinds.append(rewound)
+    if training.processes.is_first:
+        rewind.write(run, training.rewinds)
+    _say_set_aside(training, lambda: rewind.set_aside_undone(training.search.folder, run, training.rewinds))
+    training.reporter.event(
+        "rewind",
+        from_step=rewound.from_step,
+        first_bad_step=rewound.first_bad_step,
+        to_step=rewound.to_step,
+        skipped_samples=rewound.skipped_samples,
+        reason=rewound.reason,
+        number=len(training.rewinds),
+    )
+
+
+def _go_back(training: Training, start: Start | None) -> None:
+    config = training.experiment.trainer.training
+    if start is None:
+        seed_everything(config.seed, config.deterministic)
+        model.initialise(training.trainable.model, config.seed)
+        training.optimizer.state.clear()
+    else:
+        restore(start, training.trainable.model, training.optimizer, training.processes)
+        if start.weights_only:
+            training.optimizer.state.clear()
+    training.step = start.step if start else 0
+    training.consumed_samples = start.consumed_samples if start else 0
+    training.saver.last_step = training.step or None
+    training.watch.restart(training.step, start.recent_losses if start else [])
+    training.reporter.rewind(training.step)
+    training.attempt.beat("train", training.step)
+    rewound = training.rewinds[-1]
+    training.reporter.say(
+        f"rewind {len(training.rewinds)} of {config.max_rewinds}: back to step {rewound.to_step};"
+        f" samples {rewound.first_sample:,} to {rewound.end_sample - 1:,} are passed over"
+    )
+
+
+def _say_set_aside(training: Training, rename: Callable[[], list[str]]) -> None:
+    rewind.set_aside(training.processes, rename, training.attempt.say, training.attempt.event)

@@ -1,0 +1,126 @@
+"""Rewinds of a run: which data they pass over, and which checkpoints do not count since.
+
+A rewind takes a run back to a good checkpoint and goes on with the data that comes after the bad steps, as the authors
+of PaLM did by hand (arXiv 2204.02311, section 5.1). `rewinds.json` in the run folder is written before anything else
+changes, so that an attempt that is killed at any moment is continued by one that passes over the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus.backends.native.distributed import Processes
+from primus.checkpoint import folders, manifest
+from primus.errors import PrimusError
+from primus.runs.files import read_json, write_json
+from primus.runs.store import Run
+
+FILE = "rewinds.json"
+
+
+class Rewind(Struct, frozen=True, kw_only=True):
+    """One rewind; data is counted in samples since the beginning of the run."""
+
+    time: float
+    """Seconds since the epoch."""
+    from_step: int
+    """Last step that was seen before."""
+    first_bad_step: int
+    to_step: int
+    """Of the checkpoint; 0 for the initial weights."""
+    first_sample: int
+    """First sample that is passed over: where the checkpoint stands."""
+    end_sample: int
+    """First sample after those that are passed over."""
+    reason: str
+
+    @property
+    def skipped_samples(self) -> int:
+        return self.end_sample - self.first_sample
+
+
+def rewinds_of(run: Run) -> list[Rewind]:
+    """The rewinds of a run so far, oldest first.
+
+    Raises:
+        PrimusError: Their file is damaged.
+    """
+    path = run.directory / FILE
+    return read_json(path, list[Rewind]) if path.exists() else []
+
+
+def write(run: Run, rewinds: Sequence[Rewind]) -> None:
+    """Replace the file of a run's rewinds."""
+    write_json(run.directory / FILE, rewinds)
+
+
+def next_sample(consumed_samples: int, rewinds: Sequence[Rewind]) -> int:
+    """The first sample from `consumed_samples` on that no rewind passes over."""
+    for rewind in rewinds:
+        if rewind.first_sample <= consumed_samples < rewind.end_sample:
+            return next_sample(rewind.end_sample, rewinds)
+    return consumed_samples
+
+
+def is_undone(consumed_samples: int, rewinds: Sequence[Rewind]) -> bool:
+    """Whether a state that has consumed so many samples is one that a rewind has left behind."""
+    return any(rewind.first_sample < consumed_samples <= rewind.end_sample for rewind in rewinds)
+
+
+def set_aside_undone(folder: Path, run: Run, rewinds: Sequence[Rewind]) -> list[str]:
+    """Rename the checkpoints of a run that a rewind has left behind, so that nothing continues from them."""
+    if not rewinds:
+        return []
+    return [
+        _set_aside(checkpoint)
+        for checkpoint in folders.checkpoints(folder)
+        if (found := _manifest(checkpoint)) and found.run == run.id and is_undone(found.consumed_samples, rewinds)
+    ]
+
+
+def set_aside_from(folder: Path, first_bad_step: int) -> list[str]:
+    """Rename the checkpoints of bad steps."""
+    bad = [found for found in folders.checkpoints(folder) if folders.step_of(found) >= first_bad_step]
+    return [_set_aside(checkpoint) for checkpoint in bad if folders.is_complete(checkpoint)]
+
+
+def set_aside(
+    processes: Processes, rename: Callable[[], list[str]], say: Callable[[str], None], event: Callable[..., None]
+) -> None:
+    """Have the first process rename checkpoints, which is said and recorded; the others go on when it is done.
+
+    Raises:
+        PrimusError: It could not be done.
+    """
+    names, problem = processes.from_first(_attempted(rename) if processes.is_first else None)
+    for name in names:
+        say(f"checkpoint {name.partition('.')[0]} is of bad steps: it is now {name}")
+        event("checkpoint_set_aside", name=name)
+    if problem:
+        raise PrimusError(f"checkpoints of bad steps could not be renamed: {problem}", "rename or delete them")
+
+
+def _attempted(rename: Callable[[], list[str]]) -> tuple[list[str], str]:
+    try:
+        return rename(), ""
+    except OSError as error:
+        return [], error.strerror or str(error)
+
+
+def _manifest(checkpoint: Path) -> manifest.Manifest | None:
+    try:
+        return manifest.read(checkpoint)
+    except PrimusError:  # damaged: it is passed over anyhow
+        return None
+
+
+def _set_aside(checkpoint: Path) -> str:
+    """Rename a checkpoint to a name that no search finds, but `load:` may give; the new name."""
+    number = 1
+    while (target := checkpoint.with_name(f"{checkpoint.name}.set_aside_{number}")).exists():
+        number += 1
+    checkpoint.rename(target)
+    return target.name

@@ -1,0 +1,77 @@
+"""Whether the loss of a step is a spike: far above the losses before it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+SIGMA_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution in units of its median absolute deviation (1 / Phi^-1(3/4))."""
+
+
+class LossWindow:
+    """The last finite losses of a run, on the device, where a spike is found without the host's waiting.
+
+    A spike is above median + factor x standard deviation, both of the losses in the window; the deviation is estimated
+    by the median of absolute deviations, so that a spike which has entered the window does not hide the next one.
+    The number of losses and the factor are those of OLMo-core's SkipStepOptimizer, which takes mean and standard
+    deviation (github.com/allenai/OLMo-core, src/olmo_core/optim/skip_step_optimizer.py). Spikes enter the window too:
+    a loss that stays at a new level is no spike for longer than half of it.
+
+    Args:
+        size: Number of losses; before there are as many, nothing is a spike.
+        factor: See above.
+        device: Of the losses.
+    """
+
+    def __init__(self, size: int, factor: float, device: torch.device) -> None:
+        self.size, self.factor = size, factor
+        self._losses = torch.full((size,), math.nan, dtype=torch.float32, device=device)
+
+    def take(self, loss: Tensor) -> Tensor:
+        """Whether `loss`, float32 and the same in all processes, is a spike; it then belongs to the window if finite.
+
+        The processes decide alike because an all-reduce leaves the same bits in each of them.
+        """
+        median, deviation = _median_and_deviation(self._losses)
+        is_spike = (deviation > 0) & (loss > median + self.factor * deviation)  # false while there is a NaN
+        pushed = torch.cat([self._losses[1:], loss.reshape(1)])
+        self._losses = torch.where(loss.isfinite(), pushed, self._losses)
+        return is_spike & loss.isfinite()
+
+    def replace(self, losses: Sequence[float]) -> None:
+        """Hold `losses`, oldest first, as if they had been taken one after the other."""
+        kept = [*([math.nan] * self.size), *losses][-self.size :]
+        self._losses = torch.tensor(kept, dtype=torch.float32, device=self._losses.device)
+
+
+def begin_of(spike: int, before: Sequence[tuple[int, float]], factor: float) -> int:
+    """The step at which a spike began: the first of the unbroken series that was already half as far up.
+
+    Args:
+        spike: Step of the spike.
+        before: The steps before it, in order, with their losses.
+        factor: Of the threshold.
+    """
+    losses = [loss for _, loss in before]
+    median = statistics.median_low(losses)
+    deviation = SIGMA_PER_MAD * statistics.median_low(abs(loss - median) for loss in losses)
+    first = spike
+    for step, loss in reversed(before):
+        if loss <= median + factor / 2 * deviation:
+            break
+        first = step
+    return first
+
+
+def _median_and_deviation(losses: Tensor) -> tuple[Tensor, Tensor]:
+    """By sorting, which does not wait for the device; a NaN comes last in a sorted tensor, and makes both NaN."""
+    middle = (losses.numel() - 1) // 2
+    ordered = losses.sort().values
+    median = ordered[middle] + 0.0 * ordered[-1]
+    deviation = SIGMA_PER_MAD * (losses - median).abs().sort().values[middle]
+    return median, deviation

@@ -1,0 +1,160 @@
+"""How long a process computes in a step, apart from what it waits for other processes.
+
+In a synchronous step all processes take the same time; the one that the others wait for is found by its own computing.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+INTERVAL_S = 1.0
+"""On a GPU one step in this time is measured: as often as heartbeats are written."""
+WAITS = ("wait_for_unshard", "post_backward")
+"""Methods of FSDP2's parameter groups in which the compute stream waits for other processes
+(torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)."""
+WAITS_ON_CPU = ("unshard", *WAITS)
+"""Where collectives are synchronous, as with gloo, gathering waits as well."""
+END = "finalize_backward"
+"""What follows the last computing of a backward pass: waiting until all gradients are reduced."""
+
+
+class ComputeTime(Protocol):
+    """The measured time of one step."""
+
+    @abstractmethod
+    def seconds(self) -> float:
+        """The time; on a GPU the step must be over."""
+
+
+class ComputeTimer:
+    """Measures the forward and backward passes of one process.
+
+    Args:
+        device: Of the process; on a GPU events are recorded in its stream, and nobody waits for them.
+        model: Prepared for several processes, where there are several.
+    """
+
+    def __init__(self, device: torch.device, model: nn.Module) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._marks: list[Any] = []
+        self._is_measuring = False
+        self._due = 0.0
+        self._is_step_measured = True
+        self.is_complete = _wrap(model, WAITS if self._on_gpu else WAITS_ON_CPU, self)
+        """Whether every wait is known; where it is not, nothing is measured."""
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Add the time of a `with` to that of the step."""
+        self._begin()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def pause(self) -> bool:
+        """Leave out what comes now, until `go_on`; whether anything was measured."""
+        was_measuring = self._is_measuring
+        self.stop()
+        return was_measuring
+
+    def go_on(self) -> None:
+        """Measure again, inside `measure`."""
+        self._begin()
+
+    def stop(self) -> None:
+        """Leave out what is left of `measure`."""
+        if self._is_measuring:
+            self._mark()
+            self._is_measuring = False
+
+    def take(self) -> ComputeTime | None:
+        """The time since it was last taken; None where this step is not measured."""
+        marks, self._marks = self._marks, []
+        now = time.perf_counter()
+        was_measured, self._is_step_measured = self._is_step_measured, not self._on_gpu or now >= self._due
+        if self._is_step_measured:
+            self._due = now + INTERVAL_S
+        if not was_measured or not self.is_complete or not marks:
+            return None
+        return _OnDevice(marks) if self._on_gpu else _OnHost(marks)
+
+    def _begin(self) -> None:
+        if self.is_complete and self._is_step_measured:
+            self._mark()
+            self._is_measuring = True
+
+    def _mark(self) -> None:
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+
+class _OnHost:
+    def __init__(self, marks: list[float]) -> None:
+        self._seconds = sum(marks[1::2]) - sum(marks[::2])
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+class _OnDevice:
+    def __init__(self, marks: list[torch.cuda.Event]) -> None:
+        self._marks = marks
+
+    def seconds(self) -> float:
+        pairs = zip(self._marks[::2], self._marks[1::2], strict=True)
+        return sum(start.elapsed_time(end) for start, end in pairs) / 1000
+
+
+def _wrap(model: nn.Module, waits: tuple[str, ...], timer: ComputeTimer) -> bool:
+    """Have FSDP2's parameter groups tell `timer` when they wait; False where this torch has other names for that."""
+    groups = [group for module in model.modules() if isinstance(module, FSDPModule) for group in _groups(module)]
+    if any(not callable(getattr(group, name, None)) for group in groups for name in (*waits, END)):
+        return False
+    for group in groups:
+        for name in waits:
+            setattr(group, name, _waiting(getattr(group, name), timer))
+        setattr(group, END, _ending(getattr(group, END), timer))
+    return bool(groups) or not any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def _groups(module: FSDPModule) -> list[Any]:
+    """The parameter groups of a module: one until torch 2.12, then a list."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is not None:
+        return list(groups)
+    group = getattr(state, "_fsdp_param_group", None)
+    return [] if group is None else [group]
+
+
+def _waiting(method: Callable[..., Any], timer: ComputeTimer) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        was_measuring = timer.pause()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            if was_measuring:
+                timer.go_on()
+
+    return call
+
+
+def _ending(method: Callable[..., Any], timer: ComputeTimer) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        timer.stop()
+        return method(*args, **kwargs)
+
+    return call
