@@ -111,7 +111,8 @@ def _parser(flags: list[Flag], what: str) -> _Parser:
             parser.add_argument(flag.field, nargs="*" if flag.is_list else "?")
         elif flag.is_switch:
             parser.add_argument(*flag.names, dest=flag.field, action="store_true")
-            negations = {f"--no-{name[2:]}" for name in flag.names} | {f"--no_{name[2:]}" for name in flag.names}
+            long = [name[2:] for name in flag.names if name.startswith("--")]
+            negations = {f"--no-{name}" for name in long} | {f"--no_{name}" for name in long}
             parser.add_argument(*sorted(negations), dest=flag.field, action="store_false")
         elif flag.is_list:
             parser.add_argument(*flag.names, dest=flag.field, nargs="+", action="extend")
