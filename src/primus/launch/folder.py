@@ -10,7 +10,7 @@ from pathlib import Path
 from primus import __version__, process
 from primus.launch.plan import Job
 from primus.launch.request import Request, without_secrets
-from primus.runs.files import write_json, write_text
+from primus.runs.files import to_json, write_json, write_text
 from primus.runs.store import Metadata, Run, create
 from primus.secret import mask_words
 
@@ -25,6 +25,12 @@ def make(directory: Path, job: Job, request: Request, command: tuple[str, ...]) 
     write_files(directory, job)
     write_json(directory / "request.json", without_secrets(request))
     return run
+
+
+def texts(directory: Path, job: Job, request: Request, command: tuple[str, ...]) -> dict[str, str]:
+    """What `make` would write, by relative path."""
+    metadata = to_json(_metadata(directory, job, request, command)) + "\n"
+    return {"metadata.json": metadata, **job.files, "request.json": to_json(without_secrets(request)) + "\n"}
 
 
 def write_files(directory: Path, job: Job) -> None:

@@ -1,9 +1,115 @@
-"""Run on Kubernetes (k8s for short)."""
+"""Run on Kubernetes, k8s for short."""
 
 from __future__ import annotations
 
-from primus.runtimes.kubernetes.options import COMMANDS, Options, parse
+import getpass
+import os
+import socket
+import time
+from collections.abc import Sequence
 
-__all__ = ["COMMANDS", "LEVEL", "Options", "parse"]
+from msgspec import structs
+
+from primus.errors import EXIT_OK, UsageError
+from primus.launch import jobs
+from primus.launch.jobs import JobState, Submission
+from primus.launch.plan import Context, LaunchPlan, Mount
+from primus.launch.remote import Remote, Say
+from primus.runs.files import write_text
+from primus.runs.store import Run
+from primus.runtimes.kubernetes import entry, order, volumes
+from primus.runtimes.kubernetes.commands import run, target, write
+from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, implied, parse
+from primus.secret import mask_words
+
+__all__ = ["COMMANDS", "LEVEL", "REFERENCES", "Options", "cancel", "implied", "logs", "parse", "run", "shown", "start"]
+__all__ += ["states", "wrap"]
 
 LEVEL = "cluster"
+FOLDER = "kubernetes"
+"""Folder of a run folder with what the job was made of."""
+
+
+def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
+    """`plan` as what each pod of a job does.
+
+    Raises:
+        UsageError: An option is wrong, or nothing that the target has.
+    """
+    if options.exp is not None:
+        raise UsageError("--exp names a task, and there is one after ' -- '", "leave one out")
+    target(options.kind).check(options)
+    order.variables(options, plan, context)
+    mounts = [Mount(volume.source, volume.path, volume.is_read_only) for volume in volumes.parsed(options.volume)]
+    notes = () if mounts else ("without --volume the run folder ends with its pod",)
+    return structs.replace(
+        plan,
+        argv=order.pod_command(options, context),
+        mounts=tuple(mounts),
+        files={**plan.files, f"{context.directory}/{FOLDER}/{entry.SCRIPT}": entry.TEXT},
+        notes=(*plan.notes, *notes),
+        inner=plan,
+    )
+
+
+def shown(remote: Remote) -> str:
+    """What a dry run prints: what would be sent to the server, as text that kubectl takes."""
+    options = parse(remote.request.runtimes[0].words)
+    wanted = order.order_of(remote, options, order.planned_files(remote))
+    text = target(options.kind).shown(wanted, as_json=remote.is_json)
+    notes = [] if remote.is_json else [f"# {note}" for note in remote.plan.notes]
+    return "\n".join([*notes, text])
+
+
+def start(remote: Remote, run_folder: Run | None, say: Say) -> int:
+    """Give the job to the server, and remember it; gives the exit code.
+
+    Raises:
+        PrimusError: The server refuses it, or cannot be reached; nothing of it is left there.
+    """
+    assert run_folder is not None, "the plan has a file"
+    options, environ = parse(remote.request.runtimes[0].words), remote.context.environ
+    wanted = order.order_of(remote, options, order.existing_files(remote))
+    server = target(options.kind)
+    place = server.place(options, environ)
+    write_text(run_folder.directory / FOLDER / "job.txt", server.shown(wanted, as_json=False) + "\n")
+    identity = server.create(wanted, place, environ, say)
+    jobs.remember(
+        Submission(
+            runtime="kubernetes",
+            id=identity,
+            name=remote.context.name,
+            directory=remote.directory,
+            submitted=time.time(),
+            host=socket.gethostname(),
+            user=getpass.getuser(),
+            command=tuple(mask_words(remote.command)),
+            place=place,
+            logs=(),
+        ),
+        environ,
+    )
+    for note in remote.plan.notes:
+        say(f"note: {note}")
+    say(f"job {identity}; its log: primus-cli kubernetes logs {identity} --follow")
+    return EXIT_OK
+
+
+def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
+    """How jobs stand, by id; each place is asked once."""
+    found: dict[str, JobState] = {}
+    for place in {tuple(sorted(each.place.items())): each.place for each in submissions}.values():
+        ids = [each.id for each in submissions if each.place == place]
+        found |= target(place["target"]).states(place, ids, os.environ)
+    return found
+
+
+def cancel(submission: Submission) -> None:
+    """End a job, and remove what was made for it."""
+    target(submission.place["target"]).delete(submission.place, submission.id, os.environ)
+
+
+def logs(submission: Submission, follow: bool, tail: int | None) -> None:
+    """Print the log of node 0."""
+    place = submission.place
+    target(place["target"]).logs(place, submission.id, os.environ, write, follow=follow, tail=tail)

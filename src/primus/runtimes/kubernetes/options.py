@@ -27,6 +27,10 @@ COMMANDS = {
 """What the runtime does by itself."""
 OF_A_JOB = ("get", "logs", "delete", "wait")
 """Commands that take the name of a job."""
+OF_THE_TASK = ("--exp", "--data_path", "--data-path", "--backend")
+"""Options that name the task."""
+REFERENCES = ("--secret", "--pull-secret", "--pull_secret")
+"""Options whose values name Secrets that exist."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -167,6 +171,35 @@ def parse(words: Sequence[str]) -> Options:
     return options
 
 
+def implied(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """`words` with a command in front, as the task of --exp without the words that name it; and the task's words.
+
+    Raises:
+        UsageError: A word is wrong.
+    """
+    options = parse(words)
+    if options.exp is None:
+        commands = [word for word in words if word == options.command]
+        return ((options.command, *_without(words, commands[0])) if commands else tuple(words)), ()
+    task = ["train", "pretrain", "--config", options.exp]
+    task += ["--data_path", options.data_path] if options.data_path is not None else []
+    task += ["--framework", options.backend] if options.backend is not None else []
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        if flag not in OF_THE_TASK:
+            kept.append(word)
+        elif not equals:
+            next(rest, None)
+    return tuple(kept), tuple(task)
+
+
+def _without(words: Sequence[str], word: str) -> tuple[str, ...]:
+    position = list(words).index(word)
+    return (*words[:position], *words[position + 1 :])
+
+
 def _placed(options: Options, typed: list[str]) -> Options:
     """`options` with the words that are no flags in their places."""
     command = typed.pop(0) if typed else ""
@@ -204,6 +237,9 @@ def _check(options: Options) -> None:
     for name, (value, least) in counts.items():
         if value < least:
             raise UsageError(f"{WHAT}: {name} {value} is less than {least}")
+    of_the_task = [name for name in ("data_path", "backend") if getattr(options, name) is not None]
+    if of_the_task and options.exp is None:
+        raise UsageError(f"{WHAT}: --{of_the_task[0]} goes with --exp", "give it to the task, after ' -- '")
     if not 0 < options.port < 65536:
         raise UsageError(f"{WHAT}: --port {options.port} is not a port", "use 1024 to 65535")
     if options.workload_id and options.job and options.workload_id != options.job:

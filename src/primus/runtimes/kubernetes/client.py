@@ -1,0 +1,263 @@
+"""Requests to a Kubernetes API server, tried again where that is harmless, and what its refusals mean."""
+
+from __future__ import annotations
+
+import http.client
+import importlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from primus.errors import PrimusError, UnfitError, UsageError
+from primus.runtimes.kubernetes.target import Place
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
+
+CONNECT_S = 5.0
+READ_S = 30.0
+DELAYS_S = (0.5, 1.0, 2.0, 4.0)
+"""Waits between the attempts of one request."""
+LONGEST_DELAY_S = 15.0
+"""A server may ask for a wait; not for a longer one."""
+AGAIN = frozenset((429, 500, 502, 503, 504))
+"""Answers of a server that is not well, or busy."""
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Credentials of a pod."""
+
+
+class Refused(PrimusError):
+    """The server has refused a request."""
+
+    def __init__(self, problem: str, hint: str, status: int) -> None:
+        super().__init__(problem, hint)
+        self.status = status
+
+
+def place_of(
+    kubeconfig: str | None, context: str | None, namespace: str | None, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Where the cluster is that `kubeconfig`, the variables and the home folder name; no connection is opened.
+
+    Raises:
+        UsageError: There is none.
+    """
+    typed = kubeconfig or environ.get("KUBECONFIG")
+    files = typed or str(Path(environ.get("HOME") or Path.home()) / ".kube" / "config")
+    found = [file for file in files.split(":") if file and Path(file).is_file()]
+    if found:
+        return _of_files(found, context, namespace)
+    if not typed and environ.get("KUBERNETES_SERVICE_HOST") and (ACCOUNT / "token").is_file():
+        own = (ACCOUNT / "namespace").read_text().strip() if (ACCOUNT / "namespace").is_file() else "default"
+        return {"namespace": namespace or own}
+    raise UsageError(
+        f"no Kubernetes cluster is configured: {files} does not exist",
+        "give --kubeconfig FILE, or set KUBECONFIG; --dry-run needs none; for Primus-SaFE give --url",
+    )
+
+
+def _of_files(files: list[str], context: str | None, namespace: str | None) -> dict[str, str]:
+    import yaml
+
+    contexts: dict[str, Any] = {}
+    current = context or ""
+    for file in files:
+        try:
+            content = yaml.load(Path(file).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader) or {}
+            current = current or content.get("current-context") or ""
+            contexts = {each["name"]: each.get("context") or {} for each in content.get("contexts") or ()} | contexts
+        except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+            raise UsageError(f"{file}: not a kubeconfig: {type(error).__name__}") from None
+    if current not in contexts:
+        problem = f"no context '{current}'" if current else "no current context"
+        raise UsageError(f"{':'.join(files)}: {problem}", f"--context {'|'.join(contexts) or 'NAME'}")
+    chosen = namespace or contexts[current].get("namespace") or "default"
+    return {
+        "kubeconfig": ":".join(str(Path(file).absolute()) for file in files),
+        "context": current,
+        "namespace": chosen,
+    }
+
+
+class Server:
+    """An API server, as a user of a kubeconfig."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._client = _client(place)
+        self._host: str = self._client.configuration.host.rstrip("/")
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the jobs."""
+        return self._place["namespace"]
+
+    def get(self, path: str, **query: str) -> Any:
+        """The object or list at `path`."""
+        return self._json("GET", path, query=query)
+
+    def create(self, path: str, value: Mapping[str, Any]) -> Any:
+        """Make an object; asked twice, since the answer to the first request may be lost, its name makes it one."""
+        return self._json("POST", path, body=value)
+
+    def merge(self, path: str, value: Mapping[str, Any]) -> Any:
+        """Change fields of an object."""
+        return self._json("PATCH", path, body=value, kind="application/merge-patch+json")
+
+    def delete(self, path: str) -> bool:
+        """Remove an object with what it owns; gives whether it was there."""
+        try:
+            self._json("DELETE", path, body={"propagationPolicy": "Background"})
+        except Refused as error:
+            if error.status == http.client.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def lines(self, path: str, **query: str) -> Iterator[str]:
+        """The lines at `path` as they come, until the server ends or the connection does."""
+        from urllib3.exceptions import HTTPError
+
+        response = self._answered("GET", path, None, query, "application/json", is_stream=True)
+        rest = b""
+        try:
+            for piece in response.stream(1 << 16):
+                *whole, rest = (rest + piece).split(b"\n")
+                yield from (line.decode(errors="replace") + "\n" for line in whole)
+        except (HTTPError, OSError):
+            return  # the last line may be cut; it is asked for again
+        finally:
+            response.close()
+        if rest:
+            yield rest.decode(errors="replace") + "\n"
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        kind: str = "application/json",
+    ) -> Any:
+        text = None if body is None else json.dumps(body)
+        answer = self._answered(method, path, text, query or {}, kind)
+        return json.loads(answer.data or b"null")
+
+    def _answered(
+        self, method: str, path: str, body: str | None, query: Mapping[str, str], kind: str, *, is_stream: bool = False
+    ) -> BaseHTTPResponse:
+        """The answer to a request that succeeded, at the latest at the last attempt.
+
+        Raises:
+            PrimusError: The server cannot be reached.
+            Refused: It has refused the request.
+        """
+        from urllib3.exceptions import HTTPError, SSLError
+
+        url = f"{self._host}{path}" + (f"?{urlencode(query)}" if query else "")
+        problem: HTTPError | None = None
+        for delay in (*DELAYS_S, None):
+            try:
+                answer = self._sent(method, url, body, kind, is_stream)
+            except SSLError as error:
+                problem = error
+                break
+            except HTTPError as error:
+                problem, wait = error, delay
+            else:
+                if answer.status < http.client.BAD_REQUEST:
+                    return answer
+                if answer.status not in AGAIN or delay is None:
+                    raise self._refused(answer, path)
+                wait = _asked_wait(answer, delay)
+                answer.release_conn()
+            if wait is not None:
+                time.sleep(wait)
+        raise self._unreachable(problem)
+
+    def _sent(self, method: str, url: str, body: str | None, kind: str, is_stream: bool) -> BaseHTTPResponse:
+        from urllib3 import Timeout
+
+        settings = self._client.configuration.auth_settings()
+        headers = {each["key"]: each["value"] for each in settings.values() if each.get("in") == "header"}
+        answer: BaseHTTPResponse = self._client.rest_client.pool_manager.request(
+            method,
+            url,
+            body=body.encode() if body is not None else None,
+            headers={"Accept": "application/json", "Content-Type": kind, **headers},
+            timeout=Timeout(connect=CONNECT_S, read=READ_S),
+            retries=False,
+            preload_content=not is_stream,
+        )
+        return answer
+
+    def _unreachable(self, problem: object) -> PrimusError:
+        text = str(problem).rpartition("Caused by ")[2].rpartition("object at 0x")[2].partition(">: ")
+        reason = (text[2] or str(problem)).strip("()'\" ")
+        return PrimusError(
+            f"{self._host} cannot be reached: {reason}", f"is this the right cluster? context {self._who()}"
+        )
+
+    def _refused(self, answer: BaseHTTPResponse, path: str) -> Refused:
+        """What the server says, and what to do about it."""
+        message = _message(answer.data)
+        hints = {
+            401: f"your credentials are not valid, or no more: log in again ({self._who()})",
+            403: f"your account may not do this there: ask for a role, or choose another --namespace ({self._who()})",
+            404: _missing(path, message),
+            409: "choose another --name, or delete the job that has it",
+            422: "the server does not take this job as it is",
+        }
+        return Refused(f"{self._host}: {answer.status} {message}", hints.get(answer.status, ""), answer.status)
+
+    def _who(self) -> str:
+        place = self._place
+        return f"{place['context']} of {place['kubeconfig']}" if "kubeconfig" in place else "the account of this pod"
+
+
+def _client(place: Place) -> Any:
+    """A client of the `kubernetes` package, which knows every way to log in."""
+    try:
+        client: Any = importlib.import_module("kubernetes.client")
+        config: Any = importlib.import_module("kubernetes.config")
+    except ImportError:
+        raise UnfitError(
+            "the Kubernetes API needs the Python package 'kubernetes'",
+            "pip install 'primus[kubernetes]'; --dry-run needs none, and prints what kubectl takes",
+        ) from None
+    try:
+        if "kubeconfig" in place:
+            return config.new_client_from_config(config_file=place["kubeconfig"], context=place["context"])
+        config.load_incluster_config()
+        return client.ApiClient()
+    except (config.ConfigException, OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{place.get('kubeconfig', ACCOUNT)}: {error}", "see kubectl config view") from None
+
+
+def _asked_wait(answer: BaseHTTPResponse, delay: float) -> float:
+    asked = answer.headers.get("Retry-After", "")
+    return min(float(asked), LONGEST_DELAY_S) if asked.isdigit() else delay
+
+
+def _message(data: bytes | None) -> str:
+    """The server's own words."""
+    text = (data or b"").decode(errors="replace").strip()
+    try:
+        status = json.loads(text)
+        return str(status.get("message") or status.get("reason") or text)
+    except (ValueError, AttributeError):
+        return text[:200]
+
+
+def _missing(path: str, message: str) -> str:
+    if "namespaces" in message:
+        return "there is no such namespace: choose another one with --namespace"
+    is_unknown_kind = "page not found" in message or "could not find the requested resource" in message
+    if is_unknown_kind and "jobset.x-k8s.io" in path:
+        return "this cluster has no JobSet: install its controller, see jobset.sigs.k8s.io"
+    if is_unknown_kind:
+        return "this cluster has no Kubeflow Trainer of version 2: see www.kubeflow.org/docs/components/trainer"
+    return "'kubernetes list' shows the jobs"

@@ -1,0 +1,169 @@
+"""What the Kubernetes runtime does by itself: get, list, logs, delete, nodes, wait."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_TIMED_OUT, UsageError
+from primus.launch import jobs
+from primus.launch.jobs import JobState
+from primus.runtimes.kubernetes.options import OF_A_JOB, Options
+from primus.runtimes.kubernetes.target import JobView, NodeView, Place, Target
+from primus.task import TaskContext
+
+POLL_S = 2.0
+MODULES = {"jobset": "objects", "trainjob": "objects", "safe": "safe"}
+
+
+def target(name: str) -> Target:
+    """The target `name`."""
+    return cast(Target, importlib.import_module(f"primus.runtimes.kubernetes.{MODULES[name]}"))
+
+
+def run(options: Options, context: TaskContext) -> int:
+    """Do a command; gives the exit code.
+
+    Raises:
+        UsageError: The job is not named, or there is none of this name.
+        PrimusError: The server refuses, or cannot be reached.
+    """
+    if options.command in OF_A_JOB and not options.job_id:
+        raise UsageError(f"kubernetes {options.command} needs the name of a job", "'kubernetes list' shows them")
+    if options.command == "create":
+        raise UsageError("kubernetes create needs a task", "create --exp FILE, or create [options] -- <task>")
+    if context.dry_run:
+        context.result(
+            {"command": options.command, "target": options.kind, "job": options.job_id},
+            f"would ask {options.url or 'the Kubernetes API'}: {options.command} {options.job_id}".rstrip(),
+        )
+        return EXIT_OK
+    place = place_of(options, context.environ)
+    return {"get": _get, "list": _list, "logs": _logs, "delete": _delete, "nodes": _nodes, "wait": _wait}[
+        options.command
+    ](target(place["target"]), place, options, context)
+
+
+def place_of(options: Options, environ: Mapping[str, str]) -> Place:
+    """Where the job is that `options` name: as they say, else as was remembered of its submission."""
+    typed = (options.url, options.target, options.namespace, options.context, options.kubeconfig, options.workspace)
+    known = jobs.known(environ) if options.job_id and not any(typed) else []
+    here = [each for each in known if each.runtime == "kubernetes" and each.id == options.job_id]
+    return dict(here[-1].place) if here else target(options.kind).place(options, environ)
+
+
+def _get(server: Target, place: Place, options: Options, context: TaskContext) -> int:
+    view = server.get(place, options.job_id, context.environ)
+    context.result(view, _job_text(view))
+    return EXIT_OK
+
+
+def _list(server: Target, place: Place, options: Options, context: TaskContext) -> int:
+    views = server.jobs(place, context.environ)
+    rows = [
+        (
+            each.id,
+            each.state.state,
+            each.state.raw,
+            _or_dash(each.replicas),
+            str(each.state.restarts),
+            each.run,
+            each.created,
+        )
+        for each in views
+    ]
+    head = ("JOB", "STATE", "SAID", "NODES", "RESTARTS", "RUN", "CREATED")
+    context.result(views, _table(head, rows) if rows else f"no jobs in {place.get('namespace') or place.get('url')}")
+    return EXIT_OK
+
+
+def _logs(server: Target, place: Place, options: Options, context: TaskContext) -> int:
+    server.logs(
+        place, options.job_id, context.environ, write, rank=options.rank, follow=options.follow, tail=options.tail
+    )
+    return EXIT_OK
+
+
+def write(text: str) -> None:
+    """Print a part of a log at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _delete(server: Target, place: Place, options: Options, context: TaskContext) -> int:
+    if not options.yes and sys.stdin.isatty():
+        context.say(f"delete {options.job_id}, its pods and what was made for it? [y/N]")
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            context.say("nothing was deleted")
+            return EXIT_FAILED
+    server.delete(place, options.job_id, context.environ)
+    context.result({"deleted": options.job_id}, f"deleted {options.job_id}")
+    return EXIT_OK
+
+
+def _nodes(server: Target, place: Place, options: Options, context: TaskContext) -> int:
+    views = server.nodes(place, context.environ)
+    rows = [_node_row(each) for each in views]
+    context.result(views, _table(("NODE", "READY", "GPUS", "USED", "MODEL", "SAID"), rows))
+    return EXIT_OK
+
+
+def _node_row(node: NodeView) -> tuple[str, ...]:
+    ready = "yes" if node.is_ready else "no"
+    return (node.name, ready, str(node.gpus), _or_dash(node.gpus_used), node.model or "-", node.message)
+
+
+def _wait(server: Target, place: Place, options: Options, context: TaskContext) -> int:
+    """Wait for the job's end; its exit code, or 124 where it takes longer than is waited for."""
+    deadline = None if options.timeout is None else time.monotonic() + options.timeout
+    said = ""
+    while True:
+        state = server.get(place, options.job_id, context.environ).state
+        if state.state in jobs.ENDED:
+            break
+        if state.raw != said:
+            said = state.raw
+            print(f"{options.job_id}: {state.raw}", file=sys.stderr, flush=True)
+        if deadline is not None and time.monotonic() >= deadline:
+            print(f"primus-cli: {options.job_id} is still {state.raw}", file=sys.stderr)
+            return EXIT_TIMED_OUT
+        time.sleep(POLL_S if deadline is None else max(0.0, min(POLL_S, deadline - time.monotonic())))
+    context.result(state, f"{options.job_id}: {_state_text(state)}")
+    return exit_code(state)
+
+
+def exit_code(state: JobState) -> int:
+    """The exit code of a command that stands for a job which has ended."""
+    return EXIT_OK if state.state == "done" else state.exit_code or EXIT_FAILED
+
+
+def _job_text(view: JobView) -> str:
+    lines = [f"job:      {view.id}", f"state:    {_state_text(view.state)}"]
+    lines += [f"run:      {view.run}"] if view.run else []
+    lines += [f"nodes:    {_or_dash(view.replicas)}", f"restarts: {view.state.restarts}"]
+    lines += [f"created:  {view.created}"] if view.created else []
+    lines += [f"message:  {view.message}"] if view.message else []
+    rows = [
+        (_or_dash(pod.rank), pod.name, pod.phase, pod.node or "-", _or_dash(pod.exit_code), pod.message)
+        for pod in view.pods
+    ]
+    return "\n".join([*lines, "", _table(("RANK", "POD", "PHASE", "NODE", "EXIT", "SAID"), rows)] if rows else lines)
+
+
+def _state_text(state: JobState) -> str:
+    said = f" ({state.raw})" if state.raw and state.raw.lower() != state.state else ""
+    code = f", exit code {state.exit_code}" if state.exit_code is not None else ""
+    return f"{state.state}{said}{code}" + (f": {state.reason}" if state.reason else "")
+
+
+def _or_dash(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in (head, *rows))
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,57 @@
+"""The log of a pod, followed over lost connections."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Callable, Iterable
+
+from primus.runtimes.kubernetes.client import Refused, Server
+from primus.runtimes.kubernetes.names import REPLICATED_JOB
+
+RECONNECT_S = 1.0
+
+
+class Reader:
+    """Writes each line of the pods of one node once."""
+
+    def __init__(self, server: Server, write: Callable[[str], None], tail: int | None) -> None:
+        self._server = server
+        self._write = write
+        self._tail = tail
+        self._pod = ""
+        self._last = ""
+        self._num_at_last = 0
+        """Lines of the last moment that are written."""
+
+    def read(self, pod: str, *, follow: bool) -> None:
+        """Write the lines of `pod` that are new; with `follow` until the connection ends, maybe long before the pod."""
+        if pod != self._pod:
+            self._pod, self._last, self._num_at_last = pod, "", 0
+        query = {"container": REPLICATED_JOB, "timestamps": "true"}
+        query |= {"follow": "true"} if follow else {}
+        if self._last:
+            query["sinceTime"] = self._last
+        elif self._tail is not None:
+            query["tailLines"] = str(self._tail)
+        path = f"/api/v1/namespaces/{self._server.namespace}/pods/{pod}/log"
+        try:
+            self._write_new(self._server.lines(path, **query))
+        except Refused as error:
+            if error.status not in (http.client.BAD_REQUEST, http.client.NOT_FOUND) or not follow:
+                raise
+            time.sleep(RECONNECT_S)  # its container waits to be started, or the pod has been replaced
+
+    def _write_new(self, lines: Iterable[str]) -> None:
+        """Write `lines` without those that were written before a connection was lost: they come by the second."""
+        known, num_known = self._last, self._num_at_last
+        for line in lines:
+            moment, _, text = line.partition(" ")
+            if moment < known:
+                continue
+            if moment == known and num_known:
+                num_known -= 1
+                continue
+            self._num_at_last = self._num_at_last + 1 if moment == self._last else 1
+            self._last = moment
+            self._write(text)

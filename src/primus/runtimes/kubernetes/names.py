@@ -1,0 +1,31 @@
+"""Names of what is made for a job, and the labels by which it is found."""
+
+from __future__ import annotations
+
+OURS = "app.kubernetes.io/managed-by"
+RUN = "primus.run"
+JOB_OF_POD = "jobset.sigs.k8s.io/jobset-name"
+"""Label of a pod; a TrainJob's JobSet is called as the TrainJob."""
+RANK_OF_POD = "batch.kubernetes.io/job-completion-index"
+COORDINATOR = "jobset.sigs.k8s.io/coordinator"
+NODE_NAME = "kubernetes.io/hostname"
+QUEUE = "kueue.x-k8s.io/queue-name"
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
+FRAMEWORK = "trainer.kubeflow.org/framework"
+REPLICATED_JOB = "node"
+"""Of a JobSet, and of its one container."""
+
+
+def run_files(job: str) -> str:
+    """The ConfigMap with a job's run folder."""
+    return f"{job}-run"
+
+
+def secrets(job: str) -> str:
+    """The Secret with a job's secret variables."""
+    return f"{job}-env"
+
+
+def runtime(job: str) -> str:
+    """The TrainingRuntime of a TrainJob."""
+    return f"{job}-runtime"

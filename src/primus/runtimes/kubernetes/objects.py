@@ -1,0 +1,278 @@
+"""JobSets and TrainJobs through the Kubernetes API."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from primus.errors import UsageError
+from primus.launch.jobs import ENDED, JobState
+from primus.runtimes.kubernetes import manifests, names, status, volumes
+from primus.runtimes.kubernetes.client import Refused, Server, place_of
+from primus.runtimes.kubernetes.options import Options
+from primus.runtimes.kubernetes.order import secret_references
+from primus.runtimes.kubernetes.pod import Manifest, resources
+from primus.runtimes.kubernetes.target import JobView, NodeView, Order, Place
+
+PATHS = {
+    "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "Secret": "/api/v1/namespaces/{}/secrets",
+    "JobSet": f"/apis/{manifests.JOBSET}/namespaces/{{}}/jobsets",
+    "TrainJob": f"/apis/{manifests.TRAINER}/namespaces/{{}}/trainjobs",
+    "TrainingRuntime": f"/apis/{manifests.TRAINER}/namespaces/{{}}/trainingruntimes",
+}
+KINDS = {"jobset": "JobSet", "trainjob": "TrainJob"}
+POLL_S = 2.0
+
+
+def place(options: Options, environ: Mapping[str, str]) -> Place:
+    """Where `options` say.
+
+    Raises:
+        UsageError: There is no cluster.
+    """
+    namespace = options.namespace or options.workspace
+    return {"target": options.kind, **place_of(options.kubeconfig, options.context, namespace, environ)}
+
+
+def check(options: Options) -> None:
+    """Refuse what JobSet and TrainJob cannot honour.
+
+    Raises:
+        UsageError: There is such an option, or one is wrong.
+    """
+    volumes.parsed(options.volume)
+    resources(options)
+    secret_references(options)
+    if not options.image:
+        raise UsageError("kubernetes create needs --image", "an image that has primus-cli, such as rocm/primus:v25.10")
+    foreign = {"--priority": options.priority is not None, "--api": options.api != "current"}
+    if options.kind == "trainjob":
+        reserved = [word.partition("=")[0] for word in options.env if word.startswith("PET_")]
+        foreign |= {f"--env {name}, which the trainer sets itself": True for name in reserved}
+        foreign |= {"--ttl": options.ttl is not None, "--port": options.port != Options().port}
+    for name, is_given in foreign.items():
+        if is_given:
+            raise UsageError(f"--target {options.kind} has no {name}", "leave it out")
+    if options.vendor not in (None, "none") and options.gpu == 0:
+        raise UsageError(f"--vendor {options.vendor} without GPUs", "give --gpu N, or leave it out")
+    usable = len(set(options.allowed_nodes) - set(options.excluded_nodes))
+    if options.allowed_nodes and usable < options.replica:
+        raise UsageError(f"--replica {options.replica} on {usable} nodes of --nodelist", "name at least as many nodes")
+
+
+def shown(order: Order, *, as_json: bool) -> str:
+    """What `create` would send; of a Secret only that it is made."""
+    import json
+
+    from primus.runtimes.kubernetes import text
+
+    made = manifests.objects(order)
+    if as_json:
+        return json.dumps({"apiVersion": "v1", "kind": "List", "items": made}, indent=2)
+    return _of_secret(order) + text.documents(made).rstrip("\n")
+
+
+def _of_secret(order: Order) -> str:
+    if not order.secrets:
+        return ""
+    name = names.secrets(order.name)
+    keys = sorted(order.secrets)
+    by_hand = " ".join(f"--from-file={key}=FILE" for key in keys)
+    return (
+        f"# Secret {name} with {', '.join(keys)} is made at creation; its values are not shown.\n"
+        f"# By hand: kubectl create secret generic {name} {by_hand}\n---\n"
+    )
+
+
+def create(order: Order, place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
+    """Make the job and what belongs to it, which is removed with it; gives its name.
+
+    Raises:
+        PrimusError: The server refuses, or cannot be reached; what was made is removed.
+    """
+    server = Server(place)
+    *before, job = manifests.objects(order)
+    hidden = manifests.secret(order)
+    made: list[str] = []
+    try:
+        for each in [*before, *([hidden] if hidden else []), job]:
+            _make(server, each, order, made)
+    except BaseException:
+        for path in reversed(made):
+            with contextlib.suppress(Refused):
+                server.delete(path)
+        raise
+    _adopt(server, made[:-1], job, made[-1], say)
+    return order.name
+
+
+def _make(server: Server, each: Manifest, order: Order, made: list[str]) -> None:
+    """Make an object; one of the same run that is there already was made by a request whose answer was lost."""
+    folder = PATHS[each["kind"]].format(server.namespace)
+    path = f"{folder}/{each['metadata']['name']}"
+    try:
+        server.create(folder, each)
+    except Refused as error:
+        if error.status != 409 or not _is_ours(server, path, order):
+            raise
+    made.append(path)
+
+
+def _is_ours(server: Server, path: str, order: Order) -> bool:
+    found: bool = server.get(path)["metadata"].get("labels", {}).get(names.RUN) == order.run_id
+    return found
+
+
+def _adopt(server: Server, paths: Sequence[str], job: Manifest, job_path: str, say: Callable[[str], None]) -> None:
+    """Make the job own what belongs to it, so that it goes when the job goes."""
+    try:
+        uid = server.get(job_path)["metadata"]["uid"]
+        owner = {
+            "apiVersion": job["apiVersion"],
+            "kind": job["kind"],
+            "name": job["metadata"]["name"],
+            "uid": uid,
+        }
+        for path in paths:
+            server.merge(path, {"metadata": {"ownerReferences": [owner]}})
+    except Refused as error:
+        say(f"the job is made, but what belongs to it stays after its end until it is deleted: {error.problem}")
+
+
+def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
+    """How jobs stand; `unknown` for one that is not there."""
+    found = {each.id: each.state for each in jobs(place, environ)}
+    gone = JobState(state="unknown", raw="NotFound", reason="it was deleted, or its time to be kept is over")
+    return {each: found.get(each, gone) for each in ids}
+
+
+def jobs(place: Place, environ: Mapping[str, str]) -> list[JobView]:
+    """The jobs that primus made, without their pods; newest last."""
+    server = Server(place)
+    folder = PATHS[KINDS[place["target"]]].format(server.namespace)
+    items = server.get(folder, labelSelector=f"{names.OURS}=primus")["items"]
+    views = [status.job_view(each, (), ()) for each in items]
+    return sorted(views, key=lambda view: (view.created, view.id))
+
+
+def get(place: Place, job: str, environ: Mapping[str, str]) -> JobView:
+    """One job with its pods.
+
+    Raises:
+        UsageError: There is none.
+    """
+    return _get(Server(place), place, job)
+
+
+def _get(server: Server, place: Place, job: str) -> JobView:
+    found = _job(server, place, job)
+    pods = _pods(server, job)
+    warnings = [] if found.get("status", {}).get("terminalState") else _warnings(server, job)
+    return status.job_view(found, pods, warnings)
+
+
+def _job(server: Server, place: Place, job: str) -> Any:
+    kind = KINDS[place["target"]]
+    try:
+        return server.get(f"{PATHS[kind].format(server.namespace)}/{_checked(job)}")
+    except Refused as error:
+        if error.status != 404 or "page not found" in error.problem or "requested resource" in error.problem:
+            raise
+        raise UsageError(
+            f"no {kind} '{job}' in namespace {server.namespace}", "'kubernetes list' shows them; --namespace has others"
+        ) from None
+
+
+def _checked(job: str) -> str:
+    """`job`, which becomes part of an address."""
+    if not job or not job.replace("-", "a").replace(".", "a").isalnum() or not job.isascii():
+        raise UsageError(f"{job!r} is not the name of a job", "'kubernetes list' shows them")
+    return job
+
+
+def _pods(server: Server, job: str) -> list[Any]:
+    path = f"/api/v1/namespaces/{server.namespace}/pods"
+    items: list[Any] = server.get(path, labelSelector=f"{names.JOB_OF_POD}={job}")["items"]
+    return sorted(items, key=lambda pod: pod["metadata"].get("creationTimestamp") or "")
+
+
+def _warnings(server: Server, job: str) -> list[Any]:
+    """What the cluster complains of about the job and its pods, such as a quota; nothing where that may not be read."""
+    try:
+        found = server.get(f"/api/v1/namespaces/{server.namespace}/events", fieldSelector="type=Warning")["items"]
+    except Refused:
+        return []
+    about = (job, f"{job}-{names.REPLICATED_JOB}-")
+    return [
+        each
+        for each in found
+        if each["involvedObject"].get("name") == job or each["involvedObject"].get("name", "").startswith(about[1])
+    ]
+
+
+def logs(
+    place: Place,
+    job: str,
+    environ: Mapping[str, str],
+    write: Callable[[str], None],
+    *,
+    rank: int | None = None,
+    follow: bool = False,
+    tail: int | None = None,
+) -> None:
+    """Write the log of a node; with `follow` also what comes, over restarts and lost connections, until the job ends.
+
+    Raises:
+        UsageError: There is no such job, or no such node.
+    """
+    from primus.runtimes.kubernetes import follow as following
+
+    server = Server(place)
+    view = _get(server, place, job)
+    number = rank or 0
+    if view.replicas is not None and not 0 <= number < view.replicas:
+        raise UsageError(f"'{job}' has no node {number}", f"--rank 0 to {view.replicas - 1}")
+    reader = following.Reader(server, write, tail)
+    while True:
+        pod = status.newest(view.pods, number)
+        if pod is not None:
+            reader.read(pod.name, follow=follow and view.state.state not in ENDED)
+        elif not follow:
+            reason = view.message or view.state.reason or "it has not begun"
+            raise UsageError(f"node {number} of '{job}' has no pod: {reason}", "'kubernetes get' says more")
+        if not follow or view.state.state in ENDED:
+            return
+        time.sleep(POLL_S)
+        view = _get(server, place, job)
+
+
+def delete(place: Place, job: str, environ: Mapping[str, str]) -> None:
+    """Remove a job, its pods and what belongs to it.
+
+    Raises:
+        UsageError: There is none.
+    """
+    server = Server(place)
+    name = _checked(job)
+    paths = {kind: path.format(server.namespace) for kind, path in PATHS.items()}
+    found = [server.delete(f"{paths[KINDS[place['target']]]}/{name}")]
+    found.append(server.delete(f"{paths['ConfigMap']}/{names.run_files(name)}"))
+    found.append(server.delete(f"{paths['Secret']}/{names.secrets(name)}"))
+    if place["target"] == "trainjob":
+        found.append(server.delete(f"{paths['TrainingRuntime']}/{names.runtime(name)}"))
+    if not any(found):
+        raise UsageError(f"no job '{job}' in namespace {server.namespace}", "'kubernetes list' shows them")
+
+
+def nodes(place: Place, environ: Mapping[str, str]) -> list[NodeView]:
+    """The nodes of the cluster, by name."""
+    server = Server(place)
+    items = server.get("/api/v1/nodes")["items"]
+    try:
+        pods = server.get("/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")["items"]
+    except Refused:  # a user may see the nodes, and not what others run there
+        pods = None
+    return sorted((status.node_view(each, pods) for each in items), key=lambda node: node.name)

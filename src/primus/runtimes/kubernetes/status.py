@@ -1,0 +1,147 @@
+"""How jobs, pods and nodes stand, from the objects of the Kubernetes API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from primus.launch.jobs import JobState, State
+from primus.launch.policy import NO_RESTART_CODE
+from primus.runtimes.kubernetes import names
+from primus.runtimes.kubernetes.pod import GPU_RESOURCE
+from primus.runtimes.kubernetes.target import JobView, NodeView, Pod
+
+MODEL_LABELS = (
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "beta.amd.com/gpu.product-name",
+    "amd.com/gpu.family",
+)
+"""Labels of the vendors' feature discovery with the model of a node's GPUs."""
+ENDS: dict[str, State] = {"Completed": "done", "Complete": "done", "Failed": "failed"}
+"""Conditions of a JobSet and of a TrainJob that are final."""
+
+
+def job_view(job: Any, pods: Sequence[Any], warnings: Sequence[Any]) -> JobView:
+    """A JobSet or TrainJob with its pods and what the cluster complains of."""
+    views = tuple(sorted(map(pod_view, pods), key=lambda pod: pod.rank or 0))
+    state = _state(job, views)
+    waits = [f"{pod.name}: {pod.message}" for pod in views if pod.message and pod.phase in ("Pending", "Running")]
+    said = [str(each.get("message", "")) for each in sorted(warnings, key=_time_of)]
+    meta = job["metadata"]
+    return JobView(
+        id=meta["name"],
+        name=meta["name"],
+        state=state,
+        replicas=_replicas(job),
+        created=meta.get("creationTimestamp") or "",
+        run=meta.get("labels", {}).get(names.RUN, ""),
+        pods=views,
+        message=next(iter(waits or reversed(said)), "") or state.reason,
+    )
+
+
+def pod_view(pod: Any) -> Pod:
+    """A pod."""
+    meta, told = pod["metadata"], pod.get("status", {})
+    rank = meta.get("annotations", {}).get(names.RANK_OF_POD, meta.get("labels", {}).get(names.RANK_OF_POD))
+    containers = told.get("containerStatuses") or ()
+    own: Any = next((each for each in containers if each["name"] == names.REPLICATED_JOB), {})
+    ended = own.get("state", {}).get("terminated") or {}
+    return Pod(
+        name=meta["name"],
+        rank=int(rank) if rank is not None else None,
+        node=pod.get("spec", {}).get("nodeName") or "",
+        phase="Terminating" if meta.get("deletionTimestamp") else told.get("phase", ""),
+        exit_code=ended.get("exitCode"),
+        restarts=own.get("restartCount", 0),
+        message=_why(told, own, ended),
+    )
+
+
+def _why(told: Any, own: Any, ended: Any) -> str:
+    """Why a pod waits or ended."""
+    waiting = own.get("state", {}).get("waiting") or {}
+    for each in (waiting, ended):
+        if each.get("reason") not in (None, "Completed", "ContainerCreating"):
+            return ": ".join(filter(None, (each["reason"], each.get("message", ""))))
+    refused = [
+        each for each in told.get("conditions") or () if each["type"] == "PodScheduled" and each["status"] == "False"
+    ]
+    if refused:
+        return str(refused[0].get("message") or refused[0].get("reason") or "not scheduled")
+    return ": ".join(filter(None, (told.get("reason", ""), told.get("message", ""))))
+
+
+def _state(job: Any, pods: Sequence[Pod]) -> JobState:
+    told = job.get("status") or {}
+    conditions = {each["type"]: each for each in told.get("conditions") or () if each["status"] == "True"}
+    ended = next((kind for kind in ENDS if kind in conditions or kind == told.get("terminalState")), None)
+    restarts = told.get("restarts", 0)
+    nodes = tuple(dict.fromkeys(pod.node for pod in pods if pod.node))
+    if ended:
+        reason = conditions.get(ended, {}).get("message", "")
+        code = 0 if ENDS[ended] == "done" else _exit_code(pods)
+        return JobState(state=ENDS[ended], raw=ended, reason=reason, nodes=nodes, exit_code=code, restarts=restarts)
+    if job["metadata"].get("deletionTimestamp"):
+        return JobState(state="cancelled", raw="Terminating", nodes=nodes, restarts=restarts)
+    if "Suspended" in conditions or job["spec"].get("suspend"):
+        reason = conditions.get("Suspended", {}).get("message", "")
+        return JobState(state="queued", raw="Suspended", reason=reason, nodes=nodes, restarts=restarts)
+    groups = told.get("replicatedJobsStatus") or told.get("jobsStatus") or ()
+    is_running = any(pod.phase == "Running" for pod in pods) or any(each.get("ready") for each in groups)
+    raw = "Running" if is_running else "Pending"
+    return JobState(state="running" if is_running else "queued", raw=raw, nodes=nodes, restarts=restarts)
+
+
+def _exit_code(pods: Sequence[Pod]) -> int:
+    """The exit code that says most: that by which a pod asks for no restart, else the first one that is not 0."""
+    codes = [pod.exit_code for pod in pods if pod.exit_code]
+    return NO_RESTART_CODE if NO_RESTART_CODE in codes else codes[0] if codes else 1
+
+
+def _replicas(job: Any) -> int | None:
+    spec = job["spec"]
+    found: int | None = spec.get("trainer", {}).get("numNodes")
+    if found is None and spec.get("replicatedJobs"):
+        found = spec["replicatedJobs"][0]["template"]["spec"].get("completions")
+    return found
+
+
+def _time_of(event: Any) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def newest(pods: Sequence[Pod], rank: int) -> Pod | None:
+    """The pod of a node that is there now, or was the last."""
+    alive = [pod for pod in pods if (pod.rank or 0) == rank and pod.phase != "Terminating"]
+    return alive[-1] if alive else None
+
+
+def node_view(node: Any, pods: Sequence[Any] | None) -> NodeView:
+    """A node, and which of its GPUs `pods` have; None where that is not known."""
+    meta, told = node["metadata"], node.get("status", {})
+    ready: Any = next((each for each in told.get("conditions") or () if each["type"] == "Ready"), {})
+    here = None if pods is None else [pod for pod in pods if pod.get("spec", {}).get("nodeName") == meta["name"]]
+    is_closed = bool(node.get("spec", {}).get("unschedulable"))
+    labels = meta.get("labels", {})
+    return NodeView(
+        name=meta["name"],
+        is_ready=ready.get("status") == "True" and not is_closed,
+        gpus=_gpus(told.get("allocatable") or {}),
+        gpus_used=None if here is None else sum(map(_gpus_of_pod, here)),
+        model=next((labels[name] for name in MODEL_LABELS if name in labels), ""),
+        message="closed for new jobs"
+        if is_closed
+        else ""
+        if ready.get("status") == "True"
+        else ready.get("message", ""),
+    )
+
+
+def _gpus(amounts: dict[str, Any]) -> int:
+    return sum(int(amounts.get(resource, 0)) for resource in GPU_RESOURCE.values())
+
+
+def _gpus_of_pod(pod: Any) -> int:
+    return sum(_gpus((each.get("resources") or {}).get("limits") or {}) for each in pod["spec"].get("containers") or ())
