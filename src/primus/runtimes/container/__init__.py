@@ -1,0 +1,93 @@
+"""Run in a container of docker, podman or apptainer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from primus.launch.plan import Context, LaunchPlan
+from primus.runs.store import Run, new_id
+from primus.runtimes.container import engines, planning
+from primus.runtimes.container.options import Options, Typed, parse
+from primus.task import TaskContext
+
+if TYPE_CHECKING:
+    from primus.launch.remote import Remote
+
+__all__ = ["COMMANDS", "LEVEL", "Options", "parse", "run", "start", "wrap"]
+
+LEVEL = "container"
+COMMANDS = ("--shell", "--clean")
+"""Options that need no task."""
+
+
+def wrap(plan: LaunchPlan, options: Typed, context: Context) -> LaunchPlan:
+    """`plan`, in a container.
+
+    Raises:
+        UsageError: An option is wrong, or there is no image.
+    """
+    return planning.planned(plan, options, context)[0]
+
+
+def start(remote: Remote, run: Run | None, say: Callable[[str], None]) -> int:
+    """Run the container to its end; gives the exit code.
+
+    Raises:
+        PrimusError: It cannot be started.
+    """
+    from primus.launch.remote import settle
+    from primus.runtimes.container import lifecycle
+
+    options = planning.limited(parse(remote.request.runtimes[0].words))
+    container, _ = planning.container_of(options, remote.context)
+    for note in remote.plan.notes:
+        if note.startswith(planning.TASK_NOTE):
+            say(note)
+    scene = lifecycle.Scene(
+        container=container,
+        environ=planning.client_environ(container.engine, remote.context.environ, remote.plan.env),
+        grace_s=options.grace,
+        run=run,
+        say=say,
+    )
+    code = lifecycle.perform(scene, remote.plan.argv, removes_ended=options.clean)
+    if run and not options.shell and container.rank == 0:
+        settle(run, code, container.engine.program)
+    return code
+
+
+def run(options: Typed, here: TaskContext) -> int:
+    """Open a shell, or remove ended containers, without a task.
+
+    Raises:
+        PrimusError: The engine cannot be used.
+    """
+    from primus.launch import show
+    from primus.launch.plan import shown
+    from primus.runtimes.container import lifecycle
+
+    options = planning.limited(options)
+    if not options.shell:
+        engine = engines.choose(options, options.image or "", here.environ, is_here=True)
+        if here.dry_run:
+            here.say(f"would remove your ended containers of {engine.program} here that primus has started")
+            return 0
+        lifecycle.clean(engine, planning.client_environ(engine, here.environ, {}), here.say)
+        return 0
+    context = Context(
+        environ=here.environ,
+        python=sys.executable,
+        facts=lambda master: here.facts(),
+        starts_workers=False,
+        directory=os.path.join(os.getcwd(), new_id()),
+    )
+    plan, container = planning.planned(LaunchPlan(argv=()), options, context)
+    if here.dry_run:
+        here.result(shown(plan), show.text(plan))
+        return 0
+    environ = planning.client_environ(container.engine, here.environ, plan.env)
+    scene = lifecycle.Scene(container=container, environ=environ, grace_s=options.grace, run=None, say=here.say)
+    return lifecycle.perform(scene, plan.argv, removes_ended=options.clean)

@@ -1,0 +1,77 @@
+"""What of a node a container needs: its devices, the groups that own them, and the limits that may be raised."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus.machine.facts import Facts
+
+CAP_SYS_RESOURCE = 24
+"""Bit of the capability that lets a process raise its limits (capabilities(7))."""
+
+RLIMITS = {
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "nofile": resource.RLIMIT_NOFILE,
+    "stack": resource.RLIMIT_STACK,
+    "nproc": resource.RLIMIT_NPROC,
+}
+"""Those that primus sets, and the one that podman sets by itself."""
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """A node as a container needs it."""
+
+    vendors: frozenset[str] = frozenset()
+    """Whose GPUs it has."""
+    groups: tuple[int, ...] = ()
+    """Numbers of the groups that own the GPUs' device nodes; names mean other numbers inside."""
+    has_infiniband: bool = False
+    is_rootless: bool = False
+    limits: Mapping[str, int] = {}
+    """The highest limits that may be set, by name, where they cannot be raised; -1 is unlimited."""
+
+
+def node_of(facts: Facts, engine: str, *, with_devices: bool = True, root: Path = Path("/")) -> Node:
+    """What this node has for a container of `engine`; nothing is missing where there are no devices.
+
+    Args:
+        facts: What the machine is.
+        engine: Kind of engine. podman's containers are children of this process, docker's are the daemon's.
+        with_devices: Whether devices are passed on.
+        root: Root of the file system, another folder in tests.
+    """
+    vendors = frozenset(device.vendor for device in facts.devices) if with_devices else frozenset()
+    is_bound = engine == "podman" and not _may_raise(root)
+    return Node(
+        vendors=vendors,
+        groups=_groups(root) if "amd" in vendors else (),
+        has_infiniband=with_devices and (root / "dev/infiniband").exists(),
+        is_rootless=os.geteuid() != 0,
+        limits={name: resource.getrlimit(number)[1] for name, number in RLIMITS.items()} if is_bound else {},
+    )
+
+
+def _groups(root: Path) -> tuple[int, ...]:
+    """Groups of /dev/kfd and /dev/dri/renderD*, but for root's."""
+    found = set()
+    for path in [root / "dev/kfd", *(root / "dev/dri").glob("renderD*")]:
+        try:
+            found.add(path.stat().st_gid)
+        except OSError:  # it went away, or there is none
+            continue
+    return tuple(sorted(found - {0}))
+
+
+def _may_raise(root: Path) -> bool:
+    """Whether this process may raise its limits."""
+    try:
+        lines = (root / "proc/self/status").read_text().splitlines()
+    except OSError:
+        return True
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")]
+    return not masks or bool(masks[0] >> CAP_SYS_RESOURCE & 1)

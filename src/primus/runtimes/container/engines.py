@@ -1,0 +1,247 @@
+"""Container engines: which one is used, and how its command line is written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from primus.errors import UsageError, did_you_mean
+from primus.launch.plan import Mount
+from primus.runtimes.container.devices import Node
+from primus.runtimes.container.options import Typed, kinds
+
+Kind = Literal["docker", "podman", "apptainer"]
+KINDS: dict[str, Kind] = {
+    "docker": "docker",
+    "podman": "podman",
+    "apptainer": "apptainer",
+    "singularity": "apptainer",
+}
+"""Kind by program, in the order in which they are looked for."""
+
+ULIMITS = {"memlock": -1, "nofile": 1048576, "stack": 67108864}
+"""Limits of what runs inside; -1 is none. RDMA registers (locks) what it sends; figures: NVIDIA's framework containers'
+documentation (memlock, stack), AMD-AGI/Primus `runner/.primus.yaml` (nofile)."""
+
+SECURITY = ("seccomp=unconfined", "label=disable")
+"""Memory policies of NUMA need calls that seccomp's default refuses (ROCm documentation, "Running ROCm Docker
+containers"); labels of SELinux keep mounts from being read."""
+
+CAPABILITY = "SYS_PTRACE"
+"""Lets py-spy and gdb look into ranks that hang."""
+
+
+class Engine(Struct, frozen=True, kw_only=True):
+    """The engine that is used."""
+
+    kind: Kind
+    program: str
+    """As it is started: a name, or a path that was given."""
+    source: str
+    """Who chose it."""
+    is_found: bool = True
+    """Whether it is on PATH, as far as that was looked at."""
+
+    @property
+    def is_daemon(self) -> bool:
+        """Whether containers live apart from the process that starts them, and have names."""
+        return self.kind != "apptainer"
+
+
+def choose(options: Typed, image: str, environ: Mapping[str, str], is_here: bool) -> Engine:
+    """The engine by --engine, $PRIMUS_CONTAINER_ENGINE, the kind of image, or what is on PATH.
+
+    Raises:
+        UsageError: There is no such engine, or it cannot run such an image.
+    """
+    asked = [(options.engine, "--engine"), (environ.get("PRIMUS_CONTAINER_ENGINE"), "PRIMUS_CONTAINER_ENGINE")]
+    for program, source in asked:
+        if program:
+            return _checked(program, source, image)
+    if image.endswith(".sif"):
+        found = [name for name in ("apptainer", "singularity") if is_here and _which(name, environ)]
+        return Engine(kind="apptainer", program=found[0] if found else "apptainer", source=f"image {image}")
+    if not is_here:
+        return Engine(kind="docker", program="docker", source="the first that is found on each node")
+    for name, kind in KINDS.items():
+        if _which(name, environ):
+            return Engine(kind=kind, program=name, source="the first on PATH")
+    return Engine(kind="docker", program="docker", source="none was found on PATH", is_found=False)
+
+
+def _checked(program: str, source: str, image: str) -> Engine:
+    name = Path(program).name
+    if name not in KINDS:
+        raise UsageError(f"{source} {program}: no container engine that primus knows", did_you_mean(name, KINDS))
+    if image.endswith(".sif") and KINDS[name] != "apptainer":
+        raise UsageError(
+            f"{name} cannot run {image}, an image of apptainer", "leave out --engine, or name another image"
+        )
+    return Engine(kind=KINDS[name], program=program, source=source)
+
+
+def _which(program: str, environ: Mapping[str, str]) -> str | None:
+    return shutil.which(program, path=environ.get("PATH"))
+
+
+def checked_name(name: str | None, engine: Engine) -> str:
+    """The name that was given, or nothing.
+
+    Raises:
+        UsageError: The engine does not take it.
+    """
+    if name and not engine.is_daemon:
+        raise UsageError(f"--name {name}: {engine.program} gives its containers no names", "leave it out")
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]+", name, re.ASCII):
+        raise UsageError(f"--name {name!r}: letters, digits and _.- only, a letter or digit first, two or more")
+    return name or ""
+
+
+class Container(Struct, frozen=True, kw_only=True):
+    """A container before it is started."""
+
+    engine: Engine
+    image: str
+    name: str
+    labels: dict[str, str]
+    rank: int
+    """Number of the node."""
+    mounts: tuple[Mount, ...]
+    workdir: str
+    node: Node | None
+    """What the node has; None where that is another one."""
+    user: tuple[int, int] | None = None
+    """Ids of the user inside; None for the image's."""
+    has_terminal: bool = False
+
+
+def command(
+    container: Container, options: Typed, names: Iterable[str], literal: Mapping[str, str], argv: Sequence[str]
+) -> tuple[str, ...]:
+    """The command line that runs `argv` in `container`.
+
+    Args:
+        names: Variables that are passed on by name.
+        literal: Variables whose values are no secret and would change the engine's client.
+    """
+    if container.engine.kind == "apptainer":
+        return _apptainer(container, options, literal, argv)
+    engine, given = container.engine, kinds(options.passed)
+    words = ["--rm"] * ("--rm" not in given) + ["--init"] * ("--init" not in given)
+    words += ["--name", container.name]
+    words += [word for name, value in container.labels.items() for word in ("--label", f"{name}={value}")]
+    words += [] if "--network" in given else ["--network", "host"]
+    words += [] if {"--ipc", "--shm-size"} & given.keys() else ["--ipc", "host"]
+    words += [] if "--stop-timeout" in given else ["--stop-timeout", f"{options.grace:.0f}"]
+    words += ["--cap-add", CAPABILITY]
+    words += _by_key("--security-opt", SECURITY, given)
+    words += _by_key("--ulimit", _ulimits(container.node), given)
+    words += _devices(engine, container.node, given) if container.node else []
+    words += _user(container, given)
+    words += [word for mount in container.mounts for word in ("--mount", _bind(mount, "readonly"))]
+    words += [] if "--workdir" in given else ["--workdir", container.workdir]
+    words += [word for name in names for word in ("--env", name)]
+    words += [word for name, value in literal.items() for word in ("--env", f"{name}={value}")]
+    words += (["-i"] + ["-t"] * container.has_terminal) if options.shell else []
+    return (engine.program, "run", *words, *options.passed, container.image, *argv)
+
+
+def _apptainer(
+    container: Container, options: Typed, literal: Mapping[str, str], argv: Sequence[str]
+) -> tuple[str, ...]:
+    """apptainer inherits the environment, the devices and the limits; `--no-eval` leaves values as they are."""
+    given, node = kinds(options.passed), container.node
+    words = ["--no-eval"] + ([] if "--workdir" in given else ["--pwd", container.workdir])
+    if node and "nvidia" in node.vendors and "--nv" not in given:
+        words.append("--nv")
+    contained = {"--contain", "-c", "--containall", "-C"} & given.keys()
+    if node and "amd" in node.vendors and contained:
+        words += ["--bind", "/dev/kfd,/dev/dri"]
+    for mount in container.mounts:
+        if set(",:") & set(mount.source + mount.target):
+            words += ["--mount", _bind(mount, "ro")]
+        else:
+            words += ["--bind", f"{mount.source}:{mount.target}" + ":ro" * mount.is_read_only]
+    if container.user is None:  # the user is the caller in any case
+        words += [word for name, value in literal.items() for word in ("--env", _csv([f"{name}={value}"]))]
+    return (container.engine.program, "exec", *words, *options.passed, uri(container.image), *argv)
+
+
+def uri(image: str) -> str:
+    """`image` as apptainer has it: files and folders as they are, others from a registry."""
+    is_place = "://" in image or image.endswith(".sif") or image.startswith(("/", "./", "../"))
+    return image if is_place else f"docker://{image}"
+
+
+def _bind(mount: Mount, read_only: str) -> str:
+    """The value of `--mount`, which is a line of CSV: so paths may hold colons, commas and quotes."""
+    fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
+    return _csv(fields + [read_only] * mount.is_read_only)
+
+
+def _csv(fields: Sequence[str]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
+
+
+def _by_key(option: str, ours: Iterable[str], given: Mapping[str, Sequence[str]]) -> list[str]:
+    """Our values of an option that may be repeated, without those of which the user has given another."""
+    theirs = {value.partition("=")[0].partition(":")[0] for value in given.get(option, ())}
+    kept = [value for value in ours if value.partition("=")[0] not in theirs and "host" not in theirs]
+    return [word for value in kept for word in (option, value)]
+
+
+def _ulimits(node: Node | None) -> list[str]:
+    """Limits, no higher than whoever starts the container may raise them."""
+    highest = node.limits if node else {}
+    values = {name: _at_most(wanted, highest.get(name, -1)) for name, wanted in ULIMITS.items()}
+    values |= {name: limit for name, limit in highest.items() if name not in values}
+    return [f"{name}={value}:{value}" for name, value in values.items()]
+
+
+def _at_most(wanted: int, highest: int) -> int:
+    return highest if wanted == -1 else wanted if highest == -1 else min(wanted, highest)
+
+
+def _devices(engine: Engine, node: Node, given: Mapping[str, Sequence[str]]) -> list[str]:
+    """Devices and groups of the node, without those that the user has chosen."""
+    theirs = given.get("--device", ())
+    is_chosen = bool({"--gpus", "--runtime"} & given.keys()) or any("/gpu=" in value for value in theirs)
+    paths: list[str] = []
+    words: list[str] = []
+    if "amd" in node.vendors and not is_chosen:
+        paths += ["/dev/kfd", "/dev/dri"]
+    if "nvidia" in node.vendors and not is_chosen and not any(value.startswith("/dev/nvidia") for value in theirs):
+        words += ["--gpus", "all"] if engine.kind == "docker" else ["--device", "nvidia.com/gpu=all"]
+    if node.has_infiniband:
+        paths.append("/dev/infiniband")
+    kept = [path for path in paths if not any(_is_below(value, path) for value in theirs)]
+    words += [word for path in kept for word in ("--device", path)]
+    if "amd" not in node.vendors:
+        return words
+    if engine.kind == "podman" and node.is_rootless:
+        return words + ([] if "--group-add" in given else ["--group-add", "keep-groups"])
+    groups = [] if "keep-groups" in given.get("--group-add", ()) else node.groups
+    return words + [word for group in groups for word in ("--group-add", str(group))]
+
+
+def _is_below(device: str, path: str) -> bool:
+    source = device.partition(":")[0]
+    return source == path or source.startswith(f"{path}/")
+
+
+def _user(container: Container, given: Mapping[str, Sequence[str]]) -> list[str]:
+    if container.user is None:
+        return []
+    rootless = container.engine.kind == "podman" and container.node is not None and container.node.is_rootless
+    if rootless:
+        return [] if "--userns" in given else ["--userns", "keep-id"]
+    return ["--user", f"{container.user[0]}:{container.user[1]}"]

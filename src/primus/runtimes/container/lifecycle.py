@@ -1,0 +1,346 @@
+"""A container from its start to its end: it is started here, ends with its launcher, and no other one is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from primus import process
+from primus.errors import PrimusError, UnfitError, UsageError
+from primus.launch import foreground
+from primus.runs.store import Outcome, Run
+from primus.runtimes.container import mounts, record
+from primus.runtimes.container.engines import Container, Engine
+
+ASKING_S = 30.0
+"""Time that an engine has to answer; a busy daemon takes seconds."""
+LAUNCHER = "primus.launcher"
+"""Label and, in capitals, variable that say which launcher a container belongs to."""
+MARK = "PRIMUS_LAUNCHER"
+ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDED = ("exited", "created", "dead", "configured", "stopped", "initialized")
+"""States of containers in which nothing runs, as docker and podman call them."""
+
+GUARD = """\
+trap '' HUP INT TERM
+read -r word && exit
+engine=$1 label=$2 grace=$3 mark=$4
+marked() { grep -lzxFs -- "$mark" /proc/[0-9]*/environ | sed 's,^/proc/,,; s,/environ$,,'; }
+stop() {
+    for id in $("$engine" ps -aq --filter "label=$label"); do
+        "$engine" stop -t "$grace" "$id"
+        "$engine" rm -f "$id"
+    done
+}
+[ -z "$label" ] || stop
+set -- $(marked | sort -n)
+[ $# = 0 ] || kill -TERM "$1"
+while [ "$grace" -gt 0 ] && [ -n "$(marked)" ]; do sleep 1; grace=$((grace - 1)); done
+set -- $(marked)
+[ $# = 0 ] || kill -KILL "$@"
+[ -z "$label" ] || { grace=0; stop; }
+"""
+"""Waits for the launcher: a word says that all is well. If it ends without one, the container is stopped; then the
+engine's client is asked to end, which may still be fetching the image, and in the end what has its mark is killed."""
+
+
+class Scene(Struct, frozen=True, kw_only=True):
+    """What a container is started with."""
+
+    container: Container
+    environ: Mapping[str, str]
+    """Variables of the engine's client."""
+    grace_s: float
+    run: Run | None
+    say: Callable[[str], None]
+
+
+class Found(Struct, frozen=True):
+    """A container that primus has started."""
+
+    id: str
+    state: str
+    labels: dict[str, str]
+
+    @property
+    def is_led(self) -> bool:
+        """Whether its launcher is alive."""
+        pid, _, begun = self.labels.get(LAUNCHER, "").partition(".")
+        return bool(pid) and _began(pid) == begun.partition(".")[0]
+
+
+def perform(scene: Scene, argv: Sequence[str], *, removes_ended: bool = False) -> int:
+    """Run the container to its end; gives the exit code of what ran inside.
+
+    Args:
+        scene: What it is started with.
+        argv: The planned command line.
+        removes_ended: Whether ended containers of other runs of this user are removed first.
+
+    Raises:
+        PrimusError: It cannot be started.
+    """
+    try:
+        _prepare(scene, removes_ended)
+        return _run(scene, argv)
+    except PrimusError as error:
+        if scene.run and scene.container.rank == 0:
+            outcome = Outcome(state="failed", exit_code=error.exit_code, reason=error.problem)
+            scene.run.update(ended=time.time(), outcome=outcome)
+        raise
+
+
+def clean(engine: Engine, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Remove this user's containers on this host that primus has started and that have ended.
+
+    Raises:
+        UnfitError: The engine cannot be used.
+    """
+    _find(engine, environ)
+    if not engine.is_daemon:
+        say(f"{engine.program} leaves nothing to remove")
+        return
+    for found in _containers(engine, environ, {}):
+        if found.state in ENDED and not found.is_led:
+            _remove(engine, environ, found, 0, say)
+
+
+def _prepare(scene: Scene, removes_ended: bool) -> None:
+    """See that the container can be started, and that nothing of this run is left of an earlier launcher."""
+    container = scene.container
+    absent = mounts.missing(container.mounts)
+    if absent:
+        raise UsageError(f"mount source {absent[0]} does not exist", "on this machine, where the container starts")
+    _find(container.engine, scene.environ)
+    if not container.engine.is_daemon:
+        return
+    if removes_ended:
+        clean(container.engine, scene.environ, scene.say)
+    for found in _containers(container.engine, scene.environ, {"primus.run": container.labels["primus.run"]}):
+        is_same = found.labels.get("primus.node") == container.labels["primus.node"]
+        if found.is_led and is_same and found.state not in ENDED:
+            pid = found.labels[LAUNCHER].partition(".")[0]
+            raise PrimusError(
+                f"this run is being done in container {found.id[:12]} by process {pid}", "wait for its end"
+            )
+        if not found.is_led:
+            _remove(container.engine, scene.environ, found, scene.grace_s, scene.say)
+
+
+def _run(scene: Scene, argv: Sequence[str]) -> int:
+    engine = scene.container.engine
+    token = f"{os.getpid()}.{_began(str(os.getpid()))}.{secrets.token_hex(4)}"
+    label = f"{LAUNCHER}={token}" if engine.is_daemon else ""
+    words = [*argv[:2], *(["--label", label, "--label", f"primus.host={_host()}"] if label else []), *argv[2:]]
+    environ = {**scene.environ, MARK: token}
+    _raise_limits(engine)
+    with (
+        _guarded(scene, label, token),
+        record.kept(scene.run, scene.container, scene.environ),
+        _impatient(scene, label),
+    ):
+        try:
+            code = foreground.call(words, environ, passes_on="SLURM_STEP_ID" not in scene.environ)
+        except BaseException:
+            _stop(scene, label)
+            raise
+        if code and label:
+            _stop(scene, label)
+    _explain(scene, code)
+    return code
+
+
+@contextlib.contextmanager
+def _guarded(scene: Scene, label: str, token: str) -> Iterator[None]:
+    """While open, a process of its own session stops the container should this one be killed."""
+    words = (scene.container.engine.program, label, f"{scene.grace_s:.0f}", f"{MARK}={token}")
+    guard = subprocess.Popen(
+        ["sh", "-c", GUARD, "primus-guard", *words],
+        env=dict(scene.environ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        assert guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            guard.stdin.write(b"done\n")
+        with contextlib.suppress(BrokenPipeError):
+            guard.stdin.close()
+        guard.wait(timeout=ASKING_S)
+
+
+@contextlib.contextmanager
+def _impatient(scene: Scene, label: str) -> Iterator[None]:
+    """While open, the container is killed when its time is over after it was asked to end.
+
+    It is asked by the signal itself, which the engine's client passes on, and not a second time: what runs inside takes
+    a second one for impatience, and gives up its last checkpoint.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    watcher = threading.Thread(target=_watch, args=(scene, label, read), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.write(write, b"\0")
+        watcher.join()
+        os.close(read)
+        os.close(write)
+
+
+def _watch(scene: Scene, label: str, read: int) -> None:
+    deadline = None
+    while True:
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not select.select([read], [], [], left_s)[0]:
+            scene.say(f"not ended {scene.grace_s:g} s after it was asked to: killing the container")
+            _kill(scene, label)
+            return
+        heard = os.read(read, 64)
+        if 0 in heard:
+            return
+        if deadline is None and set(heard) & {int(number) for number in ASK_TO_END}:
+            deadline = time.monotonic() + scene.grace_s
+
+
+def _kill(scene: Scene, label: str) -> None:
+    """End what this launcher has started, at once."""
+    engine = scene.container.engine
+    if label:
+        for identity in _ids(engine, scene.environ, [label]):
+            process.call([engine.program, "kill", identity], scene.environ, ASKING_S)
+        return
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if child.environ().get(MARK):
+                child.kill()
+
+
+def _stop(scene: Scene, label: str) -> None:
+    """End and remove the container of this launcher, if its client went away before it."""
+    engine = scene.container.engine
+    if not label:
+        return
+    for identity in _ids(engine, scene.environ, [label]):
+        limit_s = scene.grace_s + ASKING_S
+        process.call([engine.program, "stop", "-t", f"{scene.grace_s:.0f}", identity], scene.environ, limit_s)
+        process.call([engine.program, "rm", "-f", identity], scene.environ, ASKING_S)
+
+
+def _remove(
+    engine: Engine, environ: Mapping[str, str], found: Found, grace_s: float, say: Callable[[str], None]
+) -> None:
+    what = "ended container" if found.state in ENDED else "container without a launcher"
+    say(f"removing {what} {found.id[:12]} of run {found.labels.get('primus.run', '')}")
+    process.call([engine.program, "stop", "-t", f"{grace_s:.0f}", found.id], environ, grace_s + ASKING_S)
+    process.call([engine.program, "rm", "-f", found.id], environ, ASKING_S)
+
+
+def _containers(engine: Engine, environ: Mapping[str, str], labels: Mapping[str, str]) -> list[Found]:
+    """What primus has started for this user on this host, with these labels.
+
+    Raises:
+        UnfitError: The engine cannot be used.
+    """
+    ours = {"primus.user": str(os.getuid()), "primus.host": _host(), **labels}
+    ids = _ids(engine, environ, [f"{name}={value}" for name, value in ours.items()], must=True)
+    found = []
+    for identity in ids:
+        form = "{{.State.Status}} {{json .Config.Labels}}"
+        answer = process.call([engine.program, "container", "inspect", "--format", form, identity], environ, ASKING_S)
+        state, _, text = answer.text.strip().partition(" ")
+        with contextlib.suppress(msgspec.MsgspecError):  # it is gone meanwhile
+            found.append(Found(identity, state, msgspec.json.decode(text, type=dict[str, str])))
+    return [each for each in found if ours.items() <= each.labels.items()]
+
+
+def _ids(engine: Engine, environ: Mapping[str, str], labels: Sequence[str], *, must: bool = False) -> list[str]:
+    filters = [word for label in labels for word in ("--filter", f"label={label}")]
+    answer = process.call([engine.program, "ps", "-aq", "--no-trunc", *filters], environ, ASKING_S)
+    if must and answer.state != "ok":
+        raise UnfitError(f"{engine.program} cannot be used: {answer.problem}", _unusable(engine))
+    return answer.text.split()
+
+
+def _unusable(engine: Engine) -> str:
+    other = "; --engine chooses another one, such as podman or apptainer" if engine.kind == "docker" else ""
+    if engine.kind == "docker":
+        return f"is its daemon running, and are you in the group docker? Try `docker ps`{other}"
+    return f"try `{engine.program} ps`"
+
+
+def _find(engine: Engine, environ: Mapping[str, str]) -> None:
+    if shutil.which(engine.program, path=environ.get("PATH")) is None:
+        raise UnfitError(
+            f"{engine.program} is not installed here (chosen by: {engine.source})",
+            "install docker, podman or apptainer, or name one with --engine",
+        )
+
+
+def _explain(scene: Scene, code: int) -> None:
+    """Say what an engine's own exit codes mean."""
+    engine, image = scene.container.engine, scene.container.image
+    meanings = {
+        126: "the command is there, but cannot be executed: is the checkout mounted from a place with noexec?",
+        127: "the command was not found: primus needs `sh` and Python in the image",
+    }
+    if engine.is_daemon:
+        absent = process.call([engine.program, "image", "inspect", image], scene.environ, ASKING_S).state != "ok"
+        meanings[125] = (
+            f"image {image} is not here and could not be fetched: try `{engine.program} pull {image}`"
+            if code == 125 and absent
+            else f"{engine.program} could not start the container; it said why above"
+        )
+    else:
+        meanings[255] = f"{engine.program} could not start the container; it said why above"
+    if code in meanings:
+        print(f"primus-cli: exit code {code}, which mostly means: {meanings[code]}", file=sys.stderr, flush=True)
+
+
+def _raise_limits(engine: Engine) -> None:
+    """Raise what apptainer's processes inherit to what is allowed: RDMA locks memory, data loaders open files."""
+    if engine.is_daemon:
+        return
+    import resource
+
+    for number in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE):
+        hard = resource.getrlimit(number)[1]
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(number, (hard, hard))
+
+
+def _began(pid: str) -> str:
+    """When a process began, in the kernel's ticks: with its number it names one process for good."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _host() -> str:
+    return os.uname().nodename

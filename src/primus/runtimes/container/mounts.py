@@ -1,0 +1,102 @@
+"""Folders that are seen inside, at the same paths: so configurations and logs need no translation."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from primus import registry
+from primus.errors import UsageError
+from primus.launch.plan import Mount
+
+PLACES = (
+    "PRIMUS_PLUGINS",
+    "PRIMUS_HOOKS",
+    "PRIMUS_VENV",
+    "HF_HOME",
+    "DATA_PATH",
+    "TOKENIZED_DATA_PATH",
+    "BACKEND_PATH",
+)
+"""Variables that name folders, several separated by `:`; those that exist are mounted with the variable."""
+
+
+def of_words(words: Iterable[str], cwd: str) -> list[Mount]:
+    """What `--mount` asks for: SRC[:DST[:ro|rw]].
+
+    Raises:
+        UsageError: One is not of this form.
+    """
+    return [_of_word(word, cwd) for word in words]
+
+
+def _of_word(word: str, cwd: str) -> Mount:
+    source, *rest = word.split(":")
+    mode = rest.pop() if len(rest) > 1 else "rw"
+    target = rest.pop() if rest else source
+    if rest or not source or mode not in ("ro", "rw") or (target != source and not target.startswith("/")):
+        raise UsageError(
+            f"--mount {word}: expected SRC[:DST[:ro]], DST absolute",
+            "a path with a colon, or other options: --mount type=bind,source=SRC,target=DST,...",
+        )
+    source = os.path.normpath(os.path.join(cwd, os.path.expanduser(source)))
+    return Mount(source, os.path.normpath(target) if target.startswith("/") else source, mode == "ro")
+
+
+def own(cwd: str, directory: str, environ: Mapping[str, str], *, has_run: bool, is_here: bool) -> list[Mount]:
+    """The checkout (or the environment that primus is installed in), the working directory and the workspace.
+
+    Args:
+        cwd: Working directory.
+        directory: Run folder, or empty.
+        environ: Variables, some of which name folders.
+        has_run: Whether there will be a run folder.
+        is_here: Whether the folders that variables name may be looked for.
+    """
+    checkout = registry.PACKAGE.parents[1]
+    is_checkout = (checkout / "primus-cli").is_file()
+    code = [Mount(str(checkout), str(checkout))] if is_checkout else _installed()
+    places = [cwd] + ([_workspace(directory)] if has_run and directory else [])
+    if is_here:
+        named = [folder for name in PLACES for folder in environ.get(name, "").split(os.pathsep)]
+        places += [os.path.abspath(folder) for folder in named if folder and os.path.isdir(folder)]
+    return [*code, *(Mount(place, place) for place in places)]
+
+
+def _installed() -> list[Mount]:
+    return [Mount(place, place, is_read_only=True) for place in dict.fromkeys((sys.prefix, sys.base_prefix))]
+
+
+def _workspace(directory: str) -> str:
+    """Folder of the experiments, which holds <experiment>/<run>; the run folder alone where it lies elsewhere."""
+    workspace = Path(directory).parent.parent
+    return directory if len(workspace.parts) < 2 else str(workspace)
+
+
+def merged(ours: Sequence[Mount], theirs: Sequence[Mount]) -> tuple[Mount, ...]:
+    """All mounts, ours without those that lie inside another one at the same place; the user's win."""
+    kept: list[Mount] = list(dict.fromkeys(theirs))
+    for mount in sorted(ours, key=lambda each: len(PurePosixPath(each.target).parts)):
+        if mount.target == "/":
+            raise UsageError("the root of the file system cannot be mounted at the same place inside", "cd elsewhere")
+        if not any(_covers(each, mount) for each in kept):
+            kept.append(mount)
+    return tuple(kept)
+
+
+def _covers(outer: Mount, mount: Mount) -> bool:
+    """Whether `mount` is there already by `outer`, as writable as it is wanted; a target can be taken but once."""
+    if mount.target == outer.target:
+        return True
+    target, source = PurePosixPath(mount.target), PurePosixPath(mount.source)
+    if not (target.is_relative_to(outer.target) and source.is_relative_to(outer.source)):
+        return False
+    same = target.relative_to(outer.target) == source.relative_to(outer.source)
+    return same and (mount.is_read_only or not outer.is_read_only)
+
+
+def missing(mounts: Iterable[Mount]) -> list[str]:
+    """Sources that do not exist here."""
+    return [mount.source for mount in mounts if not os.path.exists(mount.source)]

@@ -1,0 +1,175 @@
+"""A container as a plan: nothing is started, written or asked."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import structs
+
+from primus.errors import UsageError
+from primus.launch import variables
+from primus.launch.chain import NODE_END
+from primus.launch.plan import Context, LaunchPlan, Mount, Variable
+from primus.machine.facts import Facts
+from primus.runtimes.container import engines, mounts
+from primus.runtimes.container.devices import node_of
+from primus.runtimes.container.engines import Container, Engine
+from primus.runtimes.container.options import Typed
+from primus.runtimes.container.variables import HIDDEN, changes_client, passed_on
+from primus.secret import is_secret, mask_words
+
+AMD_IMAGE = "rocm/primus:v26.5"
+"""AMD-AGI/Primus `runner/.primus.yaml`."""
+RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
+SHELL = ("sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
+SHELL_GRACE_S = 5.0
+"""An idle shell takes no notice of being asked to end."""
+TASK_NOTE = "the task would be: "
+HOME = "/tmp"  # noqa: S108  any user may write there, in any image
+ROOT = Path("/")
+
+
+def limited(options: Typed) -> Typed:
+    """`options` with no more patience than a shell deserves."""
+    return structs.replace(options, grace=min(options.grace, SHELL_GRACE_S)) if options.shell else options
+
+
+def planned(plan: LaunchPlan, options: Typed, context: Context, root: Path = ROOT) -> tuple[LaunchPlan, Container]:
+    """`plan` in a container, and that container.
+
+    Args:
+        plan: What it runs; its argv is empty for a shell without a task.
+        options: What was typed.
+        context: What may be known.
+        root: Root of the file system, another folder in tests.
+
+    Raises:
+        UsageError: An option is wrong, or there is no image.
+    """
+    options = limited(options)
+    container, notes = container_of(options, context, root)
+    typed, unread = _typed(options, context, plan.env)
+    everything = plan.env | typed
+    by_name = {name: each for name, each in everything.items() if not changes_client(name)}
+    inner = structs.replace(plan, argv=_inner(plan.argv, typed, everything), env=by_name)
+    is_apptainer = container.engine.kind == "apptainer"
+    inherited = () if is_apptainer else passed_on(context.environ)
+    own = {"PYTHONNOUSERSITE": Variable("1", "container")} if is_apptainer else {}
+    names = sorted({*inherited, *by_name})
+    if is_apptainer:
+        notes.append(f"apptainer passes on all variables but {' '.join(HIDDEN)}")
+    notes += [f"variables of {file} are read on each node" for file in unread]
+    if options.shell and plan.argv:
+        notes.append(f"{TASK_NOTE}{shlex.join(mask_words(inner.argv))}")
+    literal = _users_own(container, context.environ)
+    if options.shell:
+        literal |= {name: each.value for name, each in everything.items() if name not in by_name}
+    argv = SHELL if options.shell else inner.argv
+    outer = LaunchPlan(
+        argv=engines.command(container, options, names, literal, argv),
+        env=own | by_name,
+        inherited=tuple(name for name in inherited if name not in by_name),
+        mounts=container.mounts,
+        notes=(*plan.notes, *notes),
+        inner=None if options.shell else inner,
+    )
+    return outer, container
+
+
+def container_of(options: Typed, context: Context, root: Path = ROOT) -> tuple[Container, list[str]]:
+    """The container that is asked for, and what is to be said about it."""
+    environ, is_here = context.environ, context.is_here
+    asked = options.image or environ.get("DOCKER_IMAGE") or ""
+    engine = engines.choose(options, asked, environ, is_here)
+    facts = context.facts(None) if is_here and (options.devices or not asked) else Facts()
+    node = node_of(facts, engine.kind, with_devices=options.devices, root=root) if is_here else None
+    cwd = os.getcwd()
+    ours = mounts.own(cwd, context.directory, environ, has_run=context.starts_workers, is_here=is_here)
+    folders = mounts.merged(ours, mounts.of_words(options.mount, cwd))
+    rank = next((int(environ[name]) for name in RANKS if environ.get(name, "").isdecimal()), 0)
+    run_id = os.path.basename(context.directory)
+    container = Container(
+        engine=engine,
+        image=asked or _default_image(facts, is_here),
+        name=engines.checked_name(options.name, engine) or f"primus-{run_id}-{context.attempt}-{rank}",
+        labels={"primus.run": run_id, "primus.user": str(os.getuid()), "primus.node": str(rank)},
+        rank=rank,
+        mounts=folders,
+        workdir=cwd,
+        node=node,
+        user=(os.getuid(), os.getgid()) if options.user else None,
+        has_terminal=options.shell and is_here and sys.stdin.isatty(),
+    )
+    return container, _notes(container, folders, is_here, bool(asked))
+
+
+def client_environ(engine: Engine, environ: Mapping[str, str], env: Mapping[str, Variable]) -> dict[str, str]:
+    """Variables of the engine's client: this shell's, and those that are passed on by name."""
+    hidden = HIDDEN if engine.kind == "apptainer" else ()
+    kept = {name: value for name, value in environ.items() if name not in hidden}
+    return kept | {name: variable.value for name, variable in env.items()}
+
+
+def _notes(container: Container, folders: tuple[Mount, ...], is_here: bool, has_image: bool) -> list[str]:
+    notes = [f"engine: {container.engine.program}, {container.engine.source}"]
+    if is_here:
+        notes += [f"mount source {source} does not exist" for source in mounts.missing(folders)]
+    else:
+        notes.append("devices, groups and limits: found on each node")
+    if not has_image:
+        notes.append(f"image: {container.image}, the default for AMD GPUs; others need --image")
+    return notes
+
+
+def _default_image(facts: Facts, is_here: bool) -> str:
+    if not is_here or any(device.vendor == "amd" for device in facts.devices):
+        return AMD_IMAGE
+    raise UsageError(
+        "no image is given, and there is a default for AMD GPUs only",
+        "name one with --image or $DOCKER_IMAGE, such as an NGC PyTorch image for NVIDIA GPUs",
+    )
+
+
+def _typed(options: Typed, context: Context, given: Mapping[str, Variable]) -> tuple[dict[str, Variable], list[str]]:
+    """Variables of `--env`, secrets of which are `given` already, and the files that only the nodes can read."""
+    environ = {**context.environ, **{name: variable.value for name, variable in given.items()}}
+    known = [word for word in options.env if context.is_here or "=" in word or word in environ]
+    found = variables.of_words(known, "--env", environ)
+    return found | {name: given[name] for name in found if name in given}, [w for w in options.env if w not in known]
+
+
+def _inner(argv: tuple[str, ...], typed: Mapping[str, Variable], everything: Mapping[str, Variable]) -> tuple[str, ...]:
+    """The command inside, with the typed variables as those of `direct --env`, which win over the experiment's.
+
+    Those that would change the engine's client stand there with their values.
+
+    Raises:
+        UsageError: One of the latter is a secret.
+    """
+    words: list[str] = []
+    for name, variable in everything.items():
+        if changes_client(name):
+            if is_secret(name) or variable.is_secret:
+                raise UsageError(
+                    f"--env {name}: a secret that the engine's own client reads, so it cannot be passed by its name",
+                    "log in with the engine (docker login), or use another name",
+                )
+            words += ["--env", f"{name}={variable.value}"]
+        elif name in typed:
+            words += ["--env", name]
+    if NODE_END not in argv:
+        return argv
+    place = argv.index(NODE_END) + 1
+    return (*argv[:place], *words, *argv[place:])
+
+
+def _users_own(container: Container, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a user without an entry in the image's /etc/passwd needs: PyTorch's caches ask for a home and a name."""
+    if container.user is None:
+        return {}
+    name = environ.get("USER") or environ.get("LOGNAME") or str(container.user[0])
+    return {"HOME": HOME, "USER": name, "LOGNAME": name}
