@@ -15,7 +15,7 @@ from primus.launch.remote import Remote
 from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import Order
-from primus.secret import is_secret
+from primus.secret import MASK, is_secret
 
 LONGEST_LABEL = 63
 """RFC 1123; the name of a pod is its host name."""
@@ -32,6 +32,9 @@ def order_of(remote: Remote, options: Options, files: Mapping[str, str]) -> Orde
     """The job that `remote` asks for, with `files` in its run folder."""
     inside = inside_of(options, remote.context)
     env, secrets = variables(options, remote.plan, remote.context)
+    others = {name: each for name, each in _experiments_secrets(remote).items() if name not in env}
+    referenced = secret_references(options)
+    secrets = {name: value for name, value in (others | secrets).items() if name not in referenced}
     return Order(
         options=options,
         name=job_name(options, remote.context.name, Path(remote.directory).name),
@@ -94,6 +97,14 @@ def variables(options: Options, plan: LaunchPlan, context: Context) -> tuple[dic
     found = {name: value for name, value in found.items() if name not in referenced}
     secrets = {name: value for name, value in found.items() if name in hidden or is_secret(name)}
     return {name: value for name, value in found.items() if name not in secrets}, secrets
+
+
+def _experiments_secrets(remote: Remote) -> dict[str, str]:
+    """Secrets that the experiment sets: its files in the run folder do not hold them."""
+    found = {
+        name: variable.value for name, variable in remote.job.env.items() if variable.shown(name) != variable.value
+    }
+    return {name: value for name, value in found.items() if MASK not in value}
 
 
 def _of_shell(name: str, environ: Mapping[str, str]) -> str:
