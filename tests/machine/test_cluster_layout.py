@@ -121,6 +121,54 @@ def test_the_first_host_of_a_node_list_leads(nodes: str, first: str) -> None:
     assert layout(SLURM | {"SLURM_STEP_NODELIST": nodes}, lambda: 1).master_addr == first
 
 
+@pytest.mark.parametrize(
+    ("environ", "port"),
+    [
+        ({"SLURM_JOB_ID": "7"}, 20007),
+        ({"SLURM_JOB_ID": "1234567"}, 24567),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}, 21016),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, 23008),
+        ({"SLURM_JOB_ID": "7", "MASTER_PORT": "999"}, 999),
+        ({"SLURM_JOB_ID": "seven"}, DEFAULT_PORT),
+        ({"SLURM_JOB_ID": "7", "NNODES": "2"}, DEFAULT_PORT),
+    ],
+)
+def test_a_job_step_has_the_port_of_its_job(environ: dict[str, str], port: int) -> None:
+    assert layout(SLURM | environ, lambda: 1).master_port == port
+
+
+@given(st.integers(1, 10**8), st.integers(0, 8), st.integers(0, 2))
+def test_jobs_steps_and_restarts_that_follow_each_other_have_ports_of_their_own(
+    job: int, step: int, again: int
+) -> None:
+    def port(job: int, step: int, again: int) -> int | None:
+        values = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step), "SLURM_RESTART_COUNT": str(again)}
+        return layout(SLURM | values, lambda: 1).master_port
+
+    ports = {port(job, step, again), port(job + 1, step, again), port(job, step + 1, again), port(job, step, again + 1)}
+    assert len(ports) == 4
+    assert all(20000 <= (each or 0) < 30000 for each in ports)
+
+
+def test_the_source_of_a_port_is_the_job() -> None:
+    assert layout(SLURM | {"SLURM_JOB_ID": "7"}, lambda: 1).sources["master_port"] == "$SLURM_JOB_ID"
+
+
+def test_an_address_left_by_another_job_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        layout(SLURM | {"MASTER_ADDR": "gpu99"}, lambda: 1)
+    assert caught.value.problem == "$MASTER_ADDR: gpu99 is not gpu07, the first node of this job"
+
+
+@pytest.mark.parametrize("address", ["gpu07", "GPU07.cluster.local", "10.0.0.7", "fd00::7"])
+def test_an_address_that_may_be_the_first_nodes_is_taken(address: str) -> None:
+    assert layout(SLURM | {"MASTER_ADDR": address}, lambda: 1).master_addr == address
+
+
+def test_an_address_that_is_typed_is_taken() -> None:
+    assert layout(SLURM, lambda: 1, master_addr="other").master_addr == "other"
+
+
 words = st.sampled_from(["", "0", "1", "2", "-1", "99999", "x", "a[1", "a[1-2]", "auto", "65535", " ", "1e3"])
 
 

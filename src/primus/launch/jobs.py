@@ -12,19 +12,23 @@ A query that fails raises; it never changes a job.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
-from primus.errors import PrimusError, UsageError, did_you_mean
+from primus import registry
+from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError, did_you_mean
 from primus.runs.files import read_json, write_json
 from primus.runs.store import Run
 
 RECORD = "submission.json"
 State = Literal["queued", "running", "done", "failed", "cancelled", "unknown"]
 ENDED: frozenset[State] = frozenset(("done", "failed", "cancelled"))
+FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
+"""Time between two questions for a job's state: it grows, since a scheduler serves many."""
 
 
 class Submission(Struct, frozen=True, kw_only=True):
@@ -66,7 +70,7 @@ def remember(submission: Submission, environ: Mapping[str, str]) -> None:
     write_json(Path(submission.directory) / RECORD, submission)
     index = _index(environ)
     index.mkdir(parents=True, exist_ok=True)
-    write_json(index / f"{submission.runtime}-{submission.id.replace('/', '_')}.json", submission)
+    write_json(index / _file_name(submission), submission)
 
 
 def known(environ: Mapping[str, str]) -> list[Submission]:
@@ -97,6 +101,132 @@ def find(name: str, environ: Mapping[str, str]) -> Submission:
         f"no job '{name}' was submitted from here",
         did_you_mean(name, [each.id for each in everything] + [each.name for each in everything]),
     )
+
+
+def states(submissions: Sequence[Submission], environ: Mapping[str, str]) -> dict[tuple[str, str], JobState]:
+    """How each of `submissions` stands, by runtime and id; a runtime is asked once, and not for what it said has ended.
+
+    Raises:
+        PrimusError: A scheduler does not answer.
+    """
+    found: dict[tuple[str, str], JobState] = {}
+    for runtime in sorted({each.runtime for each in submissions}):
+        asked = []
+        for each in (each for each in submissions if each.runtime == runtime):
+            known_end = _known_end(each, environ)
+            if known_end:
+                found[runtime, each.id] = known_end
+            else:
+                asked.append(each)
+        answers: dict[str, JobState] = registry.load("runtimes", runtime).states(asked) if asked else {}
+        for each in asked:
+            state = answers.get(each.id, JobState(state="unknown", reason=f"{runtime} does not know it"))
+            found[runtime, each.id] = state
+            if state.state in ENDED:
+                _keep_end(each, state, environ)
+    return found
+
+
+def state_of(submission: Submission, environ: Mapping[str, str]) -> JobState:
+    """How one job stands.
+
+    Raises:
+        PrimusError: Its scheduler does not answer.
+    """
+    return states([submission], environ)[submission.runtime, submission.id]
+
+
+def check_free(run: Run, environ: Mapping[str, str]) -> None:
+    """Raises PrimusError where a job that waits or runs has this run, or where that cannot be known."""
+    if not (run.directory / RECORD).is_file():
+        return
+    holder = read_json(run.directory / RECORD, Submission)
+    state = state_of(holder, environ)
+    if state.state in ("queued", "running"):
+        raise PrimusError(
+            f"{run.directory} belongs to job {holder.id} of {holder.runtime}, which is {state.state}",
+            f"wait for its end, or end it: primus-cli direct -- jobs cancel {holder.id}",
+        )
+
+
+def wait(
+    submission: Submission, environ: Mapping[str, str], say: Callable[[str], None], timeout_s: float | None = None
+) -> JobState:
+    """How the job stands at its end, or after `timeout_s`; a question that fails is said, and asked again."""
+    watch = Watch(submission, environ, say)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while watch.look().state not in ENDED and (deadline is None or time.monotonic() < deadline):
+        pause_s = watch.pause_s if deadline is None else min(watch.pause_s, max(0.0, deadline - time.monotonic()))
+        time.sleep(pause_s)
+    return watch.state
+
+
+class Watch:
+    """A job that is looked at again and again, ever less often while nothing changes."""
+
+    def __init__(self, submission: Submission, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+        self.state = JobState(state="unknown")
+        self.pause_s = FIRST_POLL_S
+        self._submission, self._environ, self._say = submission, environ, say
+        self._problem = ""
+
+    def look(self) -> JobState:
+        """Ask once; what was known stays where there is no answer."""
+        try:
+            state = state_of(self._submission, self._environ)
+        except PrimusError as error:
+            if error.problem != self._problem:
+                self._say(f"{error.problem}; asking again")
+            self._problem = error.problem
+        else:
+            self._problem = ""
+            if (state.state, state.reason) != (self.state.state, self.state.reason):
+                self.pause_s = FIRST_POLL_S
+                self._say(f"job {self._submission.id} is {shown(state)}")
+            self.state = state
+        self.pause_s = min(self.pause_s * 1.2, LONGEST_POLL_S)
+        return self.state
+
+
+def shown(state: JobState) -> str:
+    """`state` in words."""
+    return state.state + (f" ({state.reason})" if state.reason else "")
+
+
+def exit_code(state: JobState) -> int:
+    """Exit code of a command that has waited for a job."""
+    if state.state == "done":
+        return EXIT_OK
+    if state.state == "cancelled":
+        return EXIT_INTERRUPTED
+    if state.state == "failed":
+        return state.exit_code or EXIT_FAILED
+    return EXIT_TIMED_OUT
+
+
+def _end_file(submission: Submission, environ: Mapping[str, str]) -> Path:
+    return _index(environ) / "ended" / _file_name(submission)
+
+
+def _known_end(submission: Submission, environ: Mapping[str, str]) -> JobState | None:
+    """What was said of the job's end; a job of the same id that was submitted later is another one."""
+    path = _end_file(submission, environ)
+    try:
+        is_ours = path.stat().st_mtime >= submission.submitted
+        return read_json(path, JobState) if is_ours else None
+    except (OSError, PrimusError):
+        return None
+
+
+def _keep_end(submission: Submission, state: JobState, environ: Mapping[str, str]) -> None:
+    """Remember that a job has ended; its scheduler forgets it."""
+    path = _end_file(submission, environ)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, state)
+
+
+def _file_name(submission: Submission) -> str:
+    return f"{submission.runtime}-{submission.id.replace('/', '_')}.json"
 
 
 def _called(submission: Submission, field: str) -> tuple[str, ...]:

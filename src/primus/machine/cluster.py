@@ -11,6 +11,8 @@ from primus.errors import UsageError
 
 DEFAULT_PORT = 1234
 """Port of the existing system's launcher, which users' firewalls know."""
+FIRST_JOB_PORT, NUM_JOB_PORTS = 20000, 10000
+"""Ports of jobs that share nodes: below those that Linux gives to clients (from 32768)."""
 
 
 class Layout(Struct, frozen=True, kw_only=True):
@@ -44,10 +46,10 @@ def layout(
     """The layout of this node; what is given wins over the user's variables, and these over the scheduler's.
 
     Variables: NNODES, NODE_RANK, GPUS_PER_NODE, MASTER_ADDR, MASTER_PORT, then PET_* (Kubeflow), then SLURM_*
-    inside a job step.
+    inside a job step, whose port comes from the job's number.
 
     Raises:
-        UsageError: A variable is not a number, or the values exclude each other.
+        UsageError: A variable is not a number, or the values exclude each other; MASTER_ADDR is none of the step.
     """
     slurm = environ if "SLURM_STEP_ID" in environ and "SLURM_NODEID" in environ else {}
     pick = _Picker(environ)
@@ -62,7 +64,44 @@ def layout(
         master_port=pick.number("master_port", master_port, "MASTER_PORT", "PET_MASTER_PORT"),
         sources=pick.sources,
     )
-    return _checked(shape)
+    return _checked(_of_step(shape, slurm) if shape.sources.get("nnodes") == "$SLURM_STEP_NUM_NODES" else shape)
+
+
+def _of_step(shape: Layout, slurm: Mapping[str, str]) -> Layout:
+    """`shape`, whose nodes are those of a job step, with a port of the job.
+
+    Raises:
+        UsageError: The shell has left the address of another job's node.
+    """
+    if shape.nnodes < 2:
+        return shape
+    first = _first_of(slurm.get("SLURM_STEP_NODELIST", ""))
+    source = shape.sources.get("master_addr")
+    if source in ("$MASTER_ADDR", "$PET_MASTER_ADDR") and first and not _may_be(shape.master_addr, first):
+        raise UsageError(
+            f"{source}: {shape.master_addr} is not {first}, the first node of this job",
+            f"unset {source[1:]} where you submit; direct --master-addr sets another one on purpose",
+        )
+    port = _job_port(slurm) if shape.master_port is None else None
+    if port is None:
+        return shape
+    return structs.replace(shape, master_port=port, sources={**shape.sources, "master_port": "$SLURM_JOB_ID"})
+
+
+def _may_be(address: str, host: str) -> bool:
+    """Whether `address` can be one of `host`: its name, also with a domain, or any number."""
+    is_number = ":" in address or re.fullmatch(r"[\d.]+", address) is not None
+    return is_number or address.partition(".")[0].lower() == host.partition(".")[0].lower()
+
+
+def _job_port(slurm: Mapping[str, str]) -> int | None:
+    """A port for a step of a job, so that jobs, steps and restarts that follow each other have different ones."""
+    texts = [slurm.get(name) or "0" for name in ("SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
+    job = slurm.get("SLURM_JOB_ID", "")
+    if not all(re.fullmatch(r"[0-9]+", text) for text in (job, *texts)):
+        return None
+    step, restart = map(int, texts)
+    return FIRST_JOB_PORT + (int(job) + 1009 * step + 3001 * restart) % NUM_JOB_PORTS
 
 
 def _checked(shape: Layout) -> Layout:
@@ -134,9 +173,13 @@ _RANGES = re.compile(r"\[(\d+)[^\]]*\]")
 
 def _first_host(slurm: Mapping[str, str], pick: _Picker) -> str:
     """First host of the job step's node list, as `scontrol show hostnames` would print it; localhost without one."""
-    nodes = slurm.get("SLURM_STEP_NODELIST", "")
-    match = _HOST.match(nodes)
-    if not match or slurm.get("SLURM_STEP_NUM_NODES") == "1":
+    first = _first_of(slurm.get("SLURM_STEP_NODELIST", ""))
+    if not first or slurm.get("SLURM_STEP_NUM_NODES") == "1":
         return "localhost"
     pick.sources["master_addr"] = "$SLURM_STEP_NODELIST"
-    return _RANGES.sub(r"\1", match[0])
+    return first
+
+
+def _first_of(nodes: str) -> str:
+    match = _HOST.match(nodes)
+    return _RANGES.sub(r"\1", match[0]) if match else ""

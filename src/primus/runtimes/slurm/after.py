@@ -1,0 +1,147 @@
+"""What follows a step of a batch job: the end, another step, the queue again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from primus.launch import ends
+from primus.launch.policy import Decision, End, Policy, decide
+from primus.runs import events
+from primus.runs.events import EventLog
+from primus.runs.store import Outcome, Run
+from primus.runtimes.slurm import queries
+
+KIND = "step_ended"
+MAX_UNBEGUN = 3
+"""Steps in a row that began nothing after which another one is no use."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A step that has ended."""
+
+    exit_code: int
+    num_nodes: int
+    """Nodes that each step takes."""
+    is_warned: bool = False
+    """Whether the end of the job was announced."""
+    excluded: tuple[str, ...] = ()
+    """Nodes that were left out already."""
+    can_requeue: bool = False
+    policy: Policy
+
+
+def after_step(run: Run, step: Step, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The line that the batch script reads, and why, for people.
+
+    The line is one of ``finish``, ``restart SECONDS NODES``, ``requeue`` and ``stop CODE``. How the attempt ended is
+    noted, where its nodes could not.
+    """
+    nodes = queries.expanded(environ.get("SLURM_JOB_NODELIST", ""))
+    end = _end(run, step, nodes)
+    _note(run, step, end)
+    if end.kind == "done" or (step.exit_code == 0 and end.kind != "preempted"):
+        return "finish", "done"
+    left = [node for node in nodes if node not in step.excluded and node not in _names(end.hosts, nodes)]
+    has_spares = len(left) >= step.num_nodes and len(nodes) > step.num_nodes
+    is_lost = end.kind == "lost node"
+    past = ends.ends_of(run) or [end]
+    decision = decide(step.policy, past, can_exclude=has_spares or (is_lost and step.can_requeue))
+    return _line(decision, end, step, nodes, has_spares)
+
+
+def _line(decision: Decision, end: End, step: Step, nodes: Sequence[str], has_spares: bool) -> tuple[str, str]:
+    code = step.exit_code or 1
+    if end.kind == "preempted":
+        if step.can_requeue:
+            return "requeue", decision.reason
+        return f"stop {code}", f"{decision.reason}; --requeue would queue it again"
+    if end.kind == "lost node" and not has_spares and step.can_requeue and not decision.is_final:
+        return "requeue", end.reason
+    if decision.action != "restart":
+        return f"stop {code}", decision.reason
+    excluded = dict.fromkeys((*step.excluded, *_names(decision.exclude, nodes)))
+    if excluded and len(nodes) - len(excluded) < step.num_nodes:
+        return f"stop {code}", "no spare node is left"
+    return f"restart {decision.delay_s:g} {','.join(excluded)}".rstrip(), decision.reason
+
+
+def _end(run: Run, step: Step, nodes: Sequence[str]) -> End:
+    """How the attempt ended: as its nodes say, unless one of them could not."""
+    metadata = run.metadata()
+    past = ends.ends_of(run)
+    number = max(metadata.attempts - 1, 0)
+    noted = next((end for end in past if end.attempt == number), None)
+    if noted and noted.kind in ("done", "interrupted"):
+        return noted
+    if step.is_warned:
+        return structs.replace(
+            noted or End(attempt=number, kind="preempted"), kind="preempted", reason="the job's time is over"
+        )
+    if step.exit_code == 0 or (noted and noted.kind == "preempted"):
+        return noted or End(attempt=number, kind="done")
+    lost = _lost(step, nodes)
+    newest = max((end.step for end in past if end.step is not None), default=_newest_checkpoint(run))
+    if lost:
+        reason = f"lost {', '.join(lost)}"
+        return End(attempt=number, kind="lost node", action="exclude", hosts=lost, step=newest, reason=reason)
+    if noted:
+        return noted
+    reason = f"srun ended with exit code {step.exit_code}"
+    is_unbegun = _num_begun(run) == metadata.attempts
+    return End(
+        attempt=number,
+        kind="failed",
+        action="stop" if is_unbegun else "retry",  # what could not even begin will not begin either
+        step=newest,
+        reason=f"{reason}, and no attempt had begun" if is_unbegun else reason,
+    )
+
+
+def _newest_checkpoint(run: Run) -> int | None:
+    """Step of the newest checkpoint that the run tells of."""
+    saved = [event.get("step") for event in events.read(run.events) if event["kind"] == "checkpoint_saved"]
+    return max((step for step in saved if isinstance(step, int)), default=None)
+
+
+def _num_begun(run: Run) -> int:
+    """Attempts that had begun when the step before ended."""
+    counts = [event.get("attempts") for event in events.read(run.events) if event["kind"] == KIND]
+    return next((count for count in reversed(counts) if isinstance(count, int)), 0)
+
+
+def _lost(step: Step, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Nodes that are gone: Slurm says so, or no step starts there."""
+    used = [node for node in nodes if node not in step.excluded]
+    if len(used) < 2:
+        return ()
+    known = queries.down(used)
+    asked = [node for node in used if node not in known]
+    answering = queries.answering(asked) if asked else set()
+    silent = [node for node in asked if node not in answering]
+    return tuple(node for node in used if node in known or (node in silent and answering))
+
+
+def _names(hosts: Sequence[str], nodes: Sequence[str]) -> list[str]:
+    """Slurm's names of `hosts`, which may be known with their domain."""
+    short = {host.partition(".")[0].lower() for host in hosts}
+    return [node for node in nodes if node.partition(".")[0].lower() in short]
+
+
+def _note(run: Run, step: Step, end: End) -> None:
+    """Record how the step ended; and the run, where no node has."""
+    metadata = run.metadata()
+    if metadata.attempts and end not in ends.ends_of(run):
+        ends.note(run, end)
+    log = EventLog(run.events)
+    log.append(KIND, exit_code=step.exit_code, attempts=metadata.attempts, end=end.kind, hosts=end.hosts)
+    log.close()
+    if end.kind == "done" and metadata.outcome.state == "planned":
+        run.update(ended=time.time(), outcome=Outcome(state="done", exit_code=0))
+    elif end.kind != "done" and metadata.outcome.state in ("planned", "running"):
+        state = Outcome(
+            state="interrupted" if end.kind == "preempted" else "failed", exit_code=step.exit_code, reason=end.reason
+        )
+        run.update(ended=time.time(), outcome=state)

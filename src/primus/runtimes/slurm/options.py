@@ -1,0 +1,268 @@
+"""Words of a Slurm command: which of them are ours, which are Slurm's, and what Slurm's say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from primus.config.flags import Positional
+from primus.errors import UsageError, did_you_mean, nearest
+from primus.secret import is_secret
+
+COMMANDS = ("srun", "sbatch")
+
+# Of sbatch(1) and srun(1), Slurm 22.05 to 24.11. An option that is in no list is passed on as well, with the word after
+# it where that is no option itself: sites add their own (SPANK).
+VALUED = frozenset(
+    """
+    account acctg-freq array bb bbf bcast bcast-exclude begin chdir cluster-constraint clusters comment constraint
+    container container-id core-spec cores-per-socket cpu-bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot
+    dependency distribution epilog error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus
+    gpus-per-node gpus-per-socket gpus-per-task gres gres-flags het-group hint input job-name jobid licenses mail-type
+    mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus mpi network nodefile nodelist nodes ntasks
+    ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power prefer priority
+    profile prolog qos relative reservation resv-ports segment signal slurmd-debug sockets-per-node switches
+    task-epilog task-prolog thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task tree-width
+    tune uid wait-all-nodes wckey
+    """.split()
+)
+BARE = frozenset(
+    """
+    contiguous disable-status exact hold ignore-pbs label multi-prog no-allocate no-kill no-requeue overcommit overlap
+    oversubscribe parsable preserve-env pty quiet quit-on-interrupt reboot requeue spread-job stepmgr test-only
+    unbuffered usage use-min-nodes verbose version whole
+    """.split()
+)
+OPTIONAL = frozenset("compress exclusive get-user-env immediate kill-on-bad-exit nice propagate send-libs wrap".split())
+"""Their value, if any, stands behind `=`."""
+
+LETTERS = {
+    "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
+    "d": "dependency", "D": "chdir", "e": "error", "E": "preserve-env", "F": "nodefile", "G": "gpus", "H": "hold",
+    "i": "input", "I": "immediate", "J": "job-name", "k": "no-kill", "K": "kill-on-bad-exit", "l": "label",
+    "L": "licenses", "m": "distribution", "M": "clusters", "n": "ntasks", "N": "nodes", "o": "output",
+    "O": "overcommit", "p": "partition", "q": "qos", "Q": "quiet", "r": "relative", "s": "oversubscribe",
+    "S": "core-spec", "t": "time", "T": "threads", "u": "unbuffered", "v": "verbose", "V": "version", "w": "nodelist",
+    "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
+}  # fmt: skip
+
+REFUSED = {
+    "array": "a run folder belongs to one job: submit each by itself",
+    "wrap": "what is run stands after ' -- '",
+    "multi-prog": "what is run stands after ' -- '",
+    "ignore-pbs": "there are no #PBS lines",
+}
+
+
+class Typed(Struct, frozen=True):
+    """An option of Slurm as it was typed."""
+
+    name: str
+    """In full, without dashes."""
+    value: str | None
+    words: tuple[str, ...]
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Run on a Slurm cluster, one launcher on each node."""
+
+    command: Positional = "srun"
+    """srun: here, until its end; sbatch: queued."""
+    slurm: Annotated[tuple[str, ...], Meta(extra={"positional": True})] = ()
+    """Options of srun or sbatch as they are typed there: -N 2, -p gpu, --time=2:00:00, --exclusive, ..."""
+    follow: bool = False
+    """sbatch: print the job's log as it grows, until the job ends; Ctrl-C leaves the job running."""
+    wait: bool = False
+    """sbatch: wait for the job's end, and end with its exit code."""
+    requeue: bool = False
+    """sbatch: queue the job again after a preemption, the time limit or the loss of a node; it goes on from its
+    checkpoint."""
+    max_restarts: int | None = None
+    """sbatch: restarts after failures inside the job (default: 0, or as many as --spare-nodes)."""
+    restart_delay: float = 30.0
+    """sbatch: seconds before the first of them; each further one takes twice as long."""
+    spare_nodes: int = 0
+    """sbatch: nodes beyond --nodes that take the place of lost ones."""
+    test_only: bool = False
+    """Ask Slurm whether and when it could start, and submit nothing."""
+
+    @property
+    def typed(self) -> tuple[Typed, ...]:
+        """The options of Slurm, in order."""
+        return tuple(_typed(list(self.slurm), self.command))
+
+
+def parse(words: Sequence[str]) -> Options:
+    """Read the words of the runtime.
+
+    Raises:
+        UsageError: A word is no option, or an option cannot be used here.
+    """
+    rest = list(words)
+    command = rest.pop(0) if rest and rest[0] in COMMANDS else "srun"
+    ours, rest = _ours(rest, command)
+    typed = _typed(rest, command)
+    _check(typed)
+    flags = {each.name for each in typed}
+    for name in ("requeue", "test-only"):
+        if name in flags:
+            ours[name.replace("-", "_")] = True
+    options = Options(command=command, slurm=tuple(word for each in typed for word in each.words), **ours)  # type: ignore[arg-type]
+    _check_ours(options)
+    return options
+
+
+def value_of(typed: Iterable[Typed], *names: str) -> str | None:
+    """Value of the last of `typed` that has one of `names`, empty where it has none; None where there is none."""
+    found = [each.value or "" for each in typed if each.name in names]
+    return found[-1] if found else None
+
+
+def nodes_of(typed: Sequence[Typed]) -> int | None:
+    """Number of nodes that are asked for, where it is one number."""
+    text = value_of(typed, "nodes")
+    return 1 if text is None else int(text) if text.isdecimal() else None
+
+
+_OURS: dict[str, type] = {
+    "follow": bool,
+    "wait": bool,
+    "max-restarts": int,
+    "restart-delay": float,
+    "spare-nodes": int,
+}
+
+
+def _ours(words: Sequence[str], command: str) -> tuple[dict[str, object], list[str]]:
+    """Our options and the other words; srun's own `--wait` takes a number of seconds."""
+    ours: dict[str, object] = {}
+    rest: list[str] = []
+    pending = list(words)
+    while pending:
+        word = pending.pop(0)
+        flag, equals, value = word.partition("=")
+        name = flag[2:].replace("_", "-") if flag.startswith("--") else "wait" if word == "-W" else ""
+        kind = _OURS.get(name)
+        if kind is None or (name == "wait" and command == "srun"):
+            rest += [word, *_value_after(word, pending)]
+            continue
+        if kind is bool and equals:
+            raise UsageError(f"{command}: {flag} takes no value")
+        if kind is not bool and not equals:
+            if not pending:
+                raise UsageError(f"runtime 'slurm': {flag} needs a number")
+            value = pending.pop(0)
+        ours[name.replace("-", "_")] = True if kind is bool else _number(kind, value, flag)
+    return ours, rest
+
+
+def _number(kind: type, text: str, flag: str) -> float:
+    try:
+        number: float = kind(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 1e9:
+        raise UsageError(f"runtime 'slurm': {flag} {text}: not a number from 0")
+    return number
+
+
+def _value_after(word: str, pending: list[str]) -> list[str]:
+    """Takes the value of the option `word` from the head of `pending`, where it stands there."""
+    name, has_value = _name(word)
+    if name is None or has_value or name in BARE or name in OPTIONAL or not pending:
+        return []
+    is_known = name in VALUED or name == "wait"
+    return [pending.pop(0)] if is_known or not pending[0].startswith("-") else []
+
+
+def _typed(words: Sequence[str], command: str) -> list[Typed]:
+    """The options that `words` are.
+
+    Raises:
+        UsageError: A word is no option, or lacks its value.
+    """
+    found: list[Typed] = []
+    pending = list(words)
+    while pending:
+        word = pending.pop(0)
+        name, has_value = _name(word)
+        if name is None:
+            raise _stray(word, found, command)
+        value = _value_after(word, pending)
+        if not has_value and not value and name in VALUED:
+            raise UsageError(f"{command}: {word} needs a value")
+        attached = (word.partition("=")[2] if word.startswith("--") else word[2:]) if has_value else None
+        found.append(Typed(name, value[0] if value else attached, (word, *value)))
+    return found
+
+
+def _name(word: str) -> tuple[str | None, bool]:
+    """Full name of the option `word`, None where it is none; and whether it holds its value."""
+    if word.startswith("--") and len(word) > 2:
+        name, equals, _ = word[2:].partition("=")
+        return _in_full(name), bool(equals)
+    match = re.fullmatch(r"-([A-Za-z])(.*)", word, re.DOTALL)
+    if not match:
+        return None, False
+    name = LETTERS.get(match[1], match[1])
+    return name, bool(match[2]) and name not in BARE
+
+
+def _in_full(name: str) -> str:
+    """The option that `name`, maybe shortened as getopt_long(3) allows, means."""
+    known = VALUED | BARE | OPTIONAL | {"wait"}
+    if name in known:
+        return name
+    longer = [each for each in known if each.startswith(name)]
+    return longer[0] if len(longer) == 1 else name
+
+
+def _stray(word: str, before: Sequence[Typed], command: str) -> UsageError:
+    if not before and nearest(word, COMMANDS):
+        return UsageError(f"no Slurm command '{word}'", did_you_mean(word, COMMANDS))
+    after = f" after {' '.join(before[-1].words)}" if before else ""
+    dashed = nearest(word, VALUED | BARE | OPTIONAL)
+    hint = f"did you mean '--{dashed}'?" if dashed else "a task or another runtime stands after ' -- '"
+    return UsageError(f"{command}: '{word}'{after} is no option", hint)
+
+
+def _check(typed: Sequence[Typed]) -> None:
+    for each in typed:
+        if each.name in REFUSED:
+            raise UsageError(f"slurm: {each.words[0].partition('=')[0]} cannot be used here", REFUSED[each.name])
+    for assignment in (value_of(typed, "export") or "").split(","):
+        name, equals, _ = assignment.partition("=")
+        if equals and is_secret(name):
+            raise UsageError(
+                f"slurm: --export: the value of {name} would be readable by everyone on the cluster",
+                f"set {name} in your shell: variables reach the job by themselves",
+            )
+    per_node, tasks, nodes = value_of(typed, "ntasks-per-node"), value_of(typed, "ntasks"), nodes_of(typed)
+    if per_node not in (None, "1") or (tasks is not None and nodes is not None and tasks != str(nodes)):
+        raise UsageError(
+            "slurm: Slurm starts one launcher on each node, and that starts a process for each device",
+            "leave out --ntasks and --ntasks-per-node; -- direct --nproc N -- sets the processes on a node",
+        )
+
+
+def _check_ours(options: Options) -> None:
+    if options.command == "srun":
+        given = [
+            name
+            for name, is_given in (
+                ("--follow", options.follow),
+                ("--requeue", options.requeue),
+                ("--max-restarts", options.max_restarts is not None),
+                ("--spare-nodes", options.spare_nodes > 0),
+            )
+            if is_given
+        ]
+        if given:
+            raise UsageError(f"slurm srun takes no {given[0]}", "slurm sbatch does")
+    if options.spare_nodes and nodes_of(options.typed) is None:
+        raise UsageError("slurm: --spare-nodes needs one number of --nodes", "such as -N 4")
+    if options.requeue and value_of(options.typed, "no-requeue") is not None:
+        raise UsageError("slurm: --requeue and --no-requeue exclude each other")

@@ -1,0 +1,247 @@
+"""What Slurm says of jobs and nodes: one question for many jobs, in the forms that do not change between versions."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus.errors import PrimusError
+from primus.launch.jobs import JobState, State, Submission
+from primus.runs.store import Run
+
+LIMIT_S = 30.0
+PREFIXES = ("SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_")
+"""Variables by which users filter and shape what the commands print."""
+
+STATES: dict[str, State] = {
+    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"), "queued"),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "STAGE_OUT", "RESIZING", "SIGNALING"), "running"),
+    "COMPLETED": "done",
+    **dict.fromkeys(("CANCELLED", "REVOKED"), "cancelled"),
+    **dict.fromkeys(
+        ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "LAUNCH_FAILED"),
+        "failed",
+    ),
+}
+"""States of squeue(1) and sacct(1)."""
+
+NEEDS_PERSON = {
+    "JobHeldUser": "scontrol release {id}",
+    "JobHeldAdmin": "an administrator holds it",
+    "launch_failed_requeued_held": "a node could not start it: see what is wrong there, then scontrol release {id}",
+    "BadConstraints": "no node has what was asked for: cancel it, and change the options",
+    "PartitionTimeLimit": "its time limit is over the partition's: scontrol update JobId={id} TimeLimit=...",
+    "PartitionNodeLimit": "it asks for more nodes than the partition allows",
+    "InvalidAccount": "the account cannot be used",
+    "InvalidQOS": "the quality of service cannot be used",
+    "DependencyNeverSatisfied": "what it depends on has failed: cancel it",
+}
+"""Reasons that waiting does not mend (squeue(1), JOB REASON CODES), and what to do; {id} is the job."""
+
+
+class Said(Struct, frozen=True):
+    """How a command of Slurm ended."""
+
+    code: int | None
+    """None where it gave no answer in time."""
+    out: str
+    err: str
+
+
+def ask(argv: Sequence[str], environ: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> Said:
+    """Run a command of Slurm.
+
+    Raises:
+        PrimusError: It is not installed.
+    """
+    env = {name: value for name, value in (environ or os.environ).items() if not name.startswith(PREFIXES)}
+    try:
+        done = subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        return Said(None, "", f"{argv[0]} gave no answer in {limit_s:g} s")
+    except OSError as error:
+        raise PrimusError(
+            f"{argv[0]}: cannot be started: {error.strerror}", "is this a node of a Slurm cluster?"
+        ) from None
+    return Said(done.returncode, done.stdout, done.stderr.strip())
+
+
+def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
+    """How each of `submissions` stands, by id: of squeue, of sacct or scontrol where it has ended, else of its run.
+
+    Raises:
+        PrimusError: Slurm does not answer.
+    """
+    found: dict[str, JobState] = {}
+    for cluster in sorted({each.place.get("cluster", "") for each in submissions}):
+        of_cluster = [each for each in submissions if each.place.get("cluster", "") == cluster]
+        found |= _states(of_cluster, [f"--clusters={cluster}"] if cluster else [])
+    return found
+
+
+def _states(submissions: Sequence[Submission], where: list[str]) -> dict[str, JobState]:
+    ids = [each.id for each in submissions]
+    found = _queued(ids, where)
+    if missing := [each for each in ids if each not in found]:
+        found |= _accounted(missing, where)
+    for each in submissions:
+        state = found.get(each.id)
+        if state is None or (state.state in ("done", "failed") and state.exit_code is None):
+            found[each.id] = _controlled(each.id, where) or state or _of_run(each)
+    return found
+
+
+def _queued(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
+    """What squeue says: jobs that wait, run or have ended a short time ago."""
+    said = ask(["squeue", *where, "--noheader", "--states=all", f"--jobs={','.join(ids)}", "--format=%i|%T|%r|%N"])
+    if said.code and "Invalid job id" in said.err:  # the only one, and long gone
+        return {}
+    if said.code != 0:
+        raise PrimusError(f"squeue does not answer: {said.err or said.code}", "the jobs go on; ask again later")
+    found = {}
+    for line in said.out.splitlines():
+        fields = line.split("|")
+        if len(fields) == 4 and fields[0] in ids:
+            found[fields[0]] = _state(fields[0], fields[1], reason=fields[2], nodes=fields[3])
+    return found
+
+
+def _accounted(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
+    """What the accounting says; nothing where a cluster keeps none."""
+    fields = "--format=JobID,State,ExitCode,NodeList"
+    said = ask(["sacct", *where, "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(ids)}", fields])
+    found = {}
+    for line in said.out.splitlines() if said.code == 0 else []:
+        values = line.split("|")
+        if len(values) == 4 and values[0] in ids:
+            nodes = "" if values[3] == "None assigned" else values[3]
+            found[values[0]] = _state(values[0], values[1], exit_code=_exit_code(values[2]), nodes=nodes)
+    return found
+
+
+def _controlled(number: str, where: list[str]) -> JobState | None:
+    """What the controller remembers of one job, its exit code too."""
+    said = ask(["scontrol", *where, "--oneliner", "show", "job", number])
+    values = dict(re.findall(r"(?:^| )(JobState|Reason|Restarts|ExitCode|NodeList)=(\S*)", said.out))
+    if said.code != 0 or "JobState" not in values:
+        return None
+    return _state(
+        number,
+        values["JobState"],
+        reason=values.get("Reason", ""),
+        nodes=values.get("NodeList", "").replace("(null)", ""),
+        exit_code=_exit_code(values.get("ExitCode", "")),
+        restarts=int(values.get("Restarts", "0")),
+    )
+
+
+def _of_run(submission: Submission) -> JobState:
+    """What the job's run says of its end, where Slurm has forgotten the job."""
+    try:
+        outcome = Run(Path(submission.directory)).metadata().outcome
+    except PrimusError:
+        return JobState(state="unknown", reason="Slurm has forgotten it, and its run folder is gone")
+    known: dict[str, State] = {"done": "done", "failed": "failed", "interrupted": "cancelled"}
+    state = known.get(outcome.state, "unknown")
+    reason = outcome.reason or ("Slurm has forgotten it" if state == "unknown" else "")
+    return JobState(state=state, raw=outcome.state, reason=reason, exit_code=outcome.exit_code)
+
+
+def _state(
+    number: str, raw: str, *, reason: str = "", nodes: str = "", exit_code: int | None = None, restarts: int = 0
+) -> JobState:
+    word = raw.split(" ")[0].rstrip("+")  # such as `CANCELLED by 1000`
+    state = STATES.get(word, "unknown")
+    said = "" if reason in ("None", "(null)") else reason
+    if state == "queued" and NEEDS_PERSON.get(said):
+        said = f"{said}, needs a person: {NEEDS_PERSON[said].format(id=number)}"
+    code = 124 if word == "TIMEOUT" else exit_code  # as timeout(1) has it
+    return JobState(state=state, raw=word, reason=said, nodes=tuple(expanded(nodes)), exit_code=code, restarts=restarts)
+
+
+def _exit_code(text: str) -> int | None:
+    """Of `code:signal`."""
+    code, _, number = text.partition(":")
+    if not code.isdecimal():
+        return None
+    return 128 + int(number) if number.isdecimal() and int(number) and not int(code) else int(code)
+
+
+def expanded(nodes: str) -> list[str]:
+    """Names of the nodes of a list such as ``gpu[07-08,11],cpu1``, in its order."""
+    found: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
+        names = [""]
+        for plain, ranges in re.findall(r"([^\[]*)(?:\[([^\]]*)\])?", part):
+            names = [name + plain + number for name in names for number in (_numbers(ranges) if ranges else [""])]
+        found += names
+    return found
+
+
+def _numbers(ranges: str) -> Iterable[str]:
+    for each in ranges.split(","):
+        first, dash, last = each.partition("-")
+        if not dash or not (first.isdecimal() and last.isdecimal()):
+            yield each
+            continue
+        yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+
+
+def cancel(submission: Submission) -> None:
+    """End a job; its processes are told first, and save.
+
+    Raises:
+        PrimusError: Slurm does not do it.
+    """
+    cluster = submission.place.get("cluster")
+    said = ask(["scancel", *([f"--clusters={cluster}"] if cluster else []), submission.id])
+    if said.code != 0 or "error" in said.err:
+        raise PrimusError(f"scancel {submission.id}: {said.err or said.code}")
+
+
+def find(name: str, comment: str, environ: Mapping[str, str]) -> str | None:
+    """Id of this user's job of this name and comment, None where there is none.
+
+    Raises:
+        PrimusError: Slurm does not answer.
+    """
+    said = ask(["squeue", "--noheader", "--me", "--states=all", "--format=%i|%j|%k"], environ)
+    if said.code != 0:
+        raise PrimusError(f"squeue does not answer: {said.err or said.code}")
+    ids = [line.partition("|")[0] for line in said.out.splitlines() if line.partition("|")[2] == f"{name}|{comment}"]
+    return ids[-1] if ids else None
+
+
+def answering(nodes: Sequence[str]) -> set[str]:
+    """Those of this job's `nodes` on which a step starts now."""
+    number = len(nodes)
+    words = ["--overlap", "--no-kill", "--kill-on-bad-exit=0", "--input=none", "--ntasks-per-node=1"]
+    where = [f"--nodes={number}", f"--ntasks={number}", f"--nodelist={','.join(nodes)}"]
+    told = ["sh", "-c", 'echo "primus:$SLURMD_NODENAME"']
+    said = ask_partly(["srun", *where, *words, *told], LIMIT_S)
+    return {line.removeprefix("primus:") for line in said.splitlines() if line.startswith("primus:")}
+
+
+def ask_partly(argv: Sequence[str], limit_s: float) -> str:
+    """What a command says until its end or the limit."""
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        try:
+            out, _ = child.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            out, _ = child.communicate()
+    return out.decode(errors="replace")
+
+
+def down(nodes: Sequence[str]) -> set[str]:
+    """Those of `nodes` that Slurm itself counts as lost; none where it does not say."""
+    said = ask(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T"])
+    lines = [line.partition("|") for line in said.out.splitlines()] if said.code == 0 else []
+    return {name for name, _, state in lines if state.endswith("*") or state.rstrip("*$~#!%@^-") in ("down", "fail")}

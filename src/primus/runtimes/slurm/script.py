@@ -1,0 +1,241 @@
+"""The batch script of a job, and the words with which it is submitted."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from primus.runtimes.slurm.options import Options, Typed, nodes_of, value_of
+
+STEP = ("--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=60", "--input=none", "--unbuffered")
+"""One launcher on each node; where one fails the others end, and where one is done the others have a minute."""
+MAX_LEAD_S, MIN_LEAD_S = 600, 60
+"""Time for the last checkpoint before a time limit. Slurm sends the signal up to a minute early (sbatch(1))."""
+LINE_LIMIT = 1000
+"""Longest option on a line of the script; sbatch of Slurm 22.05 refuses lines of a few thousand characters."""
+
+
+class Batch(Struct, frozen=True, kw_only=True):
+    """What a batch script is made from."""
+
+    options: Options
+    run: str
+    """Run folder."""
+    name: str
+    """What the job is called where its user does not say."""
+    command: tuple[str, ...]
+    """What each node starts."""
+    primus: str
+    """The `primus-cli` of the cluster's nodes."""
+
+
+def placed(batch: Batch) -> tuple[list[str], list[str]]:
+    """Lines of the script's head, and those options that only a command line can hold."""
+    lines: list[str] = []
+    others: list[str] = []
+    for words in _allocation(batch):
+        line = _directive(words)
+        if line is None:
+            others += words
+        else:
+            lines.append(line)
+    return lines, others
+
+
+def text(batch: Batch) -> str:
+    """The script: one launcher on each node, again after what can be survived."""
+    options, typed = batch.options, batch.options.typed
+    head, _ = placed(batch)
+    num_nodes = nodes_of(typed)
+    nodes = "$SLURM_JOB_NUM_NODES" if num_nodes is None or not options.spare_nodes else str(num_nodes)
+    next_words = [batch.primus, "direct", "--single", "--no-hooks", "--", "jobs", "next", batch.run]
+    next_words += [f"--max-restarts={max_restarts(options)}", f"--restart-delay={options.restart_delay:g}"]
+    next_words += ["--can-requeue"] if options.requeue else []
+    return _TEMPLATE.format(
+        head="\n".join(head),
+        run=shlex.quote(batch.run),
+        nodes=nodes,
+        step=" ".join([*STEP, *([] if value_of(typed, "cpus-per-task") else ["--cpu-bind=none"])]),
+        command=_array(batch.command),
+        next=_array(next_words),
+        requeue=_REQUEUE if options.requeue else "",
+    )
+
+
+def max_restarts(options: Options) -> int:
+    """Restarts after failures; somebody who keeps spare nodes wants them used."""
+    return options.spare_nodes if options.max_restarts is None else options.max_restarts
+
+
+def output_pattern(run: str) -> str:
+    """The job's log where its user names none: below the run folder, whose name Slurm must not take for a pattern."""
+    return f"{run.replace('%', '%%')}/logs/slurm-%j.out"
+
+
+def limit_s(text: str) -> int | None:
+    """Seconds of a time limit as sbatch(1) writes it; None for none, or where it cannot be read."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if not match:
+        return None
+    days, *parts = (int(part) if part else 0 for part in match.groups())
+    if match[1]:
+        return ((days * 24 + parts[0]) * 60 + parts[1]) * 60 + parts[2]
+    if match[4]:
+        return (parts[0] * 60 + parts[1]) * 60 + parts[2]
+    return parts[0] * 60 + parts[1] or None
+
+
+def _allocation(batch: Batch) -> list[tuple[str, ...]]:
+    """The options of the job: those that were typed, and what goes without saying."""
+    options, typed = batch.options, batch.options.typed
+    kept = [each.words for each in typed if not _is_replaced(each, options)]
+    given = {each.name for each in typed}
+    ours: list[tuple[str, ...]] = []
+    if options.spare_nodes:
+        ours += [(f"--nodes={(nodes_of(typed) or 1) + options.spare_nodes}",), ("--no-kill",)]
+    ours += [
+        (f"--{name}={value}",)
+        for name, value in (
+            ("job-name", batch.name),
+            ("ntasks-per-node", "1"),
+            ("output", output_pattern(batch.run)),
+            ("open-mode", "append"),
+            ("comment", comment(batch.run)),
+        )
+        if name not in given
+    ]
+    return [*kept, *ours, *_warning(options, typed)]
+
+
+def comment(run: str) -> str:
+    """Text by which a job is found whose submission was not answered."""
+    return f"primus:{run.rpartition('/')[2]}"
+
+
+def _is_replaced(each: Typed, options: Options) -> bool:
+    return each.name in ("parsable", "test-only") or (each.name in ("nodes", "no-kill") and options.spare_nodes > 0)
+
+
+def _warning(options: Options, typed: Sequence[Typed]) -> list[tuple[str, ...]]:
+    """A signal ahead of the end, to the script alone: it tells the launchers."""
+    time = value_of(typed, "time")
+    if value_of(typed, "signal") is not None or (time is None and not options.requeue):
+        return []
+    limit = limit_s(time) if time else None
+    lead = MAX_LEAD_S if limit is None else min(MAX_LEAD_S, max(MIN_LEAD_S, limit // 6))
+    return [(f"--signal=B:USR1@{lead}",)]
+
+
+def _directive(words: Sequence[str]) -> str | None:
+    """The line of the script that says `words`; None where sbatch would read it otherwise.
+
+    sbatch cuts a line at white space and at `#`, and takes double quotes with backslashes before `"` and itself
+    (tried with 22.05); a line ends with the line.
+    """
+    if any(not word or re.search(r"[\x00-\x1f\x7f]", word) for word in words) or sum(map(len, words)) > LINE_LIMIT:
+        return None
+    return " ".join(["#SBATCH", *map(_quoted, words)])
+
+
+def _quoted(word: str) -> str:
+    flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    if re.fullmatch(r"[\w@%+=:,./\[\]*&|!()$`~^{}<>?;-]*", value, re.ASCII):
+        return word
+    escaped = re.sub(r'(["\\])', r"\\\1", value)
+    return f'{flag}{equals}"{escaped}"'
+
+
+def _array(words: Sequence[str]) -> str:
+    """`words` as the inside of a bash array, an option a line with what follows it."""
+    lines: list[list[str]] = []
+    for word in words:
+        if not lines or (word.startswith("-") and word != "--") or lines[-1][-1:] == ["--"]:
+            lines.append([])
+        lines[-1].append(shlex.quote(word))
+    return "\n".join("    " + " ".join(line) for line in lines)
+
+
+_REQUEUE = """scontrol requeue "$SLURM_JOB_ID" && exec sleep 600 # in which Slurm ends the script
+    """
+
+_TEMPLATE = r"""#!/bin/bash
+{head}
+
+# Each node starts one launcher; when a step of the job has ended, `primus-cli jobs next` says what follows.
+set -uo pipefail
+
+run={run}
+num_nodes={nodes}
+launcher=(
+{command}
+)
+next=(
+{next}
+)
+
+export SLURM_EXPORT_ENV=ALL # steps start empty where the job was submitted with --export=NONE
+# srun has not inherited the cores of a task since 22.05.
+[ -z "${{SLURM_CPUS_PER_TASK-}}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+
+# The end of the job is announced: the launchers save and end. A plain `scancel` reaches them by itself.
+warned=
+step=
+on_warning() {{
+    warned=yes
+    echo "primus: the end of job $SLURM_JOB_ID is announced: its processes save and end" >&2
+    [ -z "$step" ] || kill -USR1 "$step"
+}}
+trap on_warning USR1
+
+num_failures() {{ grep -cE '"kind":"attempt_ended","end":"(failed|hang|lost node)"' "$run/events.jsonl" 2>/dev/null; }}
+
+# srun waits for a node that has died until Slurm has noticed (SlurmdTimeout); the other launchers know at once.
+watch() {{
+    local before now
+    before=$(num_failures)
+    until now=$(num_failures) && [ "$now" -gt "${{before:-0}}" ]; do
+        sleep 1
+    done
+    sleep 20
+    kill -TERM "$1" 2>/dev/null && sleep 5
+    kill -KILL "$1" 2>/dev/null
+}}
+
+queue_again() {{
+    {requeue}exit "$((code ? code : 1))"
+}}
+
+excluded=
+while :; do
+    echo "primus: job $SLURM_JOB_ID starts on $num_nodes nodes${{excluded:+ without $excluded}}" >&2
+    # --overlap: the step before may still count as running on a node that is gone.
+    srun --nodes="$num_nodes" --ntasks="$num_nodes" --overlap \
+        {step} \
+        ${{excluded:+--exclude="$excluded"}} "${{launcher[@]}}" &
+    step=$!
+    watch "$step" &
+    watcher=$!
+    while kill -0 "$step" 2>/dev/null; do wait "$step"; done # a trap ends `wait` early
+    wait "$step"
+    code=$?
+    step=
+    kill "$watcher" 2>/dev/null
+    answer=$("${{next[@]}}" --exit-code="$code" --num-nodes="$num_nodes" ${{warned:+--warned}} \
+        ${{excluded:+--excluded="$excluded"}}) || exit "$((code ? code : 1))"
+    read -r action value nodes <<<"$answer"
+    case $action in
+        finish) exit 0 ;;
+        restart)
+            excluded=$nodes
+            sleep "$value" &
+            wait $!
+            [ -z "$warned" ] || queue_again
+            ;;
+        requeue) queue_again ;;
+        *) exit "${{value:-1}}" ;;
+    esac
+done
+"""

@@ -1,0 +1,231 @@
+"""Hand a planned task to srun or sbatch."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import glob
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError
+from primus.launch import foreground, job_logs, jobs
+from primus.launch.jobs import Submission
+from primus.launch.remote import Remote, Say, settle
+from primus.runs.events import EventLog
+from primus.runs.files import to_json
+from primus.runs.store import Outcome, Run, runs_of
+from primus.runtimes.slurm import queries, script
+from primus.runtimes.slurm.options import Options, Typed, parse, value_of
+from primus.secret import mask_words
+
+SUBMIT_LIMIT_S = 120.0
+OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI", "OMPI", "PRTE_", "PALS_")
+"""Variables of the job around us: a job that inherits them is refused, or becomes another one."""
+OF_A_LAUNCHER = ("NNODES", "NODE_RANK", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables that say where a node stands; on the cluster Slurm says it."""
+KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+
+
+def start(remote: Remote, run: Run | None, say: Say) -> int:
+    """Run the step, or submit the job; gives the exit code.
+
+    Raises:
+        PrimusError: It cannot be started, or the run belongs to a job already.
+    """
+    options = parse(remote.request.runtimes[0].words)
+    program = remote.plan.argv[0]
+    environ = environment(remote.environ, options.command, {*remote.plan.env})
+    if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
+        _forget(remote, run)
+        raise UsageError(f"{program} is not installed here", "type this on a login node of a Slurm cluster")
+    if options.test_only:
+        return _ask_only(remote, run, environ)
+    if options.command == "srun":
+        code = foreground.call(remote.plan.argv, environ)
+        if run:
+            settle(run, code, "srun")
+        return code
+    assert run is not None, "a batch script is a file of a run folder"
+    jobs.check_free(run, remote.context.environ)
+    submission = _submitted(remote, run, options, environ, say)
+    _tell(remote, submission, say)
+    if not options.wait and not options.follow:
+        return 0
+    return _attended(submission, options, remote, say)
+
+
+def environment(environ: Mapping[str, str], command: str, planned: set[str]) -> dict[str, str]:
+    """What Slurm's command inherits: nothing of a job or a launcher around us, but for a step of that job.
+
+    Args:
+        environ: Variables of this process and of the plan.
+        command: srun or sbatch.
+        planned: Names that the plan sets, which stay.
+    """
+    is_inside = "SLURM_JOB_ID" in environ
+
+    def is_dropped(name: str) -> bool:
+        if name in planned or name in KEPT:
+            return False
+        if name in OF_A_LAUNCHER or name.startswith("PET_"):
+            return True
+        if not is_inside:  # then they are the user's own settings, as SBATCH_ACCOUNT is
+            return name.startswith(("PMI", "OMPI"))
+        return name.startswith(OF_A_JOB[4:] if command == "srun" else OF_A_JOB)
+
+    return {name: value for name, value in environ.items() if not is_dropped(name)}
+
+
+def _ask_only(remote: Remote, run: Run | None, environ: Mapping[str, str]) -> int:
+    """Ask whether and when the job could start; nothing is left of it."""
+    try:
+        said = queries.ask(remote.plan.argv, environ, SUBMIT_LIMIT_S)
+    finally:
+        _forget(remote, run)
+    sys.stdout.write(said.out)
+    print(said.err, file=sys.stderr)
+    return EXIT_FAILED if said.code is None else said.code
+
+
+def _forget(remote: Remote, run: Run | None) -> None:
+    """Remove the run folder, where it was made for this; `latest` points to the run before again."""
+    if run is None or remote.job.resume:
+        return
+    beside = run.directory.parent
+    shutil.rmtree(run.directory)
+    with contextlib.suppress(OSError):
+        (beside / "latest").unlink()
+        others = runs_of(beside)
+        if others:
+            (beside / "latest").symlink_to(others[-1].id)
+        else:
+            beside.rmdir()
+
+
+def _submitted(remote: Remote, run: Run, options: Options, environ: Mapping[str, str], say: Say) -> Submission:
+    typed = options.typed
+    logs = _make_log_folders(typed, run)
+    said = queries.ask(remote.plan.argv, environ, SUBMIT_LIMIT_S)
+    name = value_of(typed, "job-name") or remote.context.name
+    number, _, cluster = said.out.strip().rpartition("\n")[2].partition(";")
+    if said.code != 0 or not number.isdecimal():
+        number = _found_after_all(
+            said, name, value_of(typed, "comment") or script.comment(str(run.directory)), environ, run
+        )
+    elif said.err:
+        say(said.err)
+    submission = Submission(
+        runtime="slurm",
+        id=number,
+        name=name,
+        directory=str(run.directory),
+        submitted=time.time(),
+        host=socket.gethostname(),
+        user=getpass.getuser(),
+        command=tuple(mask_words(remote.command)),
+        place={"cluster": cluster} if cluster else {},
+        logs=tuple(re.sub("%[jA]", number, each) for each in logs),
+    )
+    jobs.remember(submission, environ)
+    log = EventLog(run.events)
+    log.append("submitted", runtime="slurm", id=number, name=name)
+    log.close()
+    return submission
+
+
+def _found_after_all(said: queries.Said, name: str, comment: str, environ: Mapping[str, str], run: Run) -> str:
+    """Id of the job, where Slurm has accepted it without being heard.
+
+    Raises:
+        PrimusError: It has not, or that cannot be known.
+    """
+    problem = said.err or said.out.strip() or f"exit code {said.code}"
+    try:
+        number = queries.find(name, comment, environ)
+    except PrimusError as error:
+        unknown = f"sbatch has failed, and whether the job was accepted is not known: {problem}; {error.problem}"
+        run.update(outcome=Outcome(state="failed", exit_code=EXIT_FAILED, reason=unknown))
+        raise PrimusError(unknown, f"before you submit it again: squeue --me --name={name}") from None
+    if number is not None:
+        return number
+    run.update(ended=time.time(), outcome=Outcome(state="failed", exit_code=EXIT_FAILED, reason=f"sbatch: {problem}"))
+    raise PrimusError(f"the job was not accepted: {problem}")
+
+
+def _make_log_folders(typed: tuple[Typed, ...], run: Run) -> list[str]:
+    """Make the folders of the job's logs, which Slurm does not; gives the logs as patterns, ``%j`` left in them.
+
+    Raises:
+        UsageError: A folder's name is known only once the job has a number.
+    """
+    place = value_of(typed, "chdir") or ""
+    given = [value for name in ("output", "error") if (value := value_of(typed, name))]
+    if value_of(typed, "output") is None:
+        given.append(script.output_pattern(str(run.directory)))
+    patterns = []
+    for text in given:
+        file = os.path.abspath(os.path.join(place, _with_name(text, typed)))
+        folder = os.path.dirname(file)
+        if re.search("%[^%]", folder):
+            raise UsageError(
+                f"slurm: -o {text}: no folder can be made for a job that has no number yet",
+                "put % into the file's name",
+            )
+        plain = folder.replace("%%", "%")
+        try:
+            Path(plain).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PrimusError(f"{plain}: cannot be made: {error.strerror}", "the job's log is to stand there") from None
+        patterns.append(f"{glob.escape(plain)}/{_as_glob(os.path.basename(file))}")
+    return patterns
+
+
+def _with_name(text: str, typed: tuple[Typed, ...]) -> str:
+    """`text` with what is known before the job has a number: its name and its user."""
+    known = {"%x": value_of(typed, "job-name"), "%u": getpass.getuser()}
+    for pattern, value in known.items():
+        if value is not None and "%%" not in text:
+            text = text.replace(pattern, value)
+    return text
+
+
+def _as_glob(name: str) -> str:
+    """A file name of sbatch(1) as a pattern of glob, but for the job's number."""
+    parts = re.split(r"(%\d*[A-Za-z]|%%)", name)
+    return "".join(_glob_of(part) for part in parts)
+
+
+def _glob_of(part: str) -> str:
+    if part == "%%":
+        return "%"
+    if part in ("%j", "%A"):
+        return part
+    return "*" if re.fullmatch(r"%\d*[A-Za-z]", part) else glob.escape(part)
+
+
+def _tell(remote: Remote, submission: Submission, say: Say) -> None:
+    say(f"job {submission.id} is queued; primus-cli direct -- jobs logs {submission.id} --follow")
+    if remote.is_json:
+        values = {"runtime": "slurm", "id": submission.id, "name": submission.name, "run": submission.directory}
+        print(to_json(values), flush=True)
+
+
+def _attended(submission: Submission, options: Options, remote: Remote, say: Say) -> int:
+    """Wait for the job's end, printing its log where that is wanted; gives its exit code."""
+    try:
+        if options.follow:
+            out = sys.stderr if remote.is_json else sys.stdout
+            state = job_logs.follow(submission, remote.context.environ, out, say)
+        else:
+            state = jobs.wait(submission, remote.context.environ, say)
+    except KeyboardInterrupt:
+        say(f"job {submission.id} goes on; primus-cli direct -- jobs cancel {submission.id} ends it")
+        return EXIT_INTERRUPTED
+    return jobs.exit_code(state)

@@ -1,0 +1,1 @@
+"""Tasks about jobs that were given to a scheduler."""

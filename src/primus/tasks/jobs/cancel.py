@@ -1,0 +1,33 @@
+"""End a job; its processes are told first, and save."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from primus import registry
+from primus.config.flags import Positional
+from primus.launch import jobs
+from primus.task import TaskContext
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `jobs cancel`."""
+
+    job: Positional
+    """Id, run folder, run id, or a name for the newest job of that name."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Ask the scheduler to end the job.
+
+    Raises:
+        PrimusError: There is no such job, or the scheduler does not do it.
+    """
+    submission = jobs.find(options.job, context.environ)
+    state = jobs.state_of(submission, context.environ)
+    if state.state in jobs.ENDED:
+        context.result({"id": submission.id, "state": state}, f"job {submission.id} has ended already: {state.state}")
+        return
+    registry.load("runtimes", submission.runtime).cancel(submission)
+    text = f"job {submission.id} ({submission.name}) is being cancelled"
+    context.result({"id": submission.id, "cancelled": True}, text)

@@ -1,0 +1,60 @@
+"""List the jobs that were submitted from here."""
+
+from __future__ import annotations
+
+from msgspec import Struct, structs
+
+from primus.errors import EXIT_FAILED, PrimusError
+from primus.launch import jobs
+from primus.launch.jobs import JobState, Submission
+from primus.report import table
+from primus.task import TaskContext
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `jobs list`."""
+
+    all: bool = False
+    """Those that have ended too."""
+
+
+def run(options: Options, context: TaskContext) -> int:
+    """Print one line a job, oldest first; a scheduler that does not answer leaves its jobs unknown."""
+    found, problems = [], []
+    known = jobs.known(context.environ)
+    for runtime in sorted({each.runtime for each in known}):
+        ours = [each for each in known if each.runtime == runtime]
+        try:
+            states = jobs.states(ours, context.environ)
+        except PrimusError as error:
+            problems.append(f"{runtime}: {error}")
+            states = {}
+        found += [(each, states.get((runtime, each.id), JobState(state="unknown"))) for each in ours]
+    found.sort(key=lambda pair: pair[0].submitted)
+    listed = [pair for pair in found if options.all or pair[1].state not in jobs.ENDED]
+    values = [structs.asdict(each) | {"state": state} for each, state in listed]
+    context.result(values, _table(listed) if listed else _nothing(len(known)))
+    for problem in problems:
+        context.say(problem)
+    return EXIT_FAILED if problems else 0
+
+
+def _table(listed: list[tuple[Submission, JobState]]) -> str:
+    header = ["job", "runtime", "name", "state", "submitted", "nodes", "run"]
+    rows = [
+        [
+            each.id,
+            each.runtime,
+            each.name,
+            jobs.shown(state),
+            table.moment(each.submitted),
+            str(len(state.nodes) or "-"),
+            each.directory,
+        ]
+        for each, state in listed
+    ]
+    return table.table(header, rows, right=[5])
+
+
+def _nothing(num_known: int) -> str:
+    return f"no job waits or runs; {num_known} have ended: --all" if num_known else "no jobs were submitted from here"

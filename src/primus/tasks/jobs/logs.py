@@ -1,0 +1,66 @@
+"""Print the log of a job, also while it grows."""
+
+from __future__ import annotations
+
+import sys
+
+from msgspec import Struct
+
+from primus import registry
+from primus.config.flags import Positional
+from primus.errors import EXIT_OK, UsageError
+from primus.launch import job_logs, jobs
+from primus.launch.jobs import ENDED, Submission
+from primus.task import TaskContext
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `jobs logs`."""
+
+    job: Positional
+    """Id, run folder, run id, or a name for the newest job of that name."""
+    follow: bool = False
+    """Go on printing until the job ends; Ctrl-C leaves the job running."""
+    tail: int | None = None
+    """Begin with the last lines, this many."""
+    rank: int | None = None
+    """The log of one rank rather than the scheduler's."""
+
+
+def run(options: Options, context: TaskContext) -> int:
+    """Print the log.
+
+    Raises:
+        UsageError: There is no such job, or no log of it yet.
+    """
+    submission = jobs.find(options.job, context.environ)
+    if options.tail is not None and options.tail < 0:
+        raise UsageError(f"--tail {options.tail}: not a number of lines")
+    runtime = registry.load("runtimes", submission.runtime)
+    if hasattr(runtime, "logs") and options.rank is None:
+        runtime.logs(submission, options.follow, options.tail)
+        return EXIT_OK
+    if options.follow:
+        return _follow(submission, options, context)
+    paths = job_logs.files(submission, options.rank)
+    if not paths:
+        raise UsageError(_no_log(submission, options, context), "--follow waits for it")
+    job_logs.show(paths, options.tail, sys.stdout)
+    return EXIT_OK
+
+
+def _follow(submission: Submission, options: Options, context: TaskContext) -> int:
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        job_logs.follow(submission, context.environ, sys.stdout, say, tail=options.tail, rank=options.rank)
+    except KeyboardInterrupt:
+        say(f"job {submission.id} goes on")
+    return EXIT_OK
+
+
+def _no_log(submission: Submission, options: Options, context: TaskContext) -> str:
+    what = "no log" if options.rank is None else f"no log of rank {options.rank}"
+    state = jobs.state_of(submission, context.environ)
+    return f"job {submission.id} has {what}{'' if state.state in ENDED else ' yet'}; it is {jobs.shown(state)}"

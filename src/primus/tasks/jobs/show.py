@@ -1,0 +1,63 @@
+"""Show one job: how it stands, where, and what it was asked."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from primus.config.flags import Positional
+from primus.errors import PrimusError
+from primus.launch import job_logs, jobs
+from primus.launch.jobs import JobState, Submission
+from primus.report import table
+from primus.runs.store import Run
+from primus.task import TaskContext
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `jobs show`."""
+
+    job: Positional
+    """Id, run folder, run id, or a name for the newest job of that name."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Print the job.
+
+    Raises:
+        PrimusError: There is no such job, or its scheduler does not answer.
+    """
+    submission = jobs.find(options.job, context.environ)
+    state = jobs.state_of(submission, context.environ)
+    context.result(structs.asdict(submission) | {"state": state}, _facts(submission, state))
+
+
+def _facts(submission: Submission, state: JobState) -> str:
+    rows = {
+        "job": f"{submission.id} ({submission.runtime}{_place(submission)})",
+        "name": submission.name,
+        "state": jobs.shown(state) + (f", exit code {state.exit_code}" if state.exit_code is not None else ""),
+        "scheduler": state.raw,
+        "nodes": ",".join(state.nodes),
+        "restarts": str(state.restarts) if state.restarts else "",
+        "submitted": f"{table.moment(submission.submitted)} by {submission.user} on {submission.host}",
+        "command": f"primus-cli {shlex.join(submission.command)}",
+        "run": submission.directory,
+        "run state": _run_state(submission),
+        "logs": "\n               ".join(str(path) for path in job_logs.files(submission)),
+    }
+    return "\n".join(f"{name + ':':<15}{value}" for name, value in rows.items() if value)
+
+
+def _place(submission: Submission) -> str:
+    return "".join(f", {name} {value}" for name, value in submission.place.items())
+
+
+def _run_state(submission: Submission) -> str:
+    try:
+        outcome = Run(Path(submission.directory)).metadata().outcome
+    except PrimusError as error:
+        return error.problem
+    return outcome.state + (f": {outcome.reason}" if outcome.reason else "")

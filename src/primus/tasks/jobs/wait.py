@@ -1,0 +1,36 @@
+"""Wait for the end of a job, and end with its exit code."""
+
+from __future__ import annotations
+
+import sys
+
+from msgspec import Struct
+
+from primus.config.flags import Positional
+from primus.launch import jobs
+from primus.task import TaskContext
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `jobs wait`."""
+
+    job: Positional
+    """Id, run folder, run id, or a name for the newest job of that name."""
+    timeout: float | None = None
+    """Seconds after which the command ends with exit code 124; the job goes on."""
+
+
+def run(options: Options, context: TaskContext) -> int:
+    """Wait, and give the job's exit code: 130 where it was cancelled, 124 where its time or `--timeout` is over.
+
+    Raises:
+        UsageError: There is no such job.
+    """
+    submission = jobs.find(options.job, context.environ)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    state = jobs.wait(submission, context.environ, say, options.timeout)
+    context.result({"id": submission.id, "state": state}, f"job {submission.id}: {jobs.shown(state)}")
+    return jobs.exit_code(state)
