@@ -2,64 +2,272 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from msgspec import Struct
+import msgspec
+from msgspec import structs
 
-from primus.runs.store import Action, Run
+from primus.diagnosis import kernel_log, line, logs, witness
+from primus.diagnosis.finding import Cause, Diagnosis, Evidence
+from primus.diagnosis.judge import judge
+from primus.diagnosis.logs import Content, Log
+from primus.diagnosis.scan import Scan, Scanner
+from primus.diagnosis.witness import Witness
+from primus.errors import PrimusError
+from primus.runs.store import Run
 
+__all__ = ["Cause", "Diagnosis", "Evidence", "of_logs", "of_run", "of_texts"]
 
-class Evidence(Struct, frozen=True, kw_only=True):
-    """A line that shows a signature."""
-
-    file: str
-    """Relative to the run folder where there is one."""
-    line: int
-    """Number of the line, from 1."""
-    text: str
-    """The line without colours and secrets, shortened."""
-    rank: int | None = None
-    host: str | None = None
-    time: float | None = None
-    """Seconds since the epoch, where the line says."""
-
-
-class Cause(Struct, frozen=True, kw_only=True):
-    """A signature that was found."""
-
-    signature: str
-    """Its name, such as `gpu-out-of-memory`."""
-    summary: str
-    role: str
-    """`root`: can be the first cause; `cascade`: follows another failure; `info`."""
-    action: Action
-    fix: str
-    evidence: Sequence[Evidence] = ()
-    """First occurrences, the earliest first."""
-    ranks: tuple[int, ...] = ()
-    """All ranks whose logs show it."""
+QUICK_BYTES = 64 * 1024 * 1024
+"""Read at a failure, while a job waits for the decision."""
+THOROUGH_BYTES = 1024 * 1024 * 1024
+"""Read when a person asks."""
+NUM_READERS = 8
+MANY_LOGS = 16
+NUM_TAIL = 20
+NUM_UNKNOWN = 2000
+"""Last lines in which an exception is looked for."""
+CLOCKS_S = 5.0
+"""Difference between the clocks of nodes that does not make a line one of another attempt."""
+LOG_SUFFIXES = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", *logs.COMPRESSED)
+_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Failure)\b(?::.*)?$")
+_TRACEBACK = b"Traceback (most recent call last)"
+_ATTEMPT_BEGAN = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] attempt (\d+) on ", re.MULTILINE)
 
 
-class Diagnosis(Struct, frozen=True, kw_only=True):
-    """What the logs say."""
+def of_run(
+    run: Run, attempt: int | None = None, *, budget_bytes: int = QUICK_BYTES, kernel: bool | None = None
+) -> Diagnosis:
+    """What the logs of an attempt of `run` say.
 
-    causes: tuple[Cause, ...] = ()
-    """The likeliest cause first; cascades after roots."""
-    first_rank: int | None = None
-    first_host: str | None = None
-    action: Action = "retry"
-    reason: str = ""
-    """In one sentence."""
-    tail: tuple[str, ...] = ()
-    """Last lines of the first failing rank, where no signature is known."""
+    Args:
+        run: The run folder.
+        attempt: The newest one by default.
+        budget_bytes: How much is read of all logs together.
+        kernel: Whether to read the kernel's log of this node; None where a process was killed and nothing says why.
+    """
+    number = newest_attempt(run) if attempt is None else attempt
+    said = witness.of_attempt(run, number)
+    began, ended = _span(run, number)
+    everything = [*_run_logs(run, number, began), *said.logs]
+    first = {failure.rank for failure in said.failures[:1]}
+    scans, notes = _scanned(everything, budget_bytes, first)
+
+    def seen_before(name: str) -> bool:
+        if number == 0:
+            return False
+        before = of_run(run, number - 1, budget_bytes=QUICK_BYTES, kernel=False).cause
+        return before is not None and before.signature == name
+
+    diagnosis = judge(scans, said, seen_before)
+    top = diagnosis.cause
+    if kernel or (kernel is None and top is not None and top.signature == "killed"):
+        found, note = _kernel_scan(began, ended)
+        notes += [note] if note else []
+        diagnosis = judge([*scans, *found], said, seen_before)
+    if diagnosis.cause is None:
+        diagnosis = _unknown(diagnosis, said, everything)
+    return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
-def of_run(run: Run, attempt: int | None = None) -> Diagnosis:
-    """What the logs of an attempt of `run`, the newest one by default, say."""
-    return Diagnosis()
+def of_logs(
+    paths: Sequence[Path], *, budget_bytes: int = THOROUGH_BYTES, kernel: bool = False, texts: Sequence[Log] = ()
+) -> Diagnosis:
+    """What logs say that belong to no run folder, such as a scheduler's or another launcher's.
+
+    Args:
+        paths: Files, or folders of files.
+        budget_bytes: How much is read of all logs together.
+        kernel: Whether to read the kernel's log of this node.
+        texts: Logs that are no files.
+
+    Raises:
+        PrimusError: There is no log, or none that can be read.
+    """
+    files = [file for path in paths for file in (_in_folder(path) if path.is_dir() else [path])]
+    everything = [*texts, *(Log(name=str(file), path=file, rank=_rank_of(file), local_to_rank=None) for file in files)]
+    if not everything:
+        raise PrimusError(f"no logs in {', '.join(map(str, paths))}", f"logs end with {', '.join(LOG_SUFFIXES)}")
+    scans, notes = _scanned(everything, budget_bytes, set())
+    if not scans:
+        raise PrimusError(notes[0], "give a log, a run folder, or a folder of logs")
+    if kernel:
+        found, note = _kernel_scan(None, None)
+        scans, notes = [*scans, *found], notes + ([note] if note else [])
+    diagnosis = judge(scans, Witness(), lambda name: False)
+    if diagnosis.cause is None:
+        diagnosis = _unknown(diagnosis, Witness(), everything)
+    return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
-def of_logs(paths: Sequence[Path]) -> Diagnosis:
-    """What logs say that belong to no run folder, such as a scheduler's or another launcher's."""
-    return Diagnosis()
+def of_texts(named: Iterable[tuple[str, bytes]], *, kernel: bool = False) -> Diagnosis:
+    """What logs say that are no files, such as standard input."""
+    return of_logs([], texts=[Log(name=name, data=data, local_to_rank=None) for name, data in named], kernel=kernel)
+
+
+def newest_attempt(run: Run) -> int:
+    """Number of the newest attempt that has left something."""
+    numbers = [_number(path.name) for path in (run.directory / "logs").glob("attempt_*") if path.is_dir()]
+    known = [number for number in numbers if number is not None]
+    return max(known, default=0)
+
+
+def _number(name: str) -> int | None:
+    text = name.partition("_")[2]
+    return int(text) if text.isdecimal() else None
+
+
+def _rank_of(path: Path) -> int | None:
+    return logs.rank_in_name(path)
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """Logs of a folder and of those in it."""
+    found = [path for path in sorted(folder.rglob("*")) if path.name.endswith(LOG_SUFFIXES) and path.is_file()]
+    real = [path for path in found if not path.is_symlink()]  # logs/rank_0.log may only point to another
+    targets = {path.resolve() for path in real}
+    return [*real, *(path for path in found if path.is_symlink() and path.resolve() not in targets)]
+
+
+def _run_logs(run: Run, number: int, began: float | None) -> list[Log]:
+    """Logs of an attempt: of its ranks, of its launchers, and what a scheduler wrote into the run folder."""
+    folder = run.attempt(number)
+    found = [_attempt_log(run, path) for path in sorted(folder.glob("*")) if path.suffix in (".log", ".txt")]
+    per_node = _processes_per_node(run)
+    place = run.directory / "logs"
+    others = [path for pattern in ("*", "ssh/*", "slurm/*", "k8s/*") for path in sorted(place.glob(pattern))]
+    for path in others:
+        if path.is_symlink() or not path.is_file() or not path.name.endswith(LOG_SUFFIXES):
+            continue
+        is_launcher = path.name.startswith("launch.")
+        found.append(
+            Log(
+                name=str(path.relative_to(run.directory)),
+                path=path,
+                marker=b"] attempt " if is_launcher else b"",
+                attempt=number,
+                local_to_rank=logs.node_in_name(path) * per_node,
+                since=began - CLOCKS_S if began is not None and number > 0 else None,
+            )
+        )
+    return [log for log in found if log is not None]
+
+
+def _attempt_log(run: Run, path: Path) -> Log | None:
+    if path.name.endswith(".stacks.txt") or path.name.startswith("devices."):
+        return None
+    is_kernel = path.name.startswith("kernel.")
+    return Log(name=str(path.relative_to(run.directory)), path=path, rank=logs.rank_in_name(path), is_kernel=is_kernel)
+
+
+def _processes_per_node(run: Run) -> int:
+    try:
+        plan: Any = msgspec.json.decode((run.directory / "plan.json").read_bytes())
+        return int(plan["layout"]["nproc"])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, ValueError):
+        return 0  # then the local rank is shown
+
+
+def _span(run: Run, number: int) -> tuple[float | None, float | None]:
+    """When the attempt began, and when the next one did, by the launcher's log."""
+    try:
+        data = (run.directory / "logs" / "launch.log").read_bytes()
+    except OSError:
+        return None, None
+    times = {
+        int(found[2]): time.mktime(time.strptime(found[1].decode(), "%Y-%m-%d %H:%M:%S"))
+        for found in _ATTEMPT_BEGAN.finditer(data)
+    }
+    return times.get(number), times.get(number + 1)
+
+
+def _scanned(everything: Sequence[Log], budget_bytes: int, first: set[int]) -> tuple[list[Scan], list[str]]:
+    """What each log shows, and which could not be read."""
+    limit = logs.share(budget_bytes, len(everything))
+    scanner, scans, notes = Scanner(), [], []
+    for log, content in _contents(everything, limit, first):
+        if isinstance(content, PrimusError):
+            notes.append(content.problem)
+        else:
+            scans.append(scanner.scan(log, content))
+    return scans, notes
+
+
+def _contents(everything: Sequence[Log], limit: int, first: set[int]) -> Iterator[tuple[Log, Content | PrimusError]]:
+    """Every log with what was read of it; many are read side by side, a few ahead, for file systems that are slow."""
+
+    def content(log: Log) -> Content | PrimusError:
+        try:
+            return logs.read(log, min(logs.LARGEST, 8 * limit) if log.rank in first else limit)
+        except PrimusError as error:
+            return error
+
+    if len(everything) < MANY_LOGS:
+        yield from ((log, content(log)) for log in everything)
+        return
+    yield from _ahead(content, everything)
+
+
+def _ahead(
+    content: Callable[[Log], Content | PrimusError], everything: Sequence[Log]
+) -> Iterator[tuple[Log, Content | PrimusError]]:
+    from collections import deque
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        waiting: deque[tuple[Log, Future[Content | PrimusError]]] = deque()
+        for log in everything:
+            waiting.append((log, pool.submit(content, log)))
+            if len(waiting) >= 2 * NUM_READERS:
+                done, future = waiting.popleft()
+                yield done, future.result()
+        for done, future in waiting:
+            yield done, future.result()
+
+
+def _kernel_scan(began: float | None, ended: float | None) -> tuple[list[Scan], str]:
+    data, problem = kernel_log.read(began)
+    if problem or not data:
+        return [], problem
+    log = Log(name="kernel log", data=data, host=socket.gethostname(), is_kernel=True)
+    return [Scanner().scan(log, logs.read(log, len(data)))], ""
+
+
+def _unknown(diagnosis: Diagnosis, said: Witness, everything: Sequence[Log]) -> Diagnosis:
+    """The diagnosis with the end of the log of who failed first."""
+    log, lines = _tail_log(diagnosis.first_rank, everything)
+    if log is None:
+        return diagnosis
+    shown = tuple(line.excerpt(text) for text in lines[-NUM_TAIL:])
+    reason = diagnosis.reason
+    if not said.failures:
+        last = next((text for text in reversed(lines) if _EXCEPTION.match(line.bare(text).strip())), None)
+        reason = reason or (line.excerpt(line.bare(last).strip()) if last else "")
+    rank = diagnosis.first_rank if diagnosis.first_rank is not None else log.rank
+    host = diagnosis.first_host or said.host_of(rank)
+    return structs.replace(diagnosis, reason=reason, tail=shown, tail_file=log.name, first_rank=rank, first_host=host)
+
+
+def _tail_log(rank: int | None, everything: Sequence[Log]) -> tuple[Log | None, list[str]]:
+    """The log of `rank`, else the first one with a traceback, else the last one, with its last lines."""
+    files = [log for log in everything if log.path or not log.name.endswith(".json")]
+    mine = [log for log in files if rank is not None and log.rank == rank]
+    fallback: tuple[Log | None, list[str]] = (None, [])
+    for log in mine or files:
+        try:
+            content = logs.read(log, logs.SMALLEST)
+        except PrimusError:
+            continue
+        if not content.windows:
+            continue
+        raw = content.windows[-1]
+        lines = [text for text in map(line.plain, raw.lines[-NUM_UNKNOWN:]) if text.strip()]
+        if mine or _TRACEBACK in raw.data:
+            return log, lines
+        fallback = (log, lines) if lines else fallback
+    return fallback

@@ -1,0 +1,71 @@
+"""What a diagnosis says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from primus.runs.store import Action
+
+
+class Evidence(Struct, frozen=True, kw_only=True):
+    """A line that shows a signature."""
+
+    file: str
+    """Relative to the run folder where there is one."""
+    line: int
+    """Number of the line, from 1."""
+    text: str
+    """The line without colours and secrets, shortened."""
+    rank: int | None = None
+    host: str | None = None
+    time: float | None = None
+    """Seconds since the epoch, where the line says."""
+
+
+class Cause(Struct, frozen=True, kw_only=True):
+    """A signature that was found."""
+
+    signature: str
+    """Its name, such as `gpu-out-of-memory`."""
+    summary: str
+    role: str
+    """`root`: can be the first cause; `cascade`: follows another failure; `info`."""
+    action: Action
+    fix: str
+    evidence: Sequence[Evidence] = ()
+    """First occurrences, the earliest first."""
+    ranks: tuple[int, ...] = ()
+    """All ranks whose logs show it."""
+    count: int = 1
+    """Lines that show it."""
+    survived: bool = False
+    """Whether training went on after it."""
+    source: str = ""
+    """Where the signature is publicly described."""
+
+
+class Diagnosis(Struct, frozen=True, kw_only=True):
+    """What the logs say."""
+
+    causes: tuple[Cause, ...] = ()
+    """The likeliest cause first; cascades after roots."""
+    first_rank: int | None = None
+    first_host: str | None = None
+    action: Action = "retry"
+    reason: str = ""
+    """In one sentence."""
+    tail: tuple[str, ...] = ()
+    """Last lines of the first failing rank, where no signature is known."""
+    tail_file: str = ""
+    """Where these lines stand."""
+    notes: tuple[str, ...] = ()
+    """What could not be read, or only in part."""
+    num_logs: int = 0
+    """Logs that were read."""
+
+    @property
+    def cause(self) -> Cause | None:
+        """The likeliest first cause, where one is known."""
+        return self.causes[0] if self.causes and self.causes[0].role == "root" else None

@@ -1,0 +1,174 @@
+"""From what was found in all logs of an attempt to its likeliest cause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import structs
+
+from primus.diagnosis import line
+from primus.diagnosis.finding import Cause, Diagnosis, Evidence
+from primus.diagnosis.logs import lines_before
+from primus.diagnosis.scan import Block, Hit, Scan
+from primus.diagnosis.signature import Signature
+from primus.diagnosis.witness import Witness
+from primus.runs.store import Action
+
+NUM_EVIDENCE = 3
+"""Lines that are kept of each cause."""
+BLOCK_LINES = 10
+_ROLES = {"root": 0, "cascade": 2, "info": 3}
+_STRENGTHS = {"certain": -1.0, "definite": 0.0, "likely": 1.0, "weak": 2.0}
+_SURVIVED = 1.5
+"""A root after which training went on is less likely than one that may be harmless, and likelier than an exit code."""
+
+
+def judge(scans: Sequence[Scan], witness: Witness, seen_before: Callable[[str], bool]) -> Diagnosis:
+    """The causes in the order of their likelihood, and who failed first.
+
+    Args:
+        scans: What the logs show.
+        witness: What else is known.
+        seen_before: Whether the attempt before ended for the same signature.
+    """
+    blocks = sorted((block for scan in scans for block in scan.blocks), key=lambda block: block.time or math.inf)
+    hits = [_placed(hit, blocks, witness) for scan in scans for hit in scan.hits] + list(witness.hits)
+    first_rank, first_host = _first(witness, blocks)
+    groups: dict[str, list[Hit]] = {}
+    for hit in _in_time(hits):
+        groups.setdefault(hit.signature.name, []).append(hit)
+    enough = [sorted(group, key=_when) for group in groups.values() if len(group) >= group[0].signature.count]
+    ordered = sorted(enough, key=lambda group: _likelihood(group, first_rank))
+    causes = tuple(_cause(group, witness, seen_before) for group in ordered)
+    notes = tuple(scan.note for scan in scans if scan.note)
+    diagnosis = Diagnosis(causes=causes, first_rank=first_rank, first_host=first_host, notes=notes, num_logs=len(scans))
+    cause = diagnosis.cause
+    if cause is None:
+        return structs.replace(diagnosis, **_effects_only(causes, witness))
+    rank, host = _place_of(ordered[0], witness)
+    if rank is None and host is None:
+        rank, host = first_rank, first_host
+    reason = cause.summary + _where(rank, host)
+    return structs.replace(diagnosis, first_rank=rank, first_host=host, action=cause.action, reason=reason)
+
+
+def _in_time(hits: Iterable[Hit]) -> list[Hit]:
+    """Without what other attempts wrote into the same log."""
+    return [
+        hit
+        for hit in hits
+        if hit.log.since is None or not hit.is_own_time or hit.time is None or hit.time >= hit.log.since
+    ]
+
+
+def _placed(hit: Hit, blocks: Sequence[Block], witness: Witness) -> Hit:
+    """`hit` with its rank and host where something else tells them."""
+    if hit.rank is None:
+        for block in blocks:
+            is_near = 0 < hit.index - block.index < BLOCK_LINES
+            if block.log is hit.log and block.offset == hit.offset and is_near:
+                return structs.replace(hit, rank=block.rank, host=block.host, time=block.time, is_own_time=True)
+        return hit
+    return hit if hit.host else structs.replace(hit, host=witness.host_of(hit.rank))
+
+
+def _first(witness: Witness, blocks: Sequence[Block]) -> tuple[int | None, str | None]:
+    """Who failed first by what ranks and torchrun say, whatever the logs show."""
+    if witness.failures:
+        return witness.failures[0].rank, witness.failures[0].host
+    if blocks:
+        return blocks[0].rank, blocks[0].host
+    silent = [
+        (beat.time, rank) for rank, beat in witness.beats.items() if beat.phase and beat.phase != "exit" and beat.time
+    ]
+    if silent and len(silent) < len(witness.beats):
+        return min(silent)[1], witness.host_of(min(silent)[1])
+    return None, None
+
+
+def _when(hit: Hit) -> tuple[float, bool, int, int, int]:
+    """Order of occurrence: by time, and within a log by place."""
+    time = hit.time if hit.time is not None else math.inf
+    return time, not hit.is_own_time, hit.rank if hit.rank is not None else 1 << 30, hit.offset, hit.index
+
+
+def _likelihood(group: Sequence[Hit], first_rank: int | None) -> tuple[object, ...]:
+    """Sorts the likeliest cause first; ties are broken by names, so that the order of lines does not matter."""
+    signature = group[0].signature
+    strength = _STRENGTHS[signature.strength]
+    if signature.role == "root" and all(hit.survived for hit in group):
+        strength = max(strength, _SURVIVED)
+    shows_first = first_rank is not None and any(hit.rank == first_rank for hit in group)
+    time = next((hit.time for hit in group if hit.time is not None), math.inf)
+    return _ROLES[signature.role], strength, not shows_first, time, signature.name
+
+
+def _cause(group: Sequence[Hit], witness: Witness, seen_before: Callable[[str], bool]) -> Cause:
+    signature = group[0].signature
+    ranks = {hit.rank for hit in group if hit.rank is not None}
+    return Cause(
+        signature=signature.name,
+        summary=signature.cause,
+        role=signature.role,
+        action=_action(signature, seen_before),
+        fix=signature.fix,
+        evidence=tuple(_evidence(hit, witness) for hit in _chosen(group)),
+        ranks=tuple(sorted(ranks)),
+        count=len(group),
+        survived=all(hit.survived for hit in group),
+        source=signature.source,
+    )
+
+
+def _action(signature: Signature, seen_before: Callable[[str], bool]) -> Action:
+    if signature.first_action is None or seen_before(signature.name):
+        return signature.action
+    return signature.first_action
+
+
+def _chosen(group: Sequence[Hit]) -> list[Hit]:
+    """First occurrences: of each log one before a second of the same."""
+    logs: set[str] = set()
+    fresh = [hit for hit in group if not (hit.log.name in logs or logs.add(hit.log.name))]  # type: ignore[func-returns-value]
+    chosen = fresh[:NUM_EVIDENCE]
+    if len(chosen) < NUM_EVIDENCE:
+        chosen += [hit for hit in group if hit not in chosen][: NUM_EVIDENCE - len(chosen)]
+    return sorted(chosen, key=_when)
+
+
+def _evidence(hit: Hit, witness: Witness) -> Evidence:
+    return Evidence(
+        file=hit.log.name,
+        line=lines_before(hit.log, hit.offset) + hit.index + 1,
+        text=line.excerpt(hit.text, hit.around),
+        rank=hit.rank,
+        host=hit.host or witness.host_of(hit.rank),
+        time=hit.time if hit.is_own_time else None,
+    )
+
+
+def _place_of(group: Sequence[Hit], witness: Witness) -> tuple[int | None, str | None]:
+    """Rank and host of the first hit that has one; of two the rank counts."""
+    for hit in group:
+        if hit.rank is not None:
+            return hit.rank, hit.host or witness.host_of(hit.rank)
+    return None, next((hit.host for hit in group if hit.host), None)
+
+
+def _where(rank: int | None, host: str | None) -> str:
+    words = [f"rank {rank}"] if rank is not None else []
+    words += [f"on {host}"] if host else []
+    return f" ({' '.join(words)})" if words else ""
+
+
+def _effects_only(causes: Sequence[Cause], witness: Witness) -> dict[str, object]:
+    """Action and reason where no root is known."""
+    first = witness.failures[0] if witness.failures else None
+    action: Action = first.action if first else "retry"
+    effects = [cause for cause in causes if cause.role == "cascade"]
+    if first and not effects:
+        return {"action": action, "reason": f"{line.excerpt(first.problem)}{_where(first.rank, first.host)}"}
+    if effects:
+        return {"action": action, "reason": f"the logs show only what followed: {effects[0].summary}"}
+    return {"action": action, "reason": ""}

@@ -1,0 +1,45 @@
+"""The kernel's messages of this node, where they may be read."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from primus import process
+
+LIMIT_S = 3.0
+_STAMP = re.compile(r"^(?:<\d+>)?\[\s*(\d+\.\d+)\]")
+
+
+def read(since: float | None = None) -> tuple[bytes, str]:
+    """Messages since a time, by dmesg or else from the journal, and why there are none.
+
+    Args:
+        since: Seconds since the epoch; all since boot without it.
+    """
+    answer = process.call(["dmesg"], limit_s=LIMIT_S)
+    if answer.state != "ok":
+        journal = process.call(
+            ["journalctl", "--dmesg", "--boot", "--no-pager", "--output=short-monotonic"], limit_s=LIMIT_S
+        )
+        if journal.state != "ok" or "No entries" in journal.text or not journal.text.strip():
+            return b"", f"the kernel's log could not be read: {answer.problem}; on many systems only root may"
+        answer = journal
+    lines = answer.text.splitlines()
+    booted = _booted()
+    if since is not None and booted is not None:
+        lines = [line for line in lines if _is_since(line, since - booted)]
+    return "\n".join(lines).encode("utf-8", "replace"), ""
+
+
+def _is_since(text: str, uptime_s: float) -> bool:
+    stamp = _STAMP.search(text)
+    return stamp is None or float(stamp[1]) >= uptime_s
+
+
+def _booted() -> float | None:
+    try:
+        return time.time() - float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None

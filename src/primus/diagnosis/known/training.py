@@ -1,0 +1,168 @@
+"""Signatures of training itself: numbers, data, checkpoints, models of the hub."""
+
+from __future__ import annotations
+
+from primus.diagnosis.signature import Sign, Signature, signs
+
+SIGNATURES = (
+    Signature(
+        name="not-finite",
+        role="root",
+        action="stop",
+        signs=(
+            Sign("in local grad norm", r"found (NaN|Inf) in local grad norm"),
+            Sign("Unexpected result ", r"Unexpected result (nan|-?inf)"),
+            Sign("in local forward loss calculation", r"found (NaN|Inf)"),
+            *signs("the loss or the gradient is not finite", "Loss is NaN", "loss is nan, stopping training"),
+            Sign("Loss is nan, stopping training"),
+            *signs("returned nan values in its 0th output"),
+        ),
+        systems=("Megatron", "primus", "any"),
+        cause="the loss or a gradient is no longer a finite number",
+        fix="go on from an earlier checkpoint (--load DIR) with a lower --lr, and look at the batch and the precision",
+        source="NVIDIA/Megatron-LM param_and_grad_buffer.py:358, rerun_state_machine.py:531",
+    ),
+    Signature(
+        name="dataset-index-missing",
+        role="root",
+        action="stop",
+        signs=(
+            *signs("One or both of the .idx and .bin files cannot be found"),
+            Sign(".idx", r"data_path: no .*\.idx"),
+            *signs("no data to train on"),
+        ),
+        systems=("Megatron", "primus"),
+        cause="the data is not where the experiment says",
+        fix="check train_data_path, and that the folder is mounted inside (container --mount /data:/data); `direct -- "
+        "data prepare` makes the files",
+        source="NVIDIA/Megatron-LM indexed_dataset.py:706",
+    ),
+    Signature(
+        name="file-not-found",
+        role="root",
+        action="stop",
+        strength="likely",
+        signs=signs("FileNotFoundError: [Errno 2]", "NotADirectoryError: [Errno 20]"),
+        cause="a file is not there",
+        fix="check the path, and that its folder is mounted on every node and inside the container",
+        source="errno(3): ENOENT, ENOTDIR",
+    ),
+    Signature(
+        name="no-checkpoint-yet",
+        role="info",
+        signs=signs("could not find the metadata file", "will not load any checkpoints and will start from random"),
+        systems=("Megatron",),
+        cause="there is no checkpoint to go on from",
+        fix="expected at a first start; where a resume was asked for, check --load and the mount",
+        source="NVIDIA/Megatron-LM checkpointing.py:1845",
+    ),
+    Signature(
+        name="checkpoint-damaged",
+        role="root",
+        action="stop",
+        signs=(
+            *signs("PytorchStreamReader failed", "CheckpointException", "invalid load key, "),
+            Sign("every checkpoint of", r"every checkpoint of .* is damaged"),
+            Sign("SafetensorError", r"Error while deserializing header"),
+        ),
+        cause="a checkpoint cannot be read",
+        fix="begin with an older one: --load FOLDER/step_N; a full disk or a kill while saving leaves such files",
+        source="pytorch/pytorch caffe2/serialize/inline_container.cc",
+    ),
+    Signature(
+        name="checkpoint-of-another-model",
+        role="root",
+        action="stop",
+        signs=(
+            Sign("Error(s) in loading state_dict for"),
+            Sign("size mismatch for ", r"size mismatch for \S+: copying a param"),
+            Sign("is of another model", r"load: .* is of another model"),
+            Sign("of another run", r"save: .* holds checkpoints of another run"),
+        ),
+        cause="the checkpoint does not belong to this model or run",
+        fix="compare the model's shape with that of the checkpoint (`direct -- runs diff A B`), or choose another "
+        "folder for --save",
+        source="pytorch/pytorch torch/nn/modules/module.py",
+    ),
+    Signature(
+        name="gated-model",
+        role="root",
+        action="stop",
+        signs=(
+            *signs("GatedRepoError", "401 Client Error", "403 Client Error", "Access to model "),
+            *signs("Cannot access gated repo", "RepositoryNotFoundError"),
+        ),
+        systems=("Hugging Face",),
+        cause="the hub refuses the model: no token, or its licence is not accepted",
+        fix="accept the licence on the hub, export HF_TOKEN, and pass it on by name: --env HF_TOKEN",
+        source="well-known; huggingface/huggingface_hub errors.py",
+    ),
+    Signature(
+        name="hub-unreachable",
+        role="root",
+        action="retry",
+        strength="likely",
+        signs=(
+            *signs("LocalEntryNotFoundError", "We couldn't connect to 'https://huggingface.co'"),
+            Sign("Max retries exceeded with url"),
+            *signs("429 Client Error", "503 Server Error", "504 Server Error"),
+        ),
+        systems=("Hugging Face",),
+        cause="a server on the internet did not answer",
+        fix="download once on a node that has access, and set --env HF_HUB_OFFLINE=1",
+        source="huggingface/huggingface_hub errors.py",
+    ),
+    Signature(
+        name="tokenizer-not-loaded",
+        role="root",
+        action="stop",
+        signs=(
+            *signs("Can't load tokenizer for", "Unable to load vocabulary from file"),
+            *signs("Couldn't instantiate the backend tokenizer", ": no such tokenizer", "no tokenizer.json in this"),
+        ),
+        systems=("Hugging Face", "primus"),
+        cause="the tokenizer cannot be loaded",
+        fix="check --tokenizer_model; install sentencepiece or tiktoken where it needs them",
+        source="well-known; huggingface/transformers tokenization_utils_base.py",
+    ),
+    Signature(
+        name="compilation-failed",
+        role="root",
+        action="stop",
+        signs=(
+            *signs("torch._inductor.exc.", "torch._dynamo.exc.", "BackendCompilerFailed", "torch.compile failed"),
+            *signs("triton.compiler.errors.CompilationError", "OutOfResources: out of resource: shared memory"),
+        ),
+        cause="torch.compile or a kernel's compiler failed",
+        fix="--compile false trains without it",
+        source="pytorch/pytorch torch/_inductor/exc.py",
+    ),
+    Signature(
+        name="wrong-configuration",
+        role="root",
+        action="stop",
+        signs=(
+            Sign("error: unrecognized arguments: "),
+            Sign("error: argument ", r"error: argument \S+: (invalid|expected)"),
+            Sign("must be divisible by", r"must be divisible by|is not divisible by"),
+            Sign("is not divisible by", r"must be divisible by|is not divisible by"),
+        ),
+        systems=("Megatron", "any"),
+        cause="the trainer refuses its configuration",
+        fix="correct the setting that the line names; `direct -- config check FILE` sees many of them before the start",
+        source="NVIDIA/Megatron-LM megatron/training/arguments.py",
+    ),
+    Signature(
+        name="shapes-do-not-fit",
+        role="root",
+        action="stop",
+        signs=(
+            Sign("mat1 and mat2 shapes cannot be multiplied"),
+            Sign("must match the size of tensor", r"The size of tensor \w+ \(\d+\) must match"),
+            Sign("Expected all tensors to be on the same device"),
+        ),
+        cause="tensors do not fit together: a fault of the model's code or shape",
+        fix="correct it where the traceback points; the same would come again",
+        source="pytorch/pytorch ATen",
+    ),
+)

@@ -1,0 +1,235 @@
+"""Log files as they are on disk: the parts of them that are read, as lines."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from msgspec import Struct
+
+from primus.diagnosis.line import ANSI
+from primus.errors import PrimusError
+
+SMALLEST = 128 * 1024
+LARGEST = 64 * 1024 * 1024
+"""Bytes of a log that are read at least and at most, however many logs share the budget."""
+HEAD_SHARE = 8
+"""The head gets one part of so many: failures stand at the end, wrong set-ups at the beginning."""
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+CHUNK = 1024 * 1024
+SAMPLE = 8192
+LONGEST_LINE = 64 * 1024
+_RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_NODE_IN_NAME = re.compile(r"node[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_ODD = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
+
+
+class Log(Struct, frozen=True, kw_only=True):
+    """A file of log lines, or what stands for one."""
+
+    name: str
+    """As it is shown."""
+    path: Path | None = None
+    data: bytes | None = None
+    """Its content, where it is no file."""
+    rank: int | None = None
+    host: str | None = None
+    time: float | None = None
+    """When it was written, where nothing better is known."""
+    marker: bytes = b""
+    """Lines that hold it begin an attempt; only those of attempt `attempt` count."""
+    attempt: int = 0
+    local_to_rank: int | None = 0
+    """Rank of local rank 0 of its node."""
+    since: float | None = None
+    """Lines that say an earlier time are of another attempt."""
+    is_kernel: bool = False
+
+
+class Window:
+    """A part of a log.
+
+    Args:
+        data: What it holds, without colours.
+        offset: Bytes of the file before it.
+    """
+
+    def __init__(self, data: bytes, offset: int = 0) -> None:
+        self.data = data
+        self.offset = offset
+
+    @functools.cached_property
+    def lines(self) -> list[bytes]:
+        return self.data.split(b"\n")
+
+
+class Content(Struct, frozen=True, kw_only=True):
+    """What was read of a log."""
+
+    windows: tuple[Window, ...] = ()
+    note: str = ""
+    mtime: float = 0.0
+
+
+def rank_in_name(path: Path) -> int | None:
+    """Rank that the file's name, or its folder where torchrun made it, tells."""
+    found = _RANK_IN_NAME.search(path.name)
+    if found:
+        return int(found[1])
+    is_torchrun = path.name in ("stdout.log", "stderr.log") and path.parent.name.isdigit()
+    return int(path.parent.name) if is_torchrun and path.parent.parent.name.startswith("attempt_") else None
+
+
+def node_in_name(path: Path) -> int:
+    """Node that the file's name tells, else 0."""
+    found = _NODE_IN_NAME.search(path.name)
+    return int(found[1]) if found else 0
+
+
+def share(budget_bytes: int, num_logs: int) -> int:
+    """Bytes that are read of each of so many logs."""
+    return max(SMALLEST, min(LARGEST, budget_bytes // max(1, num_logs)))
+
+
+def read(log: Log, limit_bytes: int) -> Content:
+    """Head and tail of a log, at most `limit_bytes` of both.
+
+    Raises:
+        PrimusError: It cannot be read, or holds no text.
+    """
+    if log.data is not None:
+        return Content(windows=(_window(log.data, 0),), mtime=log.time or 0.0)
+    assert log.path is not None
+    try:
+        if log.path.suffix in COMPRESSED:
+            parts, total, mtime = _unpacked(log.path, limit_bytes)
+        else:
+            parts, total, mtime = _plain(log.path, limit_bytes)
+    except OSError as error:
+        raise PrimusError(f"{log.name}: cannot be read: {error.strerror or error}") from None
+    except (EOFError, ValueError) as error:
+        raise PrimusError(f"{log.name}: cannot be unpacked: {error}") from None
+    if parts and _is_binary(parts[0][0]):
+        raise PrimusError(f"{log.name}: holds no text", "give the log itself")
+    return Content(windows=tuple(_window(*part) for part in parts), note=_note(log.name, parts, total), mtime=mtime)
+
+
+def _plain(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float]:
+    with path.open("rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        total = status.st_size
+        if total <= limit:
+            return [(_all(file, limit), 0)], total, status.st_mtime
+        head = limit // HEAD_SHARE
+        tail = limit - head
+        return (
+            [(os.pread(file.fileno(), head, 0), 0), (os.pread(file.fileno(), tail, total - tail), total - tail)],
+            total,
+            status.st_mtime,
+        )
+
+
+def _all(file: IO[bytes], limit: int) -> bytes:
+    """All of a file that may still grow; of one that tells no size, such as a pipe, the first `limit` bytes."""
+    parts: list[bytes] = []
+    left = limit
+    while left > 0:
+        part = file.read(min(left, CHUNK))
+        if not part:
+            break
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _unpacked(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float]:
+    mtime = path.stat().st_mtime
+    head, tail_limit = limit // HEAD_SHARE, limit - limit // HEAD_SHARE
+    with _opened(path) as file:
+        begin = file.read(head)
+        chunks: deque[bytes] = deque()
+        total, kept = len(begin), 0
+        while chunk := file.read(CHUNK):
+            chunks.append(chunk)
+            total, kept = total + len(chunk), kept + len(chunk)
+            while kept - len(chunks[0]) >= tail_limit:
+                kept -= len(chunks.popleft())
+    tail = b"".join(chunks)
+    return (
+        ([(begin + tail, 0)] if len(begin) + len(tail) == total else [(begin, 0), (tail, total - len(tail))]),
+        (total),
+        mtime,
+    )
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """A compressed file's content.
+
+    Raises:
+        ValueError: Nothing is installed here that unpacks it.
+    """
+    if path.suffix == ".gz":
+        import gzip
+
+        return gzip.open(path)  # type: ignore[return-value]
+    if path.suffix == ".bz2":
+        import bz2
+
+        return bz2.open(path)
+    if path.suffix == ".xz":
+        import lzma
+
+        return lzma.open(path)
+    try:
+        import zstandard
+    except ImportError:
+        raise ValueError("the package zstandard is not installed; unpack it by hand: zstd -d") from None
+    return zstandard.open(path)  # type: ignore[no-any-return]
+
+
+def _is_binary(data: bytes) -> bool:
+    """Whether it is no text; a few odd characters, or a hole that a full disk left, make no log binary."""
+    sample = data[:SAMPLE].replace(b"\0" * 16, b"")
+    return len(_ODD.findall(sample)) * 8 > len(sample)
+
+
+def _note(name: str, parts: Sequence[tuple[bytes, int]], total: int) -> str:
+    read_bytes = sum(len(data) for data, _ in parts)
+    if read_bytes >= total:
+        return ""
+    return (
+        f"{name}: of {_mib(total)} the first {_mib(len(parts[0][0]))} and the last {_mib(len(parts[-1][0]))} were read"
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / 1024:.0f} KiB" if count < 1024 * 1024 else f"{count / 1024 / 1024:.1f} MiB"
+
+
+def _window(data: bytes, offset: int) -> Window:
+    if b"\x1b" in data:
+        data = ANSI.sub(b"", data)
+    return Window(data, offset)
+
+
+def lines_before(log: Log, offset: int) -> int:
+    """Number of line ends in the first `offset` bytes of a log."""
+    if offset == 0 or log.path is None:
+        return 0
+    count = 0
+    try:
+        with _opened(log.path) if log.path.suffix in COMPRESSED else log.path.open("rb", buffering=0) as file:
+            while offset > 0:
+                chunk = file.read(min(CHUNK, offset))
+                if not chunk:
+                    break
+                count += chunk.count(b"\n")
+                offset -= len(chunk)
+    except OSError:  # it has gone since it was read: the number is counted from where we began
+        return count
+    return count

@@ -1,0 +1,296 @@
+"""Lines of logs that show signatures.
+
+Most lines of a log differ from others only in their digits. Without them a window is a small set of shapes, and each
+shape is compared with the signatures once, for all ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from primus.diagnosis import line as lines_of
+from primus.diagnosis.known import ADVICE, BY_EXIT_CODE, SIGNATURES
+from primus.diagnosis.logs import LONGEST_LINE, Content, Log, Window
+from primus.diagnosis.signature import Sign, Signature
+
+MOST_HITS = 4096
+"""Of one shape in one window."""
+MOST_SHAPES = 100_000
+SOURCE_DISTANCE = 3
+"""Lines that may stand between a frame of a traceback and its source, where several ranks write."""
+LOOK_BACK = 200
+"""Lines before a hit in which a time is looked for."""
+
+_DIGITS = b"0123456789"
+_EXIT_TEXTS = (b"exitcode", b"exit code", b"Exit Code", b"exitCode", b"exited with code")
+_EXIT_CODE = re.compile(r"(?i)\bexit(?:ed with)?[ _]?code\b\"?\s*[:=]?\s*(-?\d{1,3})\b")
+_ROOT_CAUSE = b"Root Cause (first observed failure)"
+_PROGRESS = re.compile(rb"(?i)iteration +/ |\bstep[: ].*(loss|tokens/s|tps)|training epoch .*iteration|completed step:")
+
+
+class Hit(Struct, frozen=True, kw_only=True):
+    """A line that shows a signature."""
+
+    signature: Signature
+    log: Log
+    offset: int
+    """Bytes of the log before the part that was read."""
+    index: int
+    """Of the line in that part."""
+    text: str
+    """Without colours."""
+    around: int = 0
+    """Character of the text that matters."""
+    rank: int | None = None
+    host: str | None = None
+    time: float | None = None
+    is_own_time: bool = False
+    """Whether the line itself says the time, rather than one before it."""
+    survived: bool = False
+    """Whether training went on after it."""
+
+
+class Block(Struct, frozen=True, kw_only=True):
+    """What torchrun says of the first failure that it saw."""
+
+    log: Log
+    offset: int
+    index: int
+    rank: int | None = None
+    host: str | None = None
+    time: float | None = None
+    exit_code: int | None = None
+
+
+class Scan(Struct, kw_only=True):
+    """What was found in one log."""
+
+    log: Log
+    note: str = ""
+    """What was not read of it."""
+    mtime: float = 0.0
+    hits: list[Hit] = []
+    blocks: list[Block] = []
+
+
+class _Shape(Struct, frozen=True):
+    """What the lines of one shape may show."""
+
+    signs: tuple[tuple[Sign, Signature], ...] = ()
+    may_exit: bool = False
+    is_block: bool = False
+    is_progress: bool = False
+
+    @property
+    def is_dull(self) -> bool:
+        return not (self.signs or self.may_exit or self.is_block)
+
+
+_DULL = _Shape()
+_GOES_ON = _Shape(is_progress=True)
+
+
+def _without_digits(text: str) -> bytes:
+    return text.encode().translate(None, _DIGITS)
+
+
+_NEEDLES = tuple((_without_digits(sign.text), sign, signature) for signature in SIGNATURES for sign in signature.signs)
+_ADVICE = tuple(text.encode() for text in ADVICE)
+
+
+class Scanner:
+    """Scans logs, and remembers the shapes of their lines."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[bytes, _Shape] = {}
+
+    def scan(self, log: Log, content: Content) -> Scan:
+        """Everything that `content` of `log` shows."""
+        scan = Scan(log=log, note=content.note, mtime=content.mtime)
+        for window in content.windows:
+            self._scan_window(scan, window)
+        return scan
+
+    def _scan_window(self, scan: Scan, window: Window) -> None:
+        shapes = window.data.translate(None, _DIGITS).split(b"\n")
+        if len(self._shapes) > MOST_SHAPES:
+            self._shapes.clear()
+        known = self._shapes
+        interesting: dict[bytes, _Shape] = {}
+        progress: set[bytes] = set()
+        for shape in set(shapes):
+            found = known.get(shape)
+            if found is None:
+                found = known[shape] = _shape_of(shape)
+            if found.is_progress:
+                progress.add(shape)
+            elif not found.is_dull:
+                interesting[shape] = found
+        if interesting:
+            last_progress = _last(shapes, progress)
+            _collect(scan, window, shapes, interesting, last_progress)
+
+
+def _last(shapes: list[bytes], wanted: set[bytes]) -> int:
+    """Index of the last shape that is wanted, else -1."""
+    if wanted:
+        for index in range(len(shapes) - 1, -1, -1):
+            if shapes[index] in wanted:
+                return index
+    return -1
+
+
+def _shape_of(shape: bytes) -> _Shape:
+    if len(shape) > LONGEST_LINE:
+        shape = shape[: LONGEST_LINE // 2] + shape[-LONGEST_LINE // 2 :]
+    signs = tuple((sign, signature) for needle, sign, signature in _NEEDLES if needle in shape)
+    may_exit = any(text in shape for text in _EXIT_TEXTS)
+    is_block = _ROOT_CAUSE in shape
+    if not signs and not may_exit and not is_block:
+        return _GOES_ON if _PROGRESS.search(shape) else _DULL
+    if any(text in shape for text in _ADVICE):
+        return _DULL
+    return _Shape(signs, may_exit, is_block)
+
+
+def _collect(
+    scan: Scan, window: Window, shapes: list[bytes], interesting: dict[bytes, _Shape], last_progress: int
+) -> None:
+    counts: dict[bytes, int] = {}
+    span = _attempt_span(scan.log, window)
+    for index, shape in enumerate(shapes):
+        found = interesting.get(shape)
+        if found is None or not span[0] <= index < span[1]:
+            continue
+        counts[shape] = counts.get(shape, 0) + 1
+        if counts[shape] > MOST_HITS:
+            continue
+        if found.is_block:
+            scan.blocks.append(_block(scan.log, window, index, scan.mtime))
+        scan.hits.extend(_hits(scan, window, index, found, index < last_progress))
+
+
+def _attempt_span(log: Log, window: Window) -> tuple[int, int]:
+    """Lines of the window that are of the log's attempt, where it tells attempts apart."""
+    if not log.marker:
+        return 0, len(window.lines)
+    starts = [index for index, text in enumerate(window.lines) if log.marker in text]
+    numbered = {number: index for index in starts if (number := _attempt_number(window.lines[index])) is not None}
+    begin = numbered.get(log.attempt, 0)
+    later = [index for number, index in numbered.items() if number > log.attempt and index > begin]
+    return begin, min(later, default=len(window.lines))
+
+
+def _attempt_number(text: bytes) -> int | None:
+    found = re.search(rb"\battempt (\d{1,6}) on ", text)
+    return int(found[1]) if found else None
+
+
+def _hits(scan: Scan, window: Window, index: int, shape: _Shape, survived: bool) -> Iterator[Hit]:
+    raw = window.lines[index]
+    for piece in raw.split(b"\r") if b"\r" in raw else (raw,):
+        text = lines_of.plain(piece if len(piece) <= LONGEST_LINE else _cut(piece, shape))
+        found = dict(_matches(text, shape))
+        if not found or _is_source(window, index, text):
+            continue
+        for signature, around in found.values():
+            yield _hit(scan, window, index, signature, text, around, survived)
+
+
+def _cut(piece: bytes, shape: _Shape) -> bytes:
+    """The part of a very long line in which a sign stands."""
+    at = max((piece.find(sign.text.encode()) for sign, _ in shape.signs), default=0)
+    return piece[max(0, at - LONGEST_LINE // 2) : max(0, at) + LONGEST_LINE // 2]
+
+
+def _matches(text: str, shape: _Shape) -> Iterator[tuple[str, tuple[Signature, int]]]:
+    """Signatures that the line shows, by name, with the place where it does."""
+    is_silent = True
+    for sign, signature in shape.signs:
+        at = text.find(sign.text)
+        if at < 0 or (sign.pattern and not _compiled(sign.pattern).search(text)):
+            continue
+        is_silent = False
+        yield signature.name, (signature, at)
+    if is_silent and shape.may_exit:
+        code = _EXIT_CODE.search(text)
+        known = BY_EXIT_CODE.get(int(code[1])) if code else None
+        if known and code:
+            yield known.name, (known, code.start())
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def _is_source(window: Window, index: int, text: str) -> bool:
+    """Whether the line is the source of a frame in a traceback, which says what the program could have said."""
+    if not lines_of.bare(text).startswith("    "):
+        return False
+    before = window.lines[max(0, index - SOURCE_DISTANCE) : index]
+    return any(b'  File "' in each and b", line " in each for each in before)
+
+
+def _hit(scan: Scan, window: Window, index: int, signature: Signature, text: str, around: int, survived: bool) -> Hit:
+    log, near = scan.log, scan.mtime
+    own = lines_of.time_of(text, near)
+    time = own if own is not None else _time_before(window, index, near)
+    rank = log.rank if log.rank is not None else lines_of.rank_of(text, log.local_to_rank is None)
+    if log.rank is None and rank is not None and log.local_to_rank and "local_rank" in text:
+        rank += log.local_to_rank
+    return Hit(
+        signature=signature,
+        log=log,
+        offset=window.offset,
+        index=index,
+        text=text,
+        around=around,
+        rank=rank,
+        host=lines_of.host_of(text) or log.host,
+        time=time if time is not None else log.time,
+        is_own_time=own is not None or (time is None and log.time is not None),
+        survived=survived,
+    )
+
+
+def _time_before(window: Window, index: int, near: float) -> float | None:
+    for earlier in range(index - 1, max(-1, index - LOOK_BACK), -1):
+        text = window.lines[earlier]
+        if b":" in text:
+            time = lines_of.time_of(text[:400].decode("utf-8", "replace"), near)
+            if time is not None:
+                return time
+    return None
+
+
+_FIELD = re.compile(r"^\s*(time|host|rank|exitcode)\s+: (\S+)")
+
+
+def _block(log: Log, window: Window, index: int, near: float) -> Block:
+    """The fields after torchrun's head line."""
+    fields: dict[str, str] = {}
+    for raw in window.lines[index + 1 : index + 10]:
+        found = _FIELD.search(lines_of.bare(lines_of.plain(raw)))
+        if found:
+            fields.setdefault(found[1], found[2])
+    return Block(
+        log=log,
+        offset=window.offset,
+        index=index,
+        rank=_int(fields.get("rank")),
+        host=fields.get("host"),
+        time=lines_of.time_of(fields.get("time", ""), near),
+        exit_code=_int(fields.get("exitcode")),
+    )
+
+
+def _int(text: str | None) -> int | None:
+    try:
+        return int(text) if text is not None else None
+    except ValueError:
+        return None
