@@ -164,8 +164,9 @@ def parse(words: Sequence[str]) -> Options:
         UsageError: A word is wrong, or options exclude each other.
     """
     options, more = flags.parse(Options, _one_each(words), WHAT, extra=True)
-    if any(word.startswith("-") for word in more):
-        flags.parse(Options, [word for word in _one_each(words) if word.startswith("-")], WHAT)
+    unknown = [word for word in more if word.startswith("-")]
+    if unknown:
+        flags.parse(Options, unknown[:1], WHAT)  # says which option may be meant
     options = _placed(options, [word for word in (options.command, options.job, *more) if word])
     _check(options)
     return options

@@ -141,7 +141,7 @@ def job_name(options: Options, name: str, run_id: str) -> str:
         suffix = _slug(run_id)
         return f"{_slug(name)[: longest - len(suffix) - 1].strip('-') or 'run'}-{suffix}"
     slug = _slug(options.name)
-    if slug == options.name and len(slug) <= longest:
+    if slug and slug == options.name and len(slug) <= longest:
         return slug
     digest = hashlib.sha256(options.name.encode()).hexdigest()[:6]
     return f"{slug[: longest - 7].strip('-') or 'run'}-{digest}"
