@@ -54,9 +54,8 @@ def pod_of(jobset: Any) -> Any:
 def settled(printed: str) -> str:
     """`printed` without what differs from run to run, and without the run folder's files."""
     printed = re.sub(r"\d{8}([_-])\d{6}-[0-9a-f]{4}", r"20260101\g<1>000000-abcd", printed)
-    return re.sub(
-        r"^  ((?:config|metadata|request)\S*): \|\n(?:    .*\n|\n)*", r"  \1: (its text)\n", printed, flags=re.M
-    )
+    texts = r'^  ((?:config|metadata|request)\.\S*): (?:".*"\n|\|\n(?:    .*\n|\n)*)'
+    return re.sub(texts, r"  \1: (its text)\n", printed, flags=re.M)
 
 
 EXP = ("--exp", "night.yaml", "--image", "rocm/primus:v26.5")
