@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from primus.diagnosis.witness import Witness
 from primus.errors import PrimusError
 from primus.runs.store import Run
 
-__all__ = ["Cause", "Diagnosis", "Evidence", "of_logs", "of_run", "of_texts"]
+__all__ = ["Cause", "Diagnosis", "Evidence", "of_logs", "of_run"]
 
 QUICK_BYTES = 64 * 1024 * 1024
 """Read at a failure, while a job waits for the decision."""
@@ -41,7 +41,12 @@ _ATTEMPT_BEGAN = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] attempt (\d
 
 
 def of_run(
-    run: Run, attempt: int | None = None, *, budget_bytes: int = QUICK_BYTES, kernel: bool | None = None
+    run: Run,
+    attempt: int | None = None,
+    *,
+    budget_bytes: int = QUICK_BYTES,
+    kernel: bool | None = None,
+    besides: Sequence[Path] = (),
 ) -> Diagnosis:
     """What the logs of an attempt of `run` say.
 
@@ -50,11 +55,13 @@ def of_run(
         attempt: The newest one by default.
         budget_bytes: How much is read of all logs together.
         kernel: Whether to read the kernel's log of this node; None where a process was killed and nothing says why.
+        besides: Logs of the run that are not in its folder.
     """
     number = newest_attempt(run) if attempt is None else attempt
     said = witness.of_attempt(run, number)
     began, ended = _span(run, number)
-    everything = [*_run_logs(run, number, began), *said.logs]
+    outside = [Log(name=str(path), path=path, since=_since(number, began)) for path in besides]
+    everything = [*_run_logs(run, number, began), *outside, *said.logs]
     first = {failure.rank for failure in said.failures[:1]}
     scans, notes = _scanned(everything, budget_bytes, first)
 
@@ -105,11 +112,6 @@ def of_logs(
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
-def of_texts(named: Iterable[tuple[str, bytes]], *, kernel: bool = False) -> Diagnosis:
-    """What logs say that are no files, such as standard input."""
-    return of_logs([], texts=[Log(name=name, data=data, local_to_rank=None) for name, data in named], kernel=kernel)
-
-
 def newest_attempt(run: Run) -> int:
     """Number of the newest attempt that has left something."""
     numbers = [_number(path.name) for path in (run.directory / "logs").glob("attempt_*") if path.is_dir()]
@@ -152,10 +154,15 @@ def _run_logs(run: Run, number: int, began: float | None) -> list[Log]:
                 marker=b"] attempt " if is_launcher else b"",
                 attempt=number,
                 local_to_rank=logs.node_in_name(path) * per_node,
-                since=began - CLOCKS_S if began is not None and number > 0 else None,
+                since=_since(number, began),
             )
         )
     return [log for log in found if log is not None]
+
+
+def _since(number: int, began: float | None) -> float | None:
+    """The time before which lines are of earlier attempts."""
+    return began - CLOCKS_S if began is not None and number > 0 else None
 
 
 def _attempt_log(run: Run, path: Path) -> Log | None:

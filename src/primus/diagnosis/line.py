@@ -38,7 +38,7 @@ _MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 
 
 def plain(raw: bytes) -> str:
-    """`raw` as text without colours and control characters; what is no UTF-8 is replaced."""
+    """`raw` as text without colours and control characters; what is not UTF-8 is replaced."""
     text = ANSI.sub(b"", raw).decode("utf-8", "replace")
     return _CONTROL.sub("", text).rstrip()
 

@@ -147,24 +147,32 @@ def _all(file: IO[bytes], limit: int) -> bytes:
     return b"".join(parts)
 
 
+def of_stream(name: str, file: IO[bytes]) -> tuple[Log, str]:
+    """What a pipe gives, as a log, and what was left out of it."""
+    parts, total = _ends_of(file, LARGEST)
+    data = b"\n".join(part for part, _ in parts)
+    return Log(name=name, data=data, local_to_rank=None), _note(name, parts, total)
+
+
 def _unpacked(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float]:
-    mtime = path.stat().st_mtime
-    head, tail_limit = limit // HEAD_SHARE, limit - limit // HEAD_SHARE
     with _opened(path) as file:
-        begin = file.read(head)
-        chunks: deque[bytes] = deque()
-        total, kept = len(begin), 0
-        while chunk := file.read(CHUNK):
-            chunks.append(chunk)
-            total, kept = total + len(chunk), kept + len(chunk)
-            while kept - len(chunks[0]) >= tail_limit:
-                kept -= len(chunks.popleft())
+        return *_ends_of(file, limit), path.stat().st_mtime
+
+
+def _ends_of(file: IO[bytes], limit: int) -> tuple[list[tuple[bytes, int]], int]:
+    """Head and tail of what can only be read once, each with the bytes before it, and how many there were in all."""
+    begin = _all(file, limit // HEAD_SHARE)
+    chunks: deque[bytes] = deque()
+    total, kept = len(begin), 0
+    while chunk := file.read(CHUNK):
+        chunks.append(chunk)
+        total, kept = total + len(chunk), kept + len(chunk)
+        while kept - len(chunks[0]) >= limit - limit // HEAD_SHARE:
+            kept -= len(chunks.popleft())
     tail = b"".join(chunks)
-    return (
-        ([(begin + tail, 0)] if len(begin) + len(tail) == total else [(begin, 0), (tail, total - len(tail))]),
-        (total),
-        mtime,
-    )
+    if len(begin) + len(tail) == total:
+        return [(begin + tail, 0)], total
+    return [(begin, 0), (tail, total - len(tail))], total
 
 
 def _opened(path: Path) -> IO[bytes]:

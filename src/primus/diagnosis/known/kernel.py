@@ -114,8 +114,8 @@ SIGNATURES = (
         strength="likely",
         count=5,
         signs=(
-            Sign("amdgpu", r"amdgpu.*[Hh]ang"),
-            Sign("amdgpu", r"amdgpu(?!.*init context).*[Rr]eset"),
+            Sign("amdgpu", r"amdgpu(?!.*(poison|[Ff]atal|uncorrectable)).*[Hh]ang"),
+            Sign("amdgpu", r"amdgpu(?!.*(init context|poison|[Ff]atal|uncorrectable)).*[Rr]eset"),
         ),
         is_kernel=True,
         systems=("AMD",),
