@@ -68,7 +68,8 @@ def prepare(
     ours = job if job and is_planned else Job(name=request.task.replace(" ", "-"), workspace=WORKSPACE)
     directory, attempt = _place(ours)
     words = ("--run", str(directory), *(ours.elsewhere or ())) if is_planned else request.words
-    runtimes, secrets = _by_name(request.runtimes)
+    runtimes, typed = _by_name(request.runtimes)
+    secrets = _masked_in_folder(ours) | typed
     going = Request(runtimes=runtimes, task=request.task, words=_without_secrets(words))
     context = structs.replace(context, directory=str(directory), attempt=attempt, name=ours.name)
     plan = chain.fold_outer(going, context, secrets, given)
@@ -102,6 +103,11 @@ def _by_name(runtimes: tuple[Segment, ...]) -> tuple[tuple[Segment, ...], dict[s
         kept.append(Segment(segment.name, _without_secrets(words, references)))
         found |= {name: Variable(value, "--env", is_secret=True) for name, value in secrets.items()}
     return tuple(kept), found
+
+
+def _masked_in_folder(job: Job) -> dict[str, Variable]:
+    """Secrets that the experiment sets: the configuration in the run folder holds their names alone."""
+    return {name: variable for name, variable in job.env.items() if variable.shown(name) != variable.value}
 
 
 def _without_secrets(words: tuple[str, ...], references: Sequence[str] = ()) -> tuple[str, ...]:
