@@ -18,9 +18,8 @@ RLIMITS = {
     "memlock": resource.RLIMIT_MEMLOCK,
     "nofile": resource.RLIMIT_NOFILE,
     "stack": resource.RLIMIT_STACK,
-    "nproc": resource.RLIMIT_NPROC,
 }
-"""Those that primus sets, and the one that podman sets by itself."""
+"""Those that primus sets."""
 
 
 class Node(Struct, frozen=True, kw_only=True):
@@ -33,7 +32,7 @@ class Node(Struct, frozen=True, kw_only=True):
     has_infiniband: bool = False
     is_rootless: bool = False
     limits: Mapping[str, int] = {}
-    """The highest limits that may be set, by name, where they cannot be raised; -1 is unlimited."""
+    """The highest that may be set, by name, where they cannot be raised; -1 is unlimited."""
 
 
 def node_of(facts: Facts, engine: str, *, with_devices: bool = True, root: Path = Path("/")) -> Node:

@@ -203,7 +203,6 @@ def _ulimits(node: Node | None) -> list[str]:
     """Limits, no higher than whoever starts the container may raise them."""
     highest = node.limits if node else {}
     values = {name: _at_most(wanted, highest.get(name, -1)) for name, wanted in ULIMITS.items()}
-    values |= {name: limit for name, limit in highest.items() if name not in values}
     return [f"{name}={value}:{value}" for name, value in values.items()]
 
 

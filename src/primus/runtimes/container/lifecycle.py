@@ -306,7 +306,7 @@ def _explain(scene: Scene, code: int) -> None:
     """Say what an engine's own exit codes mean."""
     engine, image = scene.container.engine, scene.container.image
     meanings = {
-        126: "the command is there, but cannot be executed: is the checkout mounted from a place with noexec?",
+        126: "the command is there but cannot be executed, or the engine could not start it and said why above",
         127: "the command was not found: primus needs `sh` and Python in the image",
     }
     if engine.is_daemon:

@@ -76,7 +76,14 @@ def _workspace(directory: str) -> str:
 
 
 def merged(ours: Sequence[Mount], theirs: Sequence[Mount]) -> tuple[Mount, ...]:
-    """All mounts, ours without those that lie inside another one at the same place; the user's win."""
+    """All mounts, ours without those that lie inside another one at the same place; the user's win.
+
+    Raises:
+        UsageError: The engines cannot be told of one.
+    """
+    for mount in (*ours, *theirs):
+        if any(character < " " for character in mount.source + mount.target):
+            raise UsageError(f"{mount.source!r} cannot be mounted: no engine takes line breaks in paths")
     kept: list[Mount] = list(dict.fromkeys(theirs))
     for mount in sorted(ours, key=lambda each: len(PurePosixPath(each.target).parts)):
         if mount.target == "/":

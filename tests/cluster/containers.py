@@ -1,0 +1,154 @@
+"""A container image of this machine's own files, and engines with storage of their own: no registry, nothing shared."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from components import WHERE
+
+PROGRAMS = (
+    "sh bash env cat ls sed cksum uname dirname readlink sleep true false id nproc hostname touch rm mkdir stat head"
+).split()
+LIBRARIES = (
+    "libstdc++.so.6 libgcc_s.so.1 libgomp.so.1 libm.so.6 libdl.so.2 librt.so.1 libpthread.so.0 libutil.so.1".split()
+)
+"""What torch and the interpreter load besides what their programs name."""
+FILES = ("/etc/os-release", "/etc/ld.so.cache", "/etc/nsswitch.conf", "/etc/localtime")
+INSIDE_PATH = f"{sys.prefix}/bin:/usr/bin:/bin"
+
+RUNTIME = """\
+#!/bin/sh
+# runc, asked for no more than root may grant here: some machines' root lacks CAP_SYS_RESOURCE.
+case " $* " in
+*" create "* | *" exec "*) {python} - "$@" <<'PYTHON' || exit 1 ;;
+import json, os, resource, sys
+args = sys.argv[1:]
+def value(*names):
+    return next((args[i + 1] for i, a in enumerate(args[:-1]) if a in names), None)
+path = value("--process", "-p") if "exec" in args else os.path.join(value("--bundle", "-b") or ".", "config.json")
+if path:
+    document = json.load(open(path))
+    process = document.get("process", document)
+    for limit in process.get("rlimits") or ():
+        hard = resource.getrlimit(getattr(resource, limit["type"]))[1]
+        if hard != resource.RLIM_INFINITY:
+            limit["hard"] = min(limit["hard"], hard)
+            limit["soft"] = min(limit["soft"], limit["hard"])
+    process.pop("oomScoreAdj", None)
+    json.dump(document, open(path, "w"))
+PYTHON
+esac
+exec {runc} "$@"
+"""
+
+
+def root_file_system(folder: Path) -> Path:
+    """A folder with a shell, a few programs, and the libraries of this interpreter and of torch."""
+    for name in (
+        "usr/bin",
+        "usr/lib",
+        "usr/lib64",
+        "usr/sbin",
+        "etc",
+        "tmp",
+        "root",
+        "proc",
+        "sys",
+        "dev",
+        "run",
+        "var/tmp",
+    ):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "tmp").chmod(0o1777)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        if Path(f"/{name}").is_symlink():
+            (folder / name).symlink_to(f"usr/{name}")
+    programs = [found for name in PROGRAMS if (found := shutil.which(name, path="/usr/bin:/bin"))]
+    modules = [str(path) for path in Path(sys.base_prefix).rglob("lib-dynload/*.so")]
+    needed = {*programs, *_libraries([os.path.realpath(sys.executable), *programs, *modules])}
+    cache = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, env={"PATH": WHERE}).stdout
+    for name in LIBRARIES:
+        needed |= set(re.findall(rf"^\s*{re.escape(name)} \(.*x86-64.*\) => (\S+)$", cache, re.MULTILINE)[:1])
+    for path in sorted({*needed, *FILES}):
+        if os.path.exists(path) and not path.startswith((sys.prefix, sys.base_prefix)):
+            _put(Path(path), folder)
+    (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    (folder / "etc/group").write_text("root:x:0:\n")
+    return folder
+
+
+def _libraries(files: list[str]) -> set[str]:
+    said = subprocess.run(["ldd", *files], capture_output=True, text=True).stdout
+    return set(re.findall(r"(?:=> |^\s)(/\S+) \(0x", said, re.MULTILINE))
+
+
+def _put(path: Path, folder: Path) -> None:
+    """Copy what `path` leads to, under its own name."""
+    place = folder / os.path.join(os.path.realpath(path.parent), path.name).lstrip("/")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.exists():
+        shutil.copy2(path, place)
+
+
+class Podman:
+    """podman with storage of its own, and one image.
+
+    Args:
+        folder: New folder for all that it keeps.
+    """
+
+    image = "localhost/primus-test:1"
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        runc = shutil.which("runc", path=WHERE) or shutil.which("crun", path=WHERE)
+        (folder / "runtime").write_text(RUNTIME.format(python="/usr/bin/env python3", runc=runc))
+        (folder / "runtime").chmod(0o755)
+        (folder / "containers.conf").write_text(
+            f'[engine]\nruntime = "primus-test"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+            f'[engine.runtimes]\nprimus-test = ["{folder}/runtime"]\n'
+        )
+        (folder / "storage.conf").write_text(
+            f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/root"\nrunroot = "{folder}/run"\n'
+        )
+        self.environ = {
+            "CONTAINERS_CONF": f"{folder}/containers.conf",
+            "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf",
+        }
+        rootfs = root_file_system(folder / "rootfs")
+        subprocess.run(["tar", "-C", str(rootfs), "--numeric-owner", "-cf", f"{folder}/image.tar", "."], check=True)
+        shutil.rmtree(rootfs)
+        self("import", "-q", "-c", f"ENV PATH={INSIDE_PATH}", f"{folder}/image.tar", self.image)
+
+    def __call__(self, *words: str, check: bool = True) -> str:
+        """What `podman WORDS` says."""
+        done = subprocess.run(
+            ["podman", *words], env={**os.environ, **self.environ}, capture_output=True, text=True, timeout=60
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def running(self) -> list[str]:
+        """Names of the containers in which something runs."""
+        return self("ps", "--format", "{{.Names}}").split()
+
+    def end(self) -> None:
+        """Remove every container and image of its storage, and unmount it."""
+        self("rm", "-af", "-t", "0", check=False)
+        self("rmi", "-af", check=False)
+        subprocess.run(["umount", "-q", f"{self.folder}/root/overlay"], stderr=subprocess.DEVNULL)
+
+
+def mounts() -> list[str]:
+    """Options by which a container sees this interpreter; the checkout, and what is in it, is seen anyway."""
+    from primus import registry
+
+    checkout = registry.PACKAGE.parents[1]
+    places = [path for path in dict.fromkeys((sys.prefix, sys.base_prefix)) if not Path(path).is_relative_to(checkout)]
+    return [word for place in places for word in ("--mount", f"{place}:{place}:ro")]

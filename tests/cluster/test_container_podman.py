@@ -1,0 +1,367 @@
+"""`container` with a real podman: the same task, its exit code, its values, its end, and nobody else's containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import containers
+from cluster.containers import Podman
+from fakes import cli
+from primus import registry
+
+pytestmark = [pytest.mark.cluster("podman"), pytest.mark.slow]
+
+QUICKSTART = registry.PACKAGE.parents[1] / "examples/quickstart.yaml"
+
+SEE = '''"""Tell what is seen inside, and wait for a signal where that is asked for."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import time
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class Options(Struct, kw_only=True):
+    """Options of `see`."""
+
+    words: Annotated[tuple[str, ...], Meta(extra={"positional": True})] = ()
+    """Whatever."""
+    code: int = 0
+    """Exit code."""
+    waits: bool = False
+    """Wait for SIGTERM, and end with exit code 9."""
+
+
+def run(options, context):
+    """See."""
+    heard = []
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    limits = pathlib.Path("/proc/self/limits").read_text()
+    seen = {"words": options.words, "env": dict(os.environ), "host": socket.gethostname(), "cwd": os.getcwd()}
+    seen["limits"] = limits
+    pathlib.Path("seen.json").write_text(json.dumps(seen))
+    while options.waits and not heard:
+        time.sleep(0.05)
+    if heard:
+        pathlib.Path("heard").write_text(str(heard))
+    return 9 if heard else options.code
+'''
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    engine = Podman(tmp_path_factory.mktemp("podman") / "podman")
+    yield engine
+    engine.end()
+
+
+@pytest.fixture
+def workplace(podman: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "plugins/tasks").mkdir(parents=True)
+    (tmp_path / "plugins/tasks/see.py").write_text(SEE)
+    for name, value in podman.environ.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def words(*options: str) -> list[str]:
+    """A container that sees this interpreter, and cannot make another environment."""
+    own = ["--engine", "podman", "--image", Podman.image, *containers.mounts(), "--env", "PRIMUS_PYTHON=/none"]
+    return ["container", *own, *options]
+
+
+def run(*line: str, cwd: Path, timeout_s: float = 60, **env: str | None) -> subprocess.CompletedProcess[str]:
+    return cli.run(*line, cwd=cwd, timeout_s=timeout_s, PRIMUS_PLUGINS=str(cwd / "plugins"), **env)
+
+
+def seen(cwd: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((cwd / "seen.json").read_text())
+    return found
+
+
+@pytest.mark.native
+def test_an_experiment_is_trained_in_a_container(podman: Podman, workplace: Path) -> None:
+    done = run(
+        *words(),
+        "--",
+        "train",
+        "pretrain",
+        "--config",
+        str(QUICKSTART),
+        "--train_iters",
+        "5",
+        "compile=false",
+        cwd=workplace,
+        timeout_s=120,
+    )
+    assert done.returncode == 0, done.stderr
+    folder = next(workplace.glob("output/quickstart/2*/metadata.json")).parent
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert metadata["outcome"]["state"] == "done" and metadata["runtimes"] == ["container"]
+    assert '"step":5' in (folder / "events.jsonl").read_text()
+    image = json.loads((folder / "container.json").read_text())
+    assert (
+        image["engine"] == "podman" and podman("image", "inspect", "--format", "{{.Id}}", Podman.image) == image["id"]
+    )
+    assert image["digest"].startswith("localhost/primus-test@sha256:")
+    assert podman("ps", "-aq") == "", "it is removed"
+
+
+HOSTILE = ["a b", "$(touch /tmp/x)", "`id`", "'\"", "a,B=c", "line\nbreak", "*", "\\", "é €", "", "x" * 100_000]
+
+
+def test_values_arrive_unchanged(podman: Podman, workplace: Path) -> None:
+    values = {f"VALUE_{number}": value for number, value in enumerate(HOSTILE)}
+    typed = [word for name, value in values.items() for word in ("--env", f"{name}={value}")]
+    options = [*typed, "--env", "LD_X=a b$(id)", "--env", "MINE"]
+    done = run(
+        *words(*options),
+        "--",
+        "see",
+        *(f"x{value}" for value in HOSTILE),
+        cwd=workplace,
+        MINE="my own",
+        HF_TOKEN="canary",
+        NCCL_DEBUG="INFO",
+        EDITOR="vi",
+    )
+    assert done.returncode == 0, done.stderr
+    found = seen(workplace)
+    assert found["words"] == [f"x{value}" for value in HOSTILE]
+    env = found["env"]
+    assert isinstance(env, dict)
+    assert {
+        **values,
+        "LD_X": "a b$(id)",
+        "MINE": "my own",
+        "HF_TOKEN": "canary",
+        "NCCL_DEBUG": "INFO",
+    }.items() <= env.items()
+    assert "EDITOR" not in env and env["PATH"] == containers.INSIDE_PATH
+    assert found["host"] == os.uname().nodename and found["cwd"] == str(workplace)
+
+
+def test_folders_with_odd_names_are_seen(podman: Podman, workplace: Path) -> None:
+    odd = workplace / 'a:b,c "d" é'
+    (odd / "plugins/tasks").mkdir(parents=True)
+    (odd / "plugins/tasks/see.py").write_text(SEE)
+    done = cli.run(*words(), "--", "see", cwd=odd, PRIMUS_PLUGINS=None, timeout_s=60)
+    assert done.returncode == 2 and "no task 'see'" in done.stderr, "a colon separates folders of plug-ins"
+    done = run(*words("--mount", f"{workplace}:/in:ro"), "--", "see", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    done = cli.run(*words(), "--", "see", cwd=odd, PRIMUS_PLUGINS=str(workplace / "plugins"), timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert seen(odd)["cwd"] == str(odd)
+
+
+@pytest.mark.parametrize("code", [0, 7, 200])
+def test_the_exit_code_is_the_task_s(code: int, podman: Podman, workplace: Path) -> None:
+    assert run(*words(), "--", "see", "--code", str(code), cwd=workplace).returncode == code
+
+
+def test_an_image_that_is_absent_is_one_message(podman: Podman, workplace: Path) -> None:
+    line = ["container", "--engine", "podman", "--image", "localhost/absent:1", "--pull", "never", "--", "see"]
+    done = run(*line, cwd=workplace)
+    assert done.returncode == 125
+    assert "image localhost/absent:1 is not here and could not be fetched" in done.stderr
+
+
+def test_limits_are_as_high_as_they_may_be(podman: Podman, workplace: Path) -> None:
+    import resource
+
+    assert run(*words(), "--", "see", cwd=workplace).returncode == 0
+    line = next(line for line in str(seen(workplace)["limits"]).splitlines() if line.startswith("Max open files"))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert int(line.split()[4]) >= min(hard, 1048576)
+
+
+def started_inside(folder: Path) -> bool:
+    return (folder / "seen.json").exists() and (folder / "seen.json").stat().st_size > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_task_and_only_its_container(number: int, podman: Podman, workplace: Path) -> None:
+    podman(
+        "run",
+        "-d",
+        "--name",
+        "foreign",
+        "--network",
+        "none",
+        "--ulimit",
+        "nofile=1024",
+        "--label",
+        "primus.user=99",
+        Podman.image,
+        "sleep",
+        "300",
+    )
+    try:
+        with cli.started(
+            *words(), "--", "see", "--waits", cwd=workplace, PRIMUS_PLUGINS=str(workplace / "plugins")
+        ) as process:
+            cli.wait_for(lambda: started_inside(workplace), "the task runs")
+            assert len(podman.running()) == 2
+            process.send_signal(number)
+            process.communicate(timeout=30)
+        assert process.returncode == (9 if number == signal.SIGTERM else 130)
+        assert podman.running() == ["foreign"]
+        cleaned = run("container", "--engine", "podman", "--clean", cwd=workplace)
+        assert cleaned.returncode == 0, cleaned.stderr
+        assert podman.running() == ["foreign"]
+    finally:
+        podman("rm", "-f", "-t", "0", "foreign")
+
+
+def test_a_container_does_not_outlive_a_launcher_that_is_killed(podman: Podman, workplace: Path) -> None:
+    line = [*words("--grace", "20"), "--", "see", "--waits"]
+    with cli.started(*line, cwd=workplace, PRIMUS_PLUGINS=str(workplace / "plugins")) as process:
+        cli.wait_for(lambda: started_inside(workplace), "the task runs")
+        process.kill()
+    cli.wait_for(lambda: podman("ps", "-aq") == "", "the container is gone")
+    assert (workplace / "heard").exists(), "it was asked before it was ended"
+
+
+def test_a_client_that_is_killed_takes_its_container_along(podman: Podman, workplace: Path) -> None:
+    import psutil
+
+    with cli.started(
+        *words(), "--", "see", "--waits", cwd=workplace, PRIMUS_PLUGINS=str(workplace / "plugins")
+    ) as process:
+        cli.wait_for(lambda: started_inside(workplace), "the task runs")
+        client = next(child for child in psutil.Process(process.pid).children() if child.name() == "podman")
+        client.kill()
+        process.communicate(timeout=40)
+    assert process.returncode == 137
+    assert podman("ps", "-aq") == "" and (workplace / "heard").exists()
+
+
+def test_a_run_s_left_over_container_is_stopped_when_it_is_started_again(podman: Podman, workplace: Path) -> None:
+    labels = {
+        "primus.run": "20260101_000000-abcd",
+        "primus.user": str(os.getuid()),
+        "primus.host": os.uname().nodename,
+        "primus.node": "0",
+        "primus.launcher": "1.0.gone",
+    }
+    typed = [word for name, value in labels.items() for word in ("--label", f"{name}={value}")]
+    podman(
+        "run",
+        "-d",
+        *typed,
+        "--name",
+        "left",
+        "--network",
+        "none",
+        "--ulimit",
+        "nofile=1024",
+        Podman.image,
+        "sleep",
+        "300",
+    )
+    config = workplace / "e.yaml"
+    config.write_text(
+        "modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: true, seq_length: 8}}}\n"
+    )
+    plugins = f"{workplace}/plugins:{cli.PLUGINS}"
+    made = cli.run(
+        *words("--grace", "1"),
+        "--",
+        "train",
+        "pretrain",
+        "--config",
+        "e.yaml",
+        "train_iters=1",
+        cwd=workplace,
+        PRIMUS_PLUGINS=plugins,
+        timeout_s=60,
+    )
+    assert made.returncode == 0, made.stderr
+    assert podman.running() == ["left"], "of another run"
+    folder = next(workplace.glob("output/e/2*/metadata.json")).parent
+    folder.rename(folder.parent / "20260101_000000-abcd")
+    again = cli.run(
+        *words("--grace", "1"),
+        "--",
+        "train",
+        "pretrain",
+        "--run",
+        "output/e/20260101_000000-abcd",
+        cwd=workplace,
+        PRIMUS_PLUGINS=plugins,
+        timeout_s=60,
+    )
+    assert "removing container without a launcher" in again.stdout
+    assert podman.running() == []
+    podman("rm", "-af", "-t", "0")
+
+
+def test_a_shell_opens_where_a_task_would_run(podman: Podman, workplace: Path) -> None:
+    leader, terminal = pty.openpty()
+    script = "import sys\nfrom primus.cli.main import main\nsys.exit(main())"
+    line = [sys.executable, "-c", script, *words("--env", "MINE=my own", "--shell")]
+    process = subprocess.Popen(
+        line,
+        cwd=workplace,
+        env=cli.environment(),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    try:
+        os.write(leader, b'tty >/dev/null; [ -t 0 ] && echo "it""-is $MINE $BASH" ; pwd; exit 5\n')
+        text = read_until_end(leader, process)
+        assert "it-is my own" in text and "bash" in text and str(workplace) in text
+        assert process.wait(timeout=20) == 5
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        os.close(leader)
+    assert podman("ps", "-aq") == ""
+
+
+def read_until_end(leader: int, process: subprocess.Popen[bytes]) -> str:
+    text, deadline = b"", time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if not select.select([leader], [], [], 0.2)[0]:
+            if process.poll() is not None:
+                break
+            continue
+        try:
+            text += os.read(leader, 4096)
+        except OSError:
+            break
+    return text.decode(errors="replace")
+
+
+def test_a_shell_takes_commands_from_a_pipe(podman: Podman, workplace: Path) -> None:
+    script = "import sys\nfrom primus.cli.main import main\nsys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words("--shell")],
+        cwd=workplace,
+        env=cli.environment(),
+        input="echo in-$((1 + 1)); exit 3\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 3 and "in-2" in done.stdout, done.stderr
