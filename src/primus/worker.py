@@ -13,7 +13,7 @@ from primus import patch, registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
 from primus.experiment import experiment_of
 from primus.launch.request import Request
-from primus.runs.attempt import Attempt
+from primus.runs.attempt import Attempt, forget_stacks, write_stacks_when_asked
 from primus.runs.files import read_json
 from primus.runs.store import Run
 
@@ -24,6 +24,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     rank = int(environ.get("RANK", "0"))
     console = _redirect(run.attempt(number) / f"rank_{rank}.log")
     local_rank, world_size = int(environ.get("LOCAL_RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+    write_stacks_when_asked(run.attempt(number), rank)
     attempt = Attempt(run, number, rank, local_rank, world_size, console)
     attempt.listen()
     try:
@@ -40,6 +41,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
         return EXIT_FAILED
     finally:
         attempt.close()
+        forget_stacks(attempt.folder, rank)
     return EXIT_OK
 
 

@@ -70,7 +70,7 @@ def test_a_run_that_is_done_leaves_everything_in_its_folder(tmp_path: Path) -> N
     assert (told["task"], told["runtimes"], told["attempts"]) == ("tiny", ["direct"], 1)
     assert told["outcome"] == {"state": "done", "exit_code": 0, "reason": "", "first_failure": None}
     assert told["created"] <= told["started"] <= told["ended"]
-    assert [event["kind"] for event in events(tmp_path)] == ["run_started", "step", "run_ended"]
+    assert [event["kind"] for event in events(tmp_path)] == ["run_started", "step", "attempt_ended", "run_ended"]
     assert (run / "logs/rank_0.log").read_text().startswith("rank 0 of 1 does end\n")
     beat = json.loads((run / "logs/attempt_0/rank_0.heartbeat.json").read_text())
     assert (beat["phase"], beat["step"]) == ("exit", 1)
@@ -141,14 +141,16 @@ def test_a_signal_to_the_worker_alone_is_an_interruption_too(tmp_path: Path) -> 
     assert metadata(tmp_path)["outcome"]["state"] == "interrupted"
 
 
-def test_a_second_signal_ends_a_worker_that_does_not_listen(tmp_path: Path) -> None:
+def test_a_signal_that_comes_again_later_ends_a_worker_that_does_not_listen(tmp_path: Path) -> None:
     with cli.started("direct", "--", "tiny", "ignore", cwd=tmp_path) as process:
         cli.wait_for(lambda: (tmp_path / "out/tiny/latest/logs/attempt_0/deaf").exists(), "a deaf worker")
         pids = worker_pids(tmp_path)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)  # the first signal alone changes nothing: that is what is shown here
+        for number in (signal.SIGINT, signal.SIGTERM):  # as a scheduler and a launcher around us do
+            process.send_signal(number)
+        time.sleep(1.2)  # the first signals change nothing: that is what is shown here
         assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         process.communicate(timeout=15)
     assert process.returncode == 130, "the first signal tells"
     assert all(gone(pid) for pid in pids)
@@ -217,7 +219,7 @@ def test_each_attempt_has_its_own_logs(tmp_path: Path) -> None:
     assert (run / "logs/launch.log").read_text().count("] attempt ") == 2
     lines = (run / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in lines if line.endswith("}")][-1] == "run_ended"
-    assert lines[2] == '{"time": 1, "kind": "st', "the half line stays alone"
+    assert '{"time": 1, "kind": "st' in lines, "the half line stays alone"
 
 
 def test_latest_points_to_the_newest_run(tmp_path: Path) -> None:

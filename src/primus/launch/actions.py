@@ -19,11 +19,12 @@ from msgspec import Struct, structs
 from primus.errors import PrimusError, UsageError
 from primus.hook import RESULT_VARIABLE, Reply, Stage
 from primus.launch import scripts, start
-from primus.launch.execute import OF_ONE_RANK, Signals
+from primus.launch.execute import OF_ONE_RANK
 from primus.launch.masks import Masks
 from primus.launch.patch_record import Recorder
 from primus.launch.plan import Action, Variable
 from primus.launch.scripts import Ended
+from primus.launch.signals import Signals
 from primus.machine.cluster import Layout
 from primus.runs.store import Outcome, Run, State
 from primus.secret import is_secret

@@ -1,4 +1,4 @@
-"""The only actor: performs a plan on this node, supervises its processes and says how they ended."""
+"""The only actor: performs a plan on this node and says how its processes ended."""
 
 from __future__ import annotations
 
@@ -10,39 +10,69 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import FrameType
+from typing import Protocol
 
-import msgspec
+from msgspec import structs
 
 from primus import process
 from primus.errors import EXIT_FAILED, PrimusError, UnfitError
+from primus.launch import ranks
 from primus.launch.plan import LaunchPlan
+from primus.launch.ranks import Beat
+from primus.launch.verdict import Ended
 from primus.runs import events
 from primus.runs.attempt import LAUNCHER_VARIABLE
 from primus.runs.files import write_json, write_text
-from primus.runs.store import Failure, Outcome, Run
+from primus.runs.store import Failure, Run
 
 POLL_S = 0.05
 TORCHRUN = "torch.distributed.run"
 OF_ONE_RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that torchrun sets for each of several workers; those of a launcher around us mislead a single one."""
+MARK = "PRIMUS_ATTEMPT"
+"""Variable by which all processes of an attempt on a node are found, whatever became of those between."""
+LEFT_TO_US = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals of schedulers and terminals that the agent ignores; a lone worker, until it listens, the first of them."""
+FOR_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
+"""The agent leaves signals to us, who tell the ranks themselves and end it afterwards; of its own accord it gives ranks
+30 s from a signal on, less than a checkpoint may take. Ranks whose sibling has failed get 2 s to end, so that it can
+say who failed before we end it (torch/distributed/elastic/multiprocessing/api.py)."""
 GRACE_S = 60.0
 """Time that workers have for a last checkpoint after the first signal."""
-FAILED_PEERS_S = 10.0
+FAILED_PEERS_S = 2.5
 """Time that the other ranks have to end after one has failed."""
 
 
+class Guard(Protocol):
+    """Watches the processes of an attempt."""
+
+    dead: dict[int, float]
+    """Ranks that were found dead, and when they were last seen alive."""
+
+    @property
+    def beats(self) -> Mapping[int, Beat]:
+        """The ranks of this node, read again."""
+
+    def is_over(self, now: float) -> bool:
+        """Whether all processes are to be ended; asked again and again while they run."""
+
+
 def execute(
-    plan: LaunchPlan, run: Run, number: int, environ: Mapping[str, str], after_start: Callable[[], None]
-) -> Outcome:
-    """Start the plan's processes as attempt `number` of `run` and wait for their end.
+    plan: LaunchPlan, run: Run, number: int, environ: Mapping[str, str], after_start: Callable[[], None], guard: Guard
+) -> Ended:
+    """Start the plan's processes as attempt `number` of `run`, wait for their end, and leave none behind.
 
     Args:
+        plan: What is started.
+        run: The run folder.
+        number: The attempt.
+        environ: Variables under those of the plan.
         after_start: Called once the processes are starting, for work that need not delay them.
+        guard: Asked while they run.
 
     Raises:
         PrimusError: The processes cannot be started.
@@ -52,15 +82,16 @@ def execute(
     _link_logs(run, plan, number)
     for path, text in plan.files.items():
         write_text(Path(path), text)
-    with Signals() as signals:
-        child = _start(plan, run, environ)
-        try:
-            after_start()
-            _wait(child, signals, folder)
-        finally:
-            if child.poll() is None:
-                process.end(child)
-    return _outcome(child.returncode, signals.first, run, plan, number)
+    mark = f"{run.id}.{number}.{os.getpid()}.{os.urandom(4).hex()}"
+    child = _start(plan, run, dict(environ) | {MARK: mark})
+    try:
+        after_start()
+        while (returncode := child.poll()) is None and not guard.is_over(time.monotonic()):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(POLL_S)
+    finally:
+        process.end(child, mark=f"{MARK}={mark}")
+    return _ended(returncode, run, plan, number, guard)
 
 
 def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -73,6 +104,8 @@ def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess
     env = dict(environ) | {name: variable.value for name, variable in plan.env.items()}
     for name in OF_ONE_RANK:
         env.pop(name, None)
+    if TORCHRUN in plan.argv:
+        env = FOR_THE_AGENT | env
     env[LAUNCHER_VARIABLE] = str(os.getpid())
     with launch_log(run, plan).open("ab") as log:
         try:
@@ -82,7 +115,7 @@ def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=partial(_prepare_child, LEFT_TO_US if TORCHRUN in plan.argv else LEFT_TO_US[:1]),
             )
         except OSError as error:
             raise PrimusError(f"{plan.argv[0]}: cannot be started: {error.strerror}") from None
@@ -94,14 +127,18 @@ def launch_log(run: Run, plan: LaunchPlan) -> Path:
     return run.directory / "logs" / (f"launch.node_{node}.log" if node else "launch.log")
 
 
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when its launcher dies (prctl(2), PR_SET_PDEATHSIG).
+def _prepare_child(ignored: Sequence[signal.Signals]) -> None:
+    """Have the child ignore signals, and die with its launcher (prctl(2)).
 
-    Nothing may linger: the same command may be typed again at once, and continue the run.
+    Nothing may linger: the same command may be typed again at once, and continue the run. Ranks listen as soon as they
+    can; one that is not ready yet, and the agent, would die of a warning to all processes.
     """
-    import ctypes
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        import ctypes
 
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _link_logs(run: Run, plan: LaunchPlan, number: int) -> None:
@@ -116,95 +153,32 @@ def _link_logs(run: Run, plan: LaunchPlan, number: int) -> None:
         os.replace(temporary, link)
 
 
-class Signals:
-    """Counts the signals that ask us to stop, while workers run."""
-
-    HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self.first: int | None = None
-        self.count = 0
-
-    def __enter__(self) -> Signals:
-        is_main = threading.current_thread() is threading.main_thread()
-        heard = [number for number in self.HANDLED if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup wants
-        self._before = {number: signal.signal(number, self._note) for number in heard} if is_main else {}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.first = self.first or number
-        self.count += 1
-
-
-def _wait(child: subprocess.Popen[bytes], signals: Signals, folder: Path) -> None:
-    """Wait for the child; pass a signal on to the workers first, and end everything when time is up."""
-    told_at: float | None = None
-    failed_at: float | None = None
-    while child.poll() is None:
-        now = time.monotonic()
-        if signals.count and told_at is None:
-            told_at = now
-            _tell_workers(child, folder)
-        if signals.count > 1 or (told_at and now - told_at > GRACE_S):
-            return
-        if failed_at is None and _errors(folder):
-            failed_at = now
-        if failed_at and now - failed_at > FAILED_PEERS_S:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(POLL_S)
-
-
-def _tell_workers(child: subprocess.Popen[bytes], folder: Path) -> None:
-    """Ask the workers of this node to save and end; their agent, where there is one, sees them finish."""
-    workers = list(_worker_pids(folder))
-    for pid in workers or [child.pid]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-
-
-def _worker_pids(folder: Path) -> Iterator[int]:
-    host = socket.gethostname()
-    for path in folder.glob("rank_*.heartbeat.json"):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            beat = msgspec.json.decode(path.read_bytes())
-            if beat["host"] == host and beat["phase"] != "exit":
-                yield beat["pid"]
-
-
-def _errors(folder: Path) -> list[Failure]:
-    """What the ranks of an attempt say of their failure, the first one first."""
-    found = []
-    for path in folder.glob("rank_*.error.json"):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            found.append(msgspec.json.decode(path.read_bytes(), type=Failure))
-    return sorted(found, key=lambda failure: (failure.time, failure.rank))
-
-
-def _outcome(returncode: int, signalled: int | None, run: Run, plan: LaunchPlan, number: int) -> Outcome:
-    errors = _errors(run.attempt(number))
-    if signalled is not None:
-        name = signal.Signals(signalled).name
-        return Outcome(state="interrupted", exit_code=128 + signalled, reason=f"{name}; {_last_save(run)}")
-    stopped = _interruption(run, number)
-    if returncode == 0 and stopped is not None:
-        code = 128 + getattr(signal, stopped, signal.SIGTERM)  # a signal to another rank has no name here
-        return Outcome(state="interrupted", exit_code=code, reason=f"{stopped} to the workers; {_last_save(run)}")
-    if returncode == 0:
-        return Outcome(state="done", exit_code=0)
-    failure = errors[0] if errors else _silent_death(returncode, run, plan, number)
-    if not errors:  # the launchers of other nodes look here too
-        write_json(run.attempt(number) / f"rank_{failure.rank}.error.json", failure)
-    return Outcome(state="failed", exit_code=failure.exit_code, reason=failure.problem, first_failure=failure)
-
-
-def _last_save(run: Run) -> str:
-    saved = [event["step"] for event in events.read(run.events) if event["kind"] == "checkpoint_saved"]
-    return f"saved at step {saved[-1]}" if saved else "nothing was saved"
+def _ended(returncode: int | None, run: Run, plan: LaunchPlan, number: int, guard: Guard) -> Ended:
+    """What has come of the attempt here; without `returncode` we have ended it ourselves."""
+    folder = run.attempt(number)
+    failures: list[Failure] = []
+    silent: list[Failure] = []
+    if returncode != 0:
+        beats = guard.beats
+        failures = ranks.errors(folder, beats)
+        told = {failure.rank for failure in failures}
+        dead = {rank: when for rank, when in guard.dead.items() if rank not in told}
+        codes = _said_by_agent(run, plan, number)
+        for rank, when in dead.items():  # a lone worker is our own child
+            code = codes.get(beats[rank].local_rank) if TORCHRUN in plan.argv else returncode
+            silent.append(_failure(rank, code, when, run, number))
+        if returncode and not failures and not silent:
+            silent = [_silent_end(returncode, run, plan, number)]
+        for failure in silent:
+            with contextlib.suppress(PrimusError):  # a full disk: the failure is told all the same
+                write_json(folder / f"rank_{failure.rank}.error.json", failure)
+        failures += silent
+    return Ended(
+        host=socket.gethostname(),
+        returncode=-signal.SIGKILL if returncode is None else returncode,
+        failures=tuple(failures),
+        interruption=_interruption(run, number),
+    )
 
 
 def _interruption(run: Run, number: int) -> str | None:
@@ -220,27 +194,31 @@ def _interruption(run: Run, number: int) -> str | None:
 _DEAD_RANK = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 
 
-def _silent_death(returncode: int, run: Run, plan: LaunchPlan, number: int) -> Failure:
+def _silent_end(returncode: int, run: Run, plan: LaunchPlan, number: int) -> Failure:
     """The failure of a rank that could not say why: it was killed, or did not even begin."""
-    rank, code = (plan.layout.node_rank * plan.layout.nproc if plan.layout else 0), returncode
+    first = plan.layout.node_rank * plan.layout.nproc if plan.layout else 0
+    said = _said_by_agent(run, plan, number)
+    local_rank, code = next(iter(said.items()), (0, returncode))
+    return _failure(first + local_rank, code, time.time(), run, number)
+
+
+def _said_by_agent(run: Run, plan: LaunchPlan, number: int) -> dict[int, int]:
+    """Exit codes by local rank that the agent has written down, that of the first failure first."""
     text = launch_log(run, plan).read_text(encoding="utf-8", errors="replace")
-    dead = _DEAD_RANK.findall(text.rpartition(f"] attempt {number} on ")[2])
-    if dead:
-        code, rank = int(dead[-1][0]), rank + int(dead[-1][1])
+    found = _DEAD_RANK.findall(text.rpartition(f"] attempt {number} on ")[2])
+    return {int(local_rank): int(code) for code, local_rank in reversed(found)}
+
+
+def _failure(rank: int, code: int | None, when: float, run: Run, number: int) -> Failure:
     log = f"logs/attempt_{number}/rank_{rank}.log"
+    failure = Failure(rank=rank, host=socket.gethostname(), time=when, problem="", log=log, exit_code=EXIT_FAILED)
+    if code is None:
+        problem, hint = f"rank {rank} died without a message", "the kernel may have run out of memory: see dmesg"
+        return structs.replace(failure, problem=problem, hint=hint)
     if code >= 0:
-        problem, hint = f"rank {rank} ended with exit code {code} and no message", "its log has the reason"
+        problem = f"rank {rank} ended with exit code {code} and no message"
         log = log if (run.directory / log).exists() else "logs/launch.log"
-    else:
-        name = signal.Signals(-code).name
-        problem = f"rank {rank} was killed by {name}"
-        hint = "the kernel may have run out of memory: see dmesg" if name == "SIGKILL" else "its log may say more"
-    return Failure(
-        rank=rank,
-        host=socket.gethostname(),
-        time=time.time(),
-        problem=problem,
-        hint=hint,
-        log=log,
-        exit_code=EXIT_FAILED if code >= 0 else 128 - code,
-    )
+        return structs.replace(failure, problem=problem, hint="its log has the reason", log=log)
+    name = signal.Signals(-code).name
+    hint = "the kernel may have run out of memory: see dmesg" if name == "SIGKILL" else "its log may say more"
+    return structs.replace(failure, problem=f"rank {rank} was killed by {name}", hint=hint, exit_code=128 - code)

@@ -10,15 +10,21 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
 
 from primus.errors import PrimusError
-from primus.launch import actions, execute, folder, meet, plan, show
+from primus.launch import actions, execute, folder, meet, plan, show, supervise
 from primus.launch.actions import Given, Scene
+from primus.launch.bond import Bond
+from primus.launch.guard import Guard
+from primus.launch.meet import Guest
 from primus.launch.plan import Variable
 from primus.launch.prepare import Launch, amended, planned
+from primus.launch.supervise import Crew
+from primus.launch.verdict import Ended
 from primus.machine.cluster import Layout
 from primus.runs import patches, snapshot
 from primus.runs.events import EventLog
@@ -61,9 +67,8 @@ def _lead(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
         begun = _Begun(launch, run)
         try:
             _begin(begun, scene)
-            _write_plan(begun.launch, run, shape)
-            _gather(begun, run, shape)
-            outcome = _supervised(begun.launch, run, shape, say, keeps_record=True)
+            bond = _gather(begun, run, shape)
+            outcome = supervise.supervised(_crew(begun.launch, run, bond, say, keeps_record=True), begun.launch)
         except PrimusError as error:
             _conclude(begun.launch, scene, actions.outcome_of(error), run)
             raise
@@ -79,7 +84,7 @@ def _follow(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
     begun = _Begun(launch, None)
     try:
         _begin(begun, scene)
-        launch = _agreed(begun, shape)
+        launch, bond = _agreed(begun, shape)
     except PrimusError as error:
         _afterwards(begun.launch, scene, actions.outcome_of(error), None)
         if not any(scene.logs.glob("*.log")):
@@ -91,8 +96,7 @@ def _follow(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
     scene = _scene(launch, shape, run.directory, run, say)
     with run.lock() as is_ours:
         try:
-            _write_plan(launch, run, shape)
-            outcome = _supervised(launch, run, shape, say, keeps_record=is_ours)
+            outcome = supervise.supervised(_crew(launch, run, bond, say, keeps_record=is_ours), launch)
         except PrimusError as error:
             _conclude(launch, scene, actions.outcome_of(error), run, keeps_record=is_ours)
             raise
@@ -229,16 +233,22 @@ def _move(source: Path, target: Path, shape: Layout) -> None:
         write_text(target / record, (source / record).read_text(encoding="utf-8"))
 
 
-def _agreed(begun: _Begun, shape: Layout) -> Launch:
-    """The launch of another node than 0 in the run folder, and with the settings, that node 0 names."""
+def _agreed(begun: _Begun, shape: Layout) -> tuple[Launch, Bond]:
+    """The launch of another node than 0 in the run folder, and with the settings, that node 0 names; and its bond."""
     assert shape.master_port is not None
     place = (shape.master_addr, shape.master_port, shape.node_rank)
-    welcome = meet.join(*place, _fingerprint(begun.alike, shape), _patience_s(begun.launch))
+    kept: dict[int, Guest] = {}
+    welcome = meet.join(*place, _fingerprint(begun.alike, shape), _patience_s(begun.launch), kept)
     launch = begun.launch
     directory = Path(launch.directory).parent / welcome.run_id
     job = structs.replace(launch.job, resume=str(directory) if directory.exists() else None)
     there = planned(job, launch.request, launch.command, launch.context, directory, welcome.attempt)
-    return amended(there, welcome.env, welcome.extra)
+    return amended(there, welcome.env, welcome.extra), _bond(kept)
+
+
+def _bond(kept: dict[int, Guest]) -> Bond:
+    connections = {rank: guest.connection for rank, guest in kept.items()}
+    return Bond(connections, {rank: guest.host for rank, guest in kept.items()})
 
 
 def _fingerprint(launch: Launch, shape: Layout) -> str:
@@ -268,30 +278,47 @@ def _write_plan(launch: Launch, run: Run, shape: Layout) -> None:
         file.write(f"[{now}] attempt {launch.attempt} on {socket.gethostname()}\n{show.text(launch.plan)}\n")
 
 
-def _gather(begun: _Begun, run: Run, shape: Layout) -> None:
-    """Node 0 waits for the others, and tells them the run and what was set for all."""
+def _gather(begun: _Begun, run: Run, shape: Layout) -> Bond:
+    """Node 0 waits for the others, and tells them the run and what was set for all; gives the bond to them."""
+    kept: dict[int, Guest] = {}
     if shape.nnodes == 1:
-        return
+        return _bond(kept)
     assert shape.master_port is not None
-    welcome = meet.Welcome(run.id, begun.launch.attempt, env=begun.env, extra=begun.extra)
+    host = socket.gethostname()
+    welcome = meet.Welcome(run.id, begun.launch.attempt, env=begun.env, extra=begun.extra, host=host)
     patience_s = _patience_s(begun.launch)
-    meet.lead(shape.master_port, shape.nnodes, welcome, _fingerprint(begun.alike, shape), patience_s)
+    meet.lead(shape.master_port, shape.nnodes, welcome, _fingerprint(begun.alike, shape), patience_s, kept)
+    return _bond(kept)
 
 
-def _supervised(launch: Launch, run: Run, shape: Layout, say: Say, *, keeps_record: bool) -> Outcome:
-    """Execute the plan; of the nodes that share a run folder, the one that holds its lock keeps the record."""
-    is_head = shape.node_rank == 0
-    verb = "continuing" if launch.attempt and is_head else "run"
+def _crew(launch: Launch, run: Run, bond: Bond, say: Say, *, keeps_record: bool) -> Crew:
+    """How attempts are done on this node; of the nodes that share a run folder, one keeps the record."""
+
+    def perform(attempt: Launch, guard: Guard) -> Ended:
+        _begin_attempt(attempt, run, say, keeps_record=keeps_record)
+        after_start = partial(_keep_environment, attempt, run)
+        return execute.execute(attempt.plan, run, attempt.attempt, launch.context.environ, after_start, guard)
+
+    return Crew(run=run, bond=bond, say=say, perform=perform, environ=launch.context.environ)
+
+
+def _begin_attempt(launch: Launch, run: Run, say: Say, *, keeps_record: bool) -> None:
+    """Write the plan of an attempt, and that it begins."""
+    shape = launch.plan.layout
+    assert shape
+    _write_plan(launch, run, shape)
+    verb = "continuing" if launch.attempt and shape.node_rank == 0 else "run"
     say(f"{verb} {os.path.relpath(run.directory)}")
     if keeps_record:
         run.update(started=time.time(), ended=None, attempts=launch.attempt + 1, outcome=Outcome(state="running"))
-    planned_env = launch.plan.env
-    sources = {name: variable.source for name, variable in planned_env.items()}
-    hidden = {name: MASK for name, variable in planned_env.items() if variable.is_secret}
-    env_folder = run.directory / ("env" if is_head else f"env/node_{shape.node_rank}")
 
-    def after_start() -> None:
-        facts = launch.context.facts(shape.master_addr if shape.nnodes > 1 else None)  # as they were planned with
-        snapshot.write_environment(env_folder, _environment(launch) | hidden, sources, facts)
 
-    return execute.execute(launch.plan, run, launch.attempt, launch.context.environ, after_start)
+def _keep_environment(launch: Launch, run: Run) -> None:
+    """Write what the workers are started with, and on which machine."""
+    shape, variables = launch.plan.layout, launch.plan.env
+    assert shape
+    sources = {name: variable.source for name, variable in variables.items()}
+    hidden = {name: MASK for name, variable in variables.items() if variable.is_secret}
+    place = run.directory / ("env" if shape.node_rank == 0 else f"env/node_{shape.node_rank}")
+    facts = launch.context.facts(shape.master_addr if shape.nnodes > 1 else None)  # as they were planned with
+    snapshot.write_environment(place, _environment(launch) | hidden, sources, facts)

@@ -37,6 +37,14 @@ class Hello(Struct, frozen=True):
     failure: str = ""
     """Why this node cannot begin."""
     exit_code: int = EXIT_FAILED
+    host: str = ""
+
+
+class Guest(Struct, frozen=True):
+    """A node that has come."""
+
+    connection: socket.socket
+    host: str = ""
 
 
 class Welcome(Struct, frozen=True):
@@ -53,6 +61,8 @@ class Welcome(Struct, frozen=True):
     """What was set once for all nodes."""
     extra: tuple[str, ...] = ()
     """Words that change the experiment on all nodes."""
+    host: str = ""
+    """Name of node 0's host."""
 
 
 class NodeFailed(PrimusError):
@@ -72,8 +82,23 @@ def check_port_free(port: int) -> None:
         raise _port_error(port, error) from None
 
 
-def lead(port: int, nnodes: int, welcome: Welcome, fingerprint: str, timeout_s: float) -> None:
+def lead(
+    port: int,
+    nnodes: int,
+    welcome: Welcome,
+    fingerprint: str,
+    timeout_s: float,
+    kept: dict[int, Guest] | None = None,
+) -> None:
     """Node 0: wait until all nodes have come, then tell each of them the run; where that fails, tell them why.
+
+    Args:
+        port: Where node 0 listens.
+        nnodes: Number of nodes, node 0 included.
+        welcome: What the others are told.
+        fingerprint: Hash of what must be equal on all nodes.
+        timeout_s: Limit for all of them to come.
+        kept: Filled with the nodes, whose connections then stay open.
 
     Raises:
         PrimusError: The port is in use, a node did not come in time, failed, or has another configuration.
@@ -82,7 +107,7 @@ def lead(port: int, nnodes: int, welcome: Welcome, fingerprint: str, timeout_s: 
         listener = _listener(port)
     except OSError as error:
         raise _port_error(port, error) from None
-    waiting: dict[int, socket.socket] = {}
+    waiting: dict[int, Guest] = {}
     with closing(listener):
         try:
             _gather(listener, nnodes, fingerprint, time.monotonic() + timeout_s, waiting)
@@ -92,7 +117,13 @@ def lead(port: int, nnodes: int, welcome: Welcome, fingerprint: str, timeout_s: 
         except PrimusError as error:
             _answer(waiting.values(), Welcome("", 0, error.problem))
             raise
-        _answer(waiting.values(), welcome)
+        if kept is None:
+            _answer(waiting.values(), welcome)
+            return
+        for rank, guest in waiting.items():
+            kept[rank] = guest
+            with contextlib.suppress(OSError):  # who has gone is found out soon enough
+                guest.connection.sendall(msgspec.json.encode(welcome) + b"\n")
 
 
 def dismiss(port: int, nnodes: int, failure: str, exit_code: int) -> None:
@@ -101,9 +132,7 @@ def dismiss(port: int, nnodes: int, failure: str, exit_code: int) -> None:
         _farewell(listener, nnodes, failure, exit_code, {})
 
 
-def _farewell(
-    listener: socket.socket, nnodes: int, failure: str, exit_code: int, waiting: dict[int, socket.socket]
-) -> None:
+def _farewell(listener: socket.socket, nnodes: int, failure: str, exit_code: int, waiting: dict[int, Guest]) -> None:
     """Tell those that wait, and those that come within a short time, that nothing starts."""
     last_word = Welcome("", 0, failure=failure, exit_code=exit_code)
     _answer(waiting.values(), last_word)
@@ -116,12 +145,10 @@ def _farewell(
             connection.settimeout(10)
             hello = _receive(connection, Hello)
             told |= {hello.node_rank} if hello else set()
-            _answer([connection], last_word)
+            _answer([Guest(connection)], last_word)
 
 
-def _gather(
-    listener: socket.socket, nnodes: int, fingerprint: str, deadline: float, waiting: dict[int, socket.socket]
-) -> None:
+def _gather(listener: socket.socket, nnodes: int, fingerprint: str, deadline: float, waiting: dict[int, Guest]) -> None:
     """Fill `waiting` with a connection of each other node."""
     started = time.monotonic()
     while missing := [rank for rank in range(1, nnodes) if not _is_open(waiting.get(rank))]:
@@ -139,12 +166,12 @@ def _gather(
         if hello is None:
             connection.close()
         elif hello.node_rank not in range(1, nnodes) or _is_open(waiting.get(hello.node_rank)):
-            _answer([connection], Welcome("", 0, f"the nodes are 1 to {nnodes - 1}, each started once"))
+            _answer([Guest(connection)], Welcome("", 0, f"the nodes are 1 to {nnodes - 1}, each started once"))
         elif hello.failure:
-            waiting[hello.node_rank] = connection
+            waiting[hello.node_rank] = Guest(connection, hello.host)
             raise NodeFailed(hello.failure, hello.exit_code)
         elif hello.fingerprint != fingerprint:
-            _answer([connection], Welcome("", 0, "its configuration differs from that of node 0"))
+            _answer([Guest(connection)], Welcome("", 0, "its configuration differs from that of node 0"))
             raise UsageError(
                 f"node {hello.node_rank} was started with another configuration than node 0",
                 "use the same experiment file, overrides and number of processes on every node",
@@ -153,19 +180,20 @@ def _gather(
             _answer(
                 [waiting.pop(hello.node_rank)] if hello.node_rank in waiting else [], Welcome("", 0, "it came again")
             )
-            waiting[hello.node_rank] = connection
+            waiting[hello.node_rank] = Guest(connection, hello.host)
 
 
-def _answer(connections: Iterable[socket.socket], welcome: Welcome) -> None:
-    for connection in connections:
-        with closing(connection), contextlib.suppress(OSError):  # who has gone needs no answer
-            connection.sendall(msgspec.json.encode(welcome) + b"\n")
+def _answer(guests: Iterable[Guest], welcome: Welcome) -> None:
+    for guest in guests:
+        with closing(guest.connection), contextlib.suppress(OSError):  # who has gone needs no answer
+            guest.connection.sendall(msgspec.json.encode(welcome) + b"\n")
 
 
-def _is_open(connection: socket.socket | None) -> bool:
+def _is_open(guest: Guest | None) -> bool:
     """Whether the other side is still there; it says nothing while it waits."""
-    if connection is None:
+    if guest is None:
         return False
+    connection = guest.connection
     connection.setblocking(False)
     try:
         return connection.recv(1, socket.MSG_PEEK) != b""
@@ -177,14 +205,25 @@ def _is_open(connection: socket.socket | None) -> bool:
         connection.setblocking(True)
 
 
-def join(address: str, port: int, node_rank: int, fingerprint: str, timeout_s: float) -> Welcome:
+def join(
+    address: str, port: int, node_rank: int, fingerprint: str, timeout_s: float, kept: dict[int, Guest] | None = None
+) -> Welcome:
     """Another node: ask node 0 for the run, trying until it listens, and wait until all nodes have come.
+
+    Args:
+        address: Of node 0.
+        port: Where node 0 listens.
+        node_rank: Of this node.
+        fingerprint: Hash of what must be equal on all nodes.
+        timeout_s: Limit for all of them to come.
+        kept: Filled with node 0, whose connection then stays open.
 
     Raises:
         PrimusError: Node 0 was not reached in time, or refuses this node.
         NodeFailed: A node could not begin.
     """
-    answer = _ask(address, port, Hello(node_rank, fingerprint), timeout_s)
+    hello = Hello(node_rank, fingerprint, host=socket.gethostname())
+    answer = _ask(address, port, hello, timeout_s, kept)
     if answer.failure:
         raise NodeFailed(answer.failure, answer.exit_code)
     if answer.refusal:
@@ -203,15 +242,19 @@ def give_up(address: str, port: int, node_rank: int, failure: str, exit_code: in
     _ask(address, port, Hello(node_rank, "", failure, exit_code), timeout_s)
 
 
-def _ask(address: str, port: int, hello: Hello, timeout_s: float) -> Welcome:
+def _ask(address: str, port: int, hello: Hello, timeout_s: float, kept: dict[int, Guest] | None = None) -> Welcome:
     """What node 0 answers, tried until it listens."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            with socket.create_connection((address, port), timeout=10) as connection:
+            with contextlib.ExitStack() as stack:
+                connection = stack.enter_context(socket.create_connection((address, port), timeout=10))
                 connection.sendall(msgspec.json.encode(hello) + b"\n")
                 connection.settimeout(max(0.01, deadline - time.monotonic()))
                 answer = _receive(connection, Welcome)
+                if kept is not None and answer is not None and not (answer.failure or answer.refusal):
+                    kept[0] = Guest(connection, answer.host or address)
+                    stack.pop_all()
         except OSError as error:
             answer, reason = None, str(error)
         else:
@@ -239,7 +282,7 @@ def _receive(connection: socket.socket, kind: type[Message]) -> Message | None:
     data = b""
     while not data.endswith(b"\n") and len(data) < MESSAGE_LIMIT_BYTES:
         try:
-            part = connection.recv(4096)
+            part = _up_to_line(connection) if kind is Welcome else connection.recv(4096)
         except OSError:
             return None
         if not part:
@@ -249,3 +292,9 @@ def _receive(connection: socket.socket, kind: type[Message]) -> Message | None:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError:
         return None
+
+
+def _up_to_line(connection: socket.socket) -> bytes:
+    """What has come, but nothing after the end of a line: that is for whoever has the connection next."""
+    seen = connection.recv(4096, socket.MSG_PEEK)
+    return connection.recv(seen.find(b"\n") + 1 or len(seen)) if seen else b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from primus.launch.plan import Action, LaunchPlan
+from primus.launch.policy import Policy
 from primus.secret import mask_words
 
 
@@ -25,6 +26,8 @@ def _level(plan: LaunchPlan) -> list[str]:
         shape = plan.layout
         lines += ["layout:"]
         lines += [f"  {name}: {getattr(shape, name)}{_source(shape.sources.get(name))}" for name in _layout_names(plan)]
+    if plan.policy:
+        lines += ["supervision:", *(f"  {line}" for line in _policy(plan.policy))]
     if plan.env:
         lines += ["environment, over the inherited:"]
         lines += [f"  {name}={v.shown(name)}{_source(v.source)}" for name, v in sorted(plan.env.items())]
@@ -39,6 +42,12 @@ def _level(plan: LaunchPlan) -> list[str]:
     for path, content in plan.files.items():
         lines += [f"file {path}:"] + [f"  | {line}" for line in content.splitlines()]
     return lines + [f"note: {note}" for note in plan.notes]
+
+
+def _policy(policy: Policy) -> list[str]:
+    restarts = f"{policy.max_restarts}" + (f", the first after {policy.backoff_s:g} s" if policy.max_restarts else "")
+    hang = f"after {policy.hang_timeout_s:g} s without progress" if policy.hang_timeout_s else "never"
+    return [f"restarts: {restarts}", f"hang: {hang}"]
 
 
 def _layout_names(plan: LaunchPlan) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -21,6 +22,10 @@ from primus.runs.store import Failure, Run
 HEARTBEAT_INTERVAL_S = 1.0
 LAUNCHER_VARIABLE = "PRIMUS_LAUNCHER_PID"
 """Variable by which a launcher tells its workers who it is; an agent may stand between them."""
+INSISTS_AFTER_S = 3.0
+"""A signal that comes again later than this ends a worker; sooner, a scheduler and the launcher both send it."""
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Signals that ask a worker to save and end; SIGUSR1 announces a time limit or a preemption."""
 
 
 class Attempt:
@@ -46,7 +51,8 @@ class Attempt:
         self.stop_signal: str | None = None
         """Name of the signal that asked the worker to stop; the trainer looks between steps."""
         self._events = EventLog(run.events) if rank == 0 else None
-        self._heartbeat = Heartbeat(self.folder / f"rank_{rank}.heartbeat.json")
+        self._asked_at: dict[int, float] = {}
+        self._heartbeat = Heartbeat(heartbeat_file(self.folder, rank), local_rank)
 
     def say(self, text: str) -> None:
         """Print a line for people: rank 0 on the console, every rank in its own log."""
@@ -74,8 +80,8 @@ class Attempt:
         self._heartbeat.set(phase, step, timings)
 
     def listen(self) -> None:
-        """Note SIGTERM and SIGINT in `stop_signal` instead of ending at once; a second one ends."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """Note the first signal of `STOPPING` in `stop_signal`; SIGTERM or SIGINT that comes again later ends."""
+        for number in STOPPING:
             signal.signal(number, self._on_signal)
 
     def fail(self, error: BaseException, exit_code: int) -> None:
@@ -103,10 +109,39 @@ class Attempt:
             self._events.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.stop_signal is not None:
+        now = time.monotonic()
+        insists = now - self._asked_at.setdefault(number, now) > INSISTS_AFTER_S
+        if insists and number != signal.SIGUSR1:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.stop_signal = signal.Signals(number).name
+        self.stop_signal = self.stop_signal or signal.Signals(number).name
+
+
+def write_stacks_when_asked(folder: Path, rank: int) -> None:
+    """Have SIGUSR2 write the stacks of all threads of this process: whatever it does then, the interpreter answers."""
+    import faulthandler
+
+    with contextlib.suppress(OSError):  # a full disk: what can be done without is not what the worker fails of
+        file = stacks_file(folder, rank).open("a")  # stays open as long as the process
+        faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+
+
+def forget_stacks(folder: Path, rank: int) -> None:
+    """Leave no empty file behind where nobody asked."""
+    with contextlib.suppress(OSError):
+        file = stacks_file(folder, rank)
+        if file.stat().st_size == 0:
+            file.unlink()
+
+
+def heartbeat_file(folder: Path, rank: int | str) -> Path:
+    """Where a rank says that it lives, in the folder of the attempt; `*` for the pattern of all."""
+    return folder / f"rank_{rank}.heartbeat.json"
+
+
+def stacks_file(folder: Path, rank: int) -> Path:
+    """Where the stacks of a rank are written, in the folder of the attempt."""
+    return folder / f"rank_{rank}.stacks.txt"
 
 
 class Heartbeat:
@@ -115,8 +150,9 @@ class Heartbeat:
     The thread also ends the process when its parent or its launcher has died, so that no worker outlives them.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, local_rank: int = 0) -> None:
         self._path = path
+        self._local_rank = local_rank
         self._state: dict[str, Any] = {"phase": "init", "step": 0, "progress_time": time.time()}
         self._timings: Mapping[str, float] = {}
         self._closed = threading.Event()
@@ -144,7 +180,14 @@ class Heartbeat:
             self._write()
 
     def _write(self) -> None:
-        state = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time(), **self._state}
+        state = {
+            "pid": os.getpid(),
+            "launcher": self._launcher,
+            "host": socket.gethostname(),
+            "local_rank": self._local_rank,
+            "time": time.time(),
+            **self._state,
+        }
         try:
             write_json(self._path, state)
         except PrimusError as error:  # a full disk must not end the training that could still free it

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
 from primus.errors import UsageError
 from primus.hook import STAGES
-from primus.launch import patches, variables
+from primus.launch import patches, recorder, variables
 from primus.launch.plan import Context, LaunchPlan, Variable, lengthens
+from primus.launch.policy import Policy
 from primus.machine.cluster import Layout, layout
 from primus.machine.devices import count, usable
 
@@ -42,6 +44,14 @@ class Options(Struct, frozen=True, kw_only=True):
     """Script (.sh, .py) that is run on each node before the workers start; exit code 2 says that it does not apply."""
     no_hooks: bool = False
     """Run no hooks."""
+    max_restarts: Annotated[int, Meta(ge=0)] = 0
+    """Restarts after failures; progress in between, a newer checkpoint, sets the count back."""
+    restart_delay: Annotated[float, Meta(ge=0)] = 30.0
+    """Seconds before the first restart; each further one without progress waits twice as long."""
+    hang_timeout: Annotated[float, Meta(ge=0)] = 600.0
+    """Seconds that a training step may take before its rank counts as hanging; 0 for no limit."""
+    rdzv_backend: Literal["static", "c10d"] = "static"
+    """How torchrun's agents of several nodes meet: static keeps the node ranks, c10d numbers them as they come."""
 
 
 def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
@@ -56,13 +66,27 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     env, warnings = _variables(shape, given, context) if context.starts_workers else (given, ())
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
+    if context.starts_workers and shape.world_size > 1 and usable(context.facts(_master(shape)), context.environ):
+        env |= recorder.variables(context.directory, context.attempt, {**context.environ, **env})
     needs_agent = context.starts_workers and shape.world_size > 1
-    argv = _torchrun(plan.argv, shape, context.python) if needs_agent else plan.argv
+    argv = _torchrun(plan.argv, shape, context, options.rdzv_backend) if needs_agent else plan.argv
     hooks = () if options.no_hooks else context.hooks()
     actions = hooks + patches.actions(options.patch or context.patches, context.environ)
     ordered = sorted(actions, key=lambda action: STAGES.index(action.stage))
     notes = (*plan.notes, *(f"warning: {warning}" for warning in warnings))
-    return structs.replace(plan, argv=argv, env=env, layout=shape, notes=notes, actions=tuple(ordered))
+    policy = _policy(options) if context.starts_workers else None
+    return structs.replace(plan, argv=argv, env=env, layout=shape, notes=notes, actions=tuple(ordered), policy=policy)
+
+
+def _master(shape: Layout) -> str | None:
+    """Address of the node that this one must reach."""
+    return shape.master_addr if shape.nnodes > 1 else None
+
+
+def _policy(options: Options) -> Policy:
+    return Policy(
+        max_restarts=options.max_restarts, backoff_s=options.restart_delay, hang_timeout_s=options.hang_timeout
+    )
 
 
 def layout_of(options: Options, context: Context) -> Layout:
@@ -100,7 +124,7 @@ def _variables(
     from primus.machine.environment import environment, find_rocm_library  # not for what starts no workers
     from primus.machine.network import choose
 
-    facts = context.facts(shape.master_addr if shape.nnodes > 1 else None)
+    facts = context.facts(_master(shape))
     decided = environment(
         facts,
         choose(facts, shape.nnodes, context.environ),
@@ -130,15 +154,25 @@ def _of(settings: Mapping[str, Variable], kind: str) -> dict[str, Variable]:
     return {name: variable for name, variable in settings.items() if variable.source.startswith(kind)}
 
 
-def _torchrun(worker: tuple[str, ...], shape: Layout, python: str) -> tuple[str, ...]:
+def _torchrun(worker: tuple[str, ...], shape: Layout, context: Context, backend: str) -> tuple[str, ...]:
     """The torchrun command that starts `worker`, a Python command, once for each process.
 
     A static rendezvous keeps node ranks as given; one node without a port lets torchrun choose a free one.
     """
     script = worker[1:]
-    common = (python, "-m", "torch.distributed.run", f"--nproc-per-node={shape.nproc}", f"--nnodes={shape.nnodes}")
+    agent = (context.python, "-m", "torch.distributed.run")
+    common = (*agent, f"--nproc-per-node={shape.nproc}", f"--nnodes={shape.nnodes}")
     if shape.master_port is None:
         return (*common, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *script)
+    if backend == "c10d":
+        return (
+            *common,
+            "--rdzv-backend=c10d",
+            f"--rdzv-id={Path(context.directory).name}-{context.attempt}",
+            f"--rdzv-endpoint={shape.master_addr}:{shape.master_port}",
+            f"--rdzv-conf=is_host={int(shape.node_rank == 0)}",
+            *script,
+        )
     return (
         *common,
         f"--node-rank={shape.node_rank}",

@@ -1,0 +1,159 @@
+"""The connections between node 0 and the others while an attempt runs: who has gone is known at once.
+
+Every node says each second that it is there. A connection that ends tells of a launcher that has died, one that falls
+silent of a node that has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from primus.launch.policy import Decision
+from primus.launch.verdict import Ended
+from primus.launch.watch import Sample, Standing
+from primus.runs.store import Failure, Outcome
+
+ALIVE_INTERVAL_S = 1.0
+SILENCE_S = 30.0
+"""Time without a word after which a node counts as lost; one whose launcher dies is known to be at once."""
+SEND_LIMIT_S = 5.0
+PART_BYTES = 2**16
+Kind = Literal[
+    "alive", "lost", "failed", "signal", "hang", "look", "seen", "times", "end", "ended", "decision", "again"
+]
+
+
+class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What nodes tell each other."""
+
+    kind: Kind
+    text: str = ""
+    """Why a node was lost, or its ranks are to be ended."""
+    number: int = 0
+    """A signal, or the next attempt."""
+    failure: Failure | None = None
+    standings: tuple[Standing, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    ended: Ended | None = None
+    decision: Decision | None = None
+    outcome: Outcome | None = None
+
+
+class Bond:
+    """Connections to other nodes; of node 0 to all of them, of another one to node 0.
+
+    Args:
+        connections: By node rank.
+        hosts: Names of their hosts, as far as they are known.
+    """
+
+    def __init__(self, connections: Mapping[int, socket.socket], hosts: Mapping[int, str]) -> None:
+        self.hosts = dict(hosts)
+        self.lost: dict[int, str] = {}
+        """Why a node that is lost is so, by its rank."""
+        self._connections = dict(connections)
+        self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        self._halves = dict.fromkeys(connections, b"")
+        self._heard = dict.fromkeys(connections, time.monotonic())
+        self._sending = threading.Lock()
+        self._closed = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        for rank, connection in self._connections.items():
+            connection.settimeout(SEND_LIMIT_S)
+            self._selector.register(connection, selectors.EVENT_READ, rank)
+        self._thread = threading.Thread(target=self._loop, name="bond", daemon=True)
+        if self._connections:
+            self._thread.start()
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Nodes that are still there."""
+        return frozenset(self._connections) - frozenset(self.lost)
+
+    def send(self, message: Message, to: Iterable[int] | None = None) -> None:
+        """Tell all nodes, or some; one that cannot be told is lost."""
+        line = msgspec.json.encode(message) + b"\n"
+        for rank in self.ranks if to is None else set(to) & self.ranks:
+            try:
+                with self._sending:
+                    self._connections[rank].sendall(line)
+            except OSError as error:
+                self._lose(rank, f"it cannot be told anything: {error.strerror or error}")
+
+    def received(self, timeout_s: float = 0.0) -> list[tuple[int, Message]]:
+        """What has come since, by node rank; waits for something at most `timeout_s`."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait())
+            while True:
+                found.append(self._inbox.get_nowait())
+        return found
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """End the connections; with patience once the others have ended theirs, so that they have read everything."""
+        deadline = time.monotonic() + patience_s
+        while self.ranks and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(SEND_LIMIT_S)
+        for connection in self._connections.values():
+            connection.close()
+        self._selector.close()
+
+    def _loop(self) -> None:
+        alive = Message(kind="alive")
+        said = 0.0
+        while not self._closed.is_set():
+            now = time.monotonic()
+            if now - said > ALIVE_INTERVAL_S:
+                self.send(alive)
+                said = now
+            for key, _ in self._selector.select(timeout=0.1):
+                self._read(key.data)
+            for rank in self.ranks:
+                if now - self._heard[rank] > SILENCE_S:
+                    self._lose(rank, f"it has said nothing for {SILENCE_S:.0f} s")
+
+    def _read(self, rank: int) -> None:
+        try:
+            part = self._connections[rank].recv(PART_BYTES)
+        except TimeoutError:
+            return
+        except OSError:
+            part = b""
+        if not part:
+            self._lose(rank, "its launcher has died")
+            return
+        self._heard[rank] = time.monotonic()
+        *lines, self._halves[rank] = (self._halves[rank] + part).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(msgspec.MsgspecError):
+                message = msgspec.json.decode(line, type=Message)
+                if message.kind == "lost":
+                    self._lose(rank, message.text)
+                elif message.kind != "alive":
+                    self._inbox.put((rank, message))
+
+    def _lose(self, rank: int, reason: str) -> None:
+        if rank in self.lost:
+            return
+        self.lost[rank] = reason
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self._connections[rank])
+        self._inbox.put((rank, Message(kind="lost", text=reason)))
+
+
+def alone() -> Bond:
+    """The bond of a single node."""
+    return Bond({}, {})

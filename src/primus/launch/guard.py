@@ -1,0 +1,276 @@
+"""Watches the ranks of one attempt on this node, and hears what the other nodes say of theirs."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus.launch import execute, ranks, stacks, watch
+from primus.launch.bond import Bond, Message
+from primus.launch.ranks import Beat
+from primus.launch.signals import Signals
+from primus.launch.verdict import Ended
+from primus.launch.watch import Finding, Sample, Standing
+from primus.machine.cluster import Layout
+from primus.runs.attempt import stacks_file
+from primus.runs.store import Failure
+
+PROCESSES_INTERVAL_S = 0.25
+BEATS_INTERVAL_S = 1.0
+WINDOW_S = 10.0
+"""Time over which the ranks' steps are compared."""
+LOOK_LIMIT_S = 20.0
+"""Time that the other nodes have to look at their ranks before a hang is ended."""
+
+Record = Callable[..., None]
+"""Appends an event: its kind, then its fields."""
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where an attempt runs on this node."""
+
+    folder: Path
+    layout: Layout
+    ranks: tuple[int, ...]
+    """Those of this node, where they are known beforehand."""
+    environ: Mapping[str, str]
+    """Variables of the workers."""
+    hang_timeout_s: float
+
+
+class Guard:
+    """One attempt on this node, from its start to the end of its processes, and on node 0 of all nodes.
+
+    Args:
+        place: Where it runs.
+        bond: The other nodes.
+        signals: What asks us to stop.
+        record: For events.
+        say: For people.
+    """
+
+    def __init__(self, place: Place, bond: Bond, signals: Signals, record: Record, say: Callable[[str], None]) -> None:
+        self.dead: dict[int, float] = {}
+        self.ended: dict[int, Ended] = {}
+        """How it ended on other nodes."""
+        self.hang: Failure | None = None
+        self.failed_at: float | None = None
+        """When something was first known to be wrong, here or on another node."""
+        self.decision: Message | None = None
+        """What node 0 has decided, for another node."""
+        self._place, self._bond, self._signals, self._record, self._say = place, bond, signals, record, say
+        self._is_head = place.layout.node_rank == 0
+        self._told_at: float | None = None
+        self._told: set[int] = set()
+        self._has_passed_on = False
+        self._beats: Mapping[int, Beat] = {}
+        self._alive: dict[int, float] = {}
+        """When each rank was last seen to live."""
+        self._over: set[int] = set()
+        """Ranks whose process has ended."""
+        self._processes_at = self._beats_at = self._window_at = time.monotonic()
+        self._hangs = watch.Hangs(place.hang_timeout_s, place.ranks, time.monotonic())
+        self._window, self._stragglers = watch.Window(), watch.Stragglers()
+        self._samples: dict[int, Sample] = {}
+        self._seen: dict[int, tuple[Standing, ...]] = {}
+        self._looking_until: float | None = None
+
+    def is_over(self, now: float) -> bool:
+        """Whether the processes of this node are to be ended now."""
+        self.hear()
+        if now - self._processes_at > PROCESSES_INTERVAL_S:
+            self._processes_at = now
+            self._look_for_the_dead(now)
+        if now - self._beats_at > BEATS_INTERVAL_S:
+            self._beats_at = now
+            self._watch(now)
+        self._judge_hang(now)
+        return self._is_stopped(now) or (self.failed_at is not None and now - self.failed_at > execute.FAILED_PEERS_S)
+
+    @property
+    def beats(self) -> Mapping[int, Beat]:
+        """The ranks of this node, read again."""
+        return ranks.own(self._place.folder, self._place.ranks)
+
+    def say_ended(self, own: Ended) -> None:
+        """Another node than 0: tell node 0 how the attempt ended here."""
+        self._bond.send(Message(kind="ended", ended=own))
+
+    def forget_decision(self) -> None:
+        """Wait for the next one."""
+        self.decision = None
+
+    def fail_here(self) -> None:
+        """Node 0: its own processes have failed."""
+        self._fail("")
+
+    def wait_for_others(self, timeout_s: float) -> None:
+        """Hear the other nodes once the processes of this one have ended."""
+        self._hangs.end_all()
+        self.hear(timeout_s)
+        self._judge_hang(time.monotonic())
+
+    def hear(self, timeout_s: float = 0.0) -> None:
+        """Take in what other nodes say, waiting for it at most `timeout_s`, and pass on what we hear."""
+        for rank, message in self._bond.received(timeout_s):
+            self._take(rank, message)
+        number = self._signals.first
+        if number is not None and not self._has_passed_on:
+            self._has_passed_on = True
+            self._bond.send(Message(kind="signal", number=number))
+
+    def _take(self, rank: int, message: Message) -> None:
+        match message:
+            case Message(kind="signal"):
+                if self._signals.first is None:
+                    self._signals.note(message.number)
+            case Message(kind="failed" | "lost"):
+                self._fail(message.text)
+            case Message(kind="ended", ended=Ended() as ended):
+                self.ended[rank] = ended
+                if ended.returncode:
+                    self._fail("")
+            case Message(kind="end"):
+                self.failed_at = self.failed_at or time.monotonic()
+            case Message(kind="decision" | "again"):
+                self.decision = message
+            case _:
+                self._compare_notes(rank, message)
+
+    def _compare_notes(self, rank: int, message: Message) -> None:
+        """Take in what another node says of how its ranks get on."""
+        match message:
+            case Message(kind="hang") if self._looking_until is None and self._is_idle_here():
+                self._begin_to_look()
+            case Message(kind="look"):
+                self._bond.send(Message(kind="seen", standings=self._look()))
+            case Message(kind="seen", standings=standings):
+                self._seen[rank] = standings
+            case Message(kind="times", samples=samples):
+                self._samples |= {sample.rank: sample for sample in samples}
+
+    def _fail(self, why: str) -> None:
+        """Something is wrong: all nodes know at once, and their ranks get a moment to say what they see."""
+        if self.failed_at is not None:
+            return
+        self.failed_at = time.monotonic()
+        self._bond.send(Message(kind="end" if self._is_head else "failed", text=why))
+
+    def _is_stopped(self, now: float) -> bool:
+        """Pass a request to stop on to the ranks; whether their time is up."""
+        if self._signals.first is None:
+            return False
+        self._told_at = self._told_at or now
+        if self._told_at == now:
+            self._beats = self.beats
+        fresh = {rank: beat for rank, beat in self._beats.items() if rank not in self._told}
+        ranks.tell(fresh, self._signals.first)
+        self._told |= set(fresh)
+        nobody_began = not self._told
+        return nobody_began or self._signals.insists or now - self._told_at > execute.GRACE_S
+
+    def _look_for_the_dead(self, now: float) -> None:
+        ended = {rank for rank, beat in self._beats.items() if rank not in self._over and not ranks.state(beat.pid)}
+        self._alive |= dict.fromkeys(set(self._beats) - ended, time.time())
+        newest = self.beats if ended else {}
+        for rank in ended:
+            self._over.add(rank)
+            self._hangs.end(rank)
+            if rank in newest and newest[rank].phase != "exit":
+                self.dead[rank] = self._alive.get(rank, time.time())
+        if self.failed_at is None and (self.dead or ranks.errors(self._place.folder, self._beats)):
+            self._fail("")
+
+    def _watch(self, now: float) -> None:
+        self._beats = self.beats
+        alive = {rank: beat for rank, beat in self._beats.items() if rank not in self._over}
+        self._hangs.observe(now, alive)
+        self._window.observe(alive)
+        if now - self._window_at > WINDOW_S:
+            self._window_at = now
+            self._compare(self._window.close())
+        if self.failed_at is None and self._signals.first is None and self._hangs.is_hanging(now):
+            if not self._is_head:
+                self._bond.send(Message(kind="hang"))
+            elif self._looking_until is None:
+                self._begin_to_look()
+
+    def _is_idle_here(self) -> bool:
+        """Whether the ranks of this node do not get on either, or are not expected to."""
+        return self._hangs.is_quiet(time.monotonic())
+
+    def _begin_to_look(self) -> None:
+        """Node 0: have all nodes look at their ranks, and look at our own, before anything is ended."""
+        self._say("no rank gets on: looking at their stacks before they are ended")
+        self._looking_until = time.monotonic() + LOOK_LIMIT_S
+        self._bond.send(Message(kind="look"))
+        self._seen[self._place.layout.node_rank] = self._look()
+
+    def _look(self) -> tuple[Standing, ...]:
+        standings = self._hangs.standings(time.monotonic(), socket.gethostname())
+        return stacks.look(standings, self._place.folder, self._place.layout.node_rank, self._place.environ)
+
+    def _judge_hang(self, now: float) -> None:
+        """Node 0: name the rank that hangs once all nodes have looked, and have everything ended."""
+        if self._looking_until is None or self.hang is not None:
+            return
+        if self._bond.ranks - set(self._seen) and now < self._looking_until:
+            return
+        found = [each for standings in self._seen.values() for each in standings]
+        self.hang = _failure_of(found, self._place)
+        stands = [_told(each) for each in sorted(found, key=lambda each: each.rank)]
+        self._record("hang", rank=self.hang.rank, host=self.hang.host, problem=self.hang.problem, ranks=stands)
+        self._fail(self.hang.problem)
+
+    def _compare(self, samples: tuple[Sample, ...]) -> None:
+        if not self._is_head:
+            if samples:
+                self._bond.send(Message(kind="times", samples=samples))
+            return
+        self._samples |= {sample.rank: sample for sample in samples}
+        for finding in self._stragglers.compare(self._samples.values()):
+            self._tell_of(finding)
+        self._samples = {}
+
+    def _tell_of(self, found: Finding) -> None:
+        where = f"rank {found.rank} (local rank {found.local_rank} on {found.host})"
+        self._record(found.kind, rank=found.rank, host=found.host, local_rank=found.local_rank, ratio=found.ratio)
+        if found.kind == "straggler":
+            self._say(f"straggler: {where} computes {found.ratio:.2f} times as long as the median rank")
+        else:
+            self._say(f"{where} is as quick as the others again")
+
+
+def _failure_of(standings: list[Standing], place: Place) -> Failure:
+    if not standings:
+        host = socket.gethostname()
+        return Failure(rank=0, host=host, time=time.time(), problem="all ranks hang", log="logs/launch.log")
+    found = watch.culprit(standings)
+    number = place.folder.name.removeprefix("attempt_")
+    said = "it has never begun" if found.phase == "start" else f"in phase {found.phase} after step {found.step}"
+    stopped = "; its process is stopped" if found.state == "T" else ""
+    stack = stacks_file(place.folder, found.rank)
+    return Failure(
+        rank=found.rank,
+        host=found.host,
+        time=time.time() - found.idle_s,
+        problem=f"rank {found.rank} hangs: no progress for {found.idle_s:.0f} s, {said}{stopped}",
+        hint=f"its stacks and those of the other ranks are in logs/attempt_{number}/{stack.name}",
+        log=f"logs/attempt_{number}/rank_{found.rank}.log",
+    )
+
+
+def _told(standing: Standing) -> dict[str, object]:
+    return {
+        "rank": standing.rank,
+        "host": standing.host,
+        "phase": standing.phase,
+        "step": standing.step,
+        "idle_s": round(standing.idle_s, 1),
+        "waits": standing.waits,
+        "frame": standing.frame,
+    }

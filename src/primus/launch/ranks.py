@@ -1,0 +1,87 @@
+"""The workers of this node, by what their heartbeats say."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from primus.runs.attempt import heartbeat_file
+from primus.runs.store import Failure
+
+
+class Beat(Struct, frozen=True, kw_only=True):
+    """What a heartbeat file says."""
+
+    pid: int
+    host: str
+    launcher: int = 0
+    """Process that has started the rank, directly or by an agent."""
+    local_rank: int = 0
+    phase: str
+    step: int
+    progress_time: float
+    """Changes whenever the rank gets on."""
+    step_time_s: float | None = None
+    compute_time_s: float | None = None
+    """Its own computing of the last step, without waiting for others."""
+
+
+def own(folder: Path, expected: Collection[int] = ()) -> dict[int, Beat]:
+    """The ranks of an attempt that this process has started, on this host.
+
+    Args:
+        folder: Folder of the attempt, which the ranks of other nodes may share.
+        expected: Ranks that are looked for; all without any.
+    """
+    host, launcher, found = socket.gethostname(), os.getpid(), {}
+    files = [heartbeat_file(folder, rank) for rank in expected] or folder.glob(heartbeat_file(folder, "*").name)
+    for path in files:
+        with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
+            beat = msgspec.json.decode(path.read_bytes(), type=Beat)
+            if beat.host == host and beat.launcher == launcher:
+                found[int(path.name.partition("_")[2].partition(".")[0])] = beat
+    return found
+
+
+def errors(folder: Path, of: Iterable[int]) -> list[Failure]:
+    """What these ranks of an attempt say of their failure, the first one first."""
+    found = []
+    for rank in of:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            found.append(msgspec.json.decode((folder / f"rank_{rank}.error.json").read_bytes(), type=Failure))
+    return first_first(found)
+
+
+def first_first(failures: Iterable[Failure]) -> list[Failure]:
+    """`failures` in the order in which they happened."""
+    return sorted(failures, key=lambda failure: (failure.time, failure.rank))
+
+
+def state(pid: int) -> str:
+    """State of a process as the kernel says it, such as R, S, or T where it is stopped; empty where it has ended."""
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            found = file.read().rpartition(b")")[2].split()[0].decode()
+    except ProcessLookupError:
+        return ""
+    except FileNotFoundError:
+        return "" if os.path.isdir("/proc/self") else "S"
+    except OSError:  # somebody else's process
+        return "S"
+    return "" if found in "ZX" else found
+
+
+def tell(beats: Mapping[int, Beat], number: int) -> None:
+    """Send a signal to the ranks that are at work."""
+    for beat in beats.values():
+        if beat.phase != "exit":
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(beat.pid, signal.Signals(number))

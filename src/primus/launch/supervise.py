@@ -1,0 +1,278 @@
+"""Attempt after attempt of a job: watch one, decide what follows it, begin the next.
+
+Node 0 decides, alone; the other nodes tell it how they stand, and do what it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from primus.diagnosis import diagnose
+from primus.errors import EXIT_FAILED, EXIT_UNFIT, EXIT_USAGE, PrimusError
+from primus.launch import ends as ends_file
+from primus.launch import execute, policy, recorder
+from primus.launch.bond import Bond, Message
+from primus.launch.guard import Guard, Place
+from primus.launch.policy import Decision, End, Policy
+from primus.launch.prepare import Launch, planned
+from primus.launch.signals import Signals
+from primus.launch.verdict import Ended, outcome_of
+from primus.runs import events
+from primus.runs.events import EventLog
+from primus.runs.store import Outcome, Run
+
+NO_RESTART_VARIABLE = "PRIMUS_NO_RESTART_CODE"
+"""Variable with the exit code by which a scheduler that restarts this job is told that it need not."""
+HEAR_S = 0.1
+LATE_S = 8.0
+"""Time that another node has to end its ranks after a failure, over that of the ranks."""
+PARTING_S = 2.0
+NUM_EVIDENCE = 3
+
+Say = Callable[[str], None]
+Perform = Callable[[Launch, Guard], Ended]
+"""Does one attempt on this node."""
+
+
+class Crew(Struct, kw_only=True):
+    """A job on this node."""
+
+    run: Run
+    bond: Bond
+    say: Say
+    perform: Perform
+    environ: Mapping[str, str]
+
+
+def supervised(crew: Crew, launch: Launch) -> Outcome:
+    """Attempts of the job until it is done or stopped; gives how it ended, the same on every node.
+
+    Raises:
+        PrimusError: Something that the launcher itself does fails.
+    """
+    assert launch.plan.layout
+    with Signals() as signals:
+        lead = _lead if launch.plan.layout.node_rank == 0 else _follow
+        try:
+            return lead(crew, launch, signals)
+        except PrimusError as error:
+            failed = Outcome(state="failed", exit_code=error.exit_code, reason=error.problem)
+            crew.bond.send(Message(kind="lost", text=error.problem, outcome=failed))
+            raise
+        finally:
+            crew.bond.close()
+
+
+def _lead(crew: Crew, launch: Launch, signals: Signals) -> Outcome:
+    """Node 0: decide after each attempt, tell the others, and go on or stop."""
+    rules = launch.plan.policy or Policy()
+    is_restarted_by_others = NO_RESTART_VARIABLE in crew.environ
+    ended = ends_file.ends_of(crew.run) if is_restarted_by_others else []
+    while True:
+        outcome, end = _attempted(crew, launch, signals)
+        ended.append(end)
+        decision = policy.decide(rules, ended)
+        if signals.first is not None or end.kind == "preempted":  # whoever sent the signal starts it again, or nobody
+            decision = structs.replace(decision, action="stop", reason="it was told to stop")
+        if decision.action != "restart":
+            _explain(crew, rules, outcome, decision)
+            return _stop(crew, outcome, decision)
+        number = launch.attempt + 1
+        _record(crew.run, "restart", attempt=number, delay_s=decision.delay_s, reason=decision.reason)
+        crew.say(f"attempt {launch.attempt} failed: {outcome.reason}")
+        crew.say(f"attempt {number} begins in {decision.delay_s:g} s ({decision.reason})")
+        crew.bond.send(Message(kind="decision", number=number, decision=decision, outcome=outcome))
+        stopped = _back_off(crew, signals, decision.delay_s, end)
+        if stopped is not None:
+            return _stop(crew, stopped, Decision(action="stop", reason=stopped.reason))
+        crew.bond.send(Message(kind="again", number=number))
+        launch = again(launch, crew.run, number)
+
+
+def _attempted(crew: Crew, launch: Launch, signals: Signals) -> tuple[Outcome, End]:
+    """One attempt on all nodes: how it ended, and why."""
+    guard = _guard(crew, launch, signals)
+    own = crew.perform(launch, guard)
+    _gather(crew, guard, own)
+    lost = {crew.bond.hosts.get(rank, f"node {rank}"): why for rank, why in crew.bond.lost.items()}
+    if guard.failed_at is not None:
+        absent = crew.bond.ranks - set(guard.ended)
+        lost |= {crew.bond.hosts.get(rank, f"node {rank}"): "it did not end its ranks" for rank in absent}
+    outcome, end = outcome_of(
+        launch.attempt,
+        (own, *guard.ended.values()),
+        heard=signals.first,
+        hang=guard.hang,
+        lost=lost,
+        saved=newest_checkpoint(crew.run),
+    )
+    if outcome.state == "failed":
+        outcome, end = _diagnosed(crew, outcome, end)
+    with _as_far_as_possible():
+        ends_file.note(crew.run, end)
+    return outcome, end
+
+
+def _gather(crew: Crew, guard: Guard, own: Ended) -> None:
+    """Wait until all other nodes have said how the attempt ended there, or are lost."""
+    if own.returncode and guard.failed_at is None and guard.hang is None:
+        guard.fail_here()
+    while crew.bond.ranks - set(guard.ended):
+        guard.wait_for_others(HEAR_S)
+        if guard.failed_at and time.monotonic() - guard.failed_at > execute.FAILED_PEERS_S + LATE_S:
+            return
+
+
+def _diagnosed(crew: Crew, outcome: Outcome, end: End) -> tuple[Outcome, End]:
+    """What the logs say of the failure, told, and with what it asks for."""
+    try:
+        found = diagnose.of_run(crew.run, end.attempt)
+    except (PrimusError, OSError) as error:
+        crew.say(f"the logs cannot be read: {error}")
+        found = diagnose.Diagnosis()
+    first = outcome.first_failure
+    cause = found.causes[0] if found.causes else None
+    if cause is not None:
+        crew.say(f"cause: {cause.summary} ({cause.signature})")
+        crew.say(f"  {cause.fix}")
+        for evidence in cause.evidence[:NUM_EVIDENCE]:
+            crew.say(f"  {evidence.file}:{evidence.line}: {evidence.text}")
+    if first is not None:
+        refused = first.exit_code in (EXIT_USAGE, EXIT_UNFIT)
+        known = found.action if found.causes else first.action
+        action = "stop" if refused or first.action == "stop" else known
+        first = structs.replace(first, action=action, signature=cause.signature if cause else first.signature)
+        outcome = structs.replace(outcome, first_failure=first)
+        end = structs.replace(end, action=action if end.kind == "failed" else end.action)
+    told = {} if first is None else {"rank": first.rank, "signature": first.signature, "action": first.action}
+    hosts = list(end.hosts)
+    _record(crew.run, "failure", attempt=end.attempt, how=end.kind, hosts=hosts, problem=outcome.reason, **told)
+    return outcome, end
+
+
+def _explain(crew: Crew, rules: Policy, outcome: Outcome, decision: Decision) -> None:
+    """Say why there is no restart where somebody has asked for restarts."""
+    if outcome.state == "failed" and (rules.max_restarts or decision.is_final) and decision.reason:
+        crew.say(f"no restart: {decision.reason}")
+
+
+def _stop(crew: Crew, outcome: Outcome, decision: Decision) -> Outcome:
+    if decision.is_final:
+        outcome = structs.replace(outcome, exit_code=no_restart_code(crew.environ, outcome.exit_code))
+    crew.bond.send(Message(kind="decision", decision=decision, outcome=outcome))
+    crew.bond.close(PARTING_S)
+    return outcome
+
+
+def no_restart_code(environ: Mapping[str, str], code: int | None) -> int | None:
+    """The exit code of a job that nobody should restart; `code` where no scheduler wants another one."""
+    wanted = environ.get(NO_RESTART_VARIABLE, "")
+    return int(wanted) if wanted.isdecimal() and 0 < int(wanted) < 256 else code
+
+
+def _back_off(crew: Crew, signals: Signals, delay_s: float, end: End) -> Outcome | None:
+    """Wait; gives the outcome where something comes between."""
+    until = time.monotonic() + delay_s
+    while True:
+        for _, message in crew.bond.received(0.0):
+            if message.kind == "signal":
+                signals.note(message.number)
+        if signals.first is not None:
+            name = signal.Signals(signals.first).name
+            reason = f"{name}, before the next attempt; the last one failed: {end.reason}"
+            return Outcome(state="interrupted", exit_code=128 + signals.first, reason=reason)
+        if crew.bond.lost:
+            rank, why = next(iter(crew.bond.lost.items()))
+            host = crew.bond.hosts.get(rank, f"node {rank}")
+            reason = f"{host} was lost: {why}"
+            with _as_far_as_possible():
+                ends_file.note(crew.run, structs.replace(end, kind="lost node", hosts=(host,), reason=reason))
+            return Outcome(state="failed", exit_code=EXIT_FAILED, reason=reason)
+        left = until - time.monotonic()
+        if left <= 0:
+            return None
+        time.sleep(min(HEAR_S, left))
+
+
+def _follow(crew: Crew, launch: Launch, signals: Signals) -> Outcome:
+    """Another node: do what node 0 decides."""
+    while True:
+        guard = _guard(crew, launch, signals)
+        own = crew.perform(launch, guard)
+        guard.say_ended(own)
+        while guard.decision is None and not crew.bond.lost:
+            guard.wait_for_others(HEAR_S)
+        told = guard.decision
+        if told is None:
+            why = next(iter(crew.bond.lost.values()))
+            reason = f"node 0 ({crew.bond.hosts.get(0, '?')}) was lost: {why}"
+            return Outcome(state="failed", exit_code=EXIT_FAILED, reason=reason)
+        if told.decision is None or told.decision.action != "restart":
+            return told.outcome or Outcome(state="failed", exit_code=EXIT_FAILED, reason="node 0 gave no outcome")
+        crew.say(f"attempt {told.number} begins in {told.decision.delay_s:g} s ({told.decision.reason})")
+        guard.forget_decision()
+        while guard.decision is None and not crew.bond.lost:
+            guard.hear(HEAR_S)
+        if guard.decision is not None and guard.decision.kind == "decision":
+            return guard.decision.outcome or Outcome(state="failed", exit_code=EXIT_FAILED)
+        if guard.decision is not None:
+            launch = again(launch, crew.run, told.number)
+
+
+def again(launch: Launch, run: Run, number: int) -> Launch:
+    """`launch` as attempt `number` of the same run, with all that hooks and patches have set."""
+    job = structs.replace(launch.job, resume=str(run.directory))
+    return planned(job, launch.request, launch.command, launch.context, run.directory, number)
+
+
+def _guard(crew: Crew, launch: Launch, signals: Signals) -> Guard:
+    shape, rules = launch.plan.layout, launch.plan.policy or Policy()
+    assert shape
+    is_by_arrival = shape.nnodes > 1 and "--rdzv-backend=c10d" in launch.plan.argv
+    first = shape.node_rank * shape.nproc
+    environ = dict(crew.environ) | {name: variable.value for name, variable in launch.plan.env.items()}
+    for name in (*recorder.DUMP_VARIABLES, recorder.PIPE_VARIABLE):
+        if name in launch.plan.env:
+            with contextlib.suppress(OSError):
+                Path(environ[name]).parent.mkdir(parents=True, exist_ok=True)
+    place = Place(
+        folder=crew.run.attempt(launch.attempt),
+        layout=shape,
+        ranks=() if is_by_arrival else tuple(range(first, first + shape.nproc)),
+        environ=environ,
+        hang_timeout_s=rules.hang_timeout_s,
+    )
+
+    def record(kind: str, **fields: object) -> None:
+        _record(crew.run, kind, attempt=launch.attempt, **fields)
+
+    return Guard(place, crew.bond, signals, record, crew.say)
+
+
+def newest_checkpoint(run: Run) -> int | None:
+    """Step of the newest checkpoint that the run's trainer has told of."""
+    saved = [event["step"] for event in events.read(run.events) if event["kind"] == "checkpoint_saved"]
+    return saved[-1] if saved else None
+
+
+def _record(run: Run, kind: str, **fields: object) -> None:
+    with _as_far_as_possible():
+        log = EventLog(run.events)
+        log.append(kind, **fields)
+        log.close()
+
+
+@contextlib.contextmanager
+def _as_far_as_possible() -> Iterator[None]:
+    """A full disk must not end the supervision of what may still free it; it is said."""
+    try:
+        yield
+    except (OSError, PrimusError) as error:
+        print(f"primus-cli: events.jsonl: {error}", file=sys.stderr)
