@@ -1,0 +1,155 @@
+"""Every process measures its own computing, apart from what it waits for others; and that costs next to nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch import nn
+
+from primus.backends.native import timing
+from primus.backends.native.model import build, initialise
+from primus.backends.native.optimizer import build_optimizer
+from primus.backends.native.step import prepare, train_step
+from primus.backends.native.timing import ComputeTimer
+from primus.config.schema import ModelSpec, OptimizerConfig
+from primus.runs import events
+from primus.runs.store import Run
+
+MakeRun = Callable[..., Run]
+SPEC = ModelSpec(num_layers=2, hidden_size=64, ffn_hidden_size=96, num_attention_heads=4, vocab_size=160)
+DELAY_S = 0.2
+CPU = torch.device("cpu")
+
+
+def test_time_outside_of_measured_passes_and_in_waits_does_not_count() -> None:
+    timer = ComputeTimer(CPU, nn.Linear(1, 1))
+    for _ in range(2):
+        with timer.measure():
+            time.sleep(0.02)
+            if timer.pause():
+                time.sleep(0.2)
+                timer.go_on()
+        time.sleep(0.2)
+    taken = timer.take()
+    assert taken is not None and 0.04 <= taken.seconds() < 0.2
+    assert timer.take() is None, "nothing since"
+
+
+def test_a_pause_outside_of_measured_passes_begins_nothing() -> None:
+    timer = ComputeTimer(CPU, nn.Linear(1, 1))
+    assert not timer.pause()
+    assert timer.take() is None
+
+
+def test_what_follows_the_last_computing_of_a_pass_does_not_count() -> None:
+    timer = ComputeTimer(CPU, nn.Linear(1, 1))
+    with timer.measure():
+        timer.stop()
+        time.sleep(0.1)
+    taken = timer.take()
+    assert taken is not None and taken.seconds() < 0.05
+
+
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_of_two_processes_the_slow_one_has_the_longer_computing_time(tmp_path: Path, is_sharded: bool) -> None:
+    multiprocessing.spawn(_slow_and_fast, (str(tmp_path), is_sharded), nprocs=2)
+    fast, slow = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert min(fast["step"]) > 2 * DELAY_S, "each step lasts as long for both"
+    assert statistics.median(slow["compute"]) > 2 * DELAY_S
+    assert statistics.median(fast["compute"]) < DELAY_S, "the fast one waits, which is no computing"
+
+
+def _slow_and_fast(rank: int, folder: str, is_sharded: bool) -> None:
+    """Three steps of two micro batches; in each forward pass of rank 1 there is a delay."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    model = build(SPEC, "meta", 0)
+    trainable = prepare(model, device="cpu", bf16=False, world=2, shard=is_sharded)
+    initialise(model, 0)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    timer = ComputeTimer(CPU, model)
+    assert timer.is_complete
+    if rank == 1:
+        model.layers[0].attention.register_forward_pre_hook(lambda *_: time.sleep(DELAY_S))
+    tokens = torch.randint(0, 160, (2, 16))
+    times: dict[str, list[float]] = {"step": [], "compute": []}
+    for _ in range(3):
+        before = time.perf_counter()
+        batches = [(tokens, tokens)] * 2
+        train_step(trainable, optimizer, batches, learning_rate=1e-3, clip_grad=1.0, timer=timer).values.tolist()
+        times["step"].append(time.perf_counter() - before)
+        taken = timer.take()
+        assert taken is not None
+        times["compute"].append(taken.seconds())
+    Path(folder, f"{rank}.json").write_text(json.dumps(times))
+    dist.destroy_process_group()
+
+
+def test_a_torch_whose_waits_are_unknown_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sharded(nn.Module):
+        def _get_fsdp_state(self) -> object:
+            return type("State", (), {"_fsdp_param_groups": [object()]})()
+
+    monkeypatch.setattr(timing, "FSDPModule", Sharded)
+    timer = ComputeTimer(CPU, Sharded())
+    assert not timer.is_complete
+    with timer.measure():
+        pass
+    assert timer.take() is None
+
+
+def test_heartbeats_of_all_processes_have_their_times(make_run: MakeRun, start_workers: Callable[..., Any]) -> None:
+    run = make_run(train_iters=3)
+    start_workers(run, world=2).succeed()
+    for rank in (0, 1):
+        beat = json.loads((run.attempt(0) / f"rank_{rank}.heartbeat.json").read_text())
+        assert beat["step"] == 3 and 0 < beat["compute_time_s"] < beat["step_time_s"]
+    steps = [event for event in events.read(run.events) if event["kind"] == "step"]
+    assert all(0 < step["compute_time_s"] < step["step_time_s"] for step in steps)
+
+
+@pytest.mark.slow
+def test_measuring_costs_less_than_a_two_hundredth_of_a_step() -> None:
+    """A layer of FSDP2 pauses the timer five times in a pass; one of 64 wide on one core is as short as layers get."""
+    timer = ComputeTimer(CPU, nn.Linear(1, 1))
+    rounds, pauses = 200, 15
+    before = time.perf_counter()
+    for _ in range(rounds):
+        with timer.measure():
+            for _ in range(pauses):
+                timer.pause()
+                timer.go_on()
+        taken = timer.take()
+        assert taken is not None
+        taken.seconds()
+    cost_s = (time.perf_counter() - before) / rounds
+    assert cost_s < 0.005 * _shortest_step_s(), f"{cost_s * 1e6:.1f} us"
+
+
+def _shortest_step_s() -> float:
+    """A step of two layers, with 2,048 tokens."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        model = build(SPEC, "cpu", 0)
+        trainable = prepare(model, device="cpu", bf16=False)
+        optimizer = build_optimizer(model, OptimizerConfig())
+        tokens = torch.randint(0, 160, (16, 128))
+        times = []
+        for _ in range(10):
+            before = time.perf_counter()
+            train_step(trainable, optimizer, [(tokens, tokens)], learning_rate=1e-3, clip_grad=1.0).values.tolist()
+            times.append(time.perf_counter() - before)
+    finally:
+        torch.set_num_threads(threads)
+    return min(times)
