@@ -141,6 +141,7 @@ def test_a_token_is_named_and_not_shown(workplace: Path, words: tuple[str, ...])
         (("create", *EXP, "--replica", "0"), "--replica 0 is less than 1"),
         (("create", *EXP, "--replica", "3", "--nodelist", "a,b"), "--replica 3 on 2 nodes"),
         (("create", *EXP, "--volume", "runs"), "expected CLAIM:/path"),
+        (("create", *EXP, "--memory", "much"), "--memory much: not an amount"),
         (("create", *EXP, "--rdma", "8"), "expected RESOURCE=N"),
         (("create", *EXP, "--secret", "X=Y"), "--secret takes NAME=SECRET/KEY"),
         (("create", *EXP, "--env", "NOT_SET_HERE"), "this shell has no such variable"),
@@ -270,7 +271,7 @@ def test_pods_that_begin_together_make_one_run_folder(tmp_path: Path) -> None:
     run = tmp_path / "vol ume" / "night $(x)" / "r"
     say = f"test -f '{run}/config/a b.yaml' && echo ok"
     pods = [
-        subprocess.Popen(["sh", str(script), str(run), "", "sh", "-c", say], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(["sh", str(script), str(run), ".", "sh", "-c", say], stdout=subprocess.PIPE, text=True)
         for _ in range(12)
     ]
     assert [pod.communicate(timeout=20)[0] for pod in pods] == ["ok\n"] * 12
@@ -303,7 +304,7 @@ def test_a_run_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     script = mounted(tmp_path)
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "other").write_text("in the way")
-    done = in_pod(tmp_path, script, str(tmp_path / "r"), "", "true")
+    done = in_pod(tmp_path, script, str(tmp_path / "r"), ".", "true")
     assert (done.returncode, done.stderr) == (1, f"node.sh: {tmp_path}/r cannot be made\n")
 
 

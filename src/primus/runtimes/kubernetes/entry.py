@@ -22,7 +22,7 @@ if [ ! -e "$folder/metadata.json" ]; then
         exit 1
     fi
 fi
-if [ -n "$workdir" ]; then cd "$workdir"; fi
+cd "$workdir"
 exec "$@"
 """
 """`mv -T` renames a folder or fails where the other one is not empty: rename(2)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import time
 from collections.abc import Callable, Iterable
@@ -27,6 +28,7 @@ class Reader:
     def read(self, pod: str, *, follow: bool) -> None:
         """Write the lines of `pod` that are new; with `follow` until the connection ends, maybe long before the pod."""
         if pod != self._pod:
+            self._finish()
             self._pod, self._last, self._num_at_last = pod, "", 0
         query = {"container": REPLICATED_JOB, "timestamps": "true"}
         query |= {"follow": "true"} if follow else {}
@@ -41,6 +43,12 @@ class Reader:
             if error.status not in (http.client.BAD_REQUEST, http.client.NOT_FOUND) or not follow:
                 raise
             time.sleep(RECONNECT_S)  # its container waits to be started, or the pod has been replaced
+
+    def _finish(self) -> None:
+        """Write the last lines of the pod before, where it is still there."""
+        if self._pod:
+            with contextlib.suppress(Refused):
+                self.read(self._pod, follow=False)
 
     def _write_new(self, lines: Iterable[str]) -> None:
         """Write `lines` without those that were written before a connection was lost: they come by the second."""

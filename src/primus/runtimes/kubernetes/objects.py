@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,8 @@ PATHS = {
 }
 KINDS = {"jobset": "JobSet", "trainjob": "TrainJob"}
 POLL_S = 2.0
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
+"""k8s.io/apimachinery/pkg/api/resource, without exponents."""
 
 
 def place(options: Options, environ: Mapping[str, str]) -> Place:
@@ -56,6 +59,10 @@ def check(options: Options) -> None:
     for name, is_given in foreign.items():
         if is_given:
             raise UsageError(f"--target {options.kind} has no {name}", "leave it out")
+    for name in ("cpu", "memory", "shm"):
+        value = getattr(options, name)
+        if value is not None and not _QUANTITY.fullmatch(value):
+            raise UsageError(f"--{name} {value}: not an amount", "such as 96, or 1024Gi")
     if options.vendor not in (None, "none") and options.gpu == 0:
         raise UsageError(f"--vendor {options.vendor} without GPUs", "give --gpu N, or leave it out")
     usable = len(set(options.allowed_nodes) - set(options.excluded_nodes))

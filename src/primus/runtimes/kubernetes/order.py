@@ -9,20 +9,20 @@ from pathlib import Path, PurePosixPath
 
 from primus import registry
 from primus.errors import UsageError
-from primus.launch import folder
+from primus.launch import folder, jobs
 from primus.launch.plan import Context, LaunchPlan
 from primus.launch.remote import Remote
 from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import Order
-from primus.secret import MASK, is_secret
+from primus.secret import masked
 
 LONGEST_LABEL = 63
 """RFC 1123; the name of a pod is its host name."""
 NO_VOLUME = PurePosixPath("/primus/output")
 """Where run folders are that end with their pod."""
-LEFT_HERE = ("launch.json", "submission.json")
-"""Files of a run folder that are about this machine."""
+LEFT_HERE = ("launch.", jobs.RECORD)
+"""How the names of files of a run folder begin that are about this machine."""
 LARGEST_FILE_BYTES = 1 << 20
 """A larger file of a run folder is no configuration."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -32,9 +32,6 @@ def order_of(remote: Remote, options: Options, files: Mapping[str, str]) -> Orde
     """The job that `remote` asks for, with `files` in its run folder."""
     inside = inside_of(options, remote.context)
     env, secrets = variables(options, remote.plan, remote.context)
-    others = {name: each for name, each in _experiments_secrets(remote).items() if name not in env}
-    referenced = secret_references(options)
-    secrets = {name: value for name, value in (others | secrets).items() if name not in referenced}
     return Order(
         options=options,
         name=job_name(options, remote.context.name, Path(remote.directory).name),
@@ -95,16 +92,8 @@ def variables(options: Options, plan: LaunchPlan, context: Context) -> tuple[dic
     if context.environ.get("HF_TOKEN"):
         found.setdefault("HF_TOKEN", context.environ["HF_TOKEN"])
     found = {name: value for name, value in found.items() if name not in referenced}
-    secrets = {name: value for name, value in found.items() if name in hidden or is_secret(name)}
+    secrets = {name: value for name, value in found.items() if name in hidden or masked(name, value) != value}
     return {name: value for name, value in found.items() if name not in secrets}, secrets
-
-
-def _experiments_secrets(remote: Remote) -> dict[str, str]:
-    """Secrets that the experiment sets: its files in the run folder do not hold them."""
-    found = {
-        name: variable.value for name, variable in remote.job.env.items() if variable.shown(name) != variable.value
-    }
-    return {name: value for name, value in found.items() if MASK not in value}
 
 
 def _of_shell(name: str, environ: Mapping[str, str]) -> str:
@@ -169,7 +158,7 @@ def existing_files(remote: Remote) -> dict[str, str]:
     directory = Path(remote.directory)
     named = [directory / name for name in remote.job.files]
     found = {*named, *directory.glob("*.json"), *(directory / "config").rglob("*")}
-    kept = sorted(path for path in found if path.is_file() and path.name not in LEFT_HERE)
+    kept = sorted(path for path in found if path.is_file() and not path.name.startswith(LEFT_HERE))
     return {str(path.relative_to(directory)): _text(path) for path in kept}
 
 

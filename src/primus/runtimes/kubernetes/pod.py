@@ -85,7 +85,7 @@ def rest_of_container(order: Order) -> Manifest:
 
 def command(order: Order) -> list[str]:
     """What the container starts."""
-    words = ("sh", entry.RUN_SCRIPT, order.inside, order.options.workdir or "", *order.command)
+    words = ("sh", entry.RUN_SCRIPT, order.inside, order.options.workdir or ".", *order.command)
     return [unexpanded(word) for word in words]
 
 

@@ -1,0 +1,378 @@
+"""Jobs on a real Kubernetes API server without controllers: the test says in their place how jobs and pods stand."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fakes import cli
+from fakes.kubelet import Api, Kubelet, serving
+from primus.runs.store import runs_under
+
+pytest.importorskip("kubernetes")
+pytest.importorskip("kubeflow_trainer_api")
+crds = importlib.import_module("fakes.crds")
+pytestmark = pytest.mark.cluster("kubernetes")
+
+EXPERIMENT = """\
+exp_name: night
+modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: true, seq_length: 8, train_iters: 3}}}
+"""
+JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
+TRAINJOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs"
+RUNTIMES = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainingruntimes"
+PODS = "/api/v1/namespaces/default/pods"
+MAPS = "/api/v1/namespaces/default/configmaps"
+SECRETS = "/api/v1/namespaces/default/secrets"
+SCRIPT = Path(__file__).parent / "kubernetes.sh"
+HASTY = "import primus.runtimes.kubernetes.client as c; c.DELAYS_S = (0.05, 0.05)\n"
+HASTY += "import primus.runtimes.kubernetes.objects as o; o.POLL_S = 0.1\n"
+HASTY += "import primus.runtimes.kubernetes.commands as m; m.POLL_S = 0.1\n"
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    folder = tmp_path_factory.mktemp("kubernetes")
+    try:
+        subprocess.run(["bash", str(SCRIPT), "up", str(folder)], check=True, timeout=120)
+        found = Api(folder)
+        for kind in crds.KINDS:
+            found.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crds.definition(kind))
+        cli.wait_for(lambda: _serves(found), "the kinds of JobSet and Kubeflow")
+        yield found
+    finally:
+        subprocess.run(["bash", str(SCRIPT), "down", str(folder)], check=True, timeout=60)
+
+
+def _serves(api: Api) -> bool:
+    try:
+        return all(api.ask("GET", path)["items"] == [] for path in (JOBSETS, TRAINJOBS, RUNTIMES))
+    except AssertionError:
+        return False
+
+
+@pytest.fixture
+def kubelet(api: Api) -> Iterator[Kubelet]:
+    with serving(api.kubeconfig.parent) as kubelet:
+        yield kubelet
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    (tmp_path / "night.yaml").write_text(EXPERIMENT)
+    return tmp_path
+
+
+def k8s(api: Api, workplace: Path, *words: str, code: int = 0, **env: str | None) -> subprocess.CompletedProcess[str]:
+    where = {"KUBECONFIG": str(api.kubeconfig), "HOME": str(workplace), "XDG_STATE_HOME": str(workplace / "state")}
+    done = cli.run("k8s", *words, cwd=workplace, before=HASTY, **{**where, **env})
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "canary" not in done.stdout + done.stderr
+    return done
+
+
+def create(api: Api, workplace: Path, name: str, *words: str, **env: str | None) -> Any:
+    k8s(api, workplace, "create", "--name", name, "--image", "X", "--exp", "night.yaml", *words, **env)
+    return api.ask("GET", f"{TRAINJOBS if 'trainjob' in words else JOBSETS}/{name}")
+
+
+def make_pod(api: Api, job: str, rank: int, status: Any, suffix: str = "abcde", node: str = "") -> str:
+    """A pod of a job, as the controllers of JobSet and Job make it, from the job's own template."""
+    jobset = api.ask("GET", f"{JOBSETS}/{job}")
+    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    name = f"{job}-node-0-{rank}-{suffix}"
+    meta = {
+        "name": name,
+        "labels": {**template["metadata"]["labels"], "jobset.sigs.k8s.io/jobset-name": job},
+        "annotations": {
+            "batch.kubernetes.io/job-completion-index": str(rank),
+            "jobset.sigs.k8s.io/coordinator": f"{job}-node-0-0.{job}",
+        },
+    }
+    spec = {**template["spec"], **({"nodeName": node} if node else {})}
+    api.ask("POST", PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    api.set_status(f"{PODS}/{name}", status)
+    return name
+
+
+def running(**state: Any) -> Any:
+    return {
+        "phase": "Running",
+        "containerStatuses": [
+            {
+                "name": "node",
+                "image": "X",
+                "imageID": "",
+                "ready": True,
+                "restartCount": 0,
+                "state": state or {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+            }
+        ],
+    }
+
+
+def ended(code: int) -> Any:
+    return {**running(terminated={"exitCode": code, "reason": "Error"}), "phase": "Failed"}
+
+
+def finish(api: Api, job: str, kind: str) -> None:
+    moment = "2026-01-01T00:00:00Z"
+    condition = {
+        "type": kind,
+        "status": "True",
+        "reason": "Ended",
+        "message": f"jobset {kind}",
+        "lastTransitionTime": moment,
+    }
+    api.set_status(f"{JOBSETS}/{job}", {"terminalState": kind, "conditions": [condition], "restarts": 1})
+
+
+def holds(stored: Any, sent: Any) -> bool:
+    """Whether the server keeps all that was sent; it adds defaults, and drops what it does not know."""
+    if isinstance(sent, dict):
+        return isinstance(stored, dict) and all(
+            key in stored and holds(stored[key], each) for key, each in sent.items()
+        )
+    if isinstance(sent, list):
+        return len(stored) == len(sent) and all(map(holds, stored, sent))
+    return bool(stored == sent)
+
+
+HOSTILE = "a b\"c'd$(E)`f`\ng,h=i;*\\ü😀\t$$(X)$${Y}$ -- #: {[|>&!%@"
+FULL = (
+    *("--replica", "2", "--volume", "runs:/runs", "--nodelist", "n1,n2", "--rdma", "rdma/hca=8", "--queue", "q"),
+    *("--memory", "1Ti", "--shm", "1Gi", "--env", f"VALUE={HOSTILE}", "--secret", "OTHER_KEY=other/key", "--ttl", "60"),
+)
+
+
+def test_a_job_is_made_with_all_that_belongs_to_it_and_goes_with_it(api: Api, workplace: Path) -> None:
+    stored = create(api, workplace, "whole", *FULL, HF_TOKEN="canary-token")
+    run = runs_under(workplace / "output")[0]
+    sent = {
+        each["kind"]: each for each in yaml.safe_load_all((run.directory / "kubernetes/job.txt").read_text()) if each
+    }
+    assert holds(stored, sent["JobSet"])
+    secret = api.ask("GET", f"{SECRETS}/whole-env")
+    assert base64.b64decode(secret["data"]["HF_TOKEN"]) == b"canary-token"
+    config_map = api.ask("GET", f"{MAPS}/whole-run")
+    assert holds(config_map, sent["ConfigMap"])
+    for name, key in (("config/primus_config.yaml", "config.primus_config.yaml"), ("metadata.json", "metadata.json")):
+        assert config_map["data"][key] == (run.directory / name).read_text()
+    assert "launch.json" not in config_map["data"], "what is about this machine stays here"
+    for each in (secret, config_map):
+        (owner,) = each["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("JobSet", "whole", stored["metadata"]["uid"])
+    kept = [path for path in workplace.rglob("*") if path.is_file()]
+    assert kept and not any("canary" in path.read_text(errors="replace") for path in kept)
+
+    k8s(api, workplace, "delete", "whole")
+    for path in (f"{JOBSETS}/whole", f"{SECRETS}/whole-env", f"{MAPS}/whole-run"):
+        with pytest.raises(AssertionError, match="404"):
+            api.ask("GET", path)
+    assert "no job 'whole'" in k8s(api, workplace, "delete", "whole", code=2).stderr
+
+
+def test_what_a_dry_run_prints_is_what_the_server_takes(api: Api, workplace: Path) -> None:
+    printed = k8s(
+        api, workplace, "--dry-run", "create", "--image", "X", "--exp", "night.yaml", *FULL, HF_TOKEN="canary"
+    )
+    for each in yaml.safe_load_all(printed.stdout):
+        if each:
+            path = {"ConfigMap": MAPS, "JobSet": JOBSETS}[each["kind"]]
+            assert holds(api.ask("POST", path, each), each)
+            api.ask("DELETE", f"{path}/{each['metadata']['name']}")
+
+
+def test_a_train_job_is_made_with_a_runtime_of_its_own_where_it_needs_one(api: Api, workplace: Path) -> None:
+    own = ("--target", "trainjob", "--host-network", "--max-restarts", "2")
+    stored = create(api, workplace, "train", *own)
+    assert stored["spec"]["runtimeRef"]["name"] == "train-runtime"
+    runtime = api.ask("GET", f"{RUNTIMES}/train-runtime")
+    assert runtime["metadata"]["ownerReferences"][0]["kind"] == "TrainJob"
+    assert runtime["spec"]["template"]["spec"]["failurePolicy"]["maxRestarts"] == 2
+    plain = create(api, workplace, "plain", "--target", "trainjob")
+    assert plain["spec"]["runtimeRef"]["name"] == "torch-distributed"
+    condition = {
+        "type": "Complete",
+        "status": "True",
+        "reason": "x",
+        "message": "ok",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    api.set_status(f"{TRAINJOBS}/plain", {"conditions": [condition]})
+    assert json.loads(k8s(api, workplace, "get", "plain", "--json").stdout)["state"]["state"] == "done"
+    listed = json.loads(k8s(api, workplace, "list", "--target", "trainjob", "--json").stdout)
+    assert [each["id"] for each in listed if each["id"] in ("train", "plain")] == ["train", "plain"]
+    for name in ("train", "plain"):
+        k8s(api, workplace, "delete", name)
+    assert api.ask("GET", RUNTIMES)["items"] == []
+
+
+def test_get_list_and_wait_say_how_a_job_stands(api: Api, workplace: Path) -> None:
+    create(api, workplace, "stands", "--replica", "2")
+    assert json.loads(k8s(api, workplace, "get", "stands", "--json").stdout)["state"]["state"] == "queued"
+    reason = "0/3 nodes are available: 3 Insufficient amd.com/gpu."
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": reason}
+    first = make_pod(api, "stands", 0, {"phase": "Pending", "conditions": [refused]})
+    pulls = {"reason": "ImagePullBackOff", "message": "Back-off pulling image X"}
+    second = make_pod(api, "stands", 1, {**running(waiting=pulls), "phase": "Pending"})
+    told = k8s(api, workplace, "get", "stands").stdout
+    assert f"message:  {first}: {reason}" in told
+    assert f"{second}  Pending  -     -     ImagePullBackOff: Back-off pulling image X" in told
+    assert "124" not in told
+    late = k8s(api, workplace, "wait", "stands", "--timeout", "0.3", code=124)
+    assert "still Pending" in late.stderr
+
+    for pod in (first, second):
+        api.set_status(f"{PODS}/{pod}", running())
+    assert json.loads(k8s(api, workplace, "get", "stands", "--json").stdout)["state"]["state"] == "running"
+    api.set_status(f"{PODS}/{first}", ended(1))
+    api.set_status(f"{PODS}/{second}", ended(93))
+    finish(api, "stands", "Failed")
+    view = json.loads(k8s(api, workplace, "get", "--workload-id", "stands", "--json").stdout)
+    assert (view["state"]["state"], view["state"]["exit_code"], view["state"]["restarts"]) == ("failed", 93, 1)
+    assert [(pod["rank"], pod["exit_code"]) for pod in view["pods"]] == [(0, 1), (1, 93)]
+    k8s(api, workplace, "wait", "stands", code=93)
+    assert "stands  failed  Failed  2      1" in k8s(api, workplace, "list").stdout
+    k8s(api, workplace, "delete", "stands", "--yes")
+
+
+def stamped(*texts: str) -> list[str]:
+    """Lines with the times that a kubelet gives; two are of one moment."""
+    return [f"2026-01-01T00:00:0{number // 2}.5Z {text}\n" for number, text in enumerate(texts)]
+
+
+def test_logs_are_followed_over_lost_connections_and_restarts(api: Api, workplace: Path, kubelet: Kubelet) -> None:
+    create(api, workplace, "logs", "--replica", "2")
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
+    api.ask("POST", "/api/v1/nodes", node)
+    address = [{"type": "InternalIP", "address": "127.0.0.1"}]
+    endpoint = {"kubeletEndpoint": {"Port": kubelet.port}}
+    api.set_status("/api/v1/nodes/n1", {"addresses": address, "daemonEndpoints": endpoint})
+    pod = make_pod(api, "logs", 0, running(), node="n1")
+    other = make_pod(api, "logs", 1, running(), node="n1")
+    lines = ["step 1", "the same", "the same", "step 2 ü", "last"]
+    kubelet.logs = {pod: stamped(*lines), other: stamped("other")}
+    whole = "".join(f"{line}\n" for line in lines)
+    assert k8s(api, workplace, "logs", "logs").stdout == whole
+    assert k8s(api, workplace, "logs", "logs", "--tail", "2").stdout == "step 2 ü\nlast\n"
+    assert k8s(api, workplace, "logs", "logs", "--rank", "1").stdout == "other\n"
+    assert "no node 2" in k8s(api, workplace, "logs", "logs", "--rank", "2", code=2).stderr
+
+    kubelet.cut_after = 3
+    where = {"KUBECONFIG": str(api.kubeconfig), "HOME": str(workplace), "XDG_STATE_HOME": str(workplace / "state")}
+    with cli.started("k8s", "logs", "logs", "--follow", cwd=workplace, before=HASTY, **where) as process:
+        cli.wait_for(lambda: len([each for each in kubelet.requests if "sinceTime" in each]) > 1, "a second connection")
+        kubelet.logs[pod] += ["2026-01-01T00:00:09Z after\n"]
+        api.set_status(f"{PODS}/{pod}", ended(1))
+        again = make_pod(api, "logs", 0, running(), suffix="vwxyz", node="n1")
+        kubelet.logs[again] = stamped("begun again")
+        cli.wait_for(lambda: any(again in each for each in kubelet.requests), "the log of the next attempt")
+        finish(api, "logs", "Completed")
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert out == f"{whole}after\nbegun again\n"
+    k8s(api, workplace, "delete", "logs")
+    for name in (pod, other, again):
+        api.ask("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+    api.ask("DELETE", "/api/v1/nodes/n1")
+
+
+def test_nodes_are_listed_with_their_gpus(api: Api, workplace: Path) -> None:
+    for number, ready in enumerate(("True", "False")):
+        labels = {"amd.com/gpu.product-name": "MI300X"} if number == 0 else {}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"g{number}", "labels": labels}}
+        api.ask("POST", "/api/v1/nodes", node)
+        said = {"type": "Ready", "status": ready, "reason": "x", "message": "no contact"}
+        amounts = {"amd.com/gpu": "8", "cpu": "96"}
+        api.set_status(f"/api/v1/nodes/g{number}", {"conditions": [said], "allocatable": amounts, "capacity": amounts})
+    create(api, workplace, "gpus")
+    make_pod(api, "gpus", 0, running(), node="g0")
+    found = json.loads(k8s(api, workplace, "nodes", "--json").stdout)
+    assert [(each["name"], each["is_ready"], each["gpus"], each["gpus_used"], each["model"]) for each in found] == [
+        ("g0", True, 8, 8, "MI300X"),
+        ("g1", False, 8, 0, ""),
+    ]
+    assert "no contact" in k8s(api, workplace, "nodes").stdout
+    k8s(api, workplace, "delete", "gpus")
+    for name in ("g0", "g1"):
+        api.ask("DELETE", f"/api/v1/nodes/{name}")
+
+
+def test_a_name_that_is_taken_is_refused_and_nothing_is_left(api: Api, workplace: Path) -> None:
+    api.ask(
+        "POST",
+        JOBSETS,
+        {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "taken"}, "spec": {}},
+    )
+    words = ("create", "--name", "taken", "--image", "X", "--exp", "night.yaml")
+    refused = k8s(api, workplace, *words, code=1, HF_TOKEN="canary")
+    assert "409" in refused.stderr
+    assert '"taken" already exists' in refused.stderr
+    assert "--name" in refused.stderr
+    left = [each["metadata"]["name"] for path in (MAPS, SECRETS) for each in api.ask("GET", path)["items"]]
+    assert not [name for name in left if name.startswith("taken")]
+    assert api.ask("GET", f"{JOBSETS}/taken")["metadata"]["name"] == "taken", "what others made stays"
+    api.ask("DELETE", f"{JOBSETS}/taken")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--context", "late"), 1, ("401", "log in again (late of ")),
+        (("--context", "poor"), 1, ("403", 'User "poor" cannot create resource', "ask for a role")),
+        (("-n", "nowhere"), 1, ("404", 'namespaces "nowhere" not found', "choose another one with --namespace")),
+        (("--context", "absent"), 2, ("no context 'absent'", "--context admin|poor|late")),
+        (
+            ("--kubeconfig", "absent"),
+            2,
+            ("no Kubernetes cluster is configured: absent does not exist", "--dry-run needs none"),
+        ),
+    ],
+)
+def test_a_refusal_says_what_to_do(
+    api: Api, workplace: Path, words: tuple[str, ...], code: int, said: tuple[str, ...]
+) -> None:
+    done = k8s(api, workplace, "create", "--image", "X", "--exp", "night.yaml", *words, code=code)
+    for text in said:
+        assert text in done.stderr
+    assert [each["metadata"]["name"] for each in api.ask("GET", JOBSETS)["items"]] == []
+    assert [each for each in api.ask("GET", MAPS)["items"] if each["metadata"]["name"] != "kube-root-ca.crt"] == []
+    assert not list((workplace / "state").rglob("*.json")), "what was refused is no job"
+
+
+def test_a_server_that_is_not_there_is_an_error(api: Api, workplace: Path) -> None:
+    elsewhere = workplace / "elsewhere"
+    elsewhere.write_text(api.kubeconfig.read_text().replace(api.url, "https://127.0.0.1:9"))
+    done = k8s(api, workplace, "list", "--kubeconfig", "elsewhere", code=1)
+    assert "https://127.0.0.1:9 cannot be reached: " in done.stderr
+    assert "Connection refused" in done.stderr
+    assert "context admin of" in done.stderr
+    untrusted = json.dumps(yaml.safe_load(api.kubeconfig.read_text())).replace("certificate-authority", "ignored")
+    elsewhere.write_text(untrusted)
+    assert "certificate verify failed" in k8s(api, workplace, "list", "--kubeconfig", "elsewhere", code=1).stderr
+
+
+def test_a_cluster_without_the_controller_says_what_it_lacks(api: Api, workplace: Path) -> None:
+    name = "trainingruntimes.trainer.kubeflow.org"
+    api.ask("DELETE", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+    cli.wait_for(lambda: _is_gone(api), "the kind is gone")
+    words = ("create", "--target", "trainjob", "--host-network", "--image", "X", "--exp", "night.yaml")
+    assert "this cluster has no Kubeflow Trainer" in k8s(api, workplace, *words, code=1).stderr
+    assert [each for each in api.ask("GET", MAPS)["items"] if each["metadata"]["name"] != "kube-root-ca.crt"] == []
+
+
+def _is_gone(api: Api) -> bool:
+    try:
+        api.ask("GET", RUNTIMES)
+    except AssertionError:
+        return True
+    return False
