@@ -1,0 +1,224 @@
+"""Jobs are submitted once, remembered, and known again; with programs that stand for Slurm's."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from fakes import cli
+from fakes.slurm import FakeSlurm
+from primus.runs.files import read_json
+from primus.runs.store import Metadata
+
+TASK = ("--", "train", "pretrain", "--config", "night.yaml")
+EXPERIMENT = """\
+workspace: out
+env: {MY_API_KEY: canary-experiment}
+modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: true, seq_length: 8, train_iters: 2}}}
+"""
+HOSTILE = "a 'b' \"c\" $(touch evil) `id` \\ * ; & | < > # = , \u00e9\u4e2d"
+
+
+class Place:
+    """A folder with an experiment, and a Slurm."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "night.yaml").write_text(EXPERIMENT)
+        self.slurm = FakeSlurm(folder / "bin")
+        self.slurm.answers(sbatch="echo 41", squeue="echo '41|RUNNING|None|n[1-2]'")
+
+    def primus(self, *words: str, code: int | None = 0, **env: str) -> str:
+        done = cli.run(
+            *words, cwd=self.folder, **(self.slurm.environ | {"XDG_STATE_HOME": str(self.folder / "state")} | env)
+        )
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    @property
+    def runs(self) -> list[Path]:
+        return sorted(path for path in (self.folder / "out" / "night").glob("2*"))
+
+    @property
+    def metadata(self) -> Metadata:
+        return read_json(self.runs[-1] / "metadata.json", Metadata)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_submitted_job_is_told_and_remembered(place: Place) -> None:
+    said = place.primus("slurm", "sbatch", "-N", "2", *TASK)
+    assert "job 41 is queued" in said
+    (run,) = place.runs
+    assert place.slurm.argv("sbatch") == ["--parsable", f"{run}/job.sh"]
+    assert (run / "logs").is_dir(), "Slurm does not make the folder of a log"
+    submission = json.loads((run / "submission.json").read_text())
+    assert (submission["id"], submission["name"], submission["runtime"]) == ("41", "night", "slurm")
+    assert submission["logs"] == [f"{run}/logs/slurm-41.out"]
+    assert '"kind":"submitted"' in (run / "events.jsonl").read_text()
+    assert place.metadata.outcome.state == "planned"
+
+
+def test_a_job_is_one_json_object(place: Place) -> None:
+    done = cli.run("--json", "slurm", "sbatch", *TASK, cwd=place.folder, **place.slurm.environ)
+    values = json.loads(done.stdout)
+    assert values == {"runtime": "slurm", "id": "41", "name": "night", "run": str(place.runs[0])}
+
+
+def test_the_cluster_of_a_federation_is_remembered(place: Place) -> None:
+    place.slurm.answers(sbatch="echo '41;north'", squeue="echo 'CLUSTER: north'; echo '41|PENDING|Priority|'")
+    place.primus("slurm", "sbatch", *TASK)
+    assert "queued (Priority)" in place.primus("direct", "--", "jobs", "show", "41")
+    assert "--clusters=north" in place.slurm.argv("squeue")
+
+
+def test_secrets_reach_a_job_by_name_alone(place: Place) -> None:
+    words = ("slurm", "sbatch", "--", "direct", "--env", "GH_TOKEN=canary-typed", *TASK)
+    said = place.primus(*words, HF_TOKEN="canary-shell")
+    env = place.slurm.env("sbatch")
+    assert (env["HF_TOKEN"], env["GH_TOKEN"]) == ("canary-shell", "canary-typed")
+    left = [path.read_text(errors="replace") for path in place.runs[0].rglob("*") if path.is_file()]
+    left += [path.read_text(errors="replace") for path in (place.folder / "state").rglob("*") if path.is_file()]
+    assert len(left) > 5
+    assert "canary" not in said + "".join(left) + " ".join(place.slurm.argv("sbatch"))
+
+
+def test_a_job_inside_a_job_inherits_nothing_of_it(place: Place) -> None:
+    around = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_MEM_PER_CPU": "1",
+        "SBATCH_PARTITION": "x",
+        "SLURM_CONF": "/c",
+        "PMI_RANK": "0",
+    }
+    place.primus("slurm", "sbatch", *TASK, **around)
+    env = place.slurm.env("sbatch")
+    assert [name for name in env if name.startswith(("SLURM", "SBATCH", "PMI"))] == ["SLURM_CONF"]
+    place.primus("slurm", "srun", "--", "runs", "list", **around)
+    assert place.slurm.env("srun")["SLURM_JOB_ID"] == "7", "a step belongs to the job"
+
+
+def test_hostile_values_reach_slurm_unchanged(place: Place) -> None:
+    place.primus("slurm", "sbatch", "-J", HOSTILE, "--comment", "two\nlines", *TASK, BIG="x" * 100_000, ODD=HOSTILE)
+    assert place.slurm.argv("sbatch") == ["--parsable", "--comment", "two\nlines", f"{place.runs[0]}/job.sh"]
+    env = place.slurm.env("sbatch")
+    assert (env["ODD"], len(env["BIG"])) == (HOSTILE, 100_000)
+    assert not (place.folder / "evil").exists()
+    place.primus("slurm", "srun", "-J", HOSTILE, "--", "runs", "list", "--name", HOSTILE)
+    argv = place.slurm.argv("srun")
+    assert argv[argv.index("-J") + 1] == HOSTILE
+    assert argv[-1] == HOSTILE
+
+
+def test_folders_of_logs_are_made_before_the_job(place: Place) -> None:
+    place.primus("slurm", "sbatch", "-J", "big", "-o", "my logs/%x/%j-%N.log", "--error=err/e", *TASK)
+    assert (place.folder / "my logs/big").is_dir()
+    assert (place.folder / "err").is_dir()
+    submission = json.loads((place.runs[0] / "submission.json").read_text())
+    assert submission["logs"] == [f"{place.folder}/my logs/big/41-*.log", f"{place.folder}/err/e"]
+
+
+def test_a_folder_that_cannot_be_made_yet_is_refused(place: Place) -> None:
+    said = place.primus("slurm", "sbatch", "-o", "logs/%j/out", *TASK, code=2)
+    assert "no folder can be made for a job that has no number yet" in said
+    assert not place.slurm.calls("sbatch")
+
+
+def test_a_refused_job_is_said_and_recorded(place: Place) -> None:
+    place.slurm.answers(sbatch="echo 'sbatch: error: invalid partition specified: x' >&2; exit 1", squeue="")
+    said = place.primus("slurm", "sbatch", "-p", "x", *TASK, code=1)
+    assert "the job was not accepted: sbatch: error: invalid partition specified: x" in said
+    assert place.metadata.outcome.state == "failed"
+    assert not (place.runs[0] / "submission.json").exists()
+
+
+def test_a_job_that_was_accepted_unheard_is_not_submitted_twice(place: Place) -> None:
+    place.slurm.answers(
+        sbatch="echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1",
+        squeue='echo "40|night|primus:other"; echo "43|night|primus:$(basename out/night/2*)"; echo "43|RUNNING|None|n1"',
+    )
+    assert "job 43 is queued" in place.primus("slurm", "sbatch", *TASK)
+
+
+def test_where_nobody_knows_whether_a_job_was_accepted_that_is_said(place: Place) -> None:
+    place.slurm.answers(sbatch="exit 1", squeue="echo 'squeue: error: Unable to contact' >&2; exit 1")
+    said = place.primus("slurm", "sbatch", *TASK, code=1)
+    assert "whether the job was accepted is not known" in said
+    assert "squeue --me --name=night" in said
+
+
+def test_a_run_belongs_to_one_job(place: Place) -> None:
+    place.primus("slurm", "sbatch", *TASK)
+    again = ("slurm", "sbatch", "--", "train", "pretrain", "--run", str(place.runs[0]))
+    said = place.primus(*again, code=1)
+    assert "belongs to job 41 of slurm, which is running" in said
+    place.slurm.answers(squeue="echo error >&2; exit 1")
+    assert "squeue does not answer" in place.primus(*again, code=1)
+    assert len(place.slurm.calls("sbatch")) == 1
+    place.slurm.answers(
+        sbatch="echo 42", squeue="echo '41|COMPLETED|None|n1'", scontrol="echo 'JobState=COMPLETED ExitCode=0:0'"
+    )
+    assert "job 42 is queued" in place.primus(*again)
+
+
+def test_a_question_about_the_start_leaves_nothing(place: Place) -> None:
+    place.slurm.answers(sbatch="echo 'sbatch: Job 5 to start at 2026-01-01' >&2")
+    said = place.primus("slurm", "sbatch", "--test-only", *TASK)
+    assert "Job 5 to start" in said
+    assert place.slurm.argv("sbatch")[:2] == ["--parsable", "--test-only"]
+    assert not (place.folder / "out" / "night").exists()
+    place.slurm.answers(sbatch="echo 41")
+    place.primus("slurm", "sbatch", *TASK)
+    place.slurm.answers(sbatch="echo 'allocation failure' >&2; exit 1")
+    place.primus("slurm", "sbatch", "--test-only", *TASK, code=1)
+    assert len(place.runs) == 1
+    assert (place.folder / "out/night/latest").resolve() == place.runs[0]
+
+
+def test_without_slurm_a_clear_error_and_no_run(place: Place) -> None:
+    said = place.primus("slurm", "sbatch", *TASK, code=2, PATH="/nowhere")
+    assert "sbatch is not installed here" in said
+    assert not place.runs
+
+
+def test_to_wait_gives_the_jobs_exit_code(place: Place) -> None:
+    place.slurm.answers(
+        squeue="[ -e seen ] && echo '41|FAILED|NonZeroExitCode|n1' || echo '41|PENDING|JobHeldUser|'; touch seen",
+        scontrol="echo 'JobState=FAILED Reason=NonZeroExitCode Restarts=2 ExitCode=9:0 NodeList=n1'",
+    )  # fmt: skip
+    said = place.primus("slurm", "sbatch", "--wait", *TASK, code=9)
+    assert "JobHeldUser, needs a person: scontrol release 41" in said
+    assert "job 41 is failed (NonZeroExitCode)" in said
+
+
+def test_the_log_is_followed_until_the_end(place: Place) -> None:
+    place.slurm.answers(
+        sbatch="echo 41; { sleep 0.5; echo first; sleep 0.5; echo last; } >$(dirname ${@: -1})/logs/slurm-41.out 2>&1 &",
+        squeue='grep -qs last out/night/2*/logs/slurm-41.out && s=COMPLETED || s=RUNNING; echo "41|$s|None|n1"',
+        scontrol="echo 'JobState=COMPLETED ExitCode=0:0'",
+    )
+    done = cli.run("slurm", "sbatch", "--follow", *TASK, cwd=place.folder, **place.slurm.environ)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line in ("first", "last")] == ["first", "last"]
+
+
+def test_an_interrupt_leaves_the_job_running(place: Place) -> None:
+    with cli.started("slurm", "sbatch", "--follow", *TASK, cwd=place.folder, **place.slurm.environ) as process:
+        cli.wait_for(lambda: place.slurm.calls("squeue"), "the first question")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "job 41 goes on" in out + err
+    assert not place.slurm.calls("scancel")
+
+
+def test_a_step_that_never_began_is_recorded(place: Place) -> None:
+    place.slurm.answers(srun="exit 5")
+    place.primus("slurm", "-N", "2", *TASK, code=5)
+    assert place.metadata.outcome.reason == "srun ended with exit code 5, before any node had begun"

@@ -1,0 +1,314 @@
+"""`jobs list`, `show`, `logs`, `cancel` and `wait` on jobs that were submitted earlier; `jobs next` inside one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import cli
+from fakes.slurm import FakeSlurm
+from primus.launch import ends, jobs
+from primus.launch.jobs import JobState, Submission
+from primus.launch.policy import End
+from primus.runs.events import EventLog
+from primus.runs.store import Metadata, Outcome, Run, create
+from primus.runtimes.slurm import queries
+
+
+class Desk:
+    """Somebody who has submitted jobs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.slurm = FakeSlurm(folder / "bin")
+        self.environ = self.slurm.environ | {"XDG_STATE_HOME": str(folder / "state")}
+
+    def submitted(self, number: str, name: str = "night", **changes: object) -> Run:
+        run = create(
+            self.folder / "out" / name / f"run{number}", Metadata(id=f"run{number}", name=name, task="t", created=1)
+        )
+        (run.directory / "logs").mkdir()
+        values = {"logs": (f"logs/slurm-{number}.out",), "submitted": float(number)} | changes
+        submission = Submission(runtime="slurm", id=number, name=name, directory=str(run.directory), **values)  # type: ignore[arg-type]
+        jobs.remember(submission, self.environ)
+        return run
+
+    def jobs(self, *words: str, code: int = 0, as_json: bool = False) -> subprocess.CompletedProcess[str]:
+        start = ("--json", "direct") if as_json else ("direct",)
+        done = cli.run(*start, "--", "jobs", *words, cwd=self.folder, **self.environ)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_nothing_was_submitted(desk: Desk) -> None:
+    assert desk.jobs("list").stdout == "no jobs were submitted from here\n"
+    assert "no job '5' was submitted from here" in desk.jobs("show", "5", code=2).stderr
+
+
+def test_all_jobs_take_one_question(desk: Desk) -> None:
+    for number in ("11", "12", "13"):
+        desk.submitted(number)
+    desk.slurm.answers(
+        squeue="echo '11|RUNNING|None|n[1-2]'; echo '12|PENDING|BadConstraints|'; echo '13|COMPLETED|None|n1'"
+    )
+    desk.slurm.answers(scontrol="echo 'JobState=COMPLETED ExitCode=0:0 Restarts=1 NodeList=n1'")
+    lines = desk.jobs("list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["job", "11", "12"]
+    assert "BadConstraints, needs a person: no node has what was asked for" in lines[2]
+    (call,) = desk.slurm.calls("squeue")
+    assert "--jobs=11,12,13" in call
+
+    listed = json.loads(desk.jobs("list", "--all", as_json=True).stdout)
+    assert [(each["id"], each["state"]["state"]) for each in listed] == [
+        ("11", "running"),
+        ("12", "queued"),
+        ("13", "done"),
+    ]
+    assert "--jobs=11,12 " in desk.slurm.calls("squeue")[-1], "what has ended is not asked for again"
+
+
+def test_a_users_filters_do_not_hide_jobs(desk: Desk) -> None:
+    desk.submitted("11")
+    desk.slurm.answers(squeue="[ -z \"$SQUEUE_PARTITION\" ] && echo '11|RUNNING|None|n1'")
+    desk.environ["SQUEUE_PARTITION"] = "other"
+    assert "running" in desk.jobs("show", "11").stdout
+
+
+def test_a_scheduler_that_does_not_answer_is_said_and_nothing_is_changed(desk: Desk) -> None:
+    desk.submitted("11")
+    desk.slurm.answers(squeue="echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    done = desk.jobs("list", code=1)
+    assert "unknown" in done.stdout
+    assert "Unable to contact slurm controller" in done.stdout
+    for word in ("show", "cancel"):
+        assert "squeue does not answer" in desk.jobs(word, "11", code=1).stderr
+    assert not desk.slurm.calls("scancel")
+
+
+@pytest.mark.parametrize(
+    ("bodies", "state"),
+    [
+        ({"sacct": "echo '11|TIMEOUT|0:0|n[1-2]'"}, ("failed", 124, "TIMEOUT")),
+        ({"sacct": "echo '11|CANCELLED by 0|0:15|None assigned'"}, ("cancelled", 143, "CANCELLED")),
+        ({"sacct": "exit 1", "scontrol": "echo 'JobState=NODE_FAIL ExitCode=1:0'"}, ("failed", 1, "NODE_FAIL")),
+        ({"sacct": "exit 1", "scontrol": "exit 1"}, ("failed", 3, "failed")),
+    ],
+)
+def test_a_job_that_has_left_the_queue_is_known_all_the_same(
+    desk: Desk, bodies: dict[str, str], state: tuple[str, int, str]
+) -> None:
+    run = desk.submitted("11")
+    run.update(outcome=Outcome(state="failed", exit_code=3, reason="rank 0"))
+    desk.slurm.answers(squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", **bodies)
+    shown = json.loads(desk.jobs("show", "11", as_json=True).stdout)["state"]
+    assert (shown["state"], shown["exit_code"], shown["raw"]) == state
+
+
+def test_a_job_is_found_by_its_number_name_or_run(desk: Desk) -> None:
+    desk.slurm.answers(squeue="echo '11|RUNNING|None|n1'; echo '12|RUNNING|None|n1'")
+    run = desk.submitted("11", "night")
+    desk.submitted("12", "night")
+    for name, number in (("11", "11"), ("night", "12"), ("run11", "11"), (str(run.directory), "11")):
+        assert json.loads(desk.jobs("show", name, as_json=True).stdout)["id"] == number
+
+
+def test_logs_are_printed_whole_or_from_near_the_end(desk: Desk) -> None:
+    run = desk.submitted("11")
+    desk.slurm.answers(squeue="echo '11|PENDING|Priority|'")
+    assert "job 11 has no log yet; it is queued (Priority)" in desk.jobs("logs", "11", code=2).stderr
+    (run.directory / "logs/slurm-11.out").write_text("one\ntwo\nthree\n")
+    (run.directory / "logs/rank_3.log").write_text("of rank 3\n")
+    assert desk.jobs("logs", "11").stdout == "one\ntwo\nthree\n"
+    assert desk.jobs("logs", "11", "--tail", "2").stdout == "two\nthree\n"
+    assert desk.jobs("logs", "11", "--tail", "0").stdout == ""
+    assert desk.jobs("logs", "11", "--rank", "3").stdout == "of rank 3\n"
+    assert "no log of rank 4" in desk.jobs("logs", "11", "--rank", "4", code=2).stderr
+
+
+def test_logs_are_followed_to_the_end_of_the_job(desk: Desk) -> None:
+    run = desk.submitted("11")
+    log = run.directory / "logs/slurm-11.out"
+    log.write_text("one\ntwo\n")
+    desk.slurm.answers(squeue=f"grep -q four '{log}' && s=COMPLETED || s=RUNNING; echo \"11|$s|None|n1\"")
+    desk.slurm.answers(scontrol="echo 'JobState=COMPLETED ExitCode=0:0'")
+    words = ("direct", "--", "jobs", "logs", "11", "--follow", "--tail", "1")
+    with cli.started(*words, cwd=desk.folder, **desk.environ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "two\n"
+        with log.open("a") as file:
+            file.write("three\nfour\n")
+        out, _ = process.communicate(timeout=30)
+    assert out == "three\nfour\n"
+
+
+def test_a_job_is_cancelled_once(desk: Desk) -> None:
+    desk.submitted("11")
+    desk.slurm.answers(squeue="echo '11|RUNNING|None|n1'")
+    assert "job 11 (night) is being cancelled" in desk.jobs("cancel", "11").stdout
+    assert desk.slurm.argv("scancel") == ["11"]
+    desk.slurm.answers(scancel="echo 'scancel: error: Kill job error on job id 11: Access denied' >&2; exit 1")
+    assert "Access denied" in desk.jobs("cancel", "11", code=1).stderr
+    desk.slurm.answers(squeue="echo '11|CANCELLED|None|n1'")
+    desk.slurm.forget()
+    assert "has ended already: cancelled" in desk.jobs("cancel", "11").stdout
+    assert not desk.slurm.calls("scancel")
+
+
+def test_to_wait_ends_as_the_job_does_or_in_time(desk: Desk) -> None:
+    desk.submitted("11")
+    desk.slurm.answers(squeue="echo '11|RUNNING|None|n1'")
+    assert "running" in desk.jobs("wait", "11", "--timeout", "0.5", code=124).stdout
+    desk.slurm.answers(squeue="echo '11|CANCELLED|None|n1'")
+    desk.jobs("wait", "11", code=130)
+
+
+def test_a_question_that_fails_while_waiting_is_asked_again(desk: Desk) -> None:
+    desk.submitted("11")
+    count = '$(($(wc -l <"$FAKE_SLURM/squeue.calls")))'
+    desk.slurm.answers(squeue=f"[ {count} -gt 2 ] && echo '11|COMPLETED|None|n1' || {{ echo away >&2; exit 1; }}")
+    desk.slurm.answers(scontrol="echo 'JobState=COMPLETED ExitCode=0:0'")
+    done = desk.jobs("wait", "11")
+    assert done.stderr.count("squeue does not answer: away; asking again") == 1
+
+
+def test_a_number_that_slurm_gives_again_is_another_job(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    (tmp_path / "run").mkdir()
+    old = Submission(runtime="slurm", id="5", name="a", directory=str(tmp_path / "run"), submitted=1.0)
+    jobs._keep_end(old, JobState(state="done"), environ)
+    assert jobs.state_of(old, environ).state == "done"
+    newer = Submission(runtime="slurm", id="5", name="b", directory=str(tmp_path / "run"), submitted=time.time() + 60)
+    assert jobs._known_end(newer, environ) is None
+
+
+# jobs next
+
+
+def begun(run: Run, *past: End, attempts: int = 1) -> None:
+    run.update(attempts=attempts, outcome=Outcome(state="running"))
+    for end in past:
+        ends.note(run, end)
+
+
+def next_line(desk: Desk, run: Run, code: int, *words: str) -> str:
+    done = desk.jobs("next", str(run.directory), "--exit-code", str(code), *words)
+    assert done.stderr.startswith("primus: ")
+    return done.stdout.strip()
+
+
+ALIVE = "for n in $(echo $ALIVE); do echo primus:$n; done"
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words", "line"),
+    [
+        (End(attempt=0, kind="done"), 0, "", "finish"),
+        (End(attempt=0, kind="done"), 0, "--warned --can-requeue", "finish"),
+        (End(attempt=0, kind="failed"), 7, "", "stop 7"),
+        (End(attempt=0, kind="failed"), 7, "--max-restarts 1 --restart-delay 5", "restart 5"),
+        (End(attempt=0, kind="failed", action="stop"), 7, "--max-restarts 1", "stop 7"),
+        (End(attempt=0, kind="interrupted"), 143, "--max-restarts 1 --can-requeue", "stop 143"),
+        (End(attempt=0, kind="preempted"), 0, "--can-requeue", "requeue"),
+        (End(attempt=0, kind="preempted"), 0, "", "stop 1"),
+        (End(attempt=0, kind="failed"), 7, "--warned --can-requeue", "requeue"),
+        (None, 9, "--warned --can-requeue", "requeue"),
+        (None, 0, "", "finish"),
+        (None, 9, "--max-restarts 1", "restart 30"),
+    ],
+)
+def test_what_follows_a_step(desk: Desk, end: End | None, code: int, words: str, line: str) -> None:
+    run = desk.submitted("11")
+    begun(run, *([end] if end else []))
+    assert next_line(desk, run, code, *words.split()) == line
+
+
+def test_a_lost_node_gives_way_to_a_spare_one(desk: Desk) -> None:
+    run = desk.submitted("11")
+    begun(run, End(attempt=0, kind="failed", step=4))
+    desk.environ |= {"SLURM_JOB_NODELIST": "n[1-3]", "ALIVE": "n1 n3"}
+    desk.slurm.answers(srun=ALIVE)
+    line = next_line(desk, run, 1, "--num-nodes", "2", "--max-restarts", "2", "--restart-delay", "0")
+    assert line == "restart 0 n2"
+    assert "--nodelist=n1,n2,n3" in desk.slurm.argv("srun")
+    (noted,) = ends.ends_of(run)
+    assert (noted.kind, noted.hosts, noted.step) == ("lost node", ("n2",), 4)
+
+    begun(run, End(attempt=1, kind="failed", step=6), attempts=2)
+    desk.environ["ALIVE"] = "n1"
+    words = ("--num-nodes", "2", "--max-restarts", "2", "--excluded", "n2")
+    assert next_line(desk, run, 1, *words) == "stop 1", "no other spare node"
+    assert next_line(desk, run, 1, *words, "--can-requeue") == "requeue"
+
+
+def test_a_lost_node_without_spares_needs_the_queue(desk: Desk) -> None:
+    run = desk.submitted("11")
+    begun(run)
+    desk.environ |= {"SLURM_JOB_NODELIST": "n[1-2]", "ALIVE": "n1"}
+    desk.slurm.answers(srun=ALIVE)
+    words = ("--num-nodes", "2", "--max-restarts", "1")
+    assert next_line(desk, run, 1, *words) == "stop 1"
+    assert next_line(desk, run, 1, *words, "--can-requeue") == "requeue"
+    assert run.metadata().outcome.reason == "lost n2"
+
+
+def test_where_no_node_answers_none_is_called_lost(desk: Desk) -> None:
+    run = desk.submitted("11")
+    begun(run)
+    desk.environ |= {"SLURM_JOB_NODELIST": "n[1-2]", "ALIVE": ""}
+    desk.slurm.answers(srun=ALIVE)
+    assert next_line(desk, run, 5, "--num-nodes", "2") == "stop 5"
+    assert ends.ends_of(run)[0].kind == "failed"
+
+
+def test_what_could_not_begin_is_not_tried_again(desk: Desk) -> None:
+    run = desk.submitted("11")
+    assert next_line(desk, run, 127, "--max-restarts", "5") == "stop 127"
+    outcome = run.metadata().outcome
+    assert (outcome.state, outcome.exit_code) == ("failed", 127)
+    assert outcome.reason == "srun ended with exit code 127, and no attempt had begun"
+
+
+def test_a_task_without_workers_is_done_when_its_step_is(desk: Desk) -> None:
+    run = desk.submitted("11")
+    assert next_line(desk, run, 0) == "finish"
+    assert run.metadata().outcome.state == "done"
+
+
+def test_checkpoints_count_for_attempts_whose_nodes_could_not_say(desk: Desk) -> None:
+    run = desk.submitted("11")
+    begun(run)
+    log = EventLog(run.events)
+    log.append("checkpoint_saved", step=30)
+    log.close()
+    assert next_line(desk, run, 9, "--max-restarts", "1") == "restart 30"
+    assert ends.ends_of(run)[0].step == 30
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names"),
+    [
+        ("", []),
+        ("n1", ["n1"]),
+        ("gpu[07-09,11],cpu1", ["gpu07", "gpu08", "gpu09", "gpu11", "cpu1"]),
+        ("r[1-2]n[3-4].x", ["r1n3.x", "r1n4.x", "r2n3.x", "r2n4.x"]),
+    ],
+)
+def test_a_list_of_nodes_is_read_in_its_order(nodes: str, names: list[str]) -> None:
+    assert queries.expanded(nodes) == names
+
+
+@given(st.lists(st.integers(0, 2000), min_size=1, unique=True), st.integers(1, 4))
+def test_numbers_of_nodes_keep_their_width(numbers: list[int], width: int) -> None:
+    written = [str(number).zfill(width) for number in numbers]
+    assert queries.expanded(f"n[{','.join(written)}]") == [f"n{number}" for number in written]
