@@ -18,6 +18,7 @@ from primus.runs.store import Action
 NUM_EVIDENCE = 3
 """Lines that are kept of each cause."""
 BLOCK_LINES = 10
+ERROR_SUFFIX = ".error.json"
 _ROLES = {"root": 0, "cascade": 2, "info": 3}
 _STRENGTHS = {"certain": -1.0, "definite": 0.0, "likely": 1.0, "weak": 2.0}
 _SURVIVED = 1.5
@@ -34,6 +35,9 @@ def judge(scans: Sequence[Scan], witness: Witness, seen_before: Callable[[str], 
     """
     blocks = sorted((block for scan in scans for block in scan.blocks), key=lambda block: block.time or math.inf)
     hits = [_placed(hit, blocks, witness) for scan in scans for hit in scan.hits] + list(witness.hits)
+    victims = _victims(hits)
+    failures = sorted(witness.failures, key=lambda failure: failure.rank in victims)
+    witness = structs.replace(witness, failures=tuple(failures))
     first_rank, first_host = _first(witness, blocks)
     groups: dict[str, list[Hit]] = {}
     for hit in _in_time(hits):
@@ -45,12 +49,21 @@ def judge(scans: Sequence[Scan], witness: Witness, seen_before: Callable[[str], 
     diagnosis = Diagnosis(causes=causes, first_rank=first_rank, first_host=first_host, notes=notes, num_logs=len(scans))
     cause = diagnosis.cause
     if cause is None:
-        return structs.replace(diagnosis, **_effects_only(causes, witness))
+        return structs.replace(diagnosis, **_effects_only(causes, witness, victims))
     rank, host = _place_of(ordered[0], witness)
     if rank is None and host is None:
         rank, host = first_rank, first_host
     reason = cause.summary + _where(rank, host)
     return structs.replace(diagnosis, first_rank=rank, first_host=host, action=cause.action, reason=reason)
+
+
+def _victims(hits: Sequence[Hit]) -> set[int | None]:
+    """Ranks that only failed of another's failure, by what they say themselves."""
+    shown: dict[int | None, set[str]] = {}
+    for hit in hits:
+        if hit.log.name.endswith(ERROR_SUFFIX):
+            shown.setdefault(hit.rank, set()).add(hit.signature.role)
+    return {rank for rank, roles in shown.items() if roles == {"cascade"}}
 
 
 def _in_time(hits: Iterable[Hit]) -> list[Hit]:
@@ -162,12 +175,12 @@ def _where(rank: int | None, host: str | None) -> str:
     return f" ({' '.join(words)})" if words else ""
 
 
-def _effects_only(causes: Sequence[Cause], witness: Witness) -> dict[str, object]:
+def _effects_only(causes: Sequence[Cause], witness: Witness, victims: set[int | None]) -> dict[str, object]:
     """Action and reason where no root is known."""
     first = witness.failures[0] if witness.failures else None
     action: Action = first.action if first else "retry"
     effects = [cause for cause in causes if cause.role == "cascade"]
-    if first and not effects:
+    if first and first.rank not in victims:
         return {"action": action, "reason": f"{line.excerpt(first.problem)}{_where(first.rank, first.host)}"}
     if effects:
         return {"action": action, "reason": f"the logs show only what followed: {effects[0].summary}"}

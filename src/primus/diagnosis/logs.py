@@ -203,7 +203,7 @@ def _opened(path: Path) -> IO[bytes]:
 def _is_binary(data: bytes) -> bool:
     """Whether it is no text; a few odd characters, or a hole that a full disk left, make no log binary."""
     sample = data[:SAMPLE].replace(b"\0" * 16, b"")
-    return len(_ODD.findall(sample)) * 8 > len(sample)
+    return len(_ODD.findall(sample)) * 32 > len(sample)
 
 
 def _note(name: str, parts: Sequence[tuple[bytes, int]], total: int) -> str:

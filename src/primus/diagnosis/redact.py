@@ -6,10 +6,8 @@ import re
 
 from primus.secret import MASK, is_secret
 
-_ASSIGNED = re.compile(
-    r"""(?P<name>[A-Za-z_][\w.-]*)(?P<is>["']?\s{0,2}[=:]\s{0,2})(?P<value>"[^"]*"|'[^']*'|[^\s"',;&)]+)"""
-)
-_OPTION = re.compile(r"(?P<name>--[A-Za-z][\w-]*)(?P<is>\s+)(?P<value>[^\s-]\S*)")
+_NAMED = re.compile(r"""(?P<option>--)?(?P<name>[A-Za-z_][\w.-]*)(?P<is>["']?\s{0,2}[=:]\s{0,2}|\s+)""")
+_VALUE = re.compile(r"""(?:"[^"]*"?|'[^']*'?|[^\s"',;&)]+)""")
 _URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 _SCHEME = re.compile(r"\b(Bearer|Basic|Token)\s+[\w.~+/=-]{6,}", re.IGNORECASE)
 _SHAPES = re.compile(
@@ -27,12 +25,23 @@ def redacted(text: str) -> str:
     text = _SCHEME.sub(rf"\1 {MASK}", text)
     text = _SHAPES.sub(MASK, text)
     text = _URL.sub(rf"\1:{MASK}@", text)
-    return _OPTION.sub(_mask, _ASSIGNED.sub(_mask, text))
+    return _without_named(text)
 
 
-def _mask(match: re.Match[str]) -> str:
-    value = match["value"].strip("\"'")
-    is_harmless = value.lower() in _PLAIN or value.isdigit() or value == MASK
-    if is_harmless or not is_secret(match["name"]):
-        return match[0]
-    return f"{match['name']}{match['is']}{MASK}"
+def _without_named(text: str) -> str:
+    """`text` without the values of names and options that hold secrets."""
+    parts: list[str] = []
+    end = 0
+    for found in _NAMED.finditer(text):
+        if found.end() <= end or (found["is"].isspace() and not found["option"]) or not is_secret(found["name"]):
+            continue
+        value = _VALUE.match(text, found.end())
+        if value is None or _is_harmless(value[0].strip("\"'")):
+            continue
+        parts += [text[end : found.end()], MASK]
+        end = value.end()
+    return "".join([*parts, text[end:]])
+
+
+def _is_harmless(value: str) -> bool:
+    return value.lower() in _PLAIN or value.isdigit() or value == MASK

@@ -67,8 +67,6 @@ def run(options: Options, context: TaskContext) -> int:
         UsageError: There is no such run, job or log.
         PrimusError: A log cannot be read.
     """
-    if not options.what:
-        raise UsageError("diagnose needs a run or a log", "diagnose output/EXPERIMENT/latest, or diagnose FILE...")
     found = _run_of(options, context)
     answer = _of_run(found[0], found[1], options) if found else _of_logs(options, context)
     context.result(answer, _text(answer, options.all))
