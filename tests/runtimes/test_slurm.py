@@ -43,7 +43,7 @@ def script_of(plan: LaunchPlan) -> str:
         ),
         (
             "quoted.sh",
-            ["sbatch", "-J", 'it\'s a "name"', "--comment=$(id) `id` # \\ \u00e9", "-C", "a&b|c", "-e", "my logs/%j.err"],
+            ["sbatch", "-J", 'it\'s a "name"', "--comment=$(id) `id` # \\ \u00e9", "-C", "a&b|c", "-e", "my log/%j"],
         ),
     ],
 )  # fmt: skip

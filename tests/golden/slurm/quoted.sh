@@ -1,8 +1,8 @@
 #!/bin/bash
 #SBATCH -J "it's a \"name\""
 #SBATCH --comment="$(id) `id` # \\ é"
-#SBATCH --constraint a&b|c
-#SBATCH -e "my logs/%j.err"
+#SBATCH -C a&b|c
+#SBATCH -e "my log/%j"
 #SBATCH --ntasks-per-node=1
 #SBATCH --output=/shared/runs/prod/20260102_030405-abcd/logs/slurm-%j.out
 #SBATCH --open-mode=append

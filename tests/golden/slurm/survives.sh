@@ -5,8 +5,8 @@
 #SBATCH -o logs/train_%j.log
 #SBATCH -c 96
 #SBATCH --gpus-per-node=8
-#SBATCH --exclusive
 #SBATCH --mem=0
+#SBATCH --exclusive
 #SBATCH --requeue
 #SBATCH --exclude=n[1-3],x7
 #SBATCH --nodes=66
