@@ -1,0 +1,200 @@
+"""Run on several hosts over SSH, without a scheduler: one node on each host."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import zlib
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus.errors import UsageError
+from primus.launch import chain
+from primus.launch.plan import Context, LaunchPlan, Variable
+from primus.launch.remote import Remote, Say
+from primus.runs.store import Run
+from primus.runtimes.ssh import hosts, script
+from primus.runtimes.ssh.hosts import Host
+
+LEVEL = "cluster"
+
+FIRST_PORT, NUM_PORTS = 20000, 10000
+"""Rendezvous ports, below those that Linux gives to outgoing connections (ip_local_port_range, from 32768)."""
+
+OF_HERE = {"PRIMUS_LAUNCHER_PID", "PRIMUS_PROGRESS", "PRIMUS_PYTHON", "PRIMUS_VENV"}
+"""Variables that mean something of this machine."""
+
+RUN = (
+    "import sys; sys.path[:] = [place for place in sys.path if place]; sys.argv[0] = 'primus-cli'; "
+    "from primus.cli.main import main; sys.exit(main())"
+)
+"""What `--python` is told; the working folder may hold another `primus`."""
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Run on several hosts over SSH."""
+
+    hosts: tuple[str, ...] = ()
+    """Hosts: a,b,c or node[01-16] or user@host:port; the first one is node 0."""
+    hostfile: tuple[str, ...] = ()
+    """File with a host a line; may be repeated."""
+    user: str | None = None
+    """User on hosts that name none."""
+    port: int | None = None
+    """Port of the SSH server on hosts that name none."""
+    option: tuple[str, ...] = ()
+    """NAME=VALUE for ssh, as in ~/.ssh/config (IdentityFile=..., ProxyJump=...), which holds too; may be repeated."""
+    env: tuple[str, ...] = ()
+    """NAME, a pattern (NCCL_*) or NAME=VALUE that the hosts get; PRIMUS_* always; may be repeated."""
+    chdir: str | None = None
+    """Working folder on the hosts; that of the shell where it is typed."""
+    entry: str | None = None
+    """primus-cli on the hosts, where its path differs."""
+    python: str | None = None
+    """Python on the hosts that has primus installed, instead of primus-cli."""
+    master_addr: str | None = None
+    """Address of node 0 as the others reach it; the name by which ssh does."""
+    master_port: int | None = None
+    """Rendezvous port on node 0; one of 20000 to 29999 that follows from the run."""
+    connect_timeout: int = 15
+    """Seconds that a host has to answer."""
+
+
+def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
+    """`plan`, on every host: a connection each, and the task as its node.
+
+    Raises:
+        UsageError: A host or an option is wrong, or a variable is not set.
+    """
+    nodes = hosts.parse(options.hosts, options.hostfile, options.user, options.port)
+    command = _command(options, context)
+    env, inherited = _variables(plan, options, context)
+    notes = [f"node {rank}: {_shown(ssh_command(node, options))}" for rank, node in enumerate(nodes) if rank]
+    notes += [
+        "each connection carries the variables, NODE_RANK among them, and the command as its standard input",
+        f"done in {_directory(options)}, which the hosts share, as they do the run folder",
+    ]
+    return LaunchPlan(
+        argv=ssh_command(nodes[0], options),
+        env={**plan.env, **env, **_meeting(nodes, options, context)},
+        inherited=inherited,
+        notes=tuple(notes),
+        inner=LaunchPlan(argv=command, inner=plan if plan.argv != context.there else plan.inner),
+    )
+
+
+def start(remote: Remote, run: Run | None, say: Say) -> int:
+    """Start all nodes, and wait for them; gives the exit code.
+
+    Raises:
+        PrimusError: ssh is not installed.
+    """
+    from primus.runtimes.ssh import nodes
+
+    options = chain.options_of(remote.request.runtimes[0])
+    assert isinstance(options, Options) and remote.plan.inner is not None
+    values = {name: remote.context.environ[name] for name in remote.plan.inherited}
+    values |= {name: variable.value for name, variable in remote.plan.env.items()}
+    directory = _directory(options)
+    targets = [
+        nodes.Target(
+            host=host,
+            argv=ssh_command(host, options),
+            script=script.text(remote.plan.inner.argv, directory, {**values, "NODE_RANK": str(rank)}),
+        )
+        for rank, host in enumerate(hosts.parse(options.hosts, options.hostfile, options.user, options.port))
+    ]
+    return nodes.perform(targets, remote.context.environ, run)
+
+
+_OPTION = re.compile(r"[A-Za-z]+=.*", re.DOTALL)
+
+
+def ssh_command(host: Host, options: Options) -> tuple[str, ...]:
+    """The ssh command for `host`; of options given twice ssh takes the first.
+
+    Raises:
+        UsageError: An option is not NAME=VALUE.
+    """
+    wrong = [word for word in options.option if not _OPTION.fullmatch(word)]
+    if wrong:
+        raise UsageError(f"--option {wrong[0]}: expected NAME=VALUE", "such as IdentityFile=~/.ssh/cluster")
+    settings = (
+        "BatchMode=yes",  # nobody is asked for a password: several hosts would ask at once
+        *options.option,
+        f"ConnectTimeout={options.connect_timeout}",
+        "ServerAliveInterval=15",  # a host that is gone for 45 s counts as lost
+        "ServerAliveCountMax=3",
+        "ClearAllForwardings=yes",
+        "RemoteCommand=none",
+    )
+    words = [word for setting in settings for word in ("-o", setting)]
+    login = ("-l", host.user) if host.user else ()
+    port = ("-p", str(host.port)) if host.port else ()
+    return ("ssh", "-T", "-x", *words, *login, *port, "--", host.name, script.BOOTSTRAP)
+
+
+def _shown(argv: tuple[str, ...]) -> str:
+    import shlex
+
+    return shlex.join(argv)
+
+
+def _directory(options: Options) -> str:
+    return options.chdir or str(Path.cwd())
+
+
+def _command(options: Options, context: Context) -> tuple[str, ...]:
+    if options.entry and options.python:
+        raise UsageError("--entry and --python exclude each other", "either names what starts primus on the hosts")
+    head = (options.python, "-c", RUN) if options.python else (options.entry or context.there[0],)
+    return (*head, *context.there[1:])
+
+
+def _variables(plan: LaunchPlan, options: Options, context: Context) -> tuple[dict[str, Variable], tuple[str, ...]]:
+    """Variables that are given with a value, and the names of those that are passed on from here."""
+    given: dict[str, Variable] = {}
+    names = _matching("PRIMUS_*", context) - OF_HERE
+    for word in options.env:
+        name, equals, value = word.partition("=")
+        found = _matching(name, context)
+        if equals:
+            given[_checked(name)] = Variable(value, "--env")
+        elif not found and name not in plan.env:
+            raise UsageError(f"--env {name}: no such variable here", "set it in your shell, or write NAME=VALUE")
+        names |= found
+    below: LaunchPlan | None = plan
+    while below is not None:  # a container passes variables on by name, which it must find on its host
+        names |= {name for name in below.inherited if name in context.environ}
+        below = below.inner
+    return given, tuple(sorted(name for name in names - {*given, *plan.env} if _is_name(name)))
+
+
+def _matching(pattern: str, context: Context) -> set[str]:
+    return {name for name in context.environ if fnmatch.fnmatchcase(name, pattern)}
+
+
+def _checked(name: str) -> str:
+    if not _is_name(name):
+        raise UsageError(f"--env: {name!r} is not the name of a variable")
+    return name
+
+
+def _is_name(name: str) -> bool:
+    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
+
+
+def _meeting(nodes: tuple[Host, ...], options: Options, context: Context) -> dict[str, Variable]:
+    """How the nodes find each other; `direct` reads these variables."""
+    if len(nodes) == 1:
+        return {"NNODES": Variable("1", "ssh")}
+    run = f"{Path(context.directory).name} {context.attempt}"
+    port = options.master_port or FIRST_PORT + zlib.crc32(run.encode()) % NUM_PORTS
+    return {
+        "NNODES": Variable(str(len(nodes)), "--hosts"),
+        "MASTER_ADDR": Variable(
+            options.master_addr or nodes[0].name, "--master-addr" if options.master_addr else "ssh"
+        ),
+        "MASTER_PORT": Variable(str(port), "--master-port" if options.master_port else "ssh: from the run's id"),
+    }

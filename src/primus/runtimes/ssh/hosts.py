@@ -1,0 +1,105 @@
+"""Hosts as people write them: lists, ranges, `user@host:port`, files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from primus.errors import UsageError
+
+LIMIT = 16384
+"""Hosts that one range may stand for; more is a typing error."""
+
+
+class Host(Struct, frozen=True):
+    """A host to log in to."""
+
+    name: str
+    """Name or address, or an alias of ~/.ssh/config."""
+    user: str | None = None
+    port: int | None = None
+
+    @property
+    def label(self) -> str:
+        """How messages and files call it."""
+        return self.name if self.port is None else f"{self.name}:{self.port}"
+
+
+def parse(words: Sequence[str], files: Sequence[str], user: str | None, port: int | None) -> tuple[Host, ...]:
+    """The hosts of `--hosts` words, then those of hostfiles, in order; `user` and `port` are for those without.
+
+    Raises:
+        UsageError: A host cannot be understood, is given twice, or there is none.
+    """
+    written = [(entry, "--hosts") for word in words for entry in _split(word)]
+    written += [entry for file in files for entry in _lines(file)]
+    hosts: list[Host] = []
+    seen: dict[str, str] = {}
+    for entry, where in written:
+        for text in _expanded(entry, where):
+            host = _host(text, where, user, port)
+            if host.label in seen:
+                raise UsageError(f"{where}: host {host.label} is given twice", "each host starts one node")
+            seen[host.label] = where
+            hosts.append(host)
+    if not hosts:
+        raise UsageError("runtime 'ssh' needs hosts", "--hosts node1,node2 or --hosts 'node[01-16]' or --hostfile FILE")
+    return tuple(hosts)
+
+
+def _split(text: str) -> list[str]:
+    """`text` at its commas, but for those in brackets."""
+    return [entry.strip() for entry in re.findall(r"(?:\[[^\]]*\]|[^,])+", text) if entry.strip()]
+
+
+def _lines(file: str) -> list[tuple[str, str]]:
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"--hostfile {file}: {reason}") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if len(words) > 1:
+            raise UsageError(
+                f"{file}:{number}: '{words[1]}' after a host",
+                "one host a line; processes are direct's: -- direct --nproc N",
+            )
+        found += [(entry, f"{file}:{number}") for word in words for entry in _split(word)]
+    return found
+
+
+_RANGE = re.compile(r"\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\]")
+
+
+def _expanded(text: str, where: str) -> Iterator[str]:
+    """`node[01-03,7]` as its hosts, leading zeros kept."""
+    match = _RANGE.search(text)
+    if not match:
+        yield text
+        return
+    for part in match[1].split(","):
+        first, _, last = part.partition("-")
+        numbers = range(int(first), int(last or first) + 1)
+        if not 0 < len(numbers) <= LIMIT:
+            raise UsageError(f"{where}: [{part}] is no range of hosts")
+        for number in numbers:
+            yield from _expanded(f"{text[: match.start()]}{number:0{len(first)}d}{text[match.end() :]}", where)
+
+
+_HOST = re.compile(
+    r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.@+$-]*)@)?"
+    r"(?:\[(?P<address>[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))(?::(?P<port>\d{1,5}))?"
+)
+
+
+def _host(text: str, where: str, user: str | None, port: int | None) -> Host:
+    match = _HOST.fullmatch(f"[{text}]" if text.count(":") > 1 and "[" not in text else text)
+    given = int(match["port"]) if match and match["port"] else port
+    if not match or not (given is None or 0 < given < 65536):
+        raise UsageError(f"{where}: {text!r} is not a host", "write host, user@host, host:port or [IPv6]:port")
+    return Host(match["name"] or match["address"], match["user"] or user, given)

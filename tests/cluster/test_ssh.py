@@ -1,0 +1,249 @@
+"""`ssh` with OpenSSH's own server: two hosts on loopback addresses, real signals, real deaths."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from components import WHERE
+from fakes import cli
+
+pytestmark = [pytest.mark.cluster("sshd"), pytest.mark.native, pytest.mark.slow]
+
+EXPERIMENT = """\
+exp_name: two
+modules:
+  pre_trainer:
+    framework: native
+    model: tiny
+    overrides:
+      mock_data: true
+      seq_length: 16
+      train_iters: {iters}
+      micro_batch_size: 1
+      global_batch_size: 2
+      bf16: false
+      compile: false
+"""
+
+
+class Server:
+    """An SSH server of our own, with its keys below a folder of the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700)
+        for name in ("host_key", "user_key", "stranger_key"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+        shutil.copy(folder / "user_key.pub", folder / "authorized_keys")
+        self.port = _free_port()
+        lines = [
+            *(f"ListenAddress {address}:{self.port}" for address in ("127.0.0.2", "127.0.0.3")),
+            f"HostKey {folder}/host_key",
+            f"AuthorizedKeysFile {folder}/authorized_keys",
+            f"PidFile {folder}/pid",
+            "StrictModes no",
+            "UsePAM no",
+            "PermitRootLogin yes",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+        ]
+        (folder / "sshd_config").write_text("\n".join(lines) + "\n")
+        key = (folder / "host_key.pub").read_text()
+        known = [f"[{address}]:{self.port} {key}" for address in ("127.0.0.2", "127.0.0.3")]
+        (folder / "known_hosts").write_text("".join(known))
+        Path("/run/sshd").mkdir(exist_ok=True)
+        sshd = shutil.which("sshd", path=WHERE)
+        assert sshd
+        self.process = subprocess.Popen(
+            [sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL
+        )
+        cli.wait_for(self._answers, "an SSH server")
+
+    def _answers(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.3", self.port)) == 0
+
+    def words(self, hosts: str = "127.0.0.2,127.0.0.3", key: str = "user_key") -> list[str]:
+        options = [
+            f"IdentityFile={self.folder}/{key}",
+            "IdentitiesOnly=yes",
+            f"UserKnownHostsFile={self.folder}/known_hosts",
+            "GlobalKnownHostsFile=/dev/null",
+        ]
+        return [
+            *("ssh", "--hosts", hosts, "--port", str(self.port), "--user", getpass.getuser()),
+            *("--python", sys.executable, "--env", "PYTHONPATH", "--option", *options),
+        ]
+
+    def stop(self) -> None:
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            child.kill()
+        self.process.kill()
+        self.process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.2", 0))
+        port: int = server.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("ssh") / "server")
+    yield server
+    server.stop()
+
+
+def test_both_hosts_train_together(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(EXPERIMENT.format(iters=3))
+    done = cli.run(*server.words(), "--", "train", "pretrain", "--config", "two.yaml", cwd=tmp_path, timeout_s=90)
+    assert done.returncode == 0, done.stderr
+    folder = next((tmp_path / "output" / "two").glob("2*"))
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3]
+    assert "rank 1" not in done.stdout
+    assert (folder / "logs/ssh").is_dir()
+    assert json.loads((folder / "metadata.json").read_text())["outcome"]["state"] == "done"
+    assert (folder / "logs/attempt_0/rank_1.log").is_file()
+
+
+def started_training(server: Server, workplace: Path, **env: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    (workplace / "two.yaml").write_text(EXPERIMENT.format(iters=100000))
+    words = [*server.words(), "--", "train", "pretrain", "--config", "two.yaml"]
+    return cli.started(*words, cwd=workplace, **env)
+
+
+def folder_of(workplace: Path, process: subprocess.Popen[str]) -> Path:
+    """The run folder, once both nodes have made steps."""
+    latest = workplace / "output" / "two" / "latest"
+    cli.wait_for(lambda: "step" in _events(latest) or process.poll() is not None, "a step", timeout_s=60)
+    assert process.poll() is None, process.communicate()
+    return latest.resolve()
+
+
+def _events(folder: Path) -> dict[str, dict[str, object]]:
+    """The newest event of each kind."""
+    if not (folder / "events.jsonl").is_file():
+        return {}
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return {event["kind"]: event for event in map(json.loads, lines)}
+
+
+def those_of(folder: Path) -> list[psutil.Process]:
+    """All processes that name the run folder, on whatever host: launchers, torchrun, workers."""
+    return [each for each in psutil.process_iter(["cmdline"]) if str(folder) in (each.info["cmdline"] or [])]
+
+
+def launcher(folder: Path, rank: int) -> psutil.Process:
+    """The launcher of a node."""
+    found = [
+        process
+        for process in those_of(folder)
+        if "--run" in process.cmdline() and process.environ().get("NODE_RANK") == str(rank)
+    ]
+    return found[0]
+
+
+def assert_nobody_lingers(folder: Path) -> None:
+    cli.wait_for(lambda: not those_of(folder), "the end of all processes of the run", timeout_s=30)
+
+
+def test_an_interrupt_saves_on_all_hosts(server: Server, tmp_path: Path) -> None:
+    with started_training(server, tmp_path) as process:
+        folder = folder_of(tmp_path, process)
+        os.kill(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "saved at step" in err
+    assert _events(folder)["checkpoint_saved"]["step"] == _events(folder)["interrupted"]["step"]
+    outcome = json.loads((folder / "metadata.json").read_text())["outcome"]
+    assert (outcome["state"], outcome["exit_code"]) == ("interrupted", 130)
+    assert_nobody_lingers(folder)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_launcher_is_named_and_ends_the_others(server: Server, tmp_path: Path, rank: int) -> None:
+    with started_training(server, tmp_path) as process:
+        folder = folder_of(tmp_path, process)
+        launcher(folder, rank).kill()
+        killed_at = time.monotonic()
+        _, err = process.communicate(timeout=90)
+        assert time.monotonic() - killed_at < 40
+    assert process.returncode == 137, err
+    assert f"node {rank} (127.0.0.{2 + rank}:{server.port}): its launcher was killed" in err
+    assert json.loads((folder / "metadata.json").read_text())["outcome"]["state"] == "failed"
+    assert_nobody_lingers(folder)
+
+
+def test_hosts_save_when_whoever_started_them_is_gone(server: Server, tmp_path: Path) -> None:
+    with started_training(server, tmp_path) as process:
+        folder = folder_of(tmp_path, process)
+        process.kill()
+        process.wait()
+        cli.wait_for(lambda: "run_ended" in _events(folder), "the end of the run", timeout_s=60)
+    assert "checkpoint_saved" in _events(folder)
+    assert json.loads((folder / "metadata.json").read_text())["outcome"]["state"] == "interrupted"
+    assert_nobody_lingers(folder)
+
+
+def test_secrets_reach_the_hosts_and_no_command_line(server: Server, tmp_path: Path) -> None:
+    words = server.words()
+    words += ["--env", "HF_TOKEN", "GH_TOKEN=canary-typed", 'HARMLESS=it\'s "$(id)" `id`\n, = é']
+    (tmp_path / "two.yaml").write_text(EXPERIMENT.format(iters=100000))
+    task = ["train", "pretrain", "--config", "two.yaml"]
+    with cli.started(*words, "--", *task, cwd=tmp_path, HF_TOKEN="canary-shell") as process:
+        folder = folder_of(tmp_path, process)
+        for rank in (0, 1):
+            seen = launcher(folder, rank).environ()
+            assert (seen["HF_TOKEN"], seen["GH_TOKEN"]) == ("canary-shell", "canary-typed")
+            assert seen["HARMLESS"] == 'it\'s "$(id)" `id`\n, = é'
+        own = process.pid
+        lines = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]) if each.pid != own]
+        assert "canary-shell" not in "".join(lines)
+        assert "canary-typed" not in "".join(lines)
+        os.kill(process.pid, signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert "canary" not in out + err
+    for file in folder.rglob("*"):
+        assert not file.is_file() or b"canary" not in file.read_bytes(), file
+    assert_nobody_lingers(folder)
+
+
+def test_a_host_that_refuses_us_is_named(server: Server, tmp_path: Path) -> None:
+    done = cli.run(*server.words(key="stranger_key"), "--", "runs", "list", cwd=tmp_path)
+    assert done.returncode == 3
+    assert f"node 0 (127.0.0.2:{server.port}): it does not let us in: publickey" in done.stderr
+
+
+def test_a_host_with_another_key_is_named(server: Server, tmp_path: Path) -> None:
+    done = cli.run(*server.words(hosts="127.0.0.2,localhost"), "--", "runs", "list", cwd=tmp_path)
+    assert done.returncode == 3
+    assert f"node 1 (localhost:{server.port})" in done.stderr
+
+
+def test_a_host_that_is_down_ends_the_others_at_once(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(EXPERIMENT.format(iters=3))
+    words = server.words(hosts=f"127.0.0.2,127.0.0.3:{_free_port()}")
+    done = cli.run(*words, "--", "train", "pretrain", "--config", "two.yaml", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "it cannot be reached: Connection refused" in done.stderr
+    folder = (tmp_path / "output" / "two" / "latest").resolve()
+    outcome = json.loads((folder / "metadata.json").read_text())["outcome"]
+    assert outcome["state"] in ("failed", "interrupted")
+    assert_nobody_lingers(folder)
