@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import signal
 import time
@@ -124,6 +125,21 @@ def test_a_run_rewinds_to_its_initial_weights_before_its_first_checkpoint(
     train(fresh)
     assert not kinds(fresh, "rewind")
     assert losses(fresh) == losses(run)
+
+
+def test_what_is_said_and_shown_of_a_rewind(
+    make_run: MakeRun, train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = make_run(**spiky.settings(tmp_path, loss_spike_policy="rewind", disable_tensorboard=False))
+    train(run)
+    said = capfd.readouterr().out
+    assert re.search(r"step 28: a loss spike: 2\.\d+, after a median of 0\.\d+ in the last 8 steps\n", said)
+    assert "rewind 1 of 10: back to step 24; samples 96 to 111 are passed over" in said
+    shown = EventAccumulator(str(run.directory / "tensorboard")).Reload().Scalars("lm loss")
+    assert [scalar.step for scalar in shown] == list(range(1, 37))
+    assert max(scalar.value for scalar in shown[20:]) < 1.0, "the repeated steps"
 
 
 class Killed(BaseException):

@@ -23,7 +23,6 @@ def recover(training: Training, bad: BadSteps) -> None:
     Raises:
         FinalError: The bad steps are to end the run, or it cannot be rewound.
     """
-    training.reporter.say(bad.problem)
     training.attempt.beat("checkpoint", bad.last.step)
     training.saver.finish()
     limit = training.experiment.trainer.training.max_rewinds
@@ -94,6 +93,7 @@ def _go_back(training: Training, start: Start | None) -> None:
     training.reporter.rewind(training.step)
     training.attempt.beat("train", training.step)
     rewound = training.rewinds[-1]
+    training.reporter.say(rewound.reason)
     training.reporter.say(
         f"rewind {len(training.rewinds)} of {config.max_rewinds}: back to step {rewound.to_step};"
         f" samples {rewound.first_sample:,} to {rewound.end_sample - 1:,} are passed over"
