@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from primus.errors import EXIT_OK, UsageError
+from primus.errors import EXIT_OK, PrimusError, UsageError
 from primus.launch import jobs
 from primus.launch.jobs import JobState, Submission
 from primus.launch.plan import Context, LaunchPlan, Mount
 from primus.launch.remote import Remote, Say
 from primus.runs.files import write_text
-from primus.runs.store import Run
+from primus.runs.store import Outcome, Run
 from primus.runtimes.kubernetes import entry, order, volumes
 from primus.runtimes.kubernetes.commands import run, target, write
 from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, implied, parse
@@ -69,11 +69,16 @@ def start(remote: Remote, run_folder: Run | None, say: Say) -> int:
     """
     assert run_folder is not None, "the plan has a file"
     options, environ = parse(remote.request.runtimes[0].words), remote.context.environ
-    wanted = order.order_of(remote, options, order.existing_files(remote))
     server = target(options.kind)
-    place = server.place(options, environ)
-    write_text(run_folder.directory / FOLDER / "job.txt", server.shown(wanted, as_json=False) + "\n")
-    identity = server.create(wanted, place, environ, say)
+    try:
+        wanted = order.order_of(remote, options, order.existing_files(remote))
+        place = server.place(options, environ)
+        write_text(run_folder.directory / FOLDER / "job.txt", server.shown(wanted, as_json=False) + "\n")
+        identity = server.create(wanted, place, environ, say)
+    except PrimusError as error:
+        outcome = Outcome(state="failed", exit_code=error.exit_code, reason=error.problem)
+        run_folder.update(ended=time.time(), outcome=outcome)
+        raise
     jobs.remember(
         Submission(
             runtime="kubernetes",

@@ -28,6 +28,8 @@ KINDS = {"jobset": "JobSet", "trainjob": "TrainJob"}
 POLL_S = 2.0
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
 """k8s.io/apimachinery/pkg/api/resource, without exponents."""
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+"""Of an object (RFC 1123)."""
 
 
 def place(options: Options, environ: Mapping[str, str]) -> Place:
@@ -195,7 +197,7 @@ def _job(server: Server, place: Place, job: str) -> Any:
 
 def _checked(job: str) -> str:
     """`job`, which becomes part of an address."""
-    if not job or not job.replace("-", "a").replace(".", "a").isalnum() or not job.isascii():
+    if not _NAME.fullmatch(job):
         raise UsageError(f"{job!r} is not the name of a job", "'kubernetes list' shows them")
     return job
 

@@ -1,0 +1,176 @@
+"""Requests to the Kubernetes API against a local server that fails on purpose; a real one is in tests/cluster."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes import cli
+from fakes.kubernetes_api import Api, Fault, serving
+from primus.errors import UsageError
+from primus.launch import jobs
+from primus.runs.store import runs_under
+from primus.runtimes import kubernetes
+from primus.runtimes.kubernetes import objects
+
+pytest.importorskip("kubernetes")
+
+EXPERIMENT = """\
+exp_name: night
+modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: true, seq_length: 8, train_iters: 3}}}
+"""
+JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/ml/jobsets"
+MAPS = "/api/v1/namespaces/ml/configmaps"
+SECRETS = "/api/v1/namespaces/ml/secrets"
+HASTY = "import primus.runtimes.kubernetes.client as c; c.DELAYS_S = (0.05, 0.1, 0.2); c.READ_S = 0.5\n"
+CREATE = ("create", "--name", "job", "--image", "X", "--exp", "night.yaml")
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    with serving() as api:
+        yield api
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    (tmp_path / "night.yaml").write_text(EXPERIMENT)
+    return tmp_path
+
+
+def k8s(
+    api: Api, workplace: Path, *words: str, code: int = 0, before: str = HASTY, **env: str | None
+) -> subprocess.CompletedProcess[str]:
+    where = {
+        "KUBECONFIG": api.kubeconfig(workplace),
+        "HOME": str(workplace),
+        "XDG_STATE_HOME": str(workplace / "state"),
+    }
+    done = cli.run("k8s", *words, cwd=workplace, before=before, **{**where, **env})
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "canary" not in done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(500, method="POST", path="jobsets"),
+        Fault(503, method="POST", path="jobsets", retry_after="0"),
+        Fault(429, method="POST", path="configmaps", text="too many"),
+        Fault(method="POST", path="jobsets"),
+        Fault(method="POST", path="jobsets", wait_s=1.0),
+        Fault(504, method="POST", path="jobsets", after=True),
+        Fault(method="POST", path="secrets", after=True),
+        Fault(500, method="PATCH"),
+    ],
+    ids=["500", "503", "429", "closed", "slow", "answer lost", "connection lost", "patch"],
+)
+def test_a_request_is_tried_again_and_makes_one_job(api: Api, workplace: Path, fault: Fault) -> None:
+    api.faults = [fault]
+    k8s(api, workplace, *CREATE, HF_TOKEN="canary")
+    assert sorted(api.objects) == [f"{JOBSETS}/job", f"{MAPS}/job-run", f"{SECRETS}/job-env"] or sorted(
+        api.objects
+    ) == [
+        f"{MAPS}/job-run",
+        f"{SECRETS}/job-env",
+        f"{JOBSETS}/job",
+    ]
+    assert all(
+        each["metadata"].get("ownerReferences") for path, each in api.objects.items() if path != f"{JOBSETS}/job"
+    )
+    assert set(api.headers) == {"Bearer canary-token"}
+
+
+def test_a_server_that_stays_ill_is_given_up_and_nothing_is_left(api: Api, workplace: Path) -> None:
+    api.faults = [Fault(500, method="POST", path="jobsets", text="etcdserver: leader changed")] * 4
+    done = k8s(api, workplace, *CREATE, code=1, HF_TOKEN="canary")
+    assert "500 etcdserver: leader changed" in done.stderr
+    assert api.objects == {}
+    moments = [moment for method, path, moment in api.requests if (method, path) == ("POST", JOBSETS)]
+    assert len(moments) == 4
+    waits = [later - before for before, later in itertools.pairwise(moments)]
+    assert waits[0] < waits[1] < waits[2], "each wait is longer"
+    assert not list((workplace / "state").rglob("*.json"))
+    assert runs_under(workplace / "output")[0].metadata().outcome.state == "failed"
+
+
+def test_a_refusal_is_not_tried_again(api: Api, workplace: Path) -> None:
+    api.faults = [Fault(403, method="POST", path="jobsets", text='{"message": "jobsets is forbidden: quota exceeded"}')]
+    done = k8s(api, workplace, *CREATE, code=1)
+    assert "403 jobsets is forbidden: quota exceeded" in done.stderr
+    assert [method for method, path, _ in api.requests] == ["POST", "POST", "DELETE"]
+    assert api.objects == {}
+
+
+def test_a_job_of_another_run_is_not_taken_for_ours(api: Api, workplace: Path) -> None:
+    api.objects[f"{MAPS}/job-run"] = {"metadata": {"name": "job-run", "labels": {"primus.run": "other"}}}
+    api.faults = [Fault(500, method="POST", path="configmaps")]
+    assert '409 "job-run" already exists' in k8s(api, workplace, *CREATE, code=1).stderr
+    assert list(api.objects) == [f"{MAPS}/job-run"], "what another run has made stays"
+
+
+def test_a_job_that_cannot_own_its_parts_is_still_a_job(api: Api, workplace: Path) -> None:
+    api.faults = [Fault(403, method="PATCH")]
+    assert "stays after its end until it is deleted" in k8s(api, workplace, *CREATE).stdout
+    k8s(api, workplace, "delete", "job")
+    assert api.objects == {}
+
+
+def test_jobs_are_found_again_where_they_were_submitted(
+    api: Api, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    k8s(api, workplace, *CREATE)
+    environ = {"XDG_STATE_HOME": str(workplace / "state")}
+    submission = jobs.find("job", environ)
+    assert submission.place == {
+        "target": "jobset",
+        "kubeconfig": str(workplace / "kubeconfig"),
+        "context": "here",
+        "namespace": "ml",
+    }
+    assert "canary" not in "".join(path.read_text() for path in (workplace / "state").rglob("*.json"))
+    assert kubernetes.states([submission])["job"].state == "queued"
+    api.objects[f"{JOBSETS}/job"]["status"] = {"terminalState": "Completed", "conditions": []}
+    assert kubernetes.states([submission])["job"].state == "done"
+    again = k8s(api, workplace, "get", "job", "--json", KUBECONFIG=None)
+    assert json.loads(again.stdout)["state"]["state"] == "done", "its place is remembered"
+    kubernetes.cancel(submission)
+    assert api.objects == {}
+    assert kubernetes.states([submission])["job"].state == "unknown"
+
+
+def test_a_dry_run_of_a_command_asks_nobody(api: Api, workplace: Path) -> None:
+    assert "would ask the Kubernetes API: delete job" in k8s(api, workplace, "--dry-run", "delete", "job").stdout
+    k8s(api, workplace, "--dry-run", *CREATE)
+    assert api.requests == []
+
+
+def test_the_command_may_stand_behind_its_options(api: Api, workplace: Path) -> None:
+    assert k8s(api, workplace, "--namespace", "other", "list").stdout == "no jobs in other\n"
+    assert k8s(api, workplace, "-n", "ml", "list", "--json").stdout == "[]\n"
+
+
+def test_no_cluster_and_no_client_are_said(api: Api, workplace: Path) -> None:
+    none = k8s(api, workplace, "list", code=2, KUBECONFIG=None)
+    assert f"no Kubernetes cluster is configured: {workplace}/.kube/config does not exist" in none.stderr
+    missing = "import sys; sys.modules['kubernetes'] = None"
+    assert "pip install 'primus[kubernetes]'" in k8s(api, workplace, "list", code=3, before=missing).stderr
+    k8s(api, workplace, "--dry-run", *CREATE, before=missing, KUBECONFIG=None)
+    (workplace / "kubeconfig.bad").write_text("[not a kubeconfig")
+    bad = k8s(api, workplace, "list", "--kubeconfig", "kubeconfig.bad", code=2)
+    assert "kubeconfig.bad: not a kubeconfig" in bad.stderr
+
+
+@pytest.mark.parametrize("name", ["../../secrets/x", "a?b", "a/b", "ü", "a b", ".", "", "a-", "A"])
+def test_a_job_is_no_path(api: Api, workplace: Path, name: str) -> None:
+    place = {"target": "jobset", "kubeconfig": api.kubeconfig(workplace), "context": "here", "namespace": "ml"}
+    for ask in (objects.get, objects.delete):
+        with pytest.raises(UsageError, match="is not the name of a job"):
+            ask(place, name, {})
+    assert api.requests == []
