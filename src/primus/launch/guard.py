@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from primus.errors import PrimusError
 from primus.launch import execute, ranks, stacks, watch
 from primus.launch.bond import Bond, Message
 from primus.launch.ranks import Beat
@@ -17,6 +19,7 @@ from primus.launch.verdict import Ended
 from primus.launch.watch import Finding, Sample, Standing
 from primus.machine.cluster import Layout
 from primus.runs.attempt import stacks_file
+from primus.runs.files import write_json
 from primus.runs.store import Failure
 
 PROCESSES_INTERVAL_S = 0.25
@@ -222,8 +225,10 @@ class Guard:
             return
         found = [each for standings in self._seen.values() for each in standings]
         self.hang = _failure_of(found, self._place)
-        stands = [_told(each) for each in sorted(found, key=lambda each: each.rank)]
-        self._record("hang", rank=self.hang.rank, host=self.hang.host, problem=self.hang.problem, ranks=stands)
+        verdict = _verdict(self.hang, found)
+        with contextlib.suppress(PrimusError):  # a full disk: the event and the outcome say it too
+            write_json(self._place.folder / "hang.json", verdict)
+        self._record("hang", **verdict)
         self._fail(self.hang.problem)
 
     def _compare(self, samples: tuple[Sample, ...]) -> None:
@@ -264,13 +269,9 @@ def _failure_of(standings: list[Standing], place: Place) -> Failure:
     )
 
 
-def _told(standing: Standing) -> dict[str, object]:
-    return {
-        "rank": standing.rank,
-        "host": standing.host,
-        "phase": standing.phase,
-        "step": standing.step,
-        "idle_s": round(standing.idle_s, 1),
-        "waits": standing.waits,
-        "frame": standing.frame,
-    }
+def _verdict(hang: Failure, found: list[Standing]) -> dict[str, object]:
+    """What is kept of a hang: the rank that is to blame, and how all of them stand."""
+    blamed = next((each for each in found if each.rank == hang.rank), None)
+    where = {} if blamed is None else {"phase": blamed.phase, "step": blamed.step, "seconds": round(blamed.idle_s, 1)}
+    standings = [structs.asdict(each) for each in sorted(found, key=lambda each: each.rank)]
+    return {"rank": hang.rank, "host": hang.host, **where, "problem": hang.problem, "standings": standings}

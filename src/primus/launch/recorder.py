@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def variables(directory: str, attempt: int, taken: Mapping[str, object]) -> dict
     (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp). What is `taken` stays as it is.
     """
     dumps = str(Path(directory) / "logs" / f"attempt_{attempt}" / "fr" / "trace_")
-    pipes = str(Path(tempfile.gettempdir()) / f"primus-{Path(directory).name}-{attempt}" / "fr_")
+    pipes = str(Path(os.sep, "tmp") / f"primus-{Path(directory).name}-{attempt}" / "fr_")
     values = {
         "TORCH_FR_BUFFER_SIZE": BUFFER_SIZE,
         "TORCH_NCCL_TRACE_BUFFER_SIZE": BUFFER_SIZE,

@@ -6,6 +6,7 @@ Node 0 decides, alone; the other nodes tell it how they stand, and do what it sa
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import sys
 import time
@@ -99,7 +100,7 @@ def _lead(crew: Crew, launch: Launch, signals: Signals) -> Outcome:
 def _attempted(crew: Crew, launch: Launch, signals: Signals) -> tuple[Outcome, End]:
     """One attempt on all nodes: how it ended, and why."""
     guard = _guard(crew, launch, signals)
-    own = crew.perform(launch, guard)
+    own = _performed(crew, launch, guard)
     _gather(crew, guard, own)
     lost = {crew.bond.hosts.get(rank, f"node {rank}"): why for rank, why in crew.bond.lost.items()}
     if guard.failed_at is not None:
@@ -118,6 +119,17 @@ def _attempted(crew: Crew, launch: Launch, signals: Signals) -> tuple[Outcome, E
     with _as_far_as_possible():
         ends_file.note(crew.run, end)
     return outcome, end
+
+
+def _performed(crew: Crew, launch: Launch, guard: Guard) -> Ended:
+    try:
+        return crew.perform(launch, guard)
+    except OSError as error:  # a disk that is full, or gone
+        raise PrimusError(f"attempt {launch.attempt} cannot be begun: {error.strerror or error}") from error
+    finally:
+        pipe = launch.plan.env.get(recorder.PIPE_VARIABLE)
+        if pipe is not None and pipe.source == recorder.SOURCE:
+            shutil.rmtree(Path(pipe.value).parent, ignore_errors=True)
 
 
 def _gather(crew: Crew, guard: Guard, own: Ended) -> None:
@@ -205,7 +217,7 @@ def _follow(crew: Crew, launch: Launch, signals: Signals) -> Outcome:
     """Another node: do what node 0 decides."""
     while True:
         guard = _guard(crew, launch, signals)
-        own = crew.perform(launch, guard)
+        own = _performed(crew, launch, guard)
         guard.say_ended(own)
         while guard.decision is None and not crew.bond.lost:
             guard.wait_for_others(HEAR_S)

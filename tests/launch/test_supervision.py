@@ -1,0 +1,198 @@
+"""A launcher watches its workers: it restarts what failed, names what hangs, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from subprocess import CompletedProcess, Popen
+from typing import Any
+
+import psutil
+import pytest
+
+from fakes import cli
+
+PLUGINS = str(cli.PLUGINS.parent / "shifts")
+
+
+def shift(
+    folder: Path, *options: str, acts: str = "none", task: tuple[str, ...] = (), **env: str
+) -> CompletedProcess[str]:
+    words = ("direct", *options, "--", "shift", acts, *task)
+    return cli.run(*words, cwd=folder, PRIMUS_PLUGINS=PLUGINS, **env)
+
+
+def begun_shift(
+    folder: Path, *options: str, acts: str = "none", task: tuple[str, ...] = (), before: str = ""
+) -> AbstractContextManager[Popen[str]]:
+    words = ("direct", *options, "--", "shift", acts, *task)
+    return cli.started(*words, cwd=folder, PRIMUS_PLUGINS=PLUGINS, before=before)
+
+
+def latest(folder: Path) -> Path:
+    return (folder / "out/shift/latest").resolve()
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    file = latest(folder) / "events.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def beats(folder: Path, attempt: int = 0) -> list[dict[str, Any]]:
+    files = sorted((latest(folder) / f"logs/attempt_{attempt}").glob("rank_*.heartbeat.json"))
+    return [json.loads(file.read_text()) for file in files]
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def steps(folder: Path) -> list[int]:
+    return [event["step"] for event in events(folder, "step")]
+
+
+def test_a_killed_worker_goes_on_from_its_checkpoint_in_the_same_run(tmp_path: Path) -> None:
+    done = shift(tmp_path, "--max-restarts", "1", "--restart-delay", "0.2", acts="kill@4")
+    assert done.returncode == 0, done.stderr
+    assert "attempt 0 failed: rank 0 was killed by SIGKILL\nattempt 1 begins in 0.2 s (restart 1 of 1)\n" in done.stdout
+    assert steps(tmp_path) == [1, 2, 3, 3, 4, 5, 6]
+    (failure,) = events(tmp_path, "failure")
+    assert (failure["attempt"], failure["rank"], failure["how"]) == (0, 0, "failed")
+    (restart,) = events(tmp_path, "restart")
+    assert (restart["attempt"], restart["delay_s"]) == (1, 0.2)
+    assert restart["time"] - events(tmp_path, "step")[2]["time"] < 5
+    ends = events(tmp_path, "attempt_ended")
+    assert [(end["attempt"], end["end"], end["step"]) for end in ends] == [(0, "failed", 2), (1, "done", 6)]
+    told = json.loads((latest(tmp_path) / "metadata.json").read_text())
+    assert (told["attempts"], told["outcome"]["state"]) == (2, "done")
+    assert os.readlink(latest(tmp_path) / "logs/rank_0.log") == "attempt_1/rank_0.log"
+    assert (latest(tmp_path) / "logs/launch.log").read_text().count("] attempt ") == 2
+
+
+def test_restarts_storm_no_longer_than_without_progress(tmp_path: Path) -> None:
+    done = shift(tmp_path, "--max-restarts", "50", "--restart-delay", "0", acts=",".join(["raise@1"] * 20))
+    assert done.returncode == 1
+    assert "no restart: no progress: 3 attempts in a row have left no newer checkpoint\n" in done.stdout
+    assert done.stderr.startswith("primus-cli: run failed: three is not four\n")
+    assert len(events(tmp_path, "attempt_ended")) == 3
+
+
+def test_progress_gives_the_restarts_back(tmp_path: Path) -> None:
+    done = shift(tmp_path, "--max-restarts", "1", "--restart-delay", "0", acts="raise@3,raise@5,kill@6")
+    assert done.returncode == 137
+    assert "no restart: all 1 restarts are used up\n" in done.stdout
+    assert [event["reason"] for event in events(tmp_path, "restart")] == ["restart 1 of 1"] * 2
+
+
+def test_what_a_worker_refuses_is_not_tried_again_and_a_scheduler_is_told(tmp_path: Path) -> None:
+    done = shift(tmp_path, "--max-restarts", "5", acts="refuse@2", PRIMUS_NO_RESTART_CODE="93")
+    assert done.returncode == 93
+    assert "no restart: it would fail in the same way again\n" in done.stdout
+    assert "run failed: nobody can do that" in done.stderr
+    assert shift(tmp_path, "--max-restarts", "5", acts="refuse@2").returncode == 2
+    retried = shift(tmp_path, acts="raise@2", PRIMUS_NO_RESTART_CODE="93")
+    assert retried.returncode == 1, "the scheduler may restart this one"
+
+
+def test_no_progress_is_known_over_the_restarts_of_a_scheduler(tmp_path: Path) -> None:
+    acts = ",".join(["raise@1"] * 5)
+    codes = [shift(tmp_path, acts=acts, PRIMUS_NO_RESTART_CODE="93").returncode]
+    for _ in range(2):
+        again = cli.run(
+            "direct", "--", "shift", "--run", "out/shift/latest",
+            cwd=tmp_path, PRIMUS_PLUGINS=PLUGINS, PRIMUS_NO_RESTART_CODE="93",
+        )  # fmt: skip
+        codes.append(again.returncode)
+    assert codes == [1, 1, 93]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+def test_a_signal_ends_the_wait_for_a_restart(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with begun_shift(tmp_path, "--max-restarts", "1", "--restart-delay", "60", acts="raise@1") as process:
+        cli.wait_for(lambda: events(tmp_path, "restart") if (tmp_path / "out").exists() else [], "the wait")
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert f"run interrupted: {number.name}, before the next attempt; the last one failed: three is not four" in errors
+
+
+def test_the_warning_of_a_scheduler_has_the_workers_save_and_end_and_counts_as_preemption(tmp_path: Path) -> None:
+    with begun_shift(tmp_path, "--max-restarts", "3", task=("--steps", "1000")) as process:
+        cli.wait_for(lambda: (tmp_path / "out").exists() and len(steps(tmp_path)) > 2, "some steps")
+        for each in [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]:
+            os.kill(each, signal.SIGUSR1)  # as a step's signal reaches the whole tree
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=15)
+    (end,) = events(tmp_path, "attempt_ended")
+    assert (process.returncode, end["end"]) == (138, "preempted")
+    assert errors == f"primus-cli: run interrupted: SIGUSR1; saved at step {end['step']}\n"
+    assert end["step"] > 1
+
+
+def test_a_worker_that_is_warned_and_asked_at_once_saves(tmp_path: Path) -> None:
+    done = shift(tmp_path, acts="usr1@4")
+    assert (done.returncode, done.stderr) == (
+        138,
+        "primus-cli: run interrupted: SIGUSR1 to the workers; saved at step 3\n",
+    )
+    assert events(tmp_path, "attempt_ended")[0]["end"] == "preempted"
+
+
+@pytest.mark.parametrize(("act", "state"), [("stop", "its process is stopped"), ("sleep", "in phase train after step")])
+def test_a_worker_that_hangs_is_looked_at_and_then_ended(tmp_path: Path, act: str, state: str) -> None:
+    done = shift(tmp_path, "--hang-timeout", "1.5", acts=f"{act}@4", task=("--step-s", "0.5"))
+    assert done.returncode == 1
+    assert "primus-cli: run failed: rank 0 hangs: no progress for" in done.stderr
+    assert state in done.stderr
+    (hang,) = events(tmp_path, "hang")
+    assert (hang["rank"], hang["phase"]) == (0, "train")
+    assert (
+        json.loads((latest(tmp_path) / "logs/attempt_0/hang.json").read_text())["standings"][0]["pid"]
+        == beats(tmp_path)[0]["pid"]
+    )
+    assert events(tmp_path, "attempt_ended")[0]["end"] == "hang"
+    stacks = latest(tmp_path) / "logs/attempt_0/rank_0.stacks.txt"
+    assert "_meet" in stacks.read_text()
+    assert stacks.stat().st_mtime <= events(tmp_path, "failure")[0]["time"]
+    assert gone(beats(tmp_path)[0]["pid"])
+
+
+def test_without_py_spy_a_worker_writes_its_own_stacks(tmp_path: Path) -> None:
+    before = "from primus.launch import stacks; stacks._dump = lambda pid, environ: ''"
+    with begun_shift(tmp_path, "--hang-timeout", "1.5", acts="sleep@4", before=before) as process:
+        process.communicate(timeout=30)
+    assert "in _meet" in (latest(tmp_path) / "logs/attempt_0/rank_0.stacks.txt").read_text()
+    assert events(tmp_path, "hang")[0]["standings"][0]["frame"].startswith("_meet (")
+
+
+def test_a_hang_is_tried_again_and_no_limit_means_none(tmp_path: Path) -> None:
+    options = ("--hang-timeout", "1.5", "--max-restarts", "1", "--restart-delay", "0")
+    done = shift(tmp_path, *options, acts="stop@4")
+    assert done.returncode == 0, done.stderr
+    with begun_shift(tmp_path, "--hang-timeout", "0", acts="sleep@1") as process:
+        time.sleep(3.5)  # nothing happens: that is what is shown here
+        assert process.poll() is None
+        process.kill()
+
+
+def test_a_full_disk_is_one_message_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    small = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m none out && exec "$@"', "sh"]
+    if subprocess.run([*small, "true"], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    script = "import sys; from primus.cli.main import main; sys.exit(main())"
+    words = ["direct", "--max-restarts", "1", "--restart-delay", "0", "--", "shift", "fill@4"]
+    done = subprocess.run(
+        [*small, sys.executable, "-c", script, *words],
+        cwd=tmp_path, env=cli.environment(PRIMUS_PLUGINS=PLUGINS), capture_output=True, text=True, timeout=40,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
