@@ -7,6 +7,8 @@ from pathlib import Path
 from primus import registry
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
+from primus.diagnosis.known import SIGNATURES
+from primus.diagnosis.signature import Signature
 from primus.model import ParameterCount, expert_ffn_size, flops_per_token, head_dim, num_query_groups, parameters
 
 DOCS = Path(__file__).parent
@@ -92,7 +94,54 @@ def _heads(spec: ModelSpec) -> str:
     return f"{spec.num_attention_heads}{groups} x {head_dim(spec)}"
 
 
-PAGES = {"models.md": models_page}
+FAILURES_PAGE = """\
+# Known failures
+
+<!-- Written by docs/generate.py from src/primus/diagnosis/known; change it there. -->
+
+What `diagnose` recognises ([how](../diagnose.md)): {number} signatures. **Role**: a root can be the first cause; a
+cascade follows another failure; info is none by itself. **Action**: what the launcher does: *retry* starts again,
+*exclude* without the node, *stop* not at all; "retry, then stop" tries once. **Weight**: between roots the higher one
+counts. Where several lines are needed their number stands behind the signs.
+
+{tables}
+"""
+
+FAILURE_HEADER = ("signature", "cause", "recognised by", "role", "action", "weight", "fix", "source")
+
+
+def failures_page() -> str:
+    """docs/reference/failures.md."""
+    systems = list(dict.fromkeys(signature.systems[0] for signature in SIGNATURES))
+    tables = [_failures_of(system) for system in sorted(systems, key=lambda system: (system != "any", system))]
+    return FAILURES_PAGE.format(number=len(SIGNATURES), tables="\n\n".join(tables))
+
+
+def _failures_of(system: str) -> str:
+    entries = [signature for signature in SIGNATURES if signature.systems[0] == system]
+    rows = [FAILURE_HEADER, ("---",) * len(FAILURE_HEADER), *(_failure_row(signature) for signature in entries)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"## {'Anywhere' if system == 'any' else system}\n\n{table}"
+
+
+def _failure_row(signature: Signature) -> tuple[str, ...]:
+    texts = [_code(text) for text in dict.fromkeys(sign.text.strip() for sign in signature.signs)]
+    codes = ", ".join(str(code) for code in signature.exit_codes)
+    shown = [*texts, *([f"exit code {codes}"] if codes else [])]
+    number = f" ({signature.count} lines)" if signature.count > 1 else ""
+    action = signature.action if signature.role == "root" else "-"
+    first = f"{signature.first_action}, then " if signature.first_action else ""
+    cells = (f"`{signature.name}`", signature.cause, ", ".join(shown) + number, signature.role, first + action)
+    weight = signature.strength if signature.role == "root" else "-"
+    return (*cells, weight, signature.fix, signature.source)
+
+
+def _code(text: str) -> str:
+    fence = "``" if "`" in text else "`"
+    return f"{fence}{text}{' ' if text.endswith('`') else ''}{fence}".replace("|", "\\|")
+
+
+PAGES = {"models.md": models_page, "reference/failures.md": failures_page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

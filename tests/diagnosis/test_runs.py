@@ -284,3 +284,31 @@ def _seconds(run: Run) -> float:
     began = time.process_time()
     of_run(run, kernel=False)
     return time.process_time() - began
+
+
+def test_what_the_launcher_quotes_and_says_of_an_attempt_is_not_held_against_the_next(tmp_path: Path) -> None:
+    run = folders.make(tmp_path, attempts=2)
+    said = (
+        "cause: a GPU ran out of memory (gpu-out-of-memory)",
+        "  logs/attempt_0/rank_3.log:120: torch.OutOfMemoryError: HIP out of memory.",
+        "attempt 0 failed: OutOfMemoryError: HIP out of memory.",
+        "attempt 1 begins in 30 s (1 restart is left)",
+        "  logs/attempt_0/rank_3.log:120: torch.OutOfMemoryError: HIP out of memory.",
+        "Fatal Python error: Segmentation fault",
+    )
+    folders.say(run, *said, log="slurm-17.out")
+    assert folders.names(of_run(run).causes) == ["segmentation-fault"]
+    found = of_run(run, 0)
+    assert (folders.names(found.causes), found.causes[0].count) == (["gpu-out-of-memory"], 1)
+
+
+def test_a_warning_that_one_rank_survived_is_not_the_cause_on_the_others(run: Run) -> None:
+    log = run.attempt(0) / "rank_0.log"
+    for number in range(4):
+        folders.rank(run, number, f"[rank{number}]: ModuleNotFoundError: No module named 'apex'", steps=0)
+    log.write_text(log.read_text() + folders.PROGRESS.format(step=9) + "\n")
+    folders.error(run, 2, "FrobnicationError: the gizmo is jammed", after_s=5)
+    found = of_run(run)
+    assert (found.cause, found.first_rank, found.action) == (None, 2, "retry")
+    assert found.reason == "FrobnicationError: the gizmo is jammed (rank 2 on node1)"
+    assert [cause.ranks for cause in found.causes] == [(0, 1, 2, 3)]

@@ -60,7 +60,7 @@ def of_run(
     number = newest_attempt(run) if attempt is None else attempt
     said = witness.of_attempt(run, number)
     began, ended = _span(run, number)
-    outside = [Log(name=str(path), path=path, since=_since(number, began)) for path in besides]
+    outside = [Log(name=str(path), path=path, attempt=number, since=_since(number, began)) for path in besides]
     everything = [*_run_logs(run, number, began), *outside, *said.logs]
     first = {failure.rank for failure in said.failures[:1]}
     scans, notes = _scanned(everything, budget_bytes, first)
@@ -146,12 +146,10 @@ def _run_logs(run: Run, number: int, began: float | None) -> list[Log]:
     for path in others:
         if path.is_symlink() or not path.is_file() or not path.name.endswith(LOG_SUFFIXES):
             continue
-        is_launcher = path.name.startswith("launch.")
         found.append(
             Log(
                 name=str(path.relative_to(run.directory)),
                 path=path,
-                marker=b"] attempt " if is_launcher else b"",
                 attempt=number,
                 local_to_rank=logs.node_in_name(path) * per_node,
                 since=_since(number, began),

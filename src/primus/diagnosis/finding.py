@@ -68,4 +68,5 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     @property
     def cause(self) -> Cause | None:
         """The likeliest first cause, where one is known."""
-        return self.causes[0] if self.causes and self.causes[0].role == "root" else None
+        first = self.causes[0] if self.causes else None
+        return first if first and first.role == "root" and not first.survived else None

@@ -21,8 +21,8 @@ BLOCK_LINES = 10
 ERROR_SUFFIX = ".error.json"
 _ROLES = {"root": 0, "cascade": 2, "info": 3}
 _STRENGTHS = {"certain": -1.0, "definite": 0.0, "likely": 1.0, "weak": 2.0}
-_SURVIVED = 1.5
-"""A root after which training went on is less likely than one that may be harmless, and likelier than an exit code."""
+_SURVIVED = 3.0
+"""A root after which training went on is no cause; it is only told of."""
 
 
 def judge(scans: Sequence[Scan], witness: Witness, seen_before: Callable[[str], bool]) -> Diagnosis:
@@ -40,7 +40,7 @@ def judge(scans: Sequence[Scan], witness: Witness, seen_before: Callable[[str], 
     witness = structs.replace(witness, failures=tuple(failures))
     first_rank, first_host = _first(witness, blocks)
     groups: dict[str, list[Hit]] = {}
-    for hit in _in_time(hits):
+    for hit in _survivors(_in_time(hits)):
         groups.setdefault(hit.signature.name, []).append(hit)
     enough = [sorted(group, key=_when) for group in groups.values() if len(group) >= group[0].signature.count]
     ordered = sorted(enough, key=lambda group: _likelihood(group, first_rank))
@@ -73,6 +73,25 @@ def _in_time(hits: Iterable[Hit]) -> list[Hit]:
         for hit in hits
         if hit.log.since is None or not hit.is_own_time or hit.time is None or hit.time >= hit.log.since
     ]
+
+
+def _survivors(hits: Sequence[Hit]) -> list[Hit]:
+    """`hits`, where what training survived on one rank counts as survived on all that do not say they failed of it.
+
+    Often only one rank prints its steps, while all print the same warnings.
+    """
+    harmless = {_shape(hit) for hit in hits if hit.survived}
+    fatal = {(hit.rank, hit.signature.name) for hit in hits if hit.log.name.endswith(ERROR_SUFFIX)}
+    return [
+        structs.replace(hit, survived=True)
+        if hit.rank is not None and (hit.rank, hit.signature.name) not in fatal and _shape(hit) in harmless
+        else hit
+        for hit in hits
+    ]
+
+
+def _shape(hit: Hit) -> tuple[str, str]:
+    return hit.signature.name, "".join(letter for letter in hit.text[hit.around :] if not letter.isdigit())
 
 
 def _placed(hit: Hit, blocks: Sequence[Block], witness: Witness) -> Hit:
@@ -111,7 +130,7 @@ def _likelihood(group: Sequence[Hit], first_rank: int | None) -> tuple[object, .
     signature = group[0].signature
     strength = _STRENGTHS[signature.strength]
     if signature.role == "root" and all(hit.survived for hit in group):
-        strength = max(strength, _SURVIVED)
+        strength = _SURVIVED
     shows_first = first_rank is not None and any(hit.rank == first_rank for hit in group)
     time = next((hit.time for hit in group if hit.time is not None), math.inf)
     return _ROLES[signature.role], strength, not shows_first, time, signature.name

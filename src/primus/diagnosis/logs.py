@@ -41,9 +41,8 @@ class Log(Struct, frozen=True, kw_only=True):
     host: str | None = None
     time: float | None = None
     """When it was written, where nothing better is known."""
-    marker: bytes = b""
-    """Lines that hold it begin an attempt; only those of attempt `attempt` count."""
-    attempt: int = 0
+    attempt: int | None = None
+    """Of the attempts that it tells of, the one whose lines count."""
     local_to_rank: int | None = 0
     """Rank of local rank 0 of its node."""
     since: float | None = None

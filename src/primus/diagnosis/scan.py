@@ -32,6 +32,11 @@ _ROOT_CAUSE = b"Root Cause (first observed failure)"
 _PROGRESS = re.compile(rb"(?i)iteration +/ |\bstep[: ].*(loss|tokens/s|tps)|training epoch .*iteration|completed step:")
 
 
+_QUOTE = re.compile(rb"^\s*(?:evidence: +)?[^\s:]+\.(?:log|out|err|txt|json)(?:\.\w+)?:: ")
+"""What a launcher or `diagnose` quotes from a log."""
+_MARKER = re.compile(rb"\battempt (\d{1,6}) (?:on|begins in) ")
+
+
 class Hit(Struct, frozen=True, kw_only=True):
     """A line that shows a signature."""
 
@@ -152,7 +157,7 @@ def _shape_of(shape: bytes) -> _Shape:
     is_block = _ROOT_CAUSE in shape
     if not signs and not may_exit and not is_block:
         return _GOES_ON if _PROGRESS.search(shape) else _DULL
-    if any(text in shape for text in _ADVICE):
+    if any(text in shape for text in _ADVICE) or _QUOTE.search(shape):
         return _DULL
     return _Shape(signs, may_exit, is_block)
 
@@ -176,18 +181,13 @@ def _collect(
 
 def _attempt_span(log: Log, window: Window) -> tuple[int, int]:
     """Lines of the window that are of the log's attempt, where it tells attempts apart."""
-    if not log.marker:
+    if log.attempt is None:
         return 0, len(window.lines)
-    starts = [index for index, text in enumerate(window.lines) if log.marker in text]
-    numbered = {number: index for index in starts if (number := _attempt_number(window.lines[index])) is not None}
+    marked = ((index, _MARKER.search(text)) for index, text in enumerate(window.lines) if b"attempt " in text)
+    numbered = {int(found[1]): index for index, found in marked if found}
     begin = numbered.get(log.attempt, 0)
     later = [index for number, index in numbered.items() if number > log.attempt and index > begin]
     return begin, min(later, default=len(window.lines))
-
-
-def _attempt_number(text: bytes) -> int | None:
-    found = re.search(rb"\battempt (\d{1,6}) on ", text)
-    return int(found[1]) if found else None
 
 
 def _hits(scan: Scan, window: Window, index: int, shape: _Shape, survived: bool) -> Iterator[Hit]:
