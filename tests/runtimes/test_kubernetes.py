@@ -88,6 +88,10 @@ def test_the_manifests_are_these(workplace: Path, form: str, golden: Callable[[s
     golden(f"kubernetes/{form}.yaml", settled(dry_run(workplace, *FORMS[form], **SECRETS)))
 
 
+def test_help_has_the_commands(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    golden("help/kubernetes.txt", cli.run("k8s", "create", "--help", cwd=tmp_path).stdout)
+
+
 def test_a_task_is_typed_as_with_every_other_runtime(workplace: Path) -> None:
     task = ("--", "train", "pretrain", "--config", "night.yaml", "--train_iters", "2")
     long = documents(workplace, "create", "--image", "X", *task)

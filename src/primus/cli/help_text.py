@@ -45,8 +45,12 @@ def of(request: Request) -> str:
 
 def _runtime(name: str) -> str:
     module = registry.load("runtimes", name)
+    commands = getattr(module, "COMMANDS", ())
     usage = f"usage: primus-cli {name} [options] -- <task> [options]"
-    return f"{usage}\n\n{registry.summary('runtimes', name)}\n\noptions:\n{_table(flags.describe(module.Options))}"
+    usage += f"\n       primus-cli {name} <command> [options]" if commands else ""
+    blocks = [usage, registry.summary("runtimes", name)]
+    blocks += [f"commands:\n{_table(list(commands.items()))}"] if isinstance(commands, dict) else []
+    return "\n\n".join([*blocks, f"options:\n{_table(flags.describe(module.Options))}"])
 
 
 def _task(runtime: str, name: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import importlib
 import json
 import time
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -112,7 +112,7 @@ class Server:
         try:
             self._json("DELETE", path, body={"propagationPolicy": "Background"})
         except Refused as error:
-            if error.status == http.client.NOT_FOUND:
+            if error.status == HTTPStatus.NOT_FOUND:
                 return False
             raise
         return True
@@ -168,7 +168,7 @@ class Server:
             except HTTPError as error:
                 problem, wait = error, delay
             else:
-                if answer.status < http.client.BAD_REQUEST:
+                if answer.status < HTTPStatus.BAD_REQUEST:
                     return answer
                 if answer.status not in AGAIN or delay is None:
                     raise self._refused(answer, path)

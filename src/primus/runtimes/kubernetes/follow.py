@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import time
 from collections.abc import Callable, Iterable
+from http import HTTPStatus
 
 from primus.runtimes.kubernetes.client import Refused, Server
 from primus.runtimes.kubernetes.names import REPLICATED_JOB
@@ -40,7 +40,7 @@ class Reader:
         try:
             self._write_new(self._server.lines(path, **query))
         except Refused as error:
-            if error.status not in (http.client.BAD_REQUEST, http.client.NOT_FOUND) or not follow:
+            if error.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND) or not follow:
                 raise
             time.sleep(RECONNECT_S)  # its container waits to be started, or the pod has been replaced
 
