@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 from components import WHERE
+from fakes import cli
 
 PROGRAMS = (
     "sh bash env cat ls sed cksum uname dirname readlink sleep true false id nproc hostname touch rm mkdir stat head"
@@ -102,17 +104,16 @@ class Podman:
         folder: New folder for all that it keeps.
     """
 
+    name = "podman"
     image = "localhost/primus-test:1"
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder
-        runc = shutil.which("runc", path=WHERE) or shutil.which("crun", path=WHERE)
-        (folder / "runtime").write_text(RUNTIME.format(python="/usr/bin/env python3", runc=runc))
-        (folder / "runtime").chmod(0o755)
+        runtime = _runtime(folder)
         (folder / "containers.conf").write_text(
-            f'[engine]\nruntime = "primus-test"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-            f'[engine.runtimes]\nprimus-test = ["{folder}/runtime"]\n'
+            '[engine]\nruntime = "primus-test"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+            f'[engine.runtimes]\nprimus-test = ["{runtime}"]\n'
         )
         (folder / "storage.conf").write_text(
             f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/root"\nrunroot = "{folder}/run"\n'
@@ -121,16 +122,12 @@ class Podman:
             "CONTAINERS_CONF": f"{folder}/containers.conf",
             "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf",
         }
-        rootfs = root_file_system(folder / "rootfs")
-        subprocess.run(["tar", "-C", str(rootfs), "--numeric-owner", "-cf", f"{folder}/image.tar", "."], check=True)
-        shutil.rmtree(rootfs)
-        self("import", "-q", "-c", f"ENV PATH={INSIDE_PATH}", f"{folder}/image.tar", self.image)
+        self("import", "-q", "-c", f"ENV PATH={INSIDE_PATH}", str(_archive(folder)), self.image)
 
     def __call__(self, *words: str, check: bool = True) -> str:
-        """What `podman WORDS` says."""
-        done = subprocess.run(
-            ["podman", *words], env={**os.environ, **self.environ}, capture_output=True, text=True, timeout=60
-        )
+        """What the engine says to `words`."""
+        environ = {**os.environ, **self.environ}
+        done = subprocess.run([self.name, *words], env=environ, capture_output=True, text=True, timeout=60)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -138,11 +135,92 @@ class Podman:
         """Names of the containers in which something runs."""
         return self("ps", "--format", "{{.Names}}").split()
 
+    def remove(self, name: str) -> None:
+        """End a container at once."""
+        self("kill", name, check=False)
+        self("rm", "-f", name, check=False)
+
     def end(self) -> None:
         """Remove every container and image of its storage, and unmount it."""
         self("rm", "-af", "-t", "0", check=False)
         self("rmi", "-af", check=False)
-        subprocess.run(["umount", "-q", f"{self.folder}/root/overlay"], stderr=subprocess.DEVNULL)
+        _unmount(self.folder)
+
+
+class Docker(Podman):
+    """A docker daemon of its own, on a socket in its folder, without networks."""
+
+    name = "docker"
+    image = "primus-test:1"
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        runtimes = {"primus-test": {"path": str(_runtime(folder))}}
+        (folder / "daemon.json").write_text(json.dumps({"runtimes": runtimes, "default-runtime": "primus-test"}))
+        self.environ = {"DOCKER_HOST": f"unix://{folder}/socket", "DOCKER_CONFIG": str(folder)}
+        places = ["--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec", "--pidfile", f"{folder}/pid"]
+        quiet = ["--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
+        with (folder / "log").open("wb") as log:
+            self._daemon = subprocess.Popen(
+                [
+                    "dockerd",
+                    "--config-file",
+                    f"{folder}/daemon.json",
+                    "-H",
+                    self.environ["DOCKER_HOST"],
+                    *places,
+                    *quiet,
+                ],
+                env={**os.environ, "PATH": WHERE},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            cli.wait_for(lambda: self("version", "--format", "{{.Server.Version}}", check=False), "dockerd answers")
+            self("import", "-c", f"ENV PATH={INSIDE_PATH}", str(_archive(folder)), self.image)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End what runs in it, and the daemon."""
+        left = self("ps", "-aq", check=False).split()
+        if left:
+            self("rm", "-f", *left, check=False)
+        self._daemon.terminate()
+        try:
+            self._daemon.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._daemon.kill()
+            self._daemon.wait()
+        _unmount(self.folder)
+
+
+def _unmount(folder: Path) -> None:
+    """Unmount what an engine has mounted in its folder, which could not be removed otherwise."""
+    for line in reversed(Path("/proc/mounts").read_text().splitlines()):
+        place = line.split()[1]
+        if place.startswith(f"{folder}/"):
+            subprocess.run(["umount", "-l", place], check=True)
+
+
+def _runtime(folder: Path) -> Path:
+    """The OCI runtime that an engine starts."""
+    runc = shutil.which("runc", path=WHERE) or shutil.which("crun", path=WHERE)
+    (folder / "runtime").write_text(RUNTIME.format(python="/usr/bin/env python3", runc=runc))
+    (folder / "runtime").chmod(0o755)
+    return folder / "runtime"
+
+
+def _archive(folder: Path) -> Path:
+    """The image's files as one."""
+    rootfs = root_file_system(folder / "rootfs")
+    subprocess.run(["tar", "-C", str(rootfs), "--numeric-owner", "-cf", f"{folder}/image.tar", "."], check=True)
+    shutil.rmtree(rootfs)
+    return folder / "image.tar"
 
 
 def mounts() -> list[str]:
@@ -152,3 +230,17 @@ def mounts() -> list[str]:
     checkout = registry.PACKAGE.parents[1]
     places = [path for path in dict.fromkeys((sys.prefix, sys.base_prefix)) if not Path(path).is_relative_to(checkout)]
     return [word for place in places for word in ("--mount", f"{place}:{place}:ro")]
+
+
+def shell(*words: str, cwd: Path, typed: str) -> subprocess.CompletedProcess[str]:
+    """The command with `typed` on its standard input."""
+    script = "import sys\nfrom primus.cli.main import main\nsys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", script, *words],
+        cwd=cwd,
+        env=cli.environment(),
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )

@@ -1,5 +1,5 @@
 #!/bin/sh
-# docker's daemon and client. The tests use podman; where docker runs as well, what they say of podman can be tried by hand.
+# docker's daemon and client, for tests that start a daemon of their own.
 #
 #   tests/cluster/docker.sh install
 set -eu

@@ -1,4 +1,4 @@
-"""`container` with a real podman: the same task, its exit code, its values, its end, and nobody else's containers."""
+"""`container` with real engines: the same task, its exit code, its values, its end, and nobody else's containers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,73 +17,36 @@ from pathlib import Path
 import pytest
 
 from cluster import containers
-from cluster.containers import Podman
+from cluster.containers import Docker, Podman
+from cluster.seeing import EXPERIMENT, HOSTILE, SEE, seen, started_inside
 from fakes import cli
-from primus import registry
 
-pytestmark = [pytest.mark.cluster("podman"), pytest.mark.slow]
-
-QUICKSTART = registry.PACKAGE.parents[1] / "examples/quickstart.yaml"
-
-SEE = '''"""Tell what is seen inside, and wait for a signal where that is asked for."""
-
-import json
-import os
-import pathlib
-import signal
-import socket
-import time
-from typing import Annotated
-
-from msgspec import Meta, Struct
+pytestmark = pytest.mark.slow
 
 
-class Options(Struct, kw_only=True):
-    """Options of `see`."""
-
-    words: Annotated[tuple[str, ...], Meta(extra={"positional": True})] = ()
-    """Whatever."""
-    code: int = 0
-    """Exit code."""
-    waits: bool = False
-    """Wait for SIGTERM, and end with exit code 9."""
+ENGINES = {"podman": Podman, "docker": Docker}
 
 
-def run(options, context):
-    """See."""
-    heard = []
-    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    limits = pathlib.Path("/proc/self/limits").read_text()
-    seen = {"words": options.words, "env": dict(os.environ), "host": socket.gethostname(), "cwd": os.getcwd()}
-    seen["limits"] = limits
-    pathlib.Path("seen.json").write_text(json.dumps(seen))
-    while options.waits and not heard:
-        time.sleep(0.05)
-    if heard:
-        pathlib.Path("heard").write_text(str(heard))
-    return 9 if heard else options.code
-'''
-
-
-@pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    engine = Podman(tmp_path_factory.mktemp("podman") / "podman")
-    yield engine
-    engine.end()
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.cluster(name)) for name in ENGINES])
+def engine(request: pytest.FixtureRequest) -> Iterator[Podman]:
+    with tempfile.TemporaryDirectory(prefix="primus-test-") as folder:  # a socket's path must be short
+        made = ENGINES[request.param](Path(folder) / request.param)
+        yield made
+        made.end()
 
 
 @pytest.fixture
-def workplace(podman: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(engine: Podman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "plugins/tasks").mkdir(parents=True)
     (tmp_path / "plugins/tasks/see.py").write_text(SEE)
-    for name, value in podman.environ.items():
+    for name, value in engine.environ.items():
         monkeypatch.setenv(name, value)
     return tmp_path
 
 
-def words(*options: str) -> list[str]:
+def words(engine: Podman, *options: str) -> list[str]:
     """A container that sees this interpreter, and cannot make another environment."""
-    own = ["--engine", "podman", "--image", Podman.image, *containers.mounts(), "--env", "PRIMUS_PYTHON=/none"]
+    own = ["--engine", engine.name, "--image", engine.image, *containers.mounts(), "--env", "PRIMUS_PYTHON=/none"]
     return ["container", *own, *options]
 
 
@@ -90,48 +54,28 @@ def run(*line: str, cwd: Path, timeout_s: float = 60, **env: str | None) -> subp
     return cli.run(*line, cwd=cwd, timeout_s=timeout_s, PRIMUS_PLUGINS=str(cwd / "plugins"), **env)
 
 
-def seen(cwd: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((cwd / "seen.json").read_text())
-    return found
-
-
 @pytest.mark.native
-def test_an_experiment_is_trained_in_a_container(podman: Podman, workplace: Path) -> None:
-    done = run(
-        *words(),
-        "--",
-        "train",
-        "pretrain",
-        "--config",
-        str(QUICKSTART),
-        "--train_iters",
-        "5",
-        "compile=false",
-        cwd=workplace,
-        timeout_s=120,
-    )
+def test_an_experiment_is_trained_in_a_container(engine: Podman, workplace: Path) -> None:
+    (workplace / "e.yaml").write_text(EXPERIMENT)
+    line = [*words(engine), "--", "train", "pretrain", "--config", "e.yaml"]
+    done = run(*line, cwd=workplace, timeout_s=120)
     assert done.returncode == 0, done.stderr
-    folder = next(workplace.glob("output/quickstart/2*/metadata.json")).parent
+    folder = next(workplace.glob("output/e/2*/metadata.json")).parent
     metadata = json.loads((folder / "metadata.json").read_text())
-    assert metadata["outcome"]["state"] == "done" and metadata["runtimes"] == ["container"]
+    assert metadata["outcome"]["state"] == "done"
     assert '"step":5' in (folder / "events.jsonl").read_text()
     image = json.loads((folder / "container.json").read_text())
-    assert (
-        image["engine"] == "podman" and podman("image", "inspect", "--format", "{{.Id}}", Podman.image) == image["id"]
-    )
-    assert image["digest"].startswith("localhost/primus-test@sha256:")
-    assert podman("ps", "-aq") == "", "it is removed"
+    assert image["engine"] == engine.name and image["image"] == engine.image
+    assert image["id"] == engine("image", "inspect", "--format", "{{.Id}}", engine.image)
+    assert engine("ps", "-aq") == "", "it is removed"
 
 
-HOSTILE = ["a b", "$(touch /tmp/x)", "`id`", "'\"", "a,B=c", "line\nbreak", "*", "\\", "é €", "", "x" * 100_000]
-
-
-def test_values_arrive_unchanged(podman: Podman, workplace: Path) -> None:
+def test_values_arrive_unchanged(engine: Podman, workplace: Path) -> None:
     values = {f"VALUE_{number}": value for number, value in enumerate(HOSTILE)}
     typed = [word for name, value in values.items() for word in ("--env", f"{name}={value}")]
     options = [*typed, "--env", "LD_X=a b$(id)", "--env", "MINE"]
     done = run(
-        *words(*options),
+        *words(engine, *options),
         "--",
         "see",
         *(f"x{value}" for value in HOSTILE),
@@ -157,47 +101,43 @@ def test_values_arrive_unchanged(podman: Podman, workplace: Path) -> None:
     assert found["host"] == os.uname().nodename and found["cwd"] == str(workplace)
 
 
-def test_folders_with_odd_names_are_seen(podman: Podman, workplace: Path) -> None:
+def test_folders_with_odd_names_are_seen(engine: Podman, workplace: Path) -> None:
     odd = workplace / 'a:b,c "d" é'
     (odd / "plugins/tasks").mkdir(parents=True)
     (odd / "plugins/tasks/see.py").write_text(SEE)
-    done = cli.run(*words(), "--", "see", cwd=odd, PRIMUS_PLUGINS=None, timeout_s=60)
+    done = cli.run(*words(engine), "--", "see", cwd=odd, PRIMUS_PLUGINS=None, timeout_s=60)
     assert done.returncode == 2 and "no task 'see'" in done.stderr, "a colon separates folders of plug-ins"
-    done = run(*words("--mount", f"{workplace}:/in:ro"), "--", "see", cwd=workplace)
+    done = run(*words(engine, "--mount", f"{workplace}:/in:ro"), "--", "see", cwd=workplace)
     assert done.returncode == 0, done.stderr
-    done = cli.run(*words(), "--", "see", cwd=odd, PRIMUS_PLUGINS=str(workplace / "plugins"), timeout_s=60)
+    done = cli.run(*words(engine), "--", "see", cwd=odd, PRIMUS_PLUGINS=str(workplace / "plugins"), timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert seen(odd)["cwd"] == str(odd)
 
 
 @pytest.mark.parametrize("code", [0, 7, 200])
-def test_the_exit_code_is_the_task_s(code: int, podman: Podman, workplace: Path) -> None:
-    assert run(*words(), "--", "see", "--code", str(code), cwd=workplace).returncode == code
+def test_the_exit_code_is_the_task_s(code: int, engine: Podman, workplace: Path) -> None:
+    assert run(*words(engine), "--", "see", "--code", str(code), cwd=workplace).returncode == code
 
 
-def test_an_image_that_is_absent_is_one_message(podman: Podman, workplace: Path) -> None:
-    line = ["container", "--engine", "podman", "--image", "localhost/absent:1", "--pull", "never", "--", "see"]
+def test_an_image_that_is_absent_is_one_message(engine: Podman, workplace: Path) -> None:
+    line = ["container", "--engine", engine.name, "--image", "localhost/absent:1", "--pull", "never", "--", "see"]
     done = run(*line, cwd=workplace)
     assert done.returncode == 125
     assert "image localhost/absent:1 is not here and could not be fetched" in done.stderr
 
 
-def test_limits_are_as_high_as_they_may_be(podman: Podman, workplace: Path) -> None:
+def test_limits_are_as_high_as_they_may_be(engine: Podman, workplace: Path) -> None:
     import resource
 
-    assert run(*words(), "--", "see", cwd=workplace).returncode == 0
+    assert run(*words(engine), "--", "see", cwd=workplace).returncode == 0
     line = next(line for line in str(seen(workplace)["limits"]).splitlines() if line.startswith("Max open files"))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert int(line.split()[4]) >= min(hard, 1048576)
 
 
-def started_inside(folder: Path) -> bool:
-    return (folder / "seen.json").exists() and (folder / "seen.json").stat().st_size > 0
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_task_and_only_its_container(number: int, podman: Podman, workplace: Path) -> None:
-    podman(
+def test_a_signal_ends_the_task_and_only_its_container(number: int, engine: Podman, workplace: Path) -> None:
+    engine(
         "run",
         "-d",
         "--name",
@@ -208,51 +148,51 @@ def test_a_signal_ends_the_task_and_only_its_container(number: int, podman: Podm
         "nofile=1024",
         "--label",
         "primus.user=99",
-        Podman.image,
+        engine.image,
         "sleep",
         "300",
     )
     try:
         with cli.started(
-            *words(), "--", "see", "--waits", cwd=workplace, PRIMUS_PLUGINS=str(workplace / "plugins")
+            *words(engine), "--", "see", "--waits", cwd=workplace, PRIMUS_PLUGINS=str(workplace / "plugins")
         ) as process:
             cli.wait_for(lambda: started_inside(workplace), "the task runs")
-            assert len(podman.running()) == 2
+            assert len(engine.running()) == 2
             process.send_signal(number)
             process.communicate(timeout=30)
         assert process.returncode == (9 if number == signal.SIGTERM else 130)
-        assert podman.running() == ["foreign"]
-        cleaned = run("container", "--engine", "podman", "--clean", cwd=workplace)
+        assert engine.running() == ["foreign"]
+        cleaned = run("container", "--engine", engine.name, "--clean", cwd=workplace)
         assert cleaned.returncode == 0, cleaned.stderr
-        assert podman.running() == ["foreign"]
+        assert engine.running() == ["foreign"]
     finally:
-        podman("rm", "-f", "-t", "0", "foreign")
+        engine.remove("foreign")
 
 
-def test_a_container_does_not_outlive_a_launcher_that_is_killed(podman: Podman, workplace: Path) -> None:
-    line = [*words("--grace", "20"), "--", "see", "--waits"]
+def test_a_container_does_not_outlive_a_launcher_that_is_killed(engine: Podman, workplace: Path) -> None:
+    line = [*words(engine, "--grace", "20"), "--", "see", "--waits"]
     with cli.started(*line, cwd=workplace, PRIMUS_PLUGINS=str(workplace / "plugins")) as process:
         cli.wait_for(lambda: started_inside(workplace), "the task runs")
         process.kill()
-    cli.wait_for(lambda: podman("ps", "-aq") == "", "the container is gone")
+    cli.wait_for(lambda: engine("ps", "-aq") == "", "the container is gone")
     assert (workplace / "heard").exists(), "it was asked before it was ended"
 
 
-def test_a_client_that_is_killed_takes_its_container_along(podman: Podman, workplace: Path) -> None:
+def test_a_client_that_is_killed_takes_its_container_along(engine: Podman, workplace: Path) -> None:
     import psutil
 
     with cli.started(
-        *words(), "--", "see", "--waits", cwd=workplace, PRIMUS_PLUGINS=str(workplace / "plugins")
+        *words(engine), "--", "see", "--waits", cwd=workplace, PRIMUS_PLUGINS=str(workplace / "plugins")
     ) as process:
         cli.wait_for(lambda: started_inside(workplace), "the task runs")
-        client = next(child for child in psutil.Process(process.pid).children() if child.name() == "podman")
+        client = next(child for child in psutil.Process(process.pid).children() if child.name() == engine.name)
         client.kill()
         process.communicate(timeout=40)
     assert process.returncode == 137
-    assert podman("ps", "-aq") == "" and (workplace / "heard").exists()
+    assert engine("ps", "-aq") == "" and (workplace / "heard").exists()
 
 
-def test_a_run_s_left_over_container_is_stopped_when_it_is_started_again(podman: Podman, workplace: Path) -> None:
+def test_a_run_s_left_over_container_is_stopped_when_it_is_started_again(engine: Podman, workplace: Path) -> None:
     labels = {
         "primus.run": "20260101_000000-abcd",
         "primus.user": str(os.getuid()),
@@ -261,7 +201,7 @@ def test_a_run_s_left_over_container_is_stopped_when_it_is_started_again(podman:
         "primus.launcher": "1.0.gone",
     }
     typed = [word for name, value in labels.items() for word in ("--label", f"{name}={value}")]
-    podman(
+    engine(
         "run",
         "-d",
         *typed,
@@ -271,7 +211,7 @@ def test_a_run_s_left_over_container_is_stopped_when_it_is_started_again(podman:
         "none",
         "--ulimit",
         "nofile=1024",
-        Podman.image,
+        engine.image,
         "sleep",
         "300",
     )
@@ -281,7 +221,7 @@ def test_a_run_s_left_over_container_is_stopped_when_it_is_started_again(podman:
     )
     plugins = f"{workplace}/plugins:{cli.PLUGINS}"
     made = cli.run(
-        *words("--grace", "1"),
+        *words(engine, "--grace", "1"),
         "--",
         "train",
         "pretrain",
@@ -293,11 +233,11 @@ def test_a_run_s_left_over_container_is_stopped_when_it_is_started_again(podman:
         timeout_s=60,
     )
     assert made.returncode == 0, made.stderr
-    assert podman.running() == ["left"], "of another run"
+    assert engine.running() == ["left"], "of another run"
     folder = next(workplace.glob("output/e/2*/metadata.json")).parent
     folder.rename(folder.parent / "20260101_000000-abcd")
     again = cli.run(
-        *words("--grace", "1"),
+        *words(engine, "--grace", "1"),
         "--",
         "train",
         "pretrain",
@@ -308,14 +248,14 @@ def test_a_run_s_left_over_container_is_stopped_when_it_is_started_again(podman:
         timeout_s=60,
     )
     assert "removing container without a launcher" in again.stdout
-    assert podman.running() == []
-    podman("rm", "-af", "-t", "0")
+    assert engine.running() == []
+    engine.remove("left")
 
 
-def test_a_shell_opens_where_a_task_would_run(podman: Podman, workplace: Path) -> None:
+def test_a_shell_opens_where_a_task_would_run(engine: Podman, workplace: Path) -> None:
     leader, terminal = pty.openpty()
     script = "import sys\nfrom primus.cli.main import main\nsys.exit(main())"
-    line = [sys.executable, "-c", script, *words("--env", "MINE=my own", "--shell")]
+    line = [sys.executable, "-c", script, *words(engine, "--env", "MINE=my own", "--shell")]
     process = subprocess.Popen(
         line,
         cwd=workplace,
@@ -336,7 +276,7 @@ def test_a_shell_opens_where_a_task_would_run(podman: Podman, workplace: Path) -
             process.kill()
             process.wait()
         os.close(leader)
-    assert podman("ps", "-aq") == ""
+    assert engine("ps", "-aq") == ""
 
 
 def read_until_end(leader: int, process: subprocess.Popen[bytes]) -> str:
@@ -353,15 +293,6 @@ def read_until_end(leader: int, process: subprocess.Popen[bytes]) -> str:
     return text.decode(errors="replace")
 
 
-def test_a_shell_takes_commands_from_a_pipe(podman: Podman, workplace: Path) -> None:
-    script = "import sys\nfrom primus.cli.main import main\nsys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", script, *words("--shell")],
-        cwd=workplace,
-        env=cli.environment(),
-        input="echo in-$((1 + 1)); exit 3\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def test_a_shell_takes_commands_from_a_pipe(engine: Podman, workplace: Path) -> None:
+    done = containers.shell(*words(engine, "--shell"), cwd=workplace, typed="echo in-$((1 + 1)); exit 3\n")
     assert done.returncode == 3 and "in-2" in done.stdout, done.stderr
