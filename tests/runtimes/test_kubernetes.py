@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fakes import cli
+from primus.runs.store import Run
 from primus.runtimes.kubernetes import entry, manifests, objects, order, pod, text
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import Order
@@ -310,6 +312,35 @@ def test_a_run_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "r" / "other").write_text("in the way")
     done = in_pod(tmp_path, script, str(tmp_path / "r"), ".", "true")
     assert (done.returncode, done.stderr) == (1, f"node.sh: {tmp_path}/r cannot be made\n")
+
+
+def test_what_a_pod_starts_trains_in_its_run_folder_and_goes_on_after_a_restart(workplace: Path) -> None:
+    """The pod's own command, with folders of this machine in place of its volumes."""
+    program = workplace / "primus-cli in the image"
+    program.write_text(
+        f"#!/bin/sh\nexec '{sys.executable}' -c 'import sys; from primus.cli.main import main; sys.exit(main())' \"$@\""
+    )
+    program.chmod(0o755)
+    volume = workplace / "vol ume"
+    words = ("k8s", "create", *EXP, "--gpu", "0", "--entry", str(program), "--volume", f"claim:{volume}", "--dry-run")
+    made = cli.run(*words, cwd=workplace, HOME=str(workplace))
+    config_map, jobset = [each for each in yaml.safe_load_all(made.stdout) if each]
+    template = pod_of(jobset)
+    mount = workplace / "mount"
+    for item in template["volumes"][1]["configMap"]["items"]:
+        (mount / item["path"]).parent.mkdir(parents=True, exist_ok=True)
+        (mount / item["path"]).write_text(config_map["data"][item["key"]])
+    volume.mkdir()
+    command = [word.replace(entry.RUN_FILES, str(mount)) for word in template["containers"][0]["command"]]
+    given = {each["name"]: each["value"] for each in template["containers"][0]["env"] if "value" in each}
+    environ = cli.environment(**given, NODE_RANK="0", MASTER_ADDR="localhost", MY_API_KEY="canary")
+    for attempt in (1, 2):
+        done = subprocess.run(command, cwd=workplace, env=environ, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        (run,) = (Run(path) for path in (volume / "night").iterdir() if not path.is_symlink())
+        assert (run.metadata().outcome.state, run.metadata().attempts) == ("done", attempt)
+    assert (run.directory / "config" / "primus_config.yaml").is_file()
+    assert not (workplace / "output").exists()
 
 
 def test_every_option_that_a_target_does_not_have_is_refused() -> None:
