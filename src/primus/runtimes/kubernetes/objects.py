@@ -54,6 +54,7 @@ def check(options: Options) -> None:
     if not options.image:
         raise UsageError("kubernetes create needs --image", "an image that has primus-cli, such as rocm/primus:v25.10")
     foreign = {"--priority": options.priority is not None, "--api": options.api != "current"}
+    foreign |= {"--token-file": options.token_file is not None}
     if options.kind == "trainjob":
         reserved = [word.partition("=")[0] for word in options.env if word.startswith("PET_")]
         foreign |= {f"--env {name}, which the trainer sets itself": True for name in reserved}

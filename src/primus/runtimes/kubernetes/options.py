@@ -29,8 +29,8 @@ OF_A_JOB = ("get", "logs", "delete", "wait")
 """Commands that take the name of a job."""
 OF_THE_TASK = ("--exp", "--data_path", "--data-path", "--backend")
 """Options that name the task."""
-REFERENCES = ("--secret", "--pull-secret", "--pull_secret")
-"""Options whose values name Secrets that exist."""
+REFERENCES = ("--secret", "--pull-secret", "--pull_secret", "--token-file", "--token_file")
+"""Options whose values name Secrets, or a file with one, that exist."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -45,6 +45,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Primus-SaFE server, such as https://safe.example.org; the job goes there (--target safe)."""
     target: TargetName | None = None
     """Kind of job; jobset, and safe with --url."""
+    token_file: str | None = None
+    """Primus-SaFE: file with the API key; PRIMUS_SAFE_TOKEN otherwise."""
     namespace: Annotated[str | None, Meta(extra={"short": ("-n",)})] = None
     """Namespace; that of the kubeconfig's context, else default."""
     context: str | None = None

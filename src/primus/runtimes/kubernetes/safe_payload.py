@@ -1,0 +1,126 @@
+"""What Primus-SaFE is told of a job: its request, and the script that every pod runs."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import shlex
+import tarfile
+from collections.abc import Mapping
+from typing import Any
+
+from primus.errors import UsageError
+from primus.runtimes.kubernetes import entry
+from primus.runtimes.kubernetes.target import Order
+
+LARGEST_ENTRY_BYTES = 128 * 1024 - 1
+"""Of the encoded script: it may become one argument of a program, and Linux takes no longer ones (execve(2))."""
+MEMORY = "1024Gi"
+EPHEMERAL_STORAGE = "100Gi"
+TTL_S = 36000
+"""As in the existing system's script, examples/run_k8s_pretrain.sh of AMD-AGI/Primus; the server's own is 60 s."""
+MAX_RETRIES = 3
+
+
+def payload(order: Order) -> dict[str, Any]:
+    """The body of the request, values of secrets among its variables.
+
+    Raises:
+        UsageError: The script is too large.
+    """
+    return _legacy(order) if order.options.api == "legacy" else _current(order)
+
+
+def _current(order: Order) -> dict[str, Any]:
+    """A PyTorchJob with a master, and with workers where there are several nodes; the arrays are equally long."""
+    options = order.options
+    counts = [1] if options.replica == 1 else [1, options.replica - 1]
+    usable = [name for name in options.allowed_nodes if name not in options.excluded_nodes]
+    body = _common(order) | {
+        "workspaceId": options.workspace,
+        "groupVersionKind": {"kind": "PyTorchJob", "version": "v1"},
+        "images": [options.image] * len(counts),
+        "entryPoints": [_encoded(order)] * len(counts),
+        "resources": [_resources(order, count) for count in counts],
+        "isSupervised": False,
+        "timeout": 0,
+    }
+    body |= {"priority": options.priority} if options.priority is not None else {}
+    body |= {"forceHostNetwork": True} if options.host_network else {}
+    if usable:
+        return body | {"specifiedNodes": usable, "nodesAffinity": "required"}
+    return body | ({"excludedNodes": list(options.excluded_nodes)} if options.excluded_nodes else {})
+
+
+def _legacy(order: Order) -> dict[str, Any]:
+    options = order.options
+    usable = [name for name in options.allowed_nodes if name not in options.excluded_nodes]
+    labels = {"customerLabels": {"kubernetes.io/hostname": usable[0]}} if usable else {}
+    return _common(order) | {
+        "workspace": options.workspace,
+        "groupVersionKind": {"group": "kubeflow.org", "kind": "PyTorchJob", "version": "v1"},
+        "image": options.image,
+        "entryPoint": f"echo {_encoded(order)} | base64 -d >/tmp/primus-entry.sh && sh /tmp/primus-entry.sh",
+        "resource": _resources(order, options.replica),
+        **labels,
+    }
+
+
+def _common(order: Order) -> dict[str, Any]:
+    options = order.options
+    return {
+        "displayName": order.name,
+        "description": f"primus run {order.run_id}",
+        "env": {**order.env, **order.secrets},
+        "maxRetry": MAX_RETRIES if options.max_restarts is None else options.max_restarts,
+        "ttlSecondsAfterFinished": TTL_S if options.ttl is None else options.ttl,
+    }
+
+
+def _resources(order: Order, count: int) -> dict[str, Any]:
+    """What each of `count` pods gets; of shared memory the server gives half the memory."""
+    options = order.options
+    amounts = {"replica": count, "cpu": options.cpu, "gpu": str(options.gpu), "memory": options.memory or MEMORY}
+    amounts |= {"ephemeralStorage": EPHEMERAL_STORAGE}
+    amounts |= {"sharedMemory": options.shm} if options.shm else {}
+    return {name: amount for name, amount in amounts.items() if (name, amount) != ("gpu", "0")}
+
+
+def _encoded(order: Order) -> str:
+    text = base64.b64encode(script(order).encode("utf-8", "surrogateescape")).decode()
+    if len(text) > LARGEST_ENTRY_BYTES:
+        raise UsageError(
+            f"the job's script with the experiment's files has {len(text)} bytes, of {LARGEST_ENTRY_BYTES} at most",
+            "put large files on a volume of the workspace, and name them by their path there",
+        )
+    return text
+
+
+def script(order: Order) -> str:
+    """What every pod runs: it unpacks the run folder's files, and starts its node; ranks come from PET_*."""
+    words = shlex.join((order.inside, order.options.workdir or ".", *order.command))
+    return f"""\
+#!/bin/sh
+set -eu
+place=$(mktemp -d)
+mkdir "$place/{entry.FILES}"
+base64 -d <<'PRIMUS_END' | tar -xz -C "$place/{entry.FILES}"
+{_archive(order.files)}
+PRIMUS_END
+cat >"$place/{entry.SCRIPT}" <<'PRIMUS_END'
+{entry.TEXT}PRIMUS_END
+exec sh "$place/{entry.SCRIPT}" {words}
+"""
+
+
+def _archive(files: Mapping[str, str]) -> str:
+    """`files` as a compressed archive, the same for the same files, in lines."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, text in sorted(files.items()):
+            data = text.encode("utf-8", "surrogateescape")
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o644
+            archive.addfile(member, io.BytesIO(data))
+    return base64.encodebytes(gzip.compress(packed.getvalue(), mtime=0)).decode().rstrip("\n")
