@@ -125,7 +125,7 @@ def test_a_launcher_that_dies_ends_the_other_node_at_once(tmp_path: Path, port: 
     assert both.processes[1 - lost].returncode == 1
     assert "was lost: its launcher has died" in errors
     assert taken_s < 6
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    cli.wait_for(lambda: not any(map(psutil.pid_exists, pids)), "the end of all ranks", timeout_s=5)
     if lost == 1:
         (end,) = both.events("attempt_ended")
         assert (end["end"], end["hosts"]) == ("lost node", [socket.gethostname()])
@@ -144,11 +144,14 @@ def test_a_warning_to_one_node_has_all_ranks_save_and_end(tmp_path: Path, port: 
 
 
 def test_a_rank_of_another_node_that_hangs_is_named(tmp_path: Path, port: int) -> None:
-    with nodes(tmp_path, port, "--hang-timeout", "2", acts="stop@20", task=("--rank", "1", "--step-s", "0.1")) as both:
+    with nodes(
+        tmp_path, port, "--hang-timeout", "2", acts="stop@20", task=(*LONG, "--rank", "1", "--step-s", "0.1")
+    ) as both:
         results = both.ended(60)
     assert [code for code, _, _ in results] == [1, 1], results
     (hang,) = both.events("hang")
-    assert (hang["rank"], [each["rank"] for each in hang["standings"]]) == (1, [1])
+    assert hang["rank"] == 1
+    assert "its process is stopped" in results[0][2] and "its process is stopped" in results[1][2]
 
 
 def test_c10d_meets_again_in_a_second_attempt(tmp_path: Path, port: int) -> None:

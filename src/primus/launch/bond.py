@@ -40,7 +40,7 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = ""
     """Why a node was lost, or its ranks are to be ended."""
     number: int = 0
-    """A signal, or the next attempt."""
+    """A signal, the next attempt, or the step after which a rank hangs."""
     failure: Failure | None = None
     standings: tuple[Standing, ...] = ()
     samples: tuple[Sample, ...] = ()

@@ -63,8 +63,7 @@ class Guard:
         self.hang: Failure | None = None
         self.failed_at: float | None = None
         """When something was first known to be wrong, here or on another node."""
-        self.decision: Message | None = None
-        """What node 0 has decided, for another node."""
+        self._decisions: list[Message] = []
         self._place, self._bond, self._signals, self._record, self._say = place, bond, signals, record, say
         self._is_head = place.layout.node_rank == 0
         self._told_at: float | None = None
@@ -103,9 +102,9 @@ class Guard:
         """Another node than 0: tell node 0 how the attempt ended here."""
         self._bond.send(Message(kind="ended", ended=own))
 
-    def forget_decision(self) -> None:
-        """Wait for the next one."""
-        self.decision = None
+    def decision(self) -> Message | None:
+        """Another node: the next thing that node 0 has decided, once; None as long as there is none."""
+        return self._decisions.pop(0) if self._decisions else None
 
     def fail_here(self) -> None:
         """Node 0: its own processes have failed."""
@@ -140,15 +139,16 @@ class Guard:
             case Message(kind="end"):
                 self.failed_at = self.failed_at or time.monotonic()
             case Message(kind="decision" | "again"):
-                self.decision = message
+                self._decisions.append(message)
             case _:
                 self._compare_notes(rank, message)
 
     def _compare_notes(self, rank: int, message: Message) -> None:
         """Take in what another node says of how its ranks get on."""
         match message:
-            case Message(kind="hang") if self._looking_until is None and self._is_idle_here():
-                self._begin_to_look()
+            case Message(kind="hang", number=step):
+                if self._looking_until is None and not self._hangs.holds_up(time.monotonic(), step):
+                    self._begin_to_look()
             case Message(kind="look"):
                 self._bond.send(Message(kind="seen", standings=self._look()))
             case Message(kind="seen", standings=standings):
@@ -198,13 +198,10 @@ class Guard:
             self._compare(self._window.close())
         if self.failed_at is None and self._signals.first is None and self._hangs.is_hanging(now):
             if not self._is_head:
-                self._bond.send(Message(kind="hang"))
+                standings = self._hangs.standings(now, socket.gethostname())
+                self._bond.send(Message(kind="hang", number=min(each.step for each in standings)))
             elif self._looking_until is None:
                 self._begin_to_look()
-
-    def _is_idle_here(self) -> bool:
-        """Whether the ranks of this node do not get on either, or are not expected to."""
-        return self._hangs.is_quiet(time.monotonic())
 
     def _begin_to_look(self) -> None:
         """Node 0: have all nodes look at their ranks, and look at our own, before anything is ended."""

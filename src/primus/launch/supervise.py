@@ -219,23 +219,33 @@ def _follow(crew: Crew, launch: Launch, signals: Signals) -> Outcome:
         guard = _guard(crew, launch, signals)
         own = _performed(crew, launch, guard)
         guard.say_ended(own)
-        while guard.decision is None and not crew.bond.lost:
-            guard.wait_for_others(HEAR_S)
-        told = guard.decision
-        if told is None:
-            why = next(iter(crew.bond.lost.values()))
-            reason = f"node 0 ({crew.bond.hosts.get(0, '?')}) was lost: {why}"
-            return Outcome(state="failed", exit_code=EXIT_FAILED, reason=reason)
-        if told.decision is None or told.decision.action != "restart":
-            return told.outcome or Outcome(state="failed", exit_code=EXIT_FAILED, reason="node 0 gave no outcome")
+        told = _told(crew, guard)
+        if told is None or told.decision is None or told.decision.action != "restart":
+            return _outcome_told(crew, told)
         crew.say(f"attempt {told.number} begins in {told.decision.delay_s:g} s ({told.decision.reason})")
-        guard.forget_decision()
-        while guard.decision is None and not crew.bond.lost:
-            guard.hear(HEAR_S)
-        if guard.decision is not None and guard.decision.kind == "decision":
-            return guard.decision.outcome or Outcome(state="failed", exit_code=EXIT_FAILED)
-        if guard.decision is not None:
-            launch = again(launch, crew.run, told.number)
+        then = _told(crew, guard)
+        if then is None or then.kind != "again":
+            return _outcome_told(crew, then)
+        launch = again(launch, crew.run, then.number)
+
+
+def _told(crew: Crew, guard: Guard) -> Message | None:
+    """The next thing that node 0 decides; None where it is lost."""
+    while (found := guard.decision()) is None:
+        if crew.bond.lost:
+            guard.wait_for_others(0.0)
+            return guard.decision()
+        guard.wait_for_others(HEAR_S)
+    return found
+
+
+def _outcome_told(crew: Crew, told: Message | None) -> Outcome:
+    if told is not None and told.outcome is not None:
+        return told.outcome
+    why = next(iter(crew.bond.lost.values()), "it gave no outcome")
+    return Outcome(
+        state="failed", exit_code=EXIT_FAILED, reason=f"node 0 ({crew.bond.hosts.get(0, '?')}) was lost: {why}"
+    )
 
 
 def again(launch: Launch, run: Run, number: int) -> Launch:

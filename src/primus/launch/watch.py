@@ -86,9 +86,10 @@ class Hangs:
             for rank, is_late in late.items()
         )
 
-    def is_quiet(self, now: float) -> bool:
-        """Whether no rank is within its limit, so that another node's may not be waiting for one of these."""
-        return bool(self._timeout_s) and all(self._late(now).values())
+    def holds_up(self, now: float, step: int) -> bool:
+        """Whether a rank of another node that does not get on after `step` may be waiting for one of these, which is
+        not over its limit."""
+        return any(not is_late and self._step(rank) <= step for rank, is_late in self._late(now).items())
 
     def _late(self, now: float) -> dict[int, bool]:
         if not self._timeout_s:
