@@ -40,6 +40,7 @@ def run(options, context):
     while options.waits and not heard:
         time.sleep(0.05)
     if heard:
+        time.sleep(0.5)  # a second one would come at once
         pathlib.Path("heard").write_text(str(heard))
     return 9 if heard else options.code
 '''

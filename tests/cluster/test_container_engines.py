@@ -160,6 +160,8 @@ def test_a_signal_ends_the_task_and_only_its_container(number: int, engine: Podm
             assert len(engine.running()) == 2
             process.send_signal(number)
             process.communicate(timeout=30)
+        if number == signal.SIGTERM:
+            assert (workplace / "heard").read_text() == "[15]", "once"
         assert process.returncode == (9 if number == signal.SIGTERM else 130)
         assert engine.running() == ["foreign"]
         cleaned = run("container", "--engine", engine.name, "--clean", cwd=workplace)

@@ -309,15 +309,11 @@ def _explain(scene: Scene, code: int) -> None:
         126: "the command is there but cannot be executed, or the engine could not start it and said why above",
         127: "the command was not found: primus needs `sh` and Python in the image",
     }
-    if engine.is_daemon:
-        absent = process.call([engine.program, "image", "inspect", image], scene.environ, ASKING_S).state != "ok"
-        meanings[125] = (
-            f"image {image} is not here and could not be fetched: try `{engine.program} pull {image}`"
-            if code == 125 and absent
-            else f"{engine.program} could not start the container; it said why above"
-        )
-    else:
-        meanings[255] = f"{engine.program} could not start the container; it said why above"
+    meanings[125 if engine.is_daemon else 255] = f"{engine.program} could not start the container; it said why above"
+    if code == 125 and engine.is_daemon:
+        answer = process.call([engine.program, "image", "inspect", image], scene.environ, ASKING_S)
+        if answer.state != "ok":
+            meanings[125] = f"image {image} is not here and could not be fetched: try `{engine.program} pull {image}`"
     if code in meanings:
         print(f"primus-cli: exit code {code}, which mostly means: {meanings[code]}", file=sys.stderr, flush=True)
 
