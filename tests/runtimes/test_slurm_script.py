@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -71,7 +72,7 @@ class Scene:
         try:
             return process.wait(LIMIT_S)
         finally:
-            end(process)
+            end_all(process)
 
     @property
     def steps(self) -> list[str]:
@@ -83,7 +84,7 @@ class Scene:
         return file.read_text().splitlines() if file.exists() else []
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end_all(process: subprocess.Popen[bytes]) -> None:
     """End the script's session, its watchers too."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -121,7 +122,7 @@ def test_a_job_that_may_is_queued_again(scene: Scene) -> None:
         wait_for(lambda: "scontrol requeue 7" in scene.calls, "the requeue")
         assert process.poll() is None, "Slurm ends it"
     finally:
-        end(process)
+        end_all(process)
 
 
 def test_a_refused_requeue_ends_the_job(scene: Scene) -> None:
@@ -144,7 +145,7 @@ def test_the_announced_end_reaches_the_step_and_the_question(scene: Scene) -> No
         process.send_signal(signal.SIGUSR1)
         assert process.wait(LIMIT_S) == 4
     finally:
-        end(process)
+        end_all(process)
     assert scene.calls[0] == "told"
     assert scene.calls[1].endswith("--exit-code=0 --num-nodes=2 --warned")
 
@@ -157,7 +158,7 @@ def test_an_end_that_is_announced_between_two_steps_starts_no_other(scene: Scene
         process.send_signal(signal.SIGUSR1)
         assert process.wait(LIMIT_S) == 6
     finally:
-        end(process)
+        end_all(process)
     assert scene.steps.count("launcher") == 1
 
 
@@ -169,22 +170,24 @@ def test_the_script_is_told_to_end_as_any_program(scene: Scene) -> None:
         process.terminate()
         assert process.wait(LIMIT_S) == -signal.SIGTERM
     finally:
-        end(process)
+        end_all(process)
     assert not scene.calls
 
 
-def test_a_step_whose_node_has_died_is_not_waited_for(scene: Scene) -> None:
+@pytest.mark.parametrize("end", ["failed", "hang", "lost node"])
+def test_a_step_whose_node_has_died_is_not_waited_for(scene: Scene, end: str) -> None:
     """srun stays until Slurm has noticed; the run knows by its own events."""
     scene.program("srun", 'touch "$DUMP"; exec sleep 100')
-    scene.program("sleep", 'case $1 in 20|5|1) exec /bin/sleep 0.1 ;; *) exec /bin/sleep "$1" ;; esac')
+    scene.program("sleep", 'case $1 in 20|5|2|1) exec /bin/sleep 0.1 ;; *) exec /bin/sleep "$1" ;; esac')
     process = scene.start(("launcher",), "-N 2", "stop 8\n")
     try:
         wait_for((scene.folder / "dump").exists, "the step")
         time.sleep(0.5)
-        (scene.run / "events.jsonl").write_text('{"time":1,"kind":"attempt_ended","end":"failed","attempt":0}\n')
+        event = {"time": 1, "kind": "attempt_ended", "end": end, "attempt": 0}
+        (scene.run / "events.jsonl").write_text(json.dumps(event, separators=(",", ":")) + "\n")
         assert process.wait(LIMIT_S) == 8
     finally:
-        end(process)
+        end_all(process)
 
 
 hostile = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=0, max_size=30)

@@ -262,6 +262,24 @@ def test_a_lost_node_without_spares_needs_the_queue(desk: Desk) -> None:
     assert run.metadata().outcome.reason == "lost n2"
 
 
+def test_a_node_that_answers_is_not_lost_with_its_launcher(desk: Desk) -> None:
+    run = desk.submitted("11")
+    begun(run, End(attempt=0, kind="lost node", hosts=("n2",), reason="n2 was lost"))
+    desk.environ |= {"SLURM_JOB_NODELIST": "n[1-2]", "ALIVE": "n1 n2"}
+    desk.slurm.answers(srun=ALIVE)
+    words = ("--num-nodes", "2", "--max-restarts", "1")
+    assert next_line(desk, run, 1, *words) == "restart 30"
+    assert ends.ends_of(run)[0].reason == "n2 was lost; the node answers"
+
+
+def test_a_node_that_lost_its_launcher_gives_way_to_a_spare_one_unasked(desk: Desk) -> None:
+    run = desk.submitted("11")
+    begun(run, End(attempt=0, kind="lost node", hosts=("n2.cluster.local",)))
+    desk.environ |= {"SLURM_JOB_NODELIST": "n[1-3]"}
+    assert next_line(desk, run, 1, "--num-nodes", "2", "--max-restarts", "1") == "restart 30 n2"
+    assert not desk.slurm.calls("srun")
+
+
 def test_where_no_node_answers_none_is_called_lost(desk: Desk) -> None:
     run = desk.submitted("11")
     begun(run)
@@ -277,6 +295,13 @@ def test_what_could_not_begin_is_not_tried_again(desk: Desk) -> None:
     outcome = run.metadata().outcome
     assert (outcome.state, outcome.exit_code) == ("failed", 127)
     assert outcome.reason == "srun ended with exit code 127, and no attempt had begun"
+
+
+def test_a_restart_that_could_not_begin_is_not_taken_for_the_attempt_before(desk: Desk) -> None:
+    run = desk.submitted("11")
+    begun(run, End(attempt=0, kind="failed"))
+    assert next_line(desk, run, 7, "--max-restarts", "9") == "restart 30"
+    assert next_line(desk, run, 127, "--max-restarts", "9") == "stop 127"
 
 
 def test_a_task_without_workers_is_done_when_its_step_is(desk: Desk) -> None:

@@ -40,17 +40,21 @@ on_warning() {
 }
 trap on_warning USR1
 
-num_failures() { grep -cE '"kind":"attempt_ended","end":"(failed|hang|lost node)"' "$run/events.jsonl" 2>/dev/null; }
-
 # srun waits for a node that has died until Slurm has noticed (SlurmdTimeout); the other launchers know at once.
+num_ends() { grep -cE '"kind":"attempt_ended","end":"('"$1"')"' "$run/events.jsonl" 2>/dev/null; }
 watch() {
-    local before now
-    before=$(num_failures)
-    until now=$(num_failures) && [ "$now" -gt "${before:-0}" ]; do
+    local lost failed
+    lost=$(num_ends 'lost node')
+    failed=$(num_ends 'failed|hang')
+    until (($(num_ends 'lost node') > ${lost:-0})); do
         sleep 1
+        if (($(num_ends 'failed|hang') > ${failed:-0})); then
+            sleep 20
+            break
+        fi
     done
-    sleep 20
-    kill -TERM "$1" 2>/dev/null && sleep 5
+    sleep 5
+    kill -TERM "$1" 2>/dev/null && sleep 2
     kill -KILL "$1" 2>/dev/null
 }
 

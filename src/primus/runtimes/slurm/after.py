@@ -15,8 +15,6 @@ from primus.runs.store import Outcome, Run
 from primus.runtimes.slurm import queries
 
 KIND = "step_ended"
-MAX_UNBEGUN = 3
-"""Steps in a row that began nothing after which another one is no use."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -40,12 +38,13 @@ def after_step(run: Run, step: Step, environ: Mapping[str, str]) -> tuple[str, s
     noted, where its nodes could not.
     """
     nodes = queries.expanded(environ.get("SLURM_JOB_NODELIST", ""))
-    end = _end(run, step, nodes)
+    has_spares = len(nodes) - len(step.excluded) > step.num_nodes
+    end = _end(run, step, nodes, has_spares=has_spares)
     _note(run, step, end)
     if end.kind == "done" or (step.exit_code == 0 and end.kind != "preempted"):
         return "finish", "done"
     left = [node for node in nodes if node not in step.excluded and node not in _names(end.hosts, nodes)]
-    has_spares = len(left) >= step.num_nodes and len(nodes) > step.num_nodes
+    has_spares = has_spares and len(left) >= step.num_nodes
     is_lost = end.kind == "lost node"
     past = ends.ends_of(run) or [end]
     decision = decide(step.policy, past, can_exclude=has_spares or (is_lost and step.can_requeue))
@@ -68,36 +67,34 @@ def _line(decision: Decision, end: End, step: Step, nodes: Sequence[str], has_sp
     return f"restart {decision.delay_s:g} {','.join(excluded)}".rstrip(), decision.reason
 
 
-def _end(run: Run, step: Step, nodes: Sequence[str]) -> End:
+def _end(run: Run, step: Step, nodes: Sequence[str], *, has_spares: bool) -> End:
     """How the attempt ended: as its nodes say, unless one of them could not."""
     metadata = run.metadata()
     past = ends.ends_of(run)
-    number = max(metadata.attempts - 1, 0)
-    noted = next((end for end in past if end.attempt == number), None)
-    if noted and noted.kind in ("done", "interrupted"):
+    is_begun = metadata.attempts > _num_begun(run)
+    number = metadata.attempts - 1 if is_begun else metadata.attempts
+    noted = next((end for end in past if end.attempt == number and is_begun), None)
+    if noted and noted.kind in ("done", "interrupted", "preempted"):
         return noted
     if step.is_warned:
-        return structs.replace(
-            noted or End(attempt=number, kind="preempted"), kind="preempted", reason="the job's time is over"
-        )
-    if step.exit_code == 0 or (noted and noted.kind == "preempted"):
+        reason = "the end of the job was announced"
+        return structs.replace(noted or End(attempt=number, kind="preempted"), kind="preempted", reason=reason)
+    if step.exit_code == 0:
         return noted or End(attempt=number, kind="done")
-    lost = _lost(step, nodes)
+    if noted and noted.kind == "lost node" and has_spares:
+        return noted
     newest = max((end.step for end in past if end.step is not None), default=_newest_checkpoint(run))
+    lost = _lost(step, nodes)
     if lost:
         reason = f"lost {', '.join(lost)}"
         return End(attempt=number, kind="lost node", action="exclude", hosts=lost, step=newest, reason=reason)
-    if noted:
-        return noted
     reason = f"srun ended with exit code {step.exit_code}"
-    is_unbegun = _num_begun(run) == metadata.attempts
-    return End(
-        attempt=number,
-        kind="failed",
-        action="stop" if is_unbegun else "retry",  # what could not even begin will not begin either
-        step=newest,
-        reason=f"{reason}, and no attempt had begun" if is_unbegun else reason,
-    )
+    if not is_begun:  # nor will it the next time
+        reason = f"{reason}, and no attempt had begun"
+        return End(attempt=number, kind="failed", action="stop", step=newest, reason=reason)
+    if noted and noted.kind == "lost node":  # its launcher was, and may be started there again
+        return structs.replace(noted, kind="failed", hosts=(), reason=f"{noted.reason}; the node answers")
+    return noted or End(attempt=number, kind="failed", step=newest, reason=reason)
 
 
 def _newest_checkpoint(run: Run) -> int | None:
@@ -107,7 +104,7 @@ def _newest_checkpoint(run: Run) -> int | None:
 
 
 def _num_begun(run: Run) -> int:
-    """Attempts that had begun when the step before ended."""
+    """Attempts that had begun when the step before ended, in this job or one before it."""
     counts = [event.get("attempts") for event in events.read(run.events) if event["kind"] == KIND]
     return next((count for count in reversed(counts) if isinstance(count, int)), 0)
 
@@ -133,7 +130,7 @@ def _names(hosts: Sequence[str], nodes: Sequence[str]) -> list[str]:
 def _note(run: Run, step: Step, end: End) -> None:
     """Record how the step ended; and the run, where no node has."""
     metadata = run.metadata()
-    if metadata.attempts and end not in ends.ends_of(run):
+    if end not in ends.ends_of(run):
         ends.note(run, end)
     log = EventLog(run.events)
     log.append(KIND, exit_code=step.exit_code, attempts=metadata.attempts, end=end.kind, hosts=end.hosts)

@@ -14,6 +14,8 @@ STEP = ("--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=60", "--input=non
 """One launcher on each node; where one fails the others end, and where one is done the others have a minute."""
 MAX_LEAD_S, MIN_LEAD_S = 600, 60
 """Time for the last checkpoint before a time limit. Slurm sends the signal up to a minute early (sbatch(1))."""
+PATIENCE_S = 20
+"""Time that srun has to end after a failure; a step whose node was lost does not end by itself."""
 LINE_LIMIT = 1000
 """Longest option on a line of the script; sbatch of Slurm 22.05 refuses lines of a few thousand characters."""
 
@@ -61,6 +63,7 @@ def text(batch: Batch) -> str:
         step=" ".join([*STEP, *([] if value_of(typed, "cpus-per-task") else ["--cpu-bind=none"])]),
         command=_array(batch.command),
         next=_array(next_words),
+        patience=PATIENCE_S,
         requeue=_REQUEUE if options.requeue else "",
     )
 
@@ -125,7 +128,7 @@ def _warning(options: Options, typed: Sequence[Typed]) -> list[tuple[str, ...]]:
     if value_of(typed, "signal") is not None or (time is None and not options.requeue):
         return []
     limit = limit_s(time) if time else None
-    lead = MAX_LEAD_S if limit is None else min(MAX_LEAD_S, max(MIN_LEAD_S, limit // 6))
+    lead = MAX_LEAD_S if limit is None else min(MAX_LEAD_S, max(MIN_LEAD_S, limit // 6), limit // 2)
     return [(f"--signal=B:USR1@{lead}",)]
 
 
@@ -190,17 +193,21 @@ on_warning() {{
 }}
 trap on_warning USR1
 
-num_failures() {{ grep -cE '"kind":"attempt_ended","end":"(failed|hang|lost node)"' "$run/events.jsonl" 2>/dev/null; }}
-
 # srun waits for a node that has died until Slurm has noticed (SlurmdTimeout); the other launchers know at once.
+num_ends() {{ grep -cE '"kind":"attempt_ended","end":"('"$1"')"' "$run/events.jsonl" 2>/dev/null; }}
 watch() {{
-    local before now
-    before=$(num_failures)
-    until now=$(num_failures) && [ "$now" -gt "${{before:-0}}" ]; do
+    local lost failed
+    lost=$(num_ends 'lost node')
+    failed=$(num_ends 'failed|hang')
+    until (($(num_ends 'lost node') > ${{lost:-0}})); do
         sleep 1
+        if (($(num_ends 'failed|hang') > ${{failed:-0}})); then
+            sleep {patience}
+            break
+        fi
     done
-    sleep 20
-    kill -TERM "$1" 2>/dev/null && sleep 5
+    sleep 5
+    kill -TERM "$1" 2>/dev/null && sleep 2
     kill -KILL "$1" 2>/dev/null
 }}
 

@@ -1,0 +1,190 @@
+"""Jobs on a real Slurm of three nodes: started, queued, queued again, restarted without a dead node, cancelled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from primus.runs import events
+from primus.runs.store import Run
+from primus.runtimes.slurm.options import parse
+from primus.runtimes.slurm.script import Batch, placed
+
+pytestmark = [pytest.mark.cluster("slurm"), pytest.mark.native, pytest.mark.slow]
+
+SCRIPT = Path(__file__).with_name("slurm.sh")
+STEPS = 60
+EXPERIMENT = """\
+workspace: ./output
+modules:
+  pre_trainer:
+    framework: native
+    config: pre_trainer.yaml
+    model: llama_quickstart.yaml
+    overrides: {
+      mock_data: true, seq_length: 16, train_iters: STEPS, micro_batch_size: 1, global_batch_size: 2, bf16: false,
+      num_layers: 1, hidden_size: 32, ffn_hidden_size: 64, num_attention_heads: 2, num_query_groups: 2, vocab_size: 64,
+      lr: 1.0e-3, min_lr: 1.0e-4, save_interval: 10, auto_continue_train: false,
+    }
+""".replace("STEPS", str(STEPS))
+
+
+class Cluster:
+    """A Slurm, and somebody's folder that all of its nodes see."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "slurm"
+        self.state.mkdir()
+        tools = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        own = {"SLURM_CONF": str(self.state / "slurm.conf"), "XDG_STATE_HOME": str(folder / "state"), "PATH": tools}
+        self.environ = os.environ | own | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+        (folder / "tiny.yaml").write_text(EXPERIMENT)
+
+    def script(self, *words: str) -> None:
+        subprocess.run(["bash", str(SCRIPT), words[0], str(self.state), *words[1:]], check=True, timeout=120)
+
+    def ask(self, *words: str, limit_s: float = 20, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=self.folder, env=self.environ | env, capture_output=True, text=True, timeout=limit_s
+        )
+
+    def primus(self, *words: str, code: int = 0, limit_s: float = 120) -> subprocess.CompletedProcess[str]:
+        done = self.ask(sys.executable, "-m", "primus.cli.main", *words, limit_s=limit_s)
+        assert done.returncode == code, done.stdout + done.stderr + self.logs()
+        return done
+
+    def submit(self, name: str, *options: str) -> tuple[str, Run]:
+        """Id and run of a job that trains."""
+        task = ("--", "train", "pretrain", "--config", "tiny.yaml", "--exp_name", name)
+        values = json.loads(self.primus("--json", "slurm", "sbatch", "-N", "2", "-c", "2", *options, *task).stdout)
+        return values["id"], Run(Path(values["run"]))
+
+    def wait_for_step(self, run: Run, step: int, limit_s: float = 60) -> None:
+        deadline = time.monotonic() + limit_s
+        while not any(event["step"] >= step for event in events.steps(run.events)):
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        files = [*self.folder.glob("output/*/2*/logs/slurm-*.out"), self.state / "slurmctld.log"]
+        return "".join(f"\n== {file}\n{file.read_text(errors='replace')[-3000:]}" for file in files if file.exists())
+
+
+def losses(run: Run) -> list[float]:
+    found = events.steps(run.events)
+    assert [event["step"] for event in found] == list(range(1, STEPS + 1))
+    return [event["loss"] for event in found]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    place = Cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        place.script("up", "3")
+        yield place
+    finally:
+        place.script("down")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster) -> list[float]:
+    """The losses of a training by srun that nothing happens to."""
+    task = ("train", "pretrain", "--config", "tiny.yaml", "--exp_name", "plain")
+    cluster.primus("slurm", "srun", "-N", "2", "-c", "2", "--", *task)
+    (run,) = (cluster.folder / "output/plain").glob("2*")
+    plan = json.loads((run / "plan.json").read_text())
+    assert plan["layout"]["nnodes"] == 2
+    assert plan["layout"]["sources"]["master_port"] == "$SLURM_JOB_ID"
+    assert Run(run).metadata().outcome.state == "done"
+    return losses(Run(run))
+
+
+def test_a_queued_job_trains_as_one_in_the_foreground(cluster: Cluster, undisturbed: list[float]) -> None:
+    job, run = cluster.submit("queued")
+    assert job in cluster.primus("direct", "--", "jobs", "list").stdout
+    followed = cluster.primus("direct", "--", "jobs", "logs", job, "--follow")
+    assert f"iteration       {STEPS}/" in followed.stdout
+    assert cluster.primus("direct", "--", "jobs", "wait", job).stdout == f"job {job}: done\n"
+    shown = json.loads(cluster.primus("--json", "direct", "--", "jobs", "show", "queued").stdout)
+    assert (shown["state"]["raw"], shown["state"]["exit_code"], len(shown["state"]["nodes"])) == ("COMPLETED", 0, 2)
+    assert f"iteration       {STEPS}/" in cluster.primus("direct", "--", "jobs", "logs", job).stdout
+    assert losses(run) == undisturbed
+
+
+def test_a_job_whose_end_is_announced_saves_and_goes_on_later(cluster: Cluster, undisturbed: list[float]) -> None:
+    job, run = cluster.submit("warned", "--requeue", "-t", "30")
+    cluster.wait_for_step(run, 15)
+    assert cluster.ask("scancel", "--batch", "--signal=USR1", job).returncode == 0
+    cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "100")
+    shown = json.loads(cluster.primus("--json", "direct", "--", "jobs", "show", job).stdout)
+    assert shown["state"]["restarts"] == 1
+    began = [event["step"] for event in events.read(run.events) if event["kind"] == "run_started"]
+    assert len(began) == 2
+    assert began[1] >= 15, "it goes on from what it saved when it was told"
+    assert losses(run) == undisturbed
+
+
+def test_a_training_whose_node_dies_goes_on_with_a_spare_one(cluster: Cluster, undisturbed: list[float]) -> None:
+    job, run = cluster.submit("lost", "--spare-nodes", "1", "--restart-delay", "0")
+    cluster.wait_for_step(run, 25)
+    cluster.script("kill-node", "n2")
+    try:
+        cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "110")
+        ended = [event for event in events.read(run.events) if event["kind"] == "attempt_ended"]
+        assert ["n2"] in [event["hosts"] for event in ended]
+        shown = json.loads(cluster.primus("--json", "direct", "--", "jobs", "show", job).stdout)
+        assert "n3" in shown["state"]["nodes"]
+        assert run.metadata().attempts == 2
+        assert losses(run) == undisturbed
+    finally:
+        cluster.script("start-node", "n2")
+
+
+def test_a_cancelled_job_saves_and_stays_cancelled(cluster: Cluster) -> None:
+    job, run = cluster.submit("stopped", "--requeue")
+    cluster.wait_for_step(run, 5)
+    cluster.primus("direct", "--", "jobs", "cancel", job)
+    cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "60", code=130)
+    assert "interrupted" in [event["kind"] for event in events.read(run.events)]
+    assert "has ended already: cancelled" in cluster.primus("direct", "--", "jobs", "cancel", job).stdout
+
+
+def test_slurm_says_whether_a_job_could_start(cluster: Cluster) -> None:
+    task = ("--", "train", "pretrain", "--config", "tiny.yaml", "--exp_name", "asked")
+    assert "to start at" in cluster.primus("slurm", "sbatch", "-N", "2", "--test-only", *task).stderr
+    refused = cluster.primus("slurm", "sbatch", "-N", "9", "--test-only", *task, code=1)
+    assert "allocation failure" in refused.stderr
+    assert not (cluster.folder / "output" / "asked").exists()
+
+
+def test_a_job_may_be_submitted_from_inside_a_job(cluster: Cluster) -> None:
+    """Slurm refuses it with the memory options of both."""
+    inner = (sys.executable, "-m", "primus.cli.main", "slurm", "sbatch", "--mem=20", "--wait", "--", "runs", "list")
+    done = cluster.ask("srun", "-N", "1", "-n", "1", "--mem-per-cpu=10", *inner, limit_s=90)
+    assert done.returncode == 0, done.stdout + done.stderr + cluster.logs()
+    assert "is done" in done.stdout
+
+
+HOSTILE = [
+    "a b", "it's", 'q"q', "$(id)", "`id`", "a#b", "# b", "back\\slash", "x,y=z", "\u00e9 \u2603", " lead", "trail ",
+    "a'\"b", "--x", "a;b&c|d<e>f(g)h", "*?[a]{b,c}~!^", "\\", '"', "%j", "two\nlines", "tab\there", "x" * 1010,
+]  # fmt: skip
+
+
+def test_sbatch_reads_each_value_as_it_was_typed(cluster: Cluster) -> None:
+    for value in HOSTILE:
+        typed = parse(["sbatch", "--hold", "--comment", value, "-J", "held", "-o", "/dev/null"])
+        batch = Batch(options=typed, run="/r/x", name="n", command=("true",), primus="true")
+        lines, others = placed(batch)
+        (cluster.folder / "held.sh").write_text("\n".join(["#!/bin/bash", *lines, "true"]) + "\n")
+        job = cluster.ask("sbatch", "--parsable", *others, "held.sh").stdout.strip()
+        assert cluster.ask("squeue", "--noheader", f"--jobs={job}", "--format=%k|%j").stdout == f"{value}|held\n"
+        cluster.ask("scancel", job)
