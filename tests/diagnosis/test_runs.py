@@ -312,3 +312,24 @@ def test_a_warning_that_one_rank_survived_is_not_the_cause_on_the_others(run: Ru
     assert (found.cause, found.first_rank, found.action) == (None, 2, "retry")
     assert found.reason == "FrobnicationError: the gizmo is jammed (rank 2 on node1)"
     assert [cause.ranks for cause in found.causes] == [(0, 1, 2, 3)]
+
+
+def test_what_the_kernel_wrote_before_the_attempt_is_of_something_else(run: Run) -> None:
+    xid = "NVRM: Xid (PCI:0000:3b:00): 48, pid=1234, An uncorrectable double bit error"
+    path = run.attempt(0) / "kernel.node_0.txt"
+    path.write_text(f"[  10.5] {xid}\n[ 99000.0] eth0: link up\n")
+    os.utime(path, (folders.BEGAN + 300, folders.BEGAN + 300))
+    folders.rank(run, 0, PEER)
+    assert of_run(run, kernel=False).cause is None
+    path.write_text(f"[98990.5] {xid}\n[ 99000.0] eth0: link up\n")
+    os.utime(path, (folders.BEGAN + 300, folders.BEGAN + 300))
+    found = of_run(run, kernel=False)
+    assert (found.causes[0].signature, found.action) == ("kernel-xid", "exclude")
+
+
+def test_many_notes_are_few(tmp_path: Path) -> None:
+    run = folders.make(tmp_path)
+    for number in range(9):
+        folders.rank(run, number, *["x" * 100] * 3000)
+    notes = of_run(run, budget_bytes=1).notes
+    assert len(notes) == 3 and notes[-1] == "so it is with 7 more logs"

@@ -32,6 +32,10 @@ MANY_LOGS = 16
 NUM_TAIL = 20
 NUM_UNKNOWN = 2000
 """Last lines in which an exception is looked for."""
+KERNEL_S = 3600.0
+"""Before the last change of the logs: what the kernel wrote earlier is of something else."""
+KILLS = ("killed", "died-silently")
+"""Signatures after which the kernel's log is looked at: it may have killed for want of memory."""
 CLOCKS_S = 5.0
 """Difference between the clocks of nodes that does not make a line one of another attempt."""
 LOG_SUFFIXES = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", *logs.COMPRESSED)
@@ -59,7 +63,7 @@ def of_run(
     """
     number = newest_attempt(run) if attempt is None else attempt
     said = witness.of_attempt(run, number)
-    began, ended = _span(run, number)
+    began = _began(run, number)
     outside = [Log(name=str(path), path=path, attempt=number, since=_since(number, began)) for path in besides]
     everything = [*_run_logs(run, number, began), *outside, *said.logs]
     first = {failure.rank for failure in said.failures[:1]}
@@ -73,8 +77,8 @@ def of_run(
 
     diagnosis = judge(scans, said, seen_before)
     top = diagnosis.cause
-    if kernel or (kernel is None and top is not None and top.signature == "killed"):
-        found, note = _kernel_scan(began, ended)
+    if kernel or (kernel is None and top is not None and top.signature in KILLS):
+        found, note = _kernel_scan(began)
         notes += [note] if note else []
         diagnosis = judge([*scans, *found], said, seen_before)
     if diagnosis.cause is None:
@@ -104,7 +108,8 @@ def of_logs(
     if not scans:
         raise PrimusError(notes[0], "give a log, a run folder, or a folder of logs")
     if kernel:
-        found, note = _kernel_scan(None, None)
+        newest = max((scan.mtime for scan in scans if scan.mtime), default=time.time())
+        found, note = _kernel_scan(newest - KERNEL_S)
         scans, notes = [*scans, *found], notes + ([note] if note else [])
     diagnosis = judge(scans, Witness(), lambda name: False)
     if diagnosis.cause is None:
@@ -139,7 +144,7 @@ def _in_folder(folder: Path) -> list[Path]:
 def _run_logs(run: Run, number: int, began: float | None) -> list[Log]:
     """Logs of an attempt: of its ranks, of its launchers, and what a scheduler wrote into the run folder."""
     folder = run.attempt(number)
-    found = [_attempt_log(run, path) for path in sorted(folder.glob("*")) if path.suffix in (".log", ".txt")]
+    found = [_attempt_log(run, path, began) for path in sorted(folder.glob("*")) if path.suffix in (".log", ".txt")]
     per_node = _processes_per_node(run)
     place = run.directory / "logs"
     others = [path for pattern in ("*", "ssh/*", "slurm/*", "k8s/*") for path in sorted(place.glob(pattern))]
@@ -163,11 +168,17 @@ def _since(number: int, began: float | None) -> float | None:
     return began - CLOCKS_S if began is not None and number > 0 else None
 
 
-def _attempt_log(run: Run, path: Path) -> Log | None:
+def _attempt_log(run: Run, path: Path, began: float | None) -> Log | None:
     if path.name.endswith(".stacks.txt") or path.name.startswith("devices."):
         return None
     is_kernel = path.name.startswith("kernel.")
-    return Log(name=str(path.relative_to(run.directory)), path=path, rank=logs.rank_in_name(path), is_kernel=is_kernel)
+    return Log(
+        name=str(path.relative_to(run.directory)),
+        path=path,
+        rank=logs.rank_in_name(path),
+        is_kernel=is_kernel,
+        since=began - CLOCKS_S if is_kernel and began is not None else None,
+    )
 
 
 def _processes_per_node(run: Run) -> int:
@@ -178,17 +189,17 @@ def _processes_per_node(run: Run) -> int:
         return 0  # then the local rank is shown
 
 
-def _span(run: Run, number: int) -> tuple[float | None, float | None]:
-    """When the attempt began, and when the next one did, by the launcher's log."""
+def _began(run: Run, number: int) -> float | None:
+    """When the attempt began, by the launcher's log."""
     try:
         data = (run.directory / "logs" / "launch.log").read_bytes()
     except OSError:
-        return None, None
+        return None
     times = {
         int(found[2]): time.mktime(time.strptime(found[1].decode(), "%Y-%m-%d %H:%M:%S"))
         for found in _ATTEMPT_BEGAN.finditer(data)
     }
-    return times.get(number), times.get(number + 1)
+    return times.get(number)
 
 
 def _scanned(everything: Sequence[Log], budget_bytes: int, first: set[int]) -> tuple[list[Scan], list[str]]:
@@ -235,7 +246,7 @@ def _ahead(
             yield done, future.result()
 
 
-def _kernel_scan(began: float | None, ended: float | None) -> tuple[list[Scan], str]:
+def _kernel_scan(began: float | None) -> tuple[list[Scan], str]:
     data, problem = kernel_log.read(began)
     if problem or not data:
         return [], problem

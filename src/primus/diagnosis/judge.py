@@ -17,6 +17,7 @@ from primus.runs.store import Action
 
 NUM_EVIDENCE = 3
 """Lines that are kept of each cause."""
+NUM_NOTES = 2
 BLOCK_LINES = 10
 ERROR_SUFFIX = ".error.json"
 _ROLES = {"root": 0, "cascade": 2, "info": 3}
@@ -45,7 +46,7 @@ def judge(scans: Sequence[Scan], witness: Witness, seen_before: Callable[[str], 
     enough = [sorted(group, key=_when) for group in groups.values() if len(group) >= group[0].signature.count]
     ordered = sorted(enough, key=lambda group: _likelihood(group, first_rank))
     causes = tuple(_cause(group, witness, seen_before) for group in ordered)
-    notes = tuple(scan.note for scan in scans if scan.note)
+    notes = _few([scan.note for scan in scans if scan.note])
     diagnosis = Diagnosis(causes=causes, first_rank=first_rank, first_host=first_host, notes=notes, num_logs=len(scans))
     cause = diagnosis.cause
     if cause is None:
@@ -55,6 +56,13 @@ def judge(scans: Sequence[Scan], witness: Witness, seen_before: Callable[[str], 
         rank, host = first_rank, first_host
     reason = cause.summary + _where(rank, host)
     return structs.replace(diagnosis, first_rank=rank, first_host=host, action=cause.action, reason=reason)
+
+
+def _few(notes: Sequence[str]) -> tuple[str, ...]:
+    """`notes`, or the first ones and how many more there are."""
+    if len(notes) <= NUM_NOTES + 1:
+        return tuple(notes)
+    return (*notes[:NUM_NOTES], f"so it is with {len(notes) - NUM_NOTES} more logs")
 
 
 def _victims(hits: Sequence[Hit]) -> set[int | None]:

@@ -48,6 +48,7 @@ class Log(Struct, frozen=True, kw_only=True):
     since: float | None = None
     """Lines that say an earlier time are of another attempt."""
     is_kernel: bool = False
+    """Whether the kernel wrote it, with times since its boot."""
 
 
 class Window:

@@ -238,7 +238,7 @@ def _is_source(window: Window, index: int, text: str) -> bool:
 
 def _hit(scan: Scan, window: Window, index: int, signature: Signature, text: str, around: int, survived: bool) -> Hit:
     log, near = scan.log, scan.mtime
-    own = lines_of.time_of(text, near)
+    own = _kernel_time(window, text, near) if log.is_kernel else lines_of.time_of(text, near)
     time = own if own is not None else _time_before(window, index, near)
     rank = log.rank if log.rank is not None else lines_of.rank_of(text, log.local_to_rank is None)
     if log.rank is None and rank is not None and log.local_to_rank and "local_rank" in text:
@@ -256,6 +256,16 @@ def _hit(scan: Scan, window: Window, index: int, signature: Signature, text: str
         is_own_time=own is not None or (time is None and log.time is not None),
         survived=survived,
     )
+
+
+_STAMP = re.compile(rb"^\[ *(\d+\.\d+)\]")
+
+
+def _kernel_time(window: Window, text: str, written: float) -> float | None:
+    """The latest time at which the kernel can have written a line, by those after it: it counts from its boot."""
+    stamp = _STAMP.search(text.encode())
+    last = next((found for raw in reversed(window.lines) if (found := _STAMP.search(raw))), None)
+    return written - float(last[1]) + float(stamp[1]) if stamp and last and written else None
 
 
 def _time_before(window: Window, index: int, near: float) -> float | None:

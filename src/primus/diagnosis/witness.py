@@ -134,7 +134,7 @@ def _hang_hits(folder: Path, place: str) -> Iterator[Hit]:
     idle = f" for {verdict['seconds']} s" if "seconds" in verdict else ""
     said = next((verdict[key] for key in ("reason", "problem") if isinstance(verdict.get(key), str)), "")
     for number, rank in enumerate(ranks or [None]):
-        text = f"no progress{idle}{where}" + (f": {said}" if said else "")
+        text = said or f"no progress{idle}{where}"
         stuck = _frame(folder, rank)
         host = hosts[number] if number < len(hosts) else (hosts[0] if len(hosts) == 1 else None)
         time = verdict.get("time")

@@ -52,6 +52,17 @@ SIGNATURES = (
         source="signal(7): SIGABRT",
     ),
     Signature(
+        name="died-silently",
+        role="root",
+        action="retry",
+        strength="weak",
+        signs=(Sign("died without a message", r"rank \d+ died without a message"),),
+        systems=("primus",),
+        cause="a rank's process ended without a word: it was killed, or it crashed in native code",
+        fix="look for a second sign: diagnose --kernel-log on the node, the end of its log, and the memory of the job",
+        source="primus.launch.execute",
+    ),
+    Signature(
         name="killed",
         role="root",
         action="retry",

@@ -11,8 +11,8 @@ SIGNATURES = (
         action="retry",
         strength="likely",
         signs=(
-            Sign("hang", r"\bverdict: hang\b|\bno progress for [\d.]+ s\b.*\bhang\b"),
-            *signs("hang detected, exit with code 100"),
+            *signs("hang detected, exit with code 100", "all ranks hang"),
+            Sign("hangs: no progress for", r"rank \d+ hangs: no progress for"),
         ),
         exit_codes=(100,),
         systems=("primus", "any"),
