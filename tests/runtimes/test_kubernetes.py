@@ -158,6 +158,8 @@ def test_a_token_is_named_and_not_shown(workplace: Path, words: tuple[str, ...])
         (("create", *EXP, "--gpus", "8"), "did you mean '--gpu'"),
         (("--image", "X", "--", "container", "--image", "Y", "--", "preflight"), "the pod is the container"),
         (("lst",), "lst"),
+        (("create", *EXP, "--follow"), "create takes no --follow"),
+        (("list", "--gpu", "4"), "list takes no --gpu"),
         (("get",), "needs the name of a job"),
         (("list", "--workload-id"), "expected one argument"),
     ],

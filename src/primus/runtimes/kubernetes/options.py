@@ -27,6 +27,17 @@ COMMANDS = {
 """What the runtime does by itself."""
 OF_A_JOB = ("get", "logs", "delete", "wait")
 """Commands that take the name of a job."""
+WHERE = ("command", "job", "url", "target", "token_file", "namespace", "context", "kubeconfig", "workspace", "api")
+"""Options of every command."""
+OF_COMMANDS = {
+    "get": ("workload_id",),
+    "list": (),
+    "logs": ("workload_id", "rank", "follow", "tail"),
+    "delete": ("workload_id", "yes"),
+    "nodes": (),
+    "wait": ("workload_id", "timeout"),
+}
+"""Options that the commands besides `create` take as well."""
 OF_THE_TASK = ("--exp", "--data_path", "--data-path", "--backend")
 """Options that name the task."""
 REFERENCES = ("--secret", "--pull-secret", "--pull_secret", "--token-file", "--token_file")
@@ -229,8 +240,19 @@ def _names(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for word in words for name in word.split(",") if name.strip()))
 
 
+def _check_command(options: Options) -> None:
+    """Refuse options of another command than the one that is given."""
+    command = options.command or "create"
+    others = {name for names in OF_COMMANDS.values() for name in names}
+    for field in structs.fields(Options):
+        taken = field.name not in others if command == "create" else field.name in OF_COMMANDS[command]
+        if getattr(options, field.name) != field.default and not taken and field.name not in WHERE:
+            raise UsageError(f"{WHAT}: {command} takes no --{field.name.replace('_', '-')}", "leave it out")
+
+
 def _check(options: Options) -> None:
     """Refuse what cannot be meant."""
+    _check_command(options)
     if options.url and options.kind != "safe":
         raise UsageError(f"--url is a Primus-SaFE server, and --target {options.target} is not", "leave one out")
     if options.kind == "safe" and not options.url:
