@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster import containers
@@ -171,6 +172,19 @@ def test_a_signal_ends_the_task_and_only_its_container(number: int, engine: Podm
         engine.remove("foreign")
 
 
+def test_a_signal_to_every_process_of_a_slurm_step_reaches_the_task_once(engine: Podman, workplace: Path) -> None:
+    line = [*words(engine), "--", "see", "--waits"]
+    plugins = str(workplace / "plugins")
+    with cli.started(*line, cwd=workplace, PRIMUS_PLUGINS=plugins, SLURM_STEP_ID="0") as process:
+        cli.wait_for(lambda: started_inside(workplace), "the task runs")
+        client = next(child for child in psutil.Process(process.pid).children() if child.name() == engine.name)
+        client.terminate()
+        process.terminate()
+        process.communicate(timeout=30)
+    assert (workplace / "heard").read_text() == "[15]"
+    assert process.returncode == 9
+
+
 def test_a_container_does_not_outlive_a_launcher_that_is_killed(engine: Podman, workplace: Path) -> None:
     line = [*words(engine, "--grace", "20"), "--", "see", "--waits"]
     with cli.started(*line, cwd=workplace, PRIMUS_PLUGINS=str(workplace / "plugins")) as process:
@@ -181,8 +195,6 @@ def test_a_container_does_not_outlive_a_launcher_that_is_killed(engine: Podman, 
 
 
 def test_a_client_that_is_killed_takes_its_container_along(engine: Podman, workplace: Path) -> None:
-    import psutil
-
     with cli.started(
         *words(engine), "--", "see", "--waits", cwd=workplace, PRIMUS_PLUGINS=str(workplace / "plugins")
     ) as process:
