@@ -165,6 +165,19 @@ def test_a_job_is_cancelled_once(desk: Desk) -> None:
     assert not desk.slurm.calls("scancel")
 
 
+@pytest.mark.parametrize(
+    ("raw", "state", "code"),
+    [("CANCELLED", "interrupted", 130), ("NODE_FAIL", "failed", 1), ("COMPLETED", "planned", None)],
+)
+def test_a_run_that_nobody_could_record_ends_with_its_job(desk: Desk, raw: str, state: str, code: int | None) -> None:
+    run = desk.submitted("11")
+    desk.slurm.answers(squeue=f"echo '11|{raw}|None|'", scontrol=f"echo 'JobState={raw} ExitCode=0:0'")
+    desk.jobs("show", "11")
+    outcome = run.metadata().outcome
+    assert (outcome.state, outcome.exit_code) == (state, code)
+    assert raw in outcome.reason or state == "planned"
+
+
 def test_to_wait_ends_as_the_job_does_or_in_time(desk: Desk) -> None:
     desk.submitted("11")
     desk.slurm.answers(squeue="echo '11|RUNNING|None|n1'")

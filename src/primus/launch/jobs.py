@@ -22,7 +22,7 @@ from msgspec import Struct
 from primus import registry
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError, did_you_mean
 from primus.runs.files import read_json, write_json
-from primus.runs.store import Run
+from primus.runs.store import Outcome, Run
 
 RECORD = "submission.json"
 State = Literal["queued", "running", "done", "failed", "cancelled", "unknown"]
@@ -124,6 +124,7 @@ def states(submissions: Sequence[Submission], environ: Mapping[str, str]) -> dic
             found[runtime, each.id] = state
             if state.state in ENDED:
                 _keep_end(each, state, environ)
+                _settle(each, state)
     return found
 
 
@@ -223,6 +224,20 @@ def _keep_end(submission: Submission, state: JobState, environ: Mapping[str, str
     path = _end_file(submission, environ)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, state)
+
+
+def _settle(submission: Submission, state: JobState) -> None:
+    """Record the end of a run whose nodes could not: it was cancelled in the queue, or they were killed."""
+    run = Run(Path(submission.directory))
+    try:
+        is_open = run.metadata().outcome.state in ("planned", "running")
+    except PrimusError:  # the run folder is gone
+        return
+    if state.state == "done" or not is_open:
+        return
+    reason = f"job {submission.id} of {submission.runtime} was {state.state}" + (f": {state.raw}" if state.raw else "")
+    how: Literal["interrupted", "failed"] = "interrupted" if state.state == "cancelled" else "failed"
+    run.update(ended=time.time(), outcome=Outcome(state=how, exit_code=exit_code(state), reason=reason))
 
 
 def _file_name(submission: Submission) -> str:
