@@ -145,6 +145,24 @@ def test_jobs_are_found_again_where_they_were_submitted(
     assert kubernetes.states([submission])["job"].state == "unknown"
 
 
+def test_a_program_may_log_in(api: Api, workplace: Path) -> None:
+    login = workplace / "log in"
+    status = (
+        '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "canary-x"}}'
+    )
+    login.write_text(f"#!/bin/sh\necho '{status}'\n")
+    login.chmod(0o755)
+    config = json.loads(Path(api.kubeconfig(workplace)).read_text())
+    wanted = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(login), "interactiveMode": "Never"}
+    config["users"][0]["user"] = {"exec": wanted}
+    (workplace / "by-program").write_text(json.dumps(config))
+    k8s(api, workplace, "list", "--kubeconfig", "by-program")
+    assert api.headers == ["Bearer canary-x"]
+    login.write_text("#!/bin/sh\necho no ticket >&2\nexit 1\n")
+    assert "no ticket" in k8s(api, workplace, "list", "--kubeconfig", "by-program").stderr
+    assert api.headers[1] == "", "and a server would refuse that"
+
+
 def test_a_dry_run_of_a_command_asks_nobody(api: Api, workplace: Path) -> None:
     assert "would ask the Kubernetes API: delete job" in k8s(api, workplace, "--dry-run", "delete", "job").stdout
     k8s(api, workplace, "--dry-run", *CREATE)

@@ -13,8 +13,9 @@ set -eu
 folder=$1 workdir=$2
 shift 2
 if [ ! -e "$folder/metadata.json" ]; then
-    copy="$folder.$(hostname).$$"
-    mkdir -p "$copy"
+    mkdir -p "$(dirname "$folder")"
+    copy=$(mktemp -d "$folder.XXXXXX")
+    chmod 755 "$copy"
     cp -RL "$(dirname "$0")/files/." "$copy"
     mv -T "$copy" "$folder" 2>/dev/null || rm -rf "$copy"
     if [ ! -e "$folder/metadata.json" ]; then
