@@ -13,6 +13,7 @@ from msgspec import structs
 
 from fakes.nodes import node
 from primus import registry
+from primus.cli.main import main
 from primus.errors import UsageError
 from primus.launch import chain, show
 from primus.launch.plan import Context, LaunchPlan, Mount, Variable
@@ -177,6 +178,18 @@ def test_gpus_that_the_user_chooses_are_the_only_ones(root: Path) -> None:
     words = argv("--engine podman --device nvidia.com/gpu=1", context(NVIDIA), root)
     assert values(words, "--device") == ["/dev/infiniband", "nvidia.com/gpu=1"]
     assert "nvidia.com/gpu=all" not in words
+
+
+def test_two_choices_among_gpus_are_warned_of(root: Path) -> None:
+    where = context(NVIDIA, CUDA_VISIBLE_DEVICES="1")
+    assert "warning" not in " ".join(planned("--image img --engine docker", where, root).notes)
+    warned = planned("--image img --engine docker --gpus all", where, root).notes
+    assert "warning: CUDA_VISIBLE_DEVICES chooses among the GPUs" in " ".join(warned)
+
+
+def test_help(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
+    assert main(["container", "--help"]) == 0
+    golden("container/help.txt", capsys.readouterr().out)
 
 
 def test_never_more_rights_than_are_needed(root: Path) -> None:

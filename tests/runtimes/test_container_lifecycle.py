@@ -50,7 +50,7 @@ PATHS = st.text(st.characters(codec="utf-8", exclude_characters="\0/:"), min_siz
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(engine=st.sampled_from(ENGINES), value=VALUE, word=VALUE, name=PATHS)
 def test_any_value_arrives_unchanged(engines: Engines, engine: str, value: str, word: str, name: str) -> None:
     for path in ("argv", "environ"):
@@ -273,6 +273,15 @@ def test_a_container_that_does_not_end_in_its_time_is_killed(engines: Engines, t
     assert process.returncode == 137, err
     assert "not ended 0.3 s after it was asked to: killing the container" in out
     assert "docker kill mine" in engines.calls
+
+
+def test_what_apptainer_has_started_is_killed_when_its_time_is_over(engines: Engines, tmp_path: Path) -> None:
+    engines.inside(f'trap "" TERM; : >"{engines.folder}/pid"; while :; do sleep 0.05; done')
+    with cli.started(*container("apptainer", "--grace", "0.3"), "--", "runs", "list", cwd=tmp_path) as process:
+        cli.wait_for((engines.folder / "pid").exists, "the container runs")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+    assert process.returncode == 137
 
 
 @pytest.mark.parametrize("engine", ["docker", "apptainer"])

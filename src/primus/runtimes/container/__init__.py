@@ -44,7 +44,7 @@ def start(remote: Remote, run: Run | None, say: Callable[[str], None]) -> int:
     options = planning.limited(parse(remote.request.runtimes[0].words))
     container, _ = planning.container_of(options, remote.context)
     for note in remote.plan.notes:
-        if note.startswith(planning.TASK_NOTE):
+        if note.startswith(planning.SAID):
             say(note)
     scene = lifecycle.Scene(
         container=container,

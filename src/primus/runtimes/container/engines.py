@@ -213,7 +213,7 @@ def _at_most(wanted: int, highest: int) -> int:
 def _devices(engine: Engine, node: Node, given: Mapping[str, Sequence[str]]) -> list[str]:
     """Devices and groups of the node, without those that the user has chosen."""
     theirs = given.get("--device", ())
-    is_chosen = bool({"--gpus", "--runtime"} & given.keys()) or any("/gpu=" in value for value in theirs)
+    is_chosen = chooses_gpus(given)
     paths: list[str] = []
     words: list[str] = []
     if "amd" in node.vendors and not is_chosen:
@@ -230,6 +230,11 @@ def _devices(engine: Engine, node: Node, given: Mapping[str, Sequence[str]]) -> 
         return words + ([] if "--group-add" in given else ["--group-add", "keep-groups"])
     groups = [] if "keep-groups" in given.get("--group-add", ()) else node.groups
     return words + [word for group in groups for word in ("--group-add", str(group))]
+
+
+def chooses_gpus(given: Mapping[str, Sequence[str]]) -> bool:
+    """Whether the user has chosen GPUs by an option of the engine's toolkit."""
+    return bool({"--gpus", "--runtime"} & given.keys()) or any("/gpu=" in value for value in given.get("--device", ()))
 
 
 def _is_below(device: str, path: str) -> bool:

@@ -168,7 +168,7 @@ def _guarded(scene: Scene, label: str, token: str) -> Iterator[None]:
     """While open, a process of its own session stops the container should this one be killed."""
     words = (scene.container.engine.program, label, f"{scene.grace_s:.0f}", f"{MARK}={token}")
     guard = subprocess.Popen(
-        ["sh", "-c", GUARD, "primus-guard", *words],
+        ["/bin/sh", "-c", GUARD, "primus-guard", *words],
         env=dict(scene.environ),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -183,7 +183,8 @@ def _guarded(scene: Scene, label: str, token: str) -> Iterator[None]:
             guard.stdin.write(b"done\n")
         with contextlib.suppress(BrokenPipeError):
             guard.stdin.close()
-        guard.wait(timeout=ASKING_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it ends by itself
+            guard.wait(timeout=ASKING_S)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from primus.machine.facts import Facts
 from primus.runtimes.container import engines, mounts
 from primus.runtimes.container.devices import node_of
 from primus.runtimes.container.engines import Container, Engine
-from primus.runtimes.container.options import Typed
+from primus.runtimes.container.options import Typed, kinds
 from primus.runtimes.container.variables import HIDDEN, changes_client, passed_on
 from primus.secret import is_secret, mask_words
 
@@ -29,6 +29,8 @@ SHELL = ("sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
 SHELL_GRACE_S = 5.0
 """An idle shell takes no notice of being asked to end."""
 TASK_NOTE = "the task would be: "
+SAID = (TASK_NOTE, "warning: ")
+"""Beginnings of notes that are said at a start as well."""
 HOME = "/tmp"  # noqa: S108  any user may write there, in any image
 ROOT = Path("/")
 
@@ -62,6 +64,9 @@ def planned(plan: LaunchPlan, options: Typed, context: Context, root: Path = ROO
     names = sorted({*inherited, *by_name})
     if is_apptainer:
         notes.append(f"apptainer passes on all variables but {' '.join(HIDDEN)}")
+    visible = [name for name in names if name.endswith("VISIBLE_DEVICES")]
+    if visible and engines.chooses_gpus(kinds(options.passed)):
+        notes.append(f"warning: {visible[0]} chooses among the GPUs that your options choose, which are numbered anew")
     notes += [f"variables of {file} are read on each node" for file in unread]
     if options.shell and plan.argv:
         notes.append(f"{TASK_NOTE}{shlex.join(mask_words(inner.argv))}")
