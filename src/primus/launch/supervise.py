@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 from primus.diagnosis import diagnose
 from primus.errors import EXIT_FAILED, EXIT_UNFIT, EXIT_USAGE, PrimusError
 from primus.launch import ends as ends_file
-from primus.launch import execute, policy, recorder
+from primus.launch import execute, policy, ranks, recorder
 from primus.launch.bond import Bond, Message
 from primus.launch.guard import Guard, Place
 from primus.launch.policy import Decision, End, Policy
@@ -27,7 +27,7 @@ from primus.launch.signals import Signals
 from primus.launch.verdict import Ended, outcome_of
 from primus.runs import events
 from primus.runs.events import EventLog
-from primus.runs.store import Outcome, Run
+from primus.runs.store import Failure, Outcome, Run
 
 NO_RESTART_VARIABLE = "PRIMUS_NO_RESTART_CODE"
 """Variable with the exit code by which a scheduler that restarts this job is told that it need not."""
@@ -150,15 +150,19 @@ def _diagnosed(crew: Crew, outcome: Outcome, end: End) -> tuple[Outcome, End]:
         crew.say(f"the logs cannot be read: {error}")
         found = diagnose.Diagnosis()
     first = outcome.first_failure
-    cause = found.causes[0] if found.causes else None
+    cause = found.cause
     if cause is not None:
         crew.say(f"cause: {cause.summary} ({cause.signature})")
         crew.say(f"  {cause.fix}")
         for evidence in cause.evidence[:NUM_EVIDENCE]:
             crew.say(f"  {evidence.file}:{evidence.line}: {evidence.text}")
+    if first is not None and end.kind == "failed":
+        first = _blamed(crew.run.attempt(end.attempt), first, found)
+        outcome = structs.replace(outcome, exit_code=first.exit_code, reason=first.problem)
+        end = structs.replace(end, hosts=(first.host,), reason=first.problem)
     if first is not None:
         refused = first.exit_code in (EXIT_USAGE, EXIT_UNFIT)
-        known = found.action if found.causes else first.action
+        known = found.action if cause else first.action
         action = "stop" if refused or first.action == "stop" else known
         first = structs.replace(first, action=action, signature=cause.signature if cause else first.signature)
         outcome = structs.replace(outcome, first_failure=first)
@@ -167,6 +171,14 @@ def _diagnosed(crew: Crew, outcome: Outcome, end: End) -> tuple[Outcome, End]:
     hosts = list(end.hosts)
     _record(crew.run, "failure", attempt=end.attempt, how=end.kind, hosts=hosts, problem=outcome.reason, **told)
     return outcome, end
+
+
+def _blamed(folder: Path, first: Failure, found: diagnose.Diagnosis) -> Failure:
+    """The failure of the rank that failed first by the logs: it need not be the first that said so."""
+    if found.cause is None or found.first_rank is None or found.first_rank == first.rank:
+        return first
+    said = next(iter(ranks.errors(folder, [found.first_rank])), None)
+    return said or structs.replace(first, rank=found.first_rank, host=found.first_host or first.host)
 
 
 def _explain(crew: Crew, rules: Policy, outcome: Outcome, decision: Decision) -> None:
