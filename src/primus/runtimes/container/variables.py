@@ -18,7 +18,8 @@ NAMES = frozenset(
 """With the families, what a run reads: facts of the launch, the libraries' and the trackers' settings (from the
 existing system's documentation, and the libraries' own)."""
 KEPT_OUT = frozenset(
-    "CUDA_HOME CUDA_PATH CUDA_ROOT HIP_PATH HSA_PATH PRIMUS_PYTHON PRIMUS_CONTAINER_ENGINE SLURM_JWT SLURM_CONF".split()
+    "CUDA_HOME CUDA_PATH CUDA_ROOT HIP_PATH HSA_PATH PRIMUS_PYTHON PRIMUS_CONTAINER_ENGINE PRIMUS_LAUNCHER "
+    "PRIMUS_LAUNCHER_PID PRIMUS_PROGRESS PRIMUS_ATTEMPT SLURM_JWT SLURM_CONF".split()
 )
 """Places of this machine's own software, which would hide the image's, and what has no business inside."""
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH")
