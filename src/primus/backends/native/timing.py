@@ -46,7 +46,7 @@ class ComputeTimer:
         self._on_gpu = device.type == "cuda"
         self._marks: list[Any] = []
         self._is_measuring = False
-        self._due = 0.0
+        self._due = time.perf_counter() + INTERVAL_S
         self._is_step_measured = True
         self.is_complete = _wrap(model, WAITS if self._on_gpu else WAITS_ON_CPU, self)
         """Whether every wait is known; where it is not, nothing is measured."""
