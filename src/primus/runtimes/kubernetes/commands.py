@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_TIMED_OUT, UsageError
+from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError
 from primus.launch import jobs
 from primus.launch.jobs import JobState
 from primus.runtimes.kubernetes.options import OF_A_JOB, Options
@@ -121,7 +121,7 @@ def _wait(server: Target, place: Place, options: Options, context: TaskContext) 
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
     said = ""
     while True:
-        state = server.get(place, options.job_id, context.environ).state
+        state = _state_of(server, place, options, context, was_there=bool(said))
         if state.state in jobs.ENDED:
             break
         if state.raw != said:
@@ -133,6 +133,15 @@ def _wait(server: Target, place: Place, options: Options, context: TaskContext) 
         time.sleep(POLL_S if deadline is None else max(0.0, min(POLL_S, deadline - time.monotonic())))
     context.result(state, f"{options.job_id}: {_state_text(state)}")
     return exit_code(state)
+
+
+def _state_of(server: Target, place: Place, options: Options, context: TaskContext, *, was_there: bool) -> JobState:
+    try:
+        return server.get(place, options.job_id, context.environ).state
+    except UsageError as error:
+        if was_there:
+            raise PrimusError(f"{options.job_id} was removed while it was waited for", error.hint) from None
+        raise
 
 
 def exit_code(state: JobState) -> int:

@@ -6,9 +6,10 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
-from primus.errors import UsageError
+from primus.errors import PrimusError, UsageError
 from primus.launch.jobs import ENDED, JobState
 from primus.runtimes.kubernetes import manifests, names, status, volumes
 from primus.runtimes.kubernetes.client import Refused, Server, place_of
@@ -106,29 +107,35 @@ def create(order: Order, place: Place, environ: Mapping[str, str], say: Callable
     server = Server(place)
     *before, job = manifests.objects(order)
     hidden = manifests.secret(order)
-    made: list[str] = []
+    wanted = [*before, *([hidden] if hidden else []), job]
+    paths = [f"{PATHS[each['kind']].format(server.namespace)}/{each['metadata']['name']}" for each in wanted]
+    begun: list[str] = []
     try:
-        for each in [*before, *([hidden] if hidden else []), job]:
-            _make(server, each, order, made)
+        for path, each in zip(paths, wanted, strict=True):
+            begun.append(path)
+            _make(server, path, each, order)
     except BaseException:
-        for path in reversed(made):
-            with contextlib.suppress(Refused):
-                server.delete(path)
+        _unmake(server, begun, order)
         raise
-    _adopt(server, made[:-1], job, made[-1], say)
+    _adopt(server, paths[:-1], job, paths[-1], say)
     return order.name
 
 
-def _make(server: Server, each: Manifest, order: Order, made: list[str]) -> None:
+def _make(server: Server, path: str, each: Manifest, order: Order) -> None:
     """Make an object; one of the same run that is there already was made by a request whose answer was lost."""
-    folder = PATHS[each["kind"]].format(server.namespace)
-    path = f"{folder}/{each['metadata']['name']}"
     try:
-        server.create(folder, each)
+        server.create(path.rpartition("/")[0], each)
     except Refused as error:
-        if error.status != 409 or not _is_ours(server, path, order):
+        if error.status != HTTPStatus.CONFLICT or not _is_ours(server, path, order):
             raise
-    made.append(path)
+
+
+def _unmake(server: Server, paths: Sequence[str], order: Order) -> None:
+    """Remove what was made, also where the answer was lost; what another run has made stays."""
+    for path in reversed(paths):
+        with contextlib.suppress(PrimusError):
+            if _is_ours(server, path, order):
+                server.delete(path)
 
 
 def _is_ours(server: Server, path: str, order: Order) -> bool:
@@ -148,7 +155,7 @@ def _adopt(server: Server, paths: Sequence[str], job: Manifest, job_path: str, s
         }
         for path in paths:
             server.merge(path, {"metadata": {"ownerReferences": [owner]}})
-    except Refused as error:
+    except PrimusError as error:
         say(f"the job is made, but what belongs to it stays after its end until it is deleted: {error.problem}")
 
 
@@ -189,7 +196,11 @@ def _job(server: Server, place: Place, job: str) -> Any:
     try:
         return server.get(f"{PATHS[kind].format(server.namespace)}/{_checked(job)}")
     except Refused as error:
-        if error.status != 404 or "page not found" in error.problem or "requested resource" in error.problem:
+        if (
+            error.status != HTTPStatus.NOT_FOUND
+            or "page not found" in error.problem
+            or "requested resource" in error.problem
+        ):
             raise
         raise UsageError(
             f"no {kind} '{job}' in namespace {server.namespace}", "'kubernetes list' shows them; --namespace has others"
