@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from primus.launch.plan import Context, LaunchPlan
 from primus.launch.policy import Policy
 from primus.runtimes.slurm import script
-from primus.runtimes.slurm.options import Options, parse, value_of
+from primus.runtimes.slurm.options import SPELLINGS, Options, parse, value_of
 
 if TYPE_CHECKING:
     from primus.launch.jobs import JobState, Submission
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LEVEL = "cluster"
 
-__all__ = ["LEVEL", "Options", "after_step", "cancel", "parse", "start", "states", "wrap"]
+__all__ = ["LEVEL", "SPELLINGS", "Options", "after_step", "cancel", "parse", "start", "states", "wrap"]
 
 SRUN_DEFAULTS = {
     "ntasks-per-node": "1",

@@ -49,6 +49,11 @@ LETTERS = {
     "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
 }  # fmt: skip
 
+SPELLINGS = {f"--{name}": f"--{name}" for name in VALUED | BARE | OPTIONAL} | {
+    f"-{letter}": f"--{name}" for letter, name in LETTERS.items()
+}
+"""Long names of Slurm's options by each spelling."""
+
 REFUSED = {
     "array": "a run folder belongs to one job: submit each by itself",
     "wrap": "what is run stands after ' -- '",
