@@ -80,6 +80,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     for name in list(os.environ):
         if name in USER_VARIABLES or name.startswith(USER_PREFIXES):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("PRIMUS_LAUNCHER_FILE", "")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ def overview() -> str:
     docs = field_docs(Globals)
     options = [(f"--{name.replace('_', '-')}", text) for name, text in docs.items()]
     options += [
+        ("--config FILE", "Launcher file, over ~/.primus.yaml: default options of the runtimes."),
         ("--version", "Print the version."),
         ("-h, --help", "Print help, of a runtime or a task where one is named."),
     ]

@@ -15,7 +15,7 @@ from msgspec import structs
 from primus import __version__, registry
 from primus.config import flags
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError, UsageError, place_of
-from primus.launch import chain, hooks, remote, show
+from primus.launch import chain, hooks, launcher_file, remote, show
 from primus.launch.plan import Action, Context, Job, LaunchPlan, lengthens, shown
 from primus.launch.prepare import prepare
 from primus.machine.cluster import Layout
@@ -76,7 +76,8 @@ def _main(words: list[str], environ: Mapping[str, str]) -> int:
     unreadable = [word for word in words if not word.isascii() and not _is_unicode(word)]
     if unreadable:
         raise UsageError(f"{unreadable[0]!r} is not UTF-8 text")
-    first = next((word for word in words if word not in chain.GLOBAL_WORDS), "--help")
+    ours, choice = launcher_file.taken(words)
+    first = next((word for word in ours if word not in chain.GLOBAL_WORDS), "--help")
     if first in ("-h", "--help", "help"):
         from primus.cli import help_text
 
@@ -85,13 +86,13 @@ def _main(words: list[str], environ: Mapping[str, str]) -> int:
     if first == "--version":
         print(f"primus {__version__}")
         return EXIT_OK
-    command = chain.parse(words)
+    command = chain.parse(ours)
     if command.is_help:
         from primus.cli import help_text
 
         print(help_text.of(command.request))
         return EXIT_OK
-    return _dispatch(command, tuple(words), environ)
+    return _dispatch(launcher_file.applied(command, choice, environ), tuple(words), environ)
 
 
 def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
@@ -258,6 +259,7 @@ def _elsewhere(
 
 
 def _show(plan: LaunchPlan, command: chain.Command, *more: str) -> int:
+    plan = structs.replace(plan, notes=(*plan.notes, *command.notes))
     print(to_json(shown(plan)) if command.options.json else "\n".join([show.text(plan), *more]))
     return EXIT_OK
 

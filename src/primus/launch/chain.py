@@ -38,6 +38,8 @@ class Globals(Struct, frozen=True, kw_only=True):
     """Show where an error comes from."""
     json: bool = False
     """Print results as JSON."""
+    no_config: bool = False
+    """Read no launcher file."""
 
 
 class Command(Struct, frozen=True):
@@ -47,6 +49,8 @@ class Command(Struct, frozen=True):
     request: Request
     """Its task is empty where the runtime does something by itself, as `kubernetes list` does."""
     is_help: bool = False
+    notes: tuple[str, ...] = ()
+    """Which options come from a launcher file."""
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -103,7 +107,7 @@ def fold_outer(request: Request, context: Context, env: Mapping[str, Variable], 
         UsageError: An option of a runtime is wrong.
     """
     num_outer = sum(registry.load("runtimes", segment.name).LEVEL != "node" for segment in request.runtimes)
-    passed_on = tuple(f"--{name}" for name in ("debug", "json") if getattr(given, name))
+    passed_on = tuple(f"--{name.replace('_', '-')}" for name in ("debug", "json", "no_config") if getattr(given, name))
     innermost = LaunchPlan(argv=_there(request, num_outer, passed_on), env=dict(env))
     return _folded(request, num_outer, innermost, context, passed_on)
 

@@ -1,0 +1,248 @@
+"""Default options of the runtimes from the user's launcher file, below what is typed.
+
+`~/.primus.yaml`, and over it the file of `primus-cli --config FILE`, have a section for each runtime:
+
+    slurm: {partition: gpu, time: "2:00:00"}
+    container: {options: {image: rocm/primus:v26.5, device: [/dev/kfd, /dev/dri]}}
+    direct: {env: {NCCL_DEBUG: INFO}, patch: [fix.sh]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from msgspec import Struct, structs
+
+from primus import registry
+from primus.config import flags
+from primus.errors import UsageError, did_you_mean
+from primus.launch import chain
+from primus.launch.request import Request, Segment
+from primus.secret import mask_words
+
+USER_FILE = "~/.primus.yaml"
+VARIABLE = "PRIMUS_LAUNCHER_FILE"
+"""Names the user's file where it is another one; empty for none."""
+GLOBALS = ("debug", "dry_run", "json")
+"""Keys of the section `main`."""
+OTHER_NAMES = {"direct": {"gpus-per-node": "nproc"}}
+"""Keys of the existing system that we call otherwise."""
+
+
+class Choice(Struct, frozen=True):
+    """Which launcher files are read."""
+
+    given: str | None = None
+    """File of --config."""
+    is_off: bool = False
+    """Whether none is, since another launcher has read them."""
+
+
+class Default(Struct, frozen=True):
+    """An option with its values."""
+
+    name: str
+    """With dashes."""
+    values: tuple[str, ...] | bool
+    """A switch is on or off."""
+    origin: str
+
+
+def taken(words: Sequence[str]) -> tuple[list[str], Choice]:
+    """`words` without the options before the runtime that choose launcher files, and that choice.
+
+    Raises:
+        UsageError: --config names no file.
+    """
+    rest = list(words)
+    kept: list[str] = []
+    choice = Choice()
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        word = rest.pop(0)
+        if word == "--no-config":
+            choice = structs.replace(choice, is_off=True)
+        elif word.partition("=")[0] == "--config":
+            file = word.partition("=")[2] or (rest.pop(0) if rest and "=" not in word else "")
+            if not file:
+                raise UsageError("--config needs a file", "primus-cli --config FILE <runtime> -- <task>")
+            choice = structs.replace(choice, given=file)
+        else:
+            kept.append(word)
+    return kept + rest, choice
+
+
+def applied(command: chain.Command, choice: Choice, environ: Mapping[str, str]) -> chain.Command:
+    """`command` with the defaults of the launcher files before what was typed.
+
+    Raises:
+        UsageError: A file cannot be read, or has a key that means nothing.
+    """
+    sections = {} if choice.is_off else _merged(choice, environ)
+    if not sections:
+        return command
+    given = {name: True for name in GLOBALS if _is_on(sections.get("main", {}), name)}
+    runtimes, notes = [], []
+    for segment in _whole(command.request, sections):
+        new = _new(segment, sections.get(segment.name, {}))
+        position = next((i for i, word in enumerate(segment.words) if word.startswith("-")), len(segment.words))
+        added = [word for default in new for word in _words(segment.name, default)]
+        words = (*segment.words[:position], *added, *segment.words[position:])
+        runtimes.append(Segment(segment.name, words))
+        notes += [f"{segment.name}: {' '.join(mask_words(_words(segment.name, each)))}, {each.origin}" for each in new]
+    return structs.replace(
+        command,
+        options=structs.replace(command.options, **given, no_config=True),
+        request=structs.replace(command.request, runtimes=tuple(runtimes)),
+        notes=tuple(notes),
+    )
+
+
+def _merged(choice: Choice, environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Leaves by section and option; a key of the later file replaces that of the earlier."""
+    sections: dict[str, dict[str, Any]] = {}
+    for path, shown in _files(choice, environ):
+        from primus.config import source  # takes a YAML reader, where there is something to read
+
+        content: dict[str, Any] = source.read(path, environ, shown)
+        for name, tree in content.items():
+            section = _section(name, tree, shown)
+            sections.setdefault(section, {}).update(_flat(section, tree, source.Leaf))
+    return sections
+
+
+def _files(choice: Choice, environ: Mapping[str, str]) -> Iterator[tuple[Path, str | None]]:
+    own = environ.get(VARIABLE, USER_FILE)
+    home = environ.get("HOME") or str(Path.home())
+    path = Path(own.replace("~", home, 1) if own.startswith("~/") else own)
+    if own and path.is_file():
+        yield path, own
+    if choice.given:
+        yield Path(choice.given), None
+
+
+def _section(name: str, tree: Any, shown: str | None) -> str:
+    known = ["main", *registry.names("runtimes")]
+    section = name.replace("_", "-")
+    if section not in known:
+        raise UsageError(f"{_origin_of(tree) or shown}: unknown section '{name}'", did_you_mean(name, known))
+    if not isinstance(tree, dict):
+        raise UsageError(f"{tree.origin}: section '{name}' holds no options", "write KEY: VALUE below it")
+    return section
+
+
+def _origin_of(tree: Any) -> str:
+    """Where the first value of `tree` was written."""
+    while isinstance(tree, dict):
+        if not tree:
+            return ""
+        tree = next(iter(tree.values()))
+    return str(tree.origin)
+
+
+def _flat(section: str, tree: Mapping[str, Any], leaf: Any) -> dict[str, Any]:
+    """Leaves by option; `options` below a section is the section itself, and `env` may be names and values."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = key.replace("_", "-")
+        name = OTHER_NAMES.get(section, {}).get(name, name)
+        if not isinstance(value, dict):
+            found[name] = value
+        elif key == "options":
+            found |= _flat(section, value, leaf)
+        elif key == "env":
+            found[name] = leaf([f"{each}={_text(item)}" for each, item in value.items()], _origin_of(value))
+        else:
+            raise UsageError(f"{_origin_of(value)}: '{section}.{key}' takes no keys", "give one value, or a list")
+    if section == "main":
+        for name, item in found.items():
+            if name.replace("-", "_") not in GLOBALS:
+                raise UsageError(f"{item.origin}: unknown key 'main.{name}'", did_you_mean(name, GLOBALS))
+    return found
+
+
+def _is_on(section: Mapping[str, Any], name: str) -> bool:
+    item = section.get(name.replace("_", "-"))
+    if item is None or isinstance(item.value, bool | None):
+        return bool(item and item.value)
+    raise UsageError(f"{item.origin}: 'main.{name}' is true or false")
+
+
+def _whole(request: Request, sections: Mapping[str, Any]) -> tuple[Segment, ...]:
+    """The runtimes, with the one that every chain ends with where it has defaults and was not typed."""
+    last = registry.load("runtimes", request.runtimes[-1].name)
+    if last.LEVEL != "node" and request.task and sections.get(chain.NODE_END):
+        return (*request.runtimes, Segment(chain.NODE_END))
+    return request.runtimes
+
+
+def _new(segment: Segment, section: Mapping[str, Any]) -> list[Default]:
+    """Defaults of the runtime that its words do not overrule; those that may be repeated add up."""
+    if not section:
+        return []
+    module = registry.load("runtimes", segment.name)
+    own = {name: flag for flag in flags.flags_of(module.Options) for name in flag.names}
+    spellings = {**{name: _long(flag) for name, flag in own.items()}, **getattr(module, "SPELLINGS", {})}
+    typed = {_canonical(word, spellings) for word in segment.words if word.startswith("-")}
+    new = []
+    for key, item in section.items():
+        name = spellings.get(f"--{key}", f"--{key}")
+        if item.value is None:
+            continue
+        _check_known(segment.name, key, item, spellings, module)
+        flag = own.get(name)
+        is_repeated = isinstance(item.value, list) and (flag.is_list if flag else not hasattr(module, "SPELLINGS"))
+        if name in typed and not is_repeated:
+            continue
+        new.append(Default(name, _values(name, item, flag, module), item.origin))
+    return new
+
+
+def _long(flag: flags.Flag) -> str:
+    return next((name for name in flag.names if name.startswith("--")), flag.names[0])
+
+
+def _canonical(word: str, spellings: Mapping[str, str]) -> str:
+    """The long name of an option as it was typed: --nodes=2, --NODES_X, -N2, --no-hooks."""
+    name = word.partition("=")[0]
+    name = name.replace("_", "-") if name.startswith("--") else name[:2]
+    positive = f"--{name.removeprefix('--no-')}"
+    return spellings.get(name) or (positive if name.startswith("--no-") and positive in spellings else name)
+
+
+def _check_known(runtime: str, key: str, item: Any, spellings: Mapping[str, str], module: ModuleType) -> None:
+    """Refuse a key that is no option; what a container's engine takes is its own to know."""
+    is_open = hasattr(module, "parse") and not hasattr(module, "SPELLINGS") and module.LEVEL == "container"
+    if is_open or f"--{key}" in spellings:
+        return
+    names = [name.removeprefix("--") for name in spellings if name.startswith("--") and "_" not in name]
+    raise UsageError(f"{item.origin}: unknown key '{runtime}.{key}'", did_you_mean(key, names))
+
+
+def _values(name: str, item: Any, flag: flags.Flag | None, module: ModuleType) -> tuple[str, ...] | bool:
+    value = item.value
+    if isinstance(value, bool) and (flag is None or flag.is_switch):
+        return value
+    if not isinstance(value, list):
+        return (_text(item),)
+    texts = tuple(str(each) for each in value)
+    if flag is not None and not flag.is_list:
+        raise UsageError(f"{item.origin}: {name} takes one value, not a list")
+    return (",".join(texts),) if flag is None and hasattr(module, "SPELLINGS") else texts
+
+
+def _text(item: Any) -> str:
+    """A scalar as it was written."""
+    return str(item.text or item.value) if not isinstance(item.value, str) else item.value
+
+
+def _words(runtime: str, default: Default) -> list[str]:
+    """The option as it would be typed; switching off what only the runtime's program knows is not giving it."""
+    if isinstance(default.values, tuple):
+        return [f"{default.name}={value}" for value in default.values]
+    if default.values:
+        return [default.name]
+    names = {name for flag in flags.flags_of(registry.load("runtimes", runtime).Options) for name in flag.names}
+    return [f"--no-{default.name.removeprefix('--')}"] if default.name in names else []

@@ -1,0 +1,117 @@
+"""Default options from launcher files stand below what is typed, and what means nothing is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import cli
+from primus.errors import UsageError
+from primus.launch import chain, launcher_file
+from primus.launch.launcher_file import Choice
+
+
+def applied(words: str, text: str, tmp_path: Path, *, over: str | None = None) -> chain.Command:
+    """The command `words` with the user's file `text`, and the file `over` of --config."""
+    (tmp_path / "home").mkdir(exist_ok=True)
+    (tmp_path / "home" / ".primus.yaml").write_text(text)
+    if over is not None:
+        (tmp_path / "over.yaml").write_text(over)
+    choice = Choice(given=str(tmp_path / "over.yaml") if over is not None else None)
+    return launcher_file.applied(chain.parse(words.split()), choice, {"HOME": str(tmp_path / "home"), "TEAM": "us"})
+
+
+def runtimes(*arguments: Any, **more: Any) -> dict[str, tuple[str, ...]]:
+    return {segment.name: segment.words for segment in applied(*arguments, **more).request.runtimes}
+
+
+def test_defaults_stand_before_what_is_typed(tmp_path: Path) -> None:
+    text = "direct: {nproc: 4, env: {A: 1e-3, B: 'x y'}, no_hooks: true}"
+    words = runtimes("direct --master-port 5 -- runs list", text, tmp_path)["direct"]
+    assert words == ("--nproc=4", "--env=A=1e-3", "--env=B=x y", "--no-hooks", "--master-port", "5")
+
+
+def test_what_is_typed_wins_under_each_of_its_names(tmp_path: Path) -> None:
+    text = "direct: {nproc: 4}\nslurm: {nodes: 2, partition: gpu}"
+    for typed in ("--nproc 2", "--nproc=2", "--nproc_per_node 2"):
+        assert "--nproc=4" not in runtimes(f"direct {typed} -- runs list", text, tmp_path)["direct"]
+    for typed in ("-N 8", "-N8", "--nodes=8"):
+        words = runtimes(f"slurm srun {typed} -- runs list", text, tmp_path)["slurm"]
+        assert words == ("srun", "--partition=gpu", *typed.split())
+
+
+def test_options_that_may_be_repeated_add_up(tmp_path: Path) -> None:
+    text = "container: {options: {image: mine, device: [/dev/kfd, /dev/dri], cap-add: [SYS_PTRACE], volume: [/data]}}"
+    words = runtimes("container --device /dev/x -v /home -- runs list", text, tmp_path)["container"]
+    assert words[:4] == ("--image=mine", "--device=/dev/kfd", "--device=/dev/dri", "--cap-add=SYS_PTRACE")
+    assert words[-4:] == ("--device", "/dev/x", "-v", "/home")
+    assert len(words) == 9
+
+
+def test_the_file_of_config_is_merged_over_the_users(tmp_path: Path) -> None:
+    text = (
+        "slurm:\n  partition: gpu   # ours\n  time: 72:00:00\n  exclusive: true\n  comment: ${TEAM} and ${NONE:more}\n"
+    )
+    over = "slurm: {partition: big, exclusive: false, nodelist: [a, b], comment: null}"
+    words = runtimes("slurm -- runs list", text, tmp_path, over=over)["slurm"]
+    assert words == ("--partition=big", "--time=72:00:00", "--nodelist=a,b")
+    assert "--comment=us and more" in runtimes("slurm -- runs list", text, tmp_path)["slurm"]
+
+
+def test_the_end_of_the_chain_has_its_defaults_where_it_is_not_typed(tmp_path: Path) -> None:
+    assert runtimes("slurm -- runs list", "direct: {nproc: 4}", tmp_path) == {"slurm": (), "direct": ("--nproc=4",)}
+
+
+def test_the_dead_key_of_the_existing_system_lives(tmp_path: Path) -> None:
+    assert runtimes("direct -- runs list", "direct: {gpus_per_node: 4}", tmp_path)["direct"] == ("--nproc=4",)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("direct:\n  nprok: 4", r"~/.primus.yaml:2: unknown key 'direct.nprok'\n  did you mean 'nproc'\?"),
+        ("slurm:\n  partiton: x", r"~/.primus.yaml:2: unknown key 'slurm.partiton'\n  did you mean 'partition'\?"),
+        ("slrm:\n  nodes: 1", r"~/.primus.yaml:2: unknown section 'slrm'\n  did you mean 'slurm'\?"),
+        ("main: {debugg: true}", r"~/.primus.yaml:1: unknown key 'main.debugg'"),
+        ("main: {debug: 3}", "true or false"),
+        ("slurm: 3", "holds no options"),
+        ("direct: {nproc: [1, 2]}", "takes one value, not a list"),
+        ("direct: {nproc: {a: 1}}", "takes no keys"),
+    ],
+)
+def test_what_means_nothing_is_refused_with_its_place(text: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=problem):
+        applied("slurm -- direct --env A=1 -- runs list", text, tmp_path)
+
+
+def test_the_file_is_an_option_before_the_runtime() -> None:
+    assert launcher_file.taken(["--debug", "--config", "f", "direct"]) == (["--debug", "direct"], Choice("f"))
+    assert launcher_file.taken(["--config=f", "direct", "--config", "x"]) == (["direct", "--config", "x"], Choice("f"))
+    assert launcher_file.taken(["--no-config", "direct"]) == (["direct"], Choice(is_off=True))
+    with pytest.raises(UsageError, match="needs a file"):
+        launcher_file.taken(["--config"])
+
+
+def test_a_dry_run_says_what_comes_from_where_and_hides_secrets(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "main: {dry_run: true}\nslurm: {partition: gpu}\ndirect:\n  env: {A_TOKEN: canary, NCCL_DEBUG: INFO}\n"
+    )
+    done = cli.run("--config", "mine.yaml", "slurm", "-N", "2", "--", "runs", "list", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "note: slurm: --partition=gpu, mine.yaml:2" in done.stdout
+    assert "mine.yaml:4" in done.stdout
+    assert "--no-config direct --env=A_TOKEN" in done.stdout
+    assert "canary" not in done.stdout + done.stderr
+    done = cli.run("--config", "none.yaml", "direct", "--", "runs", "list", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "primus-cli: none.yaml: no such file\n")
+
+
+def test_the_users_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / ".primus.yaml").write_text("direct: {env: [SHOWN=yes]}\n")
+    home = {"HOME": str(tmp_path), "PRIMUS_LAUNCHER_FILE": None}
+    done = cli.run("--dry-run", "direct", "--", "runs", "list", cwd=tmp_path, **home)
+    assert "note: direct: --env=SHOWN=yes, ~/.primus.yaml:1" in done.stdout, done.stderr
+    done = cli.run("--no-config", "--dry-run", "direct", "--", "runs", "list", cwd=tmp_path, **home)
+    assert "SHOWN" not in done.stdout
