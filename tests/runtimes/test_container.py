@@ -314,7 +314,10 @@ def test_folders_that_variables_name_are_mounted_with_them(tmp_path: Path) -> No
 
 def test_variables_of_a_run_are_passed_on_and_those_of_this_machine_are_not() -> None:
     ours = "PRIMUS_TEAM SLURM_JOB_ID PET_NNODES MASTER_ADDR NNODES NCCL_IB_HCA HF_TOKEN https_proxy OMP_NUM_THREADS"
-    theirs = "PATH HOME PYTHONPATH LD_LIBRARY_PATH LD_PRELOAD CUDA_HOME ROCM_PATH HSA_PATH PRIMUS_PYTHON SLURM_JWT EDITOR PRIMUS_LAUNCHER_PID"
+    theirs = (
+        "PATH HOME PYTHONPATH LD_LIBRARY_PATH LD_PRELOAD CUDA_HOME ROCM_PATH HSA_PATH PRIMUS_PYTHON SLURM_JWT EDITOR"
+    )
+    theirs += " PRIMUS_LAUNCHER_PID"
     odd = ["NCCL_*", "HF_A B", "PRIMUS_\n"]
     assert set(passed_on(dict.fromkeys([*ours.split(), *theirs.split(), *odd], "1"))) == set(ours.split())
 
