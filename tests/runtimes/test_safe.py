@@ -187,6 +187,12 @@ def test_a_job_that_was_not_made_is_made_at_the_next_attempt(server: Safe, troub
     assert sum(line.startswith("POST") for line in server.requests) == 2
 
 
+def test_a_job_that_may_be_there_is_named(server: Safe) -> None:
+    server.trouble = [("POST", "503")] * 9
+    with pytest.raises(PrimusError, match="look for night-20260101-000000-abcd"):
+        created(server)
+
+
 @pytest.mark.parametrize("trouble", ["503", "429", "drop before", "502"])
 def test_a_question_is_asked_again(server: Safe, trouble: str) -> None:
     server.trouble = [("GET", trouble)] * 3

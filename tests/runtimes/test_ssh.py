@@ -107,6 +107,7 @@ def test_nodes_get_their_place_and_a_port_that_follows_from_the_run() -> None:
 
 def test_variables_are_passed_on_by_name() -> None:
     environ = {"HF_TOKEN": "canary", "NCCL_DEBUG": "INFO", "NCCL_X": "1", "PRIMUS_TEAM": "us", "HOME": "/h"}
+    environ |= {"PRIMUS_SAFE_TOKEN": "canary", "PRIMUS_VENV": "/here"}
     plan = wrap(
         LaunchPlan(
             argv=("x",), env={"S_KEY": Variable("canary", "--env", is_secret=True)}, inherited=("WANDB", "HOME")

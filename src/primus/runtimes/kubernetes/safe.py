@@ -144,7 +144,8 @@ def create(order: Order, place: Place, environ: Mapping[str, str], say: Callable
         except (KeyError, TypeError):
             raise PrimusError(f"{place['url']}: the answer has no workloadId", "is --api right?") from None
     assert problem
-    raise PrimusError(problem.problem, problem.hint)
+    hint = f"it may be there all the same: look for {order.name} with 'kubernetes list' before you try again"
+    raise PrimusError(problem.problem, hint)
 
 
 def _find(server: Server, place: Place, order: Order) -> str | None:

@@ -16,13 +16,14 @@ from primus.launch.remote import Remote, Say
 from primus.runs.store import Run
 from primus.runtimes.ssh import hosts, script
 from primus.runtimes.ssh.hosts import Host
+from primus.secret import is_secret
 
 LEVEL = "cluster"
 
 FIRST_PORT, NUM_PORTS = 20000, 10000
 """Rendezvous ports, below those that Linux gives to outgoing connections (ip_local_port_range, from 32768)."""
 
-OF_HERE = {"PRIMUS_LAUNCHER_PID", "PRIMUS_PROGRESS", "PRIMUS_PYTHON", "PRIMUS_VENV"}
+OF_HERE = {"PRIMUS_LAUNCHER_FILE", "PRIMUS_LAUNCHER_PID", "PRIMUS_PROGRESS", "PRIMUS_PYTHON", "PRIMUS_VENV"}
 """Variables that mean something of this machine."""
 
 RUN = (
@@ -155,7 +156,7 @@ def _command(options: Options, context: Context) -> tuple[str, ...]:
 def _variables(plan: LaunchPlan, options: Options, context: Context) -> tuple[dict[str, Variable], tuple[str, ...]]:
     """Variables that are given with a value, and the names of those that are passed on from here."""
     given: dict[str, Variable] = {}
-    names = _matching("PRIMUS_*", context) - OF_HERE
+    names = {name for name in _matching("PRIMUS_*", context) - OF_HERE if not is_secret(name)}
     for word in options.env:
         name, equals, value = word.partition("=")
         found = _matching(name, context)
