@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -128,3 +129,14 @@ def test_a_flood_of_one_line_is_counted_within_bounds(tmp_path: object) -> None:
     (tmp_path / "a.log").write_text((LINES[11].text + "\n") * 20_000)  # type: ignore[operator]
     cause = of_logs([tmp_path / "a.log"]).causes[0]  # type: ignore[operator]
     assert cause.signature == "collective-timeout" and 1000 < cause.count <= 20_000
+
+
+def test_lines_of_which_no_two_are_alike_are_searched_quickly() -> None:
+    words = "abcdefghijklmnopqrstuvwxyz"
+    lines = [
+        " ".join(words[n * k % 26] * (1 + n * k % 7) for k in range(1, 15)) + chr(97 + n % 26) for n in range(20_000)
+    ]
+    unlike = "\n".join(f"{line} {'x' * (n % 97)}{'y' * (n // 97)}" for n, line in enumerate(lines))
+    began = time.process_time()
+    assert shown(unlike + "\n" + LINES[0].text) == ["gpu-out-of-memory"]
+    assert time.process_time() - began < 6

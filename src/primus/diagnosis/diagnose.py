@@ -23,7 +23,7 @@ from primus.runs.store import Run
 
 __all__ = ["Cause", "Diagnosis", "Evidence", "of_logs", "of_run"]
 
-QUICK_BYTES = 64 * 1024 * 1024
+QUICK_BYTES = 32 * 1024 * 1024
 """Read at a failure, while a job waits for the decision."""
 THOROUGH_BYTES = 1024 * 1024 * 1024
 """Read when a person asks."""

@@ -7,7 +7,9 @@ shape is compared with the signatures once, for all ranks.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -103,7 +105,12 @@ def _without_digits(text: str) -> bytes:
     return text.encode().translate(None, _DIGITS)
 
 
-_NEEDLES = tuple((_without_digits(sign.text), sign, signature) for signature in SIGNATURES for sign in signature.signs)
+_BY_NEEDLE: dict[bytes, list[tuple[Sign, Signature]]] = {}
+for _signature in SIGNATURES:
+    for _sign in _signature.signs:
+        _BY_NEEDLE.setdefault(_without_digits(_sign.text), []).append((_sign, _signature))
+_PROGRESS_TEXTS = (b"iteration", b"step")
+_WANTED = (*_BY_NEEDLE, *_EXIT_TEXTS, _ROOT_CAUSE, *_PROGRESS_TEXTS)
 _ADVICE = tuple(text.encode() for text in ADVICE)
 
 
@@ -122,22 +129,19 @@ class Scanner:
 
     def _scan_window(self, scan: Scan, window: Window) -> None:
         shapes = window.data.translate(None, _DIGITS).split(b"\n")
+        here = set(shapes)
+        self._learn([shape for shape in here if shape not in self._shapes])
+        found = {shape: self._shapes[shape] for shape in here}
+        interesting = {shape: each for shape, each in found.items() if not (each.is_dull or each.is_progress)}
+        if interesting:
+            progress = {shape for shape, each in found.items() if each.is_progress}
+            _collect(scan, window, shapes, interesting, _last(shapes, progress))
+
+    def _learn(self, strange: list[bytes]) -> None:
         if len(self._shapes) > MOST_SHAPES:
             self._shapes.clear()
-        known = self._shapes
-        interesting: dict[bytes, _Shape] = {}
-        progress: set[bytes] = set()
-        for shape in set(shapes):
-            found = known.get(shape)
-            if found is None:
-                found = known[shape] = _shape_of(shape)
-            if found.is_progress:
-                progress.add(shape)
-            elif not found.is_dull:
-                interesting[shape] = found
-        if interesting:
-            last_progress = _last(shapes, progress)
-            _collect(scan, window, shapes, interesting, last_progress)
+        self._shapes.update(dict.fromkeys(strange, _DULL))
+        self._shapes.update(_telling(strange))
 
 
 def _last(shapes: list[bytes], wanted: set[bytes]) -> int:
@@ -149,12 +153,39 @@ def _last(shapes: list[bytes], wanted: set[bytes]) -> int:
     return -1
 
 
-def _shape_of(shape: bytes) -> _Shape:
-    if len(shape) > LONGEST_LINE:
-        shape = shape[: LONGEST_LINE // 2] + shape[-LONGEST_LINE // 2 :]
-    signs = tuple((sign, signature) for needle, sign, signature in _NEEDLES if needle in shape)
-    may_exit = any(text in shape for text in _EXIT_TEXTS)
-    is_block = _ROOT_CAUSE in shape
+def _telling(strange: list[bytes]) -> Iterator[tuple[bytes, _Shape]]:
+    """Those of many shapes that say something: each sign is looked for in all of them at once, which is quick."""
+    short = [_short(shape) for shape in strange]
+    text = b"\n".join(short)
+    starts = [0, *itertools.accumulate(len(each) + 1 for each in short)]
+    marked: dict[int, list[bytes]] = {}
+    for needle in _WANTED:
+        for index in _holding(needle, text, starts):
+            marked.setdefault(index, []).append(needle)
+    for index, needles in marked.items():
+        yield strange[index], _shape_of(short[index], needles)
+
+
+def _short(shape: bytes) -> bytes:
+    if len(shape) <= LONGEST_LINE:
+        return shape
+    return shape[: LONGEST_LINE // 2] + shape[-LONGEST_LINE // 2 :]
+
+
+def _holding(needle: bytes, text: bytes, starts: list[int]) -> Iterator[int]:
+    """Numbers of the lines of `text` that hold `needle`."""
+    at = text.find(needle)
+    while at >= 0:
+        index = bisect_right(starts, at) - 1
+        yield index
+        at = text.find(needle, starts[index + 1])
+
+
+def _shape_of(shape: bytes, needles: list[bytes]) -> _Shape:
+    """What a shape says that holds these of the wanted words."""
+    signs = tuple(entry for needle in needles for entry in _BY_NEEDLE.get(needle, ()))
+    may_exit = any(text in needles for text in _EXIT_TEXTS)
+    is_block = _ROOT_CAUSE in needles
     if not signs and not may_exit and not is_block:
         return _GOES_ON if _PROGRESS.search(shape) else _DULL
     if any(text in shape for text in _ADVICE) or _QUOTE.search(shape):
