@@ -64,6 +64,13 @@ def test_the_end_of_the_chain_has_its_defaults_where_it_is_not_typed(tmp_path: P
     assert runtimes("slurm -- runs list", "direct: {nproc: 4}", tmp_path) == {"slurm": (), "direct": ("--nproc=4",)}
 
 
+def test_a_command_gets_the_options_that_it_takes(tmp_path: Path) -> None:
+    text = "kubernetes: {url: 'http://h', workspace: ws, cpu: 4, tail: 5}"
+    assert runtimes("kubernetes list", text, tmp_path)["kubernetes"] == ("list", "--url=http://h", "--workspace=ws")
+    words = runtimes("kubernetes create -- runs list", text, tmp_path)["kubernetes"]
+    assert words == ("create", "--url=http://h", "--workspace=ws", "--cpu=4")
+
+
 def test_the_dead_key_of_the_existing_system_lives(tmp_path: Path) -> None:
     assert runtimes("direct -- runs list", "direct: {gpus_per_node: 4}", tmp_path)["direct"] == ("--nproc=4",)
 

@@ -192,6 +192,8 @@ def _new(segment: Segment, section: Mapping[str, Any]) -> list[Default]:
         if item.value is None:
             continue
         _check_known(segment.name, key, item, spellings, module)
+        if hasattr(module, "takes") and not module.takes(segment.words, name):
+            continue
         flag = own.get(name)
         is_repeated = isinstance(item.value, list) and (flag.is_list if flag else not hasattr(module, "SPELLINGS"))
         if name in typed and not is_repeated:

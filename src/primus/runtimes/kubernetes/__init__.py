@@ -19,11 +19,11 @@ from primus.runs.files import write_text
 from primus.runs.store import Outcome, Run
 from primus.runtimes.kubernetes import entry, order, volumes
 from primus.runtimes.kubernetes.commands import run, target, write
-from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, implied, parse
+from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, implied, parse, takes
 from primus.secret import mask_words
 
 __all__ = ["COMMANDS", "LEVEL", "REFERENCES", "Options", "cancel", "implied", "logs", "parse", "run", "shown", "start"]
-__all__ += ["states", "wrap"]
+__all__ += ["states", "takes", "wrap"]
 
 LEVEL = "cluster"
 FOLDER = "kubernetes"

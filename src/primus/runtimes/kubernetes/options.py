@@ -240,14 +240,23 @@ def _names(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for word in words for name in word.split(",") if name.strip()))
 
 
+def takes(words: Sequence[str], name: str) -> bool:
+    """Whether the command in `words` takes the option `name`, which a launcher file has for whatever takes it."""
+    command = next((word for word in words if word in COMMANDS), "create")
+    return _is_taken(command, name.removeprefix("--").replace("-", "_"))
+
+
 def _check_command(options: Options) -> None:
     """Refuse options of another command than the one that is given."""
     command = options.command or "create"
-    others = {name for names in OF_COMMANDS.values() for name in names}
     for field in structs.fields(Options):
-        taken = field.name not in others if command == "create" else field.name in OF_COMMANDS[command]
-        if getattr(options, field.name) != field.default and not taken and field.name not in WHERE:
+        if getattr(options, field.name) != field.default and not _is_taken(command, field.name):
             raise UsageError(f"{WHAT}: {command} takes no --{field.name.replace('_', '-')}", "leave it out")
+
+
+def _is_taken(command: str, field: str) -> bool:
+    others = {name for names in OF_COMMANDS.values() for name in names}
+    return field in WHERE or (field not in others if command == "create" else field in OF_COMMANDS[command])
 
 
 def _check(options: Options) -> None:
