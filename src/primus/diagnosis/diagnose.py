@@ -65,7 +65,8 @@ def of_run(
     said = witness.of_attempt(run, number)
     began = _began(run, number)
     outside = [Log(name=str(path), path=path, attempt=number, since=_since(number, began)) for path in besides]
-    everything = [*_run_logs(run, number, began), *outside, *said.logs]
+    told = [] if said.failures else _recorded(run, number)
+    everything = [*_run_logs(run, number, began), *outside, *said.logs, *told]
     first = {failure.rank for failure in said.failures[:1]}
     scans, notes = _scanned(everything, budget_bytes, first)
 
@@ -83,6 +84,8 @@ def of_run(
         diagnosis = judge([*scans, *found], said, seen_before)
     if diagnosis.cause is None:
         diagnosis = _unknown(diagnosis, said, everything)
+        if not diagnosis.reason and told:
+            diagnosis = structs.replace(diagnosis, reason=line.excerpt((told[0].data or b"").decode()))
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
@@ -115,6 +118,26 @@ def of_logs(
     if diagnosis.cause is None:
         diagnosis = _unknown(diagnosis, Witness(), everything)
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
+
+
+def _recorded(run: Run, number: int) -> list[Log]:
+    """The reason that the run's record gives, where this attempt was its last."""
+    try:
+        outcome = run.metadata().outcome
+    except PrimusError:  # it is missing or damaged: there are logs
+        return []
+    if outcome.state != "failed" or not outcome.reason or number != newest_attempt(run):
+        return []
+    first = outcome.first_failure
+    return [
+        Log(
+            name="metadata.json",
+            data=outcome.reason.encode("utf-8", "replace"),
+            rank=first.rank if first else None,
+            host=first.host if first else None,
+            time=first.time if first else None,
+        )
+    ]
 
 
 def newest_attempt(run: Run) -> int:

@@ -175,6 +175,7 @@ SIGNATURES = (
             *signs("Cannot connect to the Docker daemon", "permission denied while trying to connect to the Docker"),
             *signs("could not select device driver", "error gathering device information while adding custom device"),
             *signs("OCI runtime create failed", "crun: "),
+            Sign("is not installed here", r"\b(docker|podman|apptainer) is not installed here"),
         ),
         exit_codes=(125,),
         systems=("containers",),
