@@ -310,6 +310,17 @@ def test_the_environment_of_another_place_is_left_alone(checkout: Checkout) -> N
     assert (checkout.venv / "bin/primus-cli").exists()
 
 
+def test_a_container_leaves_an_environment_alone_whose_interpreter_is_outside(checkout: Checkout) -> None:
+    answer(checkout.run())
+    place = (checkout.venv / "primus-place").read_text().strip()
+    if "-container" not in place:  # what a file at the root decides
+        pytest.skip("only in a container")
+    (checkout.venv / "bin/python").unlink()
+    (checkout.venv / "bin/python").symlink_to("/interpreters/of/the/host/python3")
+    assert answer(checkout.run())["prefix"] == f"{checkout.venv}-{place}"
+    assert (checkout.venv / "bin/primus-cli").exists()
+
+
 def test_an_environment_that_someone_else_made_is_left_alone(checkout: Checkout) -> None:
     venv.create(checkout.venv)
     assert answer(checkout.run())["prefix"] != str(checkout.venv)
