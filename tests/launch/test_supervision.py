@@ -196,3 +196,17 @@ def test_a_full_disk_is_one_message_and_no_traceback(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.native
+@pytest.mark.slow
+def test_a_rank_that_computes_longer_is_reported_once(tmp_path: Path) -> None:
+    before = "from primus.launch import guard; guard.WINDOW_S = 1.0"
+    task = ("--rank", "1", "--steps", "90", "--step-s", "0.1")
+    with begun_shift(tmp_path, "--nproc", "2", acts="slow", task=task, before=before) as process:
+        out, errors = process.communicate(timeout=40)
+    assert process.returncode == 0, errors
+    (found,) = events(tmp_path, "straggler")
+    assert (found["rank"], found["local_rank"], found["host"]) == (1, 1, os.uname().nodename)
+    assert found["ratio"] == pytest.approx(4 / 3, abs=0.01)
+    assert out.count("straggler: rank 1 (local rank 1 on ") == 1

@@ -84,13 +84,15 @@ def execute(
         write_text(Path(path), text)
     mark = f"{run.id}.{number}.{os.getpid()}.{os.urandom(4).hex()}"
     child = _start(plan, run, dict(environ) | {MARK: mark})
+    returncode: int | None = None
     try:
         after_start()
         while (returncode := child.poll()) is None and not guard.is_over(time.monotonic()):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_S)
     finally:
-        process.end(child, mark=f"{MARK}={mark}")
+        if returncode != 0:  # after a good end what a worker has left behind on purpose may stay
+            process.end(child, mark=f"{MARK}={mark}")
     return _ended(returncode, run, plan, number, guard)
 
 
