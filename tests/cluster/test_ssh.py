@@ -202,6 +202,24 @@ def test_hosts_save_when_whoever_started_them_is_gone(server: Server, tmp_path: 
     assert_nobody_lingers(folder)
 
 
+def test_a_silent_host_counts_as_lost_and_ends_its_task_once_it_notices(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(EXPERIMENT.format(iters=100000))
+    words = [*server.words("127.0.0.2"), "--option", "ServerAliveInterval=1", "ServerAliveCountMax=2"]
+    with cli.started(*words, "--", "train", "pretrain", "--config", "two.yaml", cwd=tmp_path) as process:
+        folder = folder_of(tmp_path, process)
+        session = launcher(folder, 0).parent()
+        assert session and "sshd" in session.name()
+        session.suspend()
+        try:
+            _, err = process.communicate(timeout=30)
+        finally:
+            session.resume()
+    assert process.returncode == 1, err
+    assert f"node 0 (127.0.0.2:{server.port}): the connection was lost" in err
+    assert_nobody_lingers(folder)
+    assert "checkpoint_saved" in _events(folder)
+
+
 def test_secrets_reach_the_hosts_and_no_command_line(server: Server, tmp_path: Path) -> None:
     words = server.words()
     words += ["--env", "HF_TOKEN", "GH_TOKEN=canary-typed", 'HARMLESS=it\'s "$(id)" `id`\n, = é']
