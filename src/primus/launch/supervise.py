@@ -101,7 +101,7 @@ def _attempted(crew: Crew, launch: Launch, signals: Signals) -> tuple[Outcome, E
     """One attempt on all nodes: how it ended, and why."""
     guard = _guard(crew, launch, signals)
     own = _performed(crew, launch, guard)
-    _gather(crew, guard, own)
+    _gather(crew, guard, own, signals)
     lost = {crew.bond.hosts.get(rank, f"node {rank}"): why for rank, why in crew.bond.lost.items()}
     if guard.failed_at is not None:
         absent = crew.bond.ranks - set(guard.ended)
@@ -132,12 +132,14 @@ def _performed(crew: Crew, launch: Launch, guard: Guard) -> Ended:
             shutil.rmtree(Path(pipe.value).parent, ignore_errors=True)
 
 
-def _gather(crew: Crew, guard: Guard, own: Ended) -> None:
-    """Wait until all other nodes have said how the attempt ended there, or are lost."""
+def _gather(crew: Crew, guard: Guard, own: Ended, signals: Signals) -> None:
+    """Wait until all other nodes have said how the attempt ended there, or are lost, or somebody insists on the end."""
     if own.returncode and guard.failed_at is None and guard.hang is None:
         guard.fail_here()
     while crew.bond.ranks - set(guard.ended):
         guard.wait_for_others(HEAR_S)
+        if signals.insists:  # the others end when our connection does
+            return
         if guard.failed_at and time.monotonic() - guard.failed_at > execute.FAILED_PEERS_S + LATE_S:
             return
 
@@ -231,19 +233,19 @@ def _follow(crew: Crew, launch: Launch, signals: Signals) -> Outcome:
         guard = _guard(crew, launch, signals)
         own = _performed(crew, launch, guard)
         guard.say_ended(own)
-        told = _told(crew, guard)
+        told = _told(crew, guard, signals)
         if told is None or told.decision is None or told.decision.action != "restart":
-            return _outcome_told(crew, told)
+            return _outcome_told(crew, told, signals)
         crew.say(f"attempt {told.number} begins in {told.decision.delay_s:g} s ({told.decision.reason})")
-        then = _told(crew, guard)
+        then = _told(crew, guard, signals)
         if then is None or then.kind != "again":
-            return _outcome_told(crew, then)
+            return _outcome_told(crew, then, signals)
         launch = again(launch, crew.run, then.number)
 
 
-def _told(crew: Crew, guard: Guard) -> Message | None:
-    """The next thing that node 0 decides; None where it is lost."""
-    while (found := guard.decision()) is None:
+def _told(crew: Crew, guard: Guard, signals: Signals) -> Message | None:
+    """The next thing that node 0 decides; None where it is lost, or somebody here does not want to wait for it."""
+    while (found := guard.decision()) is None and not signals.insists:
         if crew.bond.lost:
             guard.wait_for_others(0.0)
             return guard.decision()
@@ -251,9 +253,12 @@ def _told(crew: Crew, guard: Guard) -> Message | None:
     return found
 
 
-def _outcome_told(crew: Crew, told: Message | None) -> Outcome:
+def _outcome_told(crew: Crew, told: Message | None, signals: Signals) -> Outcome:
     if told is not None and told.outcome is not None:
         return told.outcome
+    if signals.first is not None and signals.insists:
+        reason = f"{signal.Signals(signals.first).name}, before node 0 had decided"
+        return Outcome(state="interrupted", exit_code=128 + signals.first, reason=reason)
     why = next(iter(crew.bond.lost.values()), "it gave no outcome")
     return Outcome(
         state="failed", exit_code=EXIT_FAILED, reason=f"node 0 ({crew.bond.hosts.get(0, '?')}) was lost: {why}"
