@@ -32,7 +32,7 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         ("zebra", "no runtime 'zebra'", "valid: box, container, direct, grid, kubernetes, slurm, ssh"),
         ("direct", "no task is given", "primus-cli direct -- <task>"),
         ("direct --", "no task is given", "primus-cli direct -- <task>"),
-        ("-- runs list", "no runtime is given", "primus-cli <box|container|direct|grid|kubernetes|slurm|ssh> -- <task>"),
+        ("-- runs list", "no runtime is given", "primus-cli <box|container|direct|grid|kubernetes|slurm|ssh> -- "),
         ("runs list", "'runs' is a task; a runtime comes first", "primus-cli direct -- runs list"),
         ("train pretrain --config e.yaml", "'train' is a task; a runtime comes first", f"primus-cli direct {PRETRAIN}"),
         ("--drv-run direct", "unknown option --drv-run", "did you mean '--dry-run'?"),

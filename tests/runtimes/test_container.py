@@ -15,12 +15,11 @@ from fakes.nodes import node
 from primus import registry
 from primus.cli.main import main
 from primus.errors import UsageError
-from primus.launch import chain, show
+from primus.launch import chain, inherited, show
 from primus.launch.plan import Context, LaunchPlan, Mount, Variable
 from primus.machine.facts import Facts
 from primus.runtimes.container import mounts, planning
 from primus.runtimes.container.options import parse
-from primus.runtimes.container.variables import passed_on
 
 CHECKOUT = str(registry.PACKAGE.parents[1])
 INNER = ("/code/primus-cli", "direct", "--", "train", "pretrain", "--run", "/ws/night/20260101_000000-abcd")
@@ -319,7 +318,7 @@ def test_variables_of_a_run_are_passed_on_and_those_of_this_machine_are_not() ->
     )
     theirs += " PRIMUS_LAUNCHER_PID"
     odd = ["NCCL_*", "HF_A B", "PRIMUS_\n"]
-    assert set(passed_on(dict.fromkeys([*ours.split(), *theirs.split(), *odd], "1"))) == set(ours.split())
+    assert set(inherited.names(dict.fromkeys([*ours.split(), *theirs.split(), *odd], "1"))) == set(ours.split())
 
 
 def test_typed_variables_win_over_the_experiment_s_inside() -> None:

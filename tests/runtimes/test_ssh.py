@@ -115,7 +115,7 @@ def test_variables_are_passed_on_by_name() -> None:
         Options(hosts=("a",), env=("HF_TOKEN", "NCCL_*", "A=1", "S_KEY")),
         context(**environ),
     )
-    assert plan.inherited == ("HF_TOKEN", "HOME", "NCCL_DEBUG", "NCCL_X", "PRIMUS_TEAM")
+    assert plan.inherited == ("HF_TOKEN", "HOME", "NCCL_DEBUG", "NCCL_X", "PRIMUS_TEAM", "PRIMUS_VENV")
     assert plan.env["A"] == Variable("1", "--env")
     assert plan.env["S_KEY"].value == "canary"
     with pytest.raises(UsageError, match="no such variable here"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import structs
 
 from primus.errors import UsageError
-from primus.launch import variables
+from primus.launch import inherited, variables
 from primus.launch.chain import NODE_END
 from primus.launch.plan import Context, LaunchPlan, Mount, Variable
 from primus.machine.facts import Facts
@@ -19,7 +19,7 @@ from primus.runtimes.container import engines, mounts
 from primus.runtimes.container.devices import node_of
 from primus.runtimes.container.engines import Container, Engine
 from primus.runtimes.container.options import Typed, kinds
-from primus.runtimes.container.variables import HIDDEN, changes_client, passed_on
+from primus.runtimes.container.variables import HIDDEN, changes_client
 from primus.secret import is_secret, mask_words
 
 AMD_IMAGE = "rocm/primus:v26.5"
@@ -59,9 +59,9 @@ def planned(plan: LaunchPlan, options: Typed, context: Context, root: Path = ROO
     by_name = {name: each for name, each in everything.items() if not changes_client(name)}
     inner = structs.replace(plan, argv=_inner(plan.argv, typed, everything), env=by_name)
     is_apptainer = container.engine.kind == "apptainer"
-    inherited = () if is_apptainer else passed_on(context.environ)
+    of_shell = () if is_apptainer else inherited.names(context.environ)
     own = {"PYTHONNOUSERSITE": Variable("1", "container")} if is_apptainer else {}
-    names = sorted({*inherited, *by_name})
+    names = sorted({*of_shell, *by_name})
     if is_apptainer:
         notes.append(f"apptainer passes on all variables but {' '.join(HIDDEN)}")
     visible = [name for name in names if name.endswith("VISIBLE_DEVICES")]
@@ -77,7 +77,7 @@ def planned(plan: LaunchPlan, options: Typed, context: Context, root: Path = ROO
     outer = LaunchPlan(
         argv=engines.command(container, options, names, literal, argv),
         env=own | by_name,
-        inherited=tuple(name for name in inherited if name not in by_name),
+        inherited=tuple(name for name in of_shell if name not in by_name),
         mounts=container.mounts,
         notes=(*plan.notes, *notes),
         inner=None if options.shell else inner,

@@ -10,21 +10,20 @@ from pathlib import Path
 from msgspec import Struct
 
 from primus.errors import UsageError
-from primus.launch import chain
+from primus.launch import chain, inherited
 from primus.launch.plan import Context, LaunchPlan, Variable
 from primus.launch.remote import Remote, Say
 from primus.runs.store import Run
 from primus.runtimes.ssh import hosts, script
 from primus.runtimes.ssh.hosts import Host
-from primus.secret import is_secret
 
 LEVEL = "cluster"
 
 FIRST_PORT, NUM_PORTS = 20000, 10000
 """Rendezvous ports, below those that Linux gives to outgoing connections (ip_local_port_range, from 32768)."""
 
-OF_HERE = {"PRIMUS_LAUNCHER_FILE", "PRIMUS_LAUNCHER_PID", "PRIMUS_PROGRESS", "PRIMUS_PYTHON", "PRIMUS_VENV"}
-"""Variables that mean something of this machine."""
+OF_HERE = ("SLURM_", "PET_", "NNODES", "NODE_RANK", "MASTER_")
+"""Beginnings of variables that say where this machine stands among others."""
 
 RUN = (
     "import sys; sys.path[:] = [place for place in sys.path if place]; sys.argv[0] = 'primus-cli'; "
@@ -70,7 +69,7 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     """
     nodes = hosts.parse(options.hosts, options.hostfile, options.user, options.port)
     command = _command(options, context)
-    env, inherited = _variables(plan, options, context)
+    env, passed_on = _variables(plan, options, context)
     notes = [f"node {rank}: {_shown(ssh_command(node, options))}" for rank, node in enumerate(nodes) if rank]
     notes += [
         "each connection carries the variables, NODE_RANK among them, and the command as its standard input",
@@ -79,7 +78,7 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     return LaunchPlan(
         argv=ssh_command(nodes[0], options),
         env={**plan.env, **env, **_meeting(nodes, options, context)},
-        inherited=inherited,
+        inherited=passed_on,
         notes=tuple(notes),
         inner=LaunchPlan(argv=command, inner=plan if plan.argv != context.there else plan.inner),
     )
@@ -156,7 +155,7 @@ def _command(options: Options, context: Context) -> tuple[str, ...]:
 def _variables(plan: LaunchPlan, options: Options, context: Context) -> tuple[dict[str, Variable], tuple[str, ...]]:
     """Variables that are given with a value, and the names of those that are passed on from here."""
     given: dict[str, Variable] = {}
-    names = {name for name in _matching("PRIMUS_*", context) - OF_HERE if not is_secret(name)}
+    names = {name for name in inherited.names(context.environ) if not name.startswith(OF_HERE)}
     for word in options.env:
         name, equals, value = word.partition("=")
         found = _matching(name, context)
