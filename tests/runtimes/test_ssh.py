@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fakes import cli
 from primus.errors import UsageError
-from primus.launch import chain
+from primus.launch import chain, inherited
 from primus.launch.plan import Context, LaunchPlan, Variable
 from primus.runtimes.ssh import FIRST_PORT, NUM_PORTS, Options, hosts, script, ssh_command, wrap
 from primus.runtimes.ssh.hosts import Host
@@ -356,7 +356,8 @@ def test_a_plan_shows_the_command_for_every_host(
 ) -> None:
     words = ["--dry-run", "ssh", "--hosts", "me@node[01-03]:2222", "--option", "ProxyJump=gate", "--env", "HF_TOKEN"]
     words += ["--env", "NCCL_DEBUG=INFO", "--", "direct", "--nproc", "8", "--", "runs", "list"]
-    done = cli.run(*words, cwd=tmp_path, HF_TOKEN="canary", PRIMUS_PLUGINS=None)
+    unset = dict.fromkeys(set(inherited.names(os.environ)) | {"PRIMUS_PLUGINS"}) | {"HF_TOKEN": "canary"}
+    done = cli.run(*words, cwd=tmp_path, **unset)
     assert done.returncode == 0, done.stderr
     text = done.stdout.replace(str(tmp_path), "/here").replace(chain.entry(), "PRIMUS-CLI")
     golden("ssh/plan.txt", re.sub(r"MASTER_PORT=2\d{4}", "MASTER_PORT=2NNNN", text))
