@@ -145,6 +145,16 @@ def test_a_worker_that_is_warned_and_asked_at_once_saves(tmp_path: Path) -> None
     assert events(tmp_path, "attempt_ended")[0]["end"] == "preempted"
 
 
+def test_a_warning_leaves_workers_the_time_that_they_need(tmp_path: Path) -> None:
+    before = "from primus.launch import execute; execute.GRACE_S = 0.3"
+    with begun_shift(tmp_path, task=("--steps", "1000", "--step-s", "1.5"), before=before) as process:
+        cli.wait_for(lambda: (tmp_path / "out").exists() and len(steps(tmp_path)) > 0, "a step")
+        process.send_signal(signal.SIGUSR1)
+        _, errors = process.communicate(timeout=15)
+    assert process.returncode == 138
+    assert "saved at step" in errors
+
+
 @pytest.mark.parametrize(("act", "state"), [("stop", "its process is stopped"), ("sleep", "in phase train after step")])
 def test_a_worker_that_hangs_is_looked_at_and_then_ended(tmp_path: Path, act: str, state: str) -> None:
     done = shift(tmp_path, "--hang-timeout", "1.5", acts=f"{act}@4", task=("--step-s", "0.5"))

@@ -67,6 +67,7 @@ class Guard:
         self._place, self._bond, self._signals, self._record, self._say = place, bond, signals, record, say
         self._is_head = place.layout.node_rank == 0
         self._told_at: float | None = None
+        self._urgent_at: float | None = None
         self._told: set[int] = set()
         self._has_passed_on = False
         self._beats: Mapping[int, Beat] = {}
@@ -173,8 +174,11 @@ class Guard:
         fresh = {rank: beat for rank, beat in self._beats.items() if rank not in self._told}
         ranks.tell(fresh, self._signals.first)
         self._told |= set(fresh)
+        if self._signals.is_urgent:
+            self._urgent_at = self._urgent_at or now
+        is_late = self._urgent_at is not None and now - self._urgent_at > execute.GRACE_S
         nobody_began = not self._told
-        return nobody_began or self._signals.insists or now - self._told_at > execute.GRACE_S
+        return nobody_began or self._signals.insists or is_late
 
     def _look_for_the_dead(self, now: float) -> None:
         ended = {rank for rank, beat in self._beats.items() if rank not in self._over and not ranks.state(beat.pid)}

@@ -20,6 +20,8 @@ class Signals:
     def __init__(self) -> None:
         self.first: int | None = None
         self.count = 0
+        self.is_urgent = False
+        """Whether there was more than a warning: SIGUSR1 leaves the time to whoever sends it."""
         self.insists = False
         """Whether somebody wants the end at once."""
         self._heard: dict[int, float] = {}
@@ -38,6 +40,7 @@ class Signals:
         """A signal, to this process or to the launcher of another node."""
         self.first = self.first or number
         self.count += 1
+        self.is_urgent |= number != signal.SIGUSR1
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
