@@ -82,7 +82,7 @@ SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1
 PropagateResourceLimits=NONE
 ReturnToService=2
 SlurmdParameters=config_overrides
-SlurmdTimeout=10
+SlurmdTimeout=5
 KillWait=5
 MinJobAge=600
 StateSaveLocation=$dir/state

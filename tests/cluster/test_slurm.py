@@ -20,7 +20,7 @@ from primus.runtimes.slurm.script import Batch, placed
 pytestmark = [pytest.mark.cluster("slurm"), pytest.mark.native, pytest.mark.slow]
 
 SCRIPT = Path(__file__).with_name("slurm.sh")
-STEPS = 60
+STEPS = 40
 EXPERIMENT = """\
 workspace: ./output
 modules:

@@ -115,6 +115,14 @@ def test_a_job_that_has_left_the_queue_is_known_all_the_same(
     assert (shown["state"], shown["exit_code"], shown["raw"]) == state
 
 
+def test_a_job_that_has_lost_its_script_is_told_from_one_that_runs(desk: Desk) -> None:
+    desk.submitted("11")
+    desk.slurm.answers(squeue="echo '11|RUNNING|None|n[2-3]|n1'")
+    assert "its first node is lost, and its script with it; needs a person" in desk.jobs("show", "11").stdout
+    desk.slurm.answers(squeue="echo '11|RUNNING|None|n[1-3]|n1'")
+    assert "first node" not in desk.jobs("show", "11").stdout
+
+
 def test_a_job_is_found_by_its_number_name_or_run(desk: Desk) -> None:
     desk.slurm.answers(squeue="echo '11|RUNNING|None|n1'; echo '12|RUNNING|None|n1'")
     run = desk.submitted("11", "night")

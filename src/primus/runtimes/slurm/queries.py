@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus.errors import PrimusError
 from primus.launch.jobs import JobState, State, Submission
@@ -42,6 +42,10 @@ NEEDS_PERSON = {
     "DependencyNeverSatisfied": "what it depends on has failed: cancel it",
 }
 """Reasons that waiting does not mend (squeue(1), JOB REASON CODES), and what to do; {id} is the job."""
+
+
+HEADLESS = "its first node is lost, and its script with it; needs a person: cancel it, and submit its run again"
+"""With --no-kill, which spare nodes take, Slurm goes on with such a job until its time limit (tried with 22.05)."""
 
 
 class Said(Struct, frozen=True):
@@ -100,16 +104,18 @@ def _states(submissions: Sequence[Submission], where: list[str]) -> dict[str, Jo
 
 def _queued(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
     """What squeue says: jobs that wait, run or have ended a short time ago."""
-    said = ask(["squeue", *where, "--noheader", "--states=all", f"--jobs={','.join(ids)}", "--format=%i|%T|%r|%N"])
+    said = ask(["squeue", *where, "--noheader", "--states=all", f"--jobs={','.join(ids)}", "--format=%i|%T|%r|%N|%B"])
     if said.code and "Invalid job id" in said.err:  # the only one, and long gone
         return {}
     if said.code != 0:
         raise PrimusError(f"squeue does not answer: {said.err or said.code}", "the jobs go on; ask again later")
     found = {}
     for line in said.out.splitlines():
-        fields = line.split("|")
-        if len(fields) == 4 and fields[0] in ids:
-            found[fields[0]] = _state(fields[0], fields[1], reason=fields[2], nodes=fields[3])
+        fields = [*line.split("|"), ""]
+        if len(fields) > 4 and fields[0] in ids:
+            state = _state(fields[0], fields[1], reason=fields[2], nodes=fields[3])
+            is_headless = state.raw == "RUNNING" and state.nodes and fields[4] not in ("", "n/a", *state.nodes)
+            found[fields[0]] = structs.replace(state, reason=HEADLESS) if is_headless else state
     return found
 
 
