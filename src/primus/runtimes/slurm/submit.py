@@ -173,7 +173,7 @@ def _make_log_folders(typed: tuple[Typed, ...], run: Run) -> list[str]:
     for text in given:
         file = os.path.abspath(os.path.join(place, _with_name(text, typed)))
         folder = os.path.dirname(file)
-        if re.search("%[^%]", folder):
+        if "%" in folder.replace("%%", ""):
             raise UsageError(
                 f"slurm: -o {text}: no folder can be made for a job that has no number yet",
                 "put % into the file's name",
