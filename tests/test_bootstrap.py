@@ -321,6 +321,18 @@ def test_a_container_leaves_an_environment_alone_whose_interpreter_is_outside(ch
     assert (checkout.venv / "bin/primus-cli").exists()
 
 
+def test_the_environment_of_another_checkout_is_not_taken_from_it(checkout: Checkout, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Checkout(tmp_path / "other")
+    answer(other.run())
+    checkout.env["PRIMUS_VENV"] = str(other.venv)
+    refused = checkout.run()
+    assert refused.returncode == 2 and f"is the environment of {other.root}" in refused.stderr
+    shutil.rmtree(other.root / "src", ignore_errors=True)
+    (other.root / "primus-cli").unlink()
+    assert answer(checkout.run())["prefix"] == str(other.venv), "nobody needs it any more"
+
+
 def test_an_environment_that_someone_else_made_is_left_alone(checkout: Checkout) -> None:
     venv.create(checkout.venv)
     assert answer(checkout.run())["prefix"] != str(checkout.venv)
