@@ -307,8 +307,8 @@ def _begin_attempt(launch: Launch, run: Run, say: Say, *, keeps_record: bool) ->
     shape = launch.plan.layout
     assert shape
     _write_plan(launch, run, shape)
-    verb = "continuing" if launch.attempt and shape.node_rank == 0 else "run"
-    say(f"{verb} {os.path.relpath(run.directory)}")
+    if shape.node_rank == 0:
+        say(f"{'continuing' if launch.attempt else 'run'} {os.path.relpath(run.directory)}")
     if keeps_record:
         run.update(started=time.time(), ended=None, attempts=launch.attempt + 1, outcome=Outcome(state="running"))
 
