@@ -84,6 +84,8 @@ def test_the_dead_key_of_the_existing_system_lives(tmp_path: Path) -> None:
         ("main: {debugg: true}", r"~/.primus.yaml:1: unknown key 'main.debugg'"),
         ("main: {debug: 3}", "true or false"),
         ("slurm: 3", "holds no options"),
+        ("container:\n  options: [a]", "~/.primus.yaml:2: 'container.options' holds no options"),
+        ("slrum: {}", "~/.primus.yaml: unknown section 'slrum'"),
         ("direct: {nproc: [1, 2]}", "takes one value, not a list"),
         ("direct: {nproc: {a: 1}}", "takes no keys"),
     ],
@@ -93,12 +95,28 @@ def test_what_means_nothing_is_refused_with_its_place(text: str, problem: str, t
         applied("slurm -- direct --env A=1 -- runs list", text, tmp_path)
 
 
-def test_the_file_is_an_option_before_the_runtime() -> None:
+def test_the_file_is_an_option_of_the_launcher_and_its_runtimes() -> None:
     assert launcher_file.taken(["--debug", "--config", "f", "direct"]) == (["--debug", "direct"], Choice("f"))
-    assert launcher_file.taken(["--config=f", "direct", "--config", "x"]) == (["direct", "--config", "x"], Choice("f"))
     assert launcher_file.taken(["--no-config", "direct"]) == (["direct"], Choice(is_off=True))
-    with pytest.raises(UsageError, match="needs a file"):
-        launcher_file.taken(["--config"])
+    for typed in ("--config=f direct", "slurm --config f", "slurm -N 2 -- container --config f"):
+        kept, choice = launcher_file.taken([*typed.split(), "--", "train", "pretrain", "--config", "x"])
+        assert (kept[-4:], choice) == (["train", "pretrain", "--config", "x"], Choice("f"))
+        assert "f" not in kept
+    assert launcher_file.taken(["train", "--config", "x"]) == (["train", "--config", "x"], Choice())
+    for words in (["--config"], ["direct", "--config", "--", "runs"]):
+        with pytest.raises(UsageError, match="needs a file"):
+            launcher_file.taken(words)
+    with pytest.raises(UsageError, match="given twice: f and g"):
+        launcher_file.taken(["--config", "f", "direct", "--config", "g"])
+
+
+def test_a_home_that_may_not_be_looked_into_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(UsageError, match=r"cannot be read: Permission denied\n  --no-config"):
+        launcher_file.applied(chain.parse("direct -- runs list".split()), Choice(), {"HOME": "/root"})
 
 
 def test_a_dry_run_says_what_comes_from_where_and_hides_secrets(tmp_path: Path) -> None:

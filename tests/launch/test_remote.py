@@ -105,6 +105,16 @@ def test_a_secret_of_an_inner_runtime_travels_by_name(workplace: Path) -> None:
     assert "PLAIN=x y  # --env" in dump
 
 
+def test_each_node_keeps_its_own_plan_of_what_it_starts(workplace: Path) -> None:
+    assert run(workplace, "box", "--", *TRAIN).returncode == 0
+    found = only_run(workplace)
+    for rank, variable in ((1, "NODE_RANK"), (2, "SLURM_NODEID")):
+        words = ("--no-config", "box", "--", "direct", "--", "train", "pretrain", "--run", str(found.directory))
+        run(workplace, *words, **{variable: str(rank)})
+    plans = {path.name for path in found.directory.glob("launch.*.json")}
+    assert plans == {"launch.box.json", "launch.box.node_1.json", "launch.box.node_2.json"}
+
+
 @pytest.mark.parametrize(
     "words",
     [

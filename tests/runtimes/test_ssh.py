@@ -19,6 +19,7 @@ from fakes import cli
 from primus.errors import UsageError
 from primus.launch import chain, inherited
 from primus.launch.plan import Context, LaunchPlan, Variable
+from primus.launch.request import Segment
 from primus.runtimes.ssh import FIRST_PORT, NUM_PORTS, Options, hosts, script, ssh_command, wrap
 from primus.runtimes.ssh.hosts import Host
 
@@ -45,6 +46,15 @@ def test_a_hostfile_has_a_host_a_line(tmp_path: Path) -> None:
         expanded(files=(str(tmp_path / "slots"),))
     with pytest.raises(UsageError, match="No such file"):
         expanded(files=(str(tmp_path / "none"),))
+    (tmp_path / "empty").write_text("# none yet\n")
+    with pytest.raises(UsageError, match="no host stands in it"):
+        expanded("a", files=(str(tmp_path / "empty"),))
+
+
+@pytest.mark.parametrize("words", ["--port 0", "--port 70000", "--master-port 99999", "--connect-timeout 0"])
+def test_what_is_no_port_is_refused(words: str) -> None:
+    with pytest.raises(UsageError, match=f"{words}: expected int [<>]="):
+        chain.options_of(Segment("ssh", ("--hosts", "a", *words.split())))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def _runtime(name: str) -> str:
     module = registry.load("runtimes", name)
     commands = getattr(module, "COMMANDS", ())
     usage = f"usage: primus-cli {name} [options] -- <task> [options]"
-    usage += f"\n       primus-cli {name} <command> [options]" if commands else ""
+    own = "<command>" if isinstance(commands, dict) else "|".join(commands)
+    usage += f"\n       primus-cli {name} {own} [options]" if own else ""
     blocks = [usage, registry.summary("runtimes", name)]
     blocks += [f"commands:\n{_table(list(commands.items()))}"] if isinstance(commands, dict) else []
     return "\n\n".join([*blocks, f"options:\n{_table(flags.describe(module.Options))}"])

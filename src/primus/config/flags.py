@@ -59,7 +59,7 @@ def parse(options: type[Options], words: Sequence[str], what: str, *, extra: boo
     if unknown and not extra:
         raise _unknown_word(unknown[0], flags, what)
     values = {
-        flag.field: _converted(flag, getattr(given, flag.field), what) for flag in flags if hasattr(given, flag.field)
+        flag.field: converted(flag, getattr(given, flag.field), what) for flag in flags if hasattr(given, flag.field)
     }
     missing = [flag for flag in flags if flag.required and flag.field not in values]
     if missing:
@@ -72,6 +72,22 @@ def describe(options: type[Struct]) -> list[tuple[str, str]]:
     """Each flag as it is typed, with its meaning and default, for help."""
     docs = field_docs(options)
     return [(_typed(flag), docs.get(flag.field, "") + _default(flag)) for flag in flags_of(options)]
+
+
+def converted(flag: Flag, value: Any, what: str) -> Any:
+    """`value`, as it was typed, as the flag's kind has it.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    try:
+        return msgspec.convert(value, flag.kind, strict=False)
+    except msgspec.ValidationError as error:
+        choices = [str(choice) for kind in _alternatives(flag.kind) for choice in get_args(kind)]
+        reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
+        reason = reason.replace(" | null", "").replace("null | ", "")
+        hint = did_you_mean(str(value), choices) if choices and isinstance(value, str) else ""
+        raise UsageError(f"{what}: {flag.names[0]} {value}: {reason}", hint) from None
 
 
 def _flag(field: msgspec.structs.FieldInfo) -> Flag:
@@ -119,17 +135,6 @@ def _parser(flags: list[Flag], what: str) -> _Parser:
         else:
             parser.add_argument(*flag.names, dest=flag.field)
     return parser
-
-
-def _converted(flag: Flag, value: Any, what: str) -> Any:
-    try:
-        return msgspec.convert(value, flag.kind, strict=False)
-    except msgspec.ValidationError as error:
-        choices = [str(choice) for kind in _alternatives(flag.kind) for choice in get_args(kind)]
-        reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
-        reason = reason.replace(" | null", "").replace("null | ", "")
-        hint = did_you_mean(str(value), choices) if choices and isinstance(value, str) else ""
-        raise UsageError(f"{what}: {flag.names[0]} {value}: {reason}", hint) from None
 
 
 def _unknown_word(word: str, flags: list[Flag], what: str) -> UsageError:

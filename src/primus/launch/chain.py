@@ -64,7 +64,7 @@ def parse(argv: Sequence[str]) -> Command:
     is_help = False
     runtimes: list[Segment] = []
     rest = [words, *segments[1:]]
-    while rest and rest[0] and _is_runtime(rest[0][0]):
+    while rest and rest[0] and is_runtime(rest[0][0]):
         head, *own = rest.pop(0)
         own, more = _take_globals(own)
         given |= more
@@ -137,6 +137,11 @@ def entry() -> str:
     return str(checkout if checkout.is_file() else installed if installed.is_file() else "primus-cli")
 
 
+def is_runtime(word: str) -> bool:
+    """Whether `word` is the name of a runtime."""
+    return _typed(word) in registry.names("runtimes")
+
+
 def options_of(segment: Segment) -> Struct:
     """The options of a runtime.
 
@@ -186,10 +191,6 @@ def _take_globals(
 
 def _asks_help(words: Sequence[str]) -> bool:
     return "-h" in words or "--help" in words
-
-
-def _is_runtime(word: str) -> bool:
-    return _typed(word) in registry.names("runtimes")
 
 
 def _typed(word: str) -> str:
@@ -250,7 +251,10 @@ def _no_task(words: Sequence[str], runtimes: list[Segment], tasks: Sequence[str]
             f"'{stray[0]}' is a task: ' -- ' must stand before it", f"primus-cli {runtimes[-1].name} -- {stray[0]} ..."
         )
     if not words:
-        return UsageError("no task is given", f"primus-cli {runtimes[-1].name} -- <task>; see primus-cli --help")
+        name = runtimes[-1].name
+        commands = "|".join(getattr(registry.load("runtimes", name), "COMMANDS", ()))
+        own = f", or primus-cli {name} {commands}" if commands else ""
+        return UsageError("no task is given", f"primus-cli {name} -- <task>{own}; see primus-cli {name} --help")
     heads = {task.split()[0] for task in tasks}
     names = [*heads, *registry.names("runtimes")]
     kind = "runtime or task" if nearest(words[0], registry.names("runtimes")) else "task"

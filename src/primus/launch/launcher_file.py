@@ -52,26 +52,41 @@ class Default(Struct, frozen=True):
 
 
 def taken(words: Sequence[str]) -> tuple[list[str], Choice]:
-    """`words` without the options before the runtime that choose launcher files, and that choice.
+    """`words` without the options before the task that choose launcher files, and that choice.
 
     Raises:
-        UsageError: --config names no file.
+        UsageError: --config names no file, or a second one.
     """
-    rest = list(words)
+    num_ours = _num_before_task(words)
+    rest = list(words[:num_ours])
     kept: list[str] = []
     choice = Choice()
-    while rest and rest[0].startswith("-") and rest[0] != "--":
+    while rest:
         word = rest.pop(0)
         if word == "--no-config":
             choice = structs.replace(choice, is_off=True)
         elif word.partition("=")[0] == "--config":
             file = word.partition("=")[2] or (rest.pop(0) if rest and "=" not in word else "")
-            if not file:
+            if not file or file == "--":
                 raise UsageError("--config needs a file", "primus-cli --config FILE <runtime> -- <task>")
+            if choice.given not in (None, file):
+                raise UsageError(f"--config is given twice: {choice.given} and {file}", "leave one out")
             choice = structs.replace(choice, given=file)
         else:
             kept.append(word)
-    return kept + rest, choice
+    return [*kept, *words[num_ours:]], choice
+
+
+def _num_before_task(words: Sequence[str]) -> int:
+    """Number of words before those of the task, whose own --config is another one."""
+    begins, after_config = True, False
+    for number, word in enumerate(words):
+        is_head = begins and not word.startswith("-") and not after_config
+        if is_head and not chain.is_runtime(word):
+            return number
+        begins = word == "--" or (begins and not is_head)
+        after_config = word == "--config"
+    return len(words)
 
 
 def applied(command: chain.Command, choice: Choice, environ: Mapping[str, str]) -> chain.Command:
@@ -113,17 +128,24 @@ def _merged(choice: Choice, environ: Mapping[str, str]) -> dict[str, dict[str, A
     return sections
 
 
-def _files(choice: Choice, environ: Mapping[str, str]) -> Iterator[tuple[Path, str | None]]:
+def _files(choice: Choice, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     own = environ.get(VARIABLE, USER_FILE)
     home = environ.get("HOME") or str(Path.home())
     path = Path(own.replace("~", home, 1) if own.startswith("~/") else own)
-    if own and path.is_file():
+    if own and _is_file(path, own):
         yield path, own
     if choice.given:
-        yield Path(choice.given), None
+        yield Path(choice.given), choice.given
 
 
-def _section(name: str, tree: Any, shown: str | None) -> str:
+def _is_file(path: Path, shown: str) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise UsageError(f"{shown}: cannot be read: {error.strerror}", "--no-config does without") from None
+
+
+def _section(name: str, tree: Any, shown: str) -> str:
     known = ["main", *registry.names("runtimes")]
     section = name.replace("_", "-")
     if section not in known:
@@ -148,6 +170,8 @@ def _flat(section: str, tree: Mapping[str, Any], leaf: Any) -> dict[str, Any]:
     for key, value in tree.items():
         name = key.replace("_", "-")
         name = OTHER_NAMES.get(section, {}).get(name, name)
+        if key == "options" and not isinstance(value, dict):
+            raise UsageError(f"{value.origin}: '{section}.options' holds no options", "write KEY: VALUE below it")
         if not isinstance(value, dict):
             found[name] = value
         elif key == "options":

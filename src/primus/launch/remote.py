@@ -8,7 +8,7 @@ which ends in `primus-cli direct -- <task>` on each node. A job with a run folde
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -22,6 +22,8 @@ from primus.runs.files import write_json, write_text
 from primus.runs.store import Outcome, Run, State, new_id
 from primus.secret import mask_words
 
+RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
+"""Variables that tell a node its place among the others."""
 WORKSPACE = "output"
 """Folder of run folders for tasks that are in no experiment."""
 Say = Callable[[str], None]
@@ -154,8 +156,15 @@ def _opened(remote: Remote) -> Run:
     directory = Path(remote.directory)
     is_new = not remote.job.resume
     run = folder.make(directory, remote.job, remote.request, remote.command) if is_new else Run(directory)
-    write_json(directory / f"launch.{remote.request.runtimes[0].name}.json", shown(remote.plan))  # plan.json: a node's
+    rank = node_rank(remote.context.environ)
+    name = f"launch.{remote.request.runtimes[0].name}"  # plan.json is what a node does
+    write_json(directory / f"{name}{f'.node_{rank}' if rank else ''}.json", shown(remote.plan))
     return run
+
+
+def node_rank(environ: Mapping[str, str]) -> int:
+    """Number of this node among those that a runtime outside has started; 0 where there is none."""
+    return next((int(environ[name]) for name in RANKS if environ.get(name, "").isdecimal()), 0)
 
 
 def settle(run: Run, code: int, program: str) -> None:

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct
 
-from primus.config.flags import Flag, flags_of
+from primus.config.flags import Flag, converted, flags_of
 from primus.errors import UsageError
 from primus.secret import mask_words
+
+WHAT = "runtime 'container'"
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -81,10 +82,11 @@ def parse(words: Sequence[str]) -> Typed:
             given[flag.field] = True
         else:
             _take(flag, value if equals else _next(rest, name), given, passed)
-    try:
-        return msgspec.convert(given | {"passed": tuple(passed)}, Typed, strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"runtime 'container': {str(error).replace('`', '')}") from None
+    if given.get("image", "").startswith("-"):
+        raise UsageError(f"{WHAT}: --image {given['image']} is an option, not an image")
+    fields = {flag.field: flag for flag in flags.values()}
+    options = {name: converted(fields[name], value, WHAT) for name, value in given.items()}
+    return Typed(**options, passed=tuple(passed))
 
 
 def kinds(passed: Sequence[str]) -> dict[str, list[str]]:
@@ -105,7 +107,7 @@ def _take(flag: Flag, value: str, given: dict[str, Any], passed: list[str]) -> N
     elif flag.is_list:
         given.setdefault(flag.field, []).append(value)
     elif flag.field in given and given[flag.field] != value:
-        raise UsageError(f"runtime 'container': {flag.names[0]} is given twice: {given[flag.field]} and {value}")
+        raise UsageError(f"{WHAT}: {flag.names[0]} is given twice: {given[flag.field]} and {value}")
     else:
         given[flag.field] = value
 
@@ -122,15 +124,13 @@ def _is_engines_user(flag: Flag, equals: str, rest: list[str]) -> bool:
 
 def _next(rest: list[str], name: str) -> str:
     if not rest:
-        raise UsageError(f"runtime 'container': {name} needs a value")
+        raise UsageError(f"{WHAT}: {name} needs a value")
     return rest.pop(0)
 
 
 def _passed(word: str, before: Sequence[str]) -> str:
     if not word.startswith("-") and not (before and before[-1].startswith("-") and "=" not in before[-1]):
-        raise UsageError(
-            f"runtime 'container': unexpected word '{word}'", "the image is given by --image; a task follows ' -- '"
-        )
+        raise UsageError(f"{WHAT}: unexpected word '{word}'", "the image is given by --image; a task follows ' -- '")
     if word.partition("=")[0] in DETACHING:
         raise UsageError(
             f"{word}: primus waits for its container", "leave it out; put the whole command in the background"

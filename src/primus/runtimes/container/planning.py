@@ -14,6 +14,7 @@ from primus.errors import UsageError
 from primus.launch import inherited, variables
 from primus.launch.chain import NODE_END
 from primus.launch.plan import Context, LaunchPlan, Mount, Variable
+from primus.launch.remote import node_rank
 from primus.machine.facts import Facts
 from primus.runtimes.container import engines, mounts
 from primus.runtimes.container.devices import node_of
@@ -24,7 +25,6 @@ from primus.secret import is_secret, mask_words
 
 AMD_IMAGE = "rocm/primus:v26.5"
 """AMD-AGI/Primus `runner/.primus.yaml`."""
-RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
 SHELL = ("sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
 SHELL_GRACE_S = 5.0
 """An idle shell takes no notice of being asked to end."""
@@ -95,7 +95,7 @@ def container_of(options: Typed, context: Context, root: Path = ROOT) -> tuple[C
     cwd = os.getcwd()
     ours = mounts.own(cwd, context.directory, environ, has_run=context.starts_workers, is_here=is_here)
     folders = mounts.merged(ours, mounts.of_words(options.mount, cwd))
-    rank = next((int(environ[name]) for name in RANKS if environ.get(name, "").isdecimal()), 0)
+    rank = node_rank(environ)
     run_id = os.path.basename(context.directory)
     container = Container(
         engine=engine,

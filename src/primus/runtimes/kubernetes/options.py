@@ -14,6 +14,7 @@ from primus.errors import UsageError, did_you_mean
 WHAT = "runtime 'kubernetes'"
 TargetName = Literal["jobset", "trainjob", "safe"]
 Vendor = Literal["amd", "nvidia", "none"]
+Count = Annotated[int, Meta(ge=0)]
 
 COMMANDS = {
     "create": "Start a job: create [options] --exp FILE, or create [options] -- <task>.",
@@ -69,9 +70,9 @@ class Options(Struct, frozen=True, kw_only=True):
     api: Literal["current", "legacy"] = "current"
     """Primus-SaFE: legacy for servers from before 2026."""
     # what
-    replica: int = 1
+    replica: Annotated[int, Meta(ge=1)] = 1
     """Nodes, one pod on each."""
-    gpu: int = 8
+    gpu: Count = 8
     """GPUs of each node; 0 for none."""
     cpu: str = "96"
     """CPUs of each node; 0 sets no limit."""
@@ -122,24 +123,24 @@ class Options(Struct, frozen=True, kw_only=True):
     """Service account of the pods."""
     host_network: bool = False
     """Use the network of the nodes, as RDMA without a secondary network needs."""
-    port: int = 29500
+    port: Annotated[int, Meta(ge=1, le=65535)] = 29500
     """Port of the rendezvous on node 0."""
-    max_restarts: int | None = None
+    max_restarts: Count | None = None
     """Restarts of all pods after a failure; preemption does not count. 3 where it is not given."""
-    ttl: int | None = None
+    ttl: Count | None = None
     """Seconds that the job is kept after its end."""
-    grace: int = 600
+    grace: Count = 600
     """Seconds that pods have to save and end when they are asked to."""
     # commands
     workload_id: str | None = None
     """The job of get, logs, delete and wait, as the server calls it."""
-    rank: int | None = None
+    rank: Count | None = None
     """Number of the node whose log is shown; 0 where it is not given."""
     follow: Annotated[bool, Meta(extra={"short": ("-f",)})] = False
     """Logs: go on until the job ends."""
-    tail: int | None = None
+    tail: Count | None = None
     """Logs: the last N lines of each node."""
-    timeout: float | None = None
+    timeout: Annotated[float, Meta(ge=0)] | None = None
     """Wait: seconds after which it is given up, with exit code 124."""
     yes: Annotated[bool, Meta(extra={"short": ("-y",)})] = False
     """Delete without asking."""
@@ -266,15 +267,11 @@ def _check(options: Options) -> None:
         raise UsageError(f"--url is a Primus-SaFE server, and --target {options.target} is not", "leave one out")
     if options.kind == "safe" and not options.url:
         raise UsageError("--target safe needs --url", "--url https://SERVER")
-    counts = {"--replica": (options.replica, 1), "--gpu": (options.gpu, 0), "--grace": (options.grace, 0)}
-    counts |= {"--max-restarts": (options.max_restarts or 0, 0), "--ttl": (options.ttl or 0, 0)}
-    for name, (value, least) in counts.items():
-        if value < least:
-            raise UsageError(f"{WHAT}: {name} {value} is less than {least}")
+    for name in ("nodelist", "exclude"):
+        if getattr(options, name) and not _names(getattr(options, name)):
+            raise UsageError(f"{WHAT}: --{name} names no node", f"--{name} NODE,NODE")
     of_the_task = [name for name in ("data_path", "backend") if getattr(options, name) is not None]
     if of_the_task and options.exp is None:
         raise UsageError(f"{WHAT}: --{of_the_task[0]} goes with --exp", "give it to the task, after ' -- '")
-    if not 0 < options.port < 65536:
-        raise UsageError(f"{WHAT}: --port {options.port} is not a port", "use 1024 to 65535")
     if options.workload_id and options.job and options.workload_id != options.job:
         raise UsageError(f"{WHAT}: '{options.job}' and --workload-id {options.workload_id} are two jobs")

@@ -6,8 +6,9 @@ import fnmatch
 import re
 import zlib
 from pathlib import Path
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from primus.errors import UsageError
 from primus.launch import chain, inherited
@@ -32,6 +33,9 @@ RUN = (
 """What `--python` is told; the working folder may hold another `primus`."""
 
 
+Port = Annotated[int, Meta(ge=1, le=65535)]
+
+
 class Options(Struct, frozen=True, kw_only=True):
     """Run on several hosts over SSH."""
 
@@ -41,7 +45,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """File with a host a line; may be repeated."""
     user: str | None = None
     """User on hosts that name none."""
-    port: int | None = None
+    port: Port | None = None
     """Port of the SSH server on hosts that name none."""
     option: tuple[str, ...] = ()
     """NAME=VALUE for ssh, as in ~/.ssh/config (IdentityFile=..., ProxyJump=...), which holds too; may be repeated."""
@@ -55,9 +59,9 @@ class Options(Struct, frozen=True, kw_only=True):
     """Python on the hosts that has primus installed, instead of primus-cli."""
     master_addr: str | None = None
     """Address of node 0 as the others reach it; the name by which ssh does."""
-    master_port: int | None = None
+    master_port: Port | None = None
     """Rendezvous port on node 0; one of 20000 to 29999 that follows from the run."""
-    connect_timeout: int = 15
+    connect_timeout: Annotated[int, Meta(ge=1)] = 15
     """Seconds that a host has to answer."""
 
 

@@ -70,6 +70,8 @@ def _lines(file: str) -> list[tuple[str, str]]:
                 "one host a line; processes are direct's: -- direct --nproc N",
             )
         found += [(entry, f"{file}:{number}") for word in words for entry in _split(word)]
+    if not found:
+        raise UsageError(f"--hostfile {file}: no host stands in it", "one host a line")
     return found
 
 
