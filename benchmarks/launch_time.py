@@ -29,10 +29,27 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(REPOSITORY / "src")}
 COMMAND = (sys.executable, "-c", "import sys; from primus.cli.main import main; sys.exit(main())")
 TRAIN = ("train", "pretrain", "--config", "examples/quickstart.yaml")
 ONE_STEP = ("--dataset", "null", "--mock_data", "true", "--train_iters", "1", "--micro_batch_size", "1")
+BATCH = (
+    *(
+        "slurm",
+        "sbatch",
+        "-N",
+        "1000",
+        "-p",
+        "gpu-prod",
+        "-t",
+        "72:00:00",
+        "--job-name=prod",
+        "-o",
+        "logs/train_%j.log",
+    ),
+    *("--", "container", "--image", "rocm/primus:v25.10", "--mount", "/data:/data"),
+)
 PLANNING = {
     "--help": ("--help",),
     "config check": ("direct", "--", "config", "check", "--config", "examples/quickstart.yaml"),
     "--dry-run direct --nproc 2 -- train pretrain": ("--dry-run", "direct", "--nproc", "2", "--", *TRAIN),
+    "--dry-run slurm sbatch -N 1000 -- container -- train pretrain": ("--dry-run", *BATCH, "--", *TRAIN),
 }
 """Commands of the control plane by what they are called in the results."""
 
