@@ -82,6 +82,10 @@ SECRET = "s3cr3tValue/+x"
         f"https://user:{SECRET.replace('/', '%2F')}@host/path",
         f"Authorization: Bearer {SECRET}",
         f"x=1 AWS_SECRET_ACCESS_KEY = {SECRET}",
+        f"https://bucket.s3.amazonaws.com/o?X-Amz-Signature={SECRET}&x=1",
+        f"AccountKey={SECRET};EndpointSuffix=x",
+        f"curl -u user:{SECRET} https://x",
+        f"Set-Cookie: session={SECRET}; Path=/",
     ],
 )
 def test_a_secret_is_masked_by_what_stands_before_it(text: str) -> None:
@@ -89,7 +93,9 @@ def test_a_secret_is_masked_by_what_stands_before_it(text: str) -> None:
     assert SECRET[:11] not in shown and MASK in shown
 
 
-@pytest.mark.parametrize("token", ["hf_" + "aB3" * 9, "ghp_" + "x1" * 18, "glpat-" + "y" * 20, "sk-" + "z" * 40])
+@pytest.mark.parametrize(
+    "token", ["hf_" + "aB3" * 9, "ghp_" + "x1" * 18, "glpat-" + "y" * 20, "sk-" + "z" * 40, "ASIA" + "Q7" * 8]
+)
 def test_a_token_is_masked_by_its_form(token: str) -> None:
     assert token not in redacted(f"tried {token}.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from diagnosis.genuine import HARMLESS, LINES, Line
 from primus.diagnosis.diagnose import of_logs
+from primus.diagnosis.finding import Diagnosis
 from primus.diagnosis.known import BY_NAME, SIGNATURES
 from primus.diagnosis.logs import Content, Log, Window
 from primus.diagnosis.scan import Scanner
@@ -129,6 +131,36 @@ def test_a_flood_of_one_line_is_counted_within_bounds(tmp_path: object) -> None:
     (tmp_path / "a.log").write_text((LINES[11].text + "\n") * 20_000)  # type: ignore[operator]
     cause = of_logs([tmp_path / "a.log"]).causes[0]  # type: ignore[operator]
     assert cause.signature == "collective-timeout" and 1000 < cause.count <= 20_000
+
+
+STEP = "[rank{rank}]:[titan] 2026-01-10 12:00:00,1 - root - INFO - step:  {step}  loss:  7.62585  tps: 10,050"
+OUT_OF_MEMORY = "[rank0]: torch.OutOfMemoryError: HIP out of memory."
+
+
+def of_console(tmp_path: Path, *lines: str) -> Diagnosis:
+    (tmp_path / "console.log").write_text("\n".join(lines) + "\n")
+    return of_logs([tmp_path / "console.log"])
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in LINES if BY_NAME[line.signature].role == "root"], ids=lambda line: line.text[:30]
+)
+def test_steps_that_others_print_after_a_failure_do_not_hide_it(tmp_path: Path, line: Line) -> None:
+    before = [STEP.format(rank=rank, step=1) for rank in range(8)]
+    after = [STEP.format(rank=rank, step=step) for step in (2, 3) for rank in range(8)]
+    cause = of_console(tmp_path, *before, *[line.text] * BY_NAME[line.signature].count, *after).cause
+    assert cause and cause.signature == line.signature
+
+
+def test_what_a_console_shows_before_many_steps_is_no_cause(tmp_path: Path) -> None:
+    found = of_console(tmp_path, OUT_OF_MEMORY, *(STEP.format(rank=1, step=step) for step in range(2, 6)))
+    assert found.cause is None and found.causes[0].survived
+
+
+def test_of_two_roots_the_one_after_which_nothing_went_on_is_the_cause(tmp_path: Path) -> None:
+    warning = "ModuleNotFoundError: No module named 'apex'"
+    found = of_console(tmp_path, warning, STEP.format(rank=1, step=1), OUT_OF_MEMORY)
+    assert [cause.signature for cause in found.causes] == ["gpu-out-of-memory", "software-mismatch"]
 
 
 def test_lines_of_which_no_two_are_alike_are_searched_quickly() -> None:

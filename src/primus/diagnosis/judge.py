@@ -22,6 +22,8 @@ BLOCK_LINES = 10
 ERROR_SUFFIX = ".error.json"
 _ROLES = {"root": 0, "cascade": 2, "info": 3}
 _STRENGTHS = {"certain": -1.0, "definite": 0.0, "likely": 1.0, "weak": 2.0}
+_DOUBTFUL = 0.5
+"""What a root weighs less after which there was a step."""
 _SURVIVED = 3.0
 """A root after which training went on is no cause; it is only told of."""
 
@@ -137,8 +139,9 @@ def _likelihood(group: Sequence[Hit], first_rank: int | None) -> tuple[object, .
     """Sorts the likeliest cause first; ties are broken by names, so that the order of lines does not matter."""
     signature = group[0].signature
     strength = _STRENGTHS[signature.strength]
-    if signature.role == "root" and all(hit.survived for hit in group):
-        strength = _SURVIVED
+    if signature.role == "root":
+        strength += _DOUBTFUL if all(hit.is_doubtful for hit in group) else 0.0
+        strength = _SURVIVED if all(hit.survived for hit in group) else strength
     shows_first = first_rank is not None and any(hit.rank == first_rank for hit in group)
     time = next((hit.time for hit in group if hit.time is not None), math.inf)
     return _ROLES[signature.role], strength, not shows_first, time, signature.name

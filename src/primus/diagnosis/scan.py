@@ -32,10 +32,16 @@ _EXIT_TEXTS = (b"exitcode", b"exit code", b"Exit Code", b"exitCode", b"exited wi
 _EXIT_CODE = re.compile(r"(?i)\bexit(?:ed with)?[ _]?code\b\"?\s*[:=]?\s*(-?\d{1,3})\b")
 _ROOT_CAUSE = b"Root Cause (first observed failure)"
 _PROGRESS = re.compile(rb"(?i)iteration +/ |\bstep[: ].*(loss|tokens/s|tps)|training epoch .*iteration|completed step:")
+_STEP_NUMBER = re.compile(r"(?i)(?:iteration|step)\D{0,3}\s*(\d+)")
+STEPS_OF_OTHERS = 3
+"""Steps after a line that show it did no harm, where several ranks write: others may tell of a step or two that were
+over before they began to wait for the rank that failed."""
 
-
-_QUOTE = re.compile(rb"^\s*(?:evidence: +)?[^\s:]+\.(?:log|out|err|txt|json)(?:\.\w+)?:: ")
-"""What a launcher or `diagnose` quotes from a log."""
+_SAID = re.compile(
+    rb"^\s*(?:evidence: +)?[^\s:]+\.(?:log|out|err|txt|json)(?:\.\w+)?:: "
+    rb"|^(?:\s*\[[^\]]*\]:?|\s*:)*\s*(?:(?:#|//) |[\w-]+ \.{3,} )"
+)
+"""What a launcher or `diagnose` quotes from a log; a comment; and a setting, as Megatron lists them."""
 _MARKER = re.compile(rb"\battempt (\d{1,6}) (?:on|begins in) ")
 
 
@@ -59,6 +65,8 @@ class Hit(Struct, frozen=True, kw_only=True):
     """Whether the line itself says the time, rather than one before it."""
     survived: bool = False
     """Whether training went on after it."""
+    is_doubtful: bool = False
+    """Whether it went on for a step or two, perhaps of other ranks."""
 
 
 class Block(Struct, frozen=True, kw_only=True):
@@ -135,7 +143,7 @@ class Scanner:
         interesting = {shape: each for shape, each in found.items() if not (each.is_dull or each.is_progress)}
         if interesting:
             progress = {shape for shape, each in found.items() if each.is_progress}
-            _collect(scan, window, shapes, interesting, _last(shapes, progress))
+            _collect(scan, window, shapes, interesting, _progress(scan.log, window, shapes, progress))
 
     def _learn(self, strange: list[bytes]) -> None:
         if len(self._shapes) > MOST_SHAPES:
@@ -144,13 +152,18 @@ class Scanner:
         self._shapes.update(_telling(strange))
 
 
-def _last(shapes: list[bytes], wanted: set[bytes]) -> int:
-    """Index of the last shape that is wanted, else -1."""
-    if wanted:
-        for index in range(len(shapes) - 1, -1, -1):
-            if shapes[index] in wanted:
-                return index
-    return -1
+def _progress(log: Log, window: Window, shapes: list[bytes], wanted: set[bytes]) -> tuple[int, int]:
+    """Indices of the lines before which nothing was fatal, and perhaps nothing was, as training went on; else -1."""
+    steps: set[str] = set()
+    last = -1
+    for index in range(len(shapes) - 1, -1, -1) if wanted else ():
+        if shapes[index] in wanted:
+            number = _STEP_NUMBER.search(lines_of.plain(window.lines[index]))
+            steps.add(number[1] if number else "")
+            last = max(last, index)
+            if log.rank is not None or len(steps) == STEPS_OF_OTHERS:
+                return index, last
+    return -1, last
 
 
 def _telling(strange: list[bytes]) -> Iterator[tuple[bytes, _Shape]]:
@@ -188,13 +201,13 @@ def _shape_of(shape: bytes, needles: list[bytes]) -> _Shape:
     is_block = _ROOT_CAUSE in needles
     if not signs and not may_exit and not is_block:
         return _GOES_ON if _PROGRESS.search(shape) else _DULL
-    if any(text in shape for text in _ADVICE) or _QUOTE.search(shape):
+    if any(text in shape for text in _ADVICE) or _SAID.search(shape):
         return _DULL
     return _Shape(signs, may_exit, is_block)
 
 
 def _collect(
-    scan: Scan, window: Window, shapes: list[bytes], interesting: dict[bytes, _Shape], last_progress: int
+    scan: Scan, window: Window, shapes: list[bytes], interesting: dict[bytes, _Shape], progress: tuple[int, int]
 ) -> None:
     counts: dict[bytes, int] = {}
     span = _attempt_span(scan.log, window)
@@ -207,7 +220,7 @@ def _collect(
             continue
         if found.is_block:
             scan.blocks.append(_block(scan.log, window, index, scan.mtime))
-        scan.hits.extend(_hits(scan, window, index, found, index < last_progress))
+        scan.hits.extend(_hits(scan, window, index, found, progress))
 
 
 def _attempt_span(log: Log, window: Window) -> tuple[int, int]:
@@ -221,7 +234,7 @@ def _attempt_span(log: Log, window: Window) -> tuple[int, int]:
     return begin, min(later, default=len(window.lines))
 
 
-def _hits(scan: Scan, window: Window, index: int, shape: _Shape, survived: bool) -> Iterator[Hit]:
+def _hits(scan: Scan, window: Window, index: int, shape: _Shape, progress: tuple[int, int]) -> Iterator[Hit]:
     raw = window.lines[index]
     for piece in raw.split(b"\r") if b"\r" in raw else (raw,):
         text = lines_of.plain(piece if len(piece) <= LONGEST_LINE else _cut(piece, shape))
@@ -229,7 +242,7 @@ def _hits(scan: Scan, window: Window, index: int, shape: _Shape, survived: bool)
         if not found or _is_source(window, index, text):
             continue
         for signature, around in found.values():
-            yield _hit(scan, window, index, signature, text, around, survived)
+            yield _hit(scan, window, index, signature, text, around, progress)
 
 
 def _cut(piece: bytes, shape: _Shape) -> bytes:
@@ -267,7 +280,9 @@ def _is_source(window: Window, index: int, text: str) -> bool:
     return any(b'  File "' in each and b", line " in each for each in before)
 
 
-def _hit(scan: Scan, window: Window, index: int, signature: Signature, text: str, around: int, survived: bool) -> Hit:
+def _hit(
+    scan: Scan, window: Window, index: int, signature: Signature, text: str, around: int, progress: tuple[int, int]
+) -> Hit:
     log, near = scan.log, scan.mtime
     own = _kernel_time(window, text, near) if log.is_kernel else lines_of.time_of(text, near)
     time = own if own is not None else _time_before(window, index, near)
@@ -285,7 +300,8 @@ def _hit(scan: Scan, window: Window, index: int, signature: Signature, text: str
         host=lines_of.host_of(text) or log.host,
         time=time if time is not None else log.time,
         is_own_time=own is not None or (time is None and log.time is not None),
-        survived=survived,
+        survived=index < progress[0],
+        is_doubtful=index < progress[1],
     )
 
 

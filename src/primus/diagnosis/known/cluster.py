@@ -133,7 +133,7 @@ SIGNATURES = (
         action="stop",
         signs=(
             *signs("ImagePullBackOff", "ErrImagePull", "toomanyrequests", "InvalidImageName"),
-            *signs("pull access denied for", "manifest unknown", "Unable to find image", "failed to pull image"),
+            *signs("pull access denied for", "manifest unknown", "failed to pull image"),
             Sign("FATAL: ", r"FATAL: .*(could not open image|While making image from oci registry)"),
         ),
         systems=("Kubernetes", "containers"),
@@ -174,7 +174,8 @@ SIGNATURES = (
         signs=(
             *signs("Cannot connect to the Docker daemon", "permission denied while trying to connect to the Docker"),
             *signs("could not select device driver", "error gathering device information while adding custom device"),
-            *signs("OCI runtime create failed", "crun: "),
+            *signs("OCI runtime create failed"),
+            Sign("crun: ", r"Error: .*\bcrun: "),
             Sign("is not installed here", r"\b(docker|podman|apptainer) is not installed here"),
         ),
         exit_codes=(125,),
@@ -210,10 +211,7 @@ SIGNATURES = (
         name="ssh-unreachable",
         role="root",
         action="exclude",
-        signs=(
-            Sign("ssh: connect to host", r"ssh: connect to host \S+ port \d+: "),
-            Sign("No route to host"),
-        ),
+        signs=(Sign("ssh: connect to host", r"ssh: connect to host \S+ port \d+: "),),
         systems=("any",),
         cause="a host cannot be reached",
         fix="check its name and that it is up, or leave it out of --hosts",

@@ -188,6 +188,16 @@ SIGNATURES = (
         source="observed: torch 2.15 TCPStore",
     ),
     Signature(
+        name="no-route",
+        role="root",
+        action="retry",
+        strength="likely",
+        signs=(Sign("No route to host", r"^(?!.*ssh: ).*No route to host"), Sign("Network is unreachable")),
+        cause="there is no route to another host: it is down, or a firewall refuses",
+        fix="open the ports between the nodes, and check that --master_addr and NCCL_SOCKET_IFNAME are of one network",
+        source="errno(3): EHOSTUNREACH, ENETUNREACH",
+    ),
+    Signature(
         name="unknown-host",
         role="root",
         action="retry",

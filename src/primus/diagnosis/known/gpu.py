@@ -102,7 +102,6 @@ SIGNATURES = (
         strength="certain",
         signs=(
             *signs("GPU has fallen off the bus", "fallen off the bus and is not responding", "GPU is lost"),
-            *signs("CUDA_ERROR_DEVICE_UNAVAILABLE"),
             Sign(
                 "AER: Uncorrected", r"AER: Uncorrected \((Fatal|Non-Fatal)\) error received|AER: Uncorrected \(Fatal\)"
             ),
@@ -143,7 +142,7 @@ SIGNATURES = (
         signs=(
             *signs("No HIP GPUs are available", "No CUDA GPUs are available", "no ROCm-capable device is detected"),
             *signs("no CUDA-capable device is detected", "Found no NVIDIA driver on your system"),
-            *signs("invalid device ordinal"),
+            *signs("invalid device ordinal", "CUDA_ERROR_DEVICE_UNAVAILABLE", "devices are busy or unavailable"),
         ),
         systems=("AMD", "NVIDIA"),
         cause="the process sees no such GPU",
@@ -157,7 +156,7 @@ SIGNATURES = (
         action="exclude",
         signs=(
             *signs("Driver/library version mismatch", "CUDA driver version is insufficient for CUDA runtime version"),
-            *signs("system not yet initialized", "nvidia-fabricmanager"),
+            Sign("system not yet initialized", r"(CUDA|NVML|Error 802).*system not yet initialized"),
         ),
         systems=("NVIDIA",),
         cause="the node's driver does not fit the libraries, or its fabric manager is not running",

@@ -23,6 +23,17 @@ SIGNATURES = (
         source="NVIDIA/Megatron-LM param_and_grad_buffer.py:358, rerun_state_machine.py:531",
     ),
     Signature(
+        name="loss-spike",
+        role="root",
+        action="stop",
+        signs=(Sign(": a loss spike: ", r"\bstep \d+: a loss spike: "),),
+        systems=("primus",),
+        cause="the loss is far above what it was, and the experiment asks to stop then",
+        fix="go on from an earlier checkpoint (--load DIR) with a lower --lr or another --seed, and look at the data "
+        "there; a higher --loss_spike_factor where it was none",
+        source="primus.backends.native.watch; arXiv 2204.02311, section 5.1",
+    ),
+    Signature(
         name="dataset-index-missing",
         role="root",
         action="stop",
@@ -89,7 +100,8 @@ SIGNATURES = (
         role="root",
         action="stop",
         signs=(
-            *signs("GatedRepoError", "401 Client Error", "403 Client Error", "Access to model "),
+            *signs("GatedRepoError", "401 Client Error", "403 Client Error"),
+            Sign("Access to model ", r"Access to model \S+ is restricted"),
             *signs("Cannot access gated repo", "RepositoryNotFoundError"),
         ),
         systems=("Hugging Face",),
@@ -144,8 +156,8 @@ SIGNATURES = (
         signs=(
             Sign("error: unrecognized arguments: "),
             Sign("error: argument ", r"error: argument \S+: (invalid|expected)"),
-            Sign("must be divisible by", r"must be divisible by|is not divisible by"),
-            Sign("is not divisible by", r"must be divisible by|is not divisible by"),
+            Sign("must be divisible by", r"Error.*must be divisible by"),
+            Sign("is not divisible by", r"Error.*is not divisible by"),
         ),
         systems=("Megatron", "any"),
         cause="the trainer refuses its configuration",
