@@ -201,10 +201,14 @@ class Docker(Podman):
 
 def _unmount(folder: Path) -> None:
     """Unmount what an engine has mounted in its folder, which could not be removed otherwise."""
-    for line in reversed(Path("/proc/mounts").read_text().splitlines()):
-        place = line.split()[1]
-        if place.startswith(f"{folder}/"):
-            subprocess.run(["umount", "-l", place], check=True)
+    for place in reversed(_mounted(folder)):  # the engine may still be unmounting some itself
+        subprocess.run(["umount", "-l", place], stderr=subprocess.DEVNULL, check=False)
+    assert not _mounted(folder)
+
+
+def _mounted(folder: Path) -> list[str]:
+    places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    return [place for place in places if place.startswith(f"{folder}/")]
 
 
 def _runtime(folder: Path) -> Path:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fakes import cli
 from fakes.kubernetes_api import Api, Fault, serving
@@ -202,13 +203,29 @@ def test_the_command_may_stand_behind_its_options(api: Api, workplace: Path) -> 
 
 def test_no_cluster_and_no_client_are_said(api: Api, workplace: Path) -> None:
     none = k8s(api, workplace, "list", code=2, KUBECONFIG=None)
-    assert f"no Kubernetes cluster is configured: {workplace}/.kube/config does not exist" in none.stderr
+    assert f"no Kubernetes cluster is configured: there is no file {workplace}/.kube/config" in none.stderr
     missing = "import sys; sys.modules['kubernetes'] = None"
     assert "pip install 'primus[kubernetes]'" in k8s(api, workplace, "list", code=3, before=missing).stderr
     k8s(api, workplace, "--dry-run", *CREATE, before=missing, KUBECONFIG=None)
     (workplace / "kubeconfig.bad").write_text("[not a kubeconfig")
     bad = k8s(api, workplace, "list", "--kubeconfig", "kubeconfig.bad", code=2)
     assert "kubeconfig.bad: not a kubeconfig" in bad.stderr
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        ("http://127.0.0.1:9", "Connection refused"),
+        ("https://127.0.0.1:9", "Connection refused"),
+        ("no address", "Host 'no address' contains invalid character"),
+    ],
+)
+def test_a_server_that_is_not_there_is_named(server: str, reason: str, api: Api, workplace: Path) -> None:
+    given = yaml.safe_load(Path(api.kubeconfig(workplace)).read_text())
+    given["clusters"][0]["cluster"] = {"server": server}
+    (workplace / "other").write_text(yaml.safe_dump(given))
+    done = k8s(api, workplace, "list", "--kubeconfig", "other", code=1)
+    assert f"primus-cli: {server} cannot be reached: {reason}" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["../../secrets/x", "a?b", "a/b", "ü", "a b", ".", "", "a-", "A"])

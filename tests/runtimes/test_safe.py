@@ -117,6 +117,8 @@ def test_an_old_server_gets_what_it_knows() -> None:
         ({"volume": ("claim:/data",)}, "a workspace mounts its volumes itself"),
         ({"priority": 3}, "use 0 to 2"),
         ({"url": "safe.example"}, "not the address"),
+        ({"url": "http://[::1"}, "not the address"),
+        ({"url": "https://safe:99999"}, "not the address"),
         ({"url": "https://me:canary@safe"}, "holds a user or password"),
     ],
 )

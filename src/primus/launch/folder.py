@@ -41,7 +41,8 @@ def write_files(directory: Path, job: Job) -> None:
 
 def _metadata(directory: Path, job: Job, request: Request, command: tuple[str, ...]) -> Metadata:
     revision = process.output(["git", "rev-parse", "HEAD"], timeout_s=2)
-    changes = process.output(["git", "status", "--porcelain", "--untracked-files=no"], timeout_s=2)
+    look = ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]  # and write no index
+    changes = process.output(look, timeout_s=2)
     return Metadata(
         id=directory.name,
         name=job.name,

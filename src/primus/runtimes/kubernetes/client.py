@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
@@ -54,7 +55,7 @@ def place_of(
         own = (ACCOUNT / "namespace").read_text().strip() if (ACCOUNT / "namespace").is_file() else "default"
         return {"namespace": namespace or own}
     raise UsageError(
-        f"no Kubernetes cluster is configured: {files} does not exist",
+        f"no Kubernetes cluster is configured: there is no file {files}",
         "give --kubeconfig FILE, or set KUBECONFIG; --dry-run needs none; for Primus-SaFE give --url",
     )
 
@@ -155,14 +156,14 @@ class Server:
             PrimusError: The server cannot be reached.
             Refused: It has refused the request.
         """
-        from urllib3.exceptions import HTTPError, SSLError
+        from urllib3.exceptions import HTTPError, LocationParseError, SSLError
 
         url = f"{self._host}{path}" + (f"?{urlencode(query)}" if query else "")
         problem: HTTPError | None = None
         for delay in (*DELAYS_S, None):
             try:
                 answer = self._sent(method, url, body, kind, is_stream)
-            except SSLError as error:
+            except (SSLError, LocationParseError) as error:
                 problem = error
                 break
             except HTTPError as error:
@@ -195,8 +196,8 @@ class Server:
         return answer
 
     def _unreachable(self, problem: object) -> PrimusError:
-        text = str(problem).rpartition("Caused by ")[2].rpartition("object at 0x")[2].partition(">: ")
-        reason = (text[2] or str(problem)).strip("()'\" ")
+        what = r"^(HTTPS?Connection(Pool)?\(.*?\): )?(Failed to .*?: (\[Errno -?\d+\] )?)?"  # urllib3's own words before it
+        reason = re.sub(what, "", str(problem))
         return PrimusError(
             f"{self._host} cannot be reached: {reason}", f"is this the right cluster? context {self._who()}"
         )

@@ -41,8 +41,8 @@ OF_COMMANDS = {
 """Options that the commands besides `create` take as well."""
 OF_THE_TASK = ("--exp", "--data_path", "--data-path", "--backend")
 """Options that name the task."""
-REFERENCES = ("--secret", "--pull-secret", "--pull_secret", "--token-file", "--token_file")
-"""Options whose values name Secrets, or a file with one, that exist."""
+REFERENCES = ("--secret", "--pull-secret", "--pull_secret")
+"""Options whose values name Secrets that exist."""
 
 
 class Options(Struct, frozen=True, kw_only=True):

@@ -180,8 +180,12 @@ def checked_url(text: str) -> str:
     Raises:
         UsageError: It is none, or holds a password.
     """
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an address, or no port
+        is_address = False
+    if not is_address or parts.query or parts.fragment:
         raise UsageError("--url is not the address of a server", "such as https://safe.example.org")
     if parts.username or parts.password:
         raise UsageError("--url holds a user or password", f"the key goes in {TOKEN_VARIABLE}")
