@@ -122,6 +122,32 @@ def test_the_root_cause_of_torchrun_names_rank_host_and_code(run: Run) -> None:
     assert {"terminated", "worker-group-failed"} <= set(folders.names(found.causes[1:]))
 
 
+def test_the_host_is_what_the_ranks_call_it_not_localhost(run: Run) -> None:
+    folders.say(run, *BLOCK.replace("fn7", "localhost").splitlines())
+    folders.error(run, 3, "rank 3 was killed by SIGSEGV", after_s=5, exit_code=139)
+    found = of_run(run, kernel=False)
+    assert (found.first_rank, found.first_host) == (3, "node1")
+
+
+def test_what_a_rank_says_of_itself_is_no_second_evidence(run: Run) -> None:
+    problem = "steps 4 to 8: the loss or the gradient is not finite (loss nan, grad norm nan)"
+    folders.rank(run, 0, problem)
+    folders.error(run, 0, problem, after_s=5)
+    cause = of_run(run).causes[0]
+    assert [each.file for each in cause.evidence] == ["logs/attempt_0/rank_0.log"]
+
+
+def test_clocks_that_differ_do_not_make_a_victim_the_first(run: Run) -> None:
+    for number in (0, 1):
+        folders.error(run, number, f"RuntimeError: {PEER}", after_s=50)  # this node's clock is ten seconds late
+    folders.rank(run, 3, "acme.FrobnicationError: the gizmo is jammed")
+    folders.error(run, 3, "FrobnicationError: the gizmo is jammed", after_s=60)
+    assert (of_run(run).first_rank, of_run(run).reason) == (
+        3,
+        "FrobnicationError: the gizmo is jammed (rank 3 on node1)",
+    )
+
+
 def test_local_ranks_of_further_nodes_are_counted_on(run: Run) -> None:
     (run.directory / "plan.json").write_text(json.dumps({"layout": {"nproc": 4}}))
     text = "E0110 12:05:00.0 7 api.py:988] failed (exitcode: -11) local_rank: 1 (pid: 1) of binary: python"

@@ -14,14 +14,14 @@ from msgspec import structs
 
 from primus.diagnosis import kernel_log, line, logs, witness
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
-from primus.diagnosis.judge import judge
+from primus.diagnosis.judge import ERROR_SUFFIX, judge
 from primus.diagnosis.logs import Content, Log
 from primus.diagnosis.scan import Scan, Scanner
 from primus.diagnosis.witness import Witness
-from primus.errors import PrimusError
+from primus.errors import PrimusError, UsageError
 from primus.runs.store import Run
 
-__all__ = ["Cause", "Diagnosis", "Evidence", "of_logs", "of_run"]
+__all__ = ["ERROR_SUFFIX", "Cause", "Diagnosis", "Evidence", "of_logs", "of_run"]
 
 QUICK_BYTES = 32 * 1024 * 1024
 """Read at a failure, while a job waits for the decision."""
@@ -101,12 +101,13 @@ def of_logs(
         texts: Logs that are no files.
 
     Raises:
-        PrimusError: There is no log, or none that can be read.
+        UsageError: There is no log.
+        PrimusError: None can be read.
     """
     files = [file for path in paths for file in (_in_folder(path) if path.is_dir() else [path])]
     everything = [*texts, *(Log(name=str(file), path=file, rank=_rank_of(file), local_to_rank=None) for file in files)]
     if not everything:
-        raise PrimusError(f"no logs in {', '.join(map(str, paths))}", f"logs end with {', '.join(LOG_SUFFIXES)}")
+        raise UsageError(f"no logs in {', '.join(map(str, paths))}", f"logs end with {', '.join(LOG_SUFFIXES)}")
     scans, notes = _scanned(everything, budget_bytes, set())
     if not scans:
         raise PrimusError(notes[0], "give a log, a run folder, or a folder of logs")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import structs
 
@@ -110,7 +110,8 @@ def _placed(hit: Hit, blocks: Sequence[Block], witness: Witness) -> Hit:
         for block in blocks:
             is_near = 0 < hit.index - block.index < BLOCK_LINES
             if block.log is hit.log and block.offset == hit.offset and is_near:
-                return structs.replace(hit, rank=block.rank, host=block.host, time=block.time, is_own_time=True)
+                host = block.host or witness.host_of(block.rank)
+                return structs.replace(hit, rank=block.rank, host=host, time=block.time, is_own_time=True)
         return hit
     return hit if hit.host else structs.replace(hit, host=witness.host_of(hit.rank))
 
@@ -172,12 +173,26 @@ def _action(signature: Signature, seen_before: Callable[[str], bool]) -> Action:
 
 def _chosen(group: Sequence[Hit]) -> list[Hit]:
     """First occurrences: of each log one before a second of the same."""
-    logs: set[str] = set()
-    fresh = [hit for hit in group if not (hit.log.name in logs or logs.add(hit.log.name))]  # type: ignore[func-returns-value]
-    chosen = fresh[:NUM_EVIDENCE]
-    if len(chosen) < NUM_EVIDENCE:
-        chosen += [hit for hit in group if hit not in chosen][: NUM_EVIDENCE - len(chosen)]
-    return sorted(chosen, key=_when)
+    first: dict[str, Hit] = {}
+    others = [hit for hit in _once(group) if first.setdefault(hit.log.name, hit) is not hit]
+    return sorted([*first.values(), *others][:NUM_EVIDENCE], key=_when)
+
+
+def _once(group: Sequence[Hit]) -> Iterator[Hit]:
+    """`group`, where what a rank says of itself only adds its time to the line in the rank's log."""
+    said: dict[int | None, Hit] = {}
+    for hit in group:
+        if hit.log.name.endswith(ERROR_SUFFIX):
+            said.setdefault(hit.rank, hit)
+    shown: set[int | None] = set()
+    for hit in group:
+        own = said.get(hit.rank)
+        if own is not None and own.text in hit.text and not hit.log.name.endswith(ERROR_SUFFIX):
+            shown.add(hit.rank)
+            yield hit if hit.is_own_time else structs.replace(hit, time=own.time, is_own_time=True)
+        elif not hit.log.name.endswith(ERROR_SUFFIX):
+            yield hit
+    yield from (hit for rank, hit in said.items() if rank not in shown)
 
 
 def _evidence(hit: Hit, witness: Witness) -> Evidence:

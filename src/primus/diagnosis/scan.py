@@ -340,7 +340,7 @@ def _block(log: Log, window: Window, index: int, near: float) -> Block:
         offset=window.offset,
         index=index,
         rank=_int(fields.get("rank")),
-        host=fields.get("host"),
+        host=None if fields.get("host") == "localhost" else fields.get("host"),  # what every node calls itself
         time=lines_of.time_of(fields.get("time", ""), near),
         exit_code=_int(fields.get("exitcode")),
     )

@@ -215,12 +215,10 @@ def _failure(rank: int, code: int | None, when: float, run: Run, number: int) ->
     log = f"logs/attempt_{number}/rank_{rank}.log"
     failure = Failure(rank=rank, host=socket.gethostname(), time=when, problem="", log=log, exit_code=EXIT_FAILED)
     if code is None:
-        problem, hint = f"rank {rank} died without a message", "the kernel may have run out of memory: see dmesg"
-        return structs.replace(failure, problem=problem, hint=hint)
+        return structs.replace(failure, problem=f"rank {rank} died without a message")
     if code >= 0:
         problem = f"rank {rank} ended with exit code {code} and no message"
         log = log if (run.directory / log).exists() else "logs/launch.log"
-        return structs.replace(failure, problem=problem, hint="its log has the reason", log=log)
+        return structs.replace(failure, problem=problem, log=log)
     name = signal.Signals(-code).name
-    hint = "the kernel may have run out of memory: see dmesg" if name == "SIGKILL" else "its log may say more"
-    return structs.replace(failure, problem=f"rank {rank} was killed by {name}", hint=hint, exit_code=128 - code)
+    return structs.replace(failure, problem=f"rank {rank} was killed by {name}", exit_code=128 - code)

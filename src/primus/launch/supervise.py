@@ -88,6 +88,8 @@ def _lead(crew: Crew, launch: Launch, signals: Signals) -> Outcome:
         number = launch.attempt + 1
         _record(crew.run, "restart", attempt=number, delay_s=decision.delay_s, reason=decision.reason)
         crew.say(f"attempt {launch.attempt} failed: {outcome.reason}")
+        if outcome.first_failure and outcome.first_failure.hint:
+            crew.say(f"  {outcome.first_failure.hint}")
         crew.say(f"attempt {number} begins in {decision.delay_s:g} s ({decision.reason})")
         crew.bond.send(Message(kind="decision", number=number, decision=decision, outcome=outcome))
         stopped = _back_off(crew, signals, decision.delay_s, end)
@@ -155,9 +157,9 @@ def _diagnosed(crew: Crew, outcome: Outcome, end: End) -> tuple[Outcome, End]:
     cause = found.cause
     if cause is not None:
         crew.say(f"cause: {cause.summary} ({cause.signature})")
-        crew.say(f"  {cause.fix}")
         for evidence in cause.evidence[:NUM_EVIDENCE]:
-            crew.say(f"  {evidence.file}:{evidence.line}: {evidence.text}")
+            if not evidence.file.endswith(diagnose.ERROR_SUFFIX):  # what a rank says of itself is the run's reason
+                crew.say(f"  {evidence.file}:{evidence.line}: {evidence.text}")
     if first is not None and end.kind == "failed":
         first = _blamed(crew.run.attempt(end.attempt), first, found)
         outcome = structs.replace(outcome, exit_code=first.exit_code, reason=first.problem)
@@ -166,7 +168,9 @@ def _diagnosed(crew: Crew, outcome: Outcome, end: End) -> tuple[Outcome, End]:
         refused = first.exit_code in (EXIT_USAGE, EXIT_UNFIT)
         known = found.action if cause else first.action
         action = "stop" if refused or first.action == "stop" else known
-        first = structs.replace(first, action=action, signature=cause.signature if cause else first.signature)
+        if cause:
+            first = structs.replace(first, signature=cause.signature, hint=first.hint or cause.fix)
+        first = structs.replace(first, action=action)
         outcome = structs.replace(outcome, first_failure=first)
         end = structs.replace(end, action=action if end.kind == "failed" else end.action)
     told = {} if first is None else {"rank": first.rank, "signature": first.signature, "action": first.action}

@@ -80,10 +80,11 @@ def _run_of(options: Options, context: TaskContext) -> tuple[Run, list[Path]] | 
         UsageError: There is neither.
     """
     name = options.what[0]
-    if os.path.isfile(Path(name) / "metadata.json"):
-        if len(options.what) > 1:
-            raise UsageError("diagnose takes one run, or logs", f"diagnose {name}")
-        return _with_logs(Run(Path(name).resolve()))
+    for folder in (Path(name), Path(name) / "latest"):
+        if os.path.isfile(folder / "metadata.json"):
+            if len(options.what) > 1:
+                raise UsageError("diagnose takes one run, or logs", f"diagnose {name}")
+            return _with_logs(Run(folder.resolve()))
     if name == STANDARD_INPUT or os.path.exists(name):
         return None
     try:
@@ -112,7 +113,7 @@ def _of_job(name: str, context: TaskContext, error: UsageError) -> tuple[Run, li
         submission = jobs.find(name, context.environ)
     except UsageError:
         is_path = "/" in name or "." in name
-        raise (UsageError(f"{name}: no such file or folder", error.hint) if is_path else error) from None
+        raise (_absent(name) if is_path else error) from None
     run = Run(Path(submission.directory))
     return run, _outside(run, submission)
 
@@ -161,10 +162,14 @@ def _of_logs(options: Options, context: TaskContext) -> Answer:
     return Answer(what=", ".join(options.what), is_known=found.cause is not None, diagnosis=found)
 
 
+def _absent(path: str | Path) -> UsageError:
+    return UsageError(f"{path}: no such file or folder", "give a log, a run, or a folder of logs")
+
+
 def _check(path: Path) -> None:
     """Raises UsageError where nothing can be read at `path`."""
     if not os.path.exists(path):
-        raise UsageError(f"{path}: no such file or folder", "give a log, a run, or a folder of logs")
+        raise _absent(path)
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
         raise UsageError(f"{path}: may not be read", "ask its owner")
     if path.is_file() and path.stat().st_size == 0:
