@@ -171,6 +171,17 @@ def test_an_image_that_is_not_there_is_named(engines: Engines, tmp_path: Path) -
     assert "image img is not here and could not be fetched: try `podman pull img`" in done.stderr
 
 
+def test_an_option_of_ours_that_was_misspelt_is_recognized_where_the_engine_refuses_it(
+    engines: Engines, tmp_path: Path
+) -> None:
+    engines.inside("exit 125")
+    done = cli.run(
+        *container("docker", "--device", "/dev/x", "--userns=host", "--grac", "5"), "--", "runs", "list", cwd=tmp_path
+    )
+    assert done.returncode == 125
+    assert done.stderr.endswith("  --grac went to it: did you mean '--grace'?\n")
+
+
 def test_an_engine_that_is_absent_or_cannot_be_used_is_one_message(engines: Engines, tmp_path: Path) -> None:
     done = cli.run(*container("docker"), "--", *TRAIN, cwd=tmp_path, PATH="/nowhere")
     assert done.returncode == 3

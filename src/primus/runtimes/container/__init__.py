@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from primus.launch.plan import Context, LaunchPlan
 from primus.runs.store import Run, new_id
 from primus.runtimes.container import engines, planning
-from primus.runtimes.container.options import Options, Typed, parse
+from primus.runtimes.container.options import Options, Typed, misspelt, parse
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
     from primus.launch.remote import Remote
+    from primus.runtimes.container.lifecycle import Scene
 
 __all__ = ["COMMANDS", "LEVEL", "Options", "parse", "run", "start", "wrap"]
 
@@ -46,13 +47,7 @@ def start(remote: Remote, run: Run | None, say: Callable[[str], None]) -> int:
     for note in remote.plan.notes:
         if note.startswith(planning.SAID):
             say(note)
-    scene = lifecycle.Scene(
-        container=container,
-        environ=planning.client_environ(container.engine, remote.context.environ, remote.plan.env),
-        grace_s=options.grace,
-        run=run,
-        say=say,
-    )
+    scene = _scene(container, options, remote.context.environ, remote.plan, run, say)
     code = lifecycle.perform(scene, remote.plan.argv, removes_ended=options.clean)
     if run and not options.shell and container.rank == 0:
         settle(run, code, container.engine.program)
@@ -88,6 +83,25 @@ def run(options: Typed, here: TaskContext) -> int:
     if here.dry_run:
         here.result(shown(plan), show.text(plan))
         return 0
-    environ = planning.client_environ(container.engine, here.environ, plan.env)
-    scene = lifecycle.Scene(container=container, environ=environ, grace_s=options.grace, run=None, say=here.say)
+    scene = _scene(container, options, here.environ, plan, None, here.say)
     return lifecycle.perform(scene, plan.argv, removes_ended=options.clean)
+
+
+def _scene(
+    container: engines.Container,
+    options: Typed,
+    environ: Mapping[str, str],
+    plan: LaunchPlan,
+    run: Run | None,
+    say: Callable[[str], None],
+) -> Scene:
+    from primus.runtimes.container import lifecycle
+
+    return lifecycle.Scene(
+        container=container,
+        environ=planning.client_environ(container.engine, environ, plan.env),
+        grace_s=options.grace,
+        run=run,
+        say=say,
+        doubt=misspelt(options.passed),
+    )

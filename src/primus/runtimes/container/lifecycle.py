@@ -66,6 +66,8 @@ class Scene(Struct, frozen=True, kw_only=True):
     grace_s: float
     run: Run | None
     say: Callable[[str], None]
+    doubt: str = ""
+    """What may be wrong if the engine does not start it."""
 
 
 class Found(Struct, frozen=True):
@@ -316,7 +318,8 @@ def _explain(scene: Scene, code: int) -> None:
         if answer.state != "ok":
             meanings[125] = f"image {image} is not here and could not be fetched: try `{engine.program} pull {image}`"
     if code in meanings:
-        print(f"primus-cli: exit code {code}, which mostly means: {meanings[code]}", file=sys.stderr, flush=True)
+        doubt = f"\n  {scene.doubt}" if scene.doubt and code in (125, 255) else ""
+        print(f"primus-cli: exit code {code}, which mostly means: {meanings[code]}{doubt}", file=sys.stderr, flush=True)
 
 
 def _raise_limits(engine: Engine) -> None:

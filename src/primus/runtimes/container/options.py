@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -99,6 +100,16 @@ def kinds(passed: Sequence[str]) -> dict[str, list[str]]:
         text = value if equals else "" if following.startswith("-") else following
         found.setdefault(ALIASES.get(name, name), []).append(text)
     return found
+
+
+def misspelt(passed: Sequence[str]) -> str:
+    """Which of our options may be meant by one that the engine may not have; empty where none looks like it."""
+    ours = [name for flag in flags_of(Options) if flag.default is not True for name in flag.names]
+    for word in kinds(passed):
+        near = difflib.get_close_matches(word, ours, n=1, cutoff=0.8)  # --uts is not --user
+        if near and not word.startswith(near[0]):  # nor are --userns and --env-file ours
+            return f"{word} went to it: did you mean '{near[0]}'?"
+    return ""
 
 
 def _take(flag: Flag, value: str, given: dict[str, Any], passed: list[str]) -> None:

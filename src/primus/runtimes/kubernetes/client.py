@@ -196,8 +196,8 @@ class Server:
         return answer
 
     def _unreachable(self, problem: object) -> PrimusError:
-        what = r"^(HTTPS?Connection(Pool)?\(.*?\): )?(Failed to .*?: (\[Errno -?\d+\] )?)?"  # urllib3's own words before it
-        reason = re.sub(what, "", str(problem))
+        lead = r"^(HTTPS?Connection(Pool)?\(.*?\): )?(Failed to .*?: (\[Errno -?\d+\] )?)?"  # of urllib3
+        reason = re.sub(lead, "", str(problem))
         return PrimusError(
             f"{self._host} cannot be reached: {reason}", f"is this the right cluster? context {self._who()}"
         )
