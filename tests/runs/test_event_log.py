@@ -89,3 +89,14 @@ def test_garbage_between_events_is_passed_over(tmp_path_factory: pytest.TempPath
     path = tmp_path_factory.getbasetemp() / "garbage.jsonl"
     path.write_bytes(b"\n".join([*lines, WHOLE]))
     assert events.steps(path)[-1]["step"] == 7
+
+
+def test_steps_that_a_rewind_has_undone_do_not_count_until_they_are_taken_again(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    for step in (1, 2, 3, 4):
+        log.append("step", step=step, loss=float(step))
+    log.append("rewind", to_step=2)
+    log.append("step", step=3, loss=0.5)
+    log.close()
+    found = events.steps(tmp_path / "events.jsonl")
+    assert [(step["step"], step["loss"]) for step in found] == [(1, 1.0), (2, 2.0), (3, 0.5)]

@@ -51,10 +51,16 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def steps(path: Path) -> list[Event]:
-    """The `step` events in order of their step; of a step that was repeated after a restart, the last."""
-    last = {
-        event["step"]: event for event in read(path) if event["kind"] == "step" and isinstance(event.get("step"), int)
-    }
+    """The `step` events in order of their step.
+
+    Of a step that was repeated after a restart or a rewind it is the last; of those that a rewind has undone, none.
+    """
+    last: dict[int, Event] = {}
+    for event in read(path):
+        if event["kind"] == "step" and isinstance(event.get("step"), int):
+            last[event["step"]] = event
+        elif event["kind"] == "rewind" and isinstance(event.get("to_step"), int):
+            last = {step: taken for step, taken in last.items() if step <= event["to_step"]}
     return [last[step] for step in sorted(last)]
 
 

@@ -33,7 +33,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     eval_loss: float | None
     tokens_per_s: float | None
     """Median over the steps after warm-up."""
+    rewinds: int
     checkpoints: int
+    """Complete ones, without those that a rewind has set aside."""
     size_bytes: int
 
 
@@ -60,13 +62,16 @@ def of(run: Run) -> Summary:
         last_loss=next((event["loss"] for event in reversed(steps) if event.get("loss") is not None), None),
         eval_loss=evaluations[-1] if evaluations else None,
         tokens_per_s=statistics.median(rates) if rates else None,
-        checkpoints=len(list(run.checkpoints.glob("step_*/manifest.json"))),
+        rewinds=sum(event["kind"] == "rewind" for event in recorded),
+        checkpoints=sum("." not in found.parent.name for found in run.checkpoints.glob("step_*/manifest.json")),
         size_bytes=size(run.directory),
     )
 
 
 def state_of(run: Run, metadata: Metadata) -> str:
     """The run's state; ``died`` where it says running and nothing executes it on this machine."""
+    if metadata.outcome.state == "planned" and (run.directory / "submission.json").is_file():
+        return "planned"  # a scheduler has it: `jobs list` says how it stands
     if metadata.outcome.state in ("running", "planned") and not run.is_active():
         return "died"
     return metadata.outcome.state
@@ -111,4 +116,4 @@ def _duration(metadata: Metadata, recorded: list[events.Event]) -> float | None:
     if metadata.started is None:
         return None
     last = metadata.ended or (recorded[-1]["time"] if recorded else None)
-    return last - metadata.started if last else None
+    return last - metadata.started if last and last >= metadata.started else None

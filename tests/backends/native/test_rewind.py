@@ -20,7 +20,7 @@ from primus.backends.native import recovery, rewind, trainer
 from primus.backends.native.rewind import Rewind, is_undone, next_sample, rewinds_of
 from primus.backends.native.watch import BadSteps
 from primus.errors import FinalError, PrimusError, UsageError
-from primus.runs import events
+from primus.runs import events, summary
 from primus.runs.store import Run
 
 MakeRun = Callable[..., Run]
@@ -99,6 +99,8 @@ def test_a_rewound_run_is_one_that_never_saw_the_data_of_the_spike(
     train(run)
 
     (event,) = kinds(run, "rewind")
+    shown = summary.of(run)
+    assert (shown.rewinds, shown.checkpoints) == (1, len(list(run.checkpoints.glob("step_????????"))))
     bad = spiky.BAD_STEP
     start = (bad - 1) // save_interval * save_interval
     assert (event["from_step"], event["first_bad_step"], event["to_step"]) == (bad, bad, start)

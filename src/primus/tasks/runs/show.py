@@ -55,6 +55,7 @@ def _facts(metadata: Metadata, item: summary.Summary) -> str:
         "replay of": metadata.replay_of or "",
         "forced over": "; ".join(metadata.forced),
         "steps": str(item.steps),
+        "rewinds": str(item.rewinds) if item.rewinds else "",
         "loss": f"{table.number(item.last_loss)} (evaluation {table.number(item.eval_loss)})",
         "tokens/s": table.number(item.tokens_per_s),
         "checkpoints": str(item.checkpoints),
