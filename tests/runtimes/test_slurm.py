@@ -154,6 +154,7 @@ def test_time_limits_are_read_as_sbatch_does(text: str, seconds: int | None) -> 
         ("sbatch --max-restarts=-1", "runtime 'slurm': --max-restarts -1: not a number from 0", ""),
         ("sbatch --wait=5", "sbatch: --wait takes no value", ""),
         ("sbatch --array=0-3", "slurm: --array cannot be used here", "a run folder belongs to one job"),
+        ("sbatch --wrap hostname", "slurm: --wrap cannot be used here", "what is run stands after"),
         ("sbatch -n 16 -N 2", "slurm: Slurm starts one launcher on each node", "leave out --ntasks"),
         ("sbatch --ntasks-per-node 8", "slurm: Slurm starts one launcher on each node", "leave out --ntasks"),
         ("srun --requeue", "slurm srun takes no --requeue", "slurm sbatch does"),

@@ -127,7 +127,9 @@ def test_folders_of_logs_are_made_before_the_job(place: Place) -> None:
 def test_a_folder_that_cannot_be_made_yet_is_refused(place: Place) -> None:
     said = place.primus("slurm", "sbatch", "-o", "logs/%j/out", *TASK, code=2)
     assert "no folder can be made for a job that has no number yet" in said
+    assert "cannot be made" in place.primus("slurm", "sbatch", "-o", "/proc/none/out", *TASK, code=1)
     assert not place.slurm.calls("sbatch")
+    assert not place.runs, "a run that stays planned for ever"
 
 
 def test_a_refused_job_is_said_and_recorded(place: Place) -> None:
@@ -136,6 +138,11 @@ def test_a_refused_job_is_said_and_recorded(place: Place) -> None:
     assert "the job was not accepted: sbatch: error: invalid partition specified: x" in said
     assert place.metadata.outcome.state == "failed"
     assert not (place.runs[0] / "submission.json").exists()
+
+
+def test_the_option_that_was_meant_is_named(place: Place) -> None:
+    place.slurm.answers(sbatch="echo \"sbatch: unrecognized option '--max-restart'\" >&2; exit 1", squeue="")
+    assert "did you mean '--max-restarts'?" in place.primus("slurm", "sbatch", "--max-restart", "2", *TASK, code=1)
 
 
 def test_a_job_that_was_accepted_unheard_is_not_submitted_twice(place: Place) -> None:

@@ -144,6 +144,29 @@ def test_logs_are_printed_whole_or_from_near_the_end(desk: Desk) -> None:
     assert "no log of rank 4" in desk.jobs("logs", "11", "--rank", "4", code=2).stderr
 
 
+@pytest.mark.parametrize(
+    ("squeue", "is_kept"),
+    [("echo '11|PENDING|Priority|'", True), ("echo down >&2; exit 1", True), ("echo '11|CANCELLED|None|'", False)],
+)
+def test_a_run_that_waits_in_a_queue_is_neither_dead_nor_cleaned_away(desk: Desk, squeue: str, is_kept: bool) -> None:
+    run = desk.submitted("11")
+    desk.slurm.answers(squeue=squeue)
+
+    def runs(*words: str) -> str:
+        return cli.run("direct", "--", "runs", *words, "--workspace", "out", cwd=desk.folder, **desk.environ).stdout
+
+    assert runs("list").splitlines()[1].split()[2] == "planned"
+    runs("clean", "--older-than-days", "1", "--yes")
+    assert run.directory.exists() == is_kept
+
+
+def test_why_a_job_has_waited_is_not_why_it_has_ended(desk: Desk) -> None:
+    desk.submitted("11")
+    desk.slurm.answers(squeue="echo '11|CANCELLED|JobHeldUser|'")
+    said = desk.jobs("logs", "11", code=2).stderr
+    assert said.endswith("job 11 has no log; it is cancelled\n"), "no --follow helps"
+
+
 def test_logs_are_followed_to_the_end_of_the_job(desk: Desk) -> None:
     run = desk.submitted("11")
     log = run.directory / "logs/slurm-11.out"

@@ -150,6 +150,15 @@ def check_free(run: Run, environ: Mapping[str, str]) -> None:
         )
 
 
+def is_held(run: Run, environ: Mapping[str, str]) -> bool:
+    """Whether a job that waits or runs has this run, as far as can be known."""
+    try:
+        check_free(run, environ)
+    except PrimusError:
+        return True
+    return False
+
+
 def wait(
     submission: Submission, environ: Mapping[str, str], say: Callable[[str], None], timeout_s: float | None = None
 ) -> JobState:

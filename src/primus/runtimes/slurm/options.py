@@ -26,7 +26,7 @@ VALUED = frozenset(
     ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power prefer priority
     profile prolog qos relative reservation resv-ports segment signal slurmd-debug sockets-per-node switches
     task-epilog task-prolog thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task tree-width
-    tune uid wait-all-nodes wckey
+    tune uid wait-all-nodes wckey wrap
     """.split()
 )
 BARE = frozenset(
@@ -36,7 +36,7 @@ BARE = frozenset(
     unbuffered usage use-min-nodes verbose version whole
     """.split()
 )
-OPTIONAL = frozenset("compress exclusive get-user-env immediate kill-on-bad-exit nice propagate send-libs wrap".split())
+OPTIONAL = frozenset("compress exclusive get-user-env immediate kill-on-bad-exit nice propagate send-libs".split())
 """Their value, if any, stands behind `=`."""
 
 LETTERS = {
@@ -139,6 +139,8 @@ _OURS: dict[str, type] = {
     "restart-delay": float,
     "spare-nodes": int,
 }
+KNOWN = VALUED | BARE | OPTIONAL | frozenset(_OURS)
+"""Options of Slurm and ours."""
 
 
 def _ours(words: Sequence[str], command: str) -> tuple[dict[str, object], list[str]]:
@@ -218,10 +220,9 @@ def _name(word: str) -> tuple[str | None, bool]:
 
 def _in_full(name: str) -> str:
     """The option that `name`, maybe shortened as getopt_long(3) allows, means."""
-    known = VALUED | BARE | OPTIONAL | {"wait"}
-    if name in known:
+    if name in KNOWN:
         return name
-    longer = [each for each in known if each.startswith(name)]
+    longer = [each for each in VALUED | BARE | OPTIONAL | {"wait"} if each.startswith(name)]
     return longer[0] if len(longer) == 1 else name
 
 
@@ -229,7 +230,7 @@ def _stray(word: str, before: Sequence[Typed], command: str) -> UsageError:
     if not before and nearest(word, COMMANDS):
         return UsageError(f"no Slurm command '{word}'", did_you_mean(word, COMMANDS))
     after = f" after {' '.join(before[-1].words)}" if before else ""
-    dashed = nearest(word, VALUED | BARE | OPTIONAL)
+    dashed = nearest(word, KNOWN)
     hint = f"did you mean '--{dashed}'?" if dashed else "a task or another runtime stands after ' -- '"
     return UsageError(f"{command}: '{word}'{after} is no option", hint)
 

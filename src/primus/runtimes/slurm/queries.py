@@ -36,6 +36,7 @@ NEEDS_PERSON = {
     "launch_failed_requeued_held": "a node could not start it: see what is wrong there, then scontrol release {id}",
     "BadConstraints": "no node has what was asked for: cancel it, and change the options",
     "PartitionTimeLimit": "its time limit is over the partition's: scontrol update JobId={id} TimeLimit=...",
+    "PartitionConfig": "it asks for more than the partition has: cancel it, and change the options",
     "PartitionNodeLimit": "it asks for more nodes than the partition allows",
     "InvalidAccount": "the account cannot be used",
     "InvalidQOS": "the quality of service cannot be used",
@@ -165,7 +166,8 @@ def _state(
 ) -> JobState:
     word = raw.split(" ")[0].rstrip("+")  # such as `CANCELLED by 1000`
     state = STATES.get(word, "unknown")
-    said = "" if reason in ("None", "(null)") else reason
+    is_left_over = state in ("done", "cancelled")  # of the time when it waited
+    said = "" if is_left_over or reason in ("None", "(null)") else reason
     if state == "queued" and NEEDS_PERSON.get(said):
         said = f"{said}, needs a person: {NEEDS_PERSON[said].format(id=number)}"
     code = 124 if word == "TIMEOUT" else exit_code  # as timeout(1) has it

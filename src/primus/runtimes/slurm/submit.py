@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError
+from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError, nearest
 from primus.launch import foreground, job_logs, jobs
 from primus.launch.jobs import Submission
 from primus.launch.remote import Remote, Say, settle
@@ -22,7 +22,7 @@ from primus.runs.events import EventLog
 from primus.runs.files import to_json
 from primus.runs.store import Outcome, Run, runs_of
 from primus.runtimes.slurm import queries, script
-from primus.runtimes.slurm.options import Options, Typed, parse, value_of
+from primus.runtimes.slurm.options import KNOWN, Options, Typed, parse, value_of
 from primus.secret import mask_words
 
 SUBMIT_LIMIT_S = 120.0
@@ -111,7 +111,11 @@ def _forget(remote: Remote, run: Run | None) -> None:
 
 def _submitted(remote: Remote, run: Run, options: Options, environ: Mapping[str, str], say: Say) -> Submission:
     typed = options.typed
-    logs = _make_log_folders(typed, run)
+    try:
+        logs = _make_log_folders(typed, run)
+    except PrimusError:
+        _forget(remote, run)
+        raise
     said = queries.ask(remote.plan.argv, environ, SUBMIT_LIMIT_S)
     name = value_of(typed, "job-name") or remote.context.name
     number, _, cluster = said.out.strip().rpartition("\n")[2].partition(";")
@@ -156,7 +160,14 @@ def _found_after_all(said: queries.Said, name: str, comment: str, environ: Mappi
     if number is not None:
         return number
     run.update(ended=time.time(), outcome=Outcome(state="failed", exit_code=EXIT_FAILED, reason=f"sbatch: {problem}"))
-    raise PrimusError(f"the job was not accepted: {problem}")
+    raise PrimusError(f"the job was not accepted: {problem}", _meant(problem))
+
+
+def _meant(problem: str) -> str:
+    """The option that was meant, ours or Slurm's, where Slurm does not know one."""
+    match = re.search(r"unrecognized option '--([^'=]+)", problem)
+    option = nearest(match[1], KNOWN) if match else None
+    return f"did you mean '--{option}'?" if option else ""
 
 
 def _make_log_folders(typed: tuple[Typed, ...], run: Run) -> list[str]:

@@ -44,7 +44,7 @@ def run(options: Options, context: TaskContext) -> int:
         return _follow(submission, options, context)
     paths = job_logs.files(submission, options.rank)
     if not paths:
-        raise UsageError(_no_log(submission, options, context), "--follow waits for it")
+        raise _no_log(submission, options, context)
     job_logs.show(paths, options.tail, sys.stdout)
     return EXIT_OK
 
@@ -60,7 +60,9 @@ def _follow(submission: Submission, options: Options, context: TaskContext) -> i
     return EXIT_OK
 
 
-def _no_log(submission: Submission, options: Options, context: TaskContext) -> str:
+def _no_log(submission: Submission, options: Options, context: TaskContext) -> UsageError:
     what = "no log" if options.rank is None else f"no log of rank {options.rank}"
     state = jobs.state_of(submission, context.environ)
-    return f"job {submission.id} has {what}{'' if state.state in ENDED else ' yet'}; it is {jobs.shown(state)}"
+    if state.state in ENDED:
+        return UsageError(f"job {submission.id} has {what}; it is {jobs.shown(state)}")
+    return UsageError(f"job {submission.id} has {what} yet; it is {jobs.shown(state)}", "--follow waits for it")

@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from primus.errors import UsageError
+from primus.launch import jobs
 from primus.report import table
 from primus.runs import store, summary
 from primus.task import TaskContext
@@ -33,14 +34,15 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options, context: TaskContext) -> None:
-    """Delete the runs that match every condition; a run that is being executed is never touched.
+    """Delete the runs that match every condition; a run that is being executed, or that a job has, is never touched.
 
     Raises:
         UsageError: No condition is given.
     """
     if not (options.failed or options.keep or options.older_than_days):
         raise UsageError("runs clean needs a condition", "--failed, --keep N or --older-than-days D")
-    chosen = [item for item in _candidates(options) if _matches(item, options)]
+    matching = [item for item in _candidates(options) if _matches(item, options)]
+    chosen = [item for item in matching if not jobs.is_held(store.Run(Path(item.directory)), context.environ)]
     if options.yes:
         for item in chosen:
             _delete(Path(item.directory))
