@@ -18,7 +18,7 @@ test: lint  ## every check: the import directions, ruff, mypy, and all tests
 	@$(in_venv) python -m pytest
 
 test-cluster:  ## install Slurm, containers, sshd and Kubernetes (Debian, root), and run the tests that need them
-	@sh tests/cluster/install.sh slurm podman apptainer sshd kubernetes
+	@sh tests/cluster/install.sh slurm docker podman apptainer sshd kubernetes
 	@$(in_venv) python -m pytest -m cluster
 
 quick:  ## the tests that take less than about ten seconds each

@@ -106,6 +106,8 @@ def misspelt(passed: Sequence[str]) -> str:
     """Which of our options may be meant by one that the engine may not have; empty where none looks like it."""
     ours = [name for flag in flags_of(Options) if flag.default is not True for name in flag.names]
     for word in kinds(passed):
+        if len(word) < len("--env") or word.startswith("--no-"):
+            continue
         near = difflib.get_close_matches(word, ours, n=1, cutoff=0.8)  # --uts is not --user
         if near and not word.startswith(near[0]):  # nor are --userns and --env-file ours
             return f"{word} went to it: did you mean '{near[0]}'?"
