@@ -6,7 +6,6 @@ shape is compared with the signatures once, for all ranks.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from bisect import bisect_right
@@ -255,21 +254,14 @@ def _matches(text: str, shape: _Shape) -> Iterator[tuple[str, tuple[Signature, i
     """Signatures that the line shows, by name, with the place where it does."""
     is_silent = True
     for sign, signature in shape.signs:
-        at = text.find(sign.text)
-        if at < 0 or (sign.pattern and not _compiled(sign.pattern).search(text)):
-            continue
-        is_silent = False
-        yield signature.name, (signature, at)
+        if sign.is_in(text):
+            is_silent = False
+            yield signature.name, (signature, text.find(sign.text))
     if is_silent and shape.may_exit:
         code = _EXIT_CODE.search(text)
         known = BY_EXIT_CODE.get(int(code[1])) if code else None
         if known and code:
             yield known.name, (known, code.start())
-
-
-@functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
 
 
 def _is_source(window: Window, index: int, text: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Literal
 
 from msgspec import Struct
@@ -23,6 +25,15 @@ class Sign(Struct, frozen=True):
     """Literal words, by which a log is searched."""
     pattern: str = ""
     """Regular expression, searched in the line."""
+
+    def is_in(self, line: str) -> bool:
+        """Whether `line` shows it."""
+        return self.text in line and (not self.pattern or _compiled(self.pattern).search(line) is not None)
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
 
 
 class Signature(Struct, frozen=True, kw_only=True):
@@ -52,6 +63,10 @@ class Signature(Struct, frozen=True, kw_only=True):
     """What to do, in one sentence, without a full stop."""
     source: str
     """Where it is publicly described."""
+
+    def is_shown_by(self, line: str) -> bool:
+        """Whether one of its signs is in `line`."""
+        return any(sign.is_in(line) for sign in self.signs)
 
 
 def signs(*texts: str) -> tuple[Sign, ...]:

@@ -6,72 +6,27 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from msgspec import Struct
-
+from primus.diagnosis.known import BY_NAME, kernel
+from primus.diagnosis.signature import Signature
 from primus.preflight.finding import Finding
 from primus.preflight.node import Node, info, judged, ok
 
-SAFE = "AMD-AGI/Primus-SaFE node monitors"
-SMOKE = "AMD-AGI/Primus node_smoke"
 CHECK = "host.kernel_log"
 LIMIT_S = 3.0
-
-
-class Pattern(Struct, frozen=True):
-    """Lines that say something is wrong, once there are `count` of them."""
-
-    pattern: str
-    severity: Literal["fail", "warn"]
-    source: str
-    count: int = 1
-    ignored: str = ""
-    """Lines that match this as well are harmless."""
-
-    def matches(self, line: str) -> bool:
-        is_ignored = self.ignored and re.search(self.ignored, line)
-        return bool(re.search(self.pattern, line, re.IGNORECASE) and not is_ignored)
-
-
-PATTERNS = (
-    *(
-        Pattern(pattern, "fail", SAFE)
-        for pattern in (
-            r"uncorrectable hardware errors detected in .* block",
-            r"amdgpu.*(poison|uncorrectable|fatal)",
-            r"Accelerator Check Architecture.*uncorrectable",
-            r"kernel panic",
-            r"EDAC.*Uncorrected",
-            r"MCE.*Hardware Error",
-            r"mce:.*Machine check",
-            r"pcieport.*AER.*(Uncorrectable|Fatal)",
-            r"DPC:.*containment",
-            r"PCIe Bus Error.*Fatal",
-            r"AER.*recovery failed",
-            r"mlx5_core.*PCI slot is unavailable",
-            r"CSTS=0xffffffff",
-            r"hard lockup",
-            r"amdgpu: Failed to import IPC handle",
-            r"xgmi.*link error",
-        )
-    ),
-    Pattern(r"NVRM: Xid", "fail", SAFE, ignored=r"Xid \([^)]*\): (13|31|43|45|68|109)\b"),
-    Pattern(r"NVRM: Xid", "warn", "NVIDIA/k8s-device-plugin counts 13, 31, 43, 45, 68 and 109 as the application's"),
-    Pattern(r"amdgpu.*hang", "warn", SAFE, 5),
-    Pattern(r"amdgpu.*reset", "warn", SAFE, 5, ignored=r"init context"),
-    Pattern(r"mlx5_core.*init failed", "warn", SAFE, 3),
-    Pattern(r"mlx5_core.*Link down", "warn", SAFE, 5),
-    Pattern(r"mlx5_core.*High temperature", "warn", SAFE, 3),
-    Pattern(r"soft lockup", "warn", SAFE, 3),
-    Pattern(r"I/O error.*nvme", "warn", SAFE, 20),
-    Pattern(r"infiniband.*wait status -512", "warn", SAFE, 500),
-    Pattern(r"nfs.*not responding", "warn", SAFE, 500),
-    Pattern(r"gpu reset", "warn", SMOKE),
-    Pattern(r"hung_task", "warn", SMOKE),
-    Pattern(r"page allocation failure", "warn", SMOKE),
-    Pattern(r"hardware error", "warn", SMOKE),
-    Pattern(r"\*ERROR\*", "warn", SMOKE),
-    Pattern(r"amdgpu.*(error|fail|timeout)", "warn", SMOKE),
+DAMAGE: tuple[Signature, ...] = (
+    *(BY_NAME[name] for name in ("gpu-uncorrectable-ecc", "gpu-lost", "gpu-ipc-handle")),
+    *(signature for signature in kernel.SIGNATURES if signature.strength in ("certain", "likely")),
 )
+"""Signatures of failed runs that tell of the node, not of the program. What is certain makes it unfit."""
+SUSPECT = (
+    r"gpu reset",
+    r"hung_task",
+    r"page allocation failure",
+    r"hardware error",
+    r"\*ERROR\*",
+    r"amdgpu.*(error|fail|timeout)",
+)
+"""What is no sign of a failure, but worth a look (AMD-AGI/Primus node_smoke)."""
 
 _HARMLESS = re.compile(r"severity=Correct(ed|able)|HEST: Enabling Firmware First")
 """Said of errors that the hardware mended; it counts those, and so do the checks of devices."""
@@ -94,27 +49,39 @@ def kernel_log(node: Node) -> Iterator[Finding]:
 
 
 def findings(lines: Iterable[str], hours: float) -> Iterator[Finding]:
-    """One finding for each pattern that `lines` match often enough, without those whose lines were named before."""
+    """One finding for each sign that `lines` show often enough, without those whose lines were named before."""
     suspects = [line for line in lines if _ANY.search(line) and not _HARMLESS.search(line)]
     named: set[str] = set()
-    for pattern in PATTERNS:
-        hits = [line for line in suspects if pattern.matches(line)]
-        if len(hits) < pattern.count or named.issuperset(hits):
-            continue
-        named.update(hits)
-        yield judged(
-            False,
-            pattern.severity,
-            CHECK,
-            f"{len(hits)} times in {hours:g} h, last: {hits[-1].strip()[:160]}",
-            f"fewer than {pattern.count}",
-            f"a sign of damage ({pattern.source})",
-            "look at the device that it names; drain the node where it comes again",
-            subject=pattern.pattern,
+
+    def found(hits: list[str], least: int, severity: Literal["fail", "warn"], **words: str) -> Iterator[Finding]:
+        if len(hits) >= least and not named.issuperset(hits):
+            named.update(hits)
+            measured = f"{len(hits)} times in {hours:g} h, last: {hits[-1].strip()[:160]}"
+            yield judged(False, severity, CHECK, measured, f"fewer than {least}", **words)
+
+    for signature in DAMAGE:
+        yield from found(
+            [line for line in suspects if signature.is_shown_by(line)],
+            signature.count,
+            "fail" if signature.strength == "certain" else "warn",
+            reason=f"{signature.cause} ({signature.source})",
+            advice=signature.fix,
+            subject=signature.name,
+        )
+    for pattern in SUSPECT:
+        yield from found(
+            [line for line in suspects if re.search(pattern, line, re.IGNORECASE)],
+            1,
+            "warn",
+            reason="it may be a sign of damage (AMD-AGI/Primus node_smoke)",
+            advice="look at the device that it names; drain the node where it comes again",
+            subject=pattern,
         )
 
 
-_ANY = re.compile("|".join(f"(?:{entry.pattern})" for entry in PATTERNS), re.IGNORECASE)
+_ANY = re.compile(
+    "|".join([*(re.escape(sign.text) for signature in DAMAGE for sign in signature.signs), *SUSPECT]), re.IGNORECASE
+)
 
 _STAMP = re.compile(r"\[\s*(\d+\.\d+)\]")
 

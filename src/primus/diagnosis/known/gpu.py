@@ -115,6 +115,7 @@ SIGNATURES = (
         name="gpu-ipc-handle",
         role="root",
         action="exclude",
+        strength="certain",
         signs=signs("Failed to import IPC handle"),
         systems=("AMD",),
         cause="a GPU's memory could not be shared between processes",
