@@ -49,10 +49,10 @@ SIGNATURES = (
         action="stop",
         signs=(
             Sign("No space left on device", r"^(?!.*(/dev/shm|shm_open|posix_fallocate|shared memory)).*No space left"),
-            *signs("Disk quota exceeded", "[Errno 122]"),
+            *signs("Disk quota exceeded", "[Errno 122]", "no space left: it needs"),
         ),
         cause="a disk is full, or a quota is used up",
-        fix="delete runs and checkpoints (`direct -- runs clean --failed --keep 3`), or set --keep_last_n",
+        fix="free space: delete runs and checkpoints (`direct -- runs clean --failed --keep 3`), or set --keep_last_n",
         source="NVIDIA/Megatron-LM#878",
     ),
     Signature(

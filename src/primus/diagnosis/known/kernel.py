@@ -25,8 +25,8 @@ SIGNATURES = (
         action="exclude",
         strength="certain",
         signs=(
-            Sign("amdgpu", r"amdgpu.*(poison|fatal|Fatal)"),
-            Sign("amdgpu", r"amdgpu.*uncorrectable(?! hardware errors? (detected )?in )(?! hardware error\()"),
+            Sign("amdgpu", r"(?i)amdgpu.*(poison|fatal)"),
+            Sign("amdgpu", r"(?i)amdgpu.*uncorrectable(?! hardware errors? (detected )?in )(?! hardware error\()"),
             Sign("Accelerator Check Architecture", r"Accelerator Check Architecture.*uncorrectable"),
             Sign("link error", r"(?i)xgmi.*link error"),
         ),
@@ -82,7 +82,7 @@ SIGNATURES = (
         action="exclude",
         strength="certain",
         signs=(
-            Sign("AER", r"pcieport.*AER.*(Uncorrectable|Fatal)(?!\) error received)"),
+            Sign("AER", r"(?i)pcieport.*AER.*(Uncorrectable|Fatal)(?!\) error received)"),
             Sign("containment", r"DPC:.*containment"),
             Sign("PCIe Bus Error", r"PCIe Bus Error.*Fatal"),
             Sign("AER", r"AER.*recovery failed"),
