@@ -87,9 +87,9 @@ def _lead(crew: Crew, launch: Launch, signals: Signals) -> Outcome:
             return _stop(crew, outcome, decision)
         number = launch.attempt + 1
         _record(crew.run, "restart", attempt=number, delay_s=decision.delay_s, reason=decision.reason)
-        crew.say(f"attempt {launch.attempt} failed: {outcome.reason}")
-        if outcome.first_failure and outcome.first_failure.hint:
+        if outcome.first_failure and outcome.first_failure.hint:  # where there is no restart, the end of the run has it
             crew.say(f"  {outcome.first_failure.hint}")
+        crew.say(f"attempt {launch.attempt} failed: {outcome.reason}")
         crew.say(f"attempt {number} begins in {decision.delay_s:g} s ({decision.reason})")
         crew.bond.send(Message(kind="decision", number=number, decision=decision, outcome=outcome))
         stopped = _back_off(crew, signals, decision.delay_s, end)
