@@ -34,7 +34,6 @@ MAPS = "/api/v1/namespaces/default/configmaps"
 SECRETS = "/api/v1/namespaces/default/secrets"
 SCRIPT = Path(__file__).parent / "kubernetes.sh"
 HASTY = "import primus.runtimes.kubernetes.client as c; c.DELAYS_S = (0.05, 0.05)\n"
-HASTY += "import primus.runtimes.kubernetes.objects as o; o.POLL_S = 0.1\n"
 HASTY += "import primus.runtimes.kubernetes.commands as m; m.POLL_S = 0.1\n"
 
 
@@ -334,7 +333,7 @@ def test_a_name_that_is_taken_is_refused_and_nothing_is_left(api: Api, workplace
         (
             ("--kubeconfig", "absent"),
             2,
-            ("no Kubernetes cluster is configured: absent does not exist", "--dry-run needs none"),
+            ("no Kubernetes cluster is configured: there is no file absent", "--dry-run needs none"),
         ),
     ],
 )

@@ -20,7 +20,7 @@ from fakes import cli
 from fakes import safe as fake
 from fakes.safe import Safe
 from primus.errors import PrimusError, UsageError
-from primus.runtimes.kubernetes import rest, safe, safe_payload
+from primus.runtimes.kubernetes import commands, rest, safe, safe_payload
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import Order
 
@@ -48,7 +48,7 @@ def workplace(tmp_path: Path) -> Path:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (rest, safe):
         monkeypatch.setattr(module, "DELAYS_S", (0.01, 0.01, 0.01, 0.01))
-    monkeypatch.setattr(safe, "POLL_S", 0.02)
+    monkeypatch.setattr(commands, "POLL_S", 0.02)
 
 
 def order(url: str = "http://safe", **changes: Any) -> Order:
@@ -109,7 +109,6 @@ def test_an_old_server_gets_what_it_knows() -> None:
     ("changes", "problem"),
     [
         ({"api": "legacy", "nodelist": ("a,b",)}, "an old server keeps one node"),
-        ({"nodelist": ("a",)}, "--replica 2 on 1 nodes"),
         ({"workspace": None}, "needs --workspace"),
         ({"image": None}, "needs --image"),
         ({"secret": ("A=b/c",)}, "has no --secret"),
@@ -270,7 +269,7 @@ def test_long_lists_are_read_to_their_end(server: Safe) -> None:
     assert len(safe.jobs(place_of(server), ENVIRON)) == 205
 
 
-def test_logs_are_followed_without_lines_twice(server: Safe) -> None:
+def test_logs_are_followed_without_lines_twice(server: Safe, monkeypatch: pytest.MonkeyPatch) -> None:
     job = server.add(phase="Running", pods=[{"podId": "p0", "rank": 0, "phase": "Running"}])
     lines = server.logs[job, "p0"] = ["a", "a", "b"]
     written: list[str] = []
@@ -282,12 +281,14 @@ def test_logs_are_followed_without_lines_twice(server: Safe) -> None:
         if text == "b2\n":
             server.workloads[job]["phase"] = "Succeeded"
 
-    safe.logs(place_of(server), job, ENVIRON, write, follow=True)
+    monkeypatch.setattr(commands, "_write", write)
+    target, place = commands.target("safe"), place_of(server)
+    commands.write_log(target, place, job, ENVIRON, 0, True, None)
     assert written == ["a\n", "a\n", "b\n", "a\n", "a\n", "b2\n"]
-    safe.logs(place_of(server), job, ENVIRON, written.append, tail=1)
-    assert written[-1] == "b2\n"
+    commands.write_log(target, place, job, ENVIRON, 0, False, 1)
+    assert written[6:] == ["b2\n"]
     with pytest.raises(UsageError, match="node 5 of"):
-        safe.logs(place_of(server), job, ENVIRON, write, rank=5)
+        commands.write_log(target, place, job, ENVIRON, 5, False, None)
 
 
 def test_a_job_that_is_gone_at_the_second_attempt_is_deleted(server: Safe) -> None:

@@ -18,7 +18,7 @@ from primus.launch.remote import Remote, Say
 from primus.runs.files import write_text
 from primus.runs.store import Outcome, Run
 from primus.runtimes.kubernetes import entry, order, volumes
-from primus.runtimes.kubernetes.commands import run, target, write
+from primus.runtimes.kubernetes.commands import run, target, write_log
 from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, implied, parse, takes
 from primus.secret import mask_words
 
@@ -117,4 +117,4 @@ def cancel(submission: Submission) -> None:
 def logs(submission: Submission, follow: bool, tail: int | None) -> None:
     """Print the log of node 0."""
     place = submission.place
-    target(place["target"]).logs(place, submission.id, os.environ, write, follow=follow, tail=tail)
+    write_log(target(place["target"]), place, submission.id, os.environ, 0, follow, tail)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from primus.errors import PrimusError, UnfitError, UsageError
-from primus.runtimes.kubernetes.target import Place
+from primus.runtimes.kubernetes.target import Place, Refused
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -28,14 +28,6 @@ AGAIN = frozenset((429, 500, 502, 503, 504))
 """Answers of a server that is not well, or busy."""
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Credentials of a pod."""
-
-
-class Refused(PrimusError):
-    """The server has refused a request."""
-
-    def __init__(self, problem: str, hint: str, status: int) -> None:
-        super().__init__(problem, hint)
-        self.status = status
 
 
 def place_of(

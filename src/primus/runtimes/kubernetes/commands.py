@@ -11,6 +11,7 @@ from typing import Any, cast
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError
 from primus.launch import jobs
 from primus.launch.jobs import JobState
+from primus.runtimes.kubernetes import status
 from primus.runtimes.kubernetes.options import OF_A_JOB, Options
 from primus.runtimes.kubernetes.target import JobView, NodeView, Place, Target
 from primus.task import TaskContext
@@ -81,14 +82,36 @@ def _list(server: Target, place: Place, options: Options, context: TaskContext) 
 
 
 def _logs(server: Target, place: Place, options: Options, context: TaskContext) -> int:
-    server.logs(
-        place, options.job_id, context.environ, write, rank=options.rank, follow=options.follow, tail=options.tail
-    )
+    write_log(server, place, options.job_id, context.environ, options.rank or 0, options.follow, options.tail)
     return EXIT_OK
 
 
-def write(text: str) -> None:
-    """Print a part of a log at once."""
+def write_log(
+    server: Target, place: Place, job: str, environ: Mapping[str, str], rank: int, follow: bool, tail: int | None
+) -> None:
+    """Print the log of a node; with `follow` also what comes, over restarts, until the job ends.
+
+    Raises:
+        UsageError: There is no such job, or no such node.
+    """
+    reader = server.reader(place, job, environ, _write, tail)
+    while True:
+        view = server.get(place, job, environ)
+        if view.replicas is not None and not 0 <= rank < view.replicas:
+            raise UsageError(f"'{job}' has no node {rank}", f"--rank 0 to {view.replicas - 1}")
+        pod = status.newest(view.pods, rank)
+        is_over = not follow or view.state.state in jobs.ENDED
+        if pod is not None:
+            reader.read(pod.name, follow=not is_over)
+        elif not follow:
+            reason = view.message or view.state.reason or view.state.raw
+            raise UsageError(f"node {rank} of '{job}' has no pod: {reason}", "'kubernetes get' says more")
+        if is_over:
+            return
+        time.sleep(POLL_S)
+
+
+def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 

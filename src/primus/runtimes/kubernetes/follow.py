@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
 
-from primus.runtimes.kubernetes.client import Refused, Server
+from primus.runtimes.kubernetes.client import Server
 from primus.runtimes.kubernetes.names import REPLICATED_JOB
+from primus.runtimes.kubernetes.target import Refused, Write
 
 RECONNECT_S = 1.0
 
 
-class Reader:
+class PodReader:
     """Writes each line of the pods of one node once."""
 
-    def __init__(self, server: Server, write: Callable[[str], None], tail: int | None) -> None:
+    def __init__(self, server: Server, write: Write, tail: int | None) -> None:
         self._server = server
         self._write = write
         self._tail = tail

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from primus.errors import PrimusError, UsageError
-from primus.launch.jobs import ENDED, JobState
+from primus.launch.jobs import JobState
 from primus.runtimes.kubernetes import manifests, names, status, volumes
-from primus.runtimes.kubernetes.client import Refused, Server, place_of
+from primus.runtimes.kubernetes.client import Server, place_of
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.order import secret_references
 from primus.runtimes.kubernetes.pod import Manifest, resources
-from primus.runtimes.kubernetes.target import JobView, NodeView, Order, Place
+from primus.runtimes.kubernetes.target import JobView, NodeView, Order, Place, Reader, Refused, Write
 
 PATHS = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
@@ -26,7 +25,6 @@ PATHS = {
     "TrainingRuntime": f"/apis/{manifests.TRAINER}/namespaces/{{}}/trainingruntimes",
 }
 KINDS = {"jobset": "JobSet", "trainjob": "TrainJob"}
-POLL_S = 2.0
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
 """k8s.io/apimachinery/pkg/api/resource, without exponents."""
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -69,9 +67,6 @@ def check(options: Options) -> None:
             raise UsageError(f"--{name} {value}: not an amount", "such as 96, or 1024Gi")
     if options.vendor not in (None, "none") and options.gpu == 0:
         raise UsageError(f"--vendor {options.vendor} without GPUs", "give --gpu N, or leave it out")
-    usable = len(set(options.allowed_nodes) - set(options.excluded_nodes))
-    if options.allowed_nodes and usable < options.replica:
-        raise UsageError(f"--replica {options.replica} on {usable} nodes of --nodelist", "name at least as many nodes")
 
 
 def shown(order: Order, *, as_json: bool) -> str:
@@ -181,10 +176,7 @@ def get(place: Place, job: str, environ: Mapping[str, str]) -> JobView:
     Raises:
         UsageError: There is none.
     """
-    return _get(Server(place), place, job)
-
-
-def _get(server: Server, place: Place, job: str) -> JobView:
+    server = Server(place)
     found = _job(server, place, job)
     pods = _pods(server, job)
     warnings = [] if found.get("status", {}).get("terminalState") else _warnings(server, job)
@@ -234,40 +226,11 @@ def _warnings(server: Server, job: str) -> list[Any]:
     ]
 
 
-def logs(
-    place: Place,
-    job: str,
-    environ: Mapping[str, str],
-    write: Callable[[str], None],
-    *,
-    rank: int | None = None,
-    follow: bool = False,
-    tail: int | None = None,
-) -> None:
-    """Write the log of a node; with `follow` also what comes, over restarts and lost connections, until the job ends.
+def reader(place: Place, job: str, environ: Mapping[str, str], write: Write, tail: int | None) -> Reader:
+    """What writes the log of a node, over lost connections and restarts."""
+    from primus.runtimes.kubernetes import follow
 
-    Raises:
-        UsageError: There is no such job, or no such node.
-    """
-    from primus.runtimes.kubernetes import follow as following
-
-    server = Server(place)
-    view = _get(server, place, job)
-    number = rank or 0
-    if view.replicas is not None and not 0 <= number < view.replicas:
-        raise UsageError(f"'{job}' has no node {number}", f"--rank 0 to {view.replicas - 1}")
-    reader = following.Reader(server, write, tail)
-    while True:
-        pod = status.newest(view.pods, number)
-        if pod is not None:
-            reader.read(pod.name, follow=follow and view.state.state not in ENDED)
-        elif not follow:
-            reason = view.message or view.state.reason or "it has not begun"
-            raise UsageError(f"node {number} of '{job}' has no pod: {reason}", "'kubernetes get' says more")
-        if not follow or view.state.state in ENDED:
-            return
-        time.sleep(POLL_S)
-        view = _get(server, place, job)
+    return follow.PodReader(Server(place), write, tail)
 
 
 def delete(place: Place, job: str, environ: Mapping[str, str]) -> None:

@@ -166,6 +166,11 @@ class Options(Struct, frozen=True, kw_only=True):
         return _names(self.nodelist)
 
     @property
+    def usable_nodes(self) -> tuple[str, ...]:
+        """Those of them that are not excluded."""
+        return tuple(name for name in self.allowed_nodes if name not in self.excluded_nodes)
+
+    @property
     def excluded_nodes(self) -> tuple[str, ...]:
         """Every node of --exclude, each once."""
         return _names(self.exclude)
@@ -270,6 +275,9 @@ def _check(options: Options) -> None:
     for name in ("nodelist", "exclude"):
         if getattr(options, name) and not _names(getattr(options, name)):
             raise UsageError(f"{WHAT}: --{name} names no node", f"--{name} NODE,NODE")
+    if options.nodelist and len(options.usable_nodes) < options.replica:
+        usable = f"{len(options.usable_nodes)} nodes of --nodelist"
+        raise UsageError(f"{WHAT}: --replica {options.replica} on {usable}", "name at least as many nodes")
     of_the_task = [name for name in ("data_path", "backend") if getattr(options, name) is not None]
     if of_the_task and options.exp is None:
         raise UsageError(f"{WHAT}: --{of_the_task[0]} goes with --exp", "give it to the task, after ' -- '")

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from primus.errors import PrimusError, UsageError
-from primus.runtimes.kubernetes.target import Place
+from primus.runtimes.kubernetes.target import Place, Refused
 from primus.secret import MASK
 
 BASE = "/api/v1"
@@ -41,14 +41,6 @@ HINTS = {
     409: "'kubernetes list' shows what is there",
     413: "the experiment's files are too large for the server",
 }
-
-
-class Refused(PrimusError):
-    """The server has refused a request."""
-
-    def __init__(self, problem: str, hint: str, status: int) -> None:
-        super().__init__(problem, hint)
-        self.status = status
 
 
 class Uncertain(PrimusError):

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from primus.errors import PrimusError, UsageError
-from primus.launch.jobs import ENDED, JobState, State
+from primus.launch.jobs import JobState, State
 from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.options import Options
-from primus.runtimes.kubernetes.rest import DELAYS_S, Refused, Server, Uncertain, checked_url, segment
+from primus.runtimes.kubernetes.rest import DELAYS_S, Server, Uncertain, checked_url, segment
 from primus.runtimes.kubernetes.safe_payload import payload, script
-from primus.runtimes.kubernetes.target import JobView, NodeView, Order, Place, Pod
+from primus.runtimes.kubernetes.target import JobView, NodeView, Order, Place, Pod, Reader, Refused, Write
 from primus.secret import MASK
 
 PAGE = 100
-POLL_S = 2.0
 NUM_LOG_LINES = 1000
 """Lines of a log that are asked for at once, as the server does by itself."""
 PHASES: dict[str, State] = {
@@ -73,11 +72,8 @@ def check(options: Options) -> None:
         raise UsageError("--target safe has no --vendor nvidia", "its clusters are AMD's")
     if options.priority is not None and not 0 <= options.priority <= 2:
         raise UsageError(f"--priority {options.priority}: use 0 to 2")
-    usable = [name for name in options.allowed_nodes if name not in options.excluded_nodes]
-    if options.allowed_nodes and len(usable) < options.replica:
-        raise UsageError(f"--replica {options.replica} on {len(usable)} nodes of --nodelist", "name as many nodes")
     if options.api == "legacy":
-        _check_legacy(options, usable)
+        _check_legacy(options)
 
 
 _NOT_OURS = {
@@ -96,10 +92,10 @@ _NOT_OURS = {
 """Options that Primus-SaFE cannot honour, and why."""
 
 
-def _check_legacy(options: Options, usable: Sequence[str]) -> None:
-    if len(usable) > 1:
+def _check_legacy(options: Options) -> None:
+    if len(options.usable_nodes) > 1:
         raise UsageError(
-            f"--api legacy: an old server keeps one node of --nodelist, not {len(usable)}",
+            f"--api legacy: an old server keeps one node of --nodelist, not {len(options.usable_nodes)}",
             "name one, or use --exclude on a current server",
         )
     for name in ("exclude", "host_network", "priority", "shm"):
@@ -210,42 +206,28 @@ def _no_job(server: Server, job: str, error: Refused) -> PrimusError:
     return UsageError(f"no job '{job}' at {server.url}", "'kubernetes list --url URL' shows them")
 
 
-def logs(
-    place: Place,
-    job: str,
-    environ: Mapping[str, str],
-    write: Callable[[str], None],
-    *,
-    rank: int | None = None,
-    follow: bool = False,
-    tail: int | None = None,
-) -> None:
-    """Write the log of a node; with `follow` also what comes until the job ends.
-
-    Raises:
-        UsageError: There is no such job, or no such node.
-    """
-    server = Server(place, environ)
-    seen: list[str] = []
-    while True:
-        view = _view(_workload(server, job))
-        pods = [pod for pod in view.pods if pod.rank == (rank or 0)]
-        if pods:
-            new = _log(server, job, pods[-1].name, tail)
-            for line in new[_overlap(seen, new) :]:
-                write(f"{line}\n")
-            seen = new
-        elif not follow:
-            reason = view.message or view.state.raw
-            raise UsageError(f"node {rank or 0} of '{job}' has no pod: {reason}", "'kubernetes get' says more")
-        if not follow or view.state.state in ENDED:
-            return
-        time.sleep(POLL_S)
+def reader(place: Place, job: str, environ: Mapping[str, str], write: Write, tail: int | None) -> Reader:
+    """What writes the log of a node."""
+    return _Reader(Server(place, environ), job, write, tail or NUM_LOG_LINES)
 
 
-def _log(server: Server, job: str, pod: str, tail: int | None) -> list[str]:
-    path = f"/workloads/{segment(job)}/pods/{segment(pod)}/logs"
-    return [str(line).rstrip("\n") for line in server.get(path, tailLines=tail or NUM_LOG_LINES).get("logs") or []]
+class _Reader:
+    """Asks for the last lines again and again, and writes those that are new."""
+
+    def __init__(self, server: Server, job: str, write: Write, num_lines: int) -> None:
+        self._server = server
+        self._job = job
+        self._write = write
+        self._num_lines = num_lines
+        self._seen: list[str] = []
+
+    def read(self, pod: str, *, follow: bool) -> None:
+        path = f"/workloads/{segment(self._job)}/pods/{segment(pod)}/logs"
+        answer = self._server.get(path, tailLines=self._num_lines)
+        new = [str(line).rstrip("\n") for line in answer.get("logs") or []]
+        for line in new[_overlap(self._seen, new) :]:
+            self._write(f"{line}\n")
+        self._seen = new
 
 
 def _overlap(seen: Sequence[str], new: Sequence[str]) -> int:

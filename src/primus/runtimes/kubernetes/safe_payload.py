@@ -36,7 +36,6 @@ def _current(order: Order) -> dict[str, Any]:
     """A PyTorchJob with a master, and with workers where there are several nodes; the arrays are equally long."""
     options = order.options
     counts = [1] if options.replica == 1 else [1, options.replica - 1]
-    usable = [name for name in options.allowed_nodes if name not in options.excluded_nodes]
     body = _common(order) | {
         "workspaceId": options.workspace,
         "groupVersionKind": {"kind": "PyTorchJob", "version": "v1"},
@@ -48,14 +47,14 @@ def _current(order: Order) -> dict[str, Any]:
     }
     body |= {"priority": options.priority} if options.priority is not None else {}
     body |= {"forceHostNetwork": True} if options.host_network else {}
-    if usable:
-        return body | {"specifiedNodes": usable, "nodesAffinity": "required"}
+    if options.usable_nodes:
+        return body | {"specifiedNodes": list(options.usable_nodes), "nodesAffinity": "required"}
     return body | ({"excludedNodes": list(options.excluded_nodes)} if options.excluded_nodes else {})
 
 
 def _legacy(order: Order) -> dict[str, Any]:
     options = order.options
-    usable = [name for name in options.allowed_nodes if name not in options.excluded_nodes]
+    usable = options.usable_nodes
     labels = {"customerLabels": {"kubernetes.io/hostname": usable[0]}} if usable else {}
     return _common(order) | {
         "workspace": options.workspace,

@@ -13,12 +13,21 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from primus.errors import PrimusError
 from primus.launch.jobs import JobState
 from primus.runtimes.kubernetes.options import Options
 
 Place = dict[str, str]
 """Where jobs are: `target` (jobset, trainjob, safe) with `url` (and `workspace`, `api`), or `kubeconfig`, `context` and
 `namespace`. It is kept with a submission, so it holds no secrets."""
+
+
+class Refused(PrimusError):
+    """The server has refused a request."""
+
+    def __init__(self, problem: str, hint: str, status: int) -> None:
+        super().__init__(problem, hint)
+        self.status = status
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -91,6 +100,16 @@ class NodeView(Struct, frozen=True, kw_only=True):
     """Why it is not ready, or takes no jobs."""
 
 
+Write = Callable[[str], None]
+
+
+class Reader(Protocol):
+    """The log of a node."""
+
+    def read(self, pod: str, *, follow: bool) -> None:
+        """Write the lines of `pod` that are new; with `follow` maybe also those that come."""
+
+
 class Target(Protocol):
     """The functions of a target's module."""
 
@@ -115,18 +134,8 @@ class Target(Protocol):
     def get(self, place: Place, job: str, environ: Mapping[str, str]) -> JobView:
         """One job with its pods; UsageError where there is none."""
 
-    def logs(
-        self,
-        place: Place,
-        job: str,
-        environ: Mapping[str, str],
-        write: Callable[[str], None],
-        *,
-        rank: int | None = None,
-        follow: bool = False,
-        tail: int | None = None,
-    ) -> None:
-        """Give the lines of the log of a node, node 0 where none is named, to `write`, each with its newline."""
+    def reader(self, place: Place, job: str, environ: Mapping[str, str], write: Write, tail: int | None) -> Reader:
+        """What gives the lines of the log of one node to `write`, each with its newline; at first the last `tail`."""
 
     def delete(self, place: Place, job: str, environ: Mapping[str, str]) -> None:
         """End a job and remove what was made for it; UsageError where there is none."""
