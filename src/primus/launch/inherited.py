@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+
+from primus.launch.variables import is_name
 
 FAMILIES = tuple(
     "PRIMUS_ SLURM_ PET_ MASTER_ NCCL_ RCCL_ MSCCL HSA_ HIP_ ROCR_ CUDA_ CUBLAS CUDNN_ GPU_ AMD_ HIPBLASLT_ ROCBLAS_ "
@@ -31,4 +32,4 @@ def names(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def _is_read(name: str) -> bool:
     is_wanted = name in NAMES or name.startswith(FAMILIES)
-    return is_wanted and name not in KEPT_OUT and re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is not None
+    return is_wanted and name not in KEPT_OUT and is_name(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -19,12 +20,28 @@ def of_words(words: Iterable[str], flag: str, environ: Mapping[str, str]) -> dic
     for word in words:
         if "=" in word and flag == "--env":
             name, _, value = word.partition("=")
-            variables[_name(name, "--env")] = Variable(value, "--env")
+            variables[checked_name(name, "--env")] = Variable(value, "--env")
         elif word in environ:
             variables[word] = Variable(environ[word], "--env")
         else:
             variables |= _file_variables(word, flag)
     return variables
+
+
+def checked_name(name: str, where: str) -> str:
+    """`name`, if shells and libraries can have a variable of it.
+
+    Raises:
+        UsageError: They cannot; `where` it stands is said.
+    """
+    if not is_name(name):
+        raise UsageError(f"{where}: {name!r} is not the name of a variable")
+    return name
+
+
+def is_name(text: str) -> bool:
+    """Whether shells take `text` for the name of a variable (POSIX, 3.230)."""
+    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) is not None
 
 
 def _file_variables(file: str, flag: str) -> dict[str, Variable]:
@@ -44,14 +61,8 @@ def _file_variables(file: str, flag: str) -> dict[str, Variable]:
         if not equals:
             raise UsageError(f"{file}:{number}: expected NAME=VALUE")
         where = f"{flag} {file}:{number}"
-        variables[_name(name, where)] = Variable(_unquoted(value.strip()), where)
+        variables[checked_name(name, where)] = Variable(_unquoted(value.strip()), where)
     return variables
-
-
-def _name(name: str, where: str) -> str:
-    if not name.replace("_", "a").isalnum() or name[0].isdigit():
-        raise UsageError(f"{where}: {name!r} is not the name of a variable")
-    return name
 
 
 def _unquoted(value: str) -> str:

@@ -12,6 +12,7 @@ from primus.errors import UsageError
 from primus.launch import folder, jobs
 from primus.launch.plan import Context, LaunchPlan
 from primus.launch.remote import Remote
+from primus.launch.variables import checked_name, is_name
 from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import Order
@@ -25,7 +26,6 @@ LEFT_HERE = ("launch.", jobs.RECORD)
 """How the names of files of a run folder begin that are about this machine."""
 LARGEST_FILE_BYTES = 1 << 20
 """A larger file of a run folder is no configuration."""
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def order_of(remote: Remote, options: Options, files: Mapping[str, str]) -> Order:
@@ -82,8 +82,7 @@ def variables(options: Options, plan: LaunchPlan, context: Context) -> tuple[dic
     hidden = {name for name, variable in plan.env.items() if variable.is_secret}
     for word in options.env:
         name, has_value, value = word.partition("=")
-        if not _VARIABLE.fullmatch(name):
-            raise UsageError(f"--env {name}: not the name of a variable", "--env NAME=VALUE, or --env NAME")
+        checked_name(name, "--env")
         if has_value:
             found[name] = value
         elif name not in found:
@@ -112,7 +111,7 @@ def secret_references(options: Options) -> dict[str, tuple[str, str]]:
     for word in options.secret:
         name, _, reference = word.partition("=")
         secret, _, key = reference.partition("/")
-        if not (_VARIABLE.fullmatch(name) and secret and key):
+        if not (is_name(name) and secret and key):
             raise UsageError(
                 "--secret takes NAME=SECRET/KEY: a variable, and the Secret and the key that hold its value"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import shlex
 import zlib
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from primus.errors import UsageError
 from primus.launch import chain, inherited
 from primus.launch.plan import Context, LaunchPlan, Variable
 from primus.launch.remote import Remote, Say
+from primus.launch.variables import checked_name, is_name
 from primus.runs.store import Run
 from primus.runtimes.ssh import hosts, script
 from primus.runtimes.ssh.hosts import Host
@@ -74,7 +76,7 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     nodes = hosts.parse(options.hosts, options.hostfile, options.user, options.port)
     command = _command(options, context)
     env, passed_on = _variables(plan, options, context)
-    notes = [f"node {rank}: {_shown(ssh_command(node, options))}" for rank, node in enumerate(nodes) if rank]
+    notes = [f"node {rank}: {shlex.join(ssh_command(node, options))}" for rank, node in enumerate(nodes) if rank]
     notes += [
         "each connection carries the variables, NODE_RANK among them, and the command as its standard input",
         f"done in {_directory(options)}, which the hosts share, as they do the run folder",
@@ -139,12 +141,6 @@ def ssh_command(host: Host, options: Options) -> tuple[str, ...]:
     return ("ssh", "-T", "-x", *words, *login, *port, "--", host.name, script.BOOTSTRAP)
 
 
-def _shown(argv: tuple[str, ...]) -> str:
-    import shlex
-
-    return shlex.join(argv)
-
-
 def _directory(options: Options) -> str:
     return options.chdir or str(Path.cwd())
 
@@ -164,7 +160,7 @@ def _variables(plan: LaunchPlan, options: Options, context: Context) -> tuple[di
         name, equals, value = word.partition("=")
         found = _matching(name, context)
         if equals:
-            given[_checked(name)] = Variable(value, "--env")
+            given[checked_name(name, "--env")] = Variable(value, "--env")
         elif not found and name not in plan.env:
             raise UsageError(f"--env {name}: no such variable here", "set it in your shell, or write NAME=VALUE")
         names |= found
@@ -172,21 +168,11 @@ def _variables(plan: LaunchPlan, options: Options, context: Context) -> tuple[di
     while below is not None:  # a container passes variables on by name, which it must find on its host
         names |= {name for name in below.inherited if name in context.environ}
         below = below.inner
-    return given, tuple(sorted(name for name in names - {*given, *plan.env} if _is_name(name)))
+    return given, tuple(sorted(name for name in names - {*given, *plan.env} if is_name(name)))
 
 
 def _matching(pattern: str, context: Context) -> set[str]:
     return {name for name in context.environ if fnmatch.fnmatchcase(name, pattern)}
-
-
-def _checked(name: str) -> str:
-    if not _is_name(name):
-        raise UsageError(f"--env: {name!r} is not the name of a variable")
-    return name
-
-
-def _is_name(name: str) -> bool:
-    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
 
 
 def _meeting(nodes: tuple[Host, ...], options: Options, context: Context) -> dict[str, Variable]:
