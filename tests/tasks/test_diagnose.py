@@ -47,11 +47,21 @@ def test_a_failed_run_is_explained(failed: Run, capsys: pytest.CaptureFixture[st
     golden("diagnose.txt", diagnose(capsys, "night"))
 
 
-@pytest.mark.parametrize("name", ["night", "20260110", "output/night/20260110_120000-abcd", "output/night/latest"])
+@pytest.mark.parametrize("name", ["night", "20260110", "output/night/20260110_120000-abcd", "output/night"])
 def test_a_run_is_found_by_any_of_its_names(failed: Run, capsys: pytest.CaptureFixture[str], name: str) -> None:
     answer = as_json(capsys, name)
     assert (answer["run"], answer["attempt"], answer["is_known"]) == (failed.id, 0, True)
     assert answer["diagnosis"]["causes"][0]["signature"] == "gpu-out-of-memory"
+
+
+def test_the_names_of_the_answer_as_data_are_kept(failed: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = as_json(capsys, "night")
+    assert list(answer) == ["what", "run", "attempt", "state", "is_known", "diagnosis"]
+    found = answer["diagnosis"]
+    assert " ".join(found) == "causes first_rank first_host action reason tail tail_file notes num_logs"
+    cause = found["causes"][0]
+    assert " ".join(cause) == "signature summary role action fix evidence ranks count survived source"
+    assert " ".join(cause["evidence"][0]) == "file line text rank host time"
 
 
 def test_a_job_is_found_by_its_id_with_logs_outside_the_run_folder(
