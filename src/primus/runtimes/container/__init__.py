@@ -62,7 +62,7 @@ def run(options: Typed, here: TaskContext) -> int:
     """
     from primus.launch import show
     from primus.launch.plan import shown
-    from primus.runtimes.container import lifecycle
+    from primus.runtimes.container import lifecycle, started
 
     options = planning.limited(options)
     if not options.shell:
@@ -70,7 +70,7 @@ def run(options: Typed, here: TaskContext) -> int:
         if here.dry_run:
             here.say(f"would remove your ended containers of {engine.program} here that primus has started")
             return 0
-        lifecycle.clean(engine, planning.client_environ(engine, here.environ, {}), here.say)
+        started.clean(engine, planning.client_environ(engine, here.environ, {}), here.say)
         return 0
     context = Context(
         environ=here.environ,

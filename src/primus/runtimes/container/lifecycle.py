@@ -6,34 +6,25 @@ import contextlib
 import os
 import secrets
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from primus import process
-from primus.errors import PrimusError, UnfitError, UsageError
+from primus.errors import PrimusError, UsageError
 from primus.launch import foreground
 from primus.runs.store import Outcome, Run
-from primus.runtimes.container import mounts, record
+from primus.runtimes.container import mounts, record, started
 from primus.runtimes.container.engines import Container, Engine
 
-ASKING_S = 30.0
-"""Time that an engine has to answer; a busy daemon takes seconds."""
-LAUNCHER = "primus.launcher"
-"""Label and, in capitals, variable that say which launcher a container belongs to."""
 MARK = "PRIMUS_LAUNCHER"
+"""Variable that says which launcher a process belongs to, as the label `started.LAUNCHER` does of a container."""
 ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ENDED = ("exited", "created", "dead", "configured", "stopped", "initialized")
-"""States of containers in which nothing runs, as docker and podman call them."""
-
 GUARD = """\
 trap '' HUP INT TERM
 read -r word && exit
@@ -70,20 +61,6 @@ class Scene(Struct, frozen=True, kw_only=True):
     """What may be wrong if the engine does not start it."""
 
 
-class Found(Struct, frozen=True):
-    """A container that primus has started."""
-
-    id: str
-    state: str
-    labels: dict[str, str]
-
-    @property
-    def is_led(self) -> bool:
-        """Whether its launcher is alive."""
-        pid, _, begun = self.labels.get(LAUNCHER, "").partition(".")
-        return bool(pid) and _began(pid) == begun.partition(".")[0]
-
-
 def perform(scene: Scene, argv: Sequence[str], *, removes_ended: bool = False) -> int:
     """Run the container to its end; gives the exit code of what ran inside.
 
@@ -105,48 +82,33 @@ def perform(scene: Scene, argv: Sequence[str], *, removes_ended: bool = False) -
         raise
 
 
-def clean(engine: Engine, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Remove this user's containers on this host that primus has started and that have ended.
-
-    Raises:
-        UnfitError: The engine cannot be used.
-    """
-    _find(engine, environ)
-    if not engine.is_daemon:
-        say(f"{engine.program} leaves nothing to remove")
-        return
-    for found in _containers(engine, environ, {}):
-        if found.state in ENDED and not found.is_led:
-            _remove(engine, environ, found, 0, say)
-
-
 def _prepare(scene: Scene, removes_ended: bool) -> None:
     """See that the container can be started, and that nothing of this run is left of an earlier launcher."""
     container = scene.container
     absent = mounts.missing(container.mounts)
     if absent:
         raise UsageError(f"mount source {absent[0]} does not exist", "on this machine, where the container starts")
-    _find(container.engine, scene.environ)
+    started.check_installed(container.engine, scene.environ)
     if not container.engine.is_daemon:
         return
     if removes_ended:
-        clean(container.engine, scene.environ, scene.say)
-    for found in _containers(container.engine, scene.environ, {"primus.run": container.labels["primus.run"]}):
+        started.clean(container.engine, scene.environ, scene.say)
+    for found in started.containers(container.engine, scene.environ, {"primus.run": container.labels["primus.run"]}):
         is_same = found.labels.get("primus.node") == container.labels["primus.node"]
-        if found.is_led and is_same and found.state not in ENDED:
-            pid = found.labels[LAUNCHER].partition(".")[0]
+        if found.is_led and is_same and found.state not in started.ENDED:
+            pid = found.labels[started.LAUNCHER].partition(".")[0]
             raise PrimusError(
                 f"this run is being done in container {found.id[:12]} by process {pid}", "wait for its end"
             )
         if not found.is_led:
-            _remove(container.engine, scene.environ, found, scene.grace_s, scene.say)
+            started.remove(container.engine, scene.environ, found, scene.grace_s, scene.say)
 
 
 def _run(scene: Scene, argv: Sequence[str]) -> int:
     engine = scene.container.engine
-    token = f"{os.getpid()}.{_began(str(os.getpid()))}.{secrets.token_hex(4)}"
-    label = f"{LAUNCHER}={token}" if engine.is_daemon else ""
-    words = [*argv[:2], *(["--label", label, "--label", f"primus.host={_host()}"] if label else []), *argv[2:]]
+    token = f"{os.getpid()}.{started.began(str(os.getpid()))}.{secrets.token_hex(4)}"
+    label = f"{started.LAUNCHER}={token}" if engine.is_daemon else ""
+    words = [*argv[:2], *(["--label", label, "--label", f"primus.host={started.host()}"] if label else []), *argv[2:]]
     environ = {**scene.environ, MARK: token}
     _raise_limits(engine)
     with (
@@ -186,7 +148,7 @@ def _guarded(scene: Scene, label: str, token: str) -> Iterator[None]:
         with contextlib.suppress(BrokenPipeError):
             guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it ends by itself
-            guard.wait(timeout=ASKING_S)
+            guard.wait(timeout=started.ASKING_S)
 
 
 @contextlib.contextmanager
@@ -233,8 +195,8 @@ def _kill(scene: Scene, label: str) -> None:
     """End what this launcher has started, at once."""
     engine = scene.container.engine
     if label:
-        for identity in _ids(engine, scene.environ, [label]):
-            process.call([engine.program, "kill", identity], scene.environ, ASKING_S)
+        for identity in started.ids(engine, scene.environ, [label]):
+            process.call([engine.program, "kill", identity], scene.environ, started.ASKING_S)
         return
     import psutil
 
@@ -249,60 +211,8 @@ def _stop(scene: Scene, label: str) -> None:
     engine = scene.container.engine
     if not label:
         return
-    for identity in _ids(engine, scene.environ, [label]):
-        limit_s = scene.grace_s + ASKING_S
-        process.call([engine.program, "stop", "-t", f"{scene.grace_s:.0f}", identity], scene.environ, limit_s)
-        process.call([engine.program, "rm", "-f", identity], scene.environ, ASKING_S)
-
-
-def _remove(
-    engine: Engine, environ: Mapping[str, str], found: Found, grace_s: float, say: Callable[[str], None]
-) -> None:
-    what = "ended container" if found.state in ENDED else "container without a launcher"
-    say(f"removing {what} {found.id[:12]} of run {found.labels.get('primus.run', '')}")
-    process.call([engine.program, "stop", "-t", f"{grace_s:.0f}", found.id], environ, grace_s + ASKING_S)
-    process.call([engine.program, "rm", "-f", found.id], environ, ASKING_S)
-
-
-def _containers(engine: Engine, environ: Mapping[str, str], labels: Mapping[str, str]) -> list[Found]:
-    """What primus has started for this user on this host, with these labels.
-
-    Raises:
-        UnfitError: The engine cannot be used.
-    """
-    ours = {"primus.user": str(os.getuid()), "primus.host": _host(), **labels}
-    ids = _ids(engine, environ, [f"{name}={value}" for name, value in ours.items()], must=True)
-    found = []
-    for identity in ids:
-        form = "{{.State.Status}} {{json .Config.Labels}}"
-        answer = process.call([engine.program, "container", "inspect", "--format", form, identity], environ, ASKING_S)
-        state, _, text = answer.text.strip().partition(" ")
-        with contextlib.suppress(msgspec.MsgspecError):  # it is gone meanwhile
-            found.append(Found(identity, state, msgspec.json.decode(text, type=dict[str, str])))
-    return [each for each in found if ours.items() <= each.labels.items()]
-
-
-def _ids(engine: Engine, environ: Mapping[str, str], labels: Sequence[str], *, must: bool = False) -> list[str]:
-    filters = [word for label in labels for word in ("--filter", f"label={label}")]
-    answer = process.call([engine.program, "ps", "-aq", "--no-trunc", *filters], environ, ASKING_S)
-    if must and answer.state != "ok":
-        raise UnfitError(f"{engine.program} cannot be used: {answer.problem}", _unusable(engine))
-    return answer.text.split()
-
-
-def _unusable(engine: Engine) -> str:
-    other = "; --engine chooses another one, such as podman or apptainer" if engine.kind == "docker" else ""
-    if engine.kind == "docker":
-        return f"is its daemon running, and are you in the group docker? Try `docker ps`{other}"
-    return f"try `{engine.program} ps`"
-
-
-def _find(engine: Engine, environ: Mapping[str, str]) -> None:
-    if shutil.which(engine.program, path=environ.get("PATH")) is None:
-        raise UnfitError(
-            f"{engine.program} is not installed here (chosen by: {engine.source})",
-            "install docker, podman or apptainer, or name one with --engine",
-        )
+    for identity in started.ids(engine, scene.environ, [label]):
+        started.stop(engine, scene.environ, identity, scene.grace_s)
 
 
 def _explain(scene: Scene, code: int) -> None:
@@ -314,7 +224,7 @@ def _explain(scene: Scene, code: int) -> None:
     }
     meanings[125 if engine.is_daemon else 255] = f"{engine.program} could not start the container; it said why above"
     if code == 125 and engine.is_daemon:
-        answer = process.call([engine.program, "image", "inspect", image], scene.environ, ASKING_S)
+        answer = process.call([engine.program, "image", "inspect", image], scene.environ, started.ASKING_S)
         if answer.state != "ok":
             meanings[125] = f"image {image} is not here and could not be fetched: try `{engine.program} pull {image}`"
     if code in meanings:
@@ -332,15 +242,3 @@ def _raise_limits(engine: Engine) -> None:
         hard = resource.getrlimit(number)[1]
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(number, (hard, hard))
-
-
-def _began(pid: str) -> str:
-    """When a process began, in the kernel's ticks: with its number it names one process for good."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def _host() -> str:
-    return os.uname().nodename

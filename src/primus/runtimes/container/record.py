@@ -14,8 +14,8 @@ from primus import process
 from primus.runs.files import write_json
 from primus.runs.store import Run
 from primus.runtimes.container.engines import Container
+from primus.runtimes.container.started import ASKING_S
 
-ASKING_S = 30.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 
