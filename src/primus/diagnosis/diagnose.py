@@ -7,12 +7,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from msgspec import structs
 
-from primus.diagnosis import kernel_log, line, logs, witness
+from primus.diagnosis import kernel_log, line, logs, sources, witness
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
 from primus.diagnosis.judge import ERROR_SUFFIX, judge
 from primus.diagnosis.logs import Content, Log
@@ -36,12 +34,8 @@ KERNEL_S = 3600.0
 """Before the last change of the logs: what the kernel wrote earlier is of something else."""
 KILLS = ("killed", "died-silently")
 """Signatures after which the kernel's log is looked at: it may have killed for want of memory."""
-CLOCKS_S = 5.0
-"""Difference between the clocks of nodes that does not make a line one of another attempt."""
-LOG_SUFFIXES = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", *logs.COMPRESSED)
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Failure)\b(?::.*)?$")
 _TRACEBACK = b"Traceback (most recent call last)"
-_ATTEMPT_BEGAN = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] attempt (\d+) on ", re.MULTILINE)
 
 
 def of_run(
@@ -61,12 +55,12 @@ def of_run(
         kernel: Whether to read the kernel's log of this node; None where a process was killed and nothing says why.
         besides: Logs of the run that are not in its folder.
     """
-    number = newest_attempt(run) if attempt is None else attempt
+    number = sources.newest_attempt(run) if attempt is None else attempt
     said = witness.of_attempt(run, number)
-    began = _began(run, number)
-    outside = [Log(name=str(path), path=path, attempt=number, since=_since(number, began)) for path in besides]
-    told = [] if said.failures else _recorded(run, number)
-    everything = [*_run_logs(run, number, began), *outside, *said.logs, *told]
+    began = sources.begin_of(run, number)
+    outside = [Log(name=str(path), path=path, attempt=number, since=sources.since(number, began)) for path in besides]
+    told = [] if said.failures else sources.recorded(run, number)
+    everything = [*sources.of_attempt(run, number, began), *outside, *said.logs, *told]
     first = {failure.rank for failure in said.failures[:1]}
     scans, notes = _scanned(everything, budget_bytes, first)
 
@@ -104,10 +98,13 @@ def of_logs(
         UsageError: There is no log.
         PrimusError: None can be read.
     """
-    files = [file for path in paths for file in (_in_folder(path) if path.is_dir() else [path])]
-    everything = [*texts, *(Log(name=str(file), path=file, rank=_rank_of(file), local_to_rank=None) for file in files)]
+    files = [file for path in paths for file in (sources.in_folder(path) if path.is_dir() else [path])]
+    everything = [
+        *texts,
+        *(Log(name=str(file), path=file, rank=logs.rank_in_name(file), local_to_rank=None) for file in files),
+    ]
     if not everything:
-        raise UsageError(f"no logs in {', '.join(map(str, paths))}", f"logs end with {', '.join(LOG_SUFFIXES)}")
+        raise UsageError(f"no logs in {', '.join(map(str, paths))}", f"logs end with {', '.join(sources.LOG_SUFFIXES)}")
     scans, notes = _scanned(everything, budget_bytes, set())
     if not scans:
         raise PrimusError(notes[0], "give a log, a run folder, or a folder of logs")
@@ -119,111 +116,6 @@ def of_logs(
     if diagnosis.cause is None:
         diagnosis = _unknown(diagnosis, Witness(), everything)
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
-
-
-def _recorded(run: Run, number: int) -> list[Log]:
-    """The reason that the run's record gives, where this attempt was its last."""
-    try:
-        outcome = run.metadata().outcome
-    except PrimusError:  # it is missing or damaged: there are logs
-        return []
-    if outcome.state != "failed" or not outcome.reason or number != newest_attempt(run):
-        return []
-    first = outcome.first_failure
-    return [
-        Log(
-            name="metadata.json",
-            data=outcome.reason.encode("utf-8", "replace"),
-            rank=first.rank if first else None,
-            host=first.host if first else None,
-            time=first.time if first else None,
-        )
-    ]
-
-
-def newest_attempt(run: Run) -> int:
-    """Number of the newest attempt that has left something."""
-    numbers = [_number(path.name) for path in (run.directory / "logs").glob("attempt_*") if path.is_dir()]
-    known = [number for number in numbers if number is not None]
-    return max(known, default=0)
-
-
-def _number(name: str) -> int | None:
-    text = name.partition("_")[2]
-    return int(text) if text.isdecimal() else None
-
-
-def _rank_of(path: Path) -> int | None:
-    return logs.rank_in_name(path)
-
-
-def _in_folder(folder: Path) -> list[Path]:
-    """Logs of a folder and of those in it."""
-    found = [path for path in sorted(folder.rglob("*")) if path.name.endswith(LOG_SUFFIXES) and path.is_file()]
-    real = [path for path in found if not path.is_symlink()]  # logs/rank_0.log may only point to another
-    targets = {path.resolve() for path in real}
-    return [*real, *(path for path in found if path.is_symlink() and path.resolve() not in targets)]
-
-
-def _run_logs(run: Run, number: int, began: float | None) -> list[Log]:
-    """Logs of an attempt: of its ranks, of its launchers, and what a scheduler wrote into the run folder."""
-    folder = run.attempt(number)
-    found = [_attempt_log(run, path, began) for path in sorted(folder.glob("*")) if path.suffix in (".log", ".txt")]
-    per_node = _processes_per_node(run)
-    place = run.directory / "logs"
-    others = [path for pattern in ("*", "ssh/*", "slurm/*", "k8s/*") for path in sorted(place.glob(pattern))]
-    for path in others:
-        if path.is_symlink() or not path.is_file() or not path.name.endswith(LOG_SUFFIXES):
-            continue
-        found.append(
-            Log(
-                name=str(path.relative_to(run.directory)),
-                path=path,
-                attempt=number,
-                local_to_rank=logs.node_in_name(path) * per_node,
-                since=_since(number, began),
-            )
-        )
-    return [log for log in found if log is not None]
-
-
-def _since(number: int, began: float | None) -> float | None:
-    """The time before which lines are of earlier attempts."""
-    return began - CLOCKS_S if began is not None and number > 0 else None
-
-
-def _attempt_log(run: Run, path: Path, began: float | None) -> Log | None:
-    if path.name.endswith(".stacks.txt") or path.name.startswith("devices."):
-        return None
-    is_kernel = path.name.startswith("kernel.")
-    return Log(
-        name=str(path.relative_to(run.directory)),
-        path=path,
-        rank=logs.rank_in_name(path),
-        is_kernel=is_kernel,
-        since=began - CLOCKS_S if is_kernel and began is not None else None,
-    )
-
-
-def _processes_per_node(run: Run) -> int:
-    try:
-        plan: Any = msgspec.json.decode((run.directory / "plan.json").read_bytes())
-        return int(plan["layout"]["nproc"])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, ValueError):
-        return 0  # then the local rank is shown
-
-
-def _began(run: Run, number: int) -> float | None:
-    """When the attempt began, by the launcher's log."""
-    try:
-        data = (run.directory / "logs" / "launch.log").read_bytes()
-    except OSError:
-        return None
-    times = {
-        int(found[2]): time.mktime(time.strptime(found[1].decode(), "%Y-%m-%d %H:%M:%S"))
-        for found in _ATTEMPT_BEGAN.finditer(data)
-    }
-    return times.get(number)
 
 
 def _scanned(everything: Sequence[Log], budget_bytes: int, first: set[int]) -> tuple[list[Scan], list[str]]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, structs
 
-from primus.diagnosis import diagnose
+from primus.diagnosis import diagnose, sources
 from primus.diagnosis.diagnose import THOROUGH_BYTES
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
 from primus.diagnosis.logs import Log, of_stream
@@ -120,7 +120,7 @@ def _of_job(name: str, context: TaskContext, error: UsageError) -> tuple[Run, li
 
 def _of_run(run: Run, besides: list[Path], options: Options) -> Answer:
     metadata = run.metadata()
-    newest = diagnose.newest_attempt(run)
+    newest = sources.newest_attempt(run)
     number = newest if options.attempt is None else options.attempt
     if not 0 <= number <= newest:
         raise UsageError(f"--attempt {number}: the run has attempts 0 to {newest}")
