@@ -70,10 +70,21 @@ def test_a_killed_worker_goes_on_from_its_checkpoint_in_the_same_run(tmp_path: P
     assert restart["time"] - events(tmp_path, "step")[2]["time"] < 5
     ends = events(tmp_path, "attempt_ended")
     assert [(end["attempt"], end["end"], end["step"]) for end in ends] == [(0, "failed", 2), (1, "done", 6)]
+    assert [event["attempt"] for event in events(tmp_path, "run_ended")] == [1]
     told = json.loads((latest(tmp_path) / "metadata.json").read_text())
     assert (told["attempts"], told["outcome"]["state"]) == (2, "done")
     assert os.readlink(latest(tmp_path) / "logs/rank_0.log") == "attempt_1/rank_0.log"
     assert (latest(tmp_path) / "logs/launch.log").read_text().count("] attempt ") == 2
+
+
+@pytest.mark.parametrize(("acts", "ran"), [("raise@4", ["before", "after"]), ("refuse@2", ["before", "failure"])])
+def test_hooks_run_once_however_often_workers_are_started(tmp_path: Path, acts: str, ran: list[str]) -> None:
+    for stage in ("before", "after", "failure"):
+        hook = tmp_path / "hooks" / stage / "01_note.sh"
+        hook.parent.mkdir(parents=True)
+        hook.write_text(f"echo {stage} >>'{tmp_path}/ran'\n")
+    shift(tmp_path, "--max-restarts", "2", "--restart-delay", "0", acts=acts)
+    assert (tmp_path / "ran").read_text().split() == ran
 
 
 def test_restarts_storm_no_longer_than_without_progress(tmp_path: Path) -> None:

@@ -185,7 +185,8 @@ def _conclude(launch: Launch, scene: Scene, outcome: Outcome, run: Run, *, keeps
     if keeps_record:
         log = EventLog(run.events)
         values = {"state": outcome.state, "exit_code": outcome.exit_code, "reason": outcome.reason}
-        log.append("run_ended", attempt=launch.attempt, **values)
+        newest = max(launch.attempt, run.metadata().attempts - 1)
+        log.append("run_ended", attempt=newest, **values)
         log.close()
         run.update(ended=time.time(), outcome=outcome)
     _afterwards(launch, scene, outcome, run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -10,6 +11,8 @@ from types import FrameType
 INSISTS_AFTER_S = 1.0
 """A signal that comes again later than this is a person who insists; sooner it is a scheduler that signals everybody,
 and a launcher that passes it on."""
+TOGETHER_S = 0.1
+"""Signals within this time are one event. Handlers interrupt each other, so their order says nothing then."""
 
 
 class Signals:
@@ -18,13 +21,13 @@ class Signals:
     HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
     def __init__(self) -> None:
-        self.first: int | None = None
-        self.count = 0
         self.is_urgent = False
         """Whether there was more than a warning: SIGUSR1 leaves the time to whoever sends it."""
         self.insists = False
         """Whether somebody wants the end at once."""
+        self._noted: dict[int, float] = {}
         self._heard: dict[int, float] = {}
+        """When each signal first came: at all, and to this very process."""
 
     def __enter__(self) -> Signals:
         is_main = threading.current_thread() is threading.main_thread()
@@ -36,10 +39,18 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @property
+    def first(self) -> int | None:
+        """The signal that came first; a warning, where it came together with others."""
+        if not self._noted:
+            return None
+        number = min(self._noted, key=self._noted.__getitem__)
+        warned_at = self._noted.get(signal.SIGUSR1, math.inf)
+        return signal.SIGUSR1 if warned_at - self._noted[number] < TOGETHER_S else number
+
     def note(self, number: int) -> None:
         """A signal, to this process or to the launcher of another node."""
-        self.first = self.first or number
-        self.count += 1
+        self._noted.setdefault(number, time.monotonic())
         self.is_urgent |= number != signal.SIGUSR1
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

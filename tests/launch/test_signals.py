@@ -1,0 +1,29 @@
+"""Which of several signals counts, whatever the order in which their handlers get to run."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from primus.launch.signals import TOGETHER_S, Signals
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)])
+def test_a_warning_counts_that_comes_together_with_the_end(numbers: tuple[int, int]) -> None:
+    with Signals() as signals:
+        assert signals.first is None
+        for number in numbers:
+            signal.raise_signal(number)
+    assert signals.first == signal.SIGUSR1
+    assert signals.is_urgent
+    assert not signals.insists
+
+
+def test_otherwise_the_first_counts() -> None:
+    with Signals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(2 * TOGETHER_S)
+        signal.raise_signal(signal.SIGUSR1)
+    assert signals.first == signal.SIGTERM
