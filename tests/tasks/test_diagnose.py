@@ -78,6 +78,13 @@ def test_a_job_is_found_by_its_id_with_logs_outside_the_run_folder(
     assert found["gpu-out-of-memory"]["count"] == 2
 
 
+def test_a_run_whose_launcher_was_killed_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = folders.make(tmp_path, state="running")
+    folders.rank(run, 0, "begins to read the data")
+    said = diagnose(capsys, str(run.directory), code=4)
+    assert "died" in said and "its launcher ended without a word" in said and "begins to read the data" in said
+
+
 def test_a_run_that_is_done_has_no_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = folders.make(tmp_path, state="done", attempts=2)
     folders.rank(run, 0, OOM)

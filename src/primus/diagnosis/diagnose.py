@@ -186,7 +186,7 @@ def _unknown(diagnosis: Diagnosis, said: Witness, everything: Sequence[Log]) -> 
 
 
 def _tail_log(rank: int | None, everything: Sequence[Log]) -> tuple[Log | None, list[str]]:
-    """The log of `rank`, else the first one with a traceback, else the last one, with its last lines."""
+    """The log of `rank`, else the first one with a traceback, else the last one of a rank, with its last lines."""
     files = [log for log in everything if log.path or not log.name.endswith(".json")]
     mine = [log for log in files if rank is not None and log.rank == rank]
     fallback: tuple[Log | None, list[str]] = (None, [])
@@ -201,5 +201,6 @@ def _tail_log(rank: int | None, everything: Sequence[Log]) -> tuple[Log | None, 
         lines = [text for text in map(line.plain, raw.lines[-NUM_UNKNOWN:]) if text.strip()]
         if mine or _TRACEBACK in raw.data:
             return log, lines
-        fallback = (log, lines) if lines else fallback
+        if lines and (log.rank is not None or fallback[0] is None or fallback[0].rank is None):
+            fallback = (log, lines)
     return fallback

@@ -141,6 +141,8 @@ def _of_run(run: Run, besides: list[Path], options: Options) -> Answer:
     if found.cause is None and is_active and not found.reason:
         found = structs.replace(found, reason="it is running, and nothing has failed so far", tail=())
         return structs.replace(answer, is_known=True, diagnosis=found)
+    if state == "died" and not found.reason:
+        found = structs.replace(found, reason="its launcher ended without a word: it was killed, or its node went away")
     return structs.replace(answer, is_known=found.cause is not None, diagnosis=found)
 
 
