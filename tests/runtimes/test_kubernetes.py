@@ -126,6 +126,25 @@ def test_a_folder_on_a_shared_volume_is_called_there_as_it_is_here(workplace: Pa
     assert command[-1] == command[2]
 
 
+@pytest.mark.parametrize(
+    ("typed", "folder"),
+    [
+        (("data:/data:ro", "runs:/runs"), "/runs/night/"),
+        (("data:/data:ro",), "/primus/output/night/"),
+        (("shared:{here}:ro", "runs:/runs"), "/runs/night/"),
+        (("shared:{here}:ro", "runs:{here}/output"), "{here}/output/night/"),
+        (("shared:{here}", "runs:{here}/output:ro"), "{here}/night/"),
+    ],
+)
+def test_a_run_folder_lies_where_it_can_be_written(typed: tuple[str, ...], folder: str, workplace: Path) -> None:
+    words = [word for volume in typed for word in ("--volume", volume.format(here=workplace))]
+    pod = pod_of(documents(workplace, "create", *EXP, *words)["JobSet"])
+    place = pod["containers"][0]["command"][2]
+    assert place.startswith(folder.format(here=workplace))
+    mounts = [each for each in pod["containers"][0]["volumeMounts"] if place.startswith(each["mountPath"] + "/")]
+    assert not max(mounts, key=lambda mount: len(mount["mountPath"])).get("readOnly")
+
+
 @pytest.mark.parametrize("words", [("--hf_token", "canary"), ("--hf_token=canary",), ("--env", "HF_TOKEN=canary")])
 def test_a_token_is_named_and_not_shown(workplace: Path, words: tuple[str, ...]) -> None:
     made = documents(workplace, "create", *EXP, *words)

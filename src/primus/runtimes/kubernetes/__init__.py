@@ -41,7 +41,8 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     target(options.kind).check(options)
     order.variables(options, plan, context)
     mounts = [Mount(volume.source, volume.path, volume.is_read_only) for volume in volumes.parsed(options.volume)]
-    notes = () if mounts else ("without --volume the run folder ends with its pod",)
+    has_place = volumes.writable(options.volume)
+    notes = () if has_place else ("without --volume the run folder ends with its pod",)
     return structs.replace(
         plan,
         argv=order.pod_command(options, context),

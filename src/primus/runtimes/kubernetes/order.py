@@ -63,12 +63,12 @@ def pod_command(options: Options, context: Context) -> tuple[str, ...]:
 
 
 def inside_of(options: Options, context: Context) -> PurePosixPath:
-    """The run folder as the pods see it: the same path where a volume is mounted above it, else below the first one."""
-    mounted = [volume.path for volume in volumes.parsed(options.volume)]
+    """The run folder as the pods see it: the same path if a volume for writing is mounted above, else below the first."""
     here = PurePosixPath(context.directory)
-    if any(here.is_relative_to(path) for path in mounted):
+    above = [volume for volume in volumes.parsed(options.volume) if here.is_relative_to(volume.path)]
+    if above and not max(above, key=lambda volume: len(volume.path)).is_read_only:
         return here
-    first = PurePosixPath(mounted[0]) if mounted else NO_VOLUME
+    first = next((PurePosixPath(volume.path) for volume in volumes.writable(options.volume)), NO_VOLUME)
     return first / context.name / here.name
 
 

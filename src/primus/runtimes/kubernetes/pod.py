@@ -78,7 +78,7 @@ def rest_of_container(order: Order) -> Manifest:
     for number, volume in enumerate(volumes.parsed(order.options.volume)):
         mount: Manifest = {"name": f"volume-{number}", "mountPath": volume.path}
         mounts.append(mount | {"readOnly": True} if volume.is_read_only else mount)
-    if not order.options.volume:
+    if not volumes.writable(order.options.volume):
         mounts.append({"name": "output", "mountPath": str(NO_VOLUME)})
     return {"volumeMounts": mounts, "securityContext": {"capabilities": {"add": CAPABILITIES}}}
 
@@ -148,7 +148,7 @@ def _volumes(order: Order) -> list[Manifest]:
         is_claim = not volume.source.startswith("/")
         where = {"persistentVolumeClaim": {"claimName": volume.source}} if is_claim else _of_node(volume.source)
         found.append({"name": f"volume-{number}", **where})
-    return found if options.volume else [*found, {"name": "output", "emptyDir": {}}]
+    return found if volumes.writable(options.volume) else [*found, {"name": "output", "emptyDir": {}}]
 
 
 def _of_node(path: str) -> Manifest:

@@ -32,6 +32,11 @@ def parsed(words: Sequence[str]) -> list[Volume]:
     return found
 
 
+def writable(words: Sequence[str]) -> list[Volume]:
+    """Those of the volumes of `--volume` that can hold a run folder."""
+    return [volume for volume in parsed(words) if not volume.is_read_only]
+
+
 def _parsed(word: str) -> Volume:
     text = word.removesuffix(":ro")
     source, colon, path = text.partition(":")
