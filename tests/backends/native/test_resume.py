@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -194,6 +195,10 @@ def test_a_load_of_damaged_checkpoints_does_not_train_from_scratch(make_run: Mak
     first = make_run("first")
     train(first)
     _damage(first.checkpoints / "step_00000008")
+    aside = first.checkpoints / "step_00000008.set_aside_1"
+    shutil.copytree(first.checkpoints / "step_00000008", aside)
+    with pytest.raises(PrimusError, match="is damaged"):
+        train(make_run("third", load=str(aside)))
     with pytest.raises(PrimusError, match="is damaged"):
         train(make_run("second", load=str(first.directory)))
 

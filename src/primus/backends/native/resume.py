@@ -131,7 +131,9 @@ class Search:
 
     def _reject(self, checkpoint: Path, reason: str) -> None:
         self.say(f"checkpoint {checkpoint.name} is passed over: {reason}")
-        self.event("checkpoint_rejected", step=folders.step_of(checkpoint), reason=reason)
+        has_step = folders.STEP.fullmatch(checkpoint.name)  # `load:` may name one that was set aside
+        step = folders.step_of(checkpoint) if has_step else None
+        self.event("checkpoint_rejected", step=step, name=checkpoint.name, reason=reason)
 
 
 def check_same_data(start: Start, run: Run, fingerprint: str) -> None:
