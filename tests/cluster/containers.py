@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from components import WHERE
@@ -21,6 +22,8 @@ LIBRARIES = (
 )
 """What torch and the interpreter load besides what their programs name."""
 FILES = ("/etc/os-release", "/etc/ld.so.cache", "/etc/nsswitch.conf", "/etc/localtime")
+INTERPRETER = (sys.prefix, sysconfig.get_path("stdlib") if sys.base_prefix == "/usr" else sys.base_prefix)
+"""Folders of this interpreter, which a container is to see; of the system's own one the library."""
 INSIDE_PATH = f"{sys.prefix}/bin:/usr/bin:/bin"
 
 RUNTIME = """\
@@ -76,8 +79,9 @@ def root_file_system(folder: Path) -> Path:
     cache = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, env={"PATH": WHERE}).stdout
     for name in LIBRARIES:
         needed |= set(re.findall(rf"^\s*{re.escape(name)} \(.*x86-64.*\) => (\S+)$", cache, re.MULTILINE)[:1])
+    needed |= {os.path.realpath(sys.executable), *map(str, Path(sys.base_prefix, "bin").glob("python3*"))}
     for path in sorted({*needed, *FILES}):
-        if os.path.exists(path) and not path.startswith((sys.prefix, sys.base_prefix)):
+        if os.path.exists(path) and not path.startswith(INTERPRETER):
             _put(Path(path), folder)
     (folder / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (folder / "etc/group").write_text("root:x:0:\n")
@@ -232,7 +236,7 @@ def mounts() -> list[str]:
     from primus import registry
 
     checkout = registry.PACKAGE.parents[1]
-    places = [path for path in dict.fromkeys((sys.prefix, sys.base_prefix)) if not Path(path).is_relative_to(checkout)]
+    places = [path for path in dict.fromkeys(INTERPRETER) if not Path(path).is_relative_to(checkout)]
     return [word for place in places for word in ("--mount", f"{place}:{place}:ro")]
 
 
