@@ -130,6 +130,7 @@ wild = st.lists(
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PRIMUS_PLUGINS", str(cli.PLUGINS))
+    monkeypatch.setenv("PATH", "/nowhere")  # srun, docker and ssh would speak for themselves
     (tmp_path / "e.yaml").write_text(CONFIG)
     return tmp_path
 

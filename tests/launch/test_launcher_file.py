@@ -71,6 +71,12 @@ def test_a_command_gets_the_options_that_it_takes(tmp_path: Path) -> None:
     assert words == ("create", "--url=http://h", "--workspace=ws", "--cpu=4")
 
 
+def test_a_section_may_have_the_short_name_of_its_runtime_and_a_file_may_hold_none(tmp_path: Path) -> None:
+    assert "--cpu=4" in runtimes("k8s create -- runs list", "k8s: {cpu: 4}", tmp_path)["kubernetes"]
+    for text in ("", "# nothing yet\n"):
+        assert runtimes("direct -- runs list", text, tmp_path, over=text) == {"direct": ()}
+
+
 def test_the_dead_key_of_the_existing_system_lives(tmp_path: Path) -> None:
     assert runtimes("direct -- runs list", "direct: {gpus_per_node: 4}", tmp_path)["direct"] == ("--nproc=4",)
 

@@ -248,6 +248,8 @@ def test_what_cannot_be_is_refused(words: str, problem: str) -> None:
     [
         ("--mount /a:/b:/c:ro", "expected SRC"),
         ("--mount /a:b", "DST absolute"),
+        ("--mount :", "expected SRC"),
+        ("--env=", "'' is not the name of a variable"),
         ("--mount /a:/b:rx", "expected SRC"),
         ("--name -x --engine docker", "letters, digits"),
         ("--name x/y --engine docker", "letters, digits"),

@@ -72,13 +72,16 @@ class Leaf(Struct, frozen=True):
 Tree = dict[str, Union[Leaf, "Tree"]]
 
 
-def read(path: Path, environ: Mapping[str, str] | None, shown: str | None = None) -> Tree:
+def read(
+    path: Path, environ: Mapping[str, str] | None, shown: str | None = None, *, may_be_empty: bool = False
+) -> Tree:
     """Read a YAML file whose top level is a mapping; `${VAR}` and `${VAR:default}` are replaced.
 
     Args:
         path: The file.
         environ: Values of the variables; None leaves `${` as it stands.
         shown: How origins name the file; its path relative to the working directory when None.
+        may_be_empty: Whether a file without keys is an empty mapping.
 
     Raises:
         UsageError: The file is missing, empty, not YAML, repeats a key, or needs a variable that is not set.
@@ -88,6 +91,8 @@ def read(path: Path, environ: Mapping[str, str] | None, shown: str | None = None
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
+        if node is None and may_be_empty:
+            return {}
         if node is None:
             raise UsageError(f"{shown} is empty", "it must hold a mapping of keys to values")
         if not isinstance(node, yaml.MappingNode):

@@ -206,7 +206,8 @@ def _no_runtime(words: Sequence[str]) -> UsageError:
         return UsageError(f"'{head}' is a task; a runtime comes first", f"primus-cli direct -- {' '.join(words)}")
     if head.startswith("-"):
         return UsageError(
-            f"unknown option {head}", did_you_mean(head, ["--dry-run", "--debug", "--json", "--version", "--help"])
+            f"unknown option {head}",
+            did_you_mean(head, ["--dry-run", "--debug", "--json", "--config", "--no-config", "--version", "--help"]),
         )
     return UsageError(f"no runtime '{head}'", did_you_mean(head, runtimes))
 

@@ -121,7 +121,7 @@ def _merged(choice: Choice, environ: Mapping[str, str]) -> dict[str, dict[str, A
     for path, shown in _files(choice, environ):
         from primus.config import source  # takes a YAML reader, where there is something to read
 
-        content: dict[str, Any] = source.read(path, environ, shown)
+        content: dict[str, Any] = source.read(path, environ, shown, may_be_empty=True)
         for name, tree in content.items():
             section = _section(name, tree, shown)
             sections.setdefault(section, {}).update(_flat(section, tree, source.Leaf))
@@ -147,7 +147,7 @@ def _is_file(path: Path, shown: str) -> bool:
 
 def _section(name: str, tree: Any, shown: str) -> str:
     known = ["main", *registry.names("runtimes")]
-    section = name.replace("_", "-")
+    section = chain.SHORT.get(name, name.replace("_", "-"))
     if section not in known:
         raise UsageError(f"{_origin_of(tree) or shown}: unknown section '{name}'", did_you_mean(name, known))
     if not isinstance(tree, dict):

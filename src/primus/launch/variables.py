@@ -18,7 +18,7 @@ def of_words(words: Iterable[str], flag: str, environ: Mapping[str, str]) -> dic
     """
     variables: dict[str, Variable] = {}
     for word in words:
-        if "=" in word and flag == "--env":
+        if not word or ("=" in word and flag == "--env"):
             name, _, value = word.partition("=")
             variables[checked_name(name, "--env")] = Variable(value, "--env")
         elif word in environ:

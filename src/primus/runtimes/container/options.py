@@ -127,7 +127,8 @@ def _take(flag: Flag, value: str, given: dict[str, Any], passed: list[str]) -> N
 
 def _is_engines_mount(word: str) -> bool:
     """Whether a mount is no folder of ours: the engine's own syntax, or a volume that it keeps under a name."""
-    return word.startswith("type=") or (":" in word and not set(word.partition(":")[0]) & set("/.~"))
+    name, colon, _ = word.partition(":")
+    return word.startswith("type=") or bool(name and colon and not set(name) & set("/.~"))
 
 
 def _is_engines_user(flag: Flag, equals: str, rest: list[str]) -> bool:

@@ -63,7 +63,7 @@ def pod_command(options: Options, context: Context) -> tuple[str, ...]:
 
 
 def inside_of(options: Options, context: Context) -> PurePosixPath:
-    """The run folder as the pods see it: the same path if a volume for writing is mounted above, else below the first."""
+    """The run folder as the pods see it: the same path below a volume for writing, else one below the first."""
     here = PurePosixPath(context.directory)
     above = [volume for volume in volumes.parsed(options.volume) if here.is_relative_to(volume.path)]
     if above and not max(above, key=lambda volume: len(volume.path)).is_read_only:
