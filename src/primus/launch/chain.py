@@ -22,6 +22,8 @@ LEVELS = ("cluster", "container", "node")
 GLOBAL_WORDS = ("--dry-run", "--dry_run", "--debug", "--json")
 """Options that may stand anywhere."""
 
+HELP_WORDS = ("-h", "--help")
+
 SHORT = {"k8s": "kubernetes"}
 """Other names of runtimes."""
 
@@ -69,7 +71,7 @@ def parse(argv: Sequence[str]) -> Command:
         own, more = _take_globals(own)
         given |= more
         is_help |= _asks_help(own)
-        runtimes.append(Segment(_typed(head), tuple(word for word in own if word not in ("-h", "--help"))))
+        runtimes.append(Segment(_typed(head), _without_help(own)))
     if not runtimes:
         raise _no_runtime(words)
     if not rest and not is_help:
@@ -80,9 +82,9 @@ def parse(argv: Sequence[str]) -> Command:
         _check_order(runtimes)
         return Command(Globals(**given), Request(runtimes=tuple(runtimes), task=""))
     task, own = _task(rest, runtimes, is_help)
-    own, more = _take_globals(own, only=("json", "dry_run", "debug"))
+    own, more = _take_globals(own)
     is_help |= _asks_help(own)
-    request = Request(runtimes=tuple(runtimes), task=task, words=tuple(w for w in own if w not in ("-h", "--help")))
+    request = Request(runtimes=tuple(runtimes), task=task, words=_without_help(own))
     _check_order(runtimes)
     return Command(Globals(**(given | more)), request, is_help)
 
@@ -181,16 +183,18 @@ def _split(argv: Sequence[str]) -> list[list[str]]:
     return segments
 
 
-def _take_globals(
-    words: Sequence[str], only: Sequence[str] = ("json", "dry_run", "debug")
-) -> tuple[list[str], dict[str, Any]]:
-    spelled = {spelling: name for name in only for spelling in (f"--{name}", f"--{name.replace('_', '-')}")}
-    given = {spelled[word]: True for word in words if word in spelled}
-    return [word for word in words if word not in spelled], given
+def _take_globals(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """`words` without the options that may stand anywhere, and these by their fields."""
+    given = {word.removeprefix("--").replace("-", "_"): True for word in words if word in GLOBAL_WORDS}
+    return [word for word in words if word not in GLOBAL_WORDS], given
 
 
 def _asks_help(words: Sequence[str]) -> bool:
-    return "-h" in words or "--help" in words
+    return any(word in HELP_WORDS for word in words)
+
+
+def _without_help(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for word in words if word not in HELP_WORDS)
 
 
 def _typed(word: str) -> str:
