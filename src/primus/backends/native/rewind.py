@@ -75,7 +75,7 @@ def set_aside_undone(folder: Path, run: Run, rewinds: Sequence[Rewind]) -> list[
     if not rewinds:
         return []
     return [
-        _set_aside(checkpoint)
+        _renamed(checkpoint)
         for checkpoint in folders.checkpoints(folder)
         if (found := _manifest(checkpoint)) and found.run == run.id and is_undone(found.consumed_samples, rewinds)
     ]
@@ -84,7 +84,7 @@ def set_aside_undone(folder: Path, run: Run, rewinds: Sequence[Rewind]) -> list[
 def set_aside_from(folder: Path, first_bad_step: int) -> list[str]:
     """Rename the checkpoints of bad steps."""
     bad = [found for found in folders.checkpoints(folder) if folders.step_of(found) >= first_bad_step]
-    return [_set_aside(checkpoint) for checkpoint in bad if folders.is_complete(checkpoint)]
+    return [_renamed(checkpoint) for checkpoint in bad if folders.is_complete(checkpoint)]
 
 
 def set_aside(
@@ -117,7 +117,7 @@ def _manifest(checkpoint: Path) -> manifest.Manifest | None:
         return None
 
 
-def _set_aside(checkpoint: Path) -> str:
+def _renamed(checkpoint: Path) -> str:
     """Rename a checkpoint to a name that no search finds, but `load:` may give; the new name."""
     number = 1
     while (target := checkpoint.with_name(f"{checkpoint.name}.set_aside_{number}")).exists():

@@ -26,7 +26,9 @@ SIGNATURES = (
         strength="certain",
         signs=(
             Sign("amdgpu", r"(?i)amdgpu[ :\]].*(poison|fatal)"),
-            Sign("amdgpu", r"(?i)amdgpu[ :\]].*uncorrectable(?! hardware errors? (detected )?in )(?! hardware error\()"),
+            Sign(
+                "amdgpu", r"(?i)amdgpu[ :\]].*uncorrectable(?! hardware errors? (detected )?in )(?! hardware error\()"
+            ),
             Sign("Accelerator Check Architecture", r"Accelerator Check Architecture.*uncorrectable"),
             Sign("link error", r"(?i)xgmi.*link error"),
         ),
