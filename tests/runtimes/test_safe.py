@@ -339,5 +339,7 @@ def test_waiting_gives_the_exit_code_of_the_job(server: Safe, workplace: Path) -
     job = server.add(phase="Failed", pods=[{**POD, "containers": [{"exitCode": 9}]}])
     done = cli.run("k8s", "wait", job, "--url", server.url, cwd=workplace, **ENVIRON)
     assert done.returncode == 9, done.stderr
+    stopped = server.add(phase="Stopped")
+    assert cli.run("k8s", "wait", stopped, "--url", server.url, cwd=workplace, **ENVIRON).returncode == 130
     done = cli.run("--json", "k8s", "list", "--url", server.url, cwd=workplace, **ENVIRON)
     assert json.loads(done.stdout)[0]["state"]["raw"] == "Failed"

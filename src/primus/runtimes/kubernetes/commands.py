@@ -155,7 +155,7 @@ def _wait(server: Target, place: Place, options: Options, context: TaskContext) 
             return EXIT_TIMED_OUT
         time.sleep(POLL_S if deadline is None else max(0.0, min(POLL_S, deadline - time.monotonic())))
     context.result(state, f"{options.job_id}: {_state_text(state)}")
-    return exit_code(state)
+    return jobs.exit_code(state)
 
 
 def _state_of(server: Target, place: Place, options: Options, context: TaskContext, *, was_there: bool) -> JobState:
@@ -165,11 +165,6 @@ def _state_of(server: Target, place: Place, options: Options, context: TaskConte
         if was_there:
             raise PrimusError(f"{options.job_id} was removed while it was waited for", error.hint) from None
         raise
-
-
-def exit_code(state: JobState) -> int:
-    """The exit code of a command that stands for a job which has ended."""
-    return EXIT_OK if state.state == "done" else state.exit_code or EXIT_FAILED
 
 
 def _job_text(view: JobView) -> str:
