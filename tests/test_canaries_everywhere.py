@@ -28,6 +28,14 @@ CHAINS = {
     "ssh, podman": ("ssh", "--hosts", "localhost", "--", "container", "--engine", "podman", "--image", "x:1", *ENV),
 }
 
+POD = ("kubernetes", "create", "--replica", "2", "--image", "x:1", "--hf_token", "canary-7", *ENV[:3])
+SERVERS = {
+    "jobset": POD,
+    "trainjob": (*POD, "--target", "trainjob"),
+    "safe": (*POD, "--url", "http://127.0.0.1:1", "--workspace", "w"),
+}
+"""What is sent to a server; tests/runtimes has servers that look at what comes."""
+
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
@@ -64,7 +72,7 @@ def test_a_training_run_tells_no_secret_and_has_them_all(chain: tuple[str, ...],
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
-@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize("chain", [*CHAINS.values(), *SERVERS.values()], ids=[*CHAINS, *SERVERS])
 def test_a_dry_run_tells_none_and_calls_nobody(chain: tuple[str, ...], form: tuple[str, ...], workplace: Path) -> None:
     done = cli.run("--dry-run", *form, *chain, "--", *TRAIN, cwd=workplace, **environment(workplace))
     assert done.returncode == 0, done.stderr
