@@ -157,7 +157,7 @@ def test_a_worker_that_is_warned_and_asked_at_once_saves(tmp_path: Path) -> None
 
 
 def test_a_warning_leaves_workers_the_time_that_they_need(tmp_path: Path) -> None:
-    before = "from primus.launch import execute; execute.GRACE_S = 0.3"
+    before = "from primus.launch import guard; guard.GRACE_S = 0.3"
     with begun_shift(tmp_path, task=("--steps", "1000", "--step-s", "1.5"), before=before) as process:
         cli.wait_for(lambda: (tmp_path / "out").exists() and len(steps(tmp_path)) > 0, "a step")
         process.send_signal(signal.SIGUSR1)

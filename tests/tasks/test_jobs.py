@@ -129,6 +129,8 @@ def test_a_job_is_found_by_its_number_name_or_run(desk: Desk) -> None:
     desk.submitted("12", "night")
     for name, number in (("11", "11"), ("night", "12"), ("run11", "11"), (str(run.directory), "11")):
         assert json.loads(desk.jobs("show", name, as_json=True).stdout)["id"] == number
+    assert "did you mean 'night'?" in desk.jobs("show", "nihgt", code=2).stderr
+    assert "jobs list --all shows them" in desk.jobs("show", "9/9", code=2).stderr
 
 
 def test_logs_are_printed_whole_or_from_near_the_end(desk: Desk) -> None:
@@ -242,7 +244,15 @@ def test_a_number_that_slurm_gives_again_is_another_job(tmp_path: Path) -> None:
 def begun(run: Run, *past: End, attempts: int = 1) -> None:
     run.update(attempts=attempts, outcome=Outcome(state="running"))
     for end in past:
+        if end.step is not None:
+            saved(run, end.step)
         ends.note(run, end)
+
+
+def saved(run: Run, step: int) -> None:
+    log = EventLog(run.events)
+    log.append("checkpoint_saved", step=step)
+    log.close()
 
 
 def next_line(desk: Desk, run: Run, code: int, *words: str) -> str:
@@ -357,11 +367,12 @@ def test_a_task_without_workers_is_done_when_its_step_is(desk: Desk) -> None:
 def test_checkpoints_count_for_attempts_whose_nodes_could_not_say(desk: Desk) -> None:
     run = desk.submitted("11")
     begun(run)
-    log = EventLog(run.events)
-    log.append("checkpoint_saved", step=30)
-    log.close()
+    saved(run, 30)
     assert next_line(desk, run, 9, "--max-restarts", "1") == "restart 30"
     assert ends.ends_of(run)[0].step == 30
+    run.update(attempts=2)
+    saved(run, 60)
+    assert next_line(desk, run, 9, "--max-restarts", "1") == "restart 30", "a newer checkpoint sets the count back"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,12 @@ def note(run: Run, end: End) -> None:
     log.close()
 
 
+def newest_checkpoint(run: Run) -> int | None:
+    """Step of the newest checkpoint that the run's trainer has told of."""
+    saved = [event.get("step") for event in events.read(run.events) if event["kind"] == "checkpoint_saved"]
+    return next((step for step in reversed(saved) if isinstance(step, int)), None)
+
+
 def ends_of(run: Run) -> list[End]:
     """The ends of the attempts so far, in order; of an attempt that is told of twice, the last word counts."""
     found = {}

@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import structs
 
 from primus import process
 from primus.errors import EXIT_FAILED, PrimusError, UnfitError
 from primus.launch import ranks
+from primus.launch.guard import Guard
 from primus.launch.plan import LaunchPlan
-from primus.launch.ranks import Beat
 from primus.launch.verdict import Ended
 from primus.runs import events
 from primus.runs.attempt import LAUNCHER_VARIABLE
@@ -41,24 +40,6 @@ FOR_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT", "TORCH_ELASTIC_SHU
 """The agent leaves signals to us, who tell the ranks themselves and end it afterwards; of its own accord it gives ranks
 30 s from a signal on, less than a checkpoint may take. Ranks whose sibling has failed get 2 s to end, so that it can
 say who failed before we end it (torch/distributed/elastic/multiprocessing/api.py)."""
-GRACE_S = 60.0
-"""Time that workers have for a last checkpoint after the first signal."""
-FAILED_PEERS_S = 2.5
-"""Time that the other ranks have to end after one has failed."""
-
-
-class Guard(Protocol):
-    """Watches the processes of an attempt."""
-
-    dead: dict[int, float]
-    """Ranks that were found dead, and when they were last seen alive."""
-
-    @property
-    def beats(self) -> Mapping[int, Beat]:
-        """The ranks of this node, read again."""
-
-    def is_over(self, now: float) -> bool:
-        """Whether all processes are to be ended; asked again and again while they run."""
 
 
 def execute(

@@ -11,17 +11,21 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus.errors import PrimusError
-from primus.launch import execute, ranks, stacks, watch
+from primus.launch import ranks, stacks, watch
 from primus.launch.bond import Bond, Message
 from primus.launch.ranks import Beat
 from primus.launch.signals import Signals
 from primus.launch.verdict import Ended
 from primus.launch.watch import Finding, Sample, Standing
 from primus.machine.cluster import Layout
-from primus.runs.attempt import stacks_file
+from primus.runs.attempt import process_state, stacks_file
 from primus.runs.files import write_json
 from primus.runs.store import Failure
 
+GRACE_S = 60.0
+"""Time that workers have for a last checkpoint after the first signal."""
+FAILED_PEERS_S = 2.5
+"""Time that the other ranks have to end after one has failed."""
 PROCESSES_INTERVAL_S = 0.25
 BEATS_INTERVAL_S = 1.0
 WINDOW_S = 10.0
@@ -58,6 +62,7 @@ class Guard:
 
     def __init__(self, place: Place, bond: Bond, signals: Signals, record: Record, say: Callable[[str], None]) -> None:
         self.dead: dict[int, float] = {}
+        """Ranks that were found dead, and when they were last seen alive."""
         self.ended: dict[int, Ended] = {}
         """How it ended on other nodes."""
         self.hang: Failure | None = None
@@ -92,7 +97,7 @@ class Guard:
             self._beats_at = now
             self._watch(now)
         self._judge_hang(now)
-        return self._is_stopped(now) or (self.failed_at is not None and now - self.failed_at > execute.FAILED_PEERS_S)
+        return self._is_stopped(now) or (self.failed_at is not None and now - self.failed_at > FAILED_PEERS_S)
 
     @property
     def beats(self) -> Mapping[int, Beat]:
@@ -176,12 +181,12 @@ class Guard:
         self._told |= set(fresh)
         if self._signals.is_urgent:
             self._urgent_at = self._urgent_at or now
-        is_late = self._urgent_at is not None and now - self._urgent_at > execute.GRACE_S
+        is_late = self._urgent_at is not None and now - self._urgent_at > GRACE_S
         nobody_began = not self._told
         return nobody_began or self._signals.insists or is_late
 
     def _look_for_the_dead(self, now: float) -> None:
-        ended = {rank for rank, beat in self._beats.items() if rank not in self._over and not ranks.state(beat.pid)}
+        ended = {rank for rank, beat in self._beats.items() if rank not in self._over and not process_state(beat.pid)}
         self._alive |= dict.fromkeys(set(self._beats) - ended, time.time())
         newest = self.beats if ended else {}
         for rank in ended:

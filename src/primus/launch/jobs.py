@@ -20,7 +20,7 @@ from typing import Literal
 from msgspec import Struct
 
 from primus import registry
-from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError, did_you_mean
+from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError, nearest
 from primus.runs.files import read_json, write_json
 from primus.runs.store import Outcome, Run
 
@@ -97,10 +97,9 @@ def find(name: str, environ: Mapping[str, str]) -> Submission:
         matching = [each for each in everything if name in _called(each, field)]
         if matching:
             return matching[-1]
-    raise UsageError(
-        f"no job '{name}' was submitted from here",
-        did_you_mean(name, [each.id for each in everything] + [each.name for each in everything]),
-    )
+    close = nearest(name, [each.id for each in everything] + [each.name for each in everything])
+    hint = f"did you mean '{close}'?" if close else "primus-cli direct -- jobs list --all shows them"
+    raise UsageError(f"no job '{name}' was submitted from here", hint if everything else "")
 
 
 def states(submissions: Sequence[Submission], environ: Mapping[str, str]) -> dict[tuple[str, str], JobState]:

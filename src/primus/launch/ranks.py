@@ -64,21 +64,6 @@ def first_first(failures: Iterable[Failure]) -> list[Failure]:
     return sorted(failures, key=lambda failure: (failure.time, failure.rank))
 
 
-def state(pid: int) -> str:
-    """State of a process as the kernel says it, such as R, S, or T where it is stopped; empty where it has ended."""
-    try:
-        os.kill(pid, 0)
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            found = file.read().rpartition(b")")[2].split()[0].decode()
-    except ProcessLookupError:
-        return ""
-    except FileNotFoundError:
-        return "" if os.path.isdir("/proc/self") else "S"
-    except OSError:  # somebody else's process
-        return "S"
-    return "" if found in "ZX" else found
-
-
 def tell(beats: Mapping[int, Beat], number: int) -> None:
     """Send a signal to the ranks that are at work."""
     for beat in beats.values():

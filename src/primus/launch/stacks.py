@@ -16,10 +16,9 @@ from pathlib import Path
 from msgspec import structs
 
 from primus import process
-from primus.launch import ranks
 from primus.launch.recorder import PIPE_VARIABLE
 from primus.launch.watch import Standing
-from primus.runs.attempt import stacks_file
+from primus.runs.attempt import process_state, stacks_file
 from primus.runs.files import write_text
 
 DUMP_LIMIT_S = 10.0
@@ -58,7 +57,7 @@ def look(
 def _seen(standing: Standing, folder: Path, environ: Mapping[str, str]) -> Standing:
     if not standing.pid:
         return standing
-    state = ranks.state(standing.pid)
+    state = process_state(standing.pid)
     text = _dump(standing.pid, environ)
     file = stacks_file(folder, standing.rank)
     if text:

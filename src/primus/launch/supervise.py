@@ -18,14 +18,13 @@ from msgspec import Struct, structs
 from primus.diagnosis import diagnose
 from primus.errors import EXIT_FAILED, EXIT_UNFIT, EXIT_USAGE, PrimusError
 from primus.launch import ends as ends_file
-from primus.launch import execute, policy, ranks, recorder
+from primus.launch import policy, ranks, recorder
 from primus.launch.bond import Bond, Message
-from primus.launch.guard import Guard, Place
+from primus.launch.guard import FAILED_PEERS_S, Guard, Place
 from primus.launch.policy import Decision, End, Policy
 from primus.launch.prepare import Launch, planned
 from primus.launch.signals import Signals
 from primus.launch.verdict import Ended, outcome_of
-from primus.runs import events
 from primus.runs.events import EventLog
 from primus.runs.store import Failure, Outcome, Run
 
@@ -114,7 +113,7 @@ def _attempted(crew: Crew, launch: Launch, signals: Signals) -> tuple[Outcome, E
         heard=signals.first,
         hang=guard.hang,
         lost=lost,
-        saved=newest_checkpoint(crew.run),
+        saved=ends_file.newest_checkpoint(crew.run),
     )
     if outcome.state == "failed":
         outcome, end = _diagnosed(crew, outcome, end)
@@ -142,7 +141,7 @@ def _gather(crew: Crew, guard: Guard, own: Ended, signals: Signals) -> None:
         guard.wait_for_others(HEAR_S)
         if signals.insists:  # the others end when our connection does
             return
-        if guard.failed_at and time.monotonic() - guard.failed_at > execute.FAILED_PEERS_S + LATE_S:
+        if guard.failed_at and time.monotonic() - guard.failed_at > FAILED_PEERS_S + LATE_S:
             return
 
 
@@ -297,12 +296,6 @@ def _guard(crew: Crew, launch: Launch, signals: Signals) -> Guard:
         _record(crew.run, kind, attempt=launch.attempt, **fields)
 
     return Guard(place, crew.bond, signals, record, crew.say)
-
-
-def newest_checkpoint(run: Run) -> int | None:
-    """Step of the newest checkpoint that the run's trainer has told of."""
-    saved = [event["step"] for event in events.read(run.events) if event["kind"] == "checkpoint_saved"]
-    return saved[-1] if saved else None
 
 
 def _record(run: Run, kind: str, **fields: object) -> None:

@@ -175,7 +175,7 @@ class Heartbeat:
 
     def _loop(self) -> None:
         while not self._closed.wait(HEARTBEAT_INTERVAL_S):
-            if os.getppid() != self._parent or not _is_alive(self._launcher):
+            if os.getppid() != self._parent or not process_state(self._launcher):
                 os.kill(os.getpid(), signal.SIGKILL)
             self._write()
 
@@ -194,13 +194,16 @@ class Heartbeat:
             print(f"heartbeat: {error.problem}", file=sys.stderr)
 
 
-def _is_alive(pid: int) -> bool:
-    """Whether a process of this machine lives; one that nobody has waited for yet does not."""
+def process_state(pid: int) -> str:
+    """State of a process as the kernel says it, such as R, S, or T where it is stopped; empty where it has ended."""
     try:
         os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            found = file.read().rpartition(b")")[2].split()[0].decode()
     except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's process, or a system without /proc
-        return True
-    return state not in "ZX"
+        return ""
+    except FileNotFoundError:
+        return "" if os.path.isdir("/proc/self") else "S"
+    except OSError:  # somebody else's process
+        return "S"
+    return "" if found in "ZX" else found  # a zombie has ended, though nobody has waited for it yet

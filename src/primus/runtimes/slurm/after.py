@@ -83,7 +83,7 @@ def _end(run: Run, step: Step, nodes: Sequence[str], *, has_spares: bool) -> End
         return noted or End(attempt=number, kind="done")
     if noted and noted.kind == "lost node" and has_spares:
         return noted
-    newest = max((end.step for end in past if end.step is not None), default=_newest_checkpoint(run))
+    newest = ends.newest_checkpoint(run)
     lost = _lost(step, nodes)
     if lost:
         reason = f"lost {', '.join(lost)}"
@@ -95,12 +95,6 @@ def _end(run: Run, step: Step, nodes: Sequence[str], *, has_spares: bool) -> End
     if noted and noted.kind == "lost node":  # its launcher was, and may be started there again
         return structs.replace(noted, kind="failed", hosts=(), reason=f"{noted.reason}; the node answers")
     return noted or End(attempt=number, kind="failed", step=newest, reason=reason)
-
-
-def _newest_checkpoint(run: Run) -> int | None:
-    """Step of the newest checkpoint that the run tells of."""
-    saved = [event.get("step") for event in events.read(run.events) if event["kind"] == "checkpoint_saved"]
-    return max((step for step in saved if isinstance(step, int)), default=None)
 
 
 def _num_begun(run: Run) -> int:
