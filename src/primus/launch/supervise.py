@@ -146,36 +146,47 @@ def _gather(crew: Crew, guard: Guard, own: Ended, signals: Signals) -> None:
 
 
 def _diagnosed(crew: Crew, outcome: Outcome, end: End) -> tuple[Outcome, End]:
-    """What the logs say of the failure, told, and with what it asks for."""
+    """A failure with what the logs say of it: which rank failed first, of what, and what that asks for."""
+    found = _causes(crew, end.attempt)
+    first, told = outcome.first_failure, {}
+    if first is not None:
+        if end.kind == "failed":
+            first = _blamed(crew.run.attempt(end.attempt), first, found)
+        first = _with_cause(first, found)
+        outcome = structs.replace(outcome, exit_code=first.exit_code, reason=first.problem, first_failure=first)
+        told = {"rank": first.rank, "signature": first.signature, "action": first.action}
+        if end.kind == "failed":
+            end = structs.replace(end, action=first.action, hosts=(first.host,), reason=first.problem)
+    hosts = list(end.hosts)
+    _record(crew.run, "failure", attempt=end.attempt, how=end.kind, hosts=hosts, problem=outcome.reason, **told)
+    return outcome, end
+
+
+def _causes(crew: Crew, number: int) -> diagnose.Diagnosis:
+    """What the logs of attempt `number` say; the likeliest cause is told."""
     try:
-        found = diagnose.of_run(crew.run, end.attempt)
+        found = diagnose.of_run(crew.run, number)
     except (PrimusError, OSError) as error:
         crew.say(f"the logs cannot be read: {error}")
-        found = diagnose.Diagnosis()
-    first = outcome.first_failure
+        return diagnose.Diagnosis()
     cause = found.cause
     if cause is not None:
         crew.say(f"cause: {cause.summary} ({cause.signature})")
         for evidence in cause.evidence[:NUM_EVIDENCE]:
             if not evidence.file.endswith(diagnose.ERROR_SUFFIX):  # what a rank says of itself is the run's reason
                 crew.say(f"  {evidence.file}:{evidence.line}: {evidence.text}")
-    if first is not None and end.kind == "failed":
-        first = _blamed(crew.run.attempt(end.attempt), first, found)
-        outcome = structs.replace(outcome, exit_code=first.exit_code, reason=first.problem)
-        end = structs.replace(end, hosts=(first.host,), reason=first.problem)
-    if first is not None:
-        refused = first.exit_code in (EXIT_USAGE, EXIT_UNFIT)
-        known = found.action if cause else first.action
-        action = "stop" if refused or first.action == "stop" else known
-        if cause:
-            first = structs.replace(first, signature=cause.signature, hint=first.hint or cause.fix)
-        first = structs.replace(first, action=action)
-        outcome = structs.replace(outcome, first_failure=first)
-        end = structs.replace(end, action=action if end.kind == "failed" else end.action)
-    told = {} if first is None else {"rank": first.rank, "signature": first.signature, "action": first.action}
-    hosts = list(end.hosts)
-    _record(crew.run, "failure", attempt=end.attempt, how=end.kind, hosts=hosts, problem=outcome.reason, **told)
-    return outcome, end
+    return found
+
+
+def _with_cause(first: Failure, found: diagnose.Diagnosis) -> Failure:
+    """The first failure with its cause, what helps, and what follows: the end where the rank itself asks for it."""
+    if first.exit_code in (EXIT_USAGE, EXIT_UNFIT):
+        first = structs.replace(first, action="stop")
+    if found.cause is None:
+        return first
+    action = "stop" if first.action == "stop" else found.action
+    hint = first.hint or found.cause.fix
+    return structs.replace(first, action=action, signature=found.cause.signature, hint=hint)
 
 
 def _blamed(folder: Path, first: Failure, found: diagnose.Diagnosis) -> Failure:
