@@ -222,7 +222,7 @@ def test_a_full_disk_is_one_message_and_no_traceback(tmp_path: Path) -> None:
 @pytest.mark.native
 @pytest.mark.slow
 def test_a_rank_that_computes_longer_is_reported_once(tmp_path: Path) -> None:
-    before = "from primus.launch import guard; guard.WINDOW_S = 1.0"
+    before = "from primus.launch import pace; pace.WINDOW_S = 1.0"
     task = ("--rank", "1", "--steps", "90", "--step-s", "0.1")
     with begun_shift(tmp_path, "--nproc", "2", acts="slow", task=task, before=before) as process:
         out, errors = process.communicate(timeout=40)

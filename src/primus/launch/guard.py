@@ -13,10 +13,11 @@ from msgspec import Struct, structs
 from primus.errors import PrimusError
 from primus.launch import ranks, stacks, watch
 from primus.launch.bond import Bond, Message
+from primus.launch.pace import Pace
 from primus.launch.ranks import Beat
 from primus.launch.signals import Signals
 from primus.launch.verdict import Ended
-from primus.launch.watch import Finding, Sample, Standing
+from primus.launch.watch import Standing
 from primus.machine.cluster import Layout
 from primus.runs.attempt import process_state, stacks_file
 from primus.runs.files import write_json
@@ -28,8 +29,6 @@ FAILED_PEERS_S = 2.5
 """Time that the other ranks have to end after one has failed."""
 PROCESSES_INTERVAL_S = 0.25
 BEATS_INTERVAL_S = 1.0
-WINDOW_S = 10.0
-"""Time over which the ranks' steps are compared."""
 LOOK_LIMIT_S = 20.0
 """Time that the other nodes have to look at their ranks before a hang is ended."""
 
@@ -80,10 +79,9 @@ class Guard:
         """When each rank was last seen to live."""
         self._over: set[int] = set()
         """Ranks whose process has ended."""
-        self._processes_at = self._beats_at = self._window_at = time.monotonic()
+        self._processes_at = self._beats_at = time.monotonic()
         self._hangs = watch.Hangs(place.hang_timeout_s, place.ranks, time.monotonic())
-        self._window, self._stragglers = watch.Window(), watch.Stragglers()
-        self._samples: dict[int, Sample] = {}
+        self._pace = Pace(bond, time.monotonic(), is_head=self._is_head, record=record, say=say)
         self._seen: dict[int, tuple[Standing, ...]] = {}
         self._looking_until: float | None = None
 
@@ -160,7 +158,7 @@ class Guard:
             case Message(kind="seen", standings=standings):
                 self._seen[rank] = standings
             case Message(kind="times", samples=samples):
-                self._samples |= {sample.rank: sample for sample in samples}
+                self._pace.take(samples)
 
     def _fail(self, why: str) -> None:
         """Something is wrong: all nodes know at once, and their ranks get a moment to say what they see."""
@@ -201,10 +199,7 @@ class Guard:
         self._beats = self.beats
         alive = {rank: beat for rank, beat in self._beats.items() if rank not in self._over}
         self._hangs.observe(now, alive)
-        self._window.observe(alive)
-        if now - self._window_at > WINDOW_S:
-            self._window_at = now
-            self._compare(self._window.close())
+        self._pace.observe(now, alive)
         if self.failed_at is None and self._signals.first is None and self._hangs.is_hanging(now):
             if not self._is_head:
                 standings = self._hangs.standings(now, socket.gethostname())
@@ -236,24 +231,6 @@ class Guard:
             write_json(self._place.folder / "hang.json", verdict)
         self._record("hang", **verdict)
         self._fail(self.hang.problem)
-
-    def _compare(self, samples: tuple[Sample, ...]) -> None:
-        if not self._is_head:
-            if samples:
-                self._bond.send(Message(kind="times", samples=samples))
-            return
-        self._samples |= {sample.rank: sample for sample in samples}
-        for finding in self._stragglers.compare(self._samples.values()):
-            self._tell_of(finding)
-        self._samples = {}
-
-    def _tell_of(self, found: Finding) -> None:
-        where = f"rank {found.rank} (local rank {found.local_rank} on {found.host})"
-        self._record(found.kind, rank=found.rank, host=found.host, local_rank=found.local_rank, ratio=found.ratio)
-        if found.kind == "straggler":
-            self._say(f"straggler: {where} computes {found.ratio:.2f} times as long as the median rank")
-        else:
-            self._say(f"{where} is as quick as the others again")
 
 
 def _failure_of(standings: list[Standing], place: Place) -> Failure:
