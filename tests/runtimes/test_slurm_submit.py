@@ -163,8 +163,10 @@ def test_where_nobody_knows_whether_a_job_was_accepted_that_is_said(place: Place
 def test_a_run_belongs_to_one_job(place: Place) -> None:
     place.primus("slurm", "sbatch", *TASK)
     again = ("slurm", "sbatch", "--", "train", "pretrain", "--run", str(place.runs[0]))
+    (place.runs[0] / "job.sh").write_text("as job 41 has it")
     said = place.primus(*again, code=1)
     assert "belongs to job 41 of slurm, which is running" in said
+    assert (place.runs[0] / "job.sh").read_text() == "as job 41 has it"
     place.slurm.answers(squeue="echo error >&2; exit 1")
     assert "squeue does not answer" in place.primus(*again, code=1)
     assert len(place.slurm.calls("sbatch")) == 1

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from primus import registry
 from primus.errors import UsageError
-from primus.launch import chain, folder, foreground
+from primus.launch import chain, folder, foreground, jobs
 from primus.launch.plan import Context, Job, LaunchPlan, Variable, shown
 from primus.launch.request import Request, Segment, by_name
 from primus.runs.files import write_json, write_text
@@ -135,7 +135,7 @@ def perform(remote: Remote, say: Say) -> int:
     """Make the run folder, start the outermost level here, and record how it ended; gives the exit code.
 
     Raises:
-        PrimusError: It cannot be started.
+        PrimusError: It cannot be started, or the run belongs to another job.
     """
     run = _opened(remote) if remote.needs_folder else None
     for path, text in remote.plan.files.items():
@@ -156,6 +156,8 @@ def _opened(remote: Remote) -> Run:
     directory = Path(remote.directory)
     is_new = not remote.job.resume
     run = folder.make(directory, remote.job, remote.request, remote.command) if is_new else Run(directory)
+    if remote.plan.files:  # they are for a scheduler, and may be another job's already
+        jobs.check_free(run, remote.context.environ)
     rank = node_rank(remote.context.environ)
     name = f"launch.{remote.request.runtimes[0].name}"  # plan.json is what a node does
     write_json(directory / f"{name}{f'.node_{rank}' if rank else ''}.json", shown(remote.plan))

@@ -37,7 +37,7 @@ def start(remote: Remote, run: Run | None, say: Say) -> int:
     """Run the step, or submit the job; gives the exit code.
 
     Raises:
-        PrimusError: It cannot be started, or the run belongs to a job already.
+        PrimusError: It cannot be started.
     """
     options = parse(remote.request.runtimes[0].words)
     program = remote.plan.argv[0]
@@ -53,7 +53,6 @@ def start(remote: Remote, run: Run | None, say: Say) -> int:
             settle(run, code, "srun")
         return code
     assert run is not None, "a batch script is a file of a run folder"
-    jobs.check_free(run, remote.context.environ)
     submission = _submitted(remote, run, options, environ, say)
     _tell(remote, submission, say)
     if not options.wait and not options.follow:
