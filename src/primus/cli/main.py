@@ -176,7 +176,9 @@ def _with_workers(
         start = partial(local.perform, launch, for_task.say)
         return task.run(options, structs.replace(_placed(for_task, launch.plan, context), launch=start)) or EXIT_OK
     run, outcome = local.perform(launch, for_task.say)
-    _report(outcome, run, command.options)
+    is_heard = launch.plan.layout is None or launch.plan.layout.node_rank == 0 or "SLURM_STEP_ID" not in context.environ
+    if is_heard:  # the nodes of a Slurm step speak to one terminal, and have the same to say
+        _report(outcome, run, command.options)
     return outcome.exit_code or EXIT_OK
 
 
