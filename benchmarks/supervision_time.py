@@ -1,6 +1,6 @@
 """What supervision costs a training step, and how soon a death is decided on.
 
-    python benchmarks/supervision_time.py --rounds 9
+    python benchmarks/supervision_time.py --rounds 40
 
 The step is that of the quickstart's model. Within one process blocks of steps with supervision (the rank's heartbeat,
 and its launcher's watch in a process of its own) take turns with blocks without; what counts is the median of the
@@ -47,16 +47,17 @@ while True:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=40, help="pairs of blocks of steps")
+    parser.add_argument("--deaths", type=int, default=3, help="ranks killed in each layout")
     parser.add_argument("--machine", default=f"cpu-{os.cpu_count()}-cores", help="class of machine, in the file's name")
     parser.add_argument("--output", type=Path, help="where the record goes, instead of results/")
     options = parser.parse_args()
     record = {
         "machine": machine(os.cpu_count()),
-        "rounds": options.rounds,
+        "rounds": {"blocks": options.rounds, "deaths": options.deaths},
         "training_step": step_cost(options.rounds),
         "seconds_from_death_to_decision": {
-            f"{nodes} nodes of {nproc}": deaths(nodes, nproc, max(3, options.rounds // 2))
+            f"{nodes} nodes of {nproc}": deaths(nodes, nproc, options.deaths)
             for nodes, nproc in ((1, 1), (1, 2), (2, 1))
         },
     }
