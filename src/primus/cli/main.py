@@ -15,7 +15,7 @@ from msgspec import structs
 from primus import __version__, registry
 from primus.config import flags
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError, UsageError, place_of
-from primus.launch import chain, hooks, launcher_file, remote, show
+from primus.launch import chain, hooks, launcher_file, show
 from primus.launch.plan import Action, Context, Job, LaunchPlan, lengthens, shown
 from primus.launch.prepare import prepare
 from primus.machine.cluster import Layout
@@ -250,6 +250,8 @@ def _elsewhere(
     command: chain.Command, words: tuple[str, ...], job: Job | None, for_task: TaskContext, context: Context
 ) -> int:
     """Do the task in another place than this process."""
+    from primus.launch import remote  # not for what is done here
+
     planned = remote.prepare(job, command.request, words, command.options, context)
     runtime = registry.load("runtimes", command.request.runtimes[0].name)
     if command.options.dry_run and hasattr(runtime, "shown"):
