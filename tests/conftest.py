@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from components import why_absent
@@ -34,6 +35,9 @@ USER_PREFIXES = ("PRIMUS_", "SLURM_", "SBATCH_", "SRUN_", "PET_", "TORCHELASTIC_
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = ["machines"] + ([] if HAS_TORCH else ["backends", "checkpoint", "data", "measure"])
 """Recorded trees hold no tests, and links in rings; where torch is not installed, the control plane is tested alone."""
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine makes no example wrong
+hypothesis.settings.load_profile("any machine")
 
 # Before torch is imported: the tensors are small, and a few cores serve several processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
