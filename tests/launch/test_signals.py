@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from primus.launch.signals import TOGETHER_S, Signals
+from primus.launch.signals import INSISTS_AFTER_S, TOGETHER_S, Signals
 
 
 @pytest.mark.parametrize("numbers", [(signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)])
@@ -27,3 +27,13 @@ def test_otherwise_the_first_counts() -> None:
         time.sleep(2 * TOGETHER_S)
         signal.raise_signal(signal.SIGUSR1)
     assert signals.first == signal.SIGTERM
+
+
+@pytest.mark.parametrize(("number", "insists"), [(signal.SIGTERM, True), (signal.SIGUSR1, False)])
+def test_somebody_insists_by_repeating_an_end_and_not_a_warning(number: int, insists: bool) -> None:
+    with Signals() as signals:
+        signal.raise_signal(number)
+        assert not signals.insists
+        time.sleep(INSISTS_AFTER_S + 0.1)
+        signal.raise_signal(number)
+    assert signals.insists is insists
