@@ -183,12 +183,12 @@ def _patience_s(launch: Launch) -> float:
 def _conclude(launch: Launch, scene: Scene, outcome: Outcome, run: Run, *, keeps_record: bool = True) -> None:
     """Record how the run has ended, and perform the hooks that come after it."""
     if keeps_record:
+        run.update(ended=time.time(), outcome=outcome)  # before the event: whoever waits for that finds the outcome
         log = EventLog(run.events)
         values = {"state": outcome.state, "exit_code": outcome.exit_code, "reason": outcome.reason}
         newest = max(launch.attempt, run.metadata().attempts - 1)
         log.append("run_ended", attempt=newest, **values)
         log.close()
-        run.update(ended=time.time(), outcome=outcome)
     _afterwards(launch, scene, outcome, run)
 
 
