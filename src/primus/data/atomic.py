@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from primus.errors import PrimusError
 
 POLL_S = 0.1
 CHUNK = 1 << 20
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def temporary(path: Path) -> Path:
@@ -94,15 +97,38 @@ def lock(path: Path, timeout_s: float, waiting: Callable[[str], None] = lambda h
         os.close(descriptor)
 
 
+def try_acquire(path: Path) -> int | None:
+    """A descriptor that holds the lock file `path` until it is closed; None where somebody else holds it.
+
+    Raises:
+        PrimusError: The file system has no locks.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    if not _try_lock(descriptor, path):
+        os.close(descriptor)
+        return None
+    os.truncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode())
+    return descriptor
+
+
+def cannot_write(output: Path, error: OSError) -> PrimusError:
+    """What to tell somebody whose output could not be written."""
+    reason = error.strerror or str(error)
+    if error.errno not in FULL_DISK:
+        return PrimusError(f"{error.filename or output}: cannot be written, {reason}", "give another --output")
+    folder = next(each for each in (output, *output.parents) if each.is_dir())
+    return PrimusError(
+        f"{output}: cannot be written, {reason} ({shutil.disk_usage(folder).free / 1e6:,.0f} MB are free)",
+        "free some space or give an --output on another disk; what was there before is as it was",
+    )
+
+
 def _acquire(path: Path, deadline: float, waiting: Callable[[str], None]) -> int:
     told = False
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if _try_lock(descriptor, path):
-            os.truncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode())
+        if (descriptor := try_acquire(path)) is not None:
             return descriptor
-        os.close(descriptor)
         holder = _holder(path)
         if time.monotonic() > deadline:
             raise PrimusError(f"{path}: still held by {holder}", "wait for it, or stop it, then run this again")

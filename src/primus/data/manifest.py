@@ -52,8 +52,8 @@ class FileFacts(Struct, frozen=True, kw_only=True):
 
     bytes: int
     """Its size."""
-    sha256: str
-    """Its checksum."""
+    xxh3: str = ""
+    """Its checksum, xxh3_128; empty where an older version wrote it."""
 
 
 class Recipe(Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
 class Manifest(Struct, frozen=True, kw_only=True):
     """Everything known about one pair of .bin and .idx."""
 
-    version: int = 1
+    version: int = 2
     """Version of this format."""
     primus: str = ""
     """Version of the package that wrote it."""
@@ -108,6 +108,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """The tokens."""
     idx: FileFacts
     """The index."""
+    fingerprint: str = ""
+    """Identity of the tokens and documents, whatever files hold them; see `primus.data.fingerprint`."""
 
 
 def manifest_path(prefix: Path) -> Path:

@@ -16,7 +16,7 @@ class Part(Struct, frozen=True):
     file: str
     """Path or URL."""
     first: int = 0
-    """First byte of JSON lines, or first row group of parquet; a line belongs to the range that its first byte is in."""
+    """First byte of JSON lines, or first row group of parquet; a line is in the range that its first byte is in."""
     last: int | None = None
     """One past the last; None for the end of the file."""
 
