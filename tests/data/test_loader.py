@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from primus.data.loader import Batches, num_micro_batches
+from primus.data.loader import Batches, num_micro_batches, samples_of_step
+from primus.data.packing import Piece
 from primus.errors import PrimusError, UsageError
 
 
@@ -17,6 +18,9 @@ class Numbers:
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
         return np.array([index, index], dtype=np.int64)
+
+    def pieces(self, index: int) -> list[Piece]:
+        return []
 
 
 def step_numbers(batches: Batches) -> list[list[int]]:
@@ -109,3 +113,10 @@ def test_closing_ends_the_threads() -> None:
     assert threading.active_count() > before
     batches.close()
     assert threading.active_count() == before
+
+
+def test_the_samples_of_a_step_are_those_that_the_batches_give() -> None:
+    with Batches(Numbers(), global_batch_size=6, micro_batch_size=2) as batches:
+        for step in range(1, 5):
+            given = [number for micro in step_numbers(batches) for number in micro]
+            assert given == list(samples_of_step(step, 6))

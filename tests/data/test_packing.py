@@ -11,8 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from primus.data import packing
+from primus.data.blending import BlendedDataset
 from primus.data.indexed import IndexedTokens, idx_path
-from primus.data.packing import BlendedDataset, MockDataset, PackedDataset, inputs_and_targets
+from primus.data.masks import inputs_and_targets
+from primus.data.mock import MockDataset
+from primus.data.packing import PackedDataset, Piece
 from primus.errors import PrimusError, UsageError
 
 WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]
@@ -156,12 +159,18 @@ def test_a_blend_keeps_its_shares_everywhere_and_reads_each_dataset_in_order() -
         def __getitem__(self, index: int) -> np.ndarray:
             return np.array([self.tag, index])
 
+        def pieces(self, index: int) -> list[Piece]:
+            return [Piece(Path(str(self.tag)), index, 0, 1)]
+
     weights = [0.5, 0.3, 0.2]
     blend = BlendedDataset([Numbers(tag) for tag in range(3)], weights)
     taken = [0, 0, 0]
     for index in range(70_000):
         tag, number = blend[index].tolist()
         assert number == taken[tag]
+        if index % 1000 == 0:
+            assert blend.pieces(index) == [Piece(Path(str(tag)), number, 0, 1)]
+            assert blend.counts(index) == taken
         taken[tag] += 1
         for share, count in zip(weights, taken, strict=True):
             assert abs(count - share * (index + 1)) < 10
@@ -174,3 +183,37 @@ def test_the_position_after_an_end_of_document_is_left_out_of_the_loss() -> None
     assert inputs.tolist() == [[5, 9, 0, 7], [0, 1, 2, 3]]
     assert targets.tolist() == [[9, 0, -100, 8], [-100, 2, 3, 0]]
     assert inputs_and_targets(batch)[1].tolist() == [[9, 0, 7, 8], [1, 2, 3, 0]]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.integers(0, 60), min_size=1, max_size=1200),
+    seq_length=st.integers(1, 50),
+    few=st.sampled_from([1, 2, 32]),
+    index=st.integers(0, 10**6),
+)
+def test_the_pieces_of_a_sample_are_its_tokens(
+    write_tokens: WriteTokens,
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: list[int],
+    seq_length: int,
+    few: int,
+    index: int,
+) -> None:
+    values = iter(range(10**6))
+    documents = [[next(values) % 1000 for _ in range(length)] for length in [*lengths, 0, seq_length + 1, 0]]
+    tokens = IndexedTokens(write_tokens("x", documents))
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "FEW_PIECES", few)
+        dataset = PackedDataset(tokens, seq_length, seed=index, first=len(lengths) // 2)
+        pieces = dataset.pieces(index)
+        found = [
+            token
+            for piece in pieces
+            for token in documents[piece.document][piece.first_token : piece.first_token + piece.tokens]
+        ]
+        assert found == dataset[index].tolist()
+        assert all(piece.tokens > 0 and piece.prefix == tokens.prefix for piece in pieces)
+        for one, after in pairwise(pieces):
+            assert after.first_token == 0
+            assert one.first_token + one.tokens == len(documents[one.document])

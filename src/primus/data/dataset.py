@@ -11,9 +11,11 @@ from primus.config.schema import DataConfig
 from primus.data import manifest as manifests
 from primus.data import named
 from primus.data import tokenizer as tokenizers
+from primus.data.blending import BlendedDataset
 from primus.data.indexed import IndexedTokens, bin_path, idx_path
 from primus.data.manifest import Manifest
-from primus.data.packing import BlendedDataset, Dataset, MockDataset, PackedDataset
+from primus.data.mock import MockDataset
+from primus.data.packing import Dataset, PackedDataset
 from primus.data.tokenizer import Tokenizer
 from primus.errors import UsageError, did_you_mean
 

@@ -34,6 +34,14 @@ def num_micro_batches(global_batch_size: int, micro_batch_size: int, world_size:
     return global_batch_size // together
 
 
+def samples_of_step(step: int, global_batch_size: int) -> range:
+    """Numbers of the samples that a run's step trains on; steps are counted from 1, as in its log.
+
+    A run that has skipped data after a loss spike is ahead of this by what it skipped.
+    """
+    return range((step - 1) * global_batch_size, step * global_batch_size)
+
+
 class Batches:
     """An endless iterator over steps; step g covers the samples from ``consumed_samples + g * global_batch_size``.
 

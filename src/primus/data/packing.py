@@ -9,14 +9,16 @@ Legend: S sequence length, N sequences (documents) of the split, T their tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.indexed import IndexedTokens
+from primus.data.indexed import HEADER, IndexedTokens, idx_path
 from primus.data.permutation import mix, permutation, permute
 from primus.errors import PrimusError, UsageError
 
@@ -26,12 +28,30 @@ BLOCK = 512
 WINDOW = 16384
 """Samples that are shuffled among each other, and read while their blocks are in memory."""
 
-CACHED_BLOCKS = 256
-PERIOD_BITS = 16
-PERIOD = 1 << PERIOD_BITS
-"""Samples after which the pattern of a blend repeats; a weight is kept to 1 / PERIOD."""
+CACHED_BLOCKS = 2048
+"""Most blocks in memory, 17 bytes a document: 18 MB."""
+
+FEW_PIECES = 32
+"""Documents in a sample up to which copying one after the other is faster than gathering their tokens by index."""
+
+MAPPED_POINTERS = 1 << 21
+"""Pointers of the index that are mapped at a time while blocks are measured: 16 MB."""
 
 BLOCK_ORDER, DOCUMENT_ORDER, WINDOW_ORDER, SAMPLE_ORDER = range(4)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens of a sample that come from one document."""
+
+    prefix: Path
+    """The token file."""
+    document: int
+    """Number of the sequence in the .idx."""
+    first_token: int
+    """First token of the piece within it."""
+    tokens: int
+    """How many."""
 
 
 class Dataset(Protocol):
@@ -42,9 +62,11 @@ class Dataset(Protocol):
     def __getitem__(self, index: int) -> NDArray[np.int64]:
         """Tokens [S + 1] of a sample, for any ``index >= 0``."""
 
+    def pieces(self, index: int) -> list[Piece]:
+        """Where the S + 1 tokens of a sample come from, in their order; empty where they come from no file."""
 
-@dataclass(frozen=True)
-class Epoch:
+
+class Epoch(NamedTuple):
     """Order of the blocks in one epoch."""
 
     blocks: NDArray[np.int64]
@@ -53,14 +75,37 @@ class Epoch:
     """Stream position, in tokens, at which each of them ends."""
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Order of the documents of a block in one epoch."""
 
+    order: NDArray[np.int64]
+    """Number of each document within the block, in order."""
     ends: NDArray[np.int64]
     """Position within the block, in tokens, at which each document ends, in order."""
     shifts: NDArray[np.int64]
     """What to add to a position within each document to have the token's place in the .bin."""
+
+
+class Window(NamedTuple):
+    """Samples that are shuffled among each other."""
+
+    first: int
+    """First of them, in the order of the stream."""
+    size: int
+    key: int
+    """Key of their order."""
+
+
+class Run(NamedTuple):
+    """A part of a block that is read at once."""
+
+    layout: Block
+    number: int
+    """Number of the block."""
+    start: int
+    """First token of the part within the block."""
+    count: int
+    """Its tokens, at least one."""
 
 
 class PackedDataset:
@@ -75,6 +120,7 @@ class PackedDataset:
         first: First sequence of the range.
         last: One past the last sequence of the range; all when None.
         vocab_size: A sample with a token id at or above it is an error.
+        cached_blocks: Most blocks in memory.
 
     Raises:
         UsageError: The range has fewer than S + 1 tokens.
@@ -88,6 +134,7 @@ class PackedDataset:
         first: int = 0,
         last: int | None = None,
         vocab_size: int | None = None,
+        cached_blocks: int = CACHED_BLOCKS,
     ) -> None:
         self.tokens, self.seq_length, self.seed = tokens, seq_length, seed
         self.first, self.last = first, len(tokens) if last is None else last
@@ -102,45 +149,75 @@ class PackedDataset:
                 "use more data, another split or a smaller seq_length",
             )
         self._epoch = lru_cache(maxsize=2)(self._lay_out_epoch)
-        self._block = lru_cache(maxsize=CACHED_BLOCKS)(self._lay_out_block)
+        self._window = lru_cache(maxsize=4)(self._lay_out_window)
+        self._block = lru_cache(maxsize=cached_blocks)(self._lay_out_block)
 
     def __getitem__(self, index: int) -> NDArray[np.int64]:
+        epoch, start = self._locate(index)
+        tokens = self._read(epoch, start, self.seq_length + 1)
+        if self.vocab_size is not None and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
+            raise _outside_vocabulary(self.tokens, tokens, self.vocab_size)
+        return tokens
+
+    def pieces(self, index: int) -> list[Piece]:
+        """Where the S + 1 tokens of a sample come from, in their order."""
+        epoch, start = self._locate(index)
+        return [piece for run in self._runs(epoch, start, self.seq_length + 1) for piece in self._pieces(run)]
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        """Epoch of a sample, and where in the epoch's stream it begins."""
         if index < 0:
             raise IndexError(index)
         epoch, position = divmod(index, self.samples_per_epoch)
-        sample = _in_window(position, self.samples_per_epoch, mix(self.seed, epoch))
-        tokens = self._read(epoch, sample * self.seq_length, self.seq_length + 1)
-        if self.vocab_size is not None and int(tokens.max()) >= self.vocab_size:
-            raise _outside_vocabulary(self.tokens, int(tokens.max()), self.vocab_size)
-        return tokens
+        number, inside = divmod(position, WINDOW)
+        window = self._window(epoch, number)
+        return epoch, (window.first + permute(inside, window.size, window.key)) * self.seq_length
 
     def _read(self, epoch: int, start: int, count: int) -> NDArray[np.int64]:
         """Tokens [count] of the stream of an epoch from `start`."""
         out = np.empty(count, dtype=np.int64)
-        layout = self._epoch(epoch)
-        position = int(np.searchsorted(layout.ends, start, side="right"))
-        offset = start - (int(layout.ends[position - 1]) if position else 0)
         filled = 0
-        while filled < count:
-            filled += self._read_block(epoch, int(layout.blocks[position]), offset, out[filled:])
-            position, offset = position + 1, 0
+        for run in self._runs(epoch, start, count):
+            _copy(self.tokens.tokens, run, out[filled : filled + run.count])
+            filled += run.count
         return out
 
-    def _read_block(self, epoch: int, block: int, offset: int, out: NDArray[np.int64]) -> int:
-        """Fill `out` from a block, beginning `offset` tokens into it; returns how many there were."""
-        layout = self._block(epoch, block)
-        size = min(int(layout.ends[-1]) - offset, len(out))
-        if size == 0:
-            return 0
-        first, last = np.searchsorted(layout.ends, [offset, offset + size - 1], side="right")
-        ends = np.minimum(layout.ends[first : last + 1], offset + size)
-        shifts = np.repeat(layout.shifts[first : last + 1], np.diff(ends, prepend=offset))
-        out[:size] = self.tokens.tokens[np.arange(offset, offset + size) + shifts]
-        return size
+    def _runs(self, epoch: int, start: int, count: int) -> Iterator[Run]:
+        """The parts of blocks that make `count` tokens of the stream of an epoch from `start`."""
+        layout = self._epoch(epoch)
+        position = int(layout.ends.searchsorted(start, side="right"))
+        offset = start - (int(layout.ends[position - 1]) if position else 0)
+        while count:
+            number = int(layout.blocks[position])
+            block = self._block(epoch, number)
+            size = min(int(block.ends[-1]) - offset, count)
+            if size:
+                yield Run(block, number, offset, size)
+            position, offset, count = position + 1, 0, count - size
+
+    def _pieces(self, run: Run) -> Iterator[Piece]:
+        layout = run.layout
+        first, last = layout.ends.searchsorted([run.start, run.start + run.count - 1], side="right").tolist()
+        for index in range(first, last + 1):
+            document = self.first + run.number * BLOCK + int(layout.order[index])
+            start = max(run.start, int(layout.ends[index - 1]) if index else 0)
+            count = min(run.start + run.count, int(layout.ends[index])) - start
+            if count:
+                offset = start + int(layout.shifts[index]) - self.tokens.offset(document)
+                yield Piece(self.tokens.prefix, document, offset, count)
 
     def _lay_out_epoch(self, epoch: int) -> Epoch:
         blocks = permutation(len(self._block_sizes), mix(self.seed, epoch, BLOCK_ORDER))
         return Epoch(blocks, np.cumsum(self._block_sizes[blocks]))
+
+    def _lay_out_window(self, epoch: int, number: int) -> Window:
+        """Window at a position of an epoch: whole windows are shuffled, a rest comes last."""
+        key = mix(self.seed, epoch)
+        whole = self.samples_per_epoch // WINDOW
+        if number < whole:
+            number = permute(number, whole, mix(key, WINDOW_ORDER))
+        size = min(WINDOW, self.samples_per_epoch - number * WINDOW)
+        return Window(number * WINDOW, size, mix(key, SAMPLE_ORDER, number))
 
     def _lay_out_block(self, epoch: int, block: int) -> Block:
         first = self.first + block * BLOCK
@@ -148,109 +225,47 @@ class PackedDataset:
         starts = self.tokens.offset(first) + np.cumsum(lengths) - lengths
         order = permutation(len(lengths), mix(self.seed, epoch, DOCUMENT_ORDER, block))
         ends = np.cumsum(lengths[order])
-        return Block(ends, starts[order] - (ends - lengths[order]))
+        return Block(order, ends, starts[order] - (ends - lengths[order]))
 
 
-class MockDataset:
-    """Random tokens, a pure function of the seed and the sample's number."""
-
-    def __init__(self, vocab_size: int, seq_length: int, seed: int = 0) -> None:
-        self.vocab_size, self.seq_length, self.seed = vocab_size, seq_length, seed
-        self.samples_per_epoch = 1 << 62
-
-    def __getitem__(self, index: int) -> NDArray[np.int64]:
-        random = np.random.Generator(np.random.Philox(key=mix(self.seed, index)))
-        return random.integers(0, self.vocab_size, self.seq_length + 1, dtype=np.int64)
-
-
-class BlendedDataset:
-    """Samples of several datasets in fixed proportions, spread evenly; each dataset is read in its own order.
-
-    Args:
-        datasets: What to blend.
-        weights: Share of each, in any unit; every one positive.
-    """
-
-    def __init__(self, datasets: list[Dataset], weights: list[float]) -> None:
-        self.datasets = datasets
-        quotas = _quotas(weights)
-        self._quotas = quotas
-        self._owner, self._rank = _spread(quotas)
-        self.samples_per_epoch = sum(dataset.samples_per_epoch for dataset in datasets)
-
-    def __getitem__(self, index: int) -> NDArray[np.int64]:
-        period, slot = divmod(index, PERIOD)
-        owner = int(self._owner[slot])
-        return self.datasets[owner][period * self._quotas[owner] + int(self._rank[slot])]
-
-
-def inputs_and_targets(
-    tokens_BS1: NDArray[np.int64], masked_input: int | None = None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Inputs [B, S] and targets [B, S] of a batch [B, S + 1]; a target of -100 is left out of the loss.
-
-    Args:
-        tokens_BS1: Samples of S + 1 tokens.
-        masked_input: Token id after which nothing is to be predicted. The end-of-document token for `eod_mask_loss`,
-            which in Megatron-LM masks the positions whose input is that token (`_get_ltor_masks_and_position_ids` in
-            megatron/core/datasets/gpt_dataset.py): what follows belongs to an unrelated document.
-    """
-    inputs, targets = tokens_BS1[..., :-1], tokens_BS1[..., 1:]
-    if masked_input is None:
-        return inputs, targets
-    return inputs, np.where(inputs == masked_input, -100, targets)
+def _copy(tokens: NDArray[Any], run: Run, out: NDArray[np.int64]) -> None:
+    """Fill `out` with the tokens of a run, document by document or all at once, whichever is faster."""
+    ends, shifts, start, stop = run.layout.ends, run.layout.shifts, run.start, run.start + run.count
+    first, last = ends.searchsorted((start, stop - 1), side="right").tolist()
+    if last - first >= FEW_PIECES:
+        borders = np.minimum(ends[first : last + 1], stop)
+        places = np.repeat(shifts[first : last + 1], np.diff(borders, prepend=start))
+        places += np.arange(start, stop)
+        out[:] = tokens[places]
+        return
+    done = start
+    for end, shift in zip(ends[first : last + 1].tolist(), shifts[first : last + 1].tolist(), strict=True):
+        end = min(end, stop)
+        out[done - start : end - start] = tokens[done + shift : end + shift]
+        done = end
 
 
 def _block_sizes(tokens: IndexedTokens, first: int, last: int) -> NDArray[np.int64]:
-    """Tokens of each block of the range, read from one pointer a block."""
-    starts = tokens.pointers[first:last:BLOCK] // tokens.dtype.itemsize
-    sizes = np.diff(starts, append=tokens.offset(last)).astype(np.int64)
+    """Tokens of each block of the range, read from one pointer a block.
+
+    A part of the index at a time is mapped, since every page of it that is touched counts as memory of the process.
+    """
+    base = HEADER.size + 4 * tokens.num_sequences
+    parts = []
+    for start in range(first, last, MAPPED_POINTERS):
+        size = min(MAPPED_POINTERS, last - start)
+        mapped = np.memmap(idx_path(tokens.prefix), "<i8", "r", offset=base + 8 * start, shape=(size,))
+        parts.append(np.array(mapped[::BLOCK]))
+    starts = np.concatenate([*parts, np.array([tokens.offset(last) * tokens.dtype.itemsize])])
+    sizes = np.diff(starts) // tokens.dtype.itemsize
     if sizes.min(initial=0) < 0:
         raise PrimusError(f"{tokens.prefix}.idx: corrupt, its pointers are not in order", "prepare the data again")
     return sizes
 
 
-def _in_window(position: int, size: int, key: int) -> int:
-    """Sample at `position` of an epoch: whole windows are shuffled, then the samples within each; a rest comes last."""
-    window, inside = divmod(position, WINDOW)
-    whole = size // WINDOW
-    if window == whole:
-        return window * WINDOW + permute(inside, size - window * WINDOW, mix(key, SAMPLE_ORDER, window))
-    window = permute(window, whole, mix(key, WINDOW_ORDER))
-    return window * WINDOW + permute(inside, WINDOW, mix(key, SAMPLE_ORDER, window))
-
-
-def _outside_vocabulary(tokens: IndexedTokens, token: int, vocab_size: int) -> PrimusError:
+def _outside_vocabulary(tokens: IndexedTokens, sample: NDArray[np.int64], vocab_size: int) -> PrimusError:
+    wrong = int(sample.min()) if sample.min() < 0 else int(sample.max())
     return PrimusError(
-        f"{tokens.prefix}.bin: token id {token} is outside the model's vocabulary of {vocab_size}",
+        f"{tokens.prefix}.bin: token id {wrong} is outside the model's vocabulary of {vocab_size}",
         "set vocab_size to the tokenizer's, or prepare the data with the model's tokenizer",
     )
-
-
-def _quotas(weights: list[float]) -> list[int]:
-    """Slots of a period for each weight, by largest remainder."""
-    total = sum(weights)
-    exact = [weight / total * PERIOD for weight in weights]
-    quotas = [int(share) for share in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda index: quotas[index] - exact[index])
-    for index in by_remainder[: PERIOD - sum(quotas)]:
-        quotas[index] += 1
-    if min(quotas) < 1:
-        raise UsageError(f"a share of less than 1 / {PERIOD} in a blend", "leave that dataset out or raise its weight")
-    return quotas
-
-
-def _spread(quotas: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Dataset of each slot of a period, and the slot's number among those of its dataset.
-
-    Slots are taken in bit-reversed order (the van der Corput sequence), which keeps every stretch close to the shares.
-    """
-    slots: NDArray[Any] = np.arange(PERIOD)
-    reversed_slots = np.zeros(PERIOD, dtype=np.int64)
-    for bit in range(PERIOD_BITS):
-        reversed_slots |= (slots >> bit & 1) << PERIOD_BITS - 1 - bit
-    owner = np.searchsorted(np.cumsum(quotas), reversed_slots, side="right")
-    rank = np.empty(PERIOD, dtype=np.int64)
-    for index, quota in enumerate(quotas):
-        rank[owner == index] = np.arange(quota)
-    return owner, rank

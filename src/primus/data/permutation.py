@@ -7,6 +7,7 @@ range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002); the mi
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -55,9 +56,14 @@ def _feistel(value: Any, half: int, key: int) -> Any:
     """One pass over a Python int or an array of uint64."""
     low_bits = (1 << half) - 1
     left, right = value >> half, value & low_bits
-    for round_key in range(ROUNDS):
-        left, right = right, left ^ (_finalise(right + mix(key, round_key) & MASK) & low_bits)
+    for round_key in _round_keys(key):
+        left, right = right, left ^ (_finalise(right + round_key & MASK) & low_bits)
     return left << half | right
+
+
+@lru_cache(maxsize=1024)
+def _round_keys(key: int) -> tuple[int, ...]:
+    return tuple(mix(key, number) for number in range(ROUNDS))
 
 
 def _finalise(word: Any) -> Any:
