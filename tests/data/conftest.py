@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from primus.data import tokenizer as tokenizers
 from primus.data.indexed import IndexedWriter, smallest_dtype
 from primus.data.tokenizer import Tokenizer
+from primus.data.tokenizers.trained import train_byte_level_bpe
 
 WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]
 
@@ -33,7 +33,7 @@ def prose() -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A byte-level BPE of 300 tokens."""
-    return tokenizers.train_byte_level_bpe([_prose(2000)], 300)
+    return train_byte_level_bpe([_prose(2000)], 300)
 
 
 @pytest.fixture(scope="session")

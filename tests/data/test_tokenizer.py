@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from primus.data import tokenizer as tokenizers
-from primus.data.tokenizer import END_OF_TEXT, Tokenizer, load, train_byte_level_bpe
+from primus.data.tokenizer import END_OF_TEXT, Tokenizer, load
+from primus.data.tokenizers.trained import train_byte_level_bpe
 from primus.errors import PrimusError, UsageError
 
 
@@ -27,7 +28,7 @@ def test_training_repeats_in_another_process(prose: Callable[..., str]) -> None:
     text = prose(3000)
     program = (
         "import sys, hashlib\n"
-        "from primus.data.tokenizer import train_byte_level_bpe\n"
+        "from primus.data.tokenizers.trained import train_byte_level_bpe\n"
         "print(hashlib.sha256(train_byte_level_bpe([sys.stdin.read()], 320).content).hexdigest())\n"
     )
     there = subprocess.run(

@@ -79,7 +79,8 @@ def encode_batch(texts: list[Text], tokenizer: Tokenizer, recipe: Recipe) -> Enc
     """The tokens of one batch."""
     kept = [text for text in texts if text.text or not (text.begins and text.ends)]
     strings = [text.text for text in kept]
-    sequences = tokenizer.encode_batch(strings, recipe.add_special_tokens)
+    tokens, lengths = tokenizer.encode_batch(strings, recipe.add_special_tokens)
+    sequences = np.split(tokens, np.cumsum(lengths)[:-1]) if strings else []
     if recipe.append_eod:
         sequences = [
             _with_eod(ids, tokenizer.eod_id) if text.ends else ids for ids, text in zip(sequences, kept, strict=True)
@@ -95,7 +96,7 @@ def encode_batch(texts: list[Text], tokenizer: Tokenizer, recipe: Recipe) -> Enc
     )
 
 
-def _with_eod(ids: NDArray[np.int64], eod_id: int | None) -> NDArray[np.int64]:
+def _with_eod(ids: NDArray[Any], eod_id: int | None) -> NDArray[Any]:
     """The ids with one end-of-document token at their end, also where the tokenizer's template has added it."""
     assert eod_id is not None
     return ids if len(ids) and ids[-1] == eod_id else np.append(ids, eod_id)

@@ -23,6 +23,7 @@ from primus.data.encode import Encoded, encode
 from primus.data.indexed import IndexedWriter, bin_path, idx_path, smallest_dtype
 from primus.data.manifest import FileFacts, Manifest, Recipe, TokenizerFacts
 from primus.data.tokenizer import Tokenizer
+from primus.data.tokenizers.trained import train_byte_level_bpe
 from primus.errors import PrimusError, UsageError
 
 BPE = "bpe:"
@@ -222,7 +223,7 @@ def _train(job: Job, text: Corpus, say: Say) -> Tokenizer:
     say(f"training a byte-level BPE of {vocab_size} tokens on {job.dataset or ', '.join(job.inputs)}")
     every = max(1, -(-text.num_bytes // TRAINING_CHARACTERS))
     pieces = (piece for key in job.json_keys for piece in _good(text.read(key), job.recipe.max_bad, Progress()))
-    trained = tokenizers.train_byte_level_bpe(_sample((piece.text for piece in pieces), every), vocab_size)
+    trained = train_byte_level_bpe(_sample((piece.text for piece in pieces), every), vocab_size)
     return tokenizers.from_content(trained.content, job.tokenizer, trained.eod, job.recipe.parse_special_tokens)
 
 

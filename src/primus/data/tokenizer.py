@@ -1,23 +1,18 @@
-"""Tokenizers of the Hugging Face `tokenizers` library: from a file, a folder or the hub, or trained on text."""
+"""The contract of tokenizers, and the door to all kinds of them: by a path, a folder, a name, or their content."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.errors import PrimusError, UsageError, did_you_mean
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Backend
+from primus.errors import UsageError, did_you_mean
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_DOCUMENT = (
@@ -32,116 +27,146 @@ END_OF_DOCUMENT = (
 )
 """Tokens that end a document, in the order in which they are looked for (tokenizer_config.json of these models)."""
 
-SMALLEST_BPE = 257
-"""256 bytes and the end of a document."""
+BEGIN_OF_DOCUMENT = (
+    "<|begin_of_text|>",  # Llama 3
+    "<\uff5cbegin\u2581of\u2581sentence\uff5c>",  # DeepSeek
+    "<s>",  # Llama 2, Mistral, Mixtral
+    "<bos>",  # Gemma
+    "<|startoftext|>",  # gpt-oss
+    "[BOS]",
+    "[CLS]",
+)
+"""Tokens that begin a document, in the order in which they are looked for."""
+
+Batch: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.int64]]
+"""[sum of lengths] token ids, one text after the other, and [n] tokens of each text."""
+
+
+class Engine(Protocol):
+    """What turns texts into ids and back: a library, or the fast way beside it."""
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> Batch:
+        """Token ids of each text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer with what the token files need to know about it."""
+    """A tokenizer with what the token files need to know about it.
+
+    It can be pickled: the other process makes it again from its content.
+    """
 
     name: str
     """What it was loaded from."""
     content: bytes
-    """Its tokenizer.json."""
-    backend: Backend
-    """The library's object, without truncation and padding."""
+    """Its file: a tokenizer.json, or a SentencePiece model; tiktoken's files become a tokenizer.json."""
+    file_suffix: str
+    """End of the name of such a file, ``.json`` or ``.model``."""
     vocab_size: int
     """Largest token id + 1, which is more than the number of tokens where ids have gaps."""
     eod: str | None
     """Token that ends a document."""
     eod_id: int | None
     """Its id."""
+    bos_id: int | None
+    """Id of the token that begins a document; None where there is none."""
     fingerprint: str
     """Identity of what decides the ids; see `fingerprint`."""
+    special_strings: tuple[str, ...]
+    """Tokens that a text must not be able to forge, the end of a document among them."""
+    parse_special_tokens: bool
+    """Whether a special token that a text spells out becomes its id instead of plain text."""
+    exact: Engine
+    """The library that defines the ids."""
+    fast: Engine | None
+    """The same ids sooner, where this tokenizer is one that the fast way knows."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self.exact.encode_batch([text], False)[0].tolist()
         return ids
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[NDArray[np.int64]]:
-        """Token ids of each text."""
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = False) -> Batch:
+        """Token ids of each text.
+
+        Args:
+            texts: The texts, without lone surrogates.
+            add_special_tokens: Whether to add what the tokenizer's own template puts around a text.
+
+        Raises:
+            PrimusError: A text has a lone surrogate.
+        """
+        return (self.fast or self.exact).encode_batch(texts, add_special_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
-        text: str = self.backend.decode(ids, skip_special_tokens=False)
-        return text
+        return self.exact.decode(ids)
+
+    def safe_cuts(self, text: str, size: int) -> list[str]:
+        """`text` in pieces of about `size` characters whose ids, one after the other, are the ids of the whole.
+
+        A piece is longer where the tokenizer might not split, and for tokenizers whose way to split is not known the
+        only piece is the whole. Holds without `add_special_tokens`.
+        """
+        from primus.data.tokenizers.cuts import cut
+
+        return cut(text, size, self.content)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fast = self.fast is not None
+        return from_content, (self.content, self.name, self.eod, self.parse_special_tokens, fast)
 
 
-def load(name: str | Path, eod: str | None = None, parse_special_tokens: bool = False) -> Tokenizer:
-    """The tokenizer at a path or of a hub name.
+def load(name: str | Path, eod: str | None = None, parse_special_tokens: bool = False, fast: bool = True) -> Tokenizer:
+    """The tokenizer at a path or of a name.
 
     Args:
-        name: A tokenizer.json, a folder that has one, or a name on the hub such as ``Qwen/Qwen3-8B``.
+        name: A tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder with one of them or with vocab.json
+            and merges.txt, ``VOCAB.json,MERGES.txt``, a name on the hub such as ``Qwen/Qwen3-8B``,
+            ``tiktoken:cl100k_base``, or ``tiktoken:SCHEME:FILE``.
         eod: Token that ends a document; one of `END_OF_DOCUMENT` that the vocabulary has when None.
         parse_special_tokens: Whether a special token that a text spells out becomes its id, which lets a text forge the
             end of a document, instead of plain text.
+        fast: Whether to encode the fast way where it knows the tokenizer.
 
     Raises:
         UsageError: There is no such tokenizer, it is damaged, or it has no token `eod`.
         PrimusError: The hub cannot be reached.
     """
-    path = _local_file(Path(name).expanduser())
-    if path is None:
-        path = _from_hub(str(name))
-    return from_content(path.read_bytes(), str(name), eod, parse_special_tokens)
+    from primus.data.tokenizers.locate import read
+
+    return from_content(read(str(name)), str(name), eod, parse_special_tokens, fast)
 
 
-def from_content(content: bytes, name: str, eod: str | None = None, parse_special_tokens: bool = False) -> Tokenizer:
-    """The tokenizer that a tokenizer.json describes; see `load`."""
-    backend = _parse(content, name)
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = not parse_special_tokens
-    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-    token = _end_of_document(vocabulary, eod, name)
-    return Tokenizer(
-        name=name,
-        content=content,
-        backend=backend,
-        vocab_size=max(vocabulary.values()) + 1,
-        eod=token,
-        eod_id=None if token is None else vocabulary[token],
-        fingerprint=fingerprint(content),
-    )
+def from_content(
+    content: bytes, name: str, eod: str | None = None, parse_special_tokens: bool = False, fast: bool = True
+) -> Tokenizer:
+    """The tokenizer that a file's content describes; see `load`."""
+    if is_json(content):
+        from primus.data.tokenizers import huggingface
+
+        return huggingface.from_content(content, name, eod, parse_special_tokens, fast)
+    from primus.data.tokenizers import sentencepiece
+
+    return sentencepiece.from_content(content, name, eod, parse_special_tokens, fast)
 
 
-def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE as of GPT-2, trained on `texts`; the same texts in the same order give the same tokenizer.
-
-    Args:
-        texts: What to train on; all of their distinct words are in memory.
-        vocab_size: Most tokens to have, ``<|endoftext|>`` and the 256 bytes among them.
-
-    Raises:
-        UsageError: `vocab_size` has no room for the bytes.
-    """
-    if vocab_size < SMALLEST_BPE:
-        raise UsageError(f"a byte-level BPE of {vocab_size} tokens", f"it needs at least {SMALLEST_BPE}")
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    return from_content(backend.to_str(pretty=True).encode(), f"bpe:{vocab_size}", END_OF_TEXT)
+def is_json(content: bytes) -> bool:
+    """Whether a tokenizer's content is a tokenizer.json, and not a SentencePiece model."""
+    return content[:64].lstrip()[:1] == b"{"
 
 
 def fingerprint(content: bytes) -> str:
-    """Identity of a tokenizer.json: sha256 of what decides the ids of a text.
+    """Identity of a tokenizer: sha256 of what decides the ids of a text.
 
-    Two files that differ only in layout, decoding, padding or templates, as when a library saves one again, are equal.
+    Two tokenizer.json that differ only in layout, decoding, padding or templates, as when a library saves one again,
+    are equal. Of a SentencePiece model it is the sha256 of the file.
     """
+    if not is_json(content):
+        return hashlib.sha256(content).hexdigest()
     described = json.loads(content)
     model = described.get("model", {})
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
@@ -158,89 +183,20 @@ def fingerprint(content: bytes) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _local_file(path: Path) -> Path | None:
-    """The tokenizer.json at `path`; None where `path` can only be a name on the hub.
+def end_of_document(vocabulary: dict[str, int], eod: str | None, name: str) -> str | None:
+    """The token that ends a document: `eod`, or the first known one that the vocabulary has.
 
     Raises:
-        UsageError: `path` is local, but there is no tokenizer.json.
+        UsageError: The vocabulary has no token `eod`.
     """
-    if path.is_file():
-        return path
-    if path.is_dir():
-        file = path / "tokenizer.json"
-        if file.is_file():
-            return file
-        raise UsageError(
-            f"{path}: no tokenizer.json in this folder",
-            "with transformers: AutoTokenizer.from_pretrained(FOLDER, use_fast=True).save_pretrained(FOLDER)",
-        )
-    if path.is_absolute() or path.suffix == ".json" or len(path.parts) > 2 or path.parts[:1] in ((".",), ("..",)):
-        raise UsageError(f"{path}: no such tokenizer", "give a tokenizer.json, a folder that has one, or a hub name")
-    return None
-
-
-def _from_hub(name: str) -> Path:
-    """The tokenizer.json of a model on the hub, from the local cache where it is there."""
-    try:
-        import huggingface_hub
-        from huggingface_hub import errors
-    except ImportError:
-        raise UsageError(
-            f"{name}: no such file, and names on the hub need the package huggingface_hub",
-            "pip install huggingface_hub, or give the path of a tokenizer.json",
-        ) from None
-    try:
-        return Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))
-    except errors.HFValidationError:
-        raise UsageError(f"{name}: no such file, and no name on the hub", "give a path or OWNER/NAME") from None
-    except errors.GatedRepoError:
-        raise PrimusError(
-            f"{name}: the hub gives this model only to those who accepted its terms",
-            f"accept them at https://huggingface.co/{name} and set HF_TOKEN",
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise UsageError(
-            f"{name}: neither a local file nor a model on the hub that you may see",
-            "check the name; a private model needs HF_TOKEN",
-        ) from None
-    except errors.EntryNotFoundError as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            raise _unreachable(name, error) from None
-        raise UsageError(f"{name}: this model has no tokenizer.json", "save one with transformers") from None
-    except _network_errors() as error:
-        raise _unreachable(name, error) from None
-
-
-def _unreachable(name: str, error: Exception) -> PrimusError:
-    reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-    return PrimusError(
-        f"{name}: no such file, and the hub cannot be reached ({reason[0]})",
-        "give the path of a tokenizer.json, or download it where there is a network and set HF_HOME to that cache",
-    )
-
-
-def _network_errors() -> tuple[type[Exception], ...]:
-    """Errors of the network, and of the HTTP client that the installed huggingface_hub uses."""
-    found: list[type[Exception]] = [OSError]
-    for module, error in (("httpx", "HTTPError"), ("httpx2", "HTTPError"), ("requests", "RequestException")):
-        with suppress(ImportError):
-            found.append(getattr(importlib.import_module(module), error))
-    return tuple(found)
-
-
-def _parse(content: bytes, name: str) -> Any:
-    from tokenizers import Tokenizer as Backend
-
-    try:
-        return Backend.from_str(content.decode())
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception for every kind of damage
-        raise UsageError(f"{name}: not a tokenizer.json ({error})", "save or download it again") from None
-
-
-def _end_of_document(vocabulary: dict[str, int], eod: str | None, name: str) -> str | None:
     if eod is None:
         return next((token for token in END_OF_DOCUMENT if token in vocabulary), None)
     if eod not in vocabulary:
         special = [token for token in vocabulary if token.startswith(("<", "["))]
         raise UsageError(f"{name}: no token '{eod}' in this tokenizer", did_you_mean(eod, special[:200]))
     return eod
+
+
+def begin_of_document(vocabulary: dict[str, int]) -> int | None:
+    """Id of the first known token that begins a document and that the vocabulary has."""
+    return next((vocabulary[token] for token in BEGIN_OF_DOCUMENT if token in vocabulary), None)

@@ -1,0 +1,58 @@
+"""Files of models on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import suppress
+from pathlib import Path
+
+from primus.errors import PrimusError, UsageError
+
+
+def tokenizer_file(name: str) -> Path:
+    """The tokenizer.json of a model on the hub, from the local cache where it is there."""
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError:
+        raise UsageError(
+            f"{name}: no such file, and names on the hub need the package huggingface_hub",
+            "pip install huggingface_hub, or give the path of a tokenizer.json",
+        ) from None
+    try:
+        return Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))
+    except errors.HFValidationError:
+        raise UsageError(f"{name}: no such file, and no name on the hub", "give a path or OWNER/NAME") from None
+    except errors.GatedRepoError:
+        raise PrimusError(
+            f"{name}: the hub gives this model only to those who accepted its terms",
+            f"accept them at https://huggingface.co/{name} and set HF_TOKEN",
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise UsageError(
+            f"{name}: neither a local file nor a model on the hub that you may see",
+            "check the name; a private model needs HF_TOKEN",
+        ) from None
+    except errors.EntryNotFoundError as error:
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            raise _unreachable(name, error) from None
+        raise UsageError(f"{name}: this model has no tokenizer.json", "save one with transformers") from None
+    except _network_errors() as error:
+        raise _unreachable(name, error) from None
+
+
+def _unreachable(name: str, error: Exception) -> PrimusError:
+    reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
+    return PrimusError(
+        f"{name}: no such file, and the hub cannot be reached ({reason[0]})",
+        "give the path of a tokenizer.json, or download it where there is a network and set HF_HOME to that cache",
+    )
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    """Errors of the network, and of the HTTP client that the installed huggingface_hub uses."""
+    found: list[type[Exception]] = [OSError]
+    for module, error in (("httpx", "HTTPError"), ("httpx2", "HTTPError"), ("requests", "RequestException")):
+        with suppress(ImportError):
+            found.append(getattr(importlib.import_module(module), error))
+    return tuple(found)

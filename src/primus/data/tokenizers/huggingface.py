@@ -1,0 +1,104 @@
+"""Tokenizers of the Hugging Face `tokenizers` library, described by a tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from primus.data.tokenizer import Batch, Tokenizer, begin_of_document, end_of_document, fingerprint
+from primus.errors import PrimusError, UsageError
+
+
+class Library:
+    """The `tokenizers` library as an engine."""
+
+    def __init__(self, backend: Any) -> None:
+        """An engine of a ``tokenizers.Tokenizer``."""
+        self.backend = backend
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> Batch:
+        """Token ids of each text."""
+        try:
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except TypeError:
+            raise lone_surrogate(texts) from None
+        lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
+        tokens = np.empty(int(lengths.sum()), np.uint32)
+        start = 0
+        for encoding, length in zip(encodings, lengths.tolist(), strict=True):
+            tokens[start : start + length] = encoding.ids
+            start += length
+        return tokens, lengths
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included."""
+        text: str = self.backend.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def from_content(content: bytes, name: str, eod: str | None, parse_special_tokens: bool, fast: bool) -> Tokenizer:
+    """The tokenizer that a tokenizer.json describes; see `primus.data.tokenizer.load`.
+
+    Raises:
+        UsageError: It is damaged, has no token `eod`, or the library would number its tokens differently.
+    """
+    backend = _parse(content, name)
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = not parse_special_tokens
+    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    described = json.loads(content)
+    _check_numbers(described, vocabulary, name)
+    token = end_of_document(vocabulary, eod, name)
+    exact = Library(backend)
+    return Tokenizer(
+        name=name,
+        content=content,
+        file_suffix=".json",
+        vocab_size=max(vocabulary.values()) + 1,
+        eod=token,
+        eod_id=None if token is None else vocabulary[token],
+        bos_id=begin_of_document(vocabulary),
+        fingerprint=fingerprint(content),
+        special_strings=tuple(added["content"] for added in described.get("added_tokens", []) if added.get("special")),
+        parse_special_tokens=parse_special_tokens,
+        exact=exact,
+        fast=None,
+    )
+
+
+def lone_surrogate(texts: Sequence[str]) -> PrimusError:
+    """The error of a batch with a text that is no Unicode; of its first such text."""
+    for number, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return PrimusError(
+                f"text {number} of a batch has the lone surrogate U+{ord(text[error.start]):04X} "
+                f"at character {error.start}",
+                "replace such characters when the text is read",
+            )
+    raise AssertionError("the texts are Unicode")
+
+
+def _parse(content: bytes, name: str) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        return Backend.from_str(content.decode())
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception for every kind of damage
+        raise UsageError(f"{name}: not a tokenizer.json ({error})", "save or download it again") from None
+
+
+def _check_numbers(described: dict[str, Any], vocabulary: dict[str, int], name: str) -> None:
+    """The library numbers added tokens anew that the model's vocabulary does not have, where its ids have gaps."""
+    for added in described.get("added_tokens", []):
+        if vocabulary.get(added["content"]) != added["id"]:
+            raise UsageError(
+                f"{name}: the library gives {added['content']} the id {vocabulary.get(added['content'])}, "
+                f"but the file says {added['id']}",
+                "add the token to model.vocab in the file, so that its id stays",
+            )

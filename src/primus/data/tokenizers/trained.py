@@ -1,0 +1,39 @@
+"""Byte-level BPE tokenizers that are trained here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from primus.data.tokenizer import END_OF_TEXT, Tokenizer, from_content
+from primus.errors import UsageError
+
+SMALLEST_BPE = 257
+"""256 bytes and the end of a document."""
+
+
+def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE as of GPT-2, trained on `texts`; the same texts in the same order give the same tokenizer.
+
+    Args:
+        texts: What to train on; all of their distinct words are in memory.
+        vocab_size: Most tokens to have, ``<|endoftext|>`` and the 256 bytes among them.
+
+    Raises:
+        UsageError: `vocab_size` has no room for the bytes.
+    """
+    if vocab_size < SMALLEST_BPE:
+        raise UsageError(f"a byte-level BPE of {vocab_size} tokens", f"it needs at least {SMALLEST_BPE}")
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return from_content(backend.to_str(pretty=True).encode(), f"bpe:{vocab_size}", END_OF_TEXT)
