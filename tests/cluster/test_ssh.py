@@ -21,6 +21,7 @@ import pytest
 
 from components import WHERE
 from fakes import cli
+from primus.runs import events
 
 pytestmark = [pytest.mark.cluster("sshd"), pytest.mark.native, pytest.mark.slow]
 
@@ -116,8 +117,7 @@ def test_both_hosts_train_together(server: Server, tmp_path: Path) -> None:
     done = cli.run(*server.words(), "--", "train", "pretrain", "--config", "two.yaml", cwd=tmp_path, timeout_s=90)
     assert done.returncode == 0, done.stderr
     folder = next((tmp_path / "output" / "two").glob("2*"))
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in events if event["kind"] == "step"] == [1, 2, 3]
+    assert [event["step"] for event in events.steps(folder / "events.jsonl")] == [1, 2, 3]
     assert "rank 1" not in done.stdout
     assert (folder / "logs/ssh").is_dir()
     assert json.loads((folder / "metadata.json").read_text())["outcome"]["state"] == "done"
@@ -140,10 +140,7 @@ def folder_of(workplace: Path, process: subprocess.Popen[str]) -> Path:
 
 def _events(folder: Path) -> dict[str, dict[str, object]]:
     """The newest event of each kind."""
-    if not (folder / "events.jsonl").is_file():
-        return {}
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    return {event["kind"]: event for event in map(json.loads, lines)}
+    return {event["kind"]: event for event in events.read(folder / "events.jsonl")}
 
 
 def those_of(folder: Path) -> list[psutil.Process]:

@@ -150,6 +150,8 @@ class RankResult(Struct, frozen=True, kw_only=True):
     figures: tuple[Figure, ...] = ()
     problem: str = ""
     """Why its tests ended early."""
+    is_complete: bool = False
+    """Whether all tests that were asked for are behind it, well or badly."""
 
 
 class Part(Struct, frozen=True, kw_only=True):

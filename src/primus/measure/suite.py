@@ -102,6 +102,7 @@ class Suite:
         if "pairs" in self._asked.tests:
             self._test_pairs(groups[0], everyone, max(map(len, nodes)), between_nodes=False)
             self._test_pairs(leads, everyone, len(nodes), between_nodes=True)
+        self._keep(rank=structs.replace(self._part.rank, is_complete=True))
         with self._together("the gathering of the results"):
             self._gather(everyone)
 

@@ -18,7 +18,7 @@ from primus.launch.plan import Job
 from primus.machine import measured
 from primus.machine.cluster import Layout
 from primus.machine.facts import Facts
-from primus.machine.measured import Asked
+from primus.machine.measured import Asked, RankResult
 from primus.machine.tree import Tree
 from primus.preflight import adapters, check, cluster, performance, report, together
 from primus.preflight.cluster import ClusterReport
@@ -216,17 +216,21 @@ def _measured(node: Node, hosts: Mapping[int, str], options: Options, context: T
         raise KeyboardInterrupt
     asked = asked_of(options, context, node.facts)
     results = performance.read(run_folder.directory, asked, node.layout.world_size)
-    results = structs.replace(
-        results, ranks=tuple(structs.replace(rank, host=hosts.get(rank.node, rank.host)) for rank in results.ranks)
-    )
+    results = structs.replace(results, ranks=tuple(_placed(rank, hosts, node.layout.nproc) for rank in results.ranks))
     found = performance.findings(results, node.facts, demands_of(options, context, node.facts))
-    found += _unspoken({rank.rank for rank in results.ranks}, hosts, node.layout.nproc)
+    found += _unmeasured({rank.rank for rank in results.ranks if rank.is_complete}, hosts, node.layout.nproc)
     if outcome.state != "done":
         failure = outcome.first_failure
         host = hosts.get(failure.rank // node.layout.nproc, "") if failure else ""
         found.append(_broken(outcome, host, run_folder))
     during = adapters.grown(before, adapters.read_counters(node), is_loaded=True)
     return [*found, *(finding for finding in during if finding.status == "warn")]
+
+
+def _placed(rank: RankResult, hosts: Mapping[int, str], nproc: int) -> RankResult:
+    """With the node that it was started on: a rank that never met the others does not know its own."""
+    number = rank.rank // nproc
+    return structs.replace(rank, node=number, host=hosts.get(number, rank.host))
 
 
 def _broken(outcome: Outcome, host: str, run: Run) -> Finding:
@@ -250,14 +254,14 @@ def _own_trouble(started: tuple[Run, Outcome] | PrimusError, layout: Layout) -> 
     return [_broken(outcome, "", run)] if is_own else []
 
 
-def _unspoken(spoke: Set[int], hosts: Mapping[int, str], nproc: int) -> Iterator[Finding]:
-    """Nodes some of whose ranks left no result: not known to be healthy."""
+def _unmeasured(complete: Set[int], hosts: Mapping[int, str], nproc: int) -> Iterator[Finding]:
+    """Nodes some of whose ranks did not come to the end of the tests: not known to be healthy."""
     for node_rank, host in sorted(hosts.items()):
-        silent = set(range(node_rank * nproc, (node_rank + 1) * nproc)) - spoke
-        if silent:
+        short = set(range(node_rank * nproc, (node_rank + 1) * nproc)) - complete
+        if short:
             yield unknown(
                 "performance.results",
-                f"none of rank {ranges(silent)}",
+                f"not all of rank {ranges(short)}",
                 "of every rank",
                 "what was not measured is not known to be healthy",
                 "see which rank failed first, and measure again without its node",

@@ -1,0 +1,53 @@
+"""What a preflight says of the nodes of a measurement that ended early, wherever it was when it did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from primus.machine import measured
+from primus.machine.cluster import Layout
+from primus.machine.facts import Facts
+from primus.machine.measured import Figure, Part, RankResult
+from primus.machine.tree import Tree
+from primus.preflight import session
+from primus.preflight.node import Node
+from primus.preflight.options import Options
+from primus.runs.files import write_json
+from primus.runs.store import Outcome, Run
+from primus.task import TaskContext
+
+HOSTS = {0: "a", 1: "b", 2: "c"}
+FIGURES = (Figure(test="sanity", value=8.0, unit="GB free"),)
+
+
+def hosts_in_doubt(folder: Path, *parts: RankResult, tests: str = "sanity") -> set[str]:
+    """Hosts of which something is unknown or bad after three nodes of one rank each left these parts."""
+    for part in parts:
+        write_json(folder / measured.part_file(part.rank), Part(rank=part))
+    node = Node(facts=Facts(), tree=Tree(), environ={}, layout=Layout(nnodes=3, nproc=1))
+    outcome = Outcome(state="failed", exit_code=1)
+    context = TaskContext(environ={}, launch=lambda: (Run(folder), outcome))
+    found = session._measured(node, HOSTS, Options(tests=tests), context)
+    return {finding.host for finding in found if finding.host and finding.status in ("unknown", "fail")}
+
+
+def rank(number: int, **more: object) -> RankResult:
+    """As a rank has itself before it met the others: on a node that it takes for the first."""
+    values = {"rank": number, "local_rank": 0, "node": 0, "host": "localhost", "device": "cpu", "device_name": "CPU"}
+    return RankResult(**(values | more))  # type: ignore[arg-type]
+
+
+def test_a_rank_that_never_met_the_others_puts_its_own_node_in_doubt(tmp_path: Path) -> None:
+    complete = {"figures": FIGURES, "is_complete": True}
+    early = rank(2, problem="the meeting of the ranks: connection closed")
+    assert hosts_in_doubt(tmp_path, rank(0, **complete), rank(1, node=1, **complete), early) == {"c"}
+
+
+@pytest.mark.parametrize("problem", ["", "all_reduce of 8 B among 3 ranks: connection closed"])
+def test_a_node_that_lacks_only_what_it_measures_with_others_is_not_known_to_be_healthy(
+    tmp_path: Path, problem: str
+) -> None:
+    parts = [rank(number, node=number, figures=FIGURES, problem=problem) for number in range(3)]
+    assert hosts_in_doubt(tmp_path, *parts, tests="sanity,collectives") == {"a", "b", "c"}
