@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data import documents
+from primus.data.documents import texts as texts_module
 from primus.data.documents import Bad, Text, find, read
 from primus.errors import PrimusError, UsageError
 
@@ -97,7 +97,7 @@ def test_a_long_text_file_is_cut_at_line_ends_into_pieces_of_one_document(tmp_pa
     pieces = list(read(write(tmp_path / "a.txt", content)))
     assert all(isinstance(piece, Text) for piece in pieces)
     assert "".join(piece.text for piece in pieces) == content
-    assert len(pieces) == len(content) // documents.SMALLEST_PIECE + 1
+    assert len(pieces) == len(content) // texts_module.SMALLEST_PIECE + 1
     assert all(piece.text.endswith("\n") for piece in pieces)
     assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 1)
     assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -167,7 +167,7 @@ def test_a_source_tree_gives_its_text_files_in_a_fixed_order(tmp_path: Path) -> 
         "n/__pycache__/q.py",
     ):
         write(tmp_path / name, "{}")
-    found = [str(path.relative_to(tmp_path)) for path in find(str(tmp_path))]
+    found = [str(Path(path).relative_to(tmp_path)) for path in find(str(tmp_path))]
     assert found == ["a.c", "b/a.md", "b/z.py", "x.jsonl"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ class Corpus:
     """Identity of each input."""
     dataset: str | None = None
     """Named dataset, instead of files."""
-    files: list[Path] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
     """All files of all inputs, in order."""
     modified_ns: list[int] = field(default_factory=list)
     """Time of the last change of each."""
@@ -52,7 +53,7 @@ class Corpus:
             PrimusError: A file was changed meanwhile.
         """
         for file, modified_ns in zip(self.files, self.modified_ns, strict=True):
-            if not file.exists() or file.stat().st_mtime_ns != modified_ns:
+            if not os.path.exists(file) or os.stat(file).st_mtime_ns != modified_ns:
                 raise PrimusError(f"{file}: changed while it was read", "run this again when nothing writes to it")
 
 
@@ -64,7 +65,7 @@ def open_files(inputs: tuple[str, ...], recipe: Recipe) -> Corpus:
     """
     found = {given: documents.find(given) for given in inputs}
     files = [file for group in found.values() for file in group]
-    modified_ns = [file.stat().st_mtime_ns for file in files]
+    modified_ns = [os.stat(file).st_mtime_ns for file in files]
     return Corpus(recipe, [_facts(given, group) for given, group in found.items()], None, files, modified_ns)
 
 
@@ -87,10 +88,10 @@ def _documents_of(dataset: str) -> Iterator[Text]:
         raise PrimusError(f"dataset {dataset}: cannot be read, {error}") from None
 
 
-def _facts(given: str, files: list[Path]) -> InputFacts:
+def _facts(given: str, files: list[str]) -> InputFacts:
     root = Path(given).expanduser()
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.relative_to(root)}\n{atomic.sha256(file)}\n".encode())
-    size = sum(file.stat().st_size for file in files)
+        digest.update(f"{Path(file).relative_to(root)}\n{atomic.sha256(Path(file))}\n".encode())
+    size = sum(map(documents.size_of, files))
     return InputFacts(path=given, files=len(files), bytes=size, sha256=digest.hexdigest())

@@ -1,0 +1,161 @@
+"""Documents of Apache Arrow tables: parquet files, and the .arrow and .feather files of data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from primus.data.documents.document import Bad, Text
+from primus.data.documents.files import open_raw, whole_file_errors
+from primus.data.documents.kinds import kind
+from primus.data.documents.places import place
+from primus.data.documents.records import checked
+from primus.data.shards import Part
+from primus.errors import PrimusError, UsageError, did_you_mean
+
+MOST_ROWS = 1024
+BATCH_BYTES = 8 << 20
+BUFFER = 1 << 20
+
+
+def rows(part: Part, key: str, fields: bool) -> Iterator[Text | Bad]:
+    """The text of each row.
+
+    Args:
+        part: A file, or row groups of it.
+        key: Column that holds the text.
+        fields: Give the other columns too.
+
+    Raises:
+        UsageError: There is no such column, or it holds no text.
+        PrimusError: The file is damaged.
+    """
+    pa = _pyarrow(part.file)
+    number = 0
+    try:
+        for batch in _parquet(part, key, fields) if kind(part.file) == ".parquet" else _arrow(part, key, fields):
+            yield from _texts(part, batch, key, fields, number)
+            number += batch.num_rows
+    except pa.ArrowException as error:
+        raise PrimusError(f"{part.file}: damaged, {error}", "copy or download it again") from None
+
+
+def schema(file: str) -> dict[str, bool]:
+    """Names of the columns of a file, and whether each holds text.
+
+    Raises:
+        PrimusError: The file is damaged.
+    """
+    pa = _pyarrow(file)
+    try:
+        with whole_file_errors(file), open_raw(file) as stream:
+            if kind(file) == ".parquet":
+                from pyarrow import parquet
+
+                with parquet.ParquetFile(stream) as table:
+                    found = table.schema_arrow
+            else:
+                found = _arrow_reader(pa, stream).schema
+    except pa.ArrowException as error:
+        raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
+    return {field.name: _is_text(pa, field.type) for field in found}
+
+
+def row_group_sizes(file: str) -> list[int]:
+    """Bytes in the file of each row group of a parquet file.
+
+    Raises:
+        PrimusError: The file is damaged.
+    """
+    pa = _pyarrow(file)
+    from pyarrow import parquet
+
+    try:
+        with whole_file_errors(file), open_raw(file) as stream, parquet.ParquetFile(stream) as table:
+            groups = (table.metadata.row_group(index) for index in range(table.num_row_groups))
+            return [
+                sum(group.column(index).total_compressed_size for index in range(group.num_columns)) for group in groups
+            ]
+    except pa.ArrowException as error:
+        raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
+
+
+def _pyarrow(file: str) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise UsageError(f"{file}: reading {kind(file)} needs the package pyarrow", "pip install pyarrow") from None
+    return pyarrow
+
+
+def _parquet(part: Part, key: str, fields: bool) -> Iterator[Any]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with open_raw(part.file) as stream, parquet.ParquetFile(stream, buffer_size=BUFFER, pre_buffer=False) as table:
+        _check_column(part.file, table.schema_arrow, key, pa)
+        groups = range(part.first, table.num_row_groups if part.last is None else part.last)
+        for group in groups:
+            size = _rows_of_a_batch(table.metadata.row_group(group))
+            yield from table.iter_batches(size, row_groups=[group], columns=None if fields else [key])
+
+
+def _rows_of_a_batch(group: Any) -> int:
+    """Rows of a batch such that long texts do not fill the memory."""
+    row_bytes = group.total_byte_size / max(group.num_rows, 1)
+    return max(1, min(MOST_ROWS, int(BATCH_BYTES / max(row_bytes, 1))))
+
+
+def _arrow(part: Part, key: str, fields: bool) -> Iterator[Any]:
+    import pyarrow as pa
+
+    with open_raw(part.file) as stream:
+        reader = _arrow_reader(pa, stream)
+        _check_column(part.file, reader.schema, key, pa)
+        streaming = isinstance(reader, pa.RecordBatchReader)
+        batches = reader if streaming else (reader.get_batch(index) for index in range(reader.num_record_batches))
+        for batch in batches:
+            chosen = batch if fields else batch.select([key])
+            yield from (chosen.slice(start, MOST_ROWS) for start in range(0, chosen.num_rows, MOST_ROWS))
+
+
+def _arrow_reader(pa: Any, stream: Any) -> Any:
+    """Reader of either format that has these suffixes: the file format has a magic word, the stream has none."""
+    magic = stream.read(6)
+    stream.seek(0)
+    return pa.ipc.open_file(stream) if magic == b"ARROW1" else pa.ipc.open_stream(stream)
+
+
+def _check_column(file: str, found: Any, key: str, pa: Any) -> None:
+    if key not in found.names:
+        raise UsageError(f"{file}: no column '{key}'", did_you_mean(key, found.names) or "it has no columns")
+    column = found.field(key).type
+    if not _is_text(pa, column):
+        raise UsageError(f"{file}: column '{key}' is {column}, not text", f"columns: {', '.join(found.names)}")
+
+
+def _is_text(pa: Any, column: Any) -> bool:
+    if pa.types.is_dictionary(column):
+        return _is_text(pa, column.value_type)
+    is_view = getattr(pa.types, "is_string_view", lambda column: False)
+    return bool(pa.types.is_string(column) or pa.types.is_large_string(column) or is_view(column))
+
+
+def _texts(part: Part, batch: Any, key: str, fields: bool, before: int) -> Iterator[Text | Bad]:
+    """Rows of a batch, of which `before` come before it in the part."""
+    try:
+        values = batch.to_pylist() if fields else batch.column(0).to_pylist()
+    except UnicodeDecodeError:
+        if batch.num_rows > 1:
+            for row in range(batch.num_rows):
+                yield from _texts(part, batch.slice(row, 1), key, fields, before + row)
+        else:
+            yield Bad(place(part, before + 1), "not UTF-8")
+        return
+    for number, value in enumerate(values, before + 1):
+        text = value.pop(key) if fields else value
+        if isinstance(text, str):  # it was decoded from UTF-8, so it can be encoded
+            yield Text(text, True, True, value if fields else None, part, number)
+        else:
+            reason = checked(text, "the text")
+            yield Bad(place(part, number), reason.reason if isinstance(reason, Bad) else "")

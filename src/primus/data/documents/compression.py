@@ -1,0 +1,97 @@
+"""Compressed files as streams of what is in them; a truncated one is an error, not less text."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from typing import Any, BinaryIO
+
+from primus.data.documents.kinds import compression
+from primus.errors import UsageError
+
+BUFFER = 1 << 20
+
+DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
+"""What a stream raises whose content ends too early or makes no sense."""
+
+
+def decompressed(file: str, stream: BinaryIO) -> BinaryIO:
+    """The content of `stream`, decompressed as the name of its file says.
+
+    Raises:
+        UsageError: The package for this compression is not installed.
+    """
+    suffix = compression(file)
+    if suffix == ".gz":
+        return io.BufferedReader(gzip.GzipFile(fileobj=stream, mode="rb"), BUFFER)  # type: ignore[arg-type]
+    if suffix == ".xz":
+        return io.BufferedReader(lzma.LZMAFile(stream), BUFFER)  # type: ignore[arg-type]
+    if suffix == ".bz2":
+        return io.BufferedReader(_Bzip2(stream), BUFFER)
+    if suffix == ".zst":
+        return io.BufferedReader(_Zstandard(file, stream), BUFFER)
+    return stream
+
+
+class _Bzip2(io.RawIOBase):
+    """Decompressed content of a .bz2, whose library says OSError for damage as if the disk were at fault."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._file = bz2.BZ2File(stream)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return self._file.readinto(buffer)
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise EOFError(str(error)) from None
+
+
+class _Zstandard(io.RawIOBase):
+    """Decompressed content of a .zst of any number of frames; unlike the library's reader it notices truncation."""
+
+    def __init__(self, file: str, stream: BinaryIO) -> None:
+        try:
+            import zstandard
+        except ImportError:
+            raise UsageError(f"{file}: reading .zst needs the package zstandard", "pip install zstandard") from None
+        self._library: Any = zstandard
+        self._stream = stream
+        self._frame: Any = None
+        self._ready = memoryview(b"")
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            chunk = self._rest or self._stream.read(BUFFER)
+            if not chunk and self._frame is None:
+                return 0
+            if not chunk:
+                raise EOFError("the last zstd frame is not complete")
+            self._ready = memoryview(self._decompress(chunk))
+        size = min(len(buffer), len(self._ready))
+        buffer[:size] = self._ready[:size]
+        self._ready = self._ready[size:]
+        return size
+
+    def _decompress(self, chunk: bytes) -> bytes:
+        if self._frame is None:
+            self._frame = self._library.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+        try:
+            content: bytes = self._frame.decompress(chunk)
+        except self._library.ZstdError as error:
+            raise EOFError(str(error)) from None
+        self._rest = b""
+        if self._frame.eof:
+            self._rest, self._frame = self._frame.unused_data, None
+        return content

@@ -1,0 +1,50 @@
+"""A document that was read, or what could not be one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import Struct
+
+from primus.data.documents.places import place
+from primus.data.shards import Part
+
+
+class Text(Struct, frozen=True, eq=False, gc=False):
+    """A document, or a piece of a long one. Equal where the text is, wherever it was read."""
+
+    text: str
+    begins: bool = True
+    ends: bool = True
+    fields: dict[str, Any] | None = None
+    """What else its record has, where that was asked for."""
+    part: Part | None = None
+    """What it was read from."""
+    number: int = 0
+    """Its line or row in the part, from 1."""
+
+    @property
+    def where(self) -> str:
+        """File and line, or file and row; found out when it is asked for."""
+        return place(self.part, self.number) if self.part else ""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Text) and _content(self) == _content(other)
+
+    def __hash__(self) -> int:
+        return hash((self.text, self.begins, self.ends))
+
+
+def _content(text: Text) -> tuple[Any, ...]:
+    return text.text, text.begins, text.ends, text.fields
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Something that should have been a document."""
+
+    where: str
+    """File and line."""
+    reason: str
+    """What is wrong with it."""

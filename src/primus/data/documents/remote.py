@@ -1,0 +1,206 @@
+"""Files behind URLs, by fsspec: found, measured and read with a bounded wait and retries."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+from primus.data.documents.kinds import KNOWN, found_in_trees, kind
+from primus.errors import PrimusError, UsageError
+
+TRIES = 3
+FIRST_PAUSE_S = 0.5
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+BLOCK = 4 << 20
+
+WEB = ("http://", "https://")
+PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "az": "adlfs",
+    "hf": "huggingface_hub",
+    "http": "fsspec[http]",
+    "https": "fsspec[http]",
+}
+"""Package that reads a protocol, beside fsspec itself."""
+
+Result = TypeVar("Result")
+
+
+class RemoteFacts(NamedTuple):
+    """What a server tells of a file without sending it."""
+
+    size: int
+    """Bytes; 0 where it does not tell."""
+    version: str
+    """ETag, checksum or time of the last change; empty where it does not tell."""
+
+
+def find(url: str) -> list[str]:
+    """Files of a URL: itself, what it matches, or what is below it and of a known kind, sorted.
+
+    Raises:
+        UsageError: There is nothing, or the package for its protocol is not installed.
+        PrimusError: Its host does not answer.
+    """
+    system, path = _system(url)
+    if set("*?[") & set(path) and not url.startswith(WEB):
+        found = _tried(url, lambda: system.glob(path))
+        return sorted(system.unstrip_protocol(file) for file in found if kind(file))
+    if url.startswith(WEB) or kind(url):
+        if not kind(url):
+            raise UsageError(f"{url}: not a kind of file that has text", KNOWN)
+        facts(url)
+        return [url]
+    below = _tried(url, lambda: system.find(path))
+    return sorted(system.unstrip_protocol(file) for file in below if found_in_trees(file))
+
+
+def facts(url: str) -> RemoteFacts:
+    """Size and version of the file of a URL.
+
+    Raises:
+        UsageError: There is no such file.
+        PrimusError: Its host does not answer.
+    """
+    system, path = _system(url)
+    info: dict[str, Any] = _tried(url, lambda: system.info(path))
+    keys = ("ETag", "etag", "blob_id", "md5Hash", "checksum", "LastModified", "mtime", "created")
+    return RemoteFacts(int(info.get("size") or 0), next((str(info[key]) for key in keys if info.get(key)), ""))
+
+
+def open_url(url: str) -> BinaryIO:
+    """The bytes of a URL, as they come; interrupted reading goes on where it was.
+
+    Raises:
+        UsageError: There is no such file.
+        PrimusError: Its host does not answer.
+    """
+    return io.BufferedReader(_Remote(url), BLOCK)
+
+
+class _Remote(io.RawIOBase):
+    """A remote file that is opened again at the same byte when the connection breaks."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._system, self._path = _system(url)
+        self._position = 0
+        self._file: Any = None
+        _tried(url, self._open)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = int(self._file.seek(offset, whence))
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        content: bytes = _tried(self._url, lambda: self._read(len(buffer)))
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def close(self) -> None:
+        if not self.closed and self._file is not None:
+            self._file.close()
+        super().close()
+
+    def _read(self, size: int) -> bytes:
+        if self._file is None:
+            self._open()
+        try:
+            return bytes(self._file.read(size))
+        except BaseException:
+            self._file, broken = None, self._file
+            broken.close()
+            raise
+
+    def _open(self) -> None:
+        options = {} if self._url.startswith("hf://") else {"block_size": BLOCK, "cache_type": "readahead"}
+        self._file = self._system.open(self._path, "rb", **options)
+        if not self._position:
+            return
+        if self._file.seekable():
+            self._file.seek(self._position)
+            return
+        skipped = 0
+        while skipped < self._position:  # a server without ranges sends everything again
+            skipped += len(self._file.read(min(BLOCK, self._position - skipped)))
+
+
+def _tried(url: str, act: Callable[[], Result]) -> Result:
+    """What `act` returns, tried again after a pause where the network failed."""
+    for attempt in range(TRIES):
+        try:
+            return act()
+        except FileNotFoundError:
+            raise UsageError(f"{url}: no such file", "check the spelling, and that you may read it") from None
+        except PermissionError as error:
+            raise PrimusError(f"{url}: may not be read, {error}", "log in to its store, or ask its owner") from None
+        except Exception as error:
+            if not _is_of_the_network(error):
+                raise
+            if attempt == TRIES - 1:
+                reason = str(error) or type(error).__name__
+                raise PrimusError(
+                    f"{url}: cannot be reached, {reason} (tried {TRIES} times)", "check the address and the network"
+                ) from None
+            time.sleep(FIRST_PAUSE_S * 2**attempt)
+    raise AssertionError("unreachable")
+
+
+def _is_of_the_network(error: Exception) -> bool:
+    """Whether trying again may help; the libraries of the stores have exceptions of their own."""
+    if isinstance(error, (OSError, asyncio.TimeoutError)):
+        return True
+    return type(error).__module__.split(".")[0] in ("aiohttp", "botocore", "fsspec", "httpx", "requests", "gcsfs")
+
+
+def _system(url: str) -> tuple[Any, str]:
+    """File system and the path in it.
+
+    Raises:
+        UsageError: The protocol is unknown, or its package is not installed.
+    """
+    protocol = re.split(r"::|://", url)[0]
+    try:
+        import fsspec  # type: ignore[import-untyped]
+    except ImportError:
+        raise UsageError(f"{url}: reading URLs needs the package fsspec", "pip install fsspec") from None
+    try:
+        system = _connected(protocol) if protocol in ("http", "https") else fsspec.core.url_to_fs(url)[0]
+    except ImportError:
+        package = PACKAGES.get(protocol, f"for {protocol} that fsspec names")
+        raise UsageError(
+            f"{url}: reading {protocol}:// needs the package {package}", f"pip install {package}"
+        ) from None
+    except ValueError as error:
+        raise UsageError(f"{url}: {error}", "known: https:// s3:// gs:// hf:// and what fsspec knows") from None
+    return system, str(system._strip_protocol(url))
+
+
+@lru_cache(maxsize=2)
+def _connected(protocol: str) -> Any:
+    """A file system of the web whose waits are bounded."""
+    import aiohttp
+    import fsspec
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
+    return fsspec.filesystem(protocol, client_kwargs={"timeout": timeout, "trust_env": True})

@@ -1,0 +1,67 @@
+"""The column of a table, or the field of records, that holds the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import msgspec
+
+from primus.data.documents import columns, tables
+from primus.data.documents.files import open_content
+from primus.data.documents.kinds import COLUMNS, RECORDS, TABLES, kind
+from primus.data.documents.lines import line_groups, numbered
+from primus.errors import UsageError
+
+USUAL = "text"
+PLAUSIBLE = frozenset(
+    "content contents body document raw_content article story passage page_content markdown code sentence".split()
+)
+LOOKED_AT = 20
+"""Records from which the fields are learned."""
+LONGEST_LOOKED_AT = 16 << 20
+
+
+def text_column(files: Iterable[str]) -> str:
+    """Name of the column that holds the text of these files: ``text``, or else the only one that can be meant.
+
+    Raises:
+        UsageError: There is none or more than one; the message lists the columns.
+        PrimusError: A file cannot be read.
+    """
+    file = next((file for file in files if kind(file) in RECORDS | COLUMNS | TABLES), None)
+    if file is None:
+        return USUAL
+    found = _columns(file)
+    texts = [name for name, is_text in found.items() if is_text]
+    if USUAL in texts or not found:
+        return USUAL
+    named = [name for name in texts if name.lower() in PLAUSIBLE | {USUAL}]
+    if len(named) == 1 or (not named and len(texts) == 1):
+        return (named or texts)[0]
+    raise UsageError(
+        f"{file}: which column is the text?",
+        f"name one with --json-keys; columns of text: {', '.join(texts) or 'none'}; all: {', '.join(found)}",
+    )
+
+
+def _columns(file: str) -> dict[str, bool]:
+    """Names of the columns, and whether each holds text."""
+    if kind(file) in COLUMNS:
+        return columns.schema(file)
+    with open_content(file) as stream:
+        if kind(file) in TABLES:
+            return dict.fromkeys(tables.columns(file, stream), True)
+        found: dict[str, bool] = {}
+        for _, line in islice(numbered(line_groups(stream, 0, None, LONGEST_LOOKED_AT)), LOOKED_AT):
+            for name, value in _record(line or b"").items():
+                found[name] = found.get(name, False) or isinstance(value, str)
+        return found
+
+
+def _record(line: bytes) -> dict[str, object]:
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
