@@ -75,6 +75,7 @@ def test_what_is_written_is_read_back(
 
 def test_an_index_of_several_chunks_is_whole(write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexed, "CHUNK", 3)
+    monkeypatch.setattr(indexed, "COPY_BYTES", 24)
     prefix = write_tokens("x", [[number] * (number % 4) for number in range(1, 30)])
     IndexedTokens(prefix).verify()
     assert independent_reader(prefix) == ([[number] * (number % 4) for number in range(1, 30)], list(range(30)))

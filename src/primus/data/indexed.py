@@ -7,15 +7,15 @@ i32 length[N] in tokens | i64 pointer[N] in bytes | i64 border[D] in sequences |
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from primus.data import atomic
@@ -24,6 +24,7 @@ from primus.errors import PrimusError, UsageError
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 Tokens = NDArray[np.integer[Any]]
+Buffer: TypeAlias = bytes | memoryview
 
 HEADER = struct.Struct("<9sQBQQ")
 CODES: dict[int, type[np.generic]] = {
@@ -42,6 +43,7 @@ UINT16_VOCABULARY = 65500
 """Vocabularies below this size are stored in two bytes (DType.optimal_dtype in indexed_dataset.py)."""
 
 CHUNK = 1 << 20
+COPY_BYTES = 1 << 20
 AGAIN = "prepare the data again, or copy both files again"
 
 
@@ -186,7 +188,6 @@ class IndexedWriter:
     def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
         self.prefix, self.dtype = prefix, np.dtype(dtype)
         self.num_sequences = self.num_documents = self.num_tokens = 0
-        self.max_token = -1
         self.checksums: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
         self._limit = int(np.iinfo(self.dtype).max)
@@ -195,7 +196,7 @@ class IndexedWriter:
             for name in ("bin", "idx", "lengths", "borders")
         }
         self._files: dict[str, BinaryIO] = {}
-        self._digest = hashlib.sha256()
+        self._digests = {name: xxhash.xxh3_128() for name in ("bin", "idx")}
 
     def __enter__(self) -> IndexedWriter:
         for name, path in self._paths.items():
@@ -218,18 +219,21 @@ class IndexedWriter:
             lengths: [n] tokens of each sequence.
             ends_document: [n] whether a sequence is the last of its document.
         """
-        if len(tokens):
-            largest = int(tokens.max())
-            if largest > self._limit or int(tokens.min()) < 0:
-                raise ValueError(f"token ids up to {largest} do not fit {self.dtype}")
-            self.max_token = max(self.max_token, largest)
-        content = np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<")).tobytes()
-        self._digest.update(content)
-        self._files["bin"].write(content)
-        self._files["lengths"].write(np.ascontiguousarray(lengths, dtype="<i4").tobytes())
-        borders = self.num_sequences + 1 + np.flatnonzero(ends_document)
-        self._files["borders"].write(borders.astype("<i8").tobytes())
+        if len(tokens) and (tokens.min() < 0 or tokens.max() > self._limit):
+            raise ValueError(f"token ids from {tokens.min()} to {tokens.max()} do not fit {self.dtype}")
+        self.add_tokens(np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<")))
+        self.add_sequences(lengths, ends_document)
+
+    def add_tokens(self, tokens: Tokens) -> None:
+        """Append tokens, contiguous and of the stored type, of which `add_sequences` tells the sequences."""
+        self._put("bin", tokens.data)
         self.num_tokens += len(tokens)
+
+    def add_sequences(self, lengths: Tokens, ends_document: NDArray[np.bool_]) -> None:
+        """Append sequences whose tokens go to `add_tokens`; see `add`."""
+        self._files["lengths"].write(np.ascontiguousarray(lengths, dtype="<i4").data)
+        borders = self.num_sequences + 1 + np.flatnonzero(ends_document)
+        self._files["borders"].write(borders.astype("<i8").data)
         self.num_sequences += len(lengths)
         self.num_documents += len(borders)
 
@@ -243,7 +247,7 @@ class IndexedWriter:
         for name in ("bin", "idx"):
             self._files[name].flush()
             os.fsync(self._files[name].fileno())
-        self.checksums = {"bin": self._digest.hexdigest(), "idx": atomic.sha256(self._paths["idx"])}
+        self.checksums = {name: digest.hexdigest() for name, digest in self._digests.items()}
         self.sizes = {name: self._paths[name].stat().st_size for name in ("bin", "idx")}
 
     def commit(self) -> None:
@@ -254,17 +258,27 @@ class IndexedWriter:
         atomic.publish(self._paths["bin"], bin_path(self.prefix))
         atomic.publish(self._paths["idx"], idx_path(self.prefix))
 
+    def _put(self, name: str, content: Buffer) -> None:
+        self._digests[name].update(content)
+        self._files[name].write(content)
+
     def _write_index(self) -> None:
         code = next(code for code, kind in CODES.items() if np.dtype(kind) == self.dtype)
-        file, lengths, borders = (self._files[name] for name in ("idx", "lengths", "borders"))
-        file.write(HEADER.pack(MAGIC, VERSION, code, self.num_sequences, self.num_documents + 1))
-        lengths.seek(0)
-        shutil.copyfileobj(lengths, file)
-        lengths.seek(0)
+        lengths, borders = self._files["lengths"], self._files["borders"]
+        self._put("idx", HEADER.pack(MAGIC, VERSION, code, self.num_sequences, self.num_documents + 1))
+        for chunk in _chunks(lengths):
+            self._put("idx", chunk)
         end = 0
-        while chunk := lengths.read(4 * CHUNK):
+        for chunk in _chunks(lengths):
             sizes = np.frombuffer(chunk, dtype="<i4").astype(np.int64) * self.dtype.itemsize
-            file.write((end + np.cumsum(sizes) - sizes).astype("<i8").tobytes())
+            self._put("idx", (end + np.cumsum(sizes) - sizes).astype("<i8").data)
             end += int(sizes.sum())
-        borders.seek(0)
-        shutil.copyfileobj(borders, file)
+        for chunk in _chunks(borders):
+            self._put("idx", chunk)
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    """What was written to a file, in pieces of whole numbers."""
+    file.seek(0)
+    while chunk := file.read(COPY_BYTES):
+        yield chunk

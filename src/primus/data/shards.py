@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 SHARD_BYTES = 32 << 20
-"""Size of a shard of files that can be cut; a worker that is killed repeats at most this much."""
+"""Largest size of a shard of files that can be cut; a worker that is killed repeats at most this much."""
+SMALLEST_SHARD_BYTES = 4 << 20
+SHARDS = 64
+"""So many shards, if none gets too small, keep the workers of a machine busy to the end."""
 
 
 class Part(Struct, frozen=True):
@@ -30,6 +33,11 @@ class Shard(Struct, frozen=True):
     """In order."""
     bytes: int
     """Size in the files, compressed where they are."""
+
+
+def size_for(total_bytes: int) -> int:
+    """Size of the shards of an input of `total_bytes`."""
+    return min(max(total_bytes // SHARDS, SMALLEST_SHARD_BYTES), SHARD_BYTES)
 
 
 def group(parts: Iterable[tuple[Part, int]], shard_bytes: int = SHARD_BYTES) -> list[Shard]:
