@@ -110,6 +110,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """The index."""
     fingerprint: str = ""
     """Identity of the tokens and documents, whatever files hold them; see `primus.data.fingerprint`."""
+    pieces: str = ""
+    """Checksums of equal parts of the tokens, for telling where they differ; see `Fingerprint.pieces`."""
 
 
 def manifest_path(prefix: Path) -> Path:
@@ -147,10 +149,16 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def fingerprint(prefix: Path, manifest: Manifest | None) -> str:
-    """Identity of the tokens at `prefix`: their checksums, or without a manifest those of evenly spread samples."""
-    if manifest:
-        return f"sha256:{_digest(manifest.bin.sha256, manifest.idx.sha256)}"
-    return f"sampled-sha256:{_digest(*map(_sampled, (bin_path(prefix), idx_path(prefix))))}"
+    """Identity of the tokens at `prefix` that a run records: what its samples are made of and in which order.
+
+    That of the stream, with the index where documents are cut into several sequences, which training shuffles; without
+    a manifest, or with one of an older version, that of evenly spread samples of both files.
+    """
+    if not manifest or not manifest.fingerprint:
+        return f"sampled-sha256:{_digest(*map(_sampled, (bin_path(prefix), idx_path(prefix))))}"
+    if manifest.sequences == manifest.documents:
+        return manifest.fingerprint
+    return combined(manifest.fingerprint, manifest.idx.xxh3)
 
 
 def combined(*fingerprints: str) -> str:

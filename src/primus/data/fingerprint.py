@@ -1,0 +1,216 @@
+"""Identity of a stream of tokens and of its documents, whatever files, batches and token types they come in.
+
+The stream is cut every `CHUNK_TOKENS` tokens and the lengths of its documents every `CHUNK_DOCUMENTS`, counted from the
+beginning of the whole stream, so that any number of processes can digest parts of it; the fingerprint is the xxh3_128
+of the digests of all chunks. xxh3 finds damage and mistakes; it is not made to withstand somebody who forges data.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import accumulate, pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from primus.data.indexed import IndexedTokens
+
+CHUNK_TOKENS = 1 << 18
+"""Tokens that are digested together: 0.5 or 1 MB, which stays in a core's cache."""
+
+CHUNK_DOCUMENTS = 1 << 16
+"""Documents whose lengths are digested together."""
+
+RANGE_TOKENS = 128 * CHUNK_TOKENS
+"""What a process digests at a time."""
+
+MAX_PIECES = 256
+"""Parts of a stream that have a checksum of their own in its manifest, so that damage can be located."""
+
+PIECE_DIGITS = 16
+"""Hexadecimal digits of the checksum of a piece (xxh3_64)."""
+
+DIGEST_BYTES = 16
+FORMAT = b"primus tokens 1"
+
+
+class Fingerprint:
+    """Identity of a stream of tokens that is fed in any batches, in order.
+
+    ``fingerprint.add(...)`` takes what `IndexedWriter.add` takes. Two streams have equal fingerprints exactly when they
+    have the same token ids and the same document borders; how documents are cut into sequences does not matter.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = self.num_documents = 0
+        self._tokens = Chunks(CHUNK_TOKENS, token_digest)
+        self._documents = Chunks(CHUNK_DOCUMENTS, length_digest)
+        self._unfinished = 0
+
+    def add(self, tokens: NDArray[Any], lengths: NDArray[Any], ends_document: NDArray[np.bool_]) -> None:
+        """Append sequences.
+
+        Args:
+            tokens: [sum of lengths] token ids of all sequences, one after the other.
+            lengths: [n] tokens of each sequence.
+            ends_document: [n] whether a sequence is the last of its document.
+        """
+        self.add_tokens(tokens)
+        ends = np.cumsum(lengths, dtype=np.int64)[ends_document]
+        self.add_documents(np.diff(ends, prepend=-self._unfinished))
+        total = int(np.sum(lengths, dtype=np.int64))
+        self._unfinished = total - int(ends[-1]) if len(ends) else self._unfinished + total
+
+    def add_tokens(self, tokens: NDArray[Any]) -> None:
+        """Append token ids [n] without saying which documents they are of; see `add_documents`."""
+        self._tokens.add(tokens)
+        self.num_tokens += len(tokens)
+
+    def add_documents(self, lengths: NDArray[Any]) -> None:
+        """Append documents of which only the lengths [n] in tokens are known; their tokens go to `add_tokens`."""
+        self._documents.add(lengths)
+        self.num_documents += len(lengths)
+
+    def result(self) -> str:
+        """The fingerprint of what was fed so far.
+
+        Raises:
+            ValueError: The last sequence does not end its document.
+        """
+        if self._unfinished:
+            raise ValueError("the last document has no end")
+        return combine(self.num_tokens, self.num_documents, self._tokens.digests(), self._documents.digests())
+
+    def pieces(self) -> str:
+        """Checksums of up to `MAX_PIECES` equal parts of the stream, for telling where it differs; see `pieces`."""
+        return pieces(self._tokens.digests())
+
+
+class Chunks:
+    """Digests of fixed numbers of values of a stream.
+
+    Args:
+        size: Values in a chunk; the last has fewer.
+        digest: From a chunk to its digest.
+    """
+
+    def __init__(self, size: int, digest: Callable[[NDArray[Any]], bytes]) -> None:
+        self._size, self._digest = size, digest
+        self._done = bytearray()
+        self._held: list[NDArray[Any]] = []
+        self._num_held = 0
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Append values [n]."""
+        first = 0
+        while first < len(values):
+            part = values[first : first + self._size - self._num_held]
+            first += len(part)
+            if len(part) == self._size:
+                self._done += self._digest(part)
+                continue
+            self._held.append(part.copy())  # the caller may use the memory again
+            self._num_held += len(part)
+            if self._num_held == self._size:
+                self._done += self._digest(np.concatenate(self._held))
+                self._held, self._num_held = [], 0
+
+    def digests(self) -> bytes:
+        """Digests of all chunks, one after the other, that of an incomplete last one too."""
+        rest = self._digest(np.concatenate(self._held)) if self._held else b""
+        return bytes(self._done) + rest
+
+
+def token_digest(chunk: NDArray[Any]) -> bytes:
+    """Digest of token ids as the narrowest of u16, i32 and i64 that holds them, whatever type they come in."""
+    kind: np.dtype[Any] = np.dtype("<u2")
+    if chunk.dtype != np.uint16 and len(chunk):
+        low, high = int(chunk.min()), int(chunk.max())
+        if low < 0 or high > np.iinfo(np.uint16).max:
+            fits = np.iinfo(np.int32).min <= low and high <= np.iinfo(np.int32).max
+            kind = np.dtype("<i4" if fits else "<i8")
+    return xxhash.xxh3_128_digest(np.ascontiguousarray(chunk, dtype=kind).data)
+
+
+def length_digest(lengths: NDArray[Any]) -> bytes:
+    """Digest of the lengths of documents."""
+    return xxhash.xxh3_128_digest(np.ascontiguousarray(lengths, dtype="<i8").data)
+
+
+def combine(num_tokens: int, num_documents: int, token_digests: bytes, length_digests: bytes) -> str:
+    """The fingerprint of a stream from the digests of its chunks, one after the other."""
+    digest = xxhash.xxh3_128(FORMAT + struct.pack("<QQ", num_tokens, num_documents))
+    digest.update(token_digests)
+    digest.update(length_digests)
+    return f"xxh3:{digest.hexdigest()}"
+
+
+def chunks_in_piece(num_chunks: int) -> int:
+    """Chunks that each of at most `MAX_PIECES` equal parts has: a power of two."""
+    return 1 << max(0, -(-num_chunks // MAX_PIECES) - 1).bit_length()
+
+
+def pieces(token_digests: bytes) -> str:
+    """Checksums of equal parts of a stream, `PIECE_DIGITS` hexadecimal digits each, one after the other."""
+    size = DIGEST_BYTES * chunks_in_piece(len(token_digests) // DIGEST_BYTES)
+    parts = (token_digests[start : start + size] for start in range(0, len(token_digests), size))
+    return "".join(xxhash.xxh3_64_hexdigest(part) for part in parts)
+
+
+def of_prefixes(prefixes: Sequence[Path], workers: int = 1) -> str:
+    """The fingerprint of the stream that lies in token files, one after the other: the same as if it were in one.
+
+    Args:
+        prefixes: Paths without extension, in order.
+        workers: Processes that read.
+
+    Raises:
+        UsageError: A file is missing, or the header or the sizes of a pair are wrong; see `IndexedTokens`.
+    """
+    files = [IndexedTokens(prefix) for prefix in prefixes]
+    total = sum(file.num_tokens for file in files)
+    ranges = [Range(start, start + RANGE_TOKENS, CHUNK_TOKENS) for start in range(0, total, RANGE_TOKENS)]
+    if workers == 1 or len(ranges) == 1:
+        digests = b"".join(_range_digests(prefixes, each) for each in ranges)
+    else:
+        with ProcessPoolExecutor(min(workers, len(ranges)), get_context("spawn")) as pool:
+            digests = b"".join(pool.map(_range_digests, [prefixes] * len(ranges), ranges))
+    documents = Chunks(CHUNK_DOCUMENTS, length_digest)
+    for file in files:
+        for lengths in document_lengths(file):
+            documents.add(lengths)
+    return combine(total, sum(file.num_documents for file in files), digests, documents.digests())
+
+
+def document_lengths(file: IndexedTokens) -> Iterator[NDArray[np.int64]]:
+    """Tokens of each document of a token file, in arrays of up to `CHUNK_DOCUMENTS`."""
+    for first in range(0, file.num_documents, CHUNK_DOCUMENTS):
+        borders = np.array(file.borders[first : first + CHUNK_DOCUMENTS + 1])
+        pointers = file.pointers[borders[:-1]]
+        yield np.diff(pointers // file.dtype.itemsize, append=file.offset(int(borders[-1])))
+
+
+class Range(NamedTuple):
+    """Tokens that one process digests at a time."""
+
+    first: int
+    last: int
+    """One past the last."""
+    chunk: int
+    """Tokens in a chunk."""
+
+
+def _range_digests(prefixes: Sequence[Path], wanted: Range) -> bytes:
+    """Digests of the chunks of a range of the joined stream."""
+    files = [IndexedTokens(prefix) for prefix in prefixes]
+    chunks = Chunks(wanted.chunk, token_digest)
+    borders = [0, *accumulate(file.num_tokens for file in files)]
+    for file, (first, last) in zip(files, pairwise(borders), strict=True):
+        chunks.add(file.tokens[max(0, wanted.first - first) : max(0, min(last, wanted.last) - first)])
+    return chunks.digests()
