@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data.documents import texts as texts_module
 from primus.data.documents import Bad, Text, find, read
+from primus.data.documents import texts as texts_module
 from primus.errors import PrimusError, UsageError
 
 pa = pytest.importorskip("pyarrow")

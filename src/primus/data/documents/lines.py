@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-BLOCK = 4 << 20
+BLOCK = 1 << 20
 """Bytes that are read at a time."""
 END_OF_LINE = 1 << 16
 """Bytes that are read at a time after a range, to find the end of its last line."""
@@ -24,6 +24,7 @@ def line_groups(stream: BinaryIO, first: int, last: int | None, longest: int) ->
     """
     held: list[bytes] = []
     size = 0
+    unmarked = first > 0
     for chunk in chunks(stream, first, last):
         lines: list[bytes | None] = list(chunk.split(b"\n"))
         held.append(lines[0] or b"")
@@ -32,22 +33,31 @@ def line_groups(stream: BinaryIO, first: int, last: int | None, longest: int) ->
             held.clear()
         if len(lines) == 1:
             continue
-        lines[0] = b"".join(held) if size <= longest else None
+        lines[0] = _joined(held, size, longest, unmarked)
+        unmarked = True
         rest = lines.pop() or b""
         yield [line if line is None or len(line) <= longest else None for line in lines] if longest < BLOCK else lines
         held, size = [rest], len(rest)
     if size:
-        yield [b"".join(held) if size <= longest else None]
+        yield [_joined(held, size, longest, unmarked)]
+
+
+def _joined(held: list[bytes], size: int, longest: int, unmarked: bool) -> bytes | None:
+    """A line from its pieces, without the byte order mark of its file; None if it is too long."""
+    if size > longest:
+        return None
+    line = b"".join(held)
+    return line if unmarked else line.removeprefix(BYTE_ORDER_MARK)
 
 
 def chunks(stream: BinaryIO, first: int, last: int | None) -> Iterator[bytes]:
-    """The bytes of the lines that begin in a range, in blocks; without the byte order mark of a file."""
+    """The bytes of the lines that begin in a range, in blocks."""
     position = max(first - 1, 0)  # the newline before the range, if there is one, says that a line begins with it
     if first:
         stream.seek(position)
         position = _skip_line(stream, position, last)
     while (last is None or position < last) and (chunk := stream.read(_block_size(position, last))):
-        yield chunk.removeprefix(BYTE_ORDER_MARK) if not position else chunk
+        yield chunk
         position += len(chunk)
         if last is not None and position >= last and not chunk.endswith(b"\n"):
             yield from _to_end_of_line(stream)

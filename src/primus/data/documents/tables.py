@@ -55,7 +55,7 @@ class _Table:
         self._part = part
         self._lines = whole_lines(stream, longest)
         self._longest = longest
-        self._number = 0
+        self._number = self._begin = 0
         self._bad: list[Bad] = []
         dialect = csv.excel_tab if kind(part.file) == ".tsv" else csv.excel
         self._reader = csv.reader(self._decoded(), dialect, strict=True)
@@ -67,14 +67,16 @@ class _Table:
     def rows(self) -> Iterator[tuple[int, list[str] | Bad]]:
         """Each row that is left."""
         while True:
-            number = self._number + 1
+            self._begin = 0
             try:
-                yield number, next(self._reader)
+                row = next(self._reader)
+                yield self._begin, row
             except StopIteration:
                 return
             except csv.Error as error:
-                lines = f" (lines {number} to {self._number})" if self._number > number else ""
-                yield number, Bad(place(self._part, number), f"not a row of a table, {error}{lines}")
+                begin = self._begin
+                lines = f" (lines {begin} to {self._number})" if self._number > begin else ""
+                yield begin, Bad(place(self._part, begin), f"not a row of a table, {error}{lines}")
 
     def take_bad(self) -> list[Bad]:
         """Lines that no row has, because they are too long."""
@@ -87,6 +89,7 @@ class _Table:
             if line is None:
                 self._bad.append(Bad(place(self._part, self._number), too_long(self._longest)))
             else:
+                self._begin = self._begin or self._number
                 yield line.decode(errors="surrogateescape")
 
 
