@@ -1,0 +1,64 @@
+"""Loops over characters, compiled where numba is installed and plain Python with the same results where not.
+
+Import modules that use it inside functions: numba takes half a second to import.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _numba() -> Any:
+    """The compiler, None where it is not installed; what it compiles is kept for the next process."""
+    try:
+        import numba
+    except ImportError:
+        return None
+    settings: Any = numba.config
+    settings.CACHE_DIR = settings.CACHE_DIR or _cache_folder()
+    return numba
+
+
+def _cache_folder() -> str:
+    """A folder that can be written: the user's cache, or the temporary folder where there is none."""
+    chosen = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    folder = Path(chosen, "primus", "numba")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return str(folder)
+    except OSError:
+        return tempfile.mkdtemp(prefix=f"primus-numba-{os.getuid()}-")
+
+
+NUMBA = _numba()
+
+
+def kernel(function: Function) -> Function:
+    """A function of arrays and numbers, compiled when it is first called."""
+    if NUMBA is None:
+        return function
+    compiled: Function = NUMBA.njit(cache=True, nogil=True)(function)
+    return compiled
+
+
+def entry(function: Function) -> Function:
+    """A kernel that Python calls: plain Python lets 64-bit hashes wrap around as the compiled code does."""
+    if NUMBA is not None:
+        return kernel(function)
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return function(*arguments)
+
+    return wrapped  # type: ignore[return-value]
