@@ -1,0 +1,1 @@
+"""Removal of documents that repeat earlier ones, exactly or nearly."""

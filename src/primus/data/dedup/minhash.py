@@ -1,0 +1,118 @@
+"""MinHash signatures of documents whose words are hashed already, and the keys of their bands.
+
+A shingle is `ngram` consecutive words; a shorter document is one shingle. Each of the hash functions is a permutation
+``a * x + b`` of 32 bits (Dietzfelbinger and others 1997) of the shingle's hash; a signature is the least value of each.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from primus.data.cleaning.compiled import entry
+from primus.data.dedup.recipe import Recipe
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""SplitMix64 (Steele, Lea and Flood 2014)."""
+
+WORD_FACTOR = np.uint64(0xD1342543DE82EF95)
+SHINGLE_FACTOR = np.uint64(MIX_1)
+HALF = np.uint64(32)
+LARGEST = np.uint32(0xFFFFFFFF)
+"""Least value of a document without words."""
+
+
+def signatures(words: np.ndarray, offsets: np.ndarray, recipe: Recipe) -> np.ndarray:
+    """Least values of each document.
+
+    Args:
+        words: Hashes of all words, uint64.
+        offsets: Where each document's words begin, and the end of the last's, int64 of documents + 1.
+        recipe: Says how many values, and of what.
+
+    Returns:
+        uint32 of documents x hashes; all `LARGEST` for a document without words.
+    """
+    minima = np.full((len(offsets) - 1, recipe.num_hashes), LARGEST, np.uint32)
+    factors, addends = _functions(recipe.num_hashes, recipe.seed)
+    _minima(words, offsets, recipe.ngram, factors, addends, minima)
+    return minima
+
+
+def band_keys(minima: np.ndarray, recipe: Recipe) -> np.ndarray:
+    """One key for each band: equal where all minima of the band are, and else different but for 1 in 2**64.
+
+    Args:
+        minima: uint32 of documents x hashes.
+        recipe: Says how many bands.
+
+    Returns:
+        uint64 of bands x documents.
+    """
+    columns = minima.reshape(len(minima), recipe.bands, recipe.rows).astype(np.uint64)
+    keys = np.empty((recipe.bands, len(minima)), np.uint64)
+    for band in range(recipe.bands):
+        key = np.full(len(minima), (band + 1) * GOLDEN & MASK, np.uint64)
+        for row in range(recipe.rows):
+            key = _mixed(key ^ columns[:, band, row])
+        keys[band] = key
+    return keys
+
+
+def similarity(one: np.ndarray, other: np.ndarray) -> float:
+    """Estimated Jaccard similarity of two documents: the share of equal minima."""
+    return float(np.mean(one == other))
+
+
+@lru_cache(maxsize=8)
+def _functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors, which are odd, and addends of `count` permutations, uint32."""
+    values = _mixed(np.arange(seed * 2 * count + 1, (seed + 1) * 2 * count + 1, dtype=np.uint64) * np.uint64(GOLDEN))
+    high = (values >> HALF).astype(np.uint32)
+    return high[:count] | np.uint32(1), high[count:]
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """A permutation of 64 bits that spreads a change of one bit over all."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(MIX_1)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(MIX_2)
+    return values ^ (values >> np.uint64(31))
+
+
+@entry
+def _shingle(words: np.ndarray, first: int, size: int) -> np.uint32:
+    """32-bit hash of `size` words from `first` on."""
+    value = np.uint64(size)
+    for position in range(first, first + size):
+        value = value * WORD_FACTOR + words[position]
+    value = (value ^ (value >> HALF)) * SHINGLE_FACTOR
+    return np.uint32(value >> HALF)
+
+
+@entry
+def _minima(
+    words: np.ndarray, offsets: np.ndarray, ngram: int, factors: np.ndarray, addends: np.ndarray, minima: np.ndarray
+) -> None:
+    """Lower `minima` to what the shingles give; four at a time, because reading and writing the minima is the cost."""
+    for document in range(len(offsets) - 1):
+        row = minima[document]
+        first, num_words = offsets[document], offsets[document + 1] - offsets[document]
+        size = min(ngram, num_words)
+        last = first + num_words - size + 1 if num_words else first
+        while first + 4 <= last:
+            one, two = _shingle(words, first, size), _shingle(words, first + 1, size)
+            three, four = _shingle(words, first + 2, size), _shingle(words, first + 3, size)
+            for index in range(len(row)):
+                factor, addend = factors[index], addends[index]
+                lower = min(np.uint32(factor * one + addend), np.uint32(factor * two + addend))
+                upper = min(np.uint32(factor * three + addend), np.uint32(factor * four + addend))
+                row[index] = min(row[index], min(lower, upper))
+            first += 4
+        while first < last:
+            one = _shingle(words, first, size)
+            for index in range(len(row)):
+                row[index] = min(row[index], np.uint32(factors[index] * one + addends[index]))
+            first += 1

@@ -1,0 +1,54 @@
+"""Documents as compressed JSON lines, the form in which one stage of text leaves them to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from primus.data.documents import Text
+
+SUFFIX = "jsonl.zst"
+LEVEL = 3
+"""Of zstd: its default."""
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+@dataclass
+class DocumentWriter:
+    """Writes one record for each document: its text, then the fields that came with it."""
+
+    file: BinaryIO
+    key: str
+    """Field of the text."""
+    documents: int = 0
+    text_bytes: int = 0
+    """UTF-8 of the texts."""
+
+    def write(self, document: Text, text: str | None = None) -> None:
+        """Write a document, or `text` in the place of its text."""
+        text = document.text if text is None else text
+        record: dict[str, Any] = {self.key: text, **(document.fields or {})}
+        line = _encoder.encode(record)
+        self.file.write(line)
+        self.file.write(b"\n")
+        self.documents += 1
+        self.text_bytes += len(text) if text.isascii() else len(text.encode())
+
+
+@contextmanager
+def open_writer(path: Path, key: str) -> Iterator[DocumentWriter]:
+    """A writer of a new file, which is complete after the block.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    import zstandard
+
+    with path.open("wb") as raw, zstandard.ZstdCompressor(level=LEVEL).stream_writer(raw, closefd=False) as file:
+        yield DocumentWriter(file, key)
