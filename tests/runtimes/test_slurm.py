@@ -61,6 +61,23 @@ def test_a_container_on_each_node_is_started_by_the_rest_of_the_chain(golden: Ca
     golden("slurm/container.sh", script_of(planned("sbatch", "-N", "2", there=there)))
 
 
+SHARED = (THERE[0], "direct", "--", "data", "encode", "--output", "corpus")
+
+
+def test_an_array_starts_the_same_command_once_in_each_of_its_jobs() -> None:
+    text = script_of(planned("sbatch", "--array=0-15%4", "-t", "60", there=SHARED))
+    assert "#SBATCH --array=0-15%4\n" in text
+    assert f"#SBATCH --output={DIRECTORY}/logs/slurm-%A_%a.out\n" in text
+    assert "jobs next" not in text, "its jobs would write one record"
+    assert "--signal" not in text, "what is cut off is done by another one"
+    assert "--signal=B:USR1@600" in script_of(planned("sbatch", "-a", "1-3", "--requeue", there=SHARED))
+
+
+def test_a_run_that_workers_write_is_no_array() -> None:
+    with pytest.raises(UsageError, match="a run folder belongs to one job"):
+        planned("sbatch", "--array=0-3")
+
+
 def test_a_step_is_srun_with_safe_options() -> None:
     plan = planned("-N", "2", "-p", "gpu")
     ours = ("--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=60", "--input=none", "--unbuffered")
@@ -153,7 +170,8 @@ def test_time_limits_are_read_as_sbatch_does(text: str, seconds: int | None) -> 
         ("sbatch --max-restarts", "runtime 'slurm': --max-restarts needs a number", ""),
         ("sbatch --max-restarts=-1", "runtime 'slurm': --max-restarts -1: not a number from 0", ""),
         ("sbatch --wait=5", "sbatch: --wait takes no value", ""),
-        ("sbatch --array=0-3", "slurm: --array cannot be used here", "a run folder belongs to one job"),
+        ("srun --array=0-3", "slurm srun takes no --array", "slurm sbatch does"),
+        ("sbatch -a 0-3 --spare-nodes 1", "slurm: a job of an --array does not restart", "leave out --max-restarts"),
         ("sbatch --wrap hostname", "slurm: --wrap cannot be used here", "what is run stands after"),
         ("sbatch -n 16 -N 2", "slurm: Slurm starts one launcher on each node", "leave out --ntasks"),
         ("sbatch --ntasks-per-node 8", "slurm: Slurm starts one launcher on each node", "leave out --ntasks"),

@@ -125,6 +125,25 @@ def test_a_job_that_may_is_queued_again(scene: Scene) -> None:
         end_all(process)
 
 
+def test_a_job_of_an_array_ends_with_the_code_of_its_step(scene: Scene) -> None:
+    assert scene.done(("launcher", "go"), "-a 0-3", "") == 0
+    assert scene.steps[:2] == ["--nodes=2", "--ntasks=2"]
+    assert scene.steps[-2:] == ["launcher", "go"]
+    assert scene.done(("launcher",), "-a 0-3 --requeue", "", CODE="5") == 5
+    assert scene.calls == []
+
+
+def test_a_job_of_an_array_that_may_is_queued_again_when_its_end_is_announced(scene: Scene) -> None:
+    scene.program("srun", 'trap "exit 143" TERM; touch "$DUMP"; for i in {1..200}; do sleep 0.1; done')
+    process = scene.start(("launcher",), "-a 0-3 --requeue", "")
+    try:
+        wait_for((scene.folder / "dump").exists, "the step")
+        process.send_signal(signal.SIGUSR1)
+        wait_for(lambda: "scontrol requeue 7" in scene.calls, "the requeue")
+    finally:
+        end_all(process)
+
+
 def test_a_refused_requeue_ends_the_job(scene: Scene) -> None:
     assert scene.done(("launcher",), "-N 2 --requeue", "requeue\n", CODE="3", REFUSED="1") == 3
 

@@ -162,6 +162,36 @@ def test_a_run_that_waits_in_a_queue_is_neither_dead_nor_cleaned_away(desk: Desk
     assert run.directory.exists() == is_kept
 
 
+def test_an_array_is_one_job(desk: Desk) -> None:
+    run = desk.submitted("11", logs=("logs/slurm-11_*.out",))
+    desk.slurm.answers(
+        squeue="echo '11_[2-3]|PENDING|Resources|'; echo '11_0|COMPLETED|None|n1'; echo '11_1|RUNNING||n2'"
+    )
+    (listed,) = json.loads(desk.jobs("list", as_json=True).stdout)
+    assert (listed["state"]["state"], listed["state"]["nodes"]) == ("running", ["n1", "n2"])
+    assert listed["state"]["reason"] == "array: 1 running, 1 queued, 1 done"
+    desk.slurm.answers(squeue="echo '11_2|COMPLETED||n2'; echo '11_3|FAILED|NonZeroExitCode|n2'")
+    desk.slurm.answers(
+        scontrol="echo 'JobId=12 ArrayJobId=11 ArrayTaskId=2 JobState=COMPLETED ExitCode=0:0';"
+        "echo 'JobId=11 ArrayJobId=11 ArrayTaskId=3 JobState=FAILED ExitCode=7:0'"
+    )
+    assert "failed (array: 1 failed, 1 done)" in desk.jobs("wait", "11", code=7).stdout
+    assert run.metadata().outcome.state == "failed"
+
+
+def test_an_array_whose_jobs_are_done_is_done(desk: Desk) -> None:
+    run = desk.submitted("11")
+    desk.slurm.answers(squeue="echo '11_0|COMPLETED||n1'")
+    accounted = "echo '11_0|COMPLETED|0:0|n1'; echo '11_1|COMPLETED|0:0|n1'"
+    desk.slurm.answers(sacct=f"{accounted}; echo '11_2|FAILED|4:0|n1'")
+    desk.jobs("wait", "11", code=4), "one that squeue has forgotten"
+    desk.submitted("12", place={"array": "0-1"})
+    desk.slurm.answers(squeue="echo '12_0|COMPLETED||n1'", sacct=accounted.replace("11", "12"))
+    desk.jobs("wait", "12")
+    assert run.metadata().outcome.state == "failed"
+    assert Run(run.directory.with_name("run12")).metadata().outcome.state == "done"
+
+
 def test_why_a_job_has_waited_is_not_why_it_has_ended(desk: Desk) -> None:
     desk.submitted("11")
     desk.slurm.answers(squeue="echo '11|CANCELLED|JobHeldUser|'")

@@ -47,7 +47,10 @@ class Submission(Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     """Words that were typed, secrets masked."""
     place: dict[str, str] = {}
-    """What the runtime needs to find the job again, such as its cluster, namespace or URL; no secrets."""
+    """What the runtime needs to find the job again, such as its cluster, namespace or URL; no secrets.
+
+    ``array`` says that it is several jobs, none of which keeps the run's record.
+    """
     logs: tuple[str, ...] = ("logs/**/*.log",)
     """Where its logs are: patterns below the run folder, or absolute ones."""
 
@@ -238,10 +241,12 @@ def _settle(submission: Submission, state: JobState) -> None:
     """Record the end of a run whose nodes could not: it was cancelled in the queue, or they were killed."""
     run = Run(Path(submission.directory))
     try:
-        is_open = run.metadata().outcome.state in ("planned", "running")
+        before = run.metadata().outcome.state
     except PrimusError:  # the run folder is gone
         return
-    if state.state == "done" or not is_open:
+    if state.state == "done" and before == "planned" and "array" in submission.place:  # none of its jobs records it
+        run.update(ended=time.time(), outcome=Outcome(state="done", exit_code=EXIT_OK))
+    if state.state == "done" or before not in ("planned", "running"):
         return
     reason = f"job {submission.id} of {submission.runtime} was {state.state}" + (f": {state.raw}" if state.raw else "")
     how: Literal["interrupted", "failed"] = "interrupted" if state.state == "cancelled" else "failed"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from primus.errors import UsageError
 from primus.launch.plan import Context, LaunchPlan
 from primus.launch.policy import Policy
 from primus.runtimes.slurm import script
@@ -51,6 +53,11 @@ def _step(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
 def _job(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     from primus.launch.chain import entry
 
+    if options.is_array and ("--run", context.directory) in itertools.pairwise(context.there):
+        raise UsageError(
+            "slurm: --array cannot be used here: a run folder belongs to one job",
+            "submit each by itself; an array is for tasks that share their work, such as data encode",
+        )
     batch = script.Batch(
         options=options, run=context.directory, name=context.name, command=context.there, primus=entry()
     )

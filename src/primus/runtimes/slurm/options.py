@@ -55,7 +55,6 @@ SPELLINGS = {f"--{name}": f"--{name}" for name in VALUED | BARE | OPTIONAL} | {
 """Long names of Slurm's options by each spelling."""
 
 REFUSED = {
-    "array": "a run folder belongs to one job: submit each by itself",
     "wrap": "what is run stands after ' -- '",
     "multi-prog": "what is run stands after ' -- '",
     "ignore-pbs": "there are no #PBS lines",
@@ -93,6 +92,11 @@ class Options(Struct, frozen=True, kw_only=True):
     """sbatch: nodes beyond --nodes that take the place of lost ones."""
     test_only: bool = False
     """Ask Slurm whether and when it could start, and submit nothing."""
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it is an array: the same command several times, in jobs of their own."""
+        return value_of(self.typed, "array") is not None
 
     @property
     def typed(self) -> tuple[Typed, ...]:
@@ -263,11 +267,17 @@ def _check_ours(options: Options) -> None:
                 ("--requeue", options.requeue),
                 ("--max-restarts", options.max_restarts is not None),
                 ("--spare-nodes", options.spare_nodes > 0),
+                ("--array", options.is_array),
             )
             if is_given
         ]
         if given:
             raise UsageError(f"slurm srun takes no {given[0]}", "slurm sbatch does")
+    if options.is_array and (options.max_restarts is not None or options.spare_nodes):
+        raise UsageError(
+            "slurm: a job of an --array does not restart by itself",
+            "leave out --max-restarts and --spare-nodes; the same command again does what was not done",
+        )
     if options.spare_nodes and nodes_of(options.typed) is None:
         raise UsageError("slurm: --spare-nodes needs one number of --nodes", "such as -N 4")
     if options.requeue and value_of(options.typed, "no-requeue") is not None:

@@ -94,7 +94,7 @@ def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
 def _states(submissions: Sequence[Submission], where: list[str]) -> dict[str, JobState]:
     ids = [each.id for each in submissions]
     found = _queued(ids, where)
-    if missing := [each for each in ids if each not in found]:
+    if missing := [each for each in ids if each not in found or found[each].raw == ENDED_ARRAY]:
         found |= _accounted(missing, where)
     for each in submissions:
         state = found.get(each.id)
@@ -110,34 +110,77 @@ def _queued(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
         return {}
     if said.code != 0:
         raise PrimusError(f"squeue does not answer: {said.err or said.code}", "the jobs go on; ask again later")
-    found = {}
+    found: list[tuple[str, JobState]] = []
     for line in said.out.splitlines():
         fields = [*line.split("|"), ""]
-        if len(fields) > 4 and fields[0] in ids:
-            state = _state(fields[0], fields[1], reason=fields[2], nodes=fields[3])
+        if len(fields) > 4 and _base(fields[0]) in ids:
+            state = _state(_base(fields[0]), fields[1], reason=fields[2], nodes=fields[3])
             is_headless = state.raw == "RUNNING" and state.nodes and fields[4] not in ("", "n/a", *state.nodes)
-            found[fields[0]] = structs.replace(state, reason=HEADLESS) if is_headless else state
-    return found
+            found.append((fields[0], structs.replace(state, reason=HEADLESS) if is_headless else state))
+    return _by_base(found)
+
+
+def _base(number: str) -> str:
+    """Number of the array of a job such as ``11_3`` or ``11_[4-7]``; that of another job is its own."""
+    return number.partition("_")[0]
+
+
+ENDED_ARRAY = "ENDED"
+"""Our word for an array of which Slurm remembers no job that goes on, maybe not all that have ended."""
+
+
+def _by_base(found: Iterable[tuple[str, JobState]]) -> dict[str, JobState]:
+    """States by number, those of an array's jobs as one."""
+    parts: dict[str, list[JobState]] = {}
+    for number, state in found:
+        parts.setdefault(_base(number), []).append(state)
+    arrays = {_base(number) for number, _ in found if "_" in number}
+    return {base: _of_array(states) if base in arrays else states[-1] for base, states in parts.items()}
+
+
+def _of_array(states: Sequence[JobState]) -> JobState:
+    """How an array stands: it goes on while one of its jobs does, and has failed where one of them has."""
+    order: tuple[State, ...] = ("running", "queued", "unknown", "failed", "cancelled", "done")
+    first = min(states, key=lambda each: order.index(each.state))
+    codes = [each.exit_code for each in states if each.exit_code is not None]
+    counts = [(name, sum(each.state == name for each in states)) for name in order]
+    said = ", ".join(f"{count} {name}" for name, count in counts if count)
+    return JobState(
+        state=first.state,
+        raw=first.raw if first.state in ("running", "queued") else ENDED_ARRAY,
+        reason=f"array: {said}{f'; {first.reason}' if first.reason else ''}",
+        nodes=tuple(dict.fromkeys(node for each in states for node in each.nodes)),
+        exit_code=max(codes, default=None),
+        restarts=max(each.restarts for each in states),
+    )
 
 
 def _accounted(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
     """What the accounting says; nothing where a cluster keeps none."""
     fields = "--format=JobID,State,ExitCode,NodeList"
     said = ask(["sacct", *where, "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(ids)}", fields])
-    found = {}
+    found: list[tuple[str, JobState]] = []
     for line in said.out.splitlines() if said.code == 0 else []:
         values = line.split("|")
-        if len(values) == 4 and values[0] in ids:
+        if len(values) == 4 and _base(values[0]) in ids:
             nodes = "" if values[3] == "None assigned" else values[3]
-            found[values[0]] = _state(values[0], values[1], exit_code=_exit_code(values[2]), nodes=nodes)
-    return found
+            state = _state(_base(values[0]), values[1], exit_code=_exit_code(values[2]), nodes=nodes)
+            found.append((values[0], state))
+    return _by_base(found)
 
 
 def _controlled(number: str, where: list[str]) -> JobState | None:
     """What the controller remembers of one job, its exit code too."""
     said = ask(["scontrol", *where, "--oneliner", "show", "job", number])
-    values = dict(re.findall(r"(?:^| )(JobState|Reason|Restarts|ExitCode|NodeList)=(\S*)", said.out))
-    if said.code != 0 or "JobState" not in values:
+    found = [_described(number, line) for line in said.out.splitlines()] if said.code == 0 else []
+    states = [state for state in found if state]
+    return _of_array(states) if "ArrayTaskId=" in said.out and states else next(iter(states), None)
+
+
+def _described(number: str, line: str) -> JobState | None:
+    """What a line of scontrol says of a job."""
+    values = dict(re.findall(r"(?:^| )(JobState|Reason|Restarts|ExitCode|NodeList)=(\S*)", line))
+    if "JobState" not in values:
         return None
     return _state(
         number,
@@ -223,7 +266,8 @@ def find(name: str, comment: str, environ: Mapping[str, str]) -> str | None:
     said = ask(["squeue", "--noheader", "--me", "--states=all", "--format=%i|%j|%k"], environ)
     if said.code != 0:
         raise PrimusError(f"squeue does not answer: {said.err or said.code}")
-    ids = [line.partition("|")[0] for line in said.out.splitlines() if line.partition("|")[2] == f"{name}|{comment}"]
+    lines = [line.partition("|") for line in said.out.splitlines()]
+    ids = [_base(number) for number, _, described in lines if described == f"{name}|{comment}"]
     return ids[-1] if ids else None
 
 

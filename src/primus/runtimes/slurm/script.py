@@ -48,9 +48,18 @@ def placed(batch: Batch) -> tuple[list[str], list[str]]:
 
 
 def text(batch: Batch) -> str:
-    """The script: one launcher on each node, again after what can be survived."""
+    """The script: one launcher on each node, again after what can be survived; of an array, once."""
     options, typed = batch.options, batch.options.typed
     head, _ = placed(batch)
+    step = " ".join([*STEP, *([] if value_of(typed, "cpus-per-task") else ["--cpu-bind=none"])])
+    if options.is_array:
+        return _ARRAY_TEMPLATE.format(
+            head="\n".join(head),
+            step=step,
+            command=_array(batch.command),
+            inherit=_INHERIT,
+            requeue=_REQUEUE if options.requeue else "",
+        )
     num_nodes = nodes_of(typed)
     nodes = "$SLURM_JOB_NUM_NODES" if num_nodes is None or not options.spare_nodes else str(num_nodes)
     next_words = [batch.primus, "direct", "--single", "--no-hooks", "--", "jobs", "next", batch.run]
@@ -60,10 +69,11 @@ def text(batch: Batch) -> str:
         head="\n".join(head),
         run=shlex.quote(batch.run),
         nodes=nodes,
-        step=" ".join([*STEP, *([] if value_of(typed, "cpus-per-task") else ["--cpu-bind=none"])]),
+        step=step,
         command=_array(batch.command),
         next=_array(next_words),
         patience=PATIENCE_S,
+        inherit=_INHERIT,
         requeue=_REQUEUE if options.requeue else "",
     )
 
@@ -73,9 +83,9 @@ def max_restarts(options: Options) -> int:
     return options.spare_nodes if options.max_restarts is None else options.max_restarts
 
 
-def output_pattern(run: str) -> str:
+def output_pattern(run: str, options: Options) -> str:
     """The job's log where its user names none: below the run folder, whose name Slurm must not take for a pattern."""
-    return f"{run.replace('%', '%%')}/logs/slurm-%j.out"
+    return f"{run.replace('%', '%%')}/logs/slurm-{'%A_%a' if options.is_array else '%j'}.out"
 
 
 def limit_s(text: str) -> int | None:
@@ -104,7 +114,7 @@ def _allocation(batch: Batch) -> list[tuple[str, ...]]:
         for name, value in (
             ("job-name", batch.name),
             ("ntasks-per-node", "1"),
-            ("output", output_pattern(batch.run)),
+            ("output", output_pattern(batch.run, options)),
             ("open-mode", "append"),
             ("comment", comment(batch.run)),
         )
@@ -126,6 +136,8 @@ def _warning(options: Options, typed: Sequence[Typed]) -> list[tuple[str, ...]]:
     """A signal ahead of the end, to the script alone: it tells the launchers."""
     time = value_of(typed, "time")
     if value_of(typed, "signal") is not None or (time is None and not options.requeue):
+        return []
+    if options.is_array and not options.requeue:  # nothing is to be saved that is not saved already
         return []
     limit = limit_s(time) if time else None
     lead = MAX_LEAD_S if limit is None else min(MAX_LEAD_S, max(MIN_LEAD_S, limit // 6), limit // 2)
@@ -164,6 +176,49 @@ def _array(words: Sequence[str]) -> str:
 _REQUEUE = """scontrol requeue "$SLURM_JOB_ID" && exec sleep 600 # in which Slurm ends the script
     """
 
+_INHERIT = """export SLURM_EXPORT_ENV=ALL # steps start empty where the job was submitted with --export=NONE
+# srun has not inherited the cores of a task since 22.05.
+[ -z "${SLURM_CPUS_PER_TASK-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"""
+
+_ARRAY_TEMPLATE = r"""#!/bin/bash
+{head}
+
+# Each job of the array starts one launcher on each of its nodes; what a job leaves undone, the others may do.
+set -uo pipefail
+
+launcher=(
+{command}
+)
+
+{inherit}
+
+# The end of the job is announced: the step ends, and what it has not done is for another one.
+warned=
+step=
+on_warning() {{
+    warned=yes
+    echo "primus: the end of job $SLURM_JOB_ID is announced: its processes end" >&2
+    [ -z "$step" ] || kill -TERM "$step"
+}}
+trap on_warning USR1
+
+queue_again() {{
+    {requeue}exit "$((code ? code : 1))"
+}}
+
+echo "primus: job $SLURM_JOB_ID, ${{SLURM_ARRAY_TASK_ID-}} of array ${{SLURM_ARRAY_JOB_ID-}}, starts" >&2
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" \
+    {step} \
+    "${{launcher[@]}}" &
+step=$!
+while kill -0 "$step" 2>/dev/null; do wait "$step"; done # a trap ends `wait` early
+wait "$step"
+code=$?
+((code)) || exit 0
+[ -z "$warned" ] || queue_again
+exit "$code"
+"""
+
 _TEMPLATE = r"""#!/bin/bash
 {head}
 
@@ -179,9 +234,7 @@ next=(
 {next}
 )
 
-export SLURM_EXPORT_ENV=ALL # steps start empty where the job was submitted with --export=NONE
-# srun has not inherited the cores of a task since 22.05.
-[ -z "${{SLURM_CPUS_PER_TASK-}}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+{inherit}
 
 # The end of the job is announced: the launchers save and end. A plain `scancel` reaches them by itself.
 warned=

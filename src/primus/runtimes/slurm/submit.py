@@ -111,7 +111,7 @@ def _forget(remote: Remote, run: Run | None) -> None:
 def _submitted(remote: Remote, run: Run, options: Options, environ: Mapping[str, str], say: Say) -> Submission:
     typed = options.typed
     try:
-        logs = _make_log_folders(typed, run)
+        logs = _make_log_folders(options, run)
     except PrimusError:
         _forget(remote, run)
         raise
@@ -133,8 +133,8 @@ def _submitted(remote: Remote, run: Run, options: Options, environ: Mapping[str,
         host=socket.gethostname(),
         user=getpass.getuser(),
         command=tuple(mask_words(remote.command)),
-        place={"cluster": cluster} if cluster else {},
-        logs=tuple(re.sub("%[jA]", number, each) for each in logs),
+        place=({"cluster": cluster} if cluster else {}) | _array(typed),
+        logs=tuple(_of_job(each, number, options) for each in logs),
     )
     jobs.remember(submission, environ)
     log = EventLog(run.events)
@@ -169,16 +169,27 @@ def _meant(problem: str) -> str:
     return f"did you mean '--{option}'?" if option else ""
 
 
-def _make_log_folders(typed: tuple[Typed, ...], run: Run) -> list[str]:
+def _array(typed: tuple[Typed, ...]) -> dict[str, str]:
+    numbers = value_of(typed, "array")
+    return {"array": numbers} if numbers is not None else {}
+
+
+def _of_job(pattern: str, number: str, options: Options) -> str:
+    """`pattern` with the job's number; each job of an array has one of its own besides."""
+    return re.sub("%j", "*", pattern).replace("%A", number) if options.is_array else re.sub("%[jA]", number, pattern)
+
+
+def _make_log_folders(options: Options, run: Run) -> list[str]:
     """Make the folders of the job's logs, which Slurm does not; gives the logs as patterns, ``%j`` left in them.
 
     Raises:
         UsageError: A folder's name is known only once the job has a number.
     """
+    typed = options.typed
     place = value_of(typed, "chdir") or ""
     given = [value for name in ("output", "error") if (value := value_of(typed, name))]
     if value_of(typed, "output") is None:
-        given.append(script.output_pattern(str(run.directory)))
+        given.append(script.output_pattern(str(run.directory), options))
     patterns = []
     for text in given:
         file = os.path.abspath(os.path.join(place, _with_name(text, typed)))
