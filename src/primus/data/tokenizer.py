@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -56,7 +57,7 @@ class Engine(Protocol):
 class Tokenizer:
     """A tokenizer with what the token files need to know about it.
 
-    It can be pickled: the other process makes it again from its content.
+    It can be pickled: the other process loads the libraries again, when it needs them.
     """
 
     name: str
@@ -115,10 +116,6 @@ class Tokenizer:
 
         return cut(text, size, self.content)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        fast = self.fast is not None
-        return from_content, (self.content, self.name, self.eod, self.parse_special_tokens, fast)
-
 
 def load(name: str | Path, eod: str | None = None, parse_special_tokens: bool = False, fast: bool = True) -> Tokenizer:
     """The tokenizer at a path or of a name.
@@ -167,19 +164,24 @@ def fingerprint(content: bytes) -> str:
     """
     if not is_json(content):
         return hashlib.sha256(content).hexdigest()
-    described = json.loads(content)
+    return identity(json.loads(content))
+
+
+def identity(described: dict[str, Any]) -> str:
+    """`fingerprint` of a parsed tokenizer.json."""
     model = described.get("model", {})
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):  # that of a unigram model is a list already
+        vocabulary = sorted(vocabulary.items(), key=itemgetter(1, 0))
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
-    parts = {
-        "normalizer": described.get("normalizer"),
-        "pre_tokenizer": described.get("pre_tokenizer"),
-        "added": sorted((token["id"], token["content"]) for token in described.get("added_tokens", [])),
-        "type": model.get("type", "BPE"),
-        "vocab": model.get("vocab"),
-        "merges": merges,
-        "ignore_merges": bool(model.get("ignore_merges")),
-        "byte_fallback": bool(model.get("byte_fallback")),
-    }
+    parts = [
+        *(described.get(key) for key in ("normalizer", "pre_tokenizer")),
+        sorted(
+            (token["id"], token["content"], bool(token.get("special"))) for token in described.get("added_tokens", [])
+        ),
+        *(model.get("type", "BPE"), bool(model.get("ignore_merges")), bool(model.get("byte_fallback"))),
+        *(vocabulary, merges),
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -63,9 +63,9 @@ def split_pattern(described: dict[str, Any]) -> str | None:
     steps = step.get("pretokenizers", []) if step.get("type") == "Sequence" else [step]
     if any(step.get("add_prefix_space") for step in steps):
         return None
-    if [step["type"] for step in steps] == ["ByteLevel"] and steps[0].get("use_regex", True):
+    if [step.get("type") for step in steps] == ["ByteLevel"] and steps[0].get("use_regex", True):
         return GPT2
-    if [step["type"] for step in steps] != ["Split", "ByteLevel"] or steps[1].get("use_regex", True):
+    if [step.get("type") for step in steps] != ["Split", "ByteLevel"] or steps[1].get("use_regex", True):
         return None
     split = steps[0]
     pattern: str | None = split["pattern"].get("Regex")

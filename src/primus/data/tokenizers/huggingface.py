@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from primus.data.tokenizer import Batch, Tokenizer, begin_of_document, end_of_document, fingerprint
+from primus.data.tokenizer import Batch, Tokenizer, begin_of_document, end_of_document, identity
+from primus.data.tokenizers.fast import of_json
 from primus.errors import PrimusError, UsageError
 
 
 class Library:
-    """The `tokenizers` library as an engine."""
+    """The `tokenizers` library as an engine.
 
-    def __init__(self, backend: Any) -> None:
-        """An engine of a ``tokenizers.Tokenizer``."""
-        self.backend = backend
+    It can be pickled: the other process loads its own from the content, when it needs it.
+    """
+
+    def __init__(self, content: bytes, name: str, parse_special_tokens: bool) -> None:
+        """An engine of a tokenizer.json."""
+        self.content = content
+        self.name = name
+        self.parse_special_tokens = parse_special_tokens
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Library, (self.content, self.name, self.parse_special_tokens)
+
+    @cached_property
+    def backend(self) -> Any:
+        """The ``tokenizers.Tokenizer``, without truncation and padding."""
+        backend = _parse(self.content, self.name)
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = not self.parse_special_tokens
+        return backend
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> Batch:
         """Token ids of each text."""
@@ -45,15 +64,12 @@ def from_content(content: bytes, name: str, eod: str | None, parse_special_token
     Raises:
         UsageError: It is damaged, has no token `eod`, or the library would number its tokens differently.
     """
-    backend = _parse(content, name)
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = not parse_special_tokens
-    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    exact = Library(content, name, parse_special_tokens)
+    vocabulary: dict[str, int] = exact.backend.get_vocab(with_added_tokens=True)
     described = json.loads(content)
-    _check_numbers(described, vocabulary, name)
+    added = described.get("added_tokens", [])
+    _check_numbers(added, vocabulary, name)
     token = end_of_document(vocabulary, eod, name)
-    exact = Library(backend)
     return Tokenizer(
         name=name,
         content=content,
@@ -62,11 +78,11 @@ def from_content(content: bytes, name: str, eod: str | None, parse_special_token
         eod=token,
         eod_id=None if token is None else vocabulary[token],
         bos_id=begin_of_document(vocabulary),
-        fingerprint=fingerprint(content),
-        special_strings=tuple(added["content"] for added in described.get("added_tokens", []) if added.get("special")),
+        fingerprint=identity(described),
+        special_strings=tuple(token["content"] for token in added if token.get("special")),
         parse_special_tokens=parse_special_tokens,
         exact=exact,
-        fast=None,
+        fast=of_json(exact, described, parse_special_tokens) if fast else None,
     )
 
 
@@ -93,12 +109,12 @@ def _parse(content: bytes, name: str) -> Any:
         raise UsageError(f"{name}: not a tokenizer.json ({error})", "save or download it again") from None
 
 
-def _check_numbers(described: dict[str, Any], vocabulary: dict[str, int], name: str) -> None:
+def _check_numbers(added: list[dict[str, Any]], vocabulary: dict[str, int], name: str) -> None:
     """The library numbers added tokens anew that the model's vocabulary does not have, where its ids have gaps."""
-    for added in described.get("added_tokens", []):
-        if vocabulary.get(added["content"]) != added["id"]:
+    for token in added:
+        if vocabulary.get(token["content"]) != token["id"]:
             raise UsageError(
-                f"{name}: the library gives {added['content']} the id {vocabulary.get(added['content'])}, "
-                f"but the file says {added['id']}",
+                f"{name}: the library gives {token['content']} the id {vocabulary.get(token['content'])}, "
+                f"but the file says {token['id']}",
                 "add the token to model.vocab in the file, so that its id stays",
             )

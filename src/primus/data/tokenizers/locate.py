@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from primus.data.tokenizers import hub
+from primus.data.tokenizer import is_json
+from primus.data.tokenizers import byte_level, hub, tiktoken
 from primus.errors import UsageError
 
 FILES = "a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that has one, or a hub name"
+PAIR = ("vocab.json", "merges.txt")
 
 
 def read(name: str) -> bytes:
@@ -17,8 +19,26 @@ def read(name: str) -> bytes:
         UsageError: There is no such tokenizer.
         PrimusError: The hub cannot be reached.
     """
-    path = _local_file(Path(name).expanduser()) or hub.tokenizer_file(name)
-    return path.read_bytes()
+    if name.startswith(tiktoken.PREFIX):
+        return tiktoken.read(name)
+    vocabulary, comma, merges = name.partition(",")
+    if comma:
+        return _pair(Path(vocabulary).expanduser(), Path(merges).expanduser())
+    path = Path(name).expanduser()
+    if path.is_dir() and not (path / "tokenizer.json").is_file() and all((path / file).is_file() for file in PAIR):
+        return _pair(path / PAIR[0], path / PAIR[1])
+    path = _local_file(path) or hub.tokenizer_file(name)
+    content = path.read_bytes()
+    if tiktoken.recognizes(content):
+        return tiktoken.convert(content, str(path))
+    if path.suffix == ".json" and not is_json(content):
+        raise UsageError(f"{name}: not a tokenizer.json", "save or download it again")
+    return content
+
+
+def is_local(name: str) -> bool:
+    """Whether `name` is a file, a folder or a pair of files, and not a name that others know too."""
+    return any(Path(part).expanduser().exists() for part in name.removeprefix(tiktoken.PREFIX).split(","))
 
 
 def _local_file(path: Path) -> Path | None:
@@ -30,13 +50,35 @@ def _local_file(path: Path) -> Path | None:
     if path.is_file():
         return path
     if path.is_dir():
-        file = path / "tokenizer.json"
-        if file.is_file():
-            return file
-        raise UsageError(
-            f"{path}: no tokenizer.json in this folder",
-            "with transformers: AutoTokenizer.from_pretrained(FOLDER, use_fast=True).save_pretrained(FOLDER)",
-        )
-    if path.is_absolute() or path.suffix == ".json" or len(path.parts) > 2 or path.parts[:1] in ((".",), ("..",)):
+        return _in_folder(path)
+    known = path.suffix in (".json", ".model", ".tiktoken")
+    if path.is_absolute() or known or len(path.parts) > 2 or path.parts[:1] in ((".",), ("..",)):
         raise UsageError(f"{path}: no such tokenizer", f"give {FILES}")
     return None
+
+
+def _in_folder(folder: Path) -> Path:
+    """The tokenizer.json of a folder, or else its only SentencePiece model or .tiktoken file."""
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        return file
+    found = sorted([*folder.glob("*.model"), *folder.glob("*.tiktoken")])
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{folder}: which of {', '.join(path.name for path in found)}?", "give the file itself")
+    raise UsageError(
+        f"{folder}: no tokenizer.json in this folder, nor a SentencePiece model, nor a .tiktoken file",
+        "with transformers: AutoTokenizer.from_pretrained(FOLDER, use_fast=True).save_pretrained(FOLDER)",
+    )
+
+
+def _pair(vocabulary: Path, merges: Path) -> bytes:
+    """The tokenizer.json of Megatron's GPT2BPETokenizer, whose files are ``vocab.json`` and ``merges.txt``."""
+    for path in (vocabulary, merges):
+        if not path.is_file():
+            raise UsageError(f"{path}: no such file", "give VOCAB.json,MERGES.txt")
+    try:
+        return byte_level.from_vocabulary(vocabulary.read_bytes(), merges.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{vocabulary},{merges}: not GPT-2's pair of files ({error})", "download them again") from None

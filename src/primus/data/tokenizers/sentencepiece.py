@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from primus.data.tokenizer import Batch, Tokenizer, end_of_document, fingerprint
+from primus.data.tokenizers.fast import of_sentencepiece
+from primus.data.tokenizers.huggingface import lone_surrogate
 from primus.errors import UsageError
+
+_PIECES, _TYPE, _USER_DEFINED = 1, 3, 4
+_VARINT, _LENGTH_DELIMITED = 0, 2
+_FIXED = {1: 8, 5: 4}
+"""Wire types of protobuf (protobuf.dev/programming-guides/encoding), and the bytes of fixed ones."""
 
 
 class Library:
-    """The `sentencepiece` library as an engine."""
+    """The `sentencepiece` library as an engine.
 
-    def __init__(self, processor: Any, before: Sequence[int]) -> None:
-        """An engine of a ``SentencePieceProcessor`` whose template puts the ids `before` in front of a text."""
-        self.processor = processor
-        self.before = list(before)
+    It can be pickled: the other process loads its own from the content, when it needs it.
+    """
+
+    def __init__(self, content: bytes, name: str) -> None:
+        """An engine of a model."""
+        self.content = content
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Library, (self.content, self.name)
+
+    @cached_property
+    def processor(self) -> Any:
+        """The ``SentencePieceProcessor``."""
+        return _parse(self.content, self.name)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> Batch:
         """Token ids of each text."""
-        before = self.before if add_special_tokens else []
-        rows = [before + self.processor.encode(text) for text in texts]
+        bos = self.processor.bos_id()
+        before = [bos] if add_special_tokens and bos >= 0 else []
+        try:
+            rows = [before + self.processor.encode(text) for text in texts]
+        except UnicodeEncodeError:
+            raise lone_surrogate(texts) from None
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         tokens = np.empty(int(lengths.sum()), np.uint32)
         start = 0
@@ -44,7 +67,8 @@ def from_content(content: bytes, name: str, eod: str | None, parse_special_token
         UsageError: It is damaged, has no token `eod`, or special tokens in the text are to be parsed, which the library
             does not do.
     """
-    processor = _parse(content, name)
+    exact = Library(content, name)
+    processor = exact.processor
     if parse_special_tokens:
         raise UsageError(
             f"{name}: SentencePiece takes special tokens in a text for plain text", "leave that option out"
@@ -53,7 +77,7 @@ def from_content(content: bytes, name: str, eod: str | None, parse_special_token
     if eod is None and processor.eos_id() >= 0:
         eod = processor.id_to_piece(processor.eos_id())
     token = end_of_document(vocabulary, eod, name)
-    bos = processor.bos_id() if processor.bos_id() >= 0 else None
+    control = tuple(piece for piece, number in vocabulary.items() if processor.is_control(number))
     return Tokenizer(
         name=name,
         content=content,
@@ -61,12 +85,12 @@ def from_content(content: bytes, name: str, eod: str | None, parse_special_token
         vocab_size=processor.get_piece_size(),
         eod=token,
         eod_id=None if token is None else vocabulary[token],
-        bos_id=bos,
+        bos_id=processor.bos_id() if processor.bos_id() >= 0 else None,
         fingerprint=fingerprint(content),
-        special_strings=tuple(piece for piece, number in vocabulary.items() if processor.is_control(number)),
+        special_strings=control,
         parse_special_tokens=False,
-        exact=Library(processor, [] if bos is None else [bos]),
-        fast=None,
+        exact=exact,
+        fast=None if not fast or _has_user_defined(content) else of_sentencepiece(exact, content, control),
     )
 
 
@@ -85,3 +109,36 @@ def _parse(content: bytes, name: str) -> Any:
     if not loaded or not processor.get_piece_size():
         raise UsageError(f"{name}: not a SentencePiece model", "save or download it again")
     return processor
+
+
+def _has_user_defined(content: bytes) -> bool:
+    """Whether a model has pieces that are never split, which change how the text around them is encoded.
+
+    sentencepiece_model.proto: field 1 of ModelProto is a piece, field 3 of a piece is its type.
+    """
+    pieces = (value for number, value in _fields(content) if number == _PIECES and isinstance(value, bytes))
+    return any(field == (_TYPE, _USER_DEFINED) for piece in pieces for field in _fields(piece))
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field of a message in the protobuf encoding."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        value: int | bytes
+        kind = key & 7
+        if kind == _VARINT:
+            value, at = _varint(message, at)
+        else:
+            size, at = _varint(message, at) if kind == _LENGTH_DELIMITED else (_FIXED[kind], at)
+            value, at = message[at : at + size], at + size
+        yield key >> 3, value
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number at a place, and the place after it."""
+    value = shift = 0
+    while message[at] & 0x80:
+        value |= (message[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return value | message[at] << shift, at + 1

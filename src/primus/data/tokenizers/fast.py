@@ -1,0 +1,209 @@
+"""The fast way to encode: gigatoken for tokenizers that it knows, the defining library for the texts it may not see."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primus.data.tokenizer import Batch, Engine, is_json
+from primus.data.tokenizers.cuts import split_pattern
+
+GROWTH_BYTES = 96 << 20
+"""Growth of the process after which the cache of words is dropped; English text needs about half of it."""
+PROBES = (
+    *("a", "a b", " a  b ", "a\n\n \tb \n", "\r\n\r\n", "it's IT'S we'll'd", "x1234567890", "..!?\n\n-- /"),
+    *("caf\u00e9 nai\u0308ve", "\u00a0\u2003\u3000x", "\uff11\uff12\uff13 \u2167\u00bd", "\u65e5\u672c\u3002\ud55c"),
+    *("\U0001f469\u200d\U0001f4bb \U0001f1e9\U0001f1ea", "\x00\x1f\x7f\x85\u2028", "fooBar HTTPServer \u01c5ungla"),
+    *("\u0663\u0664 \u05e2\u05d1 \u0939\u093f\u0928\u094d\u0926\u0940 \u0e44\u0e17\u0e22", "def f(x):\n    return x\n"),
+    "\u2581 <0x0A>",
+)
+"""Texts that a fast engine must encode as the library does before it is taken: classes of characters and borders."""
+
+
+class Gigatoken:
+    """The library gigatoken beside the one that defines the ids.
+
+    It can be pickled: the other process makes its own from the content.
+    """
+
+    def __init__(self, exact: Engine, content: bytes, strings: Sequence[str], composes: bool) -> None:
+        """An engine that gives the ids of `exact`.
+
+        Args:
+            exact: The engine that defines the ids; it encodes the texts with one of `strings`.
+            content: What gigatoken is made from, a tokenizer.json or a SentencePiece model.
+            strings: What one of the two takes for a token of its own and the other does not.
+            composes: Whether the tokenizer composes characters (NFC) before it encodes.
+        """
+        self.exact = exact
+        self.content = content
+        self.strings = tuple(strings)
+        self.composes = composes
+        self.resident = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Gigatoken, (self.exact, self.content, self.strings, self.composes)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> Batch:
+        """Token ids of each text."""
+        try:
+            batch = self._encode_all(texts)
+        except Exception:  # noqa: BLE001 - whatever stops it, the library that defines the ids can tell the ids
+            return self.exact.encode_batch(texts, add_special_tokens)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            return self.exact.encode_batch(texts, add_special_tokens)
+        return _around(batch, *self._template) if add_special_tokens else batch
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included."""
+        return self.exact.decode(ids)
+
+    def renew(self) -> None:
+        """Drop the cache of words, which grows with each new word; `encode_batch` does so by itself."""
+        self.__dict__.pop("_backend", None)
+        self._load()
+
+    @cached_property
+    def _backend(self) -> Any:
+        import gigatoken
+
+        make = gigatoken.Tokenizer.from_json if is_json(self.content) else gigatoken.Tokenizer.from_sentencepiece
+        return make(self.content)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, sorted(self.strings, key=len, reverse=True))))
+
+    @cached_property
+    def _beginnings(self) -> list[str]:
+        """First two characters of the strings: to look for these few first is faster than for all the strings."""
+        return sorted({string[:2] for string in self.strings})
+
+    @cached_property
+    def _template(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Ids that the tokenizer's template puts before and after a text."""
+        plain, whole = (self.exact.encode_batch(["a"], add)[0].tolist() for add in (False, True))
+        starts = range(len(whole) - len(plain) + 1)
+        start = next(start for start in starts if whole[start : start + len(plain)] == plain)
+        return np.array(whole[:start], np.uint32), np.array(whole[start + len(plain) :], np.uint32)
+
+    def _load(self) -> None:
+        self._encode(PROBES)  # it builds its tables at the first text
+        self.resident = _resident_bytes()
+
+    def _encode_all(self, texts: Sequence[str]) -> Batch:
+        if "_backend" not in self.__dict__ or _resident_bytes() - self.resident > GROWTH_BYTES:
+            self.renew()
+        apart = [number for number, text in enumerate(texts) if self._is_apart(text)]
+        return self._encode_without(texts, apart) if apart else self._encode(texts)
+
+    def _is_apart(self, text: str) -> bool:
+        """Whether the text is for the exact engine."""
+        if any(beginning in text for beginning in self._beginnings) and self._pattern.search(text):
+            return True
+        return self.composes and not text.isascii() and not unicodedata.is_normalized("NFC", text)
+
+    def _encode(self, texts: Sequence[str]) -> Batch:
+        layout = self._backend.encode_batch(list(texts), parallel=False).layout
+        offsets = np.asarray(layout.offsets.data, np.int64)
+        return np.asarray(layout.content.data)[offsets[0] : offsets[-1]], np.diff(offsets)
+
+    def _encode_without(self, texts: Sequence[str], apart: list[int]) -> Batch:
+        """Encode the texts at `apart` exactly, and the others fast."""
+        others = sorted(set(range(len(texts))).difference(apart))
+        rows: list[NDArray[np.uint32]] = [np.empty(0, np.uint32)] * len(texts)
+        fast = self._encode([texts[number] for number in others])
+        exact = self.exact.encode_batch([texts[number] for number in apart], False)
+        for numbers, (tokens, lengths) in ((others, fast), (apart, exact)):
+            for number, row in zip(numbers, np.split(tokens, np.cumsum(lengths)[:-1]), strict=False):
+                rows[number] = row
+        return np.concatenate(rows), np.fromiter(map(len, rows), np.int64, len(rows))
+
+
+def of_json(exact: Engine, described: dict[str, Any], parse_special_tokens: bool) -> Gigatoken | None:
+    """A fast engine for a tokenizer.json; None where the fast way does not know it.
+
+    gigatoken gets the file without its added tokens: a special token is then plain text to it, as to the library unless
+    `parse_special_tokens`, and the texts with other added tokens are for the library.
+    """
+    if not _is_known(described):
+        return None
+    added = described.get("added_tokens", [])
+    strings = [token["content"] for token in added if parse_special_tokens or not token.get("special")]
+    content = json.dumps({**described, "added_tokens": []}, ensure_ascii=False).encode()
+    return _agreeing(Gigatoken(exact, content, strings, described.get("normalizer") is not None))
+
+
+def of_sentencepiece(exact: Engine, content: bytes, control: Sequence[str]) -> Gigatoken | None:
+    """A fast engine for a SentencePiece model, whose control pieces gigatoken finds in texts and the library does not;
+    None where the fast way does not know it."""
+    return _agreeing(Gigatoken(exact, content, control, False))
+
+
+def _agreeing(fast: Gigatoken) -> Gigatoken | None:
+    """The engine, where gigatoken is there, knows the tokenizer and gives the ids of the library for `PROBES`."""
+    try:
+        fast.renew()
+        (tokens, lengths), (expected, expected_lengths) = fast._encode(PROBES), fast.exact.encode_batch(PROBES, False)
+    except Exception:  # noqa: BLE001 - ImportError, RuntimeError for a scheme it does not know, ValueError for a model
+        return None
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        return None
+    return fast if np.array_equal(tokens, expected) and np.array_equal(lengths, expected_lengths) else None
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether this is a panic of Rust, which pyo3 derives from BaseException."""
+    return type(error).__name__ == "PanicException"
+
+
+def _is_known(described: dict[str, Any]) -> bool:
+    """Whether nothing in a tokenizer.json is beyond the fast way: a byte-level BPE that splits by one pattern."""
+    model = described["model"]
+    odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
+    return (
+        model.get("type", "BPE") == "BPE"
+        and not any(model.get(key) for key in odd)
+        and split_pattern(described) is not None
+        and (described.get("normalizer") or {"type": "NFC"}) == {"type": "NFC"}
+    )
+
+
+def _around(batch: Batch, before: NDArray[np.uint32], after: NDArray[np.uint32]) -> Batch:
+    """The batch with ids before and after each text."""
+    tokens, lengths = batch
+    added = len(before) + len(after)
+    if not added:
+        return batch
+    wrapped = lengths + added
+    ends = np.cumsum(wrapped)
+    starts = ends - wrapped
+    result = np.empty(int(wrapped.sum()), np.uint32)
+    result[starts[:, None] + np.arange(len(before))] = before
+    result[ends[:, None] - np.arange(len(after), 0, -1)] = after
+    inner = np.arange(len(tokens)) + np.repeat(np.arange(len(lengths)) * added + len(before), lengths)
+    result[inner] = tokens
+    return result, wrapped
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    import resource
+
+    return int(pages) * resource.getpagesize()
