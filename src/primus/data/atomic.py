@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import shutil
 import time
@@ -15,7 +14,6 @@ from pathlib import Path
 from primus.errors import PrimusError
 
 POLL_S = 0.1
-CHUNK = 1 << 20
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -24,11 +22,21 @@ def temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp.{os.getpid()}")
 
 
-def remove_stale(folder: Path, prefix: str) -> None:
-    """Delete what killed writers left of files whose names begin with `prefix`; call it with the lock held."""
+def remove_stale(folder: Path, name: str) -> None:
+    """Delete what killed writers left of the files ``NAME.*``; call it with the lock held."""
     for file in folder.glob("*.tmp.*"):
-        if file.name.startswith(prefix):
+        if file.name.startswith(f"{name}."):
             file.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder so that it is gone at once for whoever still looks into it."""
+    gone = temporary(folder)
+    try:
+        os.replace(folder, gone)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def publish(written: Path, path: Path) -> None:
@@ -68,15 +76,6 @@ def staged(contents: dict[Path, bytes]) -> Iterator[Callable[[], None]]:
             name.unlink(missing_ok=True)
 
 
-def sha256(path: Path) -> str:
-    """Checksum of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 @contextmanager
 def lock(path: Path, timeout_s: float, waiting: Callable[[str], None] = lambda holder: None) -> Iterator[None]:
     """Hold the lock file `path`, which is removed afterwards; the kernel frees it when its holder dies.
@@ -94,6 +93,33 @@ def lock(path: Path, timeout_s: float, waiting: Callable[[str], None] = lambda h
         yield
     finally:
         path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+@contextmanager
+def in_use(path: Path) -> Iterator[None]:
+    """Say by a file that something is in use; any number may say so at once, and none beyond its death.
+
+    Raises:
+        PrimusError: The file system has no locks.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _flock(descriptor, fcntl.LOCK_SH, path)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether anybody says so; see `in_use`."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
+    finally:
         os.close(descriptor)
 
 
@@ -141,19 +167,29 @@ def _acquire(path: Path, deadline: float, waiting: Callable[[str], None]) -> int
 def _try_lock(descriptor: int, path: Path) -> bool:
     """Whether the lock is ours; a lock on a file that its holder has removed meanwhile does not count."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
+        if not _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, path):
+            return False
+    except PrimusError:
         os.close(descriptor)
-        raise PrimusError(
-            f"{path.parent}: this file system has no file locks ({error.strerror})",
-            "prepare the data on a local disk or on a file system mounted with locks",
-        ) from None
+        raise
     try:
         return os.fstat(descriptor).st_ino == path.stat().st_ino
     except FileNotFoundError:
         return False
+
+
+def _flock(descriptor: int, operation: int, path: Path) -> bool:
+    """Whether a lock could be had."""
+    try:
+        fcntl.flock(descriptor, operation)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise PrimusError(
+            f"{path.parent}: this file system has no file locks ({error.strerror})",
+            "prepare the data on a local disk or on a file system mounted with locks",
+        ) from None
+    return True
 
 
 def _holder(path: Path) -> str:

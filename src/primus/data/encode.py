@@ -1,30 +1,32 @@
-"""Texts to tokens in batches, in this process or in several, in order and in constant memory."""
+"""The stage that turns the texts of a shard into tokens, the lengths of its sequences, and which ends a document."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data import tokenizer as tokenizers
+from primus.data import inputs
 from primus.data.documents import Text
 from primus.data.indexed import smallest_dtype
 from primus.data.manifest import Recipe
-from primus.data.tokenizer import Tokenizer
-from primus.errors import PrimusError
+from primus.data.shards import Shard
+from primus.data.tokenizer import Batch, Tokenizer
+from primus.data.work import Output
 
-BATCH_CHARACTERS = 1 << 20
-BATCH_TEXTS = 2048
+METHOD = 1
+"""Changes with whatever decides the bytes of a shard's files, so that those of another version are not taken."""
+
+BATCH_CHARACTERS = 1 << 21
+BATCH_TEXTS = 4096
+LONG_CHARACTERS = 1 << 22
+"""Length from which a text is tokenized in pieces, which take less memory."""
 
 
 @dataclass(frozen=True)
@@ -45,67 +47,115 @@ class Encoded:
     """How often a text spells out the end-of-document token."""
 
 
-def encode(texts: Iterable[Text], tokenizer: Tokenizer, recipe: Recipe, num_workers: int = 1) -> Iterator[Encoded]:
-    """The tokens of `texts` in their order, the same for any number of workers.
+@dataclass
+class EncodeStage:
+    """Tokens of the documents of an input; the same for any shards of it, one after the other."""
 
-    Args:
-        texts: Documents and pieces of documents.
-        tokenizer: The tokenizer.
-        recipe: What to add to a document.
-        num_workers: Processes; 1 is this one.
+    tokenizer: Tokenizer
+    recipe: Recipe
+    stamps: dict[str, str]
+    """What tells of each file whether it has changed."""
+    identity: Any = field(init=False)
 
-    Raises:
-        PrimusError: A worker process died.
-    """
-    batches = _batches(texts)
-    if num_workers == 1:
-        yield from (encode_batch(batch, tokenizer, recipe) for batch in batches)
-        return
-    pool = ProcessPoolExecutor(
-        num_workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(tokenizer.content, tokenizer.name, tokenizer.eod, recipe),
-    )
-    try:
-        yield from _in_order(pool, batches, 2 * num_workers)
-    except BrokenProcessPool:
-        raise PrimusError("a tokenizing process died, perhaps for lack of memory", "use fewer --workers") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+    def __post_init__(self) -> None:
+        recipe = msgspec.structs.replace(self.recipe, max_bad=0)
+        self.identity = ["encode", METHOD, self.tokenizer.fingerprint, self.tokenizer.eod, recipe, self.stamps]
+
+    def start(self) -> None:
+        """Processes are the parallelism: the library must not start threads beside."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+    def run(self, shard: Shard, output: Output) -> None:
+        """Write a shard's files ``bin``, ``lengths`` (int32) and ``ends`` (a byte for each sequence).
+
+        Raises:
+            PrimusError: A file is damaged, or changed meanwhile.
+        """
+        largest = 0
+        with ExitStack() as stack:
+            names = ("bin", "lengths", "ends")
+            tokens, lengths, ends = (stack.enter_context(output.path(name).open("wb")) for name in names)
+            for batch in _batches(self._texts(shard, output)):
+                encoded = encode_batch(batch, self.tokenizer, self.recipe)
+                largest = max(largest, int(encoded.tokens.max(initial=0)))
+                tokens.write(encoded.tokens.data)
+                lengths.write(encoded.lengths.data)
+                ends.write(encoded.ends_document.data)
+                output.count(**_counts(encoded))
+        output.facts["largest"] = largest
+        output.facts["contents"] = [inputs.content(part) for part in shard.parts]
+        for part in shard.parts:
+            inputs.check_stamp(part.file, self.stamps[part.file])
+
+    def _texts(self, shard: Shard, output: Output) -> Iterator[Text]:
+        """The texts of a shard; what is bad is left out, if it may be."""
+        cut = not self.recipe.add_special_tokens
+        for part in shard.parts:
+            for item in inputs.read(part, self.recipe.json_key, self.recipe.text_documents, cut):
+                if isinstance(item, Text):
+                    yield item
+                else:
+                    output.bad(item.where, item.reason)
 
 
 def encode_batch(texts: list[Text], tokenizer: Tokenizer, recipe: Recipe) -> Encoded:
     """The tokens of one batch."""
     kept = [text for text in texts if text.text or not (text.begins and text.ends)]
     strings = [text.text for text in kept]
-    tokens, lengths = tokenizer.encode_batch(strings, recipe.add_special_tokens)
-    sequences = np.split(tokens, np.cumsum(lengths)[:-1]) if strings else []
+    tokens, lengths = _tokens(strings, tokenizer, recipe.add_special_tokens)
+    narrow = tokens.astype(smallest_dtype(tokenizer.vocab_size).newbyteorder("<"))
+    ends = np.fromiter((text.ends for text in kept), np.bool_, len(kept))
     if recipe.append_eod:
-        sequences = [
-            _with_eod(ids, tokenizer.eod_id) if text.ends else ids for ids, text in zip(sequences, kept, strict=True)
-        ]
-    dtype = smallest_dtype(tokenizer.vocab_size)
+        assert tokenizer.eod_id is not None
+        narrow, lengths = _with_eod(narrow, lengths, ends, tokenizer.eod_id, recipe.add_special_tokens)
     return Encoded(
-        tokens=np.concatenate(sequences).astype(dtype) if sequences else np.empty(0, dtype),
-        lengths=np.array([len(ids) for ids in sequences], dtype=np.int32),
-        ends_document=np.array([text.ends for text in kept], dtype=np.bool_),
+        tokens=narrow,
+        lengths=lengths.astype("<i4"),
+        ends_document=ends,
         characters=sum(map(len, strings)),
         empty=len(texts) - len(kept),
         special_strings=sum(text.count(tokenizer.eod) for text in strings) if tokenizer.eod else 0,
     )
 
 
-def _with_eod(ids: NDArray[Any], eod_id: int | None) -> NDArray[Any]:
-    """The ids with one end-of-document token at their end, also where the tokenizer's template has added it."""
-    assert eod_id is not None
-    return ids if len(ids) and ids[-1] == eod_id else np.append(ids, eod_id)
+def _tokens(strings: list[str], tokenizer: Tokenizer, add_special_tokens: bool) -> Batch:
+    """Token ids of texts; a long one, which is alone, is tokenized in pieces where that gives the same ids."""
+    if len(strings) != 1 or len(strings[0]) <= LONG_CHARACTERS or add_special_tokens:
+        return tokenizer.encode_batch(strings, add_special_tokens)
+    pieces = tokenizer.safe_cuts(strings[0], BATCH_CHARACTERS)
+    tokens = np.concatenate([tokenizer.encode_batch([piece])[0] for piece in pieces])
+    return tokens, np.array([len(tokens)])
+
+
+def _with_eod(
+    tokens: NDArray[Any], lengths: NDArray[np.int64], ends: NDArray[np.bool_], eod_id: int, from_template: bool
+) -> Batch:
+    """The ids with one end-of-document token at the end of each document, also where a template has added it."""
+    positions = np.cumsum(lengths)
+    wanted = ends.copy()
+    if from_template:
+        wanted[lengths > 0] &= tokens[positions[lengths > 0] - 1] != eod_id
+    return np.insert(tokens, positions[wanted], eod_id), lengths + wanted
+
+
+def _counts(encoded: Encoded) -> dict[str, int]:
+    return {
+        "documents": int(encoded.ends_document.sum()),
+        "sequences": len(encoded.lengths),
+        "tokens": len(encoded.tokens),
+        "characters": encoded.characters,
+        "empty": encoded.empty,
+        "special_strings": encoded.special_strings,
+    }
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
     batch: list[Text] = []
     size = 0
     for text in texts:
+        if batch and len(text.text) > LONG_CHARACTERS:
+            yield batch
+            batch, size = [], 0
         batch.append(text)
         size += len(text.text)
         if size >= BATCH_CHARACTERS or len(batch) == BATCH_TEXTS:
@@ -113,38 +163,3 @@ def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _in_order(pool: ProcessPoolExecutor, batches: Iterator[list[Text]], depth: int) -> Iterator[Encoded]:
-    """Results in the order of the batches, of which at most `depth` are in memory."""
-    ahead: deque[Future[Encoded]] = deque()
-    for batch in batches:
-        ahead.append(pool.submit(_work, batch))
-        if len(ahead) == depth:
-            yield ahead.popleft().result()
-    while ahead:
-        yield ahead.popleft().result()
-
-
-_worker: dict[str, Any] = {}
-"""Tokenizer and recipe of a worker process."""
-
-
-def _start_worker(content: bytes, name: str, eod: str | None, recipe: Recipe) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the workers
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-    _worker["tokenizer"] = tokenizers.from_content(content, name, eod, recipe.parse_special_tokens)
-    _worker["recipe"] = recipe
-
-
-def _exit_with_parent() -> None:
-    """A killed parent leaves no orphan waiting for work."""
-    parent = multiprocessing.parent_process()
-    if parent:
-        parent.join()
-        os._exit(1)
-
-
-def _work(batch: list[Text]) -> Encoded:
-    return encode_batch(batch, _worker["tokenizer"], _worker["recipe"])

@@ -43,6 +43,8 @@ class InputFacts(Struct, frozen=True, kw_only=True):
     """Their size."""
     version: str = ""
     """Of a named dataset."""
+    stamp: str = ""
+    """Of the sizes and times of its files: where it is the same, they need not be read to know that they are."""
     sha256: str
     """Of the names and checksums of its files, or of a dataset's name and version."""
 

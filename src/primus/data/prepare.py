@@ -1,40 +1,34 @@
-"""Token files from text: read, tokenize, write, and leave everything as it was if anything goes wrong."""
+"""Token files from text, made by any number of processes; what goes wrong leaves everything as it was."""
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-import primus
 from primus import registry
-from primus.data import atomic, corpus, documents
+from primus.data import atomic, documents, inputs, publish, trained, work, workers
 from primus.data import manifest as manifests
 from primus.data import tokenizer as tokenizers
-from primus.data.corpus import Corpus
-from primus.data.documents import Bad, Text
-from primus.data.encode import Encoded, encode
-from primus.data.indexed import IndexedWriter, bin_path, idx_path, smallest_dtype
-from primus.data.manifest import FileFacts, Manifest, Recipe, TokenizerFacts
+from primus.data.encode import EncodeStage
+from primus.data.indexed import bin_path, idx_path
+from primus.data.inputs import Inputs
+from primus.data.manifest import Manifest, Recipe
 from primus.data.tokenizer import Tokenizer
-from primus.data.tokenizers.trained import train_byte_level_bpe
+from primus.data.work import Board, Row
+from primus.data.work_folder import WorkFolder
+from primus.data.workers import Show
 from primus.errors import PrimusError, UsageError
-
-BPE = "bpe:"
-TRAINING_CHARACTERS = 32_000_000
-"""Text that a tokenizer is trained on at most; more costs memory and changes little."""
 
 PARALLEL_BYTES = 32_000_000
 """Size of the input from which starting more processes pays."""
 
 LOCK_TIMEOUT_S = 3600.0
-FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 Say = Callable[[str], None]
 
@@ -59,6 +53,8 @@ class Job:
     """Settings that decide the tokens."""
     workers: int | None = None
     """Processes that tokenize; chosen from the size of the input when None."""
+    fast: bool = True
+    """Tokenize the fast way where the tokenizer has one; the tokens are the same."""
     existing: Literal["check", "keep", "replace"] = "check"
     """Files that are there already must be the same, are kept whatever they were made from, or are replaced."""
 
@@ -75,53 +71,29 @@ class Prepared:
     """Whether it was made now; false if it was there."""
 
 
-@dataclass
-class Progress:
-    """What a job has read and written so far."""
-
-    documents: int = 0
-    tokens: int = 0
-    characters: int = 0
-    empty: int = 0
-    special_strings: int = 0
-    bad: list[Bad] = field(default_factory=list)
-
-    def add(self, encoded: Encoded) -> None:
-        """Count a batch."""
-        self.documents += int(encoded.ends_document.sum())
-        self.tokens += len(encoded.tokens)
-        self.characters += encoded.characters
-        self.empty += encoded.empty
-        self.special_strings += encoded.special_strings
-
-
-def prepare(
-    job: Job, say: Say = lambda text: None, show: Callable[[Progress], None] = lambda progress: None
-) -> list[Prepared]:
+def prepare(job: Job, say: Say = lambda text: None, show: Show = lambda progress: None) -> list[Prepared]:
     """Make the token files of a job, one pair for each JSON key; the same job again finds them made.
 
-    Files appear complete or not at all, the manifest last. One process at a time prepares an output; others wait.
+    Any number of processes may do the same job at once, on any machines that share the output's folder; a job that was
+    stopped goes on where it was. Files appear complete or not at all, the manifest last.
 
     Args:
         job: What to prepare.
         say: Receives lines for people.
-        show: Receives the progress after each batch.
+        show: Receives the progress.
 
     Raises:
         UsageError: An input is missing, empty or unknown, the tokenizer too, or other data is at the output.
         PrimusError: A document is bad, a file damaged, or the output cannot be written.
     """
     _check(job)
-    tokenizer = None if _trains(job) else tokenizers.load(job.tokenizer, job.eod, job.recipe.parse_special_tokens)
-    text = corpus.open_dataset(job.dataset, job.recipe) if job.dataset else corpus.open_files(job.inputs, job.recipe)
+    tokenizer = None if trained.is_trained(job.tokenizer) else _load(job)
+    text = inputs.open_dataset(job.dataset) if job.dataset else _open_files(job)
     try:
         job.output.parent.mkdir(parents=True, exist_ok=True)
-        lock = job.output.with_name(f".{job.output.name}.lock")
-        with atomic.lock(lock, LOCK_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to prepare {job.output}")):
-            atomic.remove_stale(job.output.parent, job.output.name)
-            return _prepare_locked(job, tokenizer, text, say, show)
+        return _Preparation(job, text, say, show, WorkFolder.beside(job.output), tokenizer).run()
     except OSError as error:
-        raise _cannot_write(job.output, error) from None
+        raise atomic.cannot_write(job.output, error) from None
 
 
 def output_prefix(job: Job, key: str) -> Path:
@@ -143,220 +115,165 @@ def _check(job: Job) -> None:
         raise UsageError(
             f"text documents '{job.recipe.text_documents}'", f"valid: {', '.join(documents.TEXT_DOCUMENTS)}"
         )
-    if _trains(job) and not job.tokenizer.removeprefix(BPE).isdecimal():
-        raise UsageError(f"tokenizer '{job.tokenizer}'", "give the number of tokens, like bpe:8192")
-    if _trains(job) and job.eod not in (None, tokenizers.END_OF_TEXT):
-        raise UsageError(f"a trained tokenizer has {tokenizers.END_OF_TEXT}, not {job.eod}", "leave --eod out")
+    if trained.is_trained(job.tokenizer):
+        trained.check(job.tokenizer, job.eod)
 
 
-def _trains(job: Job) -> bool:
-    return job.tokenizer.startswith(BPE)
-
-
-def _prepare_locked(
-    job: Job, tokenizer: Tokenizer | None, text: Corpus, say: Say, show: Callable[[Progress], None]
-) -> list[Prepared]:
-    prefixes = {key: output_prefix(job, key) for key in job.json_keys}
-    if job.existing == "keep":
-        kept = {prefix: manifests.read(prefix) for prefix in prefixes.values()}
-        if all(kept.values()):
-            return [Prepared(prefix, manifest, made=False) for prefix, manifest in kept.items() if manifest]
-    found = {key: _existing(job, key, tokenizer, text) for key in job.json_keys}
-    prepared = []
-    for key, prefix in prefixes.items():
-        if manifest := found[key]:
-            say(f"{prefix}: nothing to do, it was made from the same input before")
-        else:
-            tokenizer = tokenizer or _train(job, text, say)
-            manifest = _make(job, key, tokenizer, text, show)
-            _tell(prefix, manifest, say)
-        prepared.append(Prepared(prefix, manifest, made=not found[key]))
-    return prepared
-
-
-def _existing(job: Job, key: str, tokenizer: Tokenizer | None, text: Corpus) -> Manifest | None:
-    """The manifest at the output if the same job has made it.
-
-    Raises:
-        UsageError: There is something else, and the job does not replace it.
-    """
-    prefix = output_prefix(job, key)
-    if job.existing != "check":
-        return None
-    manifest = manifests.read(prefix)
-    if manifest:
-        difference = _difference(job, key, tokenizer, text, manifest)
-    else:
-        difference = "it has no manifest" if idx_path(prefix).exists() or bin_path(prefix).exists() else ""
-    if difference:
-        raise UsageError(
-            f"{prefix}.bin is there already and was made otherwise: {difference}",
-            "give another --output, or replace it with --overwrite",
-        )
-    return manifest
-
-
-def _difference(job: Job, key: str, tokenizer: Tokenizer | None, text: Corpus, manifest: Manifest) -> str:
-    """Why what is there did not come from this job; empty if it did."""
-    before = manifest.tokenizer
-    asked = (tokenizer.fingerprint, tokenizer.eod) if tokenizer else (job.tokenizer, tokenizers.END_OF_TEXT)
-    if asked != (before.fingerprint if tokenizer else before.name, before.eod):
-        return f"its tokenizer is {before.name} with {before.eod}"
-    recipe = _recipe(job, key)
-    for name in Recipe.__struct_fields__:
-        if getattr(recipe, name) != getattr(manifest.recipe, name):
-            return f"its {name} is {getattr(manifest.recipe, name)}"
-    old, new = ({facts.path: facts.sha256 for facts in each} for each in (manifest.inputs, text.facts))
-    changed = [path for path in (old | new) if old.get(path) != new.get(path)]
-    if changed:
-        return f"{changed[0]} is new, gone or changed"
-    return "" if list(old) == list(new) else "its inputs have another order"
-
-
-def _recipe(job: Job, key: str) -> Recipe:
-    return msgspec.structs.replace(job.recipe, json_key=key)
-
-
-def _train(job: Job, text: Corpus, say: Say) -> Tokenizer:
-    """A byte-level BPE trained on an even sample of the documents."""
-    vocab_size = int(job.tokenizer.removeprefix(BPE))
-    say(f"training a byte-level BPE of {vocab_size} tokens on {job.dataset or ', '.join(job.inputs)}")
-    every = max(1, -(-text.num_bytes // TRAINING_CHARACTERS))
-    pieces = (piece for key in job.json_keys for piece in _good(text.read(key), job.recipe.max_bad, Progress()))
-    trained = train_byte_level_bpe(_sample((piece.text for piece in pieces), every), vocab_size)
-    return tokenizers.from_content(trained.content, job.tokenizer, trained.eod, job.recipe.parse_special_tokens)
-
-
-def _sample(texts: Iterable[str], every: int) -> Iterator[str]:
-    """Every n-th text, up to `TRAINING_CHARACTERS` in all: compressed files hold more than their size tells."""
-    left = TRAINING_CHARACTERS
-    for number, text in enumerate(texts):
-        if number % every == 0:
-            yield text
-            left -= len(text)
-        if left <= 0:
-            return
-
-
-def _good(items: Iterable[Text | Bad], max_bad: int, progress: Progress) -> Iterator[Text]:
-    """The texts; bad documents are remembered.
-
-    Raises:
-        PrimusError: There are more than `max_bad`.
-    """
-    for item in items:
-        if isinstance(item, Text):
-            yield item
-            continue
-        progress.bad.append(item)
-        if len(progress.bad) > max_bad:
-            more = f" (bad document {len(progress.bad)} of at most {max_bad})" if max_bad else ""
-            raise PrimusError(
-                f"{item.where}: {item.reason}{more}", "correct it, or leave out up to N bad documents with --max-bad N"
-            )
-
-
-def _make(job: Job, key: str, tokenizer: Tokenizer, text: Corpus, show: Callable[[Progress], None]) -> Manifest:
-    """Write the token files of one key under temporary names, then give everything its name."""
+def _load(job: Job) -> Tokenizer:
+    tokenizer = tokenizers.load(job.tokenizer, job.eod, job.recipe.parse_special_tokens, job.fast)
     if job.recipe.append_eod and tokenizer.eod is None:
         raise UsageError(
             f"{tokenizer.name}: no token that ends a document", "name it with --eod, or use --no-append-eod"
         )
-    prefix, progress = output_prefix(job, key), Progress()
-    with IndexedWriter(prefix, smallest_dtype(tokenizer.vocab_size)) as writer:
-        texts = _good(text.read(key), job.recipe.max_bad, progress)
-        for encoded in encode(texts, tokenizer, job.recipe, _num_workers(job, text)):
-            writer.add(encoded.tokens, encoded.lengths, encoded.ends_document)
-            progress.add(encoded)
-            show(progress)
-        if not writer.num_tokens:
-            raise UsageError(f"no text in {job.dataset or ', '.join(job.inputs)}", "every document is empty")
-        text.check_unchanged()
-        writer.finish()
-        manifest = _describe(job, key, tokenizer, text, writer, progress)
-        with atomic.staged(_companions(prefix, tokenizer, manifest, progress.bad)) as publish:
-            manifests.manifest_path(prefix).unlink(missing_ok=True)
-            _bad_path(prefix).unlink(missing_ok=True)
-            writer.commit()
-            publish()
-    return manifest
+    return tokenizer
 
 
-def _num_workers(job: Job, text: Corpus) -> int:
-    if job.workers:
-        return job.workers
-    return _num_cores() if text.num_bytes >= PARALLEL_BYTES else 1
+def _open_files(job: Job) -> Inputs:
+    return inputs.open_files(job.inputs, job.recipe.text_documents)
+
+
+@dataclass
+class _Preparation:
+    """A job under way."""
+
+    job: Job
+    text: Inputs
+    say: Say
+    show: Show
+    folder: WorkFolder
+    tokenizer: Tokenizer | None
+
+    def run(self) -> list[Prepared]:
+        complete = False
+        try:
+            prepared = self._kept() or self._prepare_all()
+            complete = True
+        finally:
+            self.folder.sweep(complete)
+        return prepared
+
+    def _kept(self) -> list[Prepared]:
+        """What is there already, if all of it is and is to be kept whatever it was made from."""
+        if self.job.existing != "keep":
+            return []
+        kept = {prefix: manifests.read(prefix) for prefix in map(self._prefix, self.job.json_keys)}
+        found = [Prepared(prefix, manifest, made=False) for prefix, manifest in kept.items() if manifest]
+        return found if len(found) == len(kept) else []
+
+    def _prepare_all(self) -> list[Prepared]:
+        found = {key: self._existing(key) for key in self.job.json_keys}
+        prepared = []
+        for key, manifest in found.items():
+            if manifest:
+                self.say(f"{self._prefix(key)}: nothing to do, it was made from the same input before")
+                prepared.append(Prepared(self._prefix(key), manifest, made=False))
+            else:
+                prepared.append(self._make(key))
+        return prepared
+
+    def _make(self, key: str) -> Prepared:
+        recipe = self._recipe(key)
+        stage = EncodeStage(self._tokenizer(), recipe, self.text.stamps)
+        board = work.open_board(stage, self.text.shards, self.folder.path, recipe.max_bad, self.job.output)
+        with self.folder.using(board):
+            rows = workers.run(board, self._num_workers(board), f"encoding {key}", self.show)
+            with self._lock(self.job.output.with_name(f".{self.job.output.name}.lock"), "prepare"):
+                if others := self._made_by_others(key, board):
+                    return Prepared(self._prefix(key), others, made=False)
+                return self._publish(key, board, rows)
+
+    def _publish(self, key: str, board: Board, rows: list[Row]) -> Prepared:
+        if not any(row.counts.get("tokens") for row in rows):
+            atomic.remove_folder(board.folder)
+            raise UsageError(f"no text in {self.text}", "every document is empty")
+        prefix, stage = self._prefix(key), board.stage
+        assert isinstance(stage, EncodeStage)
+        manifest = publish.publish(
+            board, rows, prefix, self.text, self.job.tokenizer, begin=lambda: self.folder.begins_to_publish(key)
+        )
+        self.folder.has_published(key, board)
+        publish.tell(prefix, manifest, self.say)
+        return Prepared(prefix, manifest, made=True)
+
+    def _made_by_others(self, key: str, board: Board) -> Manifest | None:
+        """What another process has published of this job meanwhile."""
+        if board.folder.is_dir():
+            return self._existing(key)
+        if manifest := self._same_job(key):
+            return manifest
+        raise PrimusError(f"{board.folder}: removed by somebody, with what was done", "run the same command again")
+
+    def _existing(self, key: str) -> Manifest | None:
+        """The manifest at the output if the same job has made it.
+
+        Raises:
+            UsageError: There is something else, and the job does not replace it.
+        """
+        return None if self.job.existing != "check" or self.folder.was_publishing(key) else self._same_job(key)
+
+    def _same_job(self, key: str) -> Manifest | None:
+        prefix = self._prefix(key)
+        manifest = manifests.read(prefix)
+        if manifest:
+            difference = self._difference(key, manifest)
+        else:
+            difference = "it has no manifest" if idx_path(prefix).exists() or bin_path(prefix).exists() else ""
+        if difference:
+            raise UsageError(
+                f"{prefix}.bin is there already and was made otherwise: {difference}",
+                "give another --output, or replace it with --overwrite",
+            )
+        return manifest
+
+    def _difference(self, key: str, manifest: Manifest) -> str:
+        """Why what is there did not come from this job; empty if it did."""
+        before, tokenizer = manifest.tokenizer, self.tokenizer
+        asked = (tokenizer.fingerprint, tokenizer.eod) if tokenizer else (self.job.tokenizer, tokenizers.END_OF_TEXT)
+        if asked != (before.fingerprint if tokenizer else before.name, before.eod):
+            return f"its tokenizer is {before.name} with {before.eod}"
+        recipe = self._recipe(key)
+        for name in Recipe.__struct_fields__:
+            if getattr(recipe, name) != getattr(manifest.recipe, name):
+                return f"its {name} is {getattr(manifest.recipe, name)}"
+        if self.text.same_stamps(manifest.inputs):
+            return ""
+        facts = self.text.facts_by_reading()
+        old, new = ({each.path: each.sha256 for each in group} for group in (manifest.inputs, facts))
+        changed = [path for path in (old | new) if old.get(path) != new.get(path)]
+        if changed:
+            return f"{changed[0]} is new, gone or changed"
+        return "" if list(old) == list(new) else "its inputs have another order"
+
+    def _tokenizer(self) -> Tokenizer:
+        """The job's tokenizer, trained by the first process that needs it."""
+        if not self.tokenizer:
+            job, path = self.job, self.folder.path
+            path.mkdir(exist_ok=True)
+            with self._lock(path / "tokenizer.lock", "train a tokenizer for"):
+                self.say(f"training a byte-level BPE on {self.text}: {job.tokenizer}")
+                self.tokenizer = trained.tokenizer_for(
+                    job.tokenizer, self.text, job.json_keys, job.recipe, path, job.fast
+                )
+        return self.tokenizer
+
+    def _lock(self, path: Path, purpose: str) -> AbstractContextManager[None]:
+        waiting = f"to {purpose} {self.job.output}"
+        return atomic.lock(path, LOCK_TIMEOUT_S, lambda holder: self.say(f"waiting for {holder} {waiting}"))
+
+    def _num_workers(self, board: Board) -> int:
+        """Processes to start beside this one; what is a single shard is done here."""
+        if len(board.shards) == 1:
+            return 0
+        return self.job.workers or (_num_cores() if self.text.num_bytes >= PARALLEL_BYTES else 1)
+
+    def _prefix(self, key: str) -> Path:
+        return output_prefix(self.job, key)
+
+    def _recipe(self, key: str) -> Recipe:
+        return msgspec.structs.replace(self.job.recipe, json_key=key)
 
 
 def _num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _describe(
-    job: Job, key: str, tokenizer: Tokenizer, text: Corpus, writer: IndexedWriter, progress: Progress
-) -> Manifest:
-    return Manifest(
-        primus=primus.__version__,
-        tokenizer=TokenizerFacts(
-            name=job.tokenizer,
-            file=_tokenizer_path(writer.prefix).name,
-            fingerprint=tokenizer.fingerprint,
-            vocab_size=tokenizer.vocab_size,
-            eod=tokenizer.eod,
-            eod_id=tokenizer.eod_id,
-        ),
-        recipe=_recipe(job, key),
-        inputs=text.facts,
-        documents=writer.num_documents,
-        sequences=writer.num_sequences,
-        tokens=writer.num_tokens,
-        characters=progress.characters,
-        max_token_id=writer.max_token,
-        dtype=writer.dtype.name,
-        empty_documents=progress.empty,
-        bad_documents=len(progress.bad),
-        special_strings=progress.special_strings,
-        bin=FileFacts(bytes=writer.sizes["bin"], sha256=writer.checksums["bin"]),
-        idx=FileFacts(bytes=writer.sizes["idx"], sha256=writer.checksums["idx"]),
-    )
-
-
-def _companions(prefix: Path, tokenizer: Tokenizer, manifest: Manifest, bad: list[Bad]) -> dict[Path, bytes]:
-    """The small files beside the tokens, the manifest last."""
-    files = {_tokenizer_path(prefix): tokenizer.content}
-    if bad:
-        files[_bad_path(prefix)] = b"".join(msgspec.json.encode(each) + b"\n" for each in bad)
-    files[manifests.manifest_path(prefix)] = manifests.encoded(manifest)
-    return files
-
-
-def _tokenizer_path(prefix: Path) -> Path:
-    return prefix.with_name(prefix.name + ".tokenizer.json")
-
-
-def _bad_path(prefix: Path) -> Path:
-    return prefix.with_name(prefix.name + ".bad.jsonl")
-
-
-def _tell(prefix: Path, manifest: Manifest, say: Say) -> None:
-    say(f"{prefix}: {manifest.tokens:,} tokens in {manifest.documents:,} documents ({manifest.dtype})")
-    if manifest.empty_documents:
-        say(f"  left out {manifest.empty_documents:,} documents without text")
-    if manifest.bad_documents:
-        say(f"  left out {manifest.bad_documents:,} bad documents, listed in {_bad_path(prefix)}")
-    if manifest.special_strings:
-        became = "its id" if manifest.recipe.parse_special_tokens else "plain text"
-        say(f"  {manifest.tokenizer.eod} occurs {manifest.special_strings:,} times in the text and became {became}")
-
-
-def _cannot_write(output: Path, error: OSError) -> PrimusError:
-    reason = error.strerror or str(error)
-    if error.errno not in FULL_DISK:
-        return PrimusError(f"{error.filename or output}: cannot be written, {reason}", "give another --output")
-    free = shutil.disk_usage(output.parent).free
-    return PrimusError(
-        f"{output}: cannot be written, {reason} ({free / 1e6:,.0f} MB are free)",
-        "free some space or give an --output on another disk; what was there before is as it was",
-    )

@@ -1,8 +1,8 @@
 """Shards done by processes of this machine and of others, which know of each other only through a folder.
 
 For shard 12 the folder has ``000012.json``, its row, written last: where it is, the shard is done. Its files are
-``000012.SUFFIX``, and while somebody works on it there is ``000012.claim``, a file lock, which the kernel frees when its
-holder dies. So any number of processes that run the same command share the work, and the same command again does only
+``000012.SUFFIX``, and while somebody works on it there is ``000012.claim``, a file lock, which the kernel frees when
+its holder dies. So any number of processes that run the same command share the work, and the same command again does only
 what is not done. Whoever has made use of all files removes the folder; for the others the work is over then.
 """
 
@@ -129,14 +129,26 @@ class Board:
     shards: Sequence[Shard]
     folder: Path
     max_bad: int = 0
+    output: Path | None = None
+    """What the files are made for, to name where they cannot be written."""
+    _done: dict[int, Row] = field(default_factory=dict, repr=False)
 
     def stem(self, shard: Shard) -> Path:
         """Path of a shard's files without suffix."""
         return self.folder / f"{shard.index:06d}"
 
     def row(self, shard: Shard) -> Row | None:
-        """The row of a shard if it is done and its files are still there."""
-        stem = self.stem(shard)
+        """The row of a shard if it is done and its files are still there; looked up until it is."""
+        if found := self._done.get(shard.index) or self._read_row(self.stem(shard)):
+            self._done[shard.index] = found
+        return found
+
+    def forget(self, row: Row) -> None:
+        """Let a finished shard be done again, as where its files are damaged."""
+        self._done.pop(row.shard, None)
+        self.file(row, "json").unlink(missing_ok=True)
+
+    def _read_row(self, stem: Path) -> Row | None:
         try:
             row = msgspec.json.decode(_file(stem, "json").read_bytes(), type=Row)
         except (OSError, msgspec.MsgspecError):
@@ -163,13 +175,15 @@ class Board:
         Raises:
             PrimusError: The input is bad, or the folder cannot be written.
         """
+        if self.row(shard):
+            return None
         try:
             with _claim(_file(self.stem(shard), "claim")) as ours:
                 return self._do(shard, report) if ours and not self.row(shard) else None
         except OSError as error:
             if not self.folder.is_dir():
                 return None
-            raise atomic.cannot_write(self.folder, error) from None
+            raise atomic.cannot_write(self.output or self.folder, error) from None
 
     def _do(self, shard: Shard, report: Callable[[dict[str, int]], None]) -> Row:
         atomic.remove_stale(self.folder, self.stem(shard).name)
@@ -181,15 +195,17 @@ class Board:
             output.discard()
 
 
-def open_board(stage: Stage, shards: Sequence[Shard], parent: Path, max_bad: int = 0) -> Board:
+def open_board(
+    stage: Stage, shards: Sequence[Shard], parent: Path, max_bad: int = 0, output: Path | None = None
+) -> Board:
     """The board of a stage in a folder of its own below `parent`: another stage or input never finds these files."""
     digest = hashlib.sha256(msgspec.json.encode([stage.identity, list(shards)], order="deterministic")).hexdigest()
     folder = parent / digest[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise atomic.cannot_write(parent, error) from None
-    return Board(stage, shards, folder, max_bad)
+        raise atomic.cannot_write(output or parent, error) from None
+    return Board(stage, shards, folder, max_bad, output)
 
 
 def work(board: Board, report: Callable[[dict[str, int]], None], done: Callable[[Row], bool]) -> bool:
