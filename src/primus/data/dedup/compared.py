@@ -1,6 +1,6 @@
 """Words of texts as they are compared: without case, accents, punctuation and spacing, and any number as 0.
 
-These are the hashes that ``words.split(words.simplify(batch), "whitespace")`` gives, in one pass that keeps nothing else.
+These are the hashes that ``words.split(words.simplify(batch), "whitespace")`` gives, in one pass with nothing else.
 """
 
 from __future__ import annotations

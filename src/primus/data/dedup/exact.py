@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 
 
-def digests(contents: Iterable[bytes | np.ndarray]) -> np.ndarray:
+def digests(contents: Iterable[bytes | memoryview]) -> np.ndarray:
     """XXH3 of each, as uint64 of documents x 2.
 
     Args:

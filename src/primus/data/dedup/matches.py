@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def matches(found: Iterable[Keys], most_held: int = MOST_HELD) -> Iterator[np.nd
 def key_ranges(count: int) -> list[tuple[int, int]]:
     """`count` ranges that divide all keys evenly: the first and the last key of each."""
     borders = [(1 << 64) * index // count for index in range(count + 1)]
-    return [(first, next_first - 1) for first, next_first in zip(borders, borders[1:], strict=False)]
+    return [(first, next_first - 1) for first, next_first in pairwise(borders)]
 
 
 def num_ranges(num_documents: int, most_held: int = MOST_HELD) -> int:

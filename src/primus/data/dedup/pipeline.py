@@ -1,0 +1,139 @@
+"""The four stages one after the other: keys, pairs, clusters, documents; each done by any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from primus.data import work, workers
+from primus.data.dedup import blocks, keys, matches, report, stages
+from primus.data.dedup.recipe import Recipe
+from primus.data.dedup.report import Sample
+from primus.data.shards import Shard
+from primus.data.work import BadItem, Board, Row, Stage
+from primus.data.workers import Show
+
+
+class FinishedElsewhere(Exception):
+    """Another process has done everything and removed the folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the stages need to know."""
+
+    identity: str
+    """Of input and recipe."""
+    shards: Sequence[Shard]
+    """The input."""
+    recipe: Recipe
+    json_key: str
+    text_documents: str
+    max_bad: int
+    workers: int
+    folder: Path
+    """For whatever is not the result."""
+
+    @property
+    def num_bands(self) -> int:
+        """Bands beside the exact hashes."""
+        return self.recipe.bands if self.recipe.method == "minhash" else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """What the stages have given."""
+
+    kept: Board
+    """Has the files of documents."""
+    counts: dict[str, int]
+    """Sums over all stages."""
+    removed_exact: int
+    """Documents that equal an earlier one."""
+    sizes: list[tuple[int, int]]
+    """Sizes of clusters, and how many there are of each."""
+    samples: list[Sample]
+    bad: list[BadItem]
+
+
+@dataclass(frozen=True)
+class _Done:
+    board: Board
+    rows: list[Row]
+
+    def files(self, suffix: str) -> list[Path]:
+        return [self.board.file(row, suffix) for row in self.rows]
+
+
+def run(plan: Plan, show: Show) -> Stages:
+    """Do what is not done.
+
+    Raises:
+        FinishedElsewhere: Somebody else has done all.
+        PrimusError: Too much is bad, or a file cannot be read or written.
+    """
+    key_stage = keys.KeyStage(["keys", plan.identity], plan.recipe, plan.json_key, plan.text_documents)
+    hashed = _do(plan, key_stage, plan.shards, "hashing", show)
+    begin = [0, *accumulate(row.counts.get("documents", 0) for row in hashed.rows)]
+    matched, ranges = _match(plan, hashed, begin, show)
+    paths = matched.files(stages.PAIRS)
+    first_exact = plan.num_bands * ranges
+    cluster_stage = stages.ClusterStage(
+        ["clusters", plan.identity], begin[-1], paths[:first_exact], paths[first_exact:]
+    )
+    whole = [Shard(0, (), begin[-1] * 8)]
+    clustered = _do(plan, cluster_stage, whole, "clustering", show)
+    facts = clustered.rows[0].facts
+    keep_stage = stages.KeepStage(
+        ["documents", plan.identity],
+        plan.recipe,
+        plan.json_key,
+        plan.text_documents,
+        clustered.files(stages.FIRSTS)[0],
+        begin,
+        frozenset(number for sample in facts["samples"] for number in sample),
+    )
+    kept = _do(plan, keep_stage, plan.shards, "writing", show)
+    return Stages(
+        kept=kept.board,
+        counts=_sums(row for done in (hashed, clustered, kept) for row in done.rows),
+        removed_exact=sum(row.counts.get("pairs", 0) for row in matched.rows[first_exact:]),
+        sizes=[(size, count) for size, count in facts["sizes"]],
+        samples=_samples(facts["samples"], kept.rows),
+        bad=[item for row in hashed.rows for item in row.bad],
+    )
+
+
+def _match(plan: Plan, hashed: _Done, begin: list[int], show: Show) -> tuple[_Done, int]:
+    """Pairs of documents, band by band, and in how many ranges of keys each band was done."""
+    ranges = matches.num_ranges(begin[-1])
+    files = [
+        blocks.KeyFile(path, row.facts["blocks"], first, plan.num_bands)
+        for path, row, first in zip(hashed.files(keys.SUFFIX), hashed.rows, begin, strict=False)
+    ]
+    stage = stages.MatchStage(["pairs", plan.identity], files, ranges)
+    return _do(plan, stage, stages.match_shards(plan.num_bands, ranges, begin[-1]), "matching", show), ranges
+
+
+def _do(plan: Plan, stage: Stage, shards: Sequence[Shard], name: str, show: Show) -> _Done:
+    board = work.open_board(stage, shards, plan.folder, plan.max_bad)
+    rows = workers.run(board, plan.workers if min(plan.workers, len(shards)) > 1 else 0, name, show)
+    if len(rows) < len(shards):
+        raise FinishedElsewhere
+    return _Done(board, rows)
+
+
+def _sums(rows: Iterator[Row]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for row in rows:
+        for name, amount in row.counts.items():
+            sums[name] = sums.get(name, 0) + amount
+    return sums
+
+
+def _samples(numbers: list[list[int]], rows: Sequence[Row]) -> list[Sample]:
+    shown: dict[str, Any] = {number: sample for row in rows for number, sample in row.facts["samples"].items()}
+    return [report.pair(shown[str(kept)], shown[str(removed)]) for kept, removed in numbers]

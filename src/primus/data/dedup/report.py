@@ -1,0 +1,169 @@
+"""What a deduplication has done, for programs and for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from primus.data.dedup.minhash import similarity
+from primus.data.dedup.recipe import VERSION, Recipe
+from primus.data.manifest import FileFacts
+from primus.data.work import BadItem
+
+EXCERPT = 400
+BEFORE = 80
+"""Characters that are shown of a sample, of which before the first difference."""
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """A document that was removed, and the one that was kept for it."""
+
+    kept: str
+    """File and line."""
+    removed: str
+    """File and line."""
+    similarity: float
+    """Estimated Jaccard similarity of their shingles; less than the threshold where others connect them."""
+    kept_text: str
+    """The beginning of the text."""
+    removed_text: str
+    """The beginning of the text."""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """Written last, so that its existence means that all files are there."""
+
+    version: int = VERSION
+    """Of the signatures."""
+    primus: str = ""
+    """Version of the package that wrote it."""
+    identity: str
+    """Changes with the recipe and with any input."""
+    inputs: list[str]
+    """Files, folders, patterns and URLs as given."""
+    recipe: Recipe
+    """Settings."""
+    words: str
+    """Definition of a word."""
+    threshold: float | None
+    """Jaccard similarity at which about two thirds are found; None where only equal documents are."""
+    documents: int
+    """Documents that have text."""
+    kept: int
+    """Documents that were written."""
+    removed_exact: int
+    """Documents that equal an earlier one."""
+    removed_near: int
+    """Documents that are like an earlier one."""
+    empty: int
+    """Documents without text, left out."""
+    bad: list[BadItem] = []
+    """Bad documents, left out."""
+    clusters: int
+    """Groups of documents of which one was kept."""
+    sizes: list[tuple[int, int]]
+    """Sizes of clusters, and how many there are of each."""
+    kept_bytes: int
+    """UTF-8 of the documents that were written."""
+    removed_bytes: int
+    """UTF-8 of those that were not."""
+    samples: list[Sample] = []
+    """Some that were removed."""
+    files: dict[str, FileFacts] = {}
+    """What was written, by name."""
+
+
+def pair(kept: dict[str, Any], removed: dict[str, Any]) -> Sample:
+    """A sample of what `primus.data.dedup.stages.sample` gave for two documents."""
+    return Sample(
+        kept=kept["where"],
+        removed=removed["where"],
+        similarity=round(similarity(np.array(kept["minima"]), np.array(removed["minima"])), 3),
+        kept_text=kept["text"],
+        removed_text=removed["text"],
+    )
+
+
+def summary(report: Report) -> str:
+    """The counts in a few lines."""
+    share = 100 * (report.documents - report.kept) / max(report.documents, 1)
+    kept = f"{report.documents:,} documents, {report.kept:,} kept, {share:.1f} % removed"
+    copies = f"{report.removed_exact:,} exact and {report.removed_near:,} near copies"
+    lines = [f"{kept}: {copies} in {report.clusters:,} clusters"]
+    if report.threshold is not None:
+        recipe = report.recipe
+        lines.append(
+            f"MinHash of {recipe.bands} bands x {recipe.rows} rows over {recipe.ngram}-word shingles:"
+            f" a pair of similarity {report.threshold:.2f} is found with {recipe.probability(report.threshold):.0%},"
+            f" of 0.90 with {recipe.probability(0.9):.1%}, of 0.50 with {recipe.probability(0.5):.1%}"
+        )
+    if report.empty:
+        lines.append(f"left out {report.empty:,} documents without text")
+    if report.bad:
+        lines.append(f"left out {len(report.bad):,} bad documents, the first of them {report.bad[0].where}")
+    return "\n".join(lines)
+
+
+def markdown(report: Report) -> str:
+    """The whole as a page."""
+    return "\n".join(
+        [
+            f"# Deduplication ({report.recipe.method})\n",
+            *(f"{line}.\n" for line in summary(report).splitlines()),
+            *_table("kept", f"{report.kept:,} documents, {report.kept_bytes / 1e6:,.1f} MB of text"),
+            *_row("removed", f"{report.documents - report.kept:,} documents, {report.removed_bytes / 1e6:,.1f} MB"),
+            *_row("input", ", ".join(report.inputs)),
+            *_row("words", report.words),
+            *_row("seed", str(report.recipe.seed)),
+            "\n## Sizes of clusters\n",
+            *_table("size", "clusters"),
+            *(line for low, high, count in _ranges(report.sizes) for line in _row(_range(low, high), f"{count:,}")),
+            "\n## Samples\n",
+            *(line for sample in report.samples for line in _sample(sample)),
+            *(["\n## Bad documents\n"] if report.bad else []),
+            *(f"- {item.where}: {item.reason}" for item in report.bad),
+            "",
+        ]
+    )
+
+
+def _table(name: str, value: str) -> list[str]:
+    return [f"| {name} | {value} |", "|---|---|"]
+
+
+def _row(name: str, value: str) -> list[str]:
+    return [f"| {name} | {value} |"]
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low:,} to {high:,}"
+
+
+def _ranges(sizes: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Clusters of 2, of 3 to 4, of 5 to 8 and so on, where there are any."""
+    counts: dict[int, int] = {}
+    for size, count in sizes:
+        power = (size - 1).bit_length()
+        counts[power] = counts.get(power, 0) + count
+    return [((1 << power >> 1) + 1, 1 << power, counts[power]) for power in sorted(counts)]
+
+
+def _sample(sample: Sample) -> list[str]:
+    kept, removed = _excerpts(sample.kept_text, sample.removed_text)
+    return [
+        f"### {sample.removed}: similarity {sample.similarity:.2f}\n",
+        f"Kept, {sample.kept}:\n",
+        *(f"    {line}" for line in kept.splitlines()),
+        "\nRemoved:\n",
+        *(f"    {line}" for line in removed.splitlines()),
+        "",
+    ]
+
+
+def _excerpts(one: str, other: str) -> tuple[str, str]:
+    """Of both the place where they begin to differ, or the beginning of equal ones."""
+    same = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    start = max(0, same - BEFORE)
+    return one[start : start + EXCERPT], other[start : start + EXCERPT]

@@ -1,0 +1,178 @@
+"""The stages after the keys: pairs of equal keys, clusters of what pairs connect, and the documents that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from primus.data.cleaning import words
+from primus.data.dedup import compared, minhash
+from primus.data.dedup.blocks import KeyFile, Keys, read_keys
+from primus.data.dedup.clusters import connect
+from primus.data.dedup.matches import key_ranges, matches
+from primus.data.dedup.recipe import Recipe
+from primus.data.dedup.texts import Reader
+from primus.data.document_writer import SUFFIX, open_writer
+from primus.data.documents import Text
+from primus.data.shards import Part, Shard
+from primus.data.work import Output
+
+PAIRS = "pairs"
+FIRSTS = "firsts"
+PAIR_BYTES = 16
+PAIRS_AT_A_TIME = 1 << 20
+NUMBERS_AT_A_TIME = 1 << 22
+SAMPLES = 20
+EXACT_SAMPLES = 4
+CANDIDATES = 400
+SAMPLE_CHARACTERS = 1500
+
+
+def match_shards(num_bands: int, ranges: int, num_documents: int) -> list[Shard]:
+    """One shard for each band and range of keys; the last band is that of exact hashes."""
+    places = [(band, index) for band in range(num_bands + 1) for index in range(ranges)]
+    size = 8 * num_documents // ranges
+    return [
+        Shard(number, (Part(f"band {band}", index, index + 1),), size) for number, (band, index) in enumerate(places)
+    ]
+
+
+def band_of(shard: Shard, ranges: int) -> int:
+    """The band that a shard of `match_shards` is of."""
+    return shard.index // ranges
+
+
+@dataclass
+class MatchStage:
+    """Writes the pairs of documents that have a key in common."""
+
+    identity: Any
+    files: Sequence[KeyFile]
+    """Keys of all documents."""
+    ranges: int
+    """In how many ranges of keys each band is divided."""
+
+    def start(self) -> None:
+        """Nothing is needed."""
+
+    def run(self, shard: Shard, output: Output) -> None:
+        """Do one range of one band."""
+        band = band_of(shard, self.ranges)
+        first, last = key_ranges(self.ranges)[shard.index % self.ranges]
+        with output.path(PAIRS).open("wb") as file:
+            for pairs in matches(self._keys(band, first, last)):
+                file.write(pairs.tobytes())
+                output.count(pairs=len(pairs))
+
+    def _keys(self, band: int, first: int, last: int) -> Iterator[Keys]:
+        for file in self.files:
+            yield from read_keys(file, band, first, last)
+
+
+@dataclass
+class ClusterStage:
+    """Writes for each document the number of the first one of its cluster."""
+
+    identity: Any
+    num_documents: int
+    near: Sequence[Path]
+    """Files of pairs of the bands."""
+    exact: Sequence[Path]
+    """Files of pairs of exact hashes."""
+
+    def start(self) -> None:
+        """Nothing is needed."""
+
+    def run(self, shard: Shard, output: Output) -> None:
+        """Do all."""
+        firsts = connect(self.num_documents, read_pairs([*self.near, *self.exact]))
+        firsts.tofile(output.path(FIRSTS))
+        removed = np.concatenate([np.empty(0, np.int64), *_removed(firsts)])
+        _, sizes = np.unique(firsts[removed], return_counts=True)
+        histogram = np.unique(sizes + 1, return_counts=True)
+        output.count(removed=len(removed), clusters=len(sizes))
+        output.facts["sizes"] = [[int(size), int(count)] for size, count in zip(*histogram, strict=True)]
+        output.facts["samples"] = [[int(firsts[number]), int(number)] for number in self._sample(removed)]
+
+    def _sample(self, removed: np.ndarray) -> list[int]:
+        """Some documents that are removed, from all over the input, most of them no exact copies."""
+        some = removed[np.linspace(0, len(removed) - 1, min(len(removed), CANDIDATES)).astype(np.int64)]
+        exact = np.zeros(len(some), bool)
+        for pairs in read_pairs(self.exact):
+            exact |= np.isin(some, pairs[:, 1])
+        near = _evenly(some[~exact], SAMPLES - min(EXACT_SAMPLES, int(exact.sum())))
+        return sorted([*near, *_evenly(some[exact], SAMPLES - len(near))])
+
+
+def read_pairs(files: Sequence[Path]) -> Iterator[np.ndarray]:
+    """int64 of pairs x 2, from files of `MatchStage`."""
+    for path in files:
+        with path.open("rb") as file:
+            while content := file.read(PAIR_BYTES * PAIRS_AT_A_TIME):
+                yield np.frombuffer(content, np.int64).reshape(-1, 2)
+
+
+def _removed(firsts: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(firsts), NUMBERS_AT_A_TIME):
+        some = firsts[start : start + NUMBERS_AT_A_TIME]
+        yield np.flatnonzero(some != np.arange(start, start + len(some))) + start
+
+
+def _evenly(numbers: np.ndarray, count: int) -> list[int]:
+    places = np.linspace(0, len(numbers) - 1, min(len(numbers), count)).astype(np.int64)
+    return [int(number) for number in numbers[places]]
+
+
+@dataclass
+class KeepStage:
+    """Writes the documents that are the first of their cluster."""
+
+    identity: Any
+    recipe: Recipe
+    key: str
+    """Field or column of the text."""
+    text_documents: str
+    """What is a document in a .txt file."""
+    firsts: Path
+    """What `ClusterStage` wrote."""
+    begin: Sequence[int]
+    """Number of the first document of each shard, and of all documents."""
+    samples: frozenset[int]
+    """Documents of which the report shows something."""
+
+    def start(self) -> None:
+        """Nothing is needed."""
+
+    def run(self, shard: Shard, output: Output) -> None:
+        """Do one shard."""
+        begin, end = self.begin[shard.index], self.begin[shard.index + 1]
+        first = np.fromfile(self.firsts, np.int64, end - begin, offset=8 * begin)
+        kept = (first == np.arange(begin, end)).tolist()
+        samples = {}
+        reader = Reader(self.key, self.text_documents, fields=True)
+        removed_bytes = 0
+        with open_writer(output.path(SUFFIX), self.key) as writer:
+            for number, (keep, text) in enumerate(zip(kept, reader.read(shard), strict=True), begin):
+                if keep:
+                    writer.write(text)
+                else:
+                    removed_bytes += len(text.text.encode())
+                if number in self.samples:
+                    samples[str(number)] = sample(text, self.recipe)
+        output.count(kept=writer.documents, kept_bytes=writer.text_bytes, removed_bytes=removed_bytes)
+        output.facts["samples"] = samples
+
+
+def sample(text: Text, recipe: Recipe) -> dict[str, Any]:
+    """What the report shows of a document, and the signature by which its similarity to another is estimated."""
+    minima = minhash.signatures(*compared.word_hashes(words.pack([text.text])), recipe)[0]
+    return {
+        "where": text.where,
+        "characters": len(text.text),
+        "text": text.text[:SAMPLE_CHARACTERS],
+        "minima": minima.tolist(),
+    }
