@@ -105,6 +105,7 @@ def _describe(
         bin=FileFacts(bytes=writer.sizes["bin"], xxh3=writer.checksums["bin"]),
         idx=FileFacts(bytes=writer.sizes["idx"], xxh3=writer.checksums["idx"]),
         fingerprint=fingerprint.result(),
+        pieces=fingerprint.pieces(),
     )
 
 
