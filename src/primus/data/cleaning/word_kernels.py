@@ -16,6 +16,7 @@ SUFFIX = characters.SUFFIX
 QUOTE = characters.QUOTE
 ICON = characters.ICON
 DIGIT = characters.DIGIT
+DECIMAL = characters.DECIMAL
 CURRENCY = characters.CURRENCY
 SYMBOL = characters.SYMBOL
 
@@ -31,13 +32,14 @@ HAS_ALPHA = 1
 HAS_NO_SYMBOL = 2
 
 PLUS, COMMA, HYPHEN, DOT = ord("+"), ord(","), ord("-"), ord(".")
-COLON, SLASH, AT = ord(":"), ord("/"), ord("@")
+COLON, SLASH, AT, CLOSING = ord(":"), ord("/"), ord("@"), ord(")")
 APOSTROPHE, RIGHT_QUOTE = ord("'"), 0x2019
 PERCENT, SQUARED, UNDERSCORE, ELLIPSIS = ord("%"), 0xB2, ord("_"), 0x2026
 LONG_DASH, SHORT_DASH = 0x2014, 0x2013
 DASHES = (HYPHEN, LONG_DASH, SHORT_DASH, ord("~"))
 OPERATORS = (PLUS, HYPHEN, ord("*"), ord("^"))
 RELATIONS = (COLON, SLASH, ord("<"), ord(">"), ord("="))
+IN_SCHEME = (PLUS, HYPHEN, DOT, UNDERSCORE)
 PATHS = (SLASH, ord("?"), ord("#"))
 SMALL_AND_CAPITAL_S = (ord("s"), ord("S"))
 
@@ -53,33 +55,29 @@ def word_hash(codes, first, last):
 
 
 @kernel
-def _flags(codes, bits, first, last):
-    flags = 0
-    for i in range(first, last):
-        kind = bits[codes[i]]
-        if kind & ALPHA:
-            flags |= HAS_ALPHA
-        if not kind & SYMBOL:
-            flags |= HAS_NO_SYMBOL
-    return flags
+def sieve_row(first, last, length, table):
+    """Row of a table whose third column tells whether a run with these ends and this length may be in it."""
+    return (np.int64(first) * 31 + np.int64(last) * 7 + length) & (len(table) - 1)
 
 
 @kernel
-def _special(codes, first, last, keys, parts):
-    """Row of a run of characters among those that a table divides; -1 if it is not there.
+def _special(codes, first, last, table):
+    """How a table divides a run of characters: lengths of the words, a byte each; 0 if the run is not there.
 
-    `keys` is a hash table with open addressing whose size is a power of two; 0 is empty.
+    `table` is a hash table with open addressing: uint64[a power of two, 3] of hashes, lengths, and a sieve.
     """
     if last - first > LONGEST_SPECIAL or last <= first:
-        return -1
+        return np.uint64(0)
+    if not table[sieve_row(codes[first], codes[last - 1], last - first, table), 2]:
+        return np.uint64(0)
     value = word_hash(codes, first, last)
-    mask = np.uint64(len(keys) - 1)
+    mask = np.uint64(len(table) - 1)
     slot = value & mask
-    while keys[slot] != np.uint64(0):
-        if keys[slot] == value and parts[slot, 0] == last - first:
-            return np.int64(slot)
+    while table[slot, 0] != np.uint64(0):
+        if table[slot, 0] == value:
+            return table[slot, 1]
         slot = (slot + np.uint64(1)) & mask
-    return -1
+    return np.uint64(0)
 
 
 @kernel
@@ -115,14 +113,14 @@ def _dot_divides(codes, bits, first, last):
 
 
 @kernel
-def _suffix(codes, bits, first, last, units, unit_lengths):
+def _suffix(codes, bits, first, last, units):
     """Length of what is divided from the end of a run of characters."""
     if first >= last:
         return 0
     code = codes[last - 1]
     kind = bits[code]
     if kind & SUFFIX:
-        return 1
+        return 2 if code == COLON and last - first > 1 and codes[last - 2] == CLOSING else 1
     if code == DOT:
         start = last - 1
         while start > first and codes[start - 1] == DOT:
@@ -136,23 +134,28 @@ def _suffix(codes, bits, first, last, units, unit_lengths):
             return 2
     if last - first > 1 and bits[codes[last - 2]] & DIGIT and (code == PLUS or kind & CURRENCY):
         return 1
-    return _unit(codes, bits, first, last, units, unit_lengths)
+    return _unit(codes, bits, first, last, units)
 
 
 @kernel
-def _unit(codes, bits, first, last, units, unit_lengths):
-    """Length of a unit of measurement after a digit; units are ordered by falling length."""
-    for row in range(len(unit_lengths)):
-        start = last - unit_lengths[row]
-        if start <= first or not bits[codes[start - 1]] & DIGIT:
+def _unit(codes, bits, first, last, units):
+    """Length of a unit of measurement after a digit; rows of `units` are a length and that many codes."""
+    start = last
+    while start > first and last - start < units.shape[1] and not bits[codes[start - 1]] & DIGIT:
+        start -= 1
+    length = last - start
+    if start == first or length == 0 or length >= units.shape[1]:
+        return 0
+    for row in range(len(units)):
+        if units[row, 0] != length:
             continue
         same = True
-        for i in range(unit_lengths[row]):
-            if codes[start + i] != units[row, i]:
+        for i in range(length):
+            if codes[start + i] != units[row, i + 1]:
                 same = False
                 break
         if same:
-            return unit_lengths[row]
+            return length
     return 0
 
 
@@ -164,15 +167,22 @@ def _is_host_character(code, kind):
 @kernel
 def _is_address(codes, bits, first, last):
     """Whether a run of characters is a web or mail address, or a name with a dot like ``file.txt``."""
-    begin = first
-    for i in range(first + 2, last - 3):
-        if codes[i] == COLON and codes[i + 1] == SLASH and codes[i + 2] == SLASH:
-            begin = i + 3
-            break
+    begin = _after_scheme(codes, bits, first, last)
     for i in range(last - 1, begin, -1):
         if codes[i] == AT:
             return _is_host(codes, bits, i + 1, last) or _is_host(codes, bits, begin, last)
     return _is_host(codes, bits, begin, last)
+
+
+@kernel
+def _after_scheme(codes, bits, first, last):
+    """Position behind ``https://`` or the like; `first` if there is none."""
+    i = first
+    while i < last and (bits[codes[i]] & (ALPHA | DECIMAL) or codes[i] in IN_SCHEME):
+        i += 1
+    if i - first >= 2 and i + 2 < last and codes[i] == COLON and codes[i + 1] == SLASH and codes[i + 2] == SLASH:
+        return i + 3
+    return first
 
 
 @kernel
@@ -232,6 +242,8 @@ def _infix(codes, bits, first, i, last):
     """Length of what divides a run of characters at position `i` of it."""
     code = codes[i]
     kind = bits[code]
+    if kind & (ALPHA | DIGIT):
+        return 0
     if kind & ICON or code == ELLIPSIS:
         return 1
     if code == DOT and i + 1 < last and codes[i + 1] == DOT:
@@ -246,10 +258,10 @@ def _infix(codes, bits, first, i, last):
         return 1 if before & (LOWER | QUOTE) and after & (UPPER | QUOTE) else 0
     if code == COMMA:
         return 1 if before & ALPHA and after & ALPHA else 0
-    if code in OPERATORS and before & DIGIT:
-        return 1 if after & DIGIT or codes[i + 1] == HYPHEN else 0
+    if code in OPERATORS and before & DIGIT and (after & DIGIT or codes[i + 1] == HYPHEN):
+        return 1
     if code in DASHES:
-        return _dashes(codes, bits, i, last) if before & ALPHA else 0
+        return _dashes(codes, bits, i, last) if before & (ALPHA | DIGIT) else 0
     if code in RELATIONS:
         return 1 if before & (ALPHA | DIGIT) and after & ALPHA else 0
     return 0
@@ -266,136 +278,114 @@ def _dashes(codes, bits, first, last):
 
 
 @kernel
-def _put(codes, bits, first, last, starts, ends, hashes, flags, count):
-    """Add a word; beyond the capacity words are only counted."""
-    if count < len(starts):
-        starts[count] = first
-        ends[count] = last
-        hashes[count] = word_hash(codes, first, last)
-        flags[count] = _flags(codes, bits, first, last)
+def _put(first, last, spans, count):
+    """Add a word; words beyond the capacity are only counted."""
+    if count < len(spans):
+        spans[count, 0] = first
+        spans[count, 1] = last
     return count + 1
 
 
 @kernel
-def _put_infixes(codes, bits, first, last, starts, ends, hashes, flags, count):
+def _put_infixes(codes, bits, first, last, spans, count):
     """Add the words of a run of characters that has no prefix and no suffix."""
     begin, i = first, first
     while i < last:
         length = _infix(codes, bits, first, i, last)
         if length and i > first:
             if i > begin:
-                count = _put(codes, bits, begin, i, starts, ends, hashes, flags, count)
-            count = _put(codes, bits, i, i + length, starts, ends, hashes, flags, count)
+                count = _put(begin, i, spans, count)
+            count = _put(i, i + length, spans, count)
             begin = i + length
         i += length if length else 1
     if begin < last:
-        count = _put(codes, bits, begin, last, starts, ends, hashes, flags, count)
+        count = _put(begin, last, spans, count)
     return count
 
 
 @kernel
-def _put_special(codes, bits, first, row, parts, starts, ends, hashes, flags, count):
+def _put_special(first, lengths, spans, count):
     """Add the words that a table gives for a run of characters."""
-    for part in range(1, parts.shape[1]):
-        length = parts[row, part]
-        if length:
-            count = _put(codes, bits, first, first + length, starts, ends, hashes, flags, count)
-            first += length
+    while lengths:
+        last = first + np.int64(lengths & np.uint64(255))
+        count = _put(first, last, spans, count)
+        first = last
+        lengths = lengths >> np.uint64(8)
     return count
 
 
 @kernel
-def _affixes(codes, bits, first, last, keys, parts, units, unit_lengths):
-    """Lengths of the prefix and suffix to take off, and the row of the table for what is left; -1 if it has none."""
+def _affixes(codes, bits, first, last, table, units):
+    """Lengths of the prefix and suffix to take off, and how the table divides what is left."""
     before = _prefix(codes, bits, first, last)
-    after = _suffix(codes, bits, first + before, last, units, unit_lengths)
+    after = _suffix(codes, bits, first + before, last, units)
     if before:
-        special = _special(codes, first + before, last, keys, parts)
-        if special >= 0:
+        special = _special(codes, first + before, last, table)
+        if special:
             return before, 0, special
     if after:
-        special = _special(codes, first, last - after, keys, parts)
-        if special >= 0:
+        special = _special(codes, first, last - after, table)
+        if special:
             return 0, after, special
-    return before, after, _special(codes, first + before, last - after, keys, parts)
+    return before, after, _special(codes, first + before, last - after, table)
 
 
 @kernel
-def _put_run(codes, bits, first, last, keys, parts, units, unit_lengths, stack, starts, ends, hashes, flags, count):
+def _put_run(codes, bits, first, last, table, units, stack, spans, count):
     """Add the words of a run of characters without spaces: affixes, then what is between them."""
     depth = 0
-    special = _special(codes, first, last, keys, parts)
-    while special < 0:
-        before, after, special = _affixes(codes, bits, first, last, keys, parts, units, unit_lengths)
-        if not before and not after:
+    special = _special(codes, first, last, table)
+    while not special:
+        before, after, special = _affixes(codes, bits, first, last, table, units)
+        if not before and not after or depth == len(stack):
             break
         if before:
-            count = _put(codes, bits, first, first + before, starts, ends, hashes, flags, count)
+            count = _put(first, first + before, spans, count)
             first += before
         if after:
             stack[depth] = last
             depth += 1
             last -= after
-    if special >= 0:
-        count = _put_special(codes, bits, first, special, parts, starts, ends, hashes, flags, count)
+    if special:
+        count = _put_special(first, special, spans, count)
     elif first < last and _is_address(codes, bits, first, last):
-        count = _put(codes, bits, first, last, starts, ends, hashes, flags, count)
+        count = _put(first, last, spans, count)
     elif first < last:
-        count = _put_infixes(codes, bits, first, last, starts, ends, hashes, flags, count)
+        count = _put_infixes(codes, bits, first, last, spans, count)
     while depth > 0:
         depth -= 1
-        count = _put(codes, bits, last, stack[depth], starts, ends, hashes, flags, count)
+        count = _put(last, stack[depth], spans, count)
         last = stack[depth]
     return count
 
 
-@entry
-def split_spacy_like(codes, offsets, bits, keys, parts, units, unit_lengths, firsts, starts, ends, hashes, flags):
-    """Words of each document; returns their number, which may be more than the arrays hold.
+@kernel
+def _is_plain(codes, bits, first, last):
+    """Whether a run of characters is letters and at most one mark behind two or more of them: most are."""
+    for i in range(first, last):
+        if not bits[codes[i]] & ALPHA:
+            plain = i == last - 1 and i > first + 1 and bits[codes[i - 1]] & LOWER
+            return bool(plain and (bits[codes[i]] & SUFFIX or codes[i] == DOT))
+    return True
 
-    A run of nothing but letters is one word unless the table divides it.
+
+@entry
+def split_spacy_like(codes, offsets, bits, table, units, stack, firsts, spans):
+    """Position of the first character of each word of each document, and of the one behind the last.
+
+    Args:
+        codes: Code points of all documents.
+        offsets: Where each document begins, and where the last ends.
+        bits: `characters.classes`.
+        table: Runs of characters that are divided otherwise; see `_special`.
+        units: Units of measurement; see `_unit`.
+        stack: Room for as many suffixes as one run may have.
+        firsts: Receives the number of the first word of each document, and the number of words.
+        spans: Receives the positions.
+
+    Returns:
+        The number of words, which may be more than there is room for.
     """
-    count = 0
-    stack = np.empty(64, np.int64)
-    for document in range(len(offsets) - 1):
-        firsts[document] = count
-        position, end = offsets[document], offsets[document + 1]
-        while position < end:
-            if bits[codes[position]] & SPACE:
-                position += 1
-                continue
-            first, letters = position, True
-            while position < end and not bits[codes[position]] & SPACE:
-                letters = letters and bits[codes[position]] & ALPHA != 0
-                position += 1
-            if letters and _special(codes, first, position, keys, parts) < 0:
-                count = _put(codes, bits, first, position, starts, ends, hashes, flags, count)
-                continue
-            if position - first > len(stack):
-                stack = np.empty(2 * (position - first), np.int64)
-            count = _put_run(
-                codes,
-                bits,
-                first,
-                position,
-                keys,
-                parts,
-                units,
-                unit_lengths,
-                stack,
-                starts,
-                ends,
-                hashes,
-                flags,
-                count,
-            )
-    firsts[len(offsets) - 1] = count
-    return count
-
-
-@entry
-def split_whitespace(codes, offsets, bits, firsts, starts, ends, hashes, flags):
-    """Words between spaces of each document; returns their number, which may be more than the arrays hold."""
     count = 0
     for document in range(len(offsets) - 1):
         firsts[document] = count
@@ -407,6 +397,48 @@ def split_whitespace(codes, offsets, bits, firsts, starts, ends, hashes, flags):
             first = position
             while position < end and not bits[codes[position]] & SPACE:
                 position += 1
-            count = _put(codes, bits, first, position, starts, ends, hashes, flags, count)
+            if _is_plain(codes, bits, first, position):
+                last = position if bits[codes[position - 1]] & ALPHA else position - 1
+                if not _special(codes, first, last, table) and not _special(codes, first, position, table):
+                    count = _put(first, last, spans, count)
+                    if last < position:
+                        count = _put(last, position, spans, count)
+                    continue
+            count = _put_run(codes, bits, first, position, table, units, stack, spans, count)
     firsts[len(offsets) - 1] = count
     return count
+
+
+@entry
+def split_whitespace(codes, offsets, bits, firsts, spans):
+    """Words between spaces; see `split_spacy_like`."""
+    count = 0
+    for document in range(len(offsets) - 1):
+        firsts[document] = count
+        position, end = offsets[document], offsets[document + 1]
+        while position < end:
+            if bits[codes[position]] & SPACE:
+                position += 1
+                continue
+            first = position
+            while position < end and not bits[codes[position]] & SPACE:
+                position += 1
+            count = _put(first, position, spans, count)
+    firsts[len(offsets) - 1] = count
+    return count
+
+
+@entry
+def describe(codes, bits, spans, hashes, flags):
+    """Hash and flags of each word."""
+    for word in range(len(spans)):
+        first, last = spans[word, 0], spans[word, 1]
+        hashes[word] = word_hash(codes, first, last)
+        flag = 0
+        for i in range(first, last):
+            kind = bits[codes[i]]
+            if kind & ALPHA:
+                flag |= HAS_ALPHA
+            if not kind & SYMBOL:
+                flag |= HAS_NO_SYMBOL
+        flags[word] = flag

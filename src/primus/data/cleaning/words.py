@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,9 @@ from primus.data.cleaning import characters, contractions
 from primus.errors import UsageError, did_you_mean
 
 DEFINITIONS = ("spacy-like", "whitespace")
+MAX_SUFFIXES = 1024
+"""Marks at the end of a run that become words of their own; more stay one word."""
+
 CHARACTERS_PER_WORD = 3
 """Room that is made for words at first; more is made where there are more."""
 
@@ -55,10 +57,8 @@ class Words:
 
     first: np.ndarray
     """int64[D + 1]."""
-    start: np.ndarray
-    """Position of the first character in the batch's codes, int64[W]."""
-    end: np.ndarray
-    """Position behind the last, int64[W]."""
+    spans: np.ndarray
+    """Position of the first character in the batch's codes and the one behind the last, int64[W, 2]."""
     hash: np.ndarray
     """Hash of the characters, uint64[W]; the same on every machine and in every process."""
     flags: np.ndarray
@@ -97,18 +97,23 @@ def split(batch: Batch, definition: str) -> Words:
     check_definition(definition)
     from primus.data.cleaning import word_kernels
 
-    function: Any = word_kernels.split_whitespace if definition == "whitespace" else word_kernels.split_spacy_like
-    tables = () if definition == "whitespace" else _tables()
+    bits = characters.classes()
+    first = np.zeros(len(batch.offsets), np.int64)
     capacity = len(batch.codes) // CHARACTERS_PER_WORD + 64
+    stack = np.empty(MAX_SUFFIXES, np.int64)
     while True:
-        first = np.zeros(len(batch.offsets), np.int64)
-        start, end = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-        hashes, flags = np.empty(capacity, np.uint64), np.empty(capacity, np.uint8)
-        args = (batch.codes, batch.offsets, characters.classes(), *tables, first, start, end, hashes, flags)
-        count = int(function(*args))
+        spans = np.empty((capacity, 2), np.int64)
+        if definition == "whitespace":
+            count = int(word_kernels.split_whitespace(batch.codes, batch.offsets, bits, first, spans))
+        else:
+            tables = (bits, *_tables(), stack)
+            count = int(word_kernels.split_spacy_like(batch.codes, batch.offsets, *tables, first, spans))
         if count <= capacity:
-            return Words(first, start[:count], end[:count], hashes[:count], flags[:count])
+            break
         capacity = count
+    hashes, flags = np.empty(count, np.uint64), np.empty(count, np.uint8)
+    word_kernels.describe(batch.codes, bits, spans[:count], hashes, flags)
+    return Words(first, spans[:count], hashes, flags)
 
 
 def simplify(batch: Batch) -> Batch:
@@ -126,25 +131,23 @@ def simplify(batch: Batch) -> Batch:
 
 
 @functools.cache
-def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Short forms as a hash table (keys, lengths of the run and of its parts), and units with their lengths."""
+def _tables() -> tuple[np.ndarray, np.ndarray]:
+    """Short forms and units as `word_kernels.split_spacy_like` looks them up."""
     from primus.data.cleaning import word_kernels
 
     divided = contractions.divided()
-    size = 1 << (4 * len(divided)).bit_length()
-    keys = np.zeros(size, np.uint64)
-    parts = np.zeros((size, 1 + max(map(len, divided.values()))), np.int64)
+    size = 1 << (8 * len(divided)).bit_length()
+    table = np.zeros((size, 3), np.uint64)
     batch = pack(list(divided))
-    for row, lengths in enumerate(divided.values()):
+    for row, (run, lengths) in enumerate(divided.items()):
         with np.errstate(over="ignore"):
-            value = word_kernels.word_hash(batch.codes, batch.offsets[row], batch.offsets[row + 1])
-        slot = int(value) % size
-        while keys[slot]:
+            value = int(word_kernels.word_hash(batch.codes, batch.offsets[row], batch.offsets[row + 1]))
+        slot = value % size
+        while table[slot, 0]:
             slot = (slot + 1) % size
-        keys[slot] = value
-        parts[slot, : 1 + len(lengths)] = [sum(lengths), *lengths]
-    units = sorted(contractions.UNITS, key=len, reverse=True)
-    table = np.zeros((len(units), len(units[0])), np.uint32)
-    for row, unit in enumerate(units):
-        table[row, : len(unit)] = [ord(character) for character in unit]
-    return keys, parts, table, np.array([len(unit) for unit in units], np.int64)
+        table[slot, :2] = value, sum(length << 8 * part for part, length in enumerate(lengths))
+        table[word_kernels.sieve_row(ord(run[0]), ord(run[-1]), len(run), table), 2] = 1
+    units = np.zeros((len(contractions.UNITS), 1 + max(map(len, contractions.UNITS))), np.uint32)
+    for row, unit in enumerate(contractions.UNITS):
+        units[row, : 1 + len(unit)] = [len(unit), *map(ord, unit)]
+    return table, units
