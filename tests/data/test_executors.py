@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -27,12 +28,14 @@ TESTS = Path(__file__).parents[1]
 def ray() -> Iterator[None]:
     """A Ray of two processors, started once."""
     ray = pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHONPATH", str(TESTS))  # where Ray's processes find the stage
-        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-        yield
-        ray.shutdown()
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = str(TESTS)  # where Ray's processes find the stage
+    try:
+        with executors._connected(ray, {}, 2):
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture(params=["local", "ray"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -99,8 +100,8 @@ def _connected(ray: Any, environ: Mapping[str, str], num_workers: int | None) ->
     address = environ.get("RAY_ADDRESS")
     if address:
         _check_reachable(address)
-    else:  # reports of use are opt-in for a data tool
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    else:
+        os.environ.update(_private(environ))
     own = {"num_cpus": num_workers, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     try:
         ray.init(
@@ -112,6 +113,14 @@ def _connected(ray: Any, environ: Mapping[str, str], num_workers: int | None) ->
         yield
     finally:
         ray.shutdown()
+
+
+def _private(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a Ray that is for this process alone: it tells nobody, and nobody else may give it work."""
+    own = {} if "RAY_USAGE_STATS_ENABLED" in environ else {"RAY_USAGE_STATS_ENABLED": "0"}
+    if "RAY_AUTH_MODE" in environ:
+        return own
+    return own | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _check_reachable(address: str) -> None:
@@ -135,7 +144,8 @@ def _unreachable(address: str | None, problem: str) -> UsageError:
         return UsageError(f"Ray cannot be started here: {first}", "use --executor local")
     return UsageError(
         f"$RAY_ADDRESS {address}: no Ray cluster is reached: {first}",
-        "set it to HOST:PORT of its head node, or to auto on a node of the cluster; without it Ray is started here",
+        "set it to HOST:PORT of its head node, or to auto on a node of the cluster, and RAY_AUTH_MODE=token where the"
+        " cluster wants its token; without it Ray is started here",
     )
 
 
