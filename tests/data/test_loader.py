@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from primus.data.loader import Batches, num_micro_batches, samples_of_step
-from primus.data.packing import Piece
+from primus.data.packing import Piece, Progress
 from primus.errors import PrimusError, UsageError
 
 
@@ -20,6 +20,9 @@ class Numbers:
         return np.array([index, index], dtype=np.int64)
 
     def pieces(self, index: int) -> list[Piece]:
+        return []
+
+    def progress(self, num_samples: int) -> list[Progress]:
         return []
 
 

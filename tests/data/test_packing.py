@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from primus.data import packing
-from primus.data.blending import BlendedDataset
 from primus.data.indexed import IndexedTokens, idx_path
 from primus.data.masks import inputs_and_targets
 from primus.data.mock import MockDataset
-from primus.data.packing import PackedDataset, Piece
+from primus.data.packing import PackedDataset
 from primus.errors import PrimusError, UsageError
 
 WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]
@@ -147,34 +146,6 @@ def test_mock_samples_are_random_and_repeat(write_tokens: WriteTokens) -> None:
     assert np.array_equal(mock[7], MockDataset(50, 1000, 1)[7])
     assert not np.array_equal(mock[7], mock[8])
     assert set(mock[7].tolist()) == set(range(50))
-
-
-def test_a_blend_keeps_its_shares_everywhere_and_reads_each_dataset_in_order() -> None:
-    class Numbers:
-        samples_per_epoch = 1000
-
-        def __init__(self, tag: int) -> None:
-            self.tag = tag
-
-        def __getitem__(self, index: int) -> np.ndarray:
-            return np.array([self.tag, index])
-
-        def pieces(self, index: int) -> list[Piece]:
-            return [Piece(Path(str(self.tag)), index, 0, 1)]
-
-    weights = [0.5, 0.3, 0.2]
-    blend = BlendedDataset([Numbers(tag) for tag in range(3)], weights)
-    taken = [0, 0, 0]
-    for index in range(70_000):
-        tag, number = blend[index].tolist()
-        assert number == taken[tag]
-        if index % 1000 == 0:
-            assert blend.pieces(index) == [Piece(Path(str(tag)), number, 0, 1)]
-            assert blend.counts(index) == taken
-        taken[tag] += 1
-        for share, count in zip(weights, taken, strict=True):
-            assert abs(count - share * (index + 1)) < 10
-    assert sum(taken) == 70_000
 
 
 def test_the_position_after_an_end_of_document_is_left_out_of_the_loss() -> None:

@@ -85,7 +85,7 @@ def check_data(resolved: Resolved) -> None:
         raise UsageError(
             problem, "set one of dataset, train_data_path (a prefix of .bin/.idx files) and mock_data: true"
         )
-    for key in ("train_data_path", "valid_data_path"):
+    for key in ("train_data_path", "valid_data_path", "test_data_path"):
         for prefix in _prefixes(data, key):
             if not any(os.path.isfile(candidate) for candidate in index_candidates(prefix)):
                 raise UsageError(
@@ -101,7 +101,19 @@ def index_candidates(prefix: str) -> list[str]:
 
 
 def _prefixes(data: DataConfig, key: str) -> list[str]:
+    """Prefixes that a key names, without the weights of a blend."""
     value = getattr(data, key)
     if value is None:
         return []
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else [value]
+    if isinstance(value, str):
+        is_one = any(os.path.isfile(candidate) for candidate in index_candidates(value))
+        value = [value] if is_one else value.split() or [value]
+    return [item for item in value if isinstance(item, str) and not _is_number(item)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

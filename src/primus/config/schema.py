@@ -176,9 +176,11 @@ class DataConfig(Group, frozen=True, kw_only=True):
     dataset: str | None = None
     """Named dataset, prepared on first use (see `data prepare --list`); null when train_data_path is given."""
     train_data_path: str | list[str | float] | None = None
-    """Prefix of Megatron .bin/.idx files (without the extension)."""
+    """Prefix of Megatron .bin/.idx files (without the extension), several, or a blend: weight, prefix, ..."""
     valid_data_path: str | list[str | float] | None = None
-    """Prefix of the validation data; a split of the training data when null."""
+    """Prefix or blend of the validation data; a split of the training data when null."""
+    test_data_path: str | list[str | float] | None = None
+    """Prefix or blend of the test data; a split of the training data when null."""
     split: str = "99,1,0"
     """Shares of training, validation and test documents where one prefix serves all."""
     mock_data: bool = False
@@ -188,7 +190,23 @@ class DataConfig(Group, frozen=True, kw_only=True):
     tokenizer_model: str | None = None
     """Path of a tokenizer.json (or its folder), or a name on the hub; the data's own tokenizer when null."""
     eod_mask_loss: bool = False
-    """Leave the end-of-document token out of the loss."""
+    """Leave what follows the end-of-document token out of the loss."""
+    reset_position_ids: bool = False
+    """Count positions from 0 again after each end-of-document token."""
+    reset_attention_mask: bool = False
+    """Let no token attend to an earlier document of its sequence."""
+    create_attention_mask_in_dataloader: bool = False
+    """Only false: a mask, where one is needed, is made on the device."""
+    fim_rate: Fraction = 0.0
+    """Share of documents rearranged for fill-in-the-middle; 0 switches it off."""
+    fim_spm_rate: Fraction = 0.5
+    """Share of those in which the suffix comes before the prefix."""
+    fim_prefix_token: str = "<fim_prefix>"  # noqa: S105
+    """Token before the prefix; the tokenizer must have it."""
+    fim_middle_token: str = "<fim_middle>"  # noqa: S105
+    """Token before the middle."""
+    fim_suffix_token: str = "<fim_suffix>"  # noqa: S105
+    """Token before the suffix."""
     num_workers: NonNegative = 1
     """Threads that read batches ahead of the step; 0 reads inside the step."""
 
@@ -262,6 +280,8 @@ class CheckpointConfig(Group, frozen=True, kw_only=True):
     """Checkpoint, folder of checkpoints or run folder to start from."""
     finetune: bool = False
     """Load only the weights: a new optimizer, schedule and data order."""
+    allow_other_data: bool = False
+    """Go on with `load` where the data is not what the checkpoint was trained on."""
 
 
 class LoggingConfig(Group, frozen=True, kw_only=True):

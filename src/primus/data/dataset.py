@@ -1,10 +1,9 @@
-"""Training and validation samples of an experiment, from its data settings."""
+"""Training, validation and test samples of an experiment, from its data settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from primus.config.schema import DataConfig
@@ -12,22 +11,30 @@ from primus.data import manifest as manifests
 from primus.data import named
 from primus.data import tokenizer as tokenizers
 from primus.data.blending import BlendedDataset
-from primus.data.indexed import IndexedTokens, bin_path, idx_path
+from primus.data.data_path import resolve_prefix as resolve_prefix
+from primus.data.data_path import weighted_prefixes
+from primus.data.indexed import IndexedTokens
+from primus.data.infilling import InfilledDataset, Infilling
 from primus.data.manifest import Manifest
 from primus.data.mock import MockDataset
-from primus.data.packing import Dataset, PackedDataset
+from primus.data.packing import CACHED_BLOCKS, Dataset, PackedDataset
+from primus.data.split import SHARES, parse_split, split_borders
 from primus.data.tokenizer import Tokenizer
-from primus.errors import UsageError, did_you_mean
+from primus.errors import UsageError
 
-VALID_SEED = 1
-"""Added to the seed for the order of the validation data."""
+VALID_SEED, TEST_SEED = 1, 2
+"""Added to the seed for the order of the validation and of the test data."""
 
-SHARES = ("training", "validation", "test")
+MOCK_EOD = 0
+"""Token that ends a document of random tokens, where documents matter."""
+
+FEWEST_CACHED_BLOCKS = 64
+"""Blocks that each of many corpora keeps in memory."""
 
 
 @dataclass(frozen=True)
 class Datasets:
-    """What an experiment trains on and validates with."""
+    """What an experiment trains on, validates with and is tested with."""
 
     train: Dataset
     """Training samples."""
@@ -35,6 +42,8 @@ class Datasets:
     """Validation samples; None where there are none."""
     no_valid: str
     """Why there are none."""
+    test: Dataset | None
+    """Test samples; None where there are none."""
     tokenizer_path: str | None
     """What `primus.data.tokenizer.load` makes the tokenizer of the data from; None where it is not known."""
     eod_id: int | None
@@ -61,80 +70,33 @@ def open_datasets(data: DataConfig, vocab_size: int, seq_length: int, seed: int)
         UsageError: The settings contradict each other, files are missing or damaged, there are too few tokens, or the
             tokenizer is not that of the data or larger than the model's vocabulary.
     """
-    if data.mock_data:
-        return Datasets(
-            train=MockDataset(vocab_size, seq_length, seed),
-            valid=MockDataset(vocab_size, seq_length, seed + VALID_SEED),
-            no_valid="",
-            tokenizer_path=None,
-            eod_id=None,
-            fingerprint=f"mock:{vocab_size}:{seq_length}",
+    if data.create_attention_mask_in_dataloader:
+        raise UsageError(
+            "create_attention_mask_in_dataloader: true, but the loader makes no masks",
+            "leave it out; `reset_attention_mask: true` keeps documents apart",
         )
+    if data.mock_data:
+        return _mock(data, vocab_size, seq_length, seed)
     shares = parse_split(data.split)
     train = [_open(prefix, weight) for prefix, weight in _train_prefixes(data, vocab_size)]
-    valid = [_open(prefix, weight) for prefix, weight in _prefixes(data.valid_data_path, "valid_data_path")]
-    path, eod_id = _check_tokenizer(data, [*train, *valid], vocab_size)
-    settings = _Settings(seq_length, seed, vocab_size)
-    valid_set, why = _valid(train, valid, shares, settings)
+    valid = [_open(prefix, weight) for prefix, weight in weighted_prefixes(data.valid_data_path, "valid_data_path")]
+    test = [_open(prefix, weight) for prefix, weight in weighted_prefixes(data.test_data_path, "test_data_path")]
+    files = [*train, *valid, *test]
+    path, eod_id = _check_tokenizer(data, files, vocab_size)
+    settings = _Settings(
+        seq_length, seed, vocab_size, _infilling(data, path, eod_id, vocab_size), CACHED_BLOCKS // len(files)
+    )
+    of_split = None if valid or test else shares
+    valid_set, no_valid = _held_out(train, valid, of_split, 1, settings.moved(VALID_SEED))
     return Datasets(
-        train=_blend(train, None if valid else shares, 0, settings),
+        train=_blend(train, of_split, 0, settings),
         valid=valid_set,
-        no_valid=why,
+        no_valid=no_valid,
+        test=_held_out(train, test, of_split, 2, settings.moved(TEST_SEED))[0],
         tokenizer_path=path,
         eod_id=eod_id,
-        fingerprint=_fingerprint(data, train, valid),
+        fingerprint=_fingerprint(data, train, valid, test),
     )
-
-
-def parse_split(split: str) -> tuple[float, float, float]:
-    """Shares of training, validation and test data, summing to 1, of a string like ``99,1,0``.
-
-    Raises:
-        UsageError: It is not one to three numbers of which the first is positive.
-    """
-    try:
-        shares = [float(share) for share in split.replace("/", ",").split(",")]
-    except ValueError:
-        shares = []
-    if not 1 <= len(shares) <= len(SHARES) or min(shares) < 0 or not 0 < sum(shares) < float("inf") or shares[0] == 0:
-        raise UsageError(f"split '{split}'", "give the shares of training, validation and test data, like 99,1,0")
-    first, second, third = (*shares, 0.0, 0.0)[:3]
-    total = first + second + third
-    return first / total, second / total, third / total
-
-
-def split_borders(count: int, shares: Sequence[float]) -> list[int]:
-    """First of `count` sequences of each share, and the end; a share above 0 has at least one where there are enough.
-
-    Otherwise rounded as in Megatron-LM (megatron/core/datasets/blended_megatron_dataset_builder.py).
-    """
-    ends = [round(count * sum(shares[: index + 1])) for index in range(len(shares))]
-    sizes = [end - start for start, end in pairwise([0, *ends])]
-    for index, share in enumerate(shares):
-        largest = sizes.index(max(sizes))
-        if share > 0 and sizes[index] == 0 and sizes[largest] > 1:
-            sizes[index], sizes[largest] = 1, sizes[largest] - 1
-    return [0, *accumulate(sizes)]
-
-
-def resolve_prefix(given: str, key: str) -> Path:
-    """The prefix of a pair of .bin and .idx that a user means, given with or without extension or ``_text_document``.
-
-    Raises:
-        UsageError: There is no such pair; the message names the nearest.
-    """
-    path = Path(given).expanduser()
-    if path.suffix in (".bin", ".idx"):
-        path = path.with_suffix("")
-    for candidate in (path, path.with_name(path.name + "_text_document")):
-        if idx_path(candidate).exists() or bin_path(candidate).exists():
-            return candidate
-    folder = path if path.is_dir() else path.parent
-    if not folder.is_dir():
-        raise UsageError(f"{key}: no folder {folder}", "give the prefix of a .bin and .idx made by `data prepare`")
-    found = {file.stem: file for file in sorted(folder.glob("*.idx"))}
-    hint = did_you_mean(path.name, found) if found else f"there is no .idx in {folder}; make one with `data prepare`"
-    raise UsageError(f"{key}: no {path}.idx", hint)
 
 
 @dataclass(frozen=True)
@@ -142,6 +104,25 @@ class _Settings:
     seq_length: int
     seed: int
     vocab_size: int
+    infilling: Infilling | None
+    cached_blocks: int
+
+    def moved(self, seed: int) -> _Settings:
+        return replace(self, seed=self.seed + seed)
+
+
+def _mock(data: DataConfig, vocab_size: int, seq_length: int, seed: int) -> Datasets:
+    if data.fim_rate:
+        raise UsageError("fim_rate: random tokens have no documents to rearrange", "set fim_rate to 0 with mock_data")
+    return Datasets(
+        train=MockDataset(vocab_size, seq_length, seed),
+        valid=MockDataset(vocab_size, seq_length, seed + VALID_SEED),
+        no_valid="",
+        test=None,
+        tokenizer_path=None,
+        eod_id=MOCK_EOD if data.reset_position_ids or data.reset_attention_mask else None,
+        fingerprint=f"mock:{vocab_size}:{seq_length}",
+    )
 
 
 def _train_prefixes(data: DataConfig, vocab_size: int) -> list[tuple[Path, float | None]]:
@@ -151,64 +132,35 @@ def _train_prefixes(data: DataConfig, vocab_size: int) -> list[tuple[Path, float
         return [(named.ensure(data, vocab_size), None)]
     if not data.train_data_path:
         raise UsageError("no data to train on", "set dataset, train_data_path, or mock_data for random tokens")
-    return _prefixes(data.train_data_path, "train_data_path")
-
-
-def _prefixes(given: str | list[str | float] | None, key: str) -> list[tuple[Path, float | None]]:
-    """Prefixes with their weights: one prefix, several, or Megatron's weight-prefix pairs, also in one string."""
-    if not given:
-        return []
-    words = _words(given) if isinstance(given, str) else list(given)
-    numbers = [_number(word) for word in words]
-    if all(number is None for number in numbers):
-        return [(resolve_prefix(str(word), key), None) for word in words]
-    pairs = list(zip(numbers[::2], words[1::2], strict=False))
-    if len(words) % 2 or any(weight is None or _number(word) is not None for weight, word in pairs):
-        raise UsageError(f"{key}: a blend must be weight, prefix, weight, prefix, ...", f"found {words}")
-    if any(weight <= 0 for weight, _ in pairs if weight is not None):
-        raise UsageError(f"{key}: the weights of a blend must be positive", f"found {words}")
-    return [(resolve_prefix(str(word), key), weight) for weight, word in pairs]
-
-
-def _words(given: str) -> list[str | float]:
-    whole = Path(given).expanduser()
-    one = idx_path(whole).exists() or whole.exists() or len(given.split()) == 1
-    return [given] if one else list(given.split())
-
-
-def _number(word: str | float) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
+    return weighted_prefixes(data.train_data_path, "train_data_path")
 
 
 def _open(prefix: Path, weight: float | None) -> TokenFile:
     return TokenFile(IndexedTokens(prefix), manifests.read(prefix), weight)
 
 
-def _valid(
-    train: list[TokenFile], valid: list[TokenFile], shares: Sequence[float], settings: _Settings
+def _held_out(
+    train: list[TokenFile], own: list[TokenFile], shares: Sequence[float] | None, share: int, settings: _Settings
 ) -> tuple[Dataset | None, str]:
-    """Validation samples, or why there are none; too few are no error before somebody asks for them."""
-    settings = _Settings(settings.seq_length, settings.seed + VALID_SEED, settings.vocab_size)
-    if valid:
-        return _blend(valid, None, 0, settings), ""
-    if shares[1] == 0:
-        return None, "split leaves no documents for validation"
+    """Validation or test samples, or why there are none; too few are no error before somebody asks for them."""
+    if own:
+        return _blend(own, None, 0, settings), ""
+    if shares is None or shares[share] == 0:
+        return None, f"split leaves no documents for {SHARES[share]}" if shares else f"no {SHARES[share]} data is named"
     try:
-        return _blend(train, shares, 1, settings), ""
+        return _blend(train, shares, share, settings), ""
     except UsageError as error:
         return None, error.problem
 
 
 def _blend(files: list[TokenFile], shares: Sequence[float] | None, share: int, settings: _Settings) -> Dataset:
     """Samples of one share of each file, or of the whole files where `shares` is None."""
-    datasets = [_pack(file, shares, share, settings) for file in files]
-    if len(datasets) == 1:
-        return datasets[0]
-    weights = [file.weight or dataset.samples_per_epoch for file, dataset in zip(files, datasets, strict=True)]
-    return BlendedDataset(list(datasets), weights)
+    packed = [_pack(file, shares, share, settings) for file in files]
+    dataset: Dataset = packed[0]
+    if len(packed) > 1:
+        sizes = [file.weight or one.samples_per_epoch for file, one in zip(files, packed, strict=True)]
+        dataset = BlendedDataset(packed, sizes)
+    return InfilledDataset(dataset, settings.infilling, settings.seed) if settings.infilling else dataset
 
 
 def _pack(file: TokenFile, shares: Sequence[float] | None, share: int, settings: _Settings) -> PackedDataset:
@@ -219,7 +171,30 @@ def _pack(file: TokenFile, shares: Sequence[float] | None, share: int, settings:
             f"{file.tokens.prefix}: no {SHARES[share]} documents in a split of {len(file.tokens)}",
             "use more documents or another split",
         )
-    return PackedDataset(file.tokens, settings.seq_length, settings.seed, first, last, settings.vocab_size)
+    cached_blocks = max(FEWEST_CACHED_BLOCKS, settings.cached_blocks)
+    return PackedDataset(
+        file.tokens, settings.seq_length, settings.seed, first, last, settings.vocab_size, cached_blocks
+    )
+
+
+def _infilling(data: DataConfig, tokenizer: str | None, eod_id: int | None, vocab_size: int) -> Infilling | None:
+    """What `fim_rate` and the keys beside it ask for; None where it is 0."""
+    if data.fim_rate == 0:
+        return None
+    if tokenizer is None or eod_id is None:
+        raise UsageError("fim_rate: the tokenizer of the data is not known", "set tokenizer_model")
+    ids = {}
+    for key in ("fim_prefix_token", "fim_middle_token", "fim_suffix_token"):
+        token = getattr(data, key)
+        try:
+            ids[key] = tokenizers.load(tokenizer, eod=token, fast=False).eod_id
+        except UsageError as error:
+            raise UsageError(
+                f"{key}: {error.problem}", f"name a token that the tokenizer has, or set fim_rate to 0 ({error.hint})"
+            ) from None
+        _check_size(f"{tokenizer} with {token}", (ids[key] or 0) + 1, vocab_size)
+    prefix_id, middle_id, suffix_id = (token_id or 0 for token_id in ids.values())
+    return Infilling(data.fim_rate, data.fim_spm_rate, prefix_id, middle_id, suffix_id, eod_id)
 
 
 def _check_tokenizer(data: DataConfig, files: list[TokenFile], vocab_size: int) -> tuple[str | None, int | None]:
@@ -250,8 +225,9 @@ def _check_tokenizer(data: DataConfig, files: list[TokenFile], vocab_size: int) 
     if known:
         prefix, facts = known[0]
         path, eod_id = str(prefix.parent / facts.file), facts.eod_id
-    if data.eod_mask_loss and eod_id is None:
-        raise UsageError("eod_mask_loss: the end-of-document token of the data is not known", "set tokenizer_model")
+    for key in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask"):
+        if getattr(data, key) and eod_id is None:
+            raise UsageError(f"{key}: the end-of-document token of the data is not known", "set tokenizer_model")
     return path, eod_id
 
 
@@ -271,9 +247,9 @@ def _check_size(name: str, size: int, vocab_size: int) -> None:
         )
 
 
-def _fingerprint(data: DataConfig, train: list[TokenFile], valid: list[TokenFile]) -> str:
+def _fingerprint(data: DataConfig, train: list[TokenFile], valid: list[TokenFile], test: list[TokenFile]) -> str:
     parts = []
-    for role, files in (("train", train), ("valid", valid)):
+    for role, files in (("train", train), ("valid", valid), ("test", test)):
         for file in files:
             parts += [role, str(file.weight), manifests.fingerprint(file.tokens.prefix, file.manifest)]
-    return manifests.combined(*parts, *([] if valid else [data.split]))
+    return manifests.combined(*parts, *([] if valid or test else [data.split]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.packing import Piece
+from primus.data.packing import Piece, Progress
 from primus.data.permutation import mix
 
 
@@ -21,5 +21,9 @@ class MockDataset:
         return random.integers(0, self.vocab_size, self.seq_length + 1, dtype=np.int64)
 
     def pieces(self, index: int) -> list[Piece]:
+        """None: the tokens come from no file."""
+        return []
+
+    def progress(self, num_samples: int) -> list[Progress]:
         """None: the tokens come from no file."""
         return []

@@ -34,8 +34,8 @@ CACHED_BLOCKS = 2048
 FEW_PIECES = 32
 """Documents in a sample up to which copying one after the other is faster than gathering their tokens by index."""
 
-MAPPED_POINTERS = 1 << 21
-"""Pointers of the index that are mapped at a time while blocks are measured: 16 MB."""
+MAPPED_POINTERS = 1 << 20
+"""Pointers of the index that are mapped at a time while blocks are measured: 8 MB."""
 
 BLOCK_ORDER, DOCUMENT_ORDER, WINDOW_ORDER, SAMPLE_ORDER = range(4)
 
@@ -54,6 +54,18 @@ class Piece:
     """How many."""
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What has been taken from a token file."""
+
+    prefix: Path
+    """The token file."""
+    samples: int
+    """Samples taken."""
+    epochs: float
+    """How often its tokens have been seen."""
+
+
 class Dataset(Protocol):
     """Samples without end; those of an epoch are `samples_per_epoch`."""
 
@@ -64,6 +76,9 @@ class Dataset(Protocol):
 
     def pieces(self, index: int) -> list[Piece]:
         """Where the S + 1 tokens of a sample come from, in their order; empty where they come from no file."""
+
+    def progress(self, num_samples: int) -> list[Progress]:
+        """What the first `num_samples` have taken from each token file."""
 
 
 class Epoch(NamedTuple):
@@ -104,8 +119,8 @@ class Run(NamedTuple):
     """Number of the block."""
     start: int
     """First token of the part within the block."""
-    count: int
-    """Its tokens, at least one."""
+    stop: int
+    """One past its last."""
 
 
 class PackedDataset:
@@ -164,6 +179,10 @@ class PackedDataset:
         epoch, start = self._locate(index)
         return [piece for run in self._runs(epoch, start, self.seq_length + 1) for piece in self._pieces(run)]
 
+    def progress(self, num_samples: int) -> list[Progress]:
+        """What the first `num_samples` have taken from the token file."""
+        return [Progress(self.tokens.prefix, num_samples, num_samples / self.samples_per_epoch)]
+
     def _locate(self, index: int) -> tuple[int, int]:
         """Epoch of a sample, and where in the epoch's stream it begins."""
         if index < 0:
@@ -178,8 +197,8 @@ class PackedDataset:
         out = np.empty(count, dtype=np.int64)
         filled = 0
         for run in self._runs(epoch, start, count):
-            _copy(self.tokens.tokens, run, out[filled : filled + run.count])
-            filled += run.count
+            _copy(self.tokens.tokens, run, out[filled : filled + run.stop - run.start])
+            filled += run.stop - run.start
         return out
 
     def _runs(self, epoch: int, start: int, count: int) -> Iterator[Run]:
@@ -192,16 +211,16 @@ class PackedDataset:
             block = self._block(epoch, number)
             size = min(int(block.ends[-1]) - offset, count)
             if size:
-                yield Run(block, number, offset, size)
+                yield Run(block, number, offset, offset + size)
             position, offset, count = position + 1, 0, count - size
 
     def _pieces(self, run: Run) -> Iterator[Piece]:
         layout = run.layout
-        first, last = layout.ends.searchsorted([run.start, run.start + run.count - 1], side="right").tolist()
+        first, last = layout.ends.searchsorted((run.start, run.stop - 1), side="right").tolist()
         for index in range(first, last + 1):
             document = self.first + run.number * BLOCK + int(layout.order[index])
             start = max(run.start, int(layout.ends[index - 1]) if index else 0)
-            count = min(run.start + run.count, int(layout.ends[index])) - start
+            count = min(run.stop, int(layout.ends[index])) - start
             if count:
                 offset = start + int(layout.shifts[index]) - self.tokens.offset(document)
                 yield Piece(self.tokens.prefix, document, offset, count)
@@ -230,7 +249,7 @@ class PackedDataset:
 
 def _copy(tokens: NDArray[Any], run: Run, out: NDArray[np.int64]) -> None:
     """Fill `out` with the tokens of a run, document by document or all at once, whichever is faster."""
-    ends, shifts, start, stop = run.layout.ends, run.layout.shifts, run.start, run.start + run.count
+    ends, shifts, start, stop = run.layout.ends, run.layout.shifts, run.start, run.stop
     first, last = ends.searchsorted((start, stop - 1), side="right").tolist()
     if last - first >= FEW_PIECES:
         borders = np.minimum(ends[first : last + 1], stop)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
-from primus.backends.native import check_model, ops, rope
+from primus.backends.native import check_model, documents, ops, rope
+from primus.backends.native.documents import Documents
 from primus.backends.native.loss import cross_entropy
 from primus.config.schema import ModelSpec
 from primus.model import head_dim, num_query_groups
@@ -63,6 +64,7 @@ class Transformer(nn.Module):
         self.compute_dtype: torch.dtype | None = None
         self.recompute = False
         self.loss_chunk_size: int | None = None
+        self.documents: Documents | None = None
         self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_layers))
         self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
@@ -83,16 +85,27 @@ class Transformer(nn.Module):
         hidden_BSD = self.embedding(tokens_BS)
         if self.compute_dtype is not None:
             hidden_BSD = hidden_BSD.to(self.compute_dtype)
-        rotation = rope.tables(self.frequencies, tokens_BS.shape[1], hidden_BSD.dtype)
+        rotation, mask = self._places(tokens_BS, hidden_BSD.dtype)
         for layer in self.layers:
             if self.recompute and torch.is_grad_enabled():
-                hidden_BSD = checkpoint(layer, hidden_BSD, rotation, use_reentrant=False)
+                hidden_BSD = checkpoint(layer, hidden_BSD, rotation, mask, use_reentrant=False)
             else:
-                hidden_BSD = layer(hidden_BSD, rotation)
+                hidden_BSD = layer(hidden_BSD, rotation, mask)
         hidden_BSD = self.norm(hidden_BSD)
         if targets_BS is None:
             return hidden_BSD
         return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size)
+
+    def _places(self, tokens_BS: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """Rotation of each position, and which keys each query sees where that is not all before it."""
+        cosine, sine = rope.tables(self.frequencies, tokens_BS.shape[1], dtype)
+        if self.documents is None:
+            return (cosine, sine), None
+        eod_id, reset_positions, reset_attention = self.documents
+        if reset_positions:
+            positions_BS = documents.positions(tokens_BS, eod_id)
+            cosine, sine = cosine[positions_BS], sine[positions_BS]
+        return (cosine, sine), documents.attention_mask(tokens_BS, eod_id) if reset_attention else None
 
 
 class Layer(nn.Module):
@@ -105,8 +118,8 @@ class Layer(nn.Module):
         self.feed_forward_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
         self.feed_forward = FeedForward(spec)
 
-    def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation)
+    def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), rotation, mask)
         return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
 
 
@@ -122,13 +135,13 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
         self.key_norm = RMSNorm(self.head_dim, spec.norm_epsilon) if spec.qk_layernorm else None
 
-    def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x_BSD: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
         qkv_BSNC = self.qkv(x_BSD).unflatten(-1, (-1, self.head_dim))
         q_BSHC, k_BSKC, v_BSKC = qkv_BSNC.split((self.heads, self.groups, self.groups), 2)
         if self.query_norm is not None and self.key_norm is not None:
             q_BSHC, k_BSKC = self.query_norm(q_BSHC), self.key_norm(k_BSKC)
         q_BSHC, k_BSKC = ops.rotate(q_BSHC, *rotation), ops.rotate(k_BSKC, *rotation)
-        mixed_BHSC = ops.attention(q_BSHC.transpose(1, 2), k_BSKC.transpose(1, 2), v_BSKC.transpose(1, 2))
+        mixed_BHSC = ops.attention(q_BSHC.transpose(1, 2), k_BSKC.transpose(1, 2), v_BSKC.transpose(1, 2), mask)
         return self.output(mixed_BHSC.transpose(1, 2).flatten(2))
 
 

@@ -40,7 +40,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def rotate(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
     """Each pair (i, i + C / 2) of channels turned by its position's angle; the pairing of Hugging Face weights.
 
-    The tables come from `rope.tables`, whose sine is negative in its first half.
+    The tables come from `rope.tables`, whose sine is negative in its first half; [B, S, 1, C] where positions differ.
     """
     if _eager_cpu(x_BSHC):
         return _Rotate.apply(x_BSHC, cosine_S1C, sine_S1C)
@@ -49,8 +49,17 @@ def rotate(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
-def attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
-    """Causal softmax(q k^T / sqrt(C)) v, shape [B, H, S, C]; H may be a multiple of K (grouped queries)."""
+def attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Causal softmax(q k^T / sqrt(C)) v, shape [B, H, S, C]; H may be a multiple of K (grouped queries).
+
+    Args:
+        q_BHSC: Queries.
+        k_BKSC: Keys.
+        v_BKSC: Values.
+        mask: Which keys each query sees, [B, 1, S, S], instead of all that are not later.
+    """
+    if mask is not None:
+        return _masked_attention(q_BHSC, k_BKSC, v_BKSC, mask)
     if q_BHSC.device.type == "cpu" and q_BHSC.dtype == torch.bfloat16 and torch.is_grad_enabled():
         return _CausalAttention.apply(q_BHSC, k_BKSC, v_BKSC)
     return _attention(q_BHSC, k_BKSC, v_BKSC)
@@ -59,6 +68,13 @@ def attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
 def _attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
     grouped = q_BHSC.shape[1] != k_BKSC.shape[1]
     return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, is_causal=True, enable_gqa=grouped)
+
+
+def _masked_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor) -> Tensor:
+    """Keys and values are repeated for their queries: torch's kernels that take a mask know no groups."""
+    num_queries = q_BHSC.shape[1] // k_BKSC.shape[1]
+    k_BHSC, v_BHSC = (x.repeat_interleave(num_queries, 1) for x in (k_BKSC, v_BKSC))
+    return F.scaled_dot_product_attention(q_BHSC, k_BHSC, v_BHSC, attn_mask=mask)
 
 
 def _eager_cpu(x: Tensor) -> bool:

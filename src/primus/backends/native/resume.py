@@ -136,16 +136,25 @@ class Search:
         self.event("checkpoint_rejected", step=step, name=checkpoint.name, reason=reason)
 
 
-def check_same_data(start: Start, run: Run, fingerprint: str) -> None:
-    """A run continues with the data that it began with.
+def check_same_data(start: Start, run: Run, fingerprint: str, allow_other_data: bool = False) -> None:
+    """Training goes on with the data that it began with, unless only weights are loaded.
 
     Raises:
-        UnfitError: The checkpoint is the run's own, and the data has changed since.
+        UnfitError: The checkpoint is the run's own, and the data has changed since; or it is another run's, of other
+            data, and that is not allowed.
     """
-    if start.manifest.run == run.id and start.manifest.data_fingerprint != fingerprint:
+    if start.weights_only or start.manifest.data_fingerprint == fingerprint:
+        return
+    if start.manifest.run == run.id:
         raise UnfitError(
             f"the training data is not that of {start.folder.name}: the run cannot continue as it was",
-            "restore the data, or start a new run with `load:` and this checkpoint",
+            "restore the data, or start a new run with `load:`, this checkpoint and `allow_other_data: true`",
+        )
+    if not allow_other_data:
+        raise UnfitError(
+            f"the training data is not that of {start.folder}: sample {start.consumed_samples + 1:,} of this data would"
+            " follow on what it has seen of the other",
+            "set `allow_other_data: true` to train on, or `finetune: true` to begin at step 0 with its weights",
         )
 
 

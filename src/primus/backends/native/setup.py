@@ -14,6 +14,7 @@ from primus.backends.native import compilation, model
 from primus.backends.native.checkpoint import Saved, Saver, Settings
 from primus.backends.native.compilation import Decision
 from primus.backends.native.distributed import Processes, device_name, seed_everything
+from primus.backends.native.documents import Documents
 from primus.backends.native.loggers import check_packages, open_loggers
 from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.progress import ProgressBar
@@ -25,7 +26,7 @@ from primus.backends.native.step_line import CONVENTION
 from primus.backends.native.timing import ComputeTimer
 from primus.backends.native.watch import Watch
 from primus.checkpoint.shape import shape_of
-from primus.config.schema import Experiment, Trainer
+from primus.config.schema import DataConfig, Experiment, Trainer
 from primus.data.dataset import Datasets, open_datasets
 from primus.data.loader import num_micro_batches
 from primus.errors import UnfitError, UsageError
@@ -81,14 +82,14 @@ def set_up(experiment: Experiment, attempt: Attempt, processes: Processes, envir
     seed_everything(trainer.training.seed, trainer.training.deterministic)
     global_batch_size = _global_batch_size(trainer, processes.world)
     attempt.beat("data")
-    data = _open_data(trainer, attempt)
+    data = _open_data(trainer, attempt, global_batch_size)
     search = Search(
         attempt.run, trainer.checkpoint, shape_of(trainer.model), processes, say=attempt.say, event=attempt.event
     )
     rewinds = _rewinds(search)
     start = _find_start(search, attempt, data)
     decision = _decide_compile(trainer, processes, global_batch_size, start, environ)
-    trainable = _build(trainer, processes, decision.compiled)
+    trainable = _build(trainer, processes, decision.compiled, _documents(trainer.data, data.eod_id))
     optimizer = build_optimizer(trainable.model, trainer.optimizer)
     if start is not None:
         restore(start, trainable.model, optimizer, processes)
@@ -126,7 +127,7 @@ def _global_batch_size(trainer: Trainer, world: int) -> int:
     return size
 
 
-def _open_data(trainer: Trainer, attempt: Attempt) -> Datasets:
+def _open_data(trainer: Trainer, attempt: Attempt, global_batch_size: int) -> Datasets:
     """The run's data, which its folder then describes."""
     training = trainer.training
     data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
@@ -137,7 +138,7 @@ def _open_data(trainer: Trainer, attempt: Attempt) -> Datasets:
         )
     _check_replayed(attempt.run, data.fingerprint)
     if attempt.rank == 0:
-        _describe_data(attempt.run, trainer, data)
+        _describe_data(attempt.run, trainer, data, training.train_iters * global_batch_size)
     return data
 
 
@@ -156,7 +157,8 @@ def _check_replayed(run: Run, fingerprint: str) -> None:
         )
 
 
-def _describe_data(run: Run, trainer: Trainer, data: Datasets) -> None:
+def _describe_data(run: Run, trainer: Trainer, data: Datasets, num_samples: int) -> None:
+    """Write what the run reads, and what it takes from each corpus until its last step."""
     import yaml
 
     described = {
@@ -164,6 +166,10 @@ def _describe_data(run: Run, trainer: Trainer, data: Datasets) -> None:
         "fingerprint": data.fingerprint,
         "seq_length": trainer.training.seq_length,
         "samples_per_epoch": data.train.samples_per_epoch,
+        "corpora": [
+            {"prefix": str(part.prefix), "samples": part.samples, "epochs": round(part.epochs, 6)}
+            for part in data.train.progress(num_samples)
+        ],
     }
     write_text(run.directory / DATA_FILE, yaml.safe_dump(described, sort_keys=False, allow_unicode=True))
 
@@ -184,7 +190,7 @@ def _find_start(search: Search, attempt: Attempt, data: Datasets) -> Start | Non
         if attempt.number > 0:
             attempt.say("no usable checkpoint of this run: training starts from scratch")
         return None
-    check_same_data(start, attempt.run, data.fingerprint)
+    check_same_data(start, attempt.run, data.fingerprint, search.config.allow_other_data)
     what = "the weights of" if start.weights_only else "step"
     name = start.folder.name if start.weights_only else str(start.step)
     attempt.say(f"continuing from {what} {name} ({_shown(start, attempt.run)})")
@@ -225,10 +231,19 @@ def _decide_compile(
     )
 
 
-def _build(trainer: Trainer, processes: Processes, compiled: bool) -> Trainable:
+def _documents(data: DataConfig, eod_id: int | None) -> Documents | None:
+    """How the model keeps documents apart; None where it does not."""
+    if not data.reset_position_ids and not data.reset_attention_mask:
+        return None
+    assert eod_id is not None, "open_datasets has checked it"
+    return Documents(eod_id, data.reset_position_ids, data.reset_attention_mask)
+
+
+def _build(trainer: Trainer, processes: Processes, compiled: bool, documents: Documents | None) -> Trainable:
     """The model with its initial weights, sharded where there are several processes."""
     training = trainer.training
     built = model.build(trainer.model, "meta", training.seed)
+    built.documents = documents
     trainable = prepare(
         built,
         device=processes.device,
@@ -331,6 +346,9 @@ def _announce(training: Training, decision: Decision, start: Start | None) -> No
         f" on {processes.world} x {name}; {config.train_iters:,} steps of {training.global_batch_size} x"
         f" {config.seq_length} tokens, together {tokens:,} ({data})"
     )
+    corpora = training.data.train.progress(config.train_iters * training.global_batch_size)
+    for part in corpora if len(corpora) > 1 else ():
+        training.reporter.say(f"  {part.prefix}: {part.samples:,} samples, {part.epochs:.2g} epochs")
     training.reporter.say(f"torch.compile: {'yes' if decision.compiled else 'no'}, {decision.reason}")
     training.reporter.event(
         "run_started",

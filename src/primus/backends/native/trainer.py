@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 
 from primus.backends.native.distributed import joined
-from primus.backends.native.evaluate import evaluate, to_batch
+from primus.backends.native.evaluate import Evaluation, evaluate, to_batch
 from primus.backends.native.optimizer import learning_rate
 from primus.backends.native.recovery import recover
 from primus.backends.native.report import Step
@@ -24,6 +24,7 @@ from primus.backends.native.step_line import evaluation_line
 from primus.backends.native.watch import BadSteps
 from primus.config.schema import Experiment
 from primus.data.loader import Batches
+from primus.data.packing import Dataset
 from primus.errors import PrimusError
 from primus.runs.attempt import Attempt
 
@@ -151,15 +152,7 @@ def _evaluate(training: Training) -> None:
     training.reporter.flush()
     training.attempt.beat("eval", training.step)
     before = time.perf_counter()
-    trainer = training.experiment.trainer
-    found = evaluate(
-        training.trainable,
-        valid,
-        trainer.training,
-        training.global_batch_size,
-        training.processes,
-        _masked(training),
-    )
+    found = _loss_on(training, valid)
     reporter = training.reporter
     reporter.say(evaluation_line(training.step, found.loss, found.perplexity, time.time()))
     reporter.event(
@@ -173,6 +166,30 @@ def _evaluate(training: Training) -> None:
     reporter.scalars(training.step, {"lm loss validation": found.loss, "lm loss validation ppl": found.perplexity})
     training.attempt.beat("train", training.step)
     reporter.restart_clock()
+
+
+def _test(training: Training, test: Dataset) -> None:
+    """The loss on the test data, once, after the last step."""
+    training.reporter.flush()
+    training.attempt.beat("eval", training.step)
+    found = _loss_on(training, test)
+    training.reporter.say(
+        f"test loss after the last step: {found.loss:.4f}, perplexity {found.perplexity:.4g}, {found.tokens:,} tokens"
+    )
+    training.reporter.event(
+        "test", step=training.step, loss=found.loss, perplexity=found.perplexity, tokens=found.tokens
+    )
+
+
+def _loss_on(training: Training, dataset: Dataset) -> Evaluation:
+    return evaluate(
+        training.trainable,
+        dataset,
+        training.experiment.trainer.training,
+        training.global_batch_size,
+        training.processes,
+        _masked(training),
+    )
 
 
 def _save(training: Training) -> None:
@@ -207,6 +224,8 @@ def _finish(training: Training, first: int) -> None:
     training.reporter.flush()
     if trainer.training.eval_interval:
         _evaluate(training)
+    if training.data.test is not None:
+        _test(training, training.data.test)
     if not trainer.checkpoint.disable_last_saving:
         _save_last(training, first)
     if trainer.logging.sample_tokens:

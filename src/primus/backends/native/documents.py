@@ -1,0 +1,41 @@
+"""Where documents lie in packed sequences: positions that begin again, and attention that stays within each.
+
+A document ends with the end-of-document token, which belongs to it; what follows is position 0 of the next, as in
+Megatron-LM's `_get_ltor_masks_and_position_ids` (megatron/core/datasets/gpt_dataset.py).
+
+Shape suffixes: B batch, S sequence (of queries, then of keys).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Documents(NamedTuple):
+    """How a model treats the documents of a sequence."""
+
+    eod_id: int
+    """Token that ends a document."""
+    reset_positions: bool
+    """Count positions from 0 in each document."""
+    reset_attention: bool
+    """Let no token attend to another document."""
+
+
+def positions(tokens_BS: Tensor, eod_id: int) -> Tensor:
+    """Position of each token within its document, [B, S]."""
+    index_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+    begins_BS = torch.zeros_like(tokens_BS, dtype=torch.bool)
+    begins_BS[:, 1:] = tokens_BS[:, :-1] == eod_id
+    return index_S - torch.where(begins_BS, index_S, 0).cummax(1).values
+
+
+def attention_mask(tokens_BS: Tensor, eod_id: int) -> Tensor:
+    """Whether a query may see a key: not later, and of the same document; [B, 1, S, S]."""
+    ends_BS = (tokens_BS == eod_id).long()
+    document_BS = ends_BS.cumsum(1) - ends_BS
+    same_BSS = document_BS[:, :, None] == document_BS[:, None, :]
+    return same_BSS.tril().unsqueeze(1)
