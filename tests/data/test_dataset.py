@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,8 @@ from primus.data.manifest import Recipe
 from primus.data.packing import PackedDataset
 from primus.data.prepare import Job, prepare
 from primus.data.split import parse_split, split_borders
-from primus.data.tokenizer import Tokenizer, train_byte_level_bpe
+from primus.data.tokenizer import Tokenizer
+from primus.data.tokenizers.trained import train_byte_level_bpe
 from primus.errors import UsageError
 
 WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]
@@ -116,6 +118,35 @@ def test_a_split_covers_everything_and_every_share_has_something_where_it_can(
         assert count < 3 or share == 0 or size > 0
 
 
+@given(
+    count=st.integers(100, 2**31),
+    shares=st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000)),
+)
+def test_a_split_is_rounded_as_megatron_does(count: int, shares: tuple[int, int, int]) -> None:
+    config = pytest.importorskip("megatron.core.datasets.blended_megatron_dataset_config")
+    split = ",".join(map(str, shares))
+    matrix = config.convert_split_vector_to_split_matrix(config.parse_and_normalize_split(split))
+    expected = [(round(part[0] * float(count)), round(part[1] * float(count))) for part in matrix if part]
+    if any(start == end for start, end in expected):
+        return  # ours gives each share a document
+    borders = split_borders(count, parse_split(split))
+    assert [(start, end) for start, end in pairwise(borders) if start < end] == expected
+
+
+def test_test_data_is_a_share_of_the_split_or_has_its_own_files(write_tokens: WriteTokens) -> None:
+    train, other = str(write_tokens("x", DOCUMENTS)), str(write_tokens("y", DOCUMENTS[:10]))
+    data = opened(train_data_path=train, split="80,10,10")
+    assert [packed(part).num_tokens for part in (data.train, data.valid, data.test)] == [1600, 200, 200]
+    data = opened(train_data_path=train, split="80,10,10", test_data_path=other)
+    assert (packed(data.train).num_tokens, packed(data.test).num_tokens, data.valid) == (2000, 200, None)
+    assert data.no_valid == "no validation data is named"
+    assert opened(train_data_path=train).test is None
+    fingerprints = {
+        opened(train_data_path=train, **{key: other}).fingerprint for key in ("valid_data_path", "test_data_path")
+    }
+    assert len(fingerprints | {opened(train_data_path=train).fingerprint}) == 3
+
+
 @pytest.mark.parametrize("split", ["", "a,b", "0,1", "1,2,3,4", "-1,2", "nan", "inf,1"])
 def test_a_split_that_makes_no_sense_is_an_error(write_tokens: WriteTokens, split: str) -> None:
     with pytest.raises(UsageError, match="split"):
@@ -142,7 +173,21 @@ def test_a_blend_has_the_shares_that_were_asked_for(
         assert owners.count(owner) / 4000 == pytest.approx(share, abs=0.01)
 
 
-@pytest.mark.parametrize("path", [["0.5"], [0.5, "x", "x"], [0.5, "x", 0.5], [0, "x"], [-1, "x"]])
+@pytest.mark.parametrize(
+    "path",
+    [
+        ["0.5"],
+        [0.5, "x", "x"],
+        [0.5, "x", 0.5],
+        [0, "x"],
+        [-1, "x"],
+        [float("nan"), "x"],
+        "inf x",
+        ["x", "x.bin"],
+        [0.5, "x", 0.5, "./x"],
+        [0.5, 0.5, "x", "y"],
+    ],
+)
 def test_a_blend_that_makes_no_sense_is_an_error(
     write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: list[str | float]
 ) -> None:
@@ -160,8 +205,65 @@ def test_settings_that_contradict_each_other_are_errors(write_tokens: WriteToken
         opened()
     with pytest.raises(UsageError, match="needs a tokenizer"):
         opened(dataset="python-stdlib")
-    with pytest.raises(UsageError, match="eod_mask_loss"):
-        opened(train_data_path=prefix, eod_mask_loss=True)
+    for key in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask"):
+        with pytest.raises(UsageError, match=f"{key}: the end-of-document token of the data is not known"):
+            opened(train_data_path=prefix, **{key: True})
+    with pytest.raises(UsageError, match="create_attention_mask_in_dataloader"):
+        opened(train_data_path=prefix, create_attention_mask_in_dataloader=True)
+    with pytest.raises(UsageError, match="fim_rate: the tokenizer of the data is not known"):
+        opened(train_data_path=prefix, fim_rate=0.5)
+    with pytest.raises(UsageError, match="fim_rate: random tokens"):
+        opened(mock_data=True, fim_rate=0.5)
+
+
+def test_empty_documents_and_one_giant_make_samples_like_any_other(write_tokens: WriteTokens) -> None:
+    documents = [[], [7] * 50_000, [], [], [8], []]
+    data = opened(train_data_path=str(write_tokens("x", documents)), split="1")
+    seen = [token for index in range(data.train.samples_per_epoch) for token in data.train[index].tolist()]
+    assert set(seen) <= {7, 8} and data.train.samples_per_epoch == 3125
+    with pytest.raises(UsageError, match="0 tokens in 592 documents are fewer than one sequence"):
+        opened(train_data_path=str(write_tokens("empty", [[]] * 600 + [[1] * 9])), split="600,9")
+
+
+def test_a_blend_tells_what_it_takes_from_each_file(write_tokens: WriteTokens) -> None:
+    one, two = write_tokens("one", [[1] * 20] * 100), write_tokens("two", [[2] * 20] * 100)
+    data = opened(train_data_path=[3, str(one), 1, str(two)], split="1")
+    first, second = data.train.progress(400)
+    assert (first.prefix, first.samples, second.prefix, second.samples) == (one, 300, two, 100)
+    assert first.epochs == 300 / 124
+    sources = [piece.prefix for index in range(400) for piece in data.train.pieces(index)[:1]]
+    assert sources.count(one) == 300
+
+
+FIM_TOKENS = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>"]
+
+
+def with_markers(tokenizer_file: Path, folder: Path) -> Path:
+    """The tokenizer with the tokens of fill-in-the-middle."""
+    described = json.loads(tokenizer_file.read_text())
+    flags = {"special": True, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    described["added_tokens"] += [{"id": 300 + number, "content": FIM_TOKENS[number], **flags} for number in range(3)]
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(described))
+    return path
+
+
+def test_filling_in_the_middle_needs_its_tokens_and_room_in_the_model(
+    prepared: Prepare, tmp_path: Path, tokenizer_file: Path
+) -> None:
+    plain = str(prepared())
+    with pytest.raises(UsageError, match=r"fim_prefix_token: .*no token '<fim_prefix>'") as caught:
+        opened(train_data_path=plain, fim_rate=1.0)
+    assert "fim_rate to 0" in caught.value.hint
+    marked = str(prepared("marked", with_markers(tokenizer_file, tmp_path)))
+    with pytest.raises(UsageError, match="vocab_size is 302"):
+        opened(train_data_path=marked, fim_rate=1.0, vocab_size=302)
+    data = opened(train_data_path=marked, fim_rate=1.0, vocab_size=303)
+    unchanged = opened(train_data_path=marked, vocab_size=303)
+    assert data.train[5].shape == unchanged.train[5].shape
+    assert sum({300, 301, 302} <= set(data.train[index].tolist()) for index in range(50)) > 40
+    assert data.train.pieces(5) == unchanged.train.pieces(5)
+    assert data.fingerprint == unchanged.fingerprint
 
 
 def test_mock_data_needs_nothing() -> None:
@@ -224,7 +326,7 @@ def test_prepared_files_that_do_not_belong_together_are_an_error(prepared: Prepa
 def changed_size(prefix: Path) -> manifests.Manifest:
     manifest = manifests.read(prefix)
     assert manifest
-    return msgspec.structs.replace(manifest, bin=manifests.FileFacts(bytes=7, sha256=""))
+    return msgspec.structs.replace(manifest, bin=manifests.FileFacts(bytes=7))
 
 
 def test_the_fingerprint_is_that_of_the_tokens_and_the_split(
@@ -258,7 +360,7 @@ def test_a_named_dataset_is_prepared_on_first_use_only(
     monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path / "plugins"))
     settings = {"dataset": "few-texts", "tokenizer_type": "ByteLevelBPE", "data_path": str(tmp_path / "data")}
     first = opened(vocab_size=290, **settings)
-    assert "training a byte-level BPE of 290 tokens on few-texts" in capfd.readouterr().err
+    assert "training a byte-level BPE on few-texts" in capfd.readouterr().err
     reads = (folder / "reads").read_text()
     again = opened(vocab_size=290, **settings)
     assert (folder / "reads").read_text() == reads

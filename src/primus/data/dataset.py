@@ -11,7 +11,6 @@ from primus.data import manifest as manifests
 from primus.data import named
 from primus.data import tokenizer as tokenizers
 from primus.data.blending import BlendedDataset
-from primus.data.data_path import resolve_prefix as resolve_prefix
 from primus.data.data_path import weighted_prefixes
 from primus.data.indexed import IndexedTokens
 from primus.data.infilling import InfilledDataset, Infilling
