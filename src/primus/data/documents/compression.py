@@ -36,6 +36,19 @@ def decompressed(file: str, stream: BinaryIO) -> BinaryIO:
     return stream
 
 
+def zstandard(file: str) -> Any:
+    """The package zstandard.
+
+    Raises:
+        UsageError: It is not installed.
+    """
+    try:
+        import zstandard as library
+    except ImportError:
+        raise UsageError(f"{file}: .zst needs the package zstandard", "pip install zstandard") from None
+    return library
+
+
 class _Bzip2(io.RawIOBase):
     """Decompressed content of a .bz2, whose library says OSError for damage as if the disk were at fault."""
 
@@ -58,11 +71,7 @@ class _Zstandard(io.RawIOBase):
     """Decompressed content of a .zst of any number of frames; unlike the library's reader it notices truncation."""
 
     def __init__(self, file: str, stream: BinaryIO) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise UsageError(f"{file}: reading .zst needs the package zstandard", "pip install zstandard") from None
-        self._library: Any = zstandard
+        self._library = zstandard(file)
         self._stream = stream
         self._frame: Any = None
         self._ready = memoryview(b"")

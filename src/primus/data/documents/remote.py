@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from shlex import quote
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from primus.data.documents.kinds import KNOWN, found_in_trees, kind
@@ -33,6 +35,12 @@ PACKAGES = {
 }
 """Package that reads a protocol, beside fsspec itself."""
 
+ANSWERS = frozenset({400, 401, 403, 404, 410})
+"""What a web server says that it will say again."""
+
+LIBRARIES = frozenset({"aiohttp", "botocore", "fsspec", "gcsfs", "httpx", "httpx2", "requests"})
+"""Packages whose own exceptions are of the network."""
+
 Result = TypeVar("Result")
 
 
@@ -43,6 +51,11 @@ class RemoteFacts(NamedTuple):
     """Bytes; 0 where it does not tell."""
     version: str
     """ETag, checksum or time of the last change; empty where it does not tell."""
+
+
+def hub_endpoint() -> str:
+    """Address of the Hugging Face hub: ``$HF_ENDPOINT``, or the public one."""
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
 def find(url: str) -> list[str]:
@@ -150,27 +163,43 @@ def _tried(url: str, act: Callable[[], Result]) -> Result:
     for attempt in range(TRIES):
         try:
             return act()
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if isinstance(error.__cause__, Exception) and _is_of_the_network(error.__cause__):
+                _pause_or_give_up(url, attempt, error.__cause__)
+                continue
             raise UsageError(f"{url}: no such file", "check the spelling, and that you may read it") from None
         except PermissionError as error:
             raise PrimusError(f"{url}: may not be read, {error}", "log in to its store, or ask its owner") from None
         except Exception as error:
             if not _is_of_the_network(error):
                 raise
-            if attempt == TRIES - 1:
-                reason = str(error) or type(error).__name__
-                raise PrimusError(
-                    f"{url}: cannot be reached, {reason} (tried {TRIES} times)", "check the address and the network"
-                ) from None
-            time.sleep(FIRST_PAUSE_S * 2**attempt)
-    raise AssertionError("unreachable")
+            _pause_or_give_up(url, attempt, error)
+    raise AssertionError("given up before")
+
+
+def _pause_or_give_up(url: str, attempt: int, error: Exception) -> None:
+    if attempt == TRIES - 1:
+        reason = str(error) or type(error).__name__
+        problem = f"{url}: cannot be reached, {reason} (tried {TRIES} times)"
+        raise PrimusError(problem, "check the address and the network") from None
+    time.sleep(FIRST_PAUSE_S * 2**attempt)
 
 
 def _is_of_the_network(error: Exception) -> bool:
     """Whether trying again may help; the libraries of the stores have exceptions of their own."""
+    if getattr(error, "status", None) in ANSWERS:
+        return False
     if isinstance(error, (OSError, asyncio.TimeoutError)):
         return True
-    return type(error).__module__.split(".")[0] in ("aiohttp", "botocore", "fsspec", "httpx", "requests", "gcsfs")
+    return type(error).__module__.split(".")[0] in (
+        "aiohttp",
+        "botocore",
+        "fsspec",
+        "gcsfs",
+        "httpx",
+        "httpx2",
+        "requests",
+    )
 
 
 def _system(url: str) -> tuple[Any, str]:
@@ -185,22 +214,33 @@ def _system(url: str) -> tuple[Any, str]:
     except ImportError:
         raise UsageError(f"{url}: reading URLs needs the package fsspec", "pip install fsspec") from None
     try:
-        system = _connected(protocol) if protocol in ("http", "https") else fsspec.core.url_to_fs(url)[0]
+        system = _connected(protocol) if protocol in SETTINGS else fsspec.core.url_to_fs(url)[0]
     except ImportError:
         package = PACKAGES.get(protocol, f"for {protocol} that fsspec names")
-        raise UsageError(
-            f"{url}: reading {protocol}:// needs the package {package}", f"pip install {package}"
-        ) from None
+        raise UsageError(f"{url}: this needs the package {package}", f"pip install {quote(package)}") from None
     except ValueError as error:
         raise UsageError(f"{url}: {error}", "known: https:// s3:// gs:// hf:// and what fsspec knows") from None
     return system, str(system._strip_protocol(url))
 
 
-@lru_cache(maxsize=2)
 def _connected(protocol: str) -> Any:
-    """A file system of the web whose waits are bounded."""
-    import aiohttp
+    """A file system of a protocol that needs settings of ours."""
     import fsspec
 
+    return fsspec.filesystem(protocol, **SETTINGS[protocol]())
+
+
+@lru_cache(maxsize=1)
+def _web_settings() -> dict[str, Any]:
+    """Bounded waits, and the proxy of the environment."""
+    import aiohttp
+
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
-    return fsspec.filesystem(protocol, client_kwargs={"timeout": timeout, "trust_env": True})
+    return {"client_kwargs": {"timeout": timeout, "trust_env": True}}
+
+
+SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
+    "http": _web_settings,
+    "https": _web_settings,
+    "hf": lambda: {"endpoint": hub_endpoint()},
+}

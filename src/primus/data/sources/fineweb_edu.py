@@ -1,0 +1,15 @@
+"""FineWeb-Edu, educational web text (hub, ODC-BY): the sample of 10 billion tokens; fineweb-edu:default is all."""
+
+from primus.data.hub import HubDataset
+
+DATASET = HubDataset(
+    repo="HuggingFaceFW/fineweb-edu",
+    files={
+        "sample-10BT": "sample/10BT/*.parquet",
+        "sample-100BT": "sample/100BT/*.parquet",
+        "sample-350BT": "sample/350BT/*.parquet",
+        "CC-MAIN-*": "data/{config}/*.parquet",
+        "default": "data/*/*.parquet",
+    },
+    text="text",
+)

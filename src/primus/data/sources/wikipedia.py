@@ -1,0 +1,9 @@
+"""Wikipedia of November 2023 (hub, CC BY-SA): English; wikipedia:20231101.de is another language."""
+
+from primus.data.hub import HubDataset
+
+DATASET = HubDataset(
+    repo="wikimedia/wikipedia",
+    files={"20231101.en": "20231101.en/{split}-*.parquet", "20231101.*": "{config}/{split}-*.parquet"},
+    text="text",
+)
