@@ -12,7 +12,15 @@ from msgspec import Struct
 
 @cache
 def field_docs(struct: type[Struct]) -> dict[str, str]:
-    """The docstring below each field of `struct`, as one line, by field name."""
+    """The docstring below each field of `struct` and of those it extends, as one line, by field name."""
+    docs: dict[str, str] = {}
+    for base in reversed(struct.__mro__):
+        if issubclass(base, Struct) and base is not Struct:
+            docs |= _own_docs(base)
+    return docs
+
+
+def _own_docs(struct: type[Struct]) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(struct))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}

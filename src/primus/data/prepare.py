@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -12,10 +11,11 @@ from typing import Literal
 import msgspec
 
 from primus import registry
-from primus.data import atomic, documents, inputs, publish, trained, work, workers
+from primus.data import atomic, documents, executors, inputs, publish, trained, work
 from primus.data import manifest as manifests
 from primus.data import tokenizer as tokenizers
 from primus.data.encode import EncodeStage
+from primus.data.executors import Executor
 from primus.data.indexed import bin_path, idx_path
 from primus.data.inputs import Inputs
 from primus.data.manifest import Manifest, Recipe
@@ -53,6 +53,8 @@ class Job:
     """Settings that decide the tokens."""
     workers: int | None = None
     """Processes that tokenize; chosen from the size of the input when None."""
+    executor: Executor = "local"
+    """Who does the shards."""
     fast: bool = True
     """Tokenize the fast way where the tokenizer has one; the tokens are the same."""
     existing: Literal["check", "keep", "replace"] = "check"
@@ -176,7 +178,7 @@ class _Preparation:
         stage = EncodeStage(self._tokenizer(), recipe, self.text.stamps)
         board = work.open_board(stage, self.text.shards, self.folder.path, recipe.max_bad, self.job.output)
         with self.folder.using(board):
-            rows = workers.run(board, self._num_workers(board), f"encoding {key}", self.show)
+            rows = executors.run(board, self.job.executor, self._num_workers(board), f"encoding {key}", self.show)
             with self._lock(self.job.output.with_name(f".{self.job.output.name}.lock"), "prepare"):
                 if others := self._made_by_others(key, board):
                     return Prepared(self._prefix(key), others, made=False)
@@ -260,20 +262,16 @@ class _Preparation:
         waiting = f"to {purpose} {self.job.output}"
         return atomic.lock(path, LOCK_TIMEOUT_S, lambda holder: self.say(f"waiting for {holder} {waiting}"))
 
-    def _num_workers(self, board: Board) -> int:
-        """Processes to start beside this one; what is a single shard is done here."""
-        if len(board.shards) == 1:
+    def _num_workers(self, board: Board) -> int | None:
+        """Processes to start beside this one, None for all cores; what is a single shard is done here."""
+        if self.job.executor == "local" and len(board.shards) == 1:
             return 0
-        return self.job.workers or (_num_cores() if self.text.num_bytes >= PARALLEL_BYTES else 1)
+        if self.job.workers or self.job.executor != "local":
+            return self.job.workers
+        return None if self.text.num_bytes >= PARALLEL_BYTES else 1
 
     def _prefix(self, key: str) -> Path:
         return output_prefix(self.job, key)
 
     def _recipe(self, key: str) -> Recipe:
         return msgspec.structs.replace(self.job.recipe, json_key=key)
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
