@@ -1,0 +1,111 @@
+"""Bring a dataset of the Hugging Face hub, or its first documents, into a folder; nothing is fetched twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from primus import registry
+from primus.errors import UsageError
+from primus.task import TaskContext
+
+if TYPE_CHECKING:
+    from primus.data.fetch import Fetched, Progress
+    from primus.data.workers import Progress as Shown
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `data fetch`."""
+
+    dataset: Annotated[str | None, Meta(extra={"positional": True})] = None
+    """A named dataset (see --list) or OWNER/NAME of the hub, with :CONFIG where there are several."""
+    list: bool = False
+    """Print the named datasets."""
+    split: str = "train"
+    """Split of the dataset."""
+    output: str | None = None
+    """Folder of the files; below --data-path by default."""
+    data_path: str = "./data"
+    """Folder of named datasets."""
+    num_samples: Annotated[int, Meta(ge=1)] | None = None
+    """Take the first documents only, as compressed JSON lines."""
+    streaming: bool = False
+    """Read the dataset's files without storing them; what is kept are compressed JSON lines."""
+    revision: str | None = None
+    """Commit, branch or tag of the dataset; its newest commit by default."""
+    workers: Annotated[int, Meta(ge=1, le=64)] = 4
+    """Files that are downloaded at a time."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Fetch a dataset, or list the named ones.
+
+    Raises:
+        PrimusError: See `primus.data.fetch.fetch`.
+    """
+    if options.list:
+        _list(context)
+        return
+    if not options.dataset:
+        raise UsageError("nothing to fetch", "name a dataset, such as fineweb or OWNER/NAME (see --list)")
+    from primus.data.display import Display
+    from primus.data.fetch import Job, fetch, folder_of
+
+    folder = Path(options.output).expanduser() if options.output else None
+    if folder is None and (options.num_samples or options.streaming):
+        raise UsageError("no output", "give --output FOLDER; --data-path holds whole datasets only")
+    job = Job(
+        dataset=options.dataset,
+        output=folder or folder_of(Path(options.data_path), options.dataset, options.split),
+        split=options.split,
+        revision=options.revision,
+        num_samples=options.num_samples,
+        streaming=options.streaming,
+        workers=options.workers,
+    )
+    with Display() as display:
+        fetched = fetch(job, display.say, lambda progress: display.show(_shown(progress)))
+        for line in _remarks(fetched, options.num_samples):
+            display.say(line)
+    value = _summary(fetched)
+    context.result(value, f"--input {value['folder']}")
+
+
+def _list(context: TaskContext) -> None:
+    found = {name: registry.summary("sources", name) for name in registry.names("sources")}
+    width = max(map(len, found), default=0)
+    context.result(found, "\n".join(f"{name:{width}}  {summary}" for name, summary in found.items()))
+
+
+def _shown(progress: Progress) -> Shown:
+    from primus.data.workers import Progress as Shown
+
+    counts = {"files": progress.files, "documents": progress.documents}
+    return Shown("fetching", progress.num_bytes, progress.bytes, counts)
+
+
+def _remarks(fetched: Fetched, num_samples: int | None) -> list[str]:
+    """What a person should know of what was fetched."""
+    documents, bad = (sum(getattr(each, name) for each in fetched.done) for name in ("documents", "bad"))
+    remarks = [f"{fetched.folder}: left out {bad:,} bad documents"] if bad else []
+    if num_samples and documents < num_samples:
+        remarks.append(f"{fetched.folder}: the dataset has only {documents:,} documents")
+    return remarks
+
+
+def _summary(fetched: Fetched) -> dict[str, object]:
+    listing = fetched.request.listing
+    return {
+        "folder": str(fetched.folder),
+        "made": fetched.made,
+        "dataset": listing.repo,
+        "config": listing.config,
+        "split": listing.split,
+        "revision": listing.revision,
+        "files": len(fetched.done),
+        "bytes": sum(each.bytes for each in fetched.done),
+        "documents": sum(each.documents for each in fetched.done) or None,
+        "bad_documents": sum(each.bad for each in fetched.done),
+    }
