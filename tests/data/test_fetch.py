@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from local_hub import LocalHub, Repo
+from primus.config.schema import DataConfig
 from primus.data import fetch as fetch_module
 from primus.data import hub as hub_module
+from primus.data import named
 from primus.data.documents import Text, find, read
 from primus.data.fetch import Fetched, Job, fetch
 from primus.errors import PrimusError, UsageError
@@ -250,3 +252,14 @@ def test_what_is_on_this_machine_is_not_fetched(tmp_path: Path) -> None:
 def test_the_folder_of_a_dataset_is_one_for_each_name_and_split() -> None:
     folders = {str(fetch_module.folder_of(Path("d"), *each)) for each in (("c4", "train"), ("c4", "x"), ("c4:en", "x"))}
     assert folders == {"d/c4/raw-train", "d/c4/raw-x", "d/c4-en/raw-x"}
+
+
+def test_training_can_name_a_dataset_of_the_hub(hub: LocalHub, tmp_path: Path) -> None:
+    hub.repos["me/Some_data"] = Repo({"train.jsonl": lines(["the quick brown fox"] * 50)})
+    data = DataConfig(dataset="me/Some_data", data_path=str(tmp_path), tokenizer_type="ByteLevelBPE")
+    prefix = named.ensure(data, 280)
+    assert prefix == tmp_path / "me--some-data" / "bpe-280" / "me--some-data_text_document"
+    assert prefix.with_suffix(".bin").exists()
+    hub.log.clear()
+    assert named.ensure(data, 280) == prefix
+    assert not hub.log

@@ -135,8 +135,12 @@ def fetch(job: Job, say: Say = lambda text: None, show: Callable[[Progress], Non
 
 def folder_of(data_path: Path, dataset: str, split: str) -> Path:
     """Where a dataset of the hub lies in the data folder when no other place is named."""
-    name = dataset.lower().replace("_", "-").replace("/", "--").replace(":", "-")
-    return data_path.expanduser() / name / f"raw-{split}"
+    return data_path.expanduser() / folder_name(dataset) / f"raw-{split}"
+
+
+def folder_name(dataset: str) -> str:
+    """Name of a dataset as that of a folder: ``owner--name-config`` of ``OWNER/NAME:CONFIG``."""
+    return dataset.lower().replace("_", "-").replace("/", "--").replace(":", "-")
 
 
 def _fetch_locked(job: Job, say: Say, show: Callable[[Progress], None]) -> Fetched:

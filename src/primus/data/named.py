@@ -8,6 +8,7 @@ from pathlib import Path
 
 from primus.config.schema import DataConfig
 from primus.data import manifest as manifests
+from primus.data.fetch import folder_name
 from primus.errors import UsageError
 
 
@@ -27,15 +28,18 @@ def ensure(data: DataConfig, vocab_size: int) -> Path:
     output = output_prefix(Path(data.data_path), data.dataset, tokenizer)
     prefix = output.with_name(output.name + "_text_document")
     if manifests.read(prefix) is None:
+        from primus.data import steps
         from primus.data.prepare import Job, prepare
 
-        prepare(Job(dataset=data.dataset, tokenizer=tokenizer, output=output, existing="keep"), say=_say)
+        job = Job(dataset=data.dataset, tokenizer=tokenizer, output=output, existing="keep")
+        before = steps.Steps(data_path=Path(data.data_path))
+        prepare(steps.take(before, job, _say, lambda progress: None), say=_say)
     return prefix
 
 
 def output_prefix(data_path: Path, dataset: str, tokenizer: str) -> Path:
     """Where a named dataset lies in the data folder: ``data_path/DATASET/TOKENIZER/DATASET``."""
-    name = dataset.lower().replace("_", "-")
+    name = folder_name(dataset)
     return data_path.expanduser() / name / _label(tokenizer) / name
 
 
