@@ -127,11 +127,16 @@ class Chunks:
         return bytes(self._done) + rest
 
 
-def token_digest(chunk: NDArray[Any]) -> bytes:
-    """Digest of token ids as the narrowest of u16, i32 and i64 that holds them, whatever type they come in."""
+def token_digest(chunk: NDArray[Any], largest: int | None = None) -> bytes:
+    """Digest of token ids as the narrowest of u16, i32 and i64 that holds them, whatever type they come in.
+
+    Args:
+        chunk: The token ids.
+        largest: The largest of them where it is known already and none is negative.
+    """
     kind: np.dtype[Any] = np.dtype("<u2")
     if chunk.dtype != np.uint16 and len(chunk):
-        low, high = int(chunk.min()), int(chunk.max())
+        low, high = (0, largest) if largest is not None else (int(chunk.min()), int(chunk.max()))
         if low < 0 or high > np.iinfo(np.uint16).max:
             fits = np.iinfo(np.int32).min <= low and high <= np.iinfo(np.int32).max
             kind = np.dtype("<i4" if fits else "<i8")
@@ -156,9 +161,15 @@ def chunks_in_piece(num_chunks: int) -> int:
     return 1 << max(0, -(-num_chunks // MAX_PIECES) - 1).bit_length()
 
 
-def pieces(token_digests: bytes) -> str:
-    """Checksums of equal parts of a stream, `PIECE_DIGITS` hexadecimal digits each, one after the other."""
-    size = DIGEST_BYTES * chunks_in_piece(len(token_digests) // DIGEST_BYTES)
+def pieces(token_digests: bytes, num_chunks: int | None = None) -> str:
+    """Checksums of equal parts of a stream, `PIECE_DIGITS` hexadecimal digits each, one after the other.
+
+    Args:
+        token_digests: Digests of the stream's chunks.
+        num_chunks: Chunks of the stream that it is to be compared with, where that may be another.
+    """
+    num_chunks = len(token_digests) // DIGEST_BYTES if num_chunks is None else num_chunks
+    size = DIGEST_BYTES * chunks_in_piece(num_chunks)
     parts = (token_digests[start : start + size] for start in range(0, len(token_digests), size))
     return "".join(xxhash.xxh3_64_hexdigest(part) for part in parts)
 

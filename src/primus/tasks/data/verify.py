@@ -1,0 +1,84 @@
+"""Find damage in token files: index, token range, ends of documents, checksums, manifest and tokenizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from primus.errors import EXIT_FAILED
+from primus.task import TaskContext
+
+if TYPE_CHECKING:
+    from primus.data.verify import Report
+
+SHOWN_CHARACTERS = 400
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `data verify`."""
+
+    prefix: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
+    """Prefixes of .bin and .idx, patterns of them, or folders."""
+    tokenizer: str | None = None
+    """Tokenizer that the tokens should be of; the copy beside the files by default."""
+    vocab_size: Annotated[int, Meta(ge=1)] | None = None
+    """Every token id must be below; the tokenizer's size by default."""
+    eod_id: Annotated[int, Meta(ge=-1)] | None = None
+    """Token that ends every document, -1 for none; by default what the manifest says or almost all documents show."""
+    padding: bool = False
+    """Zeros are padding: pages full of them are no damage."""
+    samples: Annotated[int, Meta(ge=0, le=16)] = 0
+    """Decoded documents to print."""
+    seed: int = 0
+    """Decides which."""
+    workers: Annotated[int, Meta(ge=1)] = 1
+    """Processes that read."""
+
+
+def run(options: Options, context: TaskContext) -> int:
+    """Check all files, and say everything that is wrong.
+
+    Returns:
+        1 where something is wrong.
+
+    Raises:
+        UsageError: There are no such files.
+        PrimusError: A file changed while it was read, or the tokenizer cannot be loaded.
+    """
+    from primus.data import prefixes
+    from primus.data.verify import Settings, verify
+
+    settings = Settings(
+        vocab_size=options.vocab_size,
+        eod_id=options.eod_id,
+        tokenizer=options.tokenizer,
+        padding=options.padding,
+        samples=options.samples,
+        seed=options.seed,
+    )
+    reports = list(verify(prefixes.find(options.prefix), settings, options.workers))
+    context.result({"reports": reports, "ok": not any(report.findings for report in reports)}, _text(reports))
+    return EXIT_FAILED if any(report.findings for report in reports) else 0
+
+
+def _text(reports: list[Report]) -> str:
+    blocks = [_block(report) for report in reports]
+    if len(reports) > 1:
+        corrupt = sum(bool(report.findings) for report in reports)
+        blocks.append(f"{len(reports)} pairs of files, {corrupt} of them corrupt")
+    return "\n".join(blocks)
+
+
+def _block(report: Report) -> str:
+    state = f"corrupt, {len(report.findings)} findings" if report.findings else "ok"
+    size = f"{report.tokens:,} tokens, {report.documents:,} documents, {report.bytes / 1e6:,.1f} MB"
+    lines = [f"{report.prefix}: {state} ({size})"]
+    lines += [f"  {finding.check:<10} {finding}" for finding in report.findings]
+    lines += [f"  note       {note}" for note in report.notes]
+    if report.fingerprint:
+        lines.append(f"  identity   {report.fingerprint}")
+    for sample in report.samples:
+        text = sample.text[:SHOWN_CHARACTERS].replace("\n", "\n    ")
+        lines.append(f"  document {sample.document:,}, {sample.tokens:,} tokens:\n    {text}")
+    return "\n".join(lines)
