@@ -48,6 +48,7 @@ def test_an_epoch_has_every_token_once_but_for_a_tail(
     with monkeypatch.context() as patch:
         patch.setattr(packing, "BLOCK", block)
         patch.setattr(packing, "WINDOW", window)
+        patch.setattr(packing, "MAPPED_POINTERS", 2 * block)
         values = iter(range(10**6))
         documents = [[next(values) % 1000 for _ in range(length)] for length in lengths]
         dataset = PackedDataset(IndexedTokens(write_tokens("x", documents)), seq_length, seed)

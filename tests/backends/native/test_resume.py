@@ -226,3 +226,29 @@ def _damage(checkpoint: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+
+
+def test_a_checkpoint_of_other_data_is_continued_only_where_that_is_said(make_run: MakeRun, train: Train) -> None:
+    first = make_run("first")
+    train(first)
+    settings: dict[str, Any] = {"load": str(first.directory), "seq_length": 16, "train_iters": 10}
+    with pytest.raises(UnfitError, match="sample 17 of this data") as caught:
+        train(make_run("second", **settings))
+    assert "allow_other_data: true" in caught.value.hint
+    third = make_run("third", allow_other_data=True, **settings)
+    train(third)
+    assert [step for step, _, _ in losses(third)] == [9, 10]
+    fourth = make_run("fourth", finetune=True, **settings)
+    train(fourth)
+    assert losses(fourth)[0][0] == 1
+
+
+def test_a_run_that_keeps_documents_apart_goes_on_with_the_same_losses(make_run: MakeRun, train: Train) -> None:
+    settings: dict[str, Any] = {"vocab_size": 16, "reset_position_ids": True, "reset_attention_mask": True}
+    whole, plain = make_run("whole", save_interval=4, **settings), make_run("plain", vocab_size=16)
+    train(whole)
+    train(plain)
+    assert losses(whole) != losses(plain)
+    rest = make_run("rest", load=str(whole.checkpoints / "step_00000004"), **settings)
+    train(rest)
+    assert losses(rest) == losses(whole)[4:]

@@ -256,6 +256,17 @@ def test_evaluation_without_validation_data_is_a_usage_error(make_run: MakeRun, 
         train(make_run(mock_data=False, train_data_path=str(prefix), split="100", eval_interval=2))
 
 
+def test_the_test_data_is_measured_once_after_the_last_step(make_run: MakeRun, train: Train, tmp_path: Path) -> None:
+    prefix = str(_prepared(tmp_path))
+    run = make_run(mock_data=False, train_data_path=prefix, split="80,10,10", eval_iters=2, train_iters=2)
+    train(run)
+    (found,) = kinds(run, "test")
+    assert found["step"] == 2 and found["tokens"] == 2 * 2 * 32 and 0 < found["loss"] < 10
+    described = yaml.safe_load((run.directory / "config" / "data_config.yaml").read_text())
+    (corpus,) = described["corpora"]
+    assert corpus["samples"] == 4 and corpus["epochs"] == pytest.approx(4 / described["samples_per_epoch"], abs=1e-6)
+
+
 def test_a_replay_with_other_data_is_refused(make_run: MakeRun, train: Train) -> None:
     run = make_run()
     (run.directory / "config" / "replayed_data_config.yaml").write_text("fingerprint: mock:1:1\n")
