@@ -1,0 +1,78 @@
+"""Print the identity of the tokens and documents in token files, the same however they are split into files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from primus.errors import EXIT_FAILED, UsageError
+from primus.task import TaskContext
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `data fingerprint`."""
+
+    prefix: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
+    """Prefixes of .bin and .idx in the order of the stream, patterns of them, or folders."""
+    quick: bool = False
+    """Print what the manifests say instead of reading the tokens."""
+    workers: Annotated[int, Meta(ge=1)] = 1
+    """Processes that read."""
+
+
+class Identity(Struct, kw_only=True):
+    """The identity of one pair of files."""
+
+    prefix: str
+    """Path without extension."""
+    fingerprint: str
+    """From the tokens, or with --quick from the manifest."""
+    manifest: str | None
+    """What the manifest says; null where there is none."""
+    same: bool | None
+    """Whether both are equal; null where that was not compared."""
+
+
+def run(options: Options, context: TaskContext) -> int:
+    """Print the fingerprint of each pair of files, and of several also that of all as one stream.
+
+    Returns:
+        1 where the tokens are not those of a manifest.
+
+    Raises:
+        UsageError: There are no such files, or --quick finds no manifest.
+    """
+    from primus.data import fingerprint, prefixes
+
+    found = prefixes.find(options.prefix)
+    files = [_identity(prefix, options) for prefix in found]
+    together = fingerprint.of_prefixes(found, options.workers) if len(found) > 1 and not options.quick else None
+    value = {"fingerprint": together or (files[0].fingerprint if len(files) == 1 else None), "files": files}
+    lines = [f"{each.fingerprint}  {each.prefix}{_compared(each)}" for each in files]
+    if together:
+        lines.append(f"{together}  all of them in this order")
+    context.result(value, "\n".join(lines))
+    return EXIT_FAILED if any(each.same is False for each in files) else 0
+
+
+def _identity(prefix: Path, options: Options) -> Identity:
+    from primus.data import fingerprint, manifest
+
+    facts = manifest.read(prefix)
+    written = (facts.fingerprint or None) if facts else None
+    if not options.quick:
+        read = fingerprint.of_prefixes([prefix], options.workers)
+        return Identity(
+            prefix=str(prefix), fingerprint=read, manifest=written, same=None if written is None else read == written
+        )
+    if written is None:
+        raise UsageError(f"{prefix}: no manifest with a fingerprint", "leave --quick out to read the tokens")
+    return Identity(prefix=str(prefix), fingerprint=written, manifest=written, same=None)
+
+
+def _compared(identity: Identity) -> str:
+    if identity.same is None:
+        return ""
+    return " (as in its manifest)" if identity.same else f" (NOT {identity.manifest}, which its manifest has)"
