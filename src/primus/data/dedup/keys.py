@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from primus.data.cleaning import words
 from primus.data.dedup import compared, exact, minhash
 from primus.data.dedup.blocks import BlockWriter
 from primus.data.dedup.recipe import Recipe
@@ -57,8 +56,8 @@ def document_keys(texts: list[str], recipe: Recipe) -> np.ndarray:
         uint64 of (bands + 2) x documents; the last two rows are the exact hash.
     """
     needs_words = recipe.method == "minhash" or recipe.normalize
-    hashes, firsts = compared.word_hashes(words.pack(texts)) if needs_words else (np.empty(0), np.empty(0))
     encoded = [text.encode() for text in texts]
+    hashes, firsts = compared.word_hashes(encoded) if needs_words else (np.empty(0), np.empty(0))
     whole = exact.digests(encoded)
     if recipe.method == "minhash":
         keys = minhash.band_keys(minhash.signatures(hashes, firsts, recipe), recipe)

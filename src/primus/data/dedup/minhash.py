@@ -10,16 +10,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from primus.data.cleaning.compiled import entry
+from primus.data.cleaning.compiled import entry, kernel
 from primus.data.dedup.recipe import Recipe
 
-MASK = (1 << 64) - 1
-GOLDEN = 0x9E3779B97F4A7C15
-MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+SHIFT_1, SHIFT_2, SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 """SplitMix64 (Steele, Lea and Flood 2014)."""
 
 WORD_FACTOR = np.uint64(0xD1342543DE82EF95)
-SHINGLE_FACTOR = np.uint64(MIX_1)
 HALF = np.uint64(32)
 LARGEST = np.uint32(0xFFFFFFFF)
 """Least value of a document without words."""
@@ -52,13 +51,8 @@ def band_keys(minima: np.ndarray, recipe: Recipe) -> np.ndarray:
     Returns:
         uint64 of bands x documents.
     """
-    columns = minima.reshape(len(minima), recipe.bands, recipe.rows).astype(np.uint64)
     keys = np.empty((recipe.bands, len(minima)), np.uint64)
-    for band in range(recipe.bands):
-        key = np.full(len(minima), (band + 1) * GOLDEN & MASK, np.uint64)
-        for row in range(recipe.rows):
-            key = _mixed(key ^ columns[:, band, row])
-        keys[band] = key
+    _band_keys(minima, recipe.rows, keys)
     return keys
 
 
@@ -70,25 +64,44 @@ def similarity(one: np.ndarray, other: np.ndarray) -> float:
 @lru_cache(maxsize=8)
 def _functions(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Factors, which are odd, and addends of `count` permutations, uint32."""
-    values = _mixed(np.arange(seed * 2 * count + 1, (seed + 1) * 2 * count + 1, dtype=np.uint64) * np.uint64(GOLDEN))
+    values = np.arange(seed * 2 * count + 1, (seed + 1) * 2 * count + 1, dtype=np.uint64)
+    _mix_all(values)
     high = (values >> HALF).astype(np.uint32)
     return high[:count] | np.uint32(1), high[count:]
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
+@entry
+def _mix_all(values: np.ndarray) -> None:
+    for index in range(len(values)):
+        values[index] = _mixed(values[index] * GOLDEN)
+
+
+@kernel
+def _mixed(value: np.uint64) -> np.uint64:
     """A permutation of 64 bits that spreads a change of one bit over all."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(MIX_1)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(MIX_2)
-    return values ^ (values >> np.uint64(31))
+    value = (value ^ (value >> SHIFT_1)) * MIX_1
+    value = (value ^ (value >> SHIFT_2)) * MIX_2
+    return value ^ (value >> SHIFT_3)
 
 
 @entry
+def _band_keys(minima: np.ndarray, rows: int, keys: np.ndarray) -> None:
+    """Hash the minima of each band, beginning with the band's number."""
+    for document in range(keys.shape[1]):
+        for band in range(keys.shape[0]):
+            key = np.uint64(band + 1) * GOLDEN
+            for row in range(band * rows, (band + 1) * rows):
+                key = _mixed(key ^ np.uint64(minima[document, row]))
+            keys[band, document] = key
+
+
+@kernel
 def _shingle(words: np.ndarray, first: int, size: int) -> np.uint32:
     """32-bit hash of `size` words from `first` on."""
     value = np.uint64(size)
     for position in range(first, first + size):
         value = value * WORD_FACTOR + words[position]
-    value = (value ^ (value >> HALF)) * SHINGLE_FACTOR
+    value = (value ^ (value >> HALF)) * MIX_1
     return np.uint32(value >> HALF)
 
 

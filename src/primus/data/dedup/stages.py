@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from primus.data.cleaning import words
 from primus.data.dedup import compared, minhash
 from primus.data.dedup.blocks import KeyFile, Keys, read_keys
 from primus.data.dedup.clusters import connect
@@ -169,7 +168,7 @@ class KeepStage:
 
 def sample(text: Text, recipe: Recipe) -> dict[str, Any]:
     """What the report shows of a document, and the signature by which its similarity to another is estimated."""
-    minima = minhash.signatures(*compared.word_hashes(words.pack([text.text])), recipe)[0]
+    minima = minhash.signatures(*compared.word_hashes([text.text.encode()]), recipe)[0]
     return {
         "where": text.where,
         "characters": len(text.text),

@@ -1,0 +1,158 @@
+"""Remove documents that repeat earlier ones, exactly or nearly (MinHash), with a report and samples."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from primus.errors import UsageError
+from primus.task import TaskContext
+
+if TYPE_CHECKING:
+    from primus.data.dedup.job import Deduplicated, Job
+    from primus.data.workers import Progress
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `data dedup`."""
+
+    input: tuple[str, ...] = ()
+    """Files (.jsonl, .txt, .csv, .parquet, also compressed, source files), folders, patterns and URLs."""
+    output: str = ""
+    """Folder for the documents that are kept, as .jsonl.zst with all their fields."""
+    method: Literal["exact", "minhash"] = "minhash"
+    """Remove equal documents only, or near copies too."""
+    bands: Annotated[int, Meta(ge=1)] = 14
+    """Bands of the MinHash signature: documents that agree in one are copies."""
+    rows: Annotated[int, Meta(ge=1)] = 8
+    """Hashes in a band; more of them find only what is more alike."""
+    ngram: Annotated[int, Meta(ge=1)] = 5
+    """Words of a shingle."""
+    seed: Annotated[int, Meta(ge=0)] = 1
+    """Of the hash functions."""
+    normalize: bool = False
+    """With the exact method: compare without case, accents, punctuation and spacing, and take any number as 0."""
+    json_key: str = "text"
+    """Field of a record, or column, that holds the text."""
+    text_documents: Literal["file", "paragraph", "line"] = "file"
+    """What is a document in a .txt file."""
+    max_bad: Annotated[int, Meta(ge=0)] = 0
+    """Bad documents (broken JSON, no such field, null, not UTF-8) that may be left out; the report lists them."""
+    workers: Annotated[int, Meta(ge=1)] | None = None
+    """Processes; all cores by default. The result does not depend on it."""
+    overwrite: bool = False
+    """Replace an earlier result at the output that was made otherwise."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Remove copies and tell how many there were.
+
+    Raises:
+        PrimusError: See `primus.data.dedup.job.dedup`.
+    """
+    job = _job(options)
+    from primus.data.dedup.job import dedup
+
+    with _Display() as display:
+        done = dedup(job, display.say, display.show)
+    value = _summary(done)
+    context.result(value, "\n".join(f"{name:17} {each}" for name, each in value.items()))
+
+
+def _job(options: Options) -> Job:
+    """The job that the options describe.
+
+    Raises:
+        UsageError: Something is missing.
+    """
+    if not options.input:
+        raise UsageError("nothing to deduplicate", "give --input PATH...")
+    if not options.output:
+        raise UsageError("no output", "give --output FOLDER")
+    if options.normalize and options.method != "exact":
+        raise UsageError(
+            "--normalize with --method minhash", "leave it out: MinHash always compares words without case and spacing"
+        )
+    missing = [name for name in ("numpy", "xxhash", "zstandard") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"data dedup needs {' and '.join(missing)}", f"pip install {' '.join(missing)}")
+    from primus.data.dedup.job import Job
+    from primus.data.dedup.recipe import Recipe
+
+    return Job(
+        inputs=options.input,
+        output=Path(options.output).expanduser(),
+        recipe=Recipe(
+            method=options.method,
+            bands=options.bands,
+            rows=options.rows,
+            ngram=options.ngram,
+            seed=options.seed,
+            normalize=options.normalize,
+        ),
+        json_key=options.json_key,
+        text_documents=options.text_documents,
+        max_bad=options.max_bad,
+        workers=options.workers,
+        existing="replace" if options.overwrite else "check",
+    )
+
+
+def _summary(done: Deduplicated) -> dict[str, object]:
+    from primus.data.dedup.job import REPORT, report_page
+
+    report = done.report
+    return {
+        "folder": str(done.folder),
+        "made": done.made,
+        "documents": report.documents,
+        "kept": report.kept,
+        "removed_exact": report.removed_exact,
+        "removed_near": report.removed_near,
+        "clusters": report.clusters,
+        "empty_documents": report.empty,
+        "bad_documents": len(report.bad),
+        "threshold": report.threshold,
+        "report": str(done.folder / REPORT),
+        "page": str(report_page(done.folder)),
+    }
+
+
+class _Display:
+    """Lines on standard error, and below them on a terminal how far it is."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+        self._console = console
+        self._status = console.status("reading", spinner="line") if console.is_terminal else None
+        self._start = time.monotonic()
+
+    def __enter__(self) -> _Display:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._status:
+            self._status.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if self._status:
+            self._console.print(text)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def show(self, progress: Progress) -> None:
+        """Show the progress on a terminal."""
+        if self._status:
+            share = 100 * progress.done_bytes / max(progress.total_bytes, 1)
+            counts = ", ".join(f"{amount:,} {name.replace('_', ' ')}" for name, amount in progress.counts.items())
+            self._status.update(f"{progress.stage}: {share:.0f} %  {counts}  {time.monotonic() - self._start:.0f} s")
