@@ -25,6 +25,7 @@ from primus.data.dedup.pipeline import Plan, Stages
 from primus.data.dedup.recipe import VERSION, Recipe
 from primus.data.dedup.report import Report
 from primus.data.document_writer import SUFFIX
+from primus.data.executors import Executor
 from primus.data.inputs import Inputs
 from primus.data.manifest import FileFacts
 from primus.data.work import Board
@@ -55,6 +56,8 @@ class Job:
     """Bad documents that may be left out."""
     workers: int | None = None
     """Processes; all cores when None."""
+    executor: Executor = "local"
+    """Who does the work."""
     existing: Literal["check", "replace"] = "check"
     """Other data that is at the output is an error, or is replaced."""
 
@@ -94,24 +97,32 @@ def dedup(job: Job, say: Say = lambda text: None, show: Show = lambda progress: 
     if found := _existing(job, identity):
         say(f"{job.output}: nothing to do, it was made from the same input before")
         return found
-    folder = job.output.with_name(f".{job.output.name}.work")
     try:
-        job.output.parent.mkdir(parents=True, exist_ok=True)
-        stages = pipeline.run(_plan(job, source, identity, folder), show)
-        source.check_unchanged()
-        return _publish(job, folder, stages.kept, _report(job, identity, stages), say)
-    except pipeline.FinishedElsewhere:
-        pass
-    except OSError as error:
-        raise atomic.cannot_write(job.output, error) from None
-    if done := _existing(job, identity):
-        return done
-    raise PrimusError(f"{folder}: removed while it was in use", "run the same command again")
+        return _make(job, source, identity, say, show)
+    except (pipeline.FinishedElsewhere, PrimusError, OSError) as error:
+        if found := _existing(job, identity):  # another process has finished, and has taken away what this one needs
+            return found
+        if isinstance(error, PrimusError):
+            raise
+        if isinstance(error, OSError):
+            raise atomic.cannot_write(job.output, error) from None
+    raise PrimusError(f"{_work_folder(job)}: removed while it was in use", "run the same command again")
 
 
 def report_page(output: Path) -> Path:
     """The page for people that belongs to an output."""
     return output.with_name(f"{output.name}.report.md")
+
+
+def _make(job: Job, source: Inputs, identity: str, say: Say, show: Show) -> Deduplicated:
+    job.output.parent.mkdir(parents=True, exist_ok=True)
+    stages = pipeline.run(_plan(job, source, identity), show)
+    source.check_unchanged()
+    return _publish(job, stages.kept, _report(job, identity, stages), say)
+
+
+def _work_folder(job: Job) -> Path:
+    return job.output.with_name(f".{job.output.name}.work")
 
 
 def _check(job: Job) -> None:
@@ -164,8 +175,7 @@ def _difference(job: Job, report: Report) -> str:
     return "an input or the result has changed since, or the input is read in another way"
 
 
-def _plan(job: Job, source: Inputs, identity: str, folder: Path) -> Plan:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _plan(job: Job, source: Inputs, identity: str) -> Plan:
     return Plan(
         identity=identity,
         shards=source.shards,
@@ -173,8 +183,9 @@ def _plan(job: Job, source: Inputs, identity: str, folder: Path) -> Plan:
         json_key=job.json_key,
         text_documents=job.text_documents,
         max_bad=job.max_bad,
-        workers=job.workers or cores,
-        folder=folder,
+        workers=job.workers,
+        executor=job.executor,
+        folder=_work_folder(job),
     )
 
 
@@ -201,9 +212,9 @@ def _report(job: Job, identity: str, stages: Stages) -> Report:
     )
 
 
-def _publish(job: Job, folder: Path, kept: Board, report: Report, say: Say) -> Deduplicated:
+def _publish(job: Job, kept: Board, report: Report, say: Say) -> Deduplicated:
     """Give the files their folder, and remove what they were made from."""
-    lock = job.output.with_name(f".{job.output.name}.lock")
+    folder, lock = _work_folder(job), job.output.with_name(f".{job.output.name}.lock")
     with atomic.lock(lock, PUBLISH_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to write {job.output}")):
         if found := _existing(job, report.identity):
             return found

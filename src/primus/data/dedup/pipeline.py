@@ -8,10 +8,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from primus.data import work, workers
+from primus.data import executors, work
 from primus.data.dedup import blocks, keys, matches, report, stages
 from primus.data.dedup.recipe import Recipe
 from primus.data.dedup.report import Sample
+from primus.data.executors import Executor
 from primus.data.shards import Shard
 from primus.data.work import BadItem, Board, Row, Stage
 from primus.data.workers import Show
@@ -33,7 +34,8 @@ class Plan:
     json_key: str
     text_documents: str
     max_bad: int
-    workers: int
+    workers: int | None
+    executor: Executor
     folder: Path
     """For whatever is not the result."""
 
@@ -120,7 +122,9 @@ def _match(plan: Plan, hashed: _Done, begin: list[int], show: Show) -> tuple[_Do
 
 def _do(plan: Plan, stage: Stage, shards: Sequence[Shard], name: str, show: Show) -> _Done:
     board = work.open_board(stage, shards, plan.folder, plan.max_bad)
-    rows = workers.run(board, plan.workers if min(plan.workers, len(shards)) > 1 else 0, name, show)
+    count = executors.workers_here() if plan.workers is None else plan.workers
+    here = plan.executor == "local" and min(count, len(shards)) == 1
+    rows = executors.run(board, plan.executor, 0 if here else plan.workers, name, show)
     if len(rows) < len(shards):
         raise FinishedElsewhere
     return _Done(board, rows)

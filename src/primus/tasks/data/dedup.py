@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +13,6 @@ from primus.task import TaskContext
 
 if TYPE_CHECKING:
     from primus.data.dedup.job import Deduplicated, Job
-    from primus.data.workers import Progress
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -45,6 +42,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Bad documents (broken JSON, no such field, null, not UTF-8) that may be left out; the report lists them."""
     workers: Annotated[int, Meta(ge=1)] | None = None
     """Processes; all cores by default. The result does not depend on it."""
+    executor: Literal["local", "ray"] = "local"
+    """Who does the work: processes of this machine, or the Ray cluster that $RAY_ADDRESS names."""
     overwrite: bool = False
     """Replace an earlier result at the output that was made otherwise."""
 
@@ -57,8 +56,9 @@ def run(options: Options, context: TaskContext) -> None:
     """
     job = _job(options)
     from primus.data.dedup.job import dedup
+    from primus.data.display import Display
 
-    with _Display() as display:
+    with Display() as display:
         done = dedup(job, display.say, display.show)
     value = _summary(done)
     context.result(value, "\n".join(f"{name:17} {each}" for name, each in value.items()))
@@ -99,6 +99,7 @@ def _job(options: Options) -> Job:
         text_documents=options.text_documents,
         max_bad=options.max_bad,
         workers=options.workers,
+        executor=options.executor,
         existing="replace" if options.overwrite else "check",
     )
 
@@ -121,38 +122,3 @@ def _summary(done: Deduplicated) -> dict[str, object]:
         "report": str(done.folder / REPORT),
         "page": str(report_page(done.folder)),
     }
-
-
-class _Display:
-    """Lines on standard error, and below them on a terminal how far it is."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-        self._console = console
-        self._status = console.status("reading", spinner="line") if console.is_terminal else None
-        self._start = time.monotonic()
-
-    def __enter__(self) -> _Display:
-        if self._status:
-            self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._status:
-            self._status.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        if self._status:
-            self._console.print(text)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def show(self, progress: Progress) -> None:
-        """Show the progress on a terminal."""
-        if self._status:
-            share = 100 * progress.done_bytes / max(progress.total_bytes, 1)
-            counts = ", ".join(f"{amount:,} {name.replace('_', ' ')}" for name, amount in progress.counts.items())
-            self._status.update(f"{progress.stage}: {share:.0f} %  {counts}  {time.monotonic() - self._start:.0f} s")
