@@ -38,6 +38,11 @@ CURRENCY = 8192
 TERMINAL = 16384
 """Ends a sentence, in any script: Unicode's property Sentence_Terminal."""
 
+BREAK = 32768
+"""Ends a line for ``str.splitlines``."""
+PUNCTUATION_CATEGORY = 65536
+"""Punctuation by its general category."""
+
 NUM_CODES = 0x110000
 ASSIGNED = ((0, 0x32400), (0xE0000, 0xE01F0))
 """Where characters are; the rest of Unicode is unassigned or private."""
@@ -68,8 +73,8 @@ TERMINALS = (
 
 @functools.cache
 def classes() -> np.ndarray:
-    """Bits of every code point, uint16."""
-    bits = np.zeros(NUM_CODES, np.uint16)
+    """Bits of every code point, uint32."""
+    bits = np.zeros(NUM_CODES, np.uint32)
     for first, last in ASSIGNED:
         bits[first:last] = [_general(chr(code)) for code in range(first, last)]
     _add(bits, string.digits, DIGIT)
@@ -80,6 +85,7 @@ def classes() -> np.ndarray:
     _add(bits, "\u2014\u2013", PREFIX | SUFFIX)
     _add(bits, "\u00a7%=", PREFIX)
     _add(bits, TERMINALS, TERMINAL)
+    _add(bits, "\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029", BREAK)
     return bits
 
 
@@ -106,7 +112,7 @@ _OTHER = {
 def _general(character: str) -> int:
     """Bits that follow from the general category."""
     category = unicodedata.category(character)
-    bits = _LETTER.get(category) or _OTHER.get(category) or (BLANK if category[0] == "P" else 0)
+    bits = _LETTER.get(category) or _OTHER.get(category) or (BLANK | PUNCTUATION_CATEGORY if category[0] == "P" else 0)
     return bits | SPACE if character.isspace() else bits
 
 

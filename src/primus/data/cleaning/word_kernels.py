@@ -19,6 +19,8 @@ DIGIT = characters.DIGIT
 DECIMAL = characters.DECIMAL
 CURRENCY = characters.CURRENCY
 SYMBOL = characters.SYMBOL
+PUNCTUATION_CATEGORY = characters.PUNCTUATION_CATEGORY
+TERMINAL = characters.TERMINAL
 
 LONGEST_SPECIAL = 16
 """Characters of the longest run that is looked up among those divided by a table."""
@@ -30,6 +32,10 @@ HALF = np.uint64(32)
 
 HAS_ALPHA = 1
 HAS_NO_SYMBOL = 2
+"""A character that is none: the word counts for the quality rules."""
+IS_PUNCTUATION = 4
+"""Nothing but punctuation."""
+ENDS_SENTENCE = 8
 
 PLUS, COMMA, HYPHEN, DOT = ord("+"), ord(","), ord("-"), ord(".")
 COLON, SLASH, AT, CLOSING = ord(":"), ord("/"), ord("@"), ord(")")
@@ -337,7 +343,7 @@ def _put_run(codes, bits, first, last, table, units, stack, spans, count):
     special = _special(codes, first, last, table)
     while not special:
         before, after, special = _affixes(codes, bits, first, last, table, units)
-        if not before and not after or depth == len(stack):
+        if (not before and not after) or depth == len(stack):
             break
         if before:
             count = _put(first, first + before, spans, count)
@@ -434,11 +440,15 @@ def describe(codes, bits, spans, hashes, flags):
     for word in range(len(spans)):
         first, last = spans[word, 0], spans[word, 1]
         hashes[word] = word_hash(codes, first, last)
-        flag = 0
+        flag = IS_PUNCTUATION
+        if last - first == 1 and bits[codes[first]] & TERMINAL:
+            flag |= ENDS_SENTENCE
         for i in range(first, last):
             kind = bits[codes[i]]
             if kind & ALPHA:
                 flag |= HAS_ALPHA
             if not kind & SYMBOL:
                 flag |= HAS_NO_SYMBOL
+            if not kind & PUNCTUATION_CATEGORY:
+                flag &= ~IS_PUNCTUATION
         flags[word] = flag

@@ -62,7 +62,7 @@ class Words:
     hash: np.ndarray
     """Hash of the characters, uint64[W]; the same on every machine and in every process."""
     flags: np.ndarray
-    """`HAS_ALPHA` | `HAS_NO_SYMBOL` of `word_kernels`, uint8[W]."""
+    """`HAS_ALPHA` and others of `word_kernels`, uint8[W]."""
 
 
 def pack(texts: Sequence[str]) -> Batch:

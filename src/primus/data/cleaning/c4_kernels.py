@@ -1,0 +1,177 @@
+"""The loop that drops lines as C4 did."""
+
+from __future__ import annotations
+
+from primus.data.cleaning import characters
+from primus.data.cleaning.compiled import entry, kernel
+from primus.data.cleaning.quality_kernels import BREAK, DOT, NEWLINE, after_break, strip
+
+SPACE = characters.SPACE
+DECIMAL = characters.DECIMAL
+OPENING, CLOSING = ord("["), ord("]")
+ENDINGS = (DOT, ord("?"), ord("!"), ord('"'), ord("'"))
+"""What a line ends with; datatrove adds ' to the paper's four."""
+
+KEPT, TOO_LONG_WORD, NO_ENDING, TOO_FEW_WORDS, JAVASCRIPT, POLICY = 0, 1, 2, 3, 4, 5
+LOREM_IPSUM, CURLY_BRACKET = 6, 7
+NUM_FATES = 8
+"""What becomes of a line; the last two condemn its document."""
+
+
+@kernel
+def _matches(codes, first, last, phrase):
+    """Whether a phrase (a length, then small letters) begins at a position, in any case."""
+    if first + phrase[0] > last:
+        return False
+    for i in range(phrase[0]):
+        code = codes[first + i]
+        if 65 <= code <= 90:
+            code += 32
+        if code != phrase[i + 1]:
+            return False
+    return True
+
+
+@kernel
+def _contains(codes, first, last, phrases):
+    """Whether one of some phrases is in a line."""
+    for i in range(first, last):
+        code = codes[i] | 32
+        for row in range(len(phrases)):
+            if code == phrases[row, 1] and _matches(codes, i, last, phrases[row]):
+                return True
+    return False
+
+
+@kernel
+def _is_citation(codes, bits, first, last, citations):
+    """Length of a citation mark like ``[12]``, ``[edit]`` or ``[citation needed]``; 0 if there is none."""
+    end = first + 1
+    while end < last and bits[codes[end]] & DECIMAL:
+        end += 1
+    if end < last and codes[end] == CLOSING:
+        return end + 1 - first
+    for row in range(len(citations)):
+        same = first + citations[row, 0] <= last
+        for i in range(citations[row, 0]):
+            same = same and codes[first + i] == citations[row, i + 1]
+        if same:
+            return citations[row, 0]
+    return 0
+
+
+@kernel
+def _copy(codes, bits, first, last, citations, remove_citations, written, count):
+    """Copy a line without its citation marks; returns the new end of what is written."""
+    i = first
+    while i < last:
+        if remove_citations and codes[i] == OPENING:
+            length = _is_citation(codes, bits, i, last, citations)
+            if length:
+                i += length
+                continue
+        written[count] = codes[i]
+        count += 1
+        i += 1
+    return count
+
+
+@kernel
+def _ends_well(codes, first, last):
+    """Whether a line ends in a mark that ends a sentence, and not in three dots."""
+    if first == last or codes[last - 1] not in ENDINGS:
+        return False
+    return not (last - first >= 3 and codes[last - 1] == DOT and codes[last - 2] == DOT and codes[last - 3] == DOT)
+
+
+@kernel
+def _words(codes, bits, first, last):
+    """Number of words between spaces, and the length of the longest."""
+    count = longest = 0
+    while first < last:
+        end = first
+        while end < last and not bits[codes[end]] & SPACE:
+            end += 1
+        if end > first:
+            count += 1
+            longest = max(longest, end - first)
+        first = end + 1
+    return count, longest
+
+
+@entry
+def drop_lines(
+    codes, offsets, alive, bits, limits, switches, citations, lorem, script, braces, policy, written, written_offsets,
+    fates,
+):  # fmt: skip
+    """Write the lines of each document that C4 keeps.
+
+    Args:
+        codes, offsets, alive, bits: The documents.
+        limits: Words that a line has at least, and characters that a word has at most; -1 for no limit.
+        switches: Whether to remove citation marks, and to want an ending.
+        citations, lorem, script, braces, policy: Phrases (a length, then codes): citation marks; what condemns a
+            document; a line; a document; a line.
+        written, written_offsets: Receive the documents; room for as many codes as there are and one more each.
+        fates: Receives how many lines were kept, or dropped for what reason, int64[D, NUM_FATES]; nothing is read
+            of a document behind a line that condemns it.
+    """
+    count = 0
+    for document in range(len(offsets) - 1):
+        written_offsets[document] = count
+        first, last = offsets[document], offsets[document + 1]
+        if not alive[document]:
+            continue
+        begin, fate = count, KEPT
+        while first < last and fate != LOREM_IPSUM and fate != CURLY_BRACKET:
+            end = first
+            while end < last and not bits[codes[end]] & BREAK:
+                end += 1
+            line, line_end = strip(codes, bits, first, end)
+            start = count + 1 if count > begin else count
+            written_end = _copy(codes, bits, line, line_end, citations, switches[0], written, start)
+            fate = _shape(codes, bits, line, line_end, written, start, written_end, limits, switches[1])
+            if fate == KEPT:
+                fate = _content(written, start, written_end, lorem, script, braces, policy)
+            fates[document, fate] += 1
+            if fate == KEPT:
+                if start > begin:
+                    written[start - 1] = NEWLINE
+                count = written_end
+            first = after_break(codes, end, last)
+        count = _strip_written(written, bits, begin, count)
+    written_offsets[len(offsets) - 1] = count
+    return count
+
+
+@kernel
+def _content(written, start, written_end, lorem, script, braces, policy):
+    """What becomes of a line for what it says; the order is that of C4."""
+    if _contains(written, start, written_end, lorem):
+        return LOREM_IPSUM
+    if _contains(written, start, written_end, script):
+        return JAVASCRIPT
+    if _contains(written, start, written_end, braces):
+        return CURLY_BRACKET
+    return POLICY if _contains(written, start, written_end, policy) else KEPT
+
+
+@kernel
+def _shape(codes, bits, line, line_end, written, start, written_end, limits, wants_ending):
+    """What becomes of a line for its words and its end."""
+    num_words, longest = _words(codes, bits, line, line_end)
+    if limits[1] >= 0 and longest > limits[1]:
+        return TOO_LONG_WORD
+    if wants_ending and not _ends_well(written, start, written_end):
+        return NO_ENDING
+    return TOO_FEW_WORDS if num_words < limits[0] else KEPT
+
+
+@kernel
+def _strip_written(written, bits, begin, count):
+    """End of a written document whose spaces at both ends are removed."""
+    first, last = strip(written, bits, begin, count)
+    if first > begin:
+        for i in range(first, last):
+            written[begin + i - first] = written[i]
+    return begin + last - first

@@ -1,0 +1,200 @@
+"""Loops that count what the quality rules judge a document by: words, marks and lines."""
+
+from __future__ import annotations
+
+from primus.data.cleaning import characters
+from primus.data.cleaning.compiled import entry, kernel
+from primus.data.cleaning.word_kernels import ENDS_SENTENCE, HAS_ALPHA, HAS_NO_SYMBOL, IS_PUNCTUATION
+
+SPACE = characters.SPACE
+BREAK = characters.BREAK
+TERMINAL = characters.TERMINAL
+
+NEWLINE, RETURN, DOT, HASH = ord("\n"), ord("\r"), ord("."), ord("#")
+ELLIPSIS = 0x2026
+BULLETS = (0x2022, ord("-"))
+"""What a line of a list begins with."""
+
+WORDS, REAL_WORDS, REAL_CHARACTERS, ALPHA_WORDS, STOP_WORDS = 0, 1, 2, 3, 4
+HASHES, ELLIPSES, LINES, BULLET_LINES, ELLIPSIS_LINES = 5, 6, 7, 8, 9
+NUM_GOPHER = 10
+
+PROSE_LINES, ENDED_LINES, SHORT_LINES, NEWLINES = 0, 1, 2, 3
+NUM_FINEWEB = 4
+
+
+@entry
+def gopher(codes, offsets, alive, bits, firsts, spans, hashes, flags, stops, counts):
+    """Counts of the Gopher quality rules.
+
+    Args:
+        codes, offsets: The documents.
+        alive: Which of them to look at.
+        bits: `characters.classes`.
+        firsts, spans, hashes, flags: Their words.
+        stops: Hashes of the stop words, 63 at most.
+        counts: Receives ``WORDS`` to ``ELLIPSIS_LINES`` of each document, int64[D, NUM_GOPHER].
+    """
+    for document in range(len(offsets) - 1):
+        if alive[document]:
+            _count_words(document, firsts, spans, hashes, flags, stops, counts)
+            _count_marks(codes, offsets[document], offsets[document + 1], document, counts)
+            _count_lines(codes, bits, offsets[document], offsets[document + 1], document, counts)
+
+
+@kernel
+def _count_words(document, firsts, spans, hashes, flags, stops, counts):
+    real = characters_ = alpha = found = 0
+    for word in range(firsts[document], firsts[document + 1]):
+        flag = flags[word]
+        if flag & HAS_NO_SYMBOL:
+            real += 1
+            characters_ += spans[word, 1] - spans[word, 0]
+        if flag & HAS_ALPHA:
+            alpha += 1
+        for stop in range(len(stops)):
+            if hashes[word] == stops[stop]:
+                found |= 1 << stop
+    counts[document, WORDS] = firsts[document + 1] - firsts[document]
+    counts[document, REAL_WORDS] = real
+    counts[document, REAL_CHARACTERS] = characters_
+    counts[document, ALPHA_WORDS] = alpha
+    while found:
+        counts[document, STOP_WORDS] += found & 1
+        found >>= 1
+
+
+@kernel
+def _count_marks(codes, first, last, document, counts):
+    dots = hashes = ellipses = 0
+    for i in range(first, last):
+        code = codes[i]
+        if code == DOT:
+            dots += 1
+            if dots == 3:
+                ellipses += 1
+                dots = 0
+            continue
+        dots = 0
+        if code == HASH:
+            hashes += 1
+        elif code == ELLIPSIS:
+            ellipses += 1
+    counts[document, HASHES] = hashes
+    counts[document, ELLIPSES] = ellipses
+
+
+@kernel
+def _count_lines(codes, bits, first, last, document, counts):
+    lines = bullets = ellipses = 0
+    while first < last:
+        end = first
+        while end < last and not bits[codes[end]] & BREAK:
+            end += 1
+        lines += 1
+        begins, ends = strip(codes, bits, first, end)
+        if begins < ends:
+            if codes[begins] in BULLETS:
+                bullets += 1
+            if _ends_in_ellipsis(codes, begins, ends):
+                ellipses += 1
+        first = after_break(codes, end, last)
+    counts[document, LINES] = lines
+    counts[document, BULLET_LINES] = bullets
+    counts[document, ELLIPSIS_LINES] = ellipses
+
+
+@kernel
+def strip(codes, bits, first, last):
+    """First and last position without the spaces at both ends."""
+    while first < last and bits[codes[first]] & SPACE:
+        first += 1
+    while first < last and bits[codes[last - 1]] & SPACE:
+        last -= 1
+    return first, last
+
+
+@kernel
+def after_break(codes, end, last):
+    """Position behind the end of a line, which may be two characters."""
+    if end + 1 < last and codes[end] == RETURN and codes[end + 1] == NEWLINE:
+        return end + 2
+    return end + 1
+
+
+@kernel
+def _ends_in_ellipsis(codes, first, last):
+    if codes[last - 1] == ELLIPSIS:
+        return True
+    return last - first >= 3 and codes[last - 1] == DOT and codes[last - 2] == DOT and codes[last - 3] == DOT
+
+
+@entry
+def fineweb(codes, offsets, alive, bits, short_length, counts):
+    """Counts of the FineWeb quality rules over the lines that are not blank; int64[D, NUM_FINEWEB]."""
+    for document in range(len(offsets) - 1):
+        if not alive[document]:
+            continue
+        first, last = offsets[document], offsets[document + 1]
+        while first <= last:
+            end = first
+            blank = True
+            while end < last and codes[end] != NEWLINE:
+                blank = blank and bits[codes[end]] & SPACE != 0
+                end += 1
+            if not blank:
+                counts[document, PROSE_LINES] += 1
+                if bits[codes[end - 1]] & TERMINAL:
+                    counts[document, ENDED_LINES] += 1
+                if end - first <= short_length:
+                    counts[document, SHORT_LINES] += 1
+            if end < last:
+                counts[document, NEWLINES] += 1
+            first = end + 1
+
+
+@entry
+def long_lines(codes, offsets, alive, length, counts):
+    """Lines of at least `length` characters of each document, int64[D]."""
+    for document in range(len(offsets) - 1):
+        if not alive[document]:
+            continue
+        first, last = offsets[document], offsets[document + 1]
+        while first <= last:
+            end = first
+            while end < last and codes[end] != NEWLINE:
+                end += 1
+            if end - first >= length:
+                counts[document] += 1
+            first = end + 1
+
+
+@entry
+def sentences(codes, offsets, alive, firsts, spans, flags, counts):
+    """Sentences of each document, int64[D]; each line begins one, as does what follows a mark that ends one.
+
+    As spaCy's sentencizer: more marks may follow the first, and a second space counts as what follows.
+    """
+    for document in range(len(offsets) - 1):
+        if not alive[document]:
+            continue
+        ended, position, count = False, offsets[document], 0
+        for word in range(firsts[document], firsts[document + 1]):
+            gap = spans[word, 0] - position
+            if count == 0 or _has_newline(codes, position, spans[word, 0]) or (ended and gap > 1):
+                count += 1
+                ended = False
+            position = spans[word, 1]
+            if flags[word] & ENDS_SENTENCE:
+                ended = True
+            elif ended and not flags[word] & IS_PUNCTUATION:
+                count += 1
+                ended = False
+        counts[document] = count
+
+
+@kernel
+def _has_newline(codes, first, last):
+    while first < last and codes[first] != NEWLINE:
+        first += 1
+    return first < last

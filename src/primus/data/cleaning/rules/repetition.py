@@ -1,0 +1,139 @@
+"""The rule against texts that repeat themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from msgspec import field
+
+from primus.data.cleaning import characters
+from primus.data.cleaning.block import Block, ratio
+from primus.data.cleaning.rules.rule import Rule
+
+TOP_NGRAMS = {2: 0.20, 3: 0.18, 4: 0.16}
+DUPLICATE_NGRAMS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
+
+
+class GopherRepetition(Rule, frozen=True, kw_only=True, tag="gopher_repetition"):
+    """Removes texts that repeat themselves: Rae et al. 2021 (arXiv 2112.11446), table A1."""
+
+    max_duplicate_paragraphs: float | None = 0.30
+    """Share of paragraphs that were there before."""
+    max_duplicate_paragraph_characters: float | None = 0.20
+    max_duplicate_lines: float | None = 0.30
+    max_duplicate_line_characters: float | None = 0.20
+    max_top_ngram_characters: dict[int, float] = field(default_factory=lambda: dict(TOP_NGRAMS))
+    """For each n the share of characters in the most frequent run of n words."""
+    max_duplicate_ngram_characters: dict[int, float] = field(default_factory=lambda: dict(DUPLICATE_NGRAMS))
+    """For each n the share of characters in runs of n words that were there before."""
+
+    def start(self) -> None:
+        """Compile once."""
+        characters.classes()
+
+    def apply(self, block: Block) -> None:
+        """Remove by the counts of `repetition_kernels`."""
+        from primus.data.cleaning import repetition_kernels as kernels
+
+        lengths = block.characters
+        block.remove(self.name, "empty", lengths == 0, lengths)
+        for newlines, stripped, what in ((2, True, "paragraph"), (1, False, "line")):
+            counts = _pieces(block, newlines, stripped)
+            share = ratio(counts[:, kernels.DUPLICATES], counts[:, kernels.PIECES])
+            share_of_characters = ratio(counts[:, kernels.DUPLICATE_CHARACTERS], lengths)
+            for reason, values in (
+                (f"max_duplicate_{what}s", share),
+                (f"max_duplicate_{what}_characters", share_of_characters),
+            ):
+                block.above(self.name, reason, values, getattr(self, reason))
+        self._apply_ngrams(block)
+
+    def _apply_ngrams(self, block: Block) -> None:
+        most, repeated = sorted(self.max_top_ngram_characters), sorted(self.max_duplicate_ngram_characters)
+        counts = _ngrams(block, most, repeated)
+        limits: list[tuple[str, int, Mapping[int, float]]] = [
+            *(("top", n, self.max_top_ngram_characters) for n in most),
+            *(("duplicate", n, self.max_duplicate_ngram_characters) for n in repeated),
+        ]
+        for column, (what, n, thresholds) in enumerate(limits):
+            values = ratio(counts[:, column], block.characters)
+            block.above(self.name, f"max_{what}_{n}gram_characters", values, thresholds[n])
+
+
+def repeated_line_characters(block: Block) -> np.ndarray:
+    """Characters of each document in lines, blank ones aside, that were there before; int64[D]."""
+    from primus.data.cleaning import repetition_kernels as kernels
+
+    room = _room(int(block.characters.max(initial=0)))
+    counts = block.table(3)
+    batch = block.batch
+    room.generation = int(
+        kernels.lines(
+            batch.codes, batch.offsets, block.alive, characters.classes(),
+            room.keys, room.stamps, room.generation, counts,
+        )
+    )  # fmt: skip
+    repeated: np.ndarray = counts[:, kernels.DUPLICATE_CHARACTERS]
+    return repeated
+
+
+def _pieces(block: Block, newlines: int, stripped: bool) -> np.ndarray:
+    from primus.data.cleaning import repetition_kernels as kernels
+
+    room = _room(int(block.characters.max(initial=0)))
+    counts = block.table(3)
+    batch = block.batch
+    room.generation = int(
+        kernels.pieces(
+            batch.codes, batch.offsets, block.alive, characters.classes(),
+            newlines, stripped, room.keys, room.stamps, room.generation, counts,
+        )
+    )  # fmt: skip
+    return counts
+
+
+def _ngrams(block: Block, most: list[int], repeated: list[int]) -> np.ndarray:
+    from primus.data.cleaning import repetition_kernels as kernels
+
+    longest = int(block.num_words.max(initial=0))
+    room = _room(2 * longest)
+    counts = block.table(len(most) + len(repeated))
+    found = block.words
+    tallies, seen = np.empty(len(room.keys), np.int32), np.empty(len(room.keys), np.int32)
+    room.generation = int(
+        kernels.ngrams(
+            found.first, found.spans, found.hash, block.alive,
+            np.array(most, np.int64), np.array(repeated, np.int64), np.empty(longest + 1, np.uint64),
+            room.keys, room.stamps, tallies, seen, room.generation, counts,
+        )
+    )  # fmt: skip
+    return counts
+
+
+class _Room:
+    """A hash table that is used again and again; what is in it belongs to the generation of its stamp."""
+
+    def __init__(self, size: int) -> None:
+        self.keys = np.empty(size, np.uint64)
+        self.stamps = np.zeros(size, np.int64)
+        self.generation = 0
+
+
+_rooms: list[_Room] = []
+SMALLEST_ROOM = 1 << 16
+LARGEST_KEPT = 1 << 22
+"""Entries of a table that stays for the next block; a larger one is for the document that needs it."""
+
+
+def _room(characters_of_longest: int) -> _Room:
+    """A table that is large enough for the lines or words of a document of so many characters."""
+    size = SMALLEST_ROOM
+    while size < characters_of_longest + 16:
+        size *= 2
+    if not _rooms or len(_rooms[0].keys) < size:
+        room = _Room(size)
+        if size > LARGEST_KEPT:
+            return room
+        _rooms[:] = [room]
+    return _rooms[0]
