@@ -80,6 +80,8 @@ class Tokenizer:
     """Tokens that a text must not be able to forge, the end of a document among them."""
     parse_special_tokens: bool
     """Whether a special token that a text spells out becomes its id instead of plain text."""
+    cuttable: bool
+    """Whether `safe_cuts` knows where this tokenizer always splits."""
     exact: Engine
     """The library that defines the ids."""
     fast: Engine | None
@@ -114,7 +116,7 @@ class Tokenizer:
         """
         from primus.data.tokenizers.cuts import cut
 
-        return cut(text, size, self.content)
+        return cut(text, size) if self.cuttable else [text]
 
 
 def load(name: str | Path, eod: str | None = None, parse_special_tokens: bool = False, fast: bool = True) -> Tokenizer:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from functools import lru_cache
 from typing import Any
-
-from primus.data.tokenizer import is_json
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -31,24 +27,20 @@ _BORDER = re.compile(
 )
 
 
-def cut(text: str, size: int, content: bytes) -> list[str]:
-    """`text` in pieces of at least `size` characters where it can be cut; see `Tokenizer.safe_cuts`."""
-    if len(text) <= size or not _cuttable(content):
+def cut(text: str, size: int) -> list[str]:
+    """`text` in pieces of at least `size` characters, for a tokenizer that `is_cuttable`."""
+    if len(text) <= size:
         return [text]
     pieces = []
     start = 0
-    while (found := _BORDER.search(text, start + size)) is not None:
+    while (found := _BORDER.search(text, start + max(size, 1))) is not None:
         pieces.append(text[start : found.start()])
         start = found.start()
     return [*pieces, text[start:]]
 
 
-@lru_cache(maxsize=4)
-def _cuttable(content: bytes) -> bool:
-    """Whether a tokenizer splits by one of `PATTERNS`, and nothing else of it looks beyond a border."""
-    if not is_json(content):
-        return False
-    described = json.loads(content)
+def is_cuttable(described: dict[str, Any]) -> bool:
+    """Whether a tokenizer.json splits by one of `PATTERNS`, and nothing else of it looks beyond a border."""
     added = described.get("added_tokens", [])
     return (
         split_pattern(described) in PATTERNS.values()
@@ -58,15 +50,20 @@ def _cuttable(content: bytes) -> bool:
 
 
 def split_pattern(described: dict[str, Any]) -> str | None:
-    """The pattern by which a tokenizer.json splits, each match a piece; None where it splits in another way."""
+    """The one pattern by which a tokenizer.json splits, each match a piece; None where it splits in another way."""
+    patterns = split_patterns(described)
+    return patterns[0] if len(patterns) == 1 else None
+
+
+def split_patterns(described: dict[str, Any]) -> list[str]:
+    """The patterns by which a tokenizer.json splits one after the other; none where it splits in another way."""
     step = described.get("pre_tokenizer") or {}
-    steps = step.get("pretokenizers", []) if step.get("type") == "Sequence" else [step]
-    if any(step.get("add_prefix_space") for step in steps):
-        return None
-    if [step.get("type") for step in steps] == ["ByteLevel"] and steps[0].get("use_regex", True):
-        return GPT2
-    if [step.get("type") for step in steps] != ["Split", "ByteLevel"] or steps[1].get("use_regex", True):
-        return None
-    split = steps[0]
-    pattern: str | None = split["pattern"].get("Regex")
-    return pattern if split.get("behavior") == "Isolated" and not split.get("invert") else None
+    *splits, last = step.get("pretokenizers") or [step] if step.get("type") == "Sequence" else [step]
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
+        return []
+    if last.get("use_regex", True):
+        return [] if splits else [GPT2]
+    if any(split.get("behavior") != "Isolated" or split.get("invert") for split in splits):
+        return []
+    patterns = [split["pattern"].get("Regex", "") for split in splits]
+    return patterns if all(patterns) else []

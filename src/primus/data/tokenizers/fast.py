@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primus.data.tokenizer import Batch, Engine, is_json
-from primus.data.tokenizers.cuts import split_pattern
+from primus.data.tokenizers.cuts import split_patterns
 
 GROWTH_BYTES = 96 << 20
 """Growth of the process after which the cache of words is dropped; English text needs about half of it."""
@@ -170,13 +170,13 @@ def _is_panic(error: BaseException) -> bool:
 
 
 def _is_known(described: dict[str, Any]) -> bool:
-    """Whether nothing in a tokenizer.json is beyond the fast way: a byte-level BPE that splits by one pattern."""
+    """Whether nothing in a tokenizer.json is beyond the fast way: a byte-level BPE that splits by patterns."""
     model = described["model"]
     odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
     return (
         model.get("type", "BPE") == "BPE"
         and not any(model.get(key) for key in odd)
-        and split_pattern(described) is not None
+        and bool(split_patterns(described))
         and (described.get("normalizer") or {"type": "NFC"}) == {"type": "NFC"}
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from primus.data.tokenizer import Batch, Tokenizer, begin_of_document, end_of_document, identity
+from primus.data.tokenizers.cuts import is_cuttable
 from primus.data.tokenizers.fast import of_json
 from primus.errors import PrimusError, UsageError
 
@@ -42,8 +43,8 @@ class Library:
         """Token ids of each text."""
         try:
             encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        except TypeError:
-            raise lone_surrogate(texts) from None
+        except TypeError as error:
+            raise lone_surrogate(texts, error) from None
         lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
         tokens = np.empty(int(lengths.sum()), np.uint32)
         start = 0
@@ -81,23 +82,24 @@ def from_content(content: bytes, name: str, eod: str | None, parse_special_token
         fingerprint=identity(described),
         special_strings=tuple(token["content"] for token in added if token.get("special")),
         parse_special_tokens=parse_special_tokens,
+        cuttable=is_cuttable(described),
         exact=exact,
         fast=of_json(exact, described, parse_special_tokens) if fast else None,
     )
 
 
-def lone_surrogate(texts: Sequence[str]) -> PrimusError:
-    """The error of a batch with a text that is no Unicode; of its first such text."""
+def lone_surrogate(texts: Sequence[str], error: Exception) -> Exception:
+    """What is to be raised where a library gave `error` for texts, one of which may be no Unicode."""
     for number, text in enumerate(texts):
         try:
             text.encode()
-        except UnicodeEncodeError as error:
+        except UnicodeEncodeError as wrong:
             return PrimusError(
-                f"text {number} of a batch has the lone surrogate U+{ord(text[error.start]):04X} "
-                f"at character {error.start}",
+                f"text {number} of a batch has the lone surrogate U+{ord(text[wrong.start]):04X} "
+                f"at character {wrong.start}",
                 "replace such characters when the text is read",
             )
-    raise AssertionError("the texts are Unicode")
+    return error
 
 
 def _parse(content: bytes, name: str) -> Any:

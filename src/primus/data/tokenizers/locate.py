@@ -27,7 +27,7 @@ def read(name: str) -> bytes:
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "tokenizer.json").is_file() and all((path / file).is_file() for file in PAIR):
         return _pair(path / PAIR[0], path / PAIR[1])
-    path = _local_file(path) or hub.tokenizer_file(name)
+    path = _local_file(path, name) or hub.tokenizer_file(name)
     content = path.read_bytes()
     if tiktoken.recognizes(content):
         return tiktoken.convert(content, str(path))
@@ -41,7 +41,7 @@ def is_local(name: str) -> bool:
     return any(Path(part).expanduser().exists() for part in name.removeprefix(tiktoken.PREFIX).split(","))
 
 
-def _local_file(path: Path) -> Path | None:
+def _local_file(path: Path, name: str) -> Path | None:
     """The tokenizer's file at `path`; None where `path` can only be a name on the hub.
 
     Raises:
@@ -52,7 +52,7 @@ def _local_file(path: Path) -> Path | None:
     if path.is_dir():
         return _in_folder(path)
     known = path.suffix in (".json", ".model", ".tiktoken")
-    if path.is_absolute() or known or len(path.parts) > 2 or path.parts[:1] in ((".",), ("..",)):
+    if path.is_absolute() or known or len(path.parts) > 2 or name.startswith("."):
         raise UsageError(f"{path}: no such tokenizer", f"give {FILES}")
     return None
 

@@ -44,8 +44,8 @@ class Library:
         before = [bos] if add_special_tokens and bos >= 0 else []
         try:
             rows = [before + self.processor.encode(text) for text in texts]
-        except UnicodeEncodeError:
-            raise lone_surrogate(texts) from None
+        except (RuntimeError, UnicodeEncodeError) as error:
+            raise lone_surrogate(texts, error) from None
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         tokens = np.empty(int(lengths.sum()), np.uint32)
         start = 0
@@ -89,6 +89,7 @@ def from_content(content: bytes, name: str, eod: str | None, parse_special_token
         fingerprint=fingerprint(content),
         special_strings=control,
         parse_special_tokens=False,
+        cuttable=False,
         exact=exact,
         fast=None if not fast or _has_user_defined(content) else of_sentencepiece(exact, content, control),
     )

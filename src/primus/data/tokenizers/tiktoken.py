@@ -121,8 +121,8 @@ def convert(content: bytes, name: str, scheme: str = "") -> bytes:
     """
     if content[:1] == b"[":
         return _megatron(content, name, scheme or "v2")
-    ranks = _parse(content, name)
     chosen = _scheme(scheme) if scheme else _recognized(content, name)
+    ranks = _parse(content, name)
     special = chosen.special if len(ranks) == chosen.num_ranks else {END_OF_TEXT: max(ranks.values()) + 1}
     before = chosen.before if chosen.special is special else ()
     return from_ranks(ranks, chosen.pattern, special, before)

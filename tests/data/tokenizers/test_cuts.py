@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fakes import small_tokenizers as small
+from primus.data.tokenizer import from_content
+from primus.data.tokenizers.cuts import PATTERNS
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@settings(max_examples=200, deadline=None)
+@given(text=small.texts, size=st.integers(0, 12))
+def test_the_pieces_have_the_ids_of_the_whole(name: str, text: str, size: int) -> None:
+    tokenizer = small.by_pattern()[name]
+    pieces = tokenizer.safe_cuts(text, size)
+    assert "".join(pieces) == text
+    assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(text)
+    assert all(len(piece) >= size for piece in pieces[:-1])
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_prose_and_code_and_lines_without_spaces_are_cut(name: str) -> None:
+    for text in ("Some words, and more. ", "    if x:\n        pass\n", "\u65e5\u672c\u8a9e\n"):
+        pieces = small.by_pattern()[name].safe_cuts(text * 500, 100)
+        assert max(map(len, pieces)) < 200
+
+
+PLAIN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+ADDED: dict[str, Any] = {"id": 0, "content": "<|endoftext|>", "special": True, **PLAIN}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+        {"pre_tokenizer": None},
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+        {"added_tokens": [{**ADDED, "rstrip": True}]},
+        {
+            "added_tokens": [
+                ADDED,
+                {**ADDED, "id": 600, "content": "a b", "special": False},
+            ]
+        },
+    ],
+)
+def test_a_tokenizer_that_may_look_beyond_a_border_leaves_the_text_whole(parts: dict[str, Any]) -> None:
+    tokenizer = small.changed(small.by_pattern()["gpt2"], **parts)
+    assert tokenizer.safe_cuts("a b c", 1) == ["a b c"]
+
+
+def test_a_sentencepiece_model_leaves_the_text_whole() -> None:
+    assert from_content(small.sentencepiece_model(), "small.model").safe_cuts("a b c", 1) == ["a b c"]

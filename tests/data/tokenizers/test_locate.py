@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes import small_tokenizers as small
+from primus.data.tokenizer import load
+from primus.errors import UsageError
+
+
+def test_gpt2s_pair_of_files_has_the_ids_of_its_tokenizer_json(tmp_path: Path) -> None:
+    tokenizer = small.by_pattern()["gpt2"]
+    model = json.loads(tokenizer.content)["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + merges)
+    for name in (str(tmp_path), f"{tmp_path / 'vocab.json'},{tmp_path / 'merges.txt'}"):
+        found = load(name)
+        assert (found.eod, found.eod_id, found.vocab_size) == (tokenizer.eod, tokenizer.eod_id, tokenizer.vocab_size)
+        assert [found.encode(text) for text in small.FRAGMENTS] == [tokenizer.encode(text) for text in small.FRAGMENTS]
+    with pytest.raises(UsageError, match=r"nothing\.txt: no such file"):
+        load(f"{tmp_path / 'vocab.json'},{tmp_path / 'nothing.txt'}")
+    (tmp_path / "merges.txt").write_text("a b c\n")
+    with pytest.raises(UsageError, match="not GPT-2's pair of files"):
+        load(tmp_path)
+
+
+def test_a_folder_with_two_models_is_a_question(tmp_path: Path) -> None:
+    for name in ("a.model", "b.model"):
+        (tmp_path / name).write_bytes(small.sentencepiece_model())
+    with pytest.raises(UsageError, match=r"which of a\.model, b\.model"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.model", "a.tiktoken", "./a", "/nowhere/a", "a.json"])
+def test_a_file_that_is_not_there_is_no_name_on_the_hub(name: str) -> None:
+    with pytest.raises(UsageError, match="no such tokenizer"):
+        load(name)
+
+
+def test_a_token_that_the_library_would_number_anew_is_an_error(tmp_path: Path) -> None:
+    described = json.loads(small.by_pattern()["gpt2"].content)
+    token = described["added_tokens"][0]
+    described["added_tokens"] = [token, {**token, "id": 1000, "content": "<|later|>"}]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(described))
+    with pytest.raises(UsageError, match=r"gives <\|later\|> the id \d+, but the file says 1000"):
+        load(path)
+    described["model"]["vocab"]["<|later|>"] = 1000
+    path.write_text(json.dumps(described))
+    assert load(path).vocab_size == 1001
