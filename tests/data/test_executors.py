@@ -61,6 +61,26 @@ def begun(board: Board) -> dict[int, int]:
 ONCE = dict.fromkeys(range(NUM_SHARDS), 1)
 
 
+def test_without_ray_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="--executor ray needs ray") as caught:
+        executors.run(board_of(tmp_path), "ray", 1, "capitals")
+    assert "pip install" in caught.value.hint
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "127.0.0.1:none"])
+def test_a_cluster_that_is_not_there_is_said_at_once(address: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and nobody listens
+        address = address.format(port=closed.getsockname()[1])
+        began = time.monotonic()
+        with pytest.raises(UsageError, match="no Ray cluster is reached") as caught:
+            executors.run(board_of(tmp_path), "ray", 1, "capitals", environ={"RAY_ADDRESS": address})
+    assert address in caught.value.problem
+    assert time.monotonic() - began < 30
+
+
 def test_all_shards_are_done_once_and_told(executor: Executor, tmp_path: Path) -> None:
     board, seen = board_of(tmp_path), list[Progress]()
     rows = executors.run(board, executor, 2, "capitals", seen.append)
@@ -100,25 +120,3 @@ def test_ray_and_processes_beside_it_share_the_work(ray: None, tmp_path: Path) -
     beside.join()
     assert len(rows) == NUM_SHARDS
     assert begun(board) == ONCE
-
-
-def test_without_ray_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match="--executor ray needs ray") as caught:
-        executors.run(board_of(tmp_path), "ray", 1, "capitals")
-    assert "pip install" in caught.value.hint
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "127.0.0.1:none"])
-def test_a_cluster_that_is_not_there_is_said_at_once(address: str, tmp_path: Path) -> None:
-    ray = pytest.importorskip("ray")
-    if ray.is_initialized():
-        ray.shutdown()
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and nobody listens
-        address = address.format(port=closed.getsockname()[1])
-        began = time.monotonic()
-        with pytest.raises(UsageError, match="no Ray cluster is reached") as caught:
-            executors.run(board_of(tmp_path), "ray", 1, "capitals", environ={"RAY_ADDRESS": address})
-    assert address in caught.value.problem
-    assert time.monotonic() - began < 30

@@ -118,9 +118,9 @@ def _connected(ray: Any, environ: Mapping[str, str], num_workers: int | None) ->
 def _private(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables of a Ray that is for this process alone: it tells nobody, and nobody else may give it work."""
     own = {} if "RAY_USAGE_STATS_ENABLED" in environ else {"RAY_USAGE_STATS_ENABLED": "0"}
-    if "RAY_AUTH_MODE" in environ:
+    if any(name.startswith("RAY_AUTH_") for name in environ):
         return own
-    return own | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return own | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}  # else it writes one into the home folder
 
 
 def _check_reachable(address: str) -> None:
