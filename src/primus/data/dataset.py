@@ -19,6 +19,7 @@ from primus.data.mock import MockDataset
 from primus.data.packing import CACHED_BLOCKS, Dataset, PackedDataset
 from primus.data.split import SHARES, parse_split, split_borders
 from primus.data.tokenizer import Tokenizer
+from primus.data.tokenizers.locate import is_local
 from primus.errors import UsageError
 
 VALID_SEED, TEST_SEED = 1, 2
@@ -182,18 +183,24 @@ def _infilling(data: DataConfig, tokenizer: str | None, eod_id: int | None, voca
         return None
     if tokenizer is None or eod_id is None:
         raise UsageError("fim_rate: the tokenizer of the data is not known", "set tokenizer_model")
-    ids = {}
-    for key in ("fim_prefix_token", "fim_middle_token", "fim_suffix_token"):
-        token = getattr(data, key)
-        try:
-            ids[key] = tokenizers.load(tokenizer, eod=token, fast=False).eod_id
-        except UsageError as error:
-            raise UsageError(
-                f"{key}: {error.problem}", f"name a token that the tokenizer has, or set fim_rate to 0 ({error.hint})"
-            ) from None
-        _check_size(f"{tokenizer} with {token}", (ids[key] or 0) + 1, vocab_size)
-    prefix_id, middle_id, suffix_id = (token_id or 0 for token_id in ids.values())
+    prefix_id, middle_id, suffix_id = (
+        _token_id(data, key, tokenizer, vocab_size)
+        for key in ("fim_prefix_token", "fim_middle_token", "fim_suffix_token")
+    )
     return Infilling(data.fim_rate, data.fim_spm_rate, prefix_id, middle_id, suffix_id, eod_id)
+
+
+def _token_id(data: DataConfig, key: str, tokenizer: str, vocab_size: int) -> int:
+    """Id of the token that a key names."""
+    token = getattr(data, key)
+    try:
+        token_id = tokenizers.load(tokenizer, eod=token, fast=False).eod_id
+    except UsageError as error:
+        hint = f"name a token that the tokenizer has, or set fim_rate to 0 ({error.hint})"
+        raise UsageError(f"{key}: {error.problem}", hint) from None
+    assert token_id is not None, "load has found it"
+    _check_size(f"{tokenizer} with {token}", token_id + 1, vocab_size)
+    return token_id
 
 
 def _check_tokenizer(data: DataConfig, files: list[TokenFile], vocab_size: int) -> tuple[str | None, int | None]:
@@ -233,9 +240,9 @@ def _check_tokenizer(data: DataConfig, files: list[TokenFile], vocab_size: int) 
 def _asked_tokenizer(data: DataConfig, known_names: list[str]) -> Tokenizer | None:
     """The tokenizer that the experiment names, unless it is a hub name under which all of the data was prepared."""
     name = data.tokenizer_model
-    if not name or (known_names and set(known_names) == {name} and not Path(name).expanduser().exists()):
+    if not name or (known_names and set(known_names) == {name} and not is_local(name)):
         return None
-    return tokenizers.load(name)
+    return tokenizers.check_type(tokenizers.load(name), data.tokenizer_type)
 
 
 def _check_size(name: str, size: int, vocab_size: int) -> None:

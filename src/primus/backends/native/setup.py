@@ -6,13 +6,13 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
 import torch
 
 import primus
 from primus.backends.native import compilation, model
 from primus.backends.native.checkpoint import Saved, Saver, Settings
 from primus.backends.native.compilation import Decision
+from primus.backends.native.data import documents_of, open_data
 from primus.backends.native.distributed import Processes, device_name, seed_everything
 from primus.backends.native.documents import Documents
 from primus.backends.native.loggers import check_packages, open_loggers
@@ -26,21 +26,16 @@ from primus.backends.native.step_line import CONVENTION
 from primus.backends.native.timing import ComputeTimer
 from primus.backends.native.watch import Watch
 from primus.checkpoint.shape import shape_of
-from primus.config.schema import DataConfig, Experiment, Trainer
-from primus.data.dataset import Datasets, open_datasets
+from primus.config.schema import Experiment, Trainer
+from primus.data.dataset import Datasets
 from primus.data.loader import num_micro_batches
-from primus.errors import UnfitError, UsageError
 from primus.machine.profile import peak_tflops
 from primus.model import flops_per_token, parameters
 from primus.runs.attempt import Attempt
-from primus.runs.files import write_text
 from primus.runs.store import Run
 
 PROGRESS_VARIABLE = "PRIMUS_PROGRESS"
 """Path of the terminal that shows a bar; the launcher sets it."""
-
-DATA_FILE = "config/data_config.yaml"
-REPLAYED_DATA_FILE = "config/replayed_data_config.yaml"
 
 
 @dataclass
@@ -82,14 +77,14 @@ def set_up(experiment: Experiment, attempt: Attempt, processes: Processes, envir
     seed_everything(trainer.training.seed, trainer.training.deterministic)
     global_batch_size = _global_batch_size(trainer, processes.world)
     attempt.beat("data")
-    data = _open_data(trainer, attempt, global_batch_size)
+    data = open_data(trainer, attempt, global_batch_size)
     search = Search(
         attempt.run, trainer.checkpoint, shape_of(trainer.model), processes, say=attempt.say, event=attempt.event
     )
     rewinds = _rewinds(search)
     start = _find_start(search, attempt, data)
     decision = _decide_compile(trainer, processes, global_batch_size, start, environ)
-    trainable = _build(trainer, processes, decision.compiled, _documents(trainer.data, data.eod_id))
+    trainable = _build(trainer, processes, decision.compiled, documents_of(trainer.data, data.eod_id))
     optimizer = build_optimizer(trainable.model, trainer.optimizer)
     if start is not None:
         restore(start, trainable.model, optimizer, processes)
@@ -125,53 +120,6 @@ def _global_batch_size(trainer: Trainer, world: int) -> int:
     size = training.global_batch_size or training.micro_batch_size * world
     num_micro_batches(size, training.micro_batch_size, world)
     return size
-
-
-def _open_data(trainer: Trainer, attempt: Attempt, global_batch_size: int) -> Datasets:
-    """The run's data, which its folder then describes."""
-    training = trainer.training
-    data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
-    if training.eval_interval and data.valid is None:
-        raise UsageError(
-            f"eval_interval is {training.eval_interval}, but there is no validation data: {data.no_valid}",
-            "set valid_data_path or another split, or eval_interval: null",
-        )
-    _check_replayed(attempt.run, data.fingerprint)
-    if attempt.rank == 0:
-        _describe_data(attempt.run, trainer, data, training.train_iters * global_batch_size)
-    return data
-
-
-def _check_replayed(run: Run, fingerprint: str) -> None:
-    """A replay has the data of the run that it repeats."""
-    import yaml
-
-    path = run.directory / REPLAYED_DATA_FILE
-    if not path.is_file():
-        return
-    then = yaml.safe_load(path.read_text(encoding="utf-8")).get("fingerprint")
-    if then != fingerprint:
-        raise UnfitError(
-            f"the data is not that of the run that is replayed: {fingerprint} instead of {then}",
-            "restore the data, or train with --config",
-        )
-
-
-def _describe_data(run: Run, trainer: Trainer, data: Datasets, num_samples: int) -> None:
-    """Write what the run reads, and what it takes from each corpus until its last step."""
-    import yaml
-
-    described = {
-        **msgspec.to_builtins(trainer.data),
-        "fingerprint": data.fingerprint,
-        "seq_length": trainer.training.seq_length,
-        "samples_per_epoch": data.train.samples_per_epoch,
-        "corpora": [
-            {"prefix": str(part.prefix), "samples": part.samples, "epochs": round(part.epochs, 6)}
-            for part in data.train.progress(num_samples)
-        ],
-    }
-    write_text(run.directory / DATA_FILE, yaml.safe_dump(described, sort_keys=False, allow_unicode=True))
 
 
 def _rewinds(search: Search) -> list[Rewind]:
@@ -229,14 +177,6 @@ def _decide_compile(
         threads=torch.get_num_threads(),
         environ=environ,
     )
-
-
-def _documents(data: DataConfig, eod_id: int | None) -> Documents | None:
-    """How the model keeps documents apart; None where it does not."""
-    if not data.reset_position_ids and not data.reset_attention_mask:
-        return None
-    assert eod_id is not None, "open_datasets has checked it"
-    return Documents(eod_id, data.reset_position_ids, data.reset_attention_mask)
 
 
 def _build(trainer: Trainer, processes: Processes, compiled: bool, documents: Documents | None) -> Trainable:

@@ -1,0 +1,71 @@
+"""The data of a run: opened, compared with that of the run it replays, and described in its folder."""
+
+from __future__ import annotations
+
+import msgspec
+
+from primus.backends.native.documents import Documents
+from primus.config.schema import DataConfig, Trainer
+from primus.data.dataset import Datasets, open_datasets
+from primus.errors import UnfitError, UsageError
+from primus.runs.attempt import Attempt
+from primus.runs.files import write_text
+from primus.runs.store import Run
+
+DATA_FILE = "config/data_config.yaml"
+REPLAYED_DATA_FILE = "config/replayed_data_config.yaml"
+
+
+def open_data(trainer: Trainer, attempt: Attempt, global_batch_size: int) -> Datasets:
+    """The run's data, which its folder then describes."""
+    training = trainer.training
+    data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
+    if training.eval_interval and data.valid is None:
+        raise UsageError(
+            f"eval_interval is {training.eval_interval}, but there is no validation data: {data.no_valid}",
+            "set valid_data_path or another split, or eval_interval: null",
+        )
+    _check_replayed(attempt.run, data.fingerprint)
+    if attempt.rank == 0:
+        _describe_data(attempt.run, trainer, data, training.train_iters * global_batch_size)
+    return data
+
+
+def documents_of(data: DataConfig, eod_id: int | None) -> Documents | None:
+    """How the model keeps documents apart; None where it does not."""
+    if not data.reset_position_ids and not data.reset_attention_mask:
+        return None
+    assert eod_id is not None, "open_datasets has checked it"
+    return Documents(eod_id, data.reset_position_ids, data.reset_attention_mask)
+
+
+def _check_replayed(run: Run, fingerprint: str) -> None:
+    """A replay has the data of the run that it repeats."""
+    import yaml
+
+    path = run.directory / REPLAYED_DATA_FILE
+    if not path.is_file():
+        return
+    then = yaml.safe_load(path.read_text(encoding="utf-8")).get("fingerprint")
+    if then != fingerprint:
+        raise UnfitError(
+            f"the data is not that of the run that is replayed: {fingerprint} instead of {then}",
+            "restore the data, or train with --config",
+        )
+
+
+def _describe_data(run: Run, trainer: Trainer, data: Datasets, num_samples: int) -> None:
+    """Write what the run reads, and what it takes from each corpus until its last step."""
+    import yaml
+
+    described = {
+        **msgspec.to_builtins(trainer.data),
+        "fingerprint": data.fingerprint,
+        "seq_length": trainer.training.seq_length,
+        "samples_per_epoch": data.train.samples_per_epoch,
+        "corpora": [
+            {"prefix": str(part.prefix), "samples": part.samples, "epochs": round(part.epochs, 6)}
+            for part in data.train.progress(num_samples)
+        ],
+    }
+    write_text(run.directory / DATA_FILE, yaml.safe_dump(described, sort_keys=False, allow_unicode=True))
