@@ -1,0 +1,145 @@
+"""Histograms for the terminal and as an SVG picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from primus.report import table
+from primus.report.page import Html, element
+
+BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
+"""Eighths of a character cell."""
+
+COLUMNS = 40
+"""Characters of the longest bar."""
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 880.0, 260.0, 24.0, 76.0, 70.0, 6.0
+"""Of the picture, in its own units; HEIGHT is that of the highest bar."""
+
+
+class Bar(Struct, frozen=True, kw_only=True):
+    """What lies in a range of whole numbers."""
+
+    first: int
+    """Smallest number."""
+    last: int
+    """Largest number."""
+    count: int
+    """How many things."""
+    weight: int
+    """Their sum, such as the tokens of these documents."""
+
+
+def text(bars: Sequence[Bar], things: str, unit: str) -> str:
+    """A bar of blocks for each range, with its share of the things and of their sum.
+
+    Args:
+        bars: The ranges, in order.
+        things: What is counted, such as ``documents``.
+        unit: What is summed, such as ``tokens``.
+    """
+    highest, _, weight = _totals(bars)
+    rows = [
+        (
+            f"{bar.first:,} - {bar.last:,}" if bar.last > bar.first else f"{bar.first:,}",
+            f"{bar.count:,}",
+            f"{bar.weight / weight:.1%}",
+            blocks(bar.count / highest),
+        )
+        for bar in bars
+    ]
+    return table.table((unit, things, f"of all {unit}", ""), rows, right=(0, 1, 2))
+
+
+def blocks(share: float) -> str:
+    """A bar of block characters, as long as its share of `COLUMNS`; a share above 0 is never invisible."""
+    eighths = max(round(8 * COLUMNS * share), 1 if share > 0 else 0)
+    whole, rest = divmod(eighths, 8)
+    return BLOCKS[8] * whole + (BLOCKS[rest] if rest else "")
+
+
+def svg(bars: Sequence[Bar], title: str, things: str, unit: str) -> Html:
+    """The picture: two bars for each range, the share of the things and of their sum; it stands alone or in a page."""
+    height = TOP + HEIGHT + BOTTOM
+    parts = [
+        element("style", Html(STYLE)),
+        _rect(0, 0, WIDTH, height, "ground", ""),
+        _text(LEFT, 32, title, "title"),
+        _rect(LEFT, 46, 12, 12, "count", ""),
+        _text(LEFT + 18, 56, f"share of {things}", "soft"),
+        _rect(LEFT + 170, 46, 12, 12, "weight", ""),
+        _text(LEFT + 188, 56, f"share of {unit}", "soft"),
+        *_columns(bars, things, unit),
+        _text(WIDTH / 2, height - 14, f"{unit} of one of the {things}, from", "soft middle"),
+    ]
+    return element(
+        "svg",
+        Html("\n".join(["", *parts, ""])),
+        xmlns="http://www.w3.org/2000/svg",
+        class_="histogram",
+        viewBox=f"0 0 {WIDTH:g} {height:g}",
+        width=f"{WIDTH:g}",
+        height=f"{height:g}",
+        role="img",
+    )
+
+
+def _columns(bars: Sequence[Bar], things: str, unit: str) -> Iterator[Html]:
+    _, total, weight = _totals(bars)
+    highest = max((max(bar.count / total, bar.weight / weight) for bar in bars), default=1.0)
+    pitch = (WIDTH - 2 * LEFT) / max(1, len(bars))
+    width = min((pitch - GAP) / 2, 34.0)
+    base = TOP + HEIGHT
+    yield _rect(LEFT, base, WIDTH - 2 * LEFT, 1, "axis", "")
+    for number, bar in enumerate(bars):
+        middle = LEFT + (number + 0.5) * pitch
+        shares = (("count", bar.count / total), ("weight", bar.weight / weight))
+        for side, (kind, share) in enumerate(shares):
+            tall = HEIGHT * share / highest
+            told = f"{bar.first:,} to {bar.last:,}: {bar.count:,} {things}, {bar.weight:,} {unit}"
+            yield _rect(middle + (side - 1) * width, base - tall, width, tall, kind, told)
+            if share >= 0.001 and pitch >= 40:
+                place = middle + (side - 0.5) * width
+                yield _text(place, base - tall - 5, f"{share:.0%}" if share >= 0.01 else "<1%", "small middle")
+        yield _text(middle, base + 18, _short(bar.first), "small middle")
+
+
+def _totals(bars: Sequence[Bar]) -> tuple[int, int, int]:
+    """The highest count, all counts and all weights, each at least 1."""
+    return (
+        max(1, *(bar.count for bar in bars)),
+        max(1, sum(bar.count for bar in bars)),
+        max(1, sum(bar.weight for bar in bars)),
+    )
+
+
+def _short(number: int) -> str:
+    for unit, size in (("G", 1 << 30), ("M", 1 << 20), ("k", 1 << 10)):
+        if number >= size:
+            return f"{number // size} {unit}i"
+    return str(number)
+
+
+def _rect(x: float, y: float, width: float, height: float, kind: str, told: str) -> Html:
+    title = element("title", told) if told else Html("")
+    return element("rect", title, x=f"{x:.1f}", y=f"{y:.1f}", width=f"{width:.1f}", height=f"{height:.1f}", class_=kind)
+
+
+def _text(x: float, y: float, words: str, kind: str) -> Html:
+    return element("text", words, x=f"{x:.1f}", y=f"{y:.1f}", class_=kind)
+
+
+STYLE = """
+.histogram { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+.histogram .ground { fill: #ffffff; } .histogram text { fill: #1d1f24; }
+.histogram .title { font-size: 17px; font-weight: 650; }
+.histogram .soft { fill: #5d636f; } .histogram .small { font-size: 11px; fill: #5d636f; }
+.histogram .middle { text-anchor: middle; }
+.histogram .count { fill: #2456a6; } .histogram .weight { fill: #e0a24a; } .histogram .axis { fill: #b8bcc6; }
+@media (prefers-color-scheme: dark) {
+  .histogram .ground { fill: #1c1f25; } .histogram text { fill: #e6e7ea; }
+  .histogram .soft, .histogram .small { fill: #a0a6b2; }
+  .histogram .count { fill: #8ab4f8; } .histogram .weight { fill: #c98a35; } .histogram .axis { fill: #4a505c; } }
+"""

@@ -1,0 +1,267 @@
+"""Look into token files, or at the exact samples that a step of training consists of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from primus.errors import UsageError
+from primus.task import TaskContext
+
+if TYPE_CHECKING:
+    from primus.data.step_samples import Sample, Step
+    from primus.data.survey import Document, Survey
+
+SHOWN_CHARACTERS = 240
+SHOWN_MASKED = 12
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """Options of `data inspect`."""
+
+    prefix: Annotated[str | None, Meta(extra={"positional": True})] = None
+    """Prefix of a .bin and .idx."""
+    samples: Annotated[int, Meta(ge=0)] = 0
+    """Documents to print, drawn at random."""
+    seed: int = 0
+    """Decides which."""
+    document: tuple[int, ...] = ()
+    """Numbers of documents to print, counted from 0."""
+    tokenizer: str | None = None
+    """Tokenizer that decodes; the copy beside the files by default."""
+    output: str | None = None
+    """File for a picture of the lengths of documents: a page (.html), or the picture alone (.svg)."""
+    config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
+    """Experiment file whose step is shown."""
+    set: tuple[str, ...] = ()
+    """Changes of the experiment, as KEY=VALUE."""
+    run: str | None = None
+    """Run whose step is shown: its folder, id, or an experiment's name for its newest run."""
+    workspace: str = "./output"
+    """Folder of all run folders."""
+    step: Annotated[int, Meta(ge=1)] | None = None
+    """Step, counted from 1."""
+    sample: tuple[int, ...] = ()
+    """Only these samples of the step, by their number in the order of the run; the first one's step by default."""
+    rank: Annotated[int, Meta(ge=0)] | None = None
+    """Only what this data-parallel rank trains on."""
+    world_size: Annotated[int, Meta(ge=1)] = 1
+    """Processes of a run of --config; --run knows its own."""
+    full: bool = False
+    """Print whole texts."""
+
+
+def run(options: Options, context: TaskContext) -> None:
+    """Print what token files hold, or the samples of a step.
+
+    Raises:
+        UsageError: The options exclude each other, or something that they name does not exist.
+        UnfitError: The data of a run is not what it was trained on.
+        PrimusError: A file is damaged.
+    """
+    named = [name for name in ("prefix", "config", "run") if getattr(options, name) is not None]
+    if len(named) != 1:
+        raise UsageError(
+            f"data inspect takes one of PREFIX, --config and --run; {' and '.join(named) or 'nothing'} was given"
+        )
+    if options.prefix is not None:
+        _inspect_files(options, context)
+        return
+    if options.step is None and not options.sample:
+        raise UsageError(f"--{named[0]} without --step or --sample", "say which step to show, like --step 1234")
+    _inspect_step(options, context)
+
+
+def _inspect_files(options: Options, context: TaskContext) -> None:
+    from primus.data import survey
+    from primus.data.data_path import resolve_prefix
+    from primus.data.indexed import IndexedTokens
+
+    output = _output(options)
+    file = IndexedTokens(resolve_prefix(options.prefix or "", "prefix"))
+    tokenizer = survey.tokenizer_of(file.prefix, options.tokenizer)
+    found = survey.survey(file, tokenizer)
+    numbers = [*options.document, *survey.chosen(file, options.samples, options.seed)]
+    documents = [survey.document(file, number, tokenizer) for number in numbers]
+    blocks = [_survey_text(found), *(_document_text(document, options.full) for document in documents)]
+    if options.document and not options.samples:
+        blocks = blocks[1:]
+    context.result({"survey": found, "documents": documents}, "\n\n".join(blocks))
+    if output:
+        _draw(found, output)
+        context.say(f"\npicture: {output}")
+
+
+def _output(options: Options) -> Path | None:
+    path = Path(options.output) if options.output else None
+    if path and path.suffix not in (".html", ".svg"):
+        raise UsageError(f"--output {path}: neither .html nor .svg", "give the file one of these endings")
+    return path
+
+
+def _draw(found: Survey, output: Path) -> None:
+    from primus.report import histogram, page
+    from primus.runs import files
+
+    title = f"{Path(found.prefix).name}: {found.tokens:,} tokens in {found.documents:,} documents"
+    picture = histogram.svg(found.lengths.histogram, title, "documents", "tokens")
+    if output.suffix == ".svg":
+        files.write_text(output, f"{picture}\n")
+        return
+    frequent = [(each.token, repr(each.text or ""), f"{each.share:.2%}") for each in found.frequent]
+    sections = [
+        ("Lengths of documents", picture),
+        ("Files", page.table(("", ""), _facts(found))),
+        (f"Most frequent of {_counted(found)}", page.table(("token", "text", "share"), frequent, right=(0, 2))),
+    ]
+    files.write_text(output, page.html(f"Tokens of {Path(found.prefix).name}", sections, found.prefix))
+
+
+def _survey_text(found: Survey) -> str:
+    from primus.report import histogram, table
+
+    lengths = found.lengths
+    facts = _facts(found)
+    width = max(len(name) for name, _ in facts)
+    spread = ", ".join(f"{percent} %: {length:,}" for percent, length in lengths.percentiles.items())
+    frequent = [(str(each.token), f"{each.share:.2%}", repr(each.text) if each.text else "") for each in found.frequent]
+    return "\n".join(
+        [
+            found.prefix,
+            *(f"  {name:{width}}  {value}" for name, value in facts),
+            "",
+            f"tokens of a document: mean {lengths.mean:,.1f}; {spread}",
+            histogram.text(lengths.histogram, "documents", "tokens"),
+            "",
+            f"most frequent of {_counted(found)}",
+            table.table(("token", "share", "text"), frequent, right=(0, 1)),
+        ]
+    )
+
+
+def _counted(found: Survey) -> str:
+    part = "all" if found.counted_tokens == found.tokens else f"{found.counted_tokens:,} sampled"
+    return f"{part} tokens ({found.distinct_tokens:,} different ones)"
+
+
+def _facts(found: Survey) -> list[tuple[str, str]]:
+    """What is known of the files, as names and values."""
+    rows = [
+        ("tokens", f"{found.tokens:,} ({found.dtype}, {found.bytes / 1e6:,.1f} MB)"),
+        ("documents", f"{found.documents:,}" + (f" in {found.sequences:,} sequences" * _is_cut(found))),
+    ]
+    manifest = found.manifest
+    if not manifest:
+        return [*rows, ("manifest", "none: another program wrote these files")]
+    tokenizer, recipe = manifest.tokenizer, manifest.recipe
+    end = f", ends documents with {tokenizer.eod} ({tokenizer.eod_id})" if recipe.append_eod else ""
+    inputs = "; ".join(f"{each.path} ({each.files} files, {each.bytes / 1e6:,.1f} MB)" for each in manifest.inputs)
+    changed = [f"{name} {getattr(recipe, name)}" for name in recipe.__struct_fields__]
+    rows += [
+        ("tokenizer", f"{tokenizer.name}, {tokenizer.vocab_size:,} tokens{end}"),
+        ("made from", inputs),
+        ("recipe", ", ".join(changed)),
+        ("left out", f"{manifest.empty_documents:,} empty and {manifest.bad_documents:,} bad documents"),
+        *(("", bad) for bad in found.bad),
+        ("identity", manifest.fingerprint),
+    ]
+    return rows
+
+
+def _is_cut(found: Survey) -> bool:
+    return found.sequences != found.documents
+
+
+def _document_text(document: Document, full: bool) -> str:
+    body = _shortened(document.text, full) if document.text is not None else _shortened(_listed(document.ids), full)
+    return f"document {document.document:,}, {len(document.ids):,} tokens:\n{_indented(body)}"
+
+
+def _inspect_step(options: Options, context: TaskContext) -> None:
+    from primus import experiment
+    from primus.data import step_samples
+
+    recorded = ""
+    if options.run is not None:
+        from primus.runs import store
+
+        found = store.find(options.run, Path(options.workspace))
+        trained = experiment.of_run(found).experiment
+        number = options.step or step_samples.step_of_sample(found, options.sample[0])
+        step, recorded = step_samples.of_run(found, trained, number)
+    else:
+        trained = experiment.resolve(Path(options.config or ""), _changes(options), context.environ).experiment
+        step = step_samples.of_experiment(trained, options.step or 1, options.world_size)
+        if options.step is None:
+            number = options.sample[0] // step.global_batch_size + 1
+            step = step_samples.of_experiment(trained, number, options.world_size)
+    data = step_samples.open_data(trained.trainer, recorded)
+    numbers = _numbers(options, step)
+    samples = list(step_samples.samples(step, data, trained.trainer, numbers))
+    shown = [_sample_text(sample, options.full) for sample in samples]
+    context.result({"step": step, "samples": samples}, "\n\n".join([_step_text(step), *shown]))
+
+
+def _changes(options: Options) -> tuple[str, ...]:
+    for change in options.set:
+        if "=" not in change:
+            raise UsageError(f"--set {change}: no value", "give KEY=VALUE")
+    return options.set
+
+
+def _numbers(options: Options, step: Step) -> list[int]:
+    """The samples to show.
+
+    Raises:
+        UsageError: The step has no such sample or rank.
+    """
+    whole = range(step.first_sample, step.first_sample + step.global_batch_size)
+    if options.rank is not None and options.rank >= step.world_size:
+        raise UsageError(f"no rank {options.rank} among {step.world_size}", "see --world-size")
+    for number in options.sample:
+        if number not in whole:
+            raise UsageError(f"sample {number:,} is not of step {step.step:,}", f"it has {whole[0]:,} to {whole[-1]:,}")
+    numbers = list(options.sample or whole)
+    return [each for each in numbers if options.rank is None or step.place(each)[0] == options.rank]
+
+
+def _step_text(step: Step) -> str:
+    last = step.first_sample + step.global_batch_size - 1
+    how = "as the run has recorded" if step.recorded else "of a run that passes over no data"
+    return (
+        f"step {step.step:,}: samples {step.first_sample:,} to {last:,}, {how};"
+        f" micro batches of {step.micro_batch_size} on {step.world_size} data-parallel ranks"
+    )
+
+
+def _sample_text(sample: Sample, full: bool) -> str:
+    lines = [f"sample {sample.sample:,} (rank {sample.rank}, micro batch {sample.micro_batch})"]
+    place = 0
+    for part in sample.parts:
+        cut = f", sequence {part.sequence:,}" if part.sequence != part.document else ""
+        place += part.tokens
+        lines.append(
+            f"  tokens {place - part.tokens:,} to {place - 1:,}: {part.prefix}, document {part.document:,}{cut}"
+            f" from its token {part.first_token:,}"
+        )
+    if sample.masked:
+        more = f" and {len(sample.masked) - SHOWN_MASKED:,} more" if len(sample.masked) > SHOWN_MASKED else ""
+        lines.append(f"  not learnt from: positions {', '.join(map(str, sample.masked[:SHOWN_MASKED]))}{more}")
+    text = _listed(sample.ids) if sample.text is None else sample.text
+    return "\n".join([*lines, _indented(_shortened(text, full))])
+
+
+def _listed(ids: list[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+def _shortened(text: str, full: bool) -> str:
+    if full or len(text) <= 2 * SHOWN_CHARACTERS:
+        return text
+    return f"{text[:SHOWN_CHARACTERS]} [...] {text[-SHOWN_CHARACTERS:]}"
+
+
+def _indented(text: str) -> str:
+    return "    " + text.replace("\n", "\n    ")
