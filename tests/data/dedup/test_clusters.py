@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,4 +64,4 @@ def test_ranges_of_keys_meet_and_cover_all() -> None:
     ranges = key_ranges(num_ranges(50, most_held=7))
     assert len(ranges) == 8
     assert ranges[0][0] == 0 and ranges[-1][1] == (1 << 64) - 1
-    assert all(one[1] + 1 == other[0] for one, other in zip(ranges, ranges[1:], strict=False))
+    assert all(one[1] + 1 == other[0] for one, other in pairwise(ranges))

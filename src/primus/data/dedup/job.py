@@ -96,6 +96,7 @@ def dedup(job: Job, say: Say = lambda text: None, show: Show = lambda progress: 
     identity = _identity(job, source)
     if found := _existing(job, identity):
         say(f"{job.output}: nothing to do, it was made from the same input before")
+        _complete(job, found.report)
         return found
     try:
         return _make(job, source, identity, say, show)
@@ -123,6 +124,10 @@ def _make(job: Job, source: Inputs, identity: str, say: Say, show: Show) -> Dedu
 
 def _work_folder(job: Job) -> Path:
     return job.output.with_name(f".{job.output.name}.work")
+
+
+def _lock(job: Job) -> Path:
+    return job.output.with_name(f".{job.output.name}.lock")
 
 
 def _check(job: Job) -> None:
@@ -214,8 +219,8 @@ def _report(job: Job, identity: str, stages: Stages) -> Report:
 
 def _publish(job: Job, kept: Board, report: Report, say: Say) -> Deduplicated:
     """Give the files their folder, and remove what they were made from."""
-    folder, lock = _work_folder(job), job.output.with_name(f".{job.output.name}.lock")
-    with atomic.lock(lock, PUBLISH_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to write {job.output}")):
+    folder = _work_folder(job)
+    with atomic.lock(_lock(job), PUBLISH_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to write {job.output}")):
         if found := _existing(job, report.identity):
             return found
         final = folder / f"final.{os.getpid()}"
@@ -228,12 +233,25 @@ def _publish(job: Job, kept: Board, report: Report, say: Say) -> Deduplicated:
         if job.output.exists():
             _set_aside(job.output, folder)
         final.rename(job.output)
-        report_page(job.output).write_text(reports.markdown(report), encoding="utf-8")
-        atomic.sync(job.output.parent)
-        shutil.rmtree(folder, ignore_errors=True)
+        _tidy(job, report)
     for line in reports.summary(report).splitlines():
         say(line)
     return Deduplicated(job.output, [job.output / name for name in sorted(files)], report, made=True)
+
+
+def _complete(job: Job, report: Report) -> None:
+    """Do what is left where a process was killed after it gave the folder its name."""
+    if report_page(job.output).exists() and not _work_folder(job).exists() and not _lock(job).exists():
+        return
+    with atomic.lock(_lock(job), PUBLISH_TIMEOUT_S):
+        _tidy(job, report)
+
+
+def _tidy(job: Job, report: Report) -> None:
+    """Write the page, and delete what the result was made from; call it with the lock held."""
+    with atomic.staged({report_page(job.output): reports.markdown(report).encode()}) as publish:
+        publish()
+    shutil.rmtree(_work_folder(job), ignore_errors=True)
 
 
 def _collect(kept: Board, final: Path) -> dict[str, FileFacts]:

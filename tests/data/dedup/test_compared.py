@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from primus.data.cleaning import words
+from primus.data.dedup.compared import word_hashes
+
+OFTEN = (
+    "aZ \u00df\u0130é\u0301\u0e33 \u00a0\u3000.,:;-'\u2019\"09"
+    "\u0663\u0968\u066b\u2396\u4e2d\ufb01\U0001d7d8\U0001f600\n\t\x00\u212b"
+)
+texts = st.lists(st.text(st.one_of(st.sampled_from(OFTEN), st.characters(exclude_categories=["Cs"])), max_size=40))
+
+
+def hashes_of(text: str) -> list[int]:
+    return word_hashes([text.encode()])[0].tolist()
+
+
+@given(texts)
+def test_words_are_those_of_the_simplified_text(some: list[str]) -> None:
+    hashes, firsts = word_hashes([text.encode() for text in some])
+    reference = words.split(words.simplify(words.pack(some)), "whitespace")
+    assert hashes.tolist() == reference.hash.tolist()
+    assert firsts.tolist() == reference.first.tolist()
+
+
+def test_case_accents_punctuation_spacing_and_numbers_make_no_difference() -> None:
+    assert hashes_of("The  caf\u00e9, in 1,984...") == hashes_of("the cafe\u0301\nIN 7")
+    assert len(hashes_of("The cafe in 7")) == 4
+    assert hashes_of("the cafe") != hashes_of("the cage")
+    assert hashes_of("!? ...") == []
+
+
+def test_a_text_of_many_short_words_has_room() -> None:
+    assert len(hashes_of("a " * 10_000)) == 10_000
