@@ -185,10 +185,18 @@ class DataConfig(Group, frozen=True, kw_only=True):
     """Shares of training, validation and test documents where one prefix serves all."""
     mock_data: bool = False
     """Random tokens instead of a dataset, for measuring speed."""
-    tokenizer_type: Literal["HuggingFaceTokenizer", "ByteLevelBPE"] = "HuggingFaceTokenizer"
-    """A Hugging Face tokenizer, or a byte-level BPE trained on the dataset."""
+    tokenizer_type: Literal[
+        "HuggingFaceTokenizer",
+        "SentencePieceTokenizer",
+        "GPTSentencePieceTokenizer",
+        "Llama2Tokenizer",
+        "TikTokenizer",
+        "GPT2BPETokenizer",
+        "ByteLevelBPE",
+    ] = "HuggingFaceTokenizer"
+    """Kind of tokenizer_model, as in Megatron; or ByteLevelBPE, trained on the dataset."""
     tokenizer_model: str | None = None
-    """Path of a tokenizer.json (or its folder), or a name on the hub; the data's own tokenizer when null."""
+    """A tokenizer.json, SentencePiece .model or .tiktoken file, a folder, or a hub name; the data's own when null."""
     eod_mask_loss: bool = False
     """Leave what follows the end-of-document token out of the loss."""
     reset_position_ids: bool = False

@@ -57,11 +57,12 @@ def _tokenizer(data: DataConfig, vocab_size: int) -> str:
 
 def _label(tokenizer: str) -> str:
     """Folder name for a tokenizer: readable, and different for local tokenizers of different content."""
-    path = Path(tokenizer).expanduser()
-    if not path.exists():
-        return re.sub(r"[^\w.-]+", "-", tokenizer)
     from primus.data import tokenizer as tokenizers
+    from primus.data.tokenizers.locate import is_local
 
+    if not is_local(tokenizer):
+        return re.sub(r"[^\w.-]+", "-", tokenizer)
+    path = Path(tokenizer.rpartition(":")[2].partition(",")[0]).expanduser()
     loaded = tokenizers.load(tokenizer)
     name = path.parent.name if path.is_file() and path.stem == "tokenizer" else path.stem
     return f"{name}-{loaded.fingerprint[:8]}"

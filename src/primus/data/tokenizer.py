@@ -39,6 +39,11 @@ BEGIN_OF_DOCUMENT = (
 )
 """Tokens that begin a document, in the order in which they are looked for."""
 
+SENTENCEPIECE_TYPES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer")
+"""Megatron's names of tokenizers that can only be SentencePiece models."""
+EITHER_TYPE = "Llama2Tokenizer"
+"""A SentencePiece model to Megatron, and a Hugging Face tokenizer to Primus."""
+
 Batch: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """[sum of lengths] token ids, one text after the other, and [n] tokens of each text."""
 
@@ -151,6 +156,19 @@ def from_content(
     from primus.data.tokenizers import sentencepiece
 
     return sentencepiece.from_content(content, name, eod, parse_special_tokens, fast)
+
+
+def check_type(tokenizer: Tokenizer, tokenizer_type: str) -> Tokenizer:
+    """The tokenizer, if it is of the kind that `data.tokenizer_type` says.
+
+    Raises:
+        UsageError: It is of another kind.
+    """
+    is_model = tokenizer.file_suffix == ".model"
+    if tokenizer_type != EITHER_TYPE and is_model != (tokenizer_type in SENTENCEPIECE_TYPES):
+        right = SENTENCEPIECE_TYPES[0] if is_model else "HuggingFaceTokenizer"
+        raise UsageError(f"{tokenizer.name} is no {tokenizer_type}", f"set tokenizer_type to {right}")
+    return tokenizer
 
 
 def is_json(content: bytes) -> bool:

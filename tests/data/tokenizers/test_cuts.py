@@ -40,17 +40,17 @@ ADDED: dict[str, Any] = {"id": 0, "content": "<|endoftext|>", "special": True, *
         {"pre_tokenizer": None},
         {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
         {"added_tokens": [{**ADDED, "rstrip": True}]},
-        {
-            "added_tokens": [
-                ADDED,
-                {**ADDED, "id": 600, "content": "a b", "special": False},
-            ]
-        },
     ],
 )
 def test_a_tokenizer_that_may_look_beyond_a_border_leaves_the_text_whole(parts: dict[str, Any]) -> None:
     tokenizer = small.changed(small.by_pattern()["gpt2"], **parts)
     assert tokenizer.safe_cuts("a b c", 1) == ["a b c"]
+
+
+def test_an_added_token_with_a_space_leaves_the_text_whole() -> None:
+    tokenizer = small.by_pattern()["gpt2"]
+    token = {**ADDED, "id": tokenizer.vocab_size, "content": "a b", "special": False}
+    assert small.changed(tokenizer, added_tokens=[ADDED, token]).safe_cuts("a b c", 1) == ["a b c"]
 
 
 def test_a_sentencepiece_model_leaves_the_text_whole() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fakes import small_tokenizers as small
-from primus.data.tokenizer import load
+from primus.data.tokenizer import check_type, from_content, load
+from primus.data.tokenizers.locate import is_local
 from primus.errors import UsageError
 
 
@@ -51,3 +52,22 @@ def test_a_token_that_the_library_would_number_anew_is_an_error(tmp_path: Path) 
     described["model"]["vocab"]["<|later|>"] = 1000
     path.write_text(json.dumps(described))
     assert load(path).vocab_size == 1001
+
+
+def test_a_tokenizer_of_another_type_than_the_settings_say_is_an_error() -> None:
+    byte_level = small.by_pattern()["gpt2"]
+    pieces = from_content(small.sentencepiece_model(), "small.model")
+    for tokenizer, kind in ((byte_level, "TikTokenizer"), (pieces, "Llama2Tokenizer"), (byte_level, "Llama2Tokenizer")):
+        assert check_type(tokenizer, kind) is tokenizer
+    with pytest.raises(UsageError, match=r"small\.model is no HuggingFaceTokenizer") as caught:
+        check_type(pieces, "HuggingFaceTokenizer")
+    assert "SentencePieceTokenizer" in caught.value.hint
+    with pytest.raises(UsageError, match="is no GPTSentencePieceTokenizer"):
+        check_type(byte_level, "GPTSentencePieceTokenizer")
+
+
+def test_files_and_pairs_are_local_and_names_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.tiktoken"
+    path.touch()
+    assert all(map(is_local, (str(path), str(tmp_path), f"{path},{path}", f"tiktoken:cl100k:{path}")))
+    assert not any(map(is_local, ("owner/name", "tiktoken:cl100k_base", "bpe:8192", f"tiktoken:cl100k:{path}x")))

@@ -38,7 +38,8 @@ def read(name: str) -> bytes:
 
 def is_local(name: str) -> bool:
     """Whether `name` is a file, a folder or a pair of files, and not a name that others know too."""
-    return any(Path(part).expanduser().exists() for part in name.removeprefix(tiktoken.PREFIX).split(","))
+    file = name.partition(":")[2].partition(":")[2] if name.startswith(tiktoken.PREFIX) else name.partition(",")[0]
+    return bool(file) and Path(file).expanduser().exists()
 
 
 def _local_file(path: Path, name: str) -> Path | None:
