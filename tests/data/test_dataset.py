@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from primus.data import manifest as manifests
 from primus.data.blending import BlendedDataset
 from primus.data.dataset import Datasets, open_datasets
 from primus.data.indexed import bin_path, idx_path
+from primus.data.loader import Batches
 from primus.data.manifest import Recipe
 from primus.data.packing import PackedDataset
 from primus.data.prepare import Job, prepare
@@ -123,14 +124,12 @@ def test_a_split_covers_everything_and_every_share_has_something_where_it_can(
     shares=st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.integers(0, 1000)),
 )
 def test_a_split_is_rounded_as_megatron_does(count: int, shares: tuple[int, int, int]) -> None:
-    config = pytest.importorskip("megatron.core.datasets.blended_megatron_dataset_config")
-    split = ",".join(map(str, shares))
-    matrix = config.convert_split_vector_to_split_matrix(config.parse_and_normalize_split(split))
-    expected = [(round(part[0] * float(count)), round(part[1] * float(count))) for part in matrix if part]
-    if any(start == end for start, end in expected):
+    """Each share begins and ends at a rounded product (blended_megatron_dataset_builder.py)."""
+    ends = [0.0, *accumulate(share / sum(shares) for share in shares)]
+    expected = [(round(start * float(count)), round(end * float(count))) for start, end in pairwise(ends)]
+    if any(share and start == end for share, (start, end) in zip(shares, expected, strict=True)):
         return  # ours gives each share a document
-    borders = split_borders(count, parse_split(split))
-    assert [(start, end) for start, end in pairwise(borders) if start < end] == expected
+    assert list(pairwise(split_borders(count, parse_split(",".join(map(str, shares)))))) == expected
 
 
 def test_test_data_is_a_share_of_the_split_or_has_its_own_files(write_tokens: WriteTokens) -> None:
@@ -339,6 +338,33 @@ def test_the_fingerprint_is_that_of_the_tokens_and_the_split(
     assert opened(train_data_path=str(prepared("other", seed=1))).fingerprint != one
     plain = opened(train_data_path=str(write_tokens("x", DOCUMENTS))).fingerprint
     assert opened(train_data_path=str(write_tokens("y", [*DOCUMENTS[:-1], [0] * 20]))).fingerprint != plain
+
+
+def test_a_step_is_the_same_on_any_number_of_ranks_and_after_a_restart(
+    prepared: Prepare, tmp_path: Path, tokenizer_file: Path
+) -> None:
+    marked = with_markers(tokenizer_file, tmp_path)
+    blend: list[str | float] = [0.7, str(prepared("one", marked)), 0.3, str(prepared("two", marked, seed=7))]
+
+    def steps(world_size: int, consumed_samples: int, count: int) -> list[set[bytes]]:
+        taken: list[set[bytes]] = [set() for _ in range(count)]
+        for rank in range(world_size):
+            data = opened(train_data_path=blend, fim_rate=0.5, vocab_size=303)
+            with Batches(
+                data.train,
+                global_batch_size=8,
+                micro_batch_size=2,
+                rank=rank,
+                world_size=world_size,
+                consumed_samples=consumed_samples,
+            ) as batches:
+                for step in taken:
+                    step.update(sample.tobytes() for micro in next(batches) for sample in micro)
+        return taken
+
+    whole = steps(1, 0, 6)
+    assert all(len(step) == 8 for step in whole)
+    assert steps(2, 0, 2) + steps(4, 16, 4) == whole
 
 
 PLUGIN = '''"""A few texts."""
