@@ -15,8 +15,12 @@ BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
 COLUMNS = 40
 """Characters of the longest bar."""
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 880.0, 260.0, 24.0, 76.0, 70.0, 6.0
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 880.0, 260.0, 24.0, 92.0, 70.0, 6.0
 """Of the picture, in its own units; HEIGHT is that of the highest bar."""
+
+
+MANY_DIGITS = 100_000
+"""Numbers from here on are shown in units of 1,024 under a bar of the picture."""
 
 
 class Bar(Struct, frozen=True, kw_only=True):
@@ -72,7 +76,12 @@ def svg(bars: Sequence[Bar], title: str, things: str, unit: str) -> Html:
         _rect(LEFT + 170, 46, 12, 12, "weight", ""),
         _text(LEFT + 188, 56, f"share of {unit}", "soft"),
         *_columns(bars, things, unit),
-        _text(WIDTH / 2, height - 14, f"{unit} of one of the {things}, from", "soft middle"),
+        _text(
+            WIDTH / 2,
+            height - 14,
+            f"each bar: {things} of at least so many {unit}, and fewer than under the next",
+            "soft middle",
+        ),
     ]
     return element(
         "svg",
@@ -109,17 +118,17 @@ def _columns(bars: Sequence[Bar], things: str, unit: str) -> Iterator[Html]:
 def _totals(bars: Sequence[Bar]) -> tuple[int, int, int]:
     """The highest count, all counts and all weights, each at least 1."""
     return (
-        max(1, *(bar.count for bar in bars)),
+        max(1, max((bar.count for bar in bars), default=0)),
         max(1, sum(bar.count for bar in bars)),
         max(1, sum(bar.weight for bar in bars)),
     )
 
 
 def _short(number: int) -> str:
-    for unit, size in (("G", 1 << 30), ("M", 1 << 20), ("k", 1 << 10)):
-        if number >= size:
-            return f"{number // size} {unit}i"
-    return str(number)
+    """A number that fits under its bar."""
+    if number < MANY_DIGITS:
+        return f"{number:,}"
+    return f"{number >> 10:,} Ki" if number < MANY_DIGITS << 10 else f"{number >> 20:,} Mi"
 
 
 def _rect(x: float, y: float, width: float, height: float, kind: str, told: str) -> Html:
