@@ -14,7 +14,7 @@ texts = st.lists(st.text(st.one_of(st.sampled_from(OFTEN), st.characters(exclude
 
 
 def hashes_of(text: str) -> list[int]:
-    return word_hashes([text.encode()])[0].tolist()
+    return [int(value) for value in word_hashes([text.encode()])[0]]
 
 
 @given(texts)

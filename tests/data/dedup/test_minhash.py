@@ -16,7 +16,7 @@ def words(count: int) -> np.ndarray:
 
 
 def signature(some: np.ndarray, recipe: Recipe) -> np.ndarray:
-    return signatures(some, np.array([0, len(some)]), recipe)[0]
+    return np.asarray(signatures(some, np.array([0, len(some)]), recipe)[0])
 
 
 @pytest.mark.parametrize("jaccard", [0.5, 0.72, 0.9])
