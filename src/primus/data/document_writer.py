@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,13 +43,29 @@ class DocumentWriter:
 
 
 @contextmanager
-def open_writer(path: Path, key: str) -> Iterator[DocumentWriter]:
+def open_writer(path: Path, key: str, compression: str = "zst") -> Iterator[DocumentWriter]:
     """A writer of a new file, which is complete after the block.
+
+    Args:
+        path: The file.
+        key: Field of the text.
+        compression: ``zst``, ``gz`` or ``none``.
 
     Raises:
         OSError: It cannot be written.
     """
+    with path.open("wb") as raw:
+        if compression == "none":
+            yield DocumentWriter(raw, key)
+            return
+        with _compressed(raw, compression) as file:
+            yield DocumentWriter(file, key)
+
+
+def _compressed(raw: BinaryIO, compression: str) -> Any:
+    """A file that compresses what is written to it; equal content gives equal bytes."""
+    if compression == "gz":
+        return gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
     import zstandard
 
-    with path.open("wb") as raw, zstandard.ZstdCompressor(level=LEVEL).stream_writer(raw, closefd=False) as file:
-        yield DocumentWriter(file, key)
+    return zstandard.ZstdCompressor(level=LEVEL).stream_writer(raw, closefd=False)

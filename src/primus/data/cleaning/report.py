@@ -1,0 +1,217 @@
+"""What a cleaning has done, for programs and for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from primus.data.manifest import FileFacts
+from primus.data.work import BadItem
+from primus.report import page
+from primus.report.page import Html
+from primus.report.table import number, table
+
+SAMPLES = 5
+"""Removed documents that are shown for each rule."""
+BAR_WIDTH = 420
+BAR_HEIGHT = 22
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """A document that a rule removed."""
+
+    order: int
+    """A hash of its place in the input: the samples are those with the smallest, whoever did which shard."""
+    where: str
+    """File and line."""
+    rule: str
+    reason: str
+    """The threshold that was not met."""
+    value: float | str
+    """What was measured."""
+    limit: float | str | None
+    """What the recipe asks for."""
+    text: str
+    """The beginning of the text."""
+
+    @property
+    def why(self) -> str:
+        """Reason, value and limit in words."""
+        value = self.value if isinstance(self.value, str) else number(self.value)
+        asked = "" if self.limit is None else f", limit {_shown(self.limit)}"
+        return f"{self.reason}: {value}{asked}"
+
+
+class Removed(Struct, frozen=True, kw_only=True):
+    """What one threshold of a rule has removed."""
+
+    rule: str
+    reason: str
+    documents: int
+    characters: int
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """Written last, so that its existence means that all files are there."""
+
+    version: int
+    """Of the rules."""
+    primus: str
+    """Version of the package that wrote it."""
+    identity: str
+    """Changes with the recipe, any input, and how it is read and written."""
+    inputs: list[str]
+    """Files, folders, patterns, URLs or dataset as given."""
+    recipe: str
+    """Name or path of the recipe."""
+    fingerprint: str
+    """Hash of its rules, thresholds and definition of a word."""
+    content: dict[str, Any]
+    """All of these."""
+    documents: int
+    """Documents that have text."""
+    kept: int
+    characters: int
+    """Of the documents that have text."""
+    kept_characters: int
+    words: int
+    kept_words: int
+    empty: int
+    """Documents without text, left out."""
+    bad: list[BadItem] = []
+    """Bad documents, left out."""
+    removed: list[Removed] = []
+    """By rule and reason, in the order of the recipe."""
+    edits: dict[str, int] = {}
+    """What rules changed in documents, such as lines that they dropped."""
+    samples: list[Sample] = []
+    """Some that were removed."""
+    files: dict[str, FileFacts] = {}
+    """What was kept, by name."""
+    removed_files: dict[str, FileFacts] = {}
+    """What was removed, by name, where that was asked for."""
+
+
+def add_removed(rules: Sequence[str], shards: Iterable[Sequence[Removed]]) -> list[Removed]:
+    """The sums over shards, in the order of the rules, the largest first within one."""
+    documents, characters = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for each in (each for shard in shards for each in shard):
+        documents[each.rule, each.reason] += each.documents
+        characters[each.rule, each.reason] += each.characters
+    order = sorted(documents, key=lambda key: (rules.index(key[0]), -documents[key], key[1]))
+    return [
+        Removed(rule=rule, reason=reason, documents=documents[rule, reason], characters=characters[rule, reason])
+        for rule, reason in order
+    ]
+
+
+def choose_samples(samples: Iterable[Sample]) -> list[Sample]:
+    """Up to `SAMPLES` of each rule."""
+    chosen: dict[str, list[Sample]] = {}
+    for sample in sorted(samples, key=lambda sample: sample.order):
+        of_rule = chosen.setdefault(sample.rule, [])
+        if len(of_rule) < SAMPLES:
+            of_rule.append(sample)
+    return [sample for of_rule in chosen.values() for sample in of_rule]
+
+
+def summary(report: Report) -> str:
+    """The counts as tables of text."""
+    lines = [table(("", "in", "out", "kept"), _amounts(report), right=(1, 2, 3))]
+    if report.removed:
+        rows = [(each.rule, each.reason, f"{each.documents:,}", _share(each, report)) for each in report.removed]
+        lines += ["", table(("rule", "removed for", "documents", "share"), rows, right=(2, 3))]
+    if report.edits:
+        rows_of_edits = [(what, f"{amount:,}") for what, amount in report.edits.items()]
+        lines += ["", table(("changed", ""), rows_of_edits, right=(1,))]
+    return "\n".join([*lines, *_left_out(report)])
+
+
+def markdown(report: Report) -> str:
+    """The whole as a page of Markdown."""
+    parts = [f"# Cleaning by {report.recipe}\n", "```", summary(report), "```", "\n## Samples of what was removed\n"]
+    for sample in report.samples:
+        parts += [f"### {sample.rule}, {sample.where}\n", f"{sample.why}\n"]
+        parts += [*(f"    {line}" for line in sample.text.splitlines()), ""]
+    if report.bad:
+        parts += ["## Bad documents\n", *(f"- {item.where}: {item.reason}" for item in report.bad), ""]
+    parts += ["## Recipe\n", "```json", _recipe(report), "```", ""]
+    return "\n".join(parts)
+
+
+def html(report: Report) -> str:
+    """The whole as a page of HTML."""
+    rows = [(each.rule, each.reason, f"{each.documents:,}", _share(each, report)) for each in report.removed]
+    samples = [
+        page.details(f"{each.rule}: {each.where}: {each.why}", page.element("pre", each.text))
+        for each in report.samples
+    ]
+    sections: list[tuple[str, object]] = [
+        ("", page.table(("", "in", "out", "kept"), _amounts(report), right=(1, 2, 3))),
+        ("Removed", page.joined(_chart(report), page.table(("rule", "for", "documents", "share"), rows, right=(2, 3)))),
+        ("Samples", page.joined(*samples) if samples else "nothing was removed"),
+    ]
+    if report.edits:
+        edits = [(what, f"{amount:,}") for what, amount in report.edits.items()]
+        sections.append(("Changed", page.table(("what", "number"), edits, right=(1,))))
+    if report.bad:
+        bad = [(item.where, item.reason) for item in report.bad]
+        sections.append(("Bad documents", page.table(("where", "reason"), bad)))
+    sections.append(("Recipe", page.element("pre", _recipe(report))))
+    return page.html(f"Cleaning by {report.recipe}", sections, ", ".join(report.inputs))
+
+
+def _amounts(report: Report) -> list[tuple[str, str, str, str]]:
+    return [
+        (what, f"{before:,}", f"{after:,}", f"{100 * after / max(before, 1):.1f} %")
+        for what, before, after in (
+            ("documents", report.documents, report.kept),
+            ("characters", report.characters, report.kept_characters),
+            ("words", report.words, report.kept_words),
+        )
+    ]
+
+
+def _share(removed: Removed, report: Report) -> str:
+    return f"{100 * removed.documents / max(report.documents, 1):.2f} %"
+
+
+def _left_out(report: Report) -> list[str]:
+    lines = []
+    if report.empty:
+        lines.append(f"left out {report.empty:,} documents without text")
+    if report.bad:
+        lines.append(f"left out {len(report.bad):,} bad documents, the first of them {report.bad[0].where}")
+    return lines
+
+
+def _recipe(report: Report) -> str:
+    return msgspec.json.format(msgspec.json.encode(report.content), indent=2).decode()
+
+
+def _chart(report: Report) -> Html:
+    """A bar for each rule and one for what was kept, by documents."""
+    by_rule = Counter[str]()
+    for each in report.removed:
+        by_rule[each.rule] += each.documents
+    bars = [*by_rule.items(), ("kept", report.kept)]
+    largest = max(count for _, count in bars) or 1
+    drawn = []
+    for row, (name, count) in enumerate(bars):
+        y, width = row * BAR_HEIGHT, max(1, BAR_WIDTH * count // largest)
+        colour = "var(--ok)" if name == "kept" else "var(--accent)"
+        drawn += [
+            page.element("text", name, x="170", y=str(y + 15), style="text-anchor: end", fill="var(--ink)"),
+            Html(f'<rect x="180" y="{y + 4}" width="{width}" height="{BAR_HEIGHT - 8}" rx="3" fill="{colour}"/>'),
+            page.element("text", f"{count:,}", x=str(width + 188), y=str(y + 15), fill="var(--soft)"),
+        ]
+    size = f'viewBox="0 0 {BAR_WIDTH + 280} {len(bars) * BAR_HEIGHT}" width="{BAR_WIDTH + 280}" font-size="13"'
+    return Html(f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>{"".join(drawn)}</svg>')
+
+
+def _shown(limit: float | str) -> str:
+    return limit if isinstance(limit, str) else number(limit)

@@ -1,0 +1,170 @@
+"""The stage of a pipeline that puts the documents of a shard through the rules and writes what is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import xxhash
+
+from primus.data.cleaning.block import Block, Removal
+from primus.data.cleaning.recipe import Recipe
+from primus.data.cleaning.report import SAMPLES, Removed, Sample, choose_samples
+from primus.data.dedup.texts import Reader
+from primus.data.document_writer import DocumentWriter, open_writer
+from primus.data.documents import Text
+from primus.data.shards import Shard
+from primus.data.work import Output
+
+BLOCK_CHARACTERS = 1 << 20
+"""Text that goes through the rules at a time: what a loop needs of it stays in a processor's cache."""
+MANY_DOCUMENTS = 4096
+SAMPLE_CHARACTERS = 400
+REMOVED_BY = "removed_by"
+"""Field of a removed document with the reason."""
+
+Compression = Literal["zst", "gz", "none"]
+
+
+def suffix(compression: Compression) -> str:
+    """What the names of the files end in."""
+    return "jsonl" if compression == "none" else f"jsonl.{compression}"
+
+
+@dataclass
+class CleanStage:
+    """Writes the documents of each shard that the rules keep, and if asked for those that they do not."""
+
+    identity: Any
+    """Everything but the shards that decides what the files hold."""
+    recipe: Recipe
+    key: str = "text"
+    """Field or column of the text."""
+    text_documents: str = "file"
+    """What is a document in a .txt file."""
+    compression: Compression = "zst"
+    keep_removed: bool = False
+
+    def start(self) -> None:
+        """Load and compile what the rules need."""
+        self.recipe.start()
+        self.recipe.apply(Block(["a word"], self.recipe.words))
+
+    def run(self, shard: Shard, output: Output) -> None:
+        """Clean one shard."""
+        reader = Reader(self.key, self.text_documents, fields=True, bad=output.bad)
+        with ExitStack() as stack:
+            ending = suffix(self.compression)
+            kept = stack.enter_context(open_writer(output.path(ending), self.key, self.compression))
+            removed = None
+            if self.keep_removed:
+                path = output.path(f"removed.{ending}")
+                removed = stack.enter_context(open_writer(path, self.key, self.compression))
+            work = _Shard(self, shard, output, kept, removed)
+            for documents in _blocks(reader.read(shard)):
+                work.clean(documents)
+        output.count(empty=reader.empty)
+        output.facts.update(work.facts())
+
+
+@dataclass
+class _Shard:
+    """A shard that is being cleaned, and what became of its documents so far."""
+
+    stage: CleanStage
+    shard: Shard
+    output: Output
+    kept: DocumentWriter
+    removed: DocumentWriter | None
+    number: int = 0
+    documents: Counter[tuple[str, str]] = field(default_factory=Counter)
+    characters: Counter[tuple[str, str]] = field(default_factory=Counter)
+    edits: Counter[str] = field(default_factory=Counter)
+    samples: list[tuple[Sample, Text]] = field(default_factory=list)
+
+    def clean(self, documents: list[Text]) -> None:
+        """Put documents through the rules and write them."""
+        block = Block([each.text for each in documents], self.stage.recipe.words, [each.fields for each in documents])
+        words = int(block.num_words.sum())
+        characters = sum(len(each.text) for each in documents)
+        self.stage.recipe.apply(block)
+        for document, text in enumerate(block.texts):
+            if block.alive[document]:
+                self.kept.write(documents[document], text)
+        for removal in sorted(block.removals, key=lambda removal: removal.document):
+            self._remove(documents[removal.document], removal)
+        self.edits.update(block.edits)
+        self.number += len(documents)
+        self.output.count(
+            documents=len(documents),
+            kept=int(block.alive.sum()),
+            characters=characters,
+            kept_characters=int(block.characters[block.alive].sum()),
+            words=words,
+            kept_words=int(block.num_words[block.alive].sum()),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What the row of the shard says."""
+        chosen = choose_samples(sample for sample, _ in self.samples)
+        texts = {sample.order: text for sample, text in self.samples}
+        placed = [msgspec.structs.replace(sample, where=texts[sample.order].where) for sample in chosen]
+        removed = [
+            Removed(rule=rule, reason=reason, documents=count, characters=self.characters[rule, reason])
+            for (rule, reason), count in self.documents.items()
+        ]
+        return {"removed": removed, "edits": dict(self.edits), "samples": placed}
+
+    def _remove(self, document: Text, removal: Removal) -> None:
+        key = removal.rule, removal.reason
+        self.documents[key] += 1
+        self.characters[key] += len(document.text)
+        self._sample(document, removal)
+        if self.removed:
+            why = {"where": document.where, **msgspec.to_builtins(removal)}
+            why.pop("document")
+            fields = {**(document.fields or {}), REMOVED_BY: why}
+            self.removed.write(msgspec.structs.replace(document, fields=fields))
+
+    def _sample(self, document: Text, removal: Removal) -> None:
+        """Keep a document as a sample if it is one of those with the smallest hashes; its place is found out later."""
+        place = f"{self.shard.index} {self.number + removal.document}"
+        order = xxhash.xxh3_64_intdigest(place.encode()) >> 1
+        of_rule = [sample.order for sample, _ in self.samples if sample.rule == removal.rule]
+        if len(of_rule) >= SAMPLES and order > max(of_rule):
+            return
+        sample = Sample(
+            order=order,
+            where="",
+            rule=removal.rule,
+            reason=removal.reason,
+            value=removal.value,
+            limit=removal.limit,
+            text=_shortened(document.text),
+        )
+        self.samples.append((sample, msgspec.structs.replace(document, text="", fields=None)))
+        chosen = {sample.order for sample in choose_samples(sample for sample, _ in self.samples)}
+        self.samples = [pair for pair in self.samples if pair[0].order in chosen]
+
+
+def _blocks(documents: Iterator[Text]) -> Iterator[list[Text]]:
+    held: list[Text] = []
+    size = 0
+    for document in documents:
+        held.append(document)
+        size += len(document.text)
+        if size >= BLOCK_CHARACTERS or len(held) >= MANY_DOCUMENTS:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= SAMPLE_CHARACTERS:
+        return text
+    return f"{text[:SAMPLE_CHARACTERS]} ... ({len(text):,} characters)"
