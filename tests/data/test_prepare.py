@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from primus.data import executors, publish, shards, workers
 from primus.data import manifest as manifests
+from primus.data.encode import EncodeStage
 from primus.data.indexed import IndexedTokens, bin_path, idx_path
 from primus.data.manifest import Recipe
 from primus.data.prepare import Job, Prepared, prepare
@@ -277,3 +279,126 @@ def test_a_killed_parent_leaves_no_worker(
     process.wait(timeout=10)
     left = psutil.wait_procs(workers, timeout=20)[1]
     assert all(worker.status() == psutil.STATUS_ZOMBIE for worker in left)
+
+
+@pytest.fixture
+def interrupted(
+    tmp_path: Path, tokenizer_file: Path, prose: Prose, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, list[Path]]:
+    """Lines whose shards are all encoded, and the token files of these shards, not yet joined."""
+    monkeypatch.setattr(shards, "SMALLEST_SHARD_BYTES", 20_000)
+    lines = write_lines(tmp_path / "a.jsonl", [prose(200, seed) for seed in range(100)])
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "publish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            make(lines, tokenizer_file, tmp_path / "out")
+    encoded = sorted((tmp_path / ".out.work").glob("*/*.bin"))
+    assert len(encoded) > 4
+    return lines, encoded
+
+
+def interrupt(*args: object, **settings: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_command_goes_on_where_it_was(
+    tmp_path: Path, tokenizer_file: Path, interrupted: tuple[Path, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, encoded = interrupted
+    done: list[int] = []
+    run = EncodeStage.run
+    monkeypatch.setattr(
+        EncodeStage, "run", lambda self, shard, output: [done.append(shard.index), run(self, shard, output)]
+    )
+    monkeypatch.setattr(executors, "run", lambda board, executor, count, name, show: workers.run(board, 0, name, show))
+    os.truncate(encoded[2], 1)
+    made = make(lines, tokenizer_file, tmp_path / "out")
+    assert done == [2]
+    whole = make(lines, tokenizer_file, tmp_path / "whole")
+    assert (made.manifest.bin, made.manifest.idx) == (whole.manifest.bin, whole.manifest.idx)
+    assert not (tmp_path / ".out.work").exists()
+
+
+def test_a_damaged_shard_is_named_and_made_again_by_the_same_command(
+    tmp_path: Path, tokenizer_file: Path, interrupted: tuple[Path, list[Path]]
+) -> None:
+    lines, encoded = interrupted
+    content = bytearray(encoded[2].read_bytes())
+    content[7] ^= 1
+    encoded[2].write_bytes(content)
+    with pytest.raises(PrimusError, match=rf"{encoded[2]}: not as it was written, its checksum is another"):
+        make(lines, tokenizer_file, tmp_path / "out")
+    assert not bin_path(tmp_path / "out_text_document").exists()
+    made = make(lines, tokenizer_file, tmp_path / "out")
+    assert made.manifest.bin == make(lines, tokenizer_file, tmp_path / "whole").manifest.bin
+
+
+def test_other_settings_take_nothing_from_an_interrupted_command(
+    tmp_path: Path, tokenizer_file: Path, interrupted: tuple[Path, list[Path]]
+) -> None:
+    lines, _ = interrupted
+    made = make(lines, tokenizer_file, tmp_path / "out", append_eod=False)
+    assert made.manifest.tokens + 100 == make(lines, tokenizer_file, tmp_path / "whole").manifest.tokens
+    assert not (tmp_path / ".out.work").exists()
+
+
+KILLED = """
+import os, random, signal, sys
+from pathlib import Path
+import gigatoken, tokenizers
+from primus.data import shards, work
+from primus.data import prepare as prepares
+from primus.data.indexed import IndexedWriter
+from primus.data.prepare import Job, prepare
+
+shards.SMALLEST_SHARD_BYTES = 8000
+prepares._Preparation._num_workers = lambda self, board: 0
+left = 0
+
+def deadly(function):
+    def call(*args, **kwargs):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+    return call
+
+def make(folder, kill_at):
+    global left
+    pid = os.fork()
+    if pid == 0:
+        if kill_at:
+            left = kill_at
+            for name in ("replace", "unlink", "fsync", "mkdir", "rmdir"):
+                setattr(os, name, deadly(getattr(os, name)))
+            IndexedWriter._put = deadly(IndexedWriter._put)
+            work.Output.count = deadly(work.Output.count)
+        prepare(Job(inputs=(sys.argv[1],), tokenizer="bpe:290", output=folder / "out"))
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+def content(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+root, kills = Path(sys.argv[2]), 0
+assert make(root / "whole", 0) == 0
+choose = random.Random(int(sys.argv[3]))
+for number in range(3):
+    folder = root / str(number)
+    while make(folder, choose.randrange(1, 100)):
+        kills += 1
+    assert make(folder, 0) == 0
+    assert content(folder) == content(root / "whole"), sorted(content(folder))
+    assert sorted(folder.iterdir()) == sorted(folder / name for name in content(folder))
+print(kills)
+"""
+
+
+def test_killed_at_any_moment_the_same_command_makes_the_same_bytes(tmp_path: Path, prose: Prose) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(200, seed) for seed in range(40)])
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, lines, tmp_path, "7"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 5

@@ -96,6 +96,13 @@ def lock(path: Path, timeout_s: float, waiting: Callable[[str], None] = lambda h
         os.close(descriptor)
 
 
+def remove_lock(path: Path) -> None:
+    """Delete a lock file that a killed holder has left."""
+    if path.exists() and (descriptor := try_acquire(path)) is not None:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
 @contextmanager
 def in_use(path: Path) -> Iterator[None]:
     """Say by a file that something is in use; any number may say so at once, and none beyond its death.

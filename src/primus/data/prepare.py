@@ -163,28 +163,26 @@ class _Preparation:
         return found if len(found) == len(kept) else []
 
     def _prepare_all(self) -> list[Prepared]:
-        found = {key: self._existing(key) for key in self.job.json_keys}
-        prepared = []
-        for key, manifest in found.items():
-            if manifest:
-                self.say(f"{self._prefix(key)}: nothing to do, it was made from the same input before")
-                prepared.append(Prepared(self._prefix(key), manifest, made=False))
-            else:
-                prepared.append(self._make(key))
-        return prepared
+        found = {key: self._found(key) for key in self.job.json_keys}
+        for each in found.values():
+            if each:
+                self.say(f"{each.prefix}: nothing to do, it was made from the same input before")
+        return [each or self._make(key) for key, each in found.items()]
 
     def _make(self, key: str) -> Prepared:
         recipe = self._recipe(key)
         stage = EncodeStage(self._tokenizer(), recipe, self.text.stamps)
+        if found := self._found(key):  # by somebody who was done while this process waited
+            return found
         board = work.open_board(stage, self.text.shards, self.folder.path, recipe.max_bad, self.job.output)
         with self.folder.using(board):
             rows = executors.run(board, self.job.executor, self._num_workers(board), f"encoding {key}", self.show)
-            with self._lock(self.job.output.with_name(f".{self.job.output.name}.lock"), "prepare"):
-                if others := self._made_by_others(key, board):
-                    return Prepared(self._prefix(key), others, made=False)
-                return self._publish(key, board, rows)
+            with self._lock("prepare"):
+                return self._found(key) or self._publish(key, board, rows)
 
     def _publish(self, key: str, board: Board, rows: list[Row]) -> Prepared:
+        if not board.folder.is_dir():
+            raise PrimusError(f"{board.folder}: removed by somebody, with what was done", "run the same command again")
         if not any(row.counts.get("tokens") for row in rows):
             atomic.remove_folder(board.folder)
             raise UsageError(f"no text in {self.text}", "every document is empty")
@@ -197,13 +195,9 @@ class _Preparation:
         publish.tell(prefix, manifest, self.say)
         return Prepared(prefix, manifest, made=True)
 
-    def _made_by_others(self, key: str, board: Board) -> Manifest | None:
-        """What another process has published of this job meanwhile."""
-        if board.folder.is_dir():
-            return self._existing(key)
-        if manifest := self._same_job(key):
-            return manifest
-        raise PrimusError(f"{board.folder}: removed by somebody, with what was done", "run the same command again")
+    def _found(self, key: str) -> Prepared | None:
+        manifest = self._existing(key)
+        return Prepared(self._prefix(key), manifest, made=False) if manifest else None
 
     def _existing(self, key: str) -> Manifest | None:
         """The manifest at the output if the same job has made it.
@@ -211,21 +205,25 @@ class _Preparation:
         Raises:
             UsageError: There is something else, and the job does not replace it.
         """
-        return None if self.job.existing != "check" or self.folder.was_publishing(key) else self._same_job(key)
-
-    def _same_job(self, key: str) -> Manifest | None:
-        prefix = self._prefix(key)
-        manifest = manifests.read(prefix)
+        prefix, replaces = self._prefix(key), self.job.existing == "replace"
+        if self.folder.was_publishing(key):
+            return None
+        try:
+            manifest = manifests.read(prefix)
+        except UsageError:
+            if replaces:
+                return None
+            raise
         if manifest:
             difference = self._difference(key, manifest)
         else:
             difference = "it has no manifest" if idx_path(prefix).exists() or bin_path(prefix).exists() else ""
-        if difference:
+        if difference and not replaces:
             raise UsageError(
                 f"{prefix}.bin is there already and was made otherwise: {difference}",
                 "give another --output, or replace it with --overwrite",
             )
-        return manifest
+        return None if difference else manifest
 
     def _difference(self, key: str, manifest: Manifest) -> str:
         """Why what is there did not come from this job; empty if it did."""
@@ -251,16 +249,16 @@ class _Preparation:
         if not self.tokenizer:
             job, path = self.job, self.folder.path
             path.mkdir(exist_ok=True)
-            with self._lock(path / "tokenizer.lock", "train a tokenizer for"):
+            with self._lock("train a tokenizer for"):
                 self.say(f"training a byte-level BPE on {self.text}: {job.tokenizer}")
                 self.tokenizer = trained.tokenizer_for(
                     job.tokenizer, self.text, job.json_keys, job.recipe, path, job.fast
                 )
         return self.tokenizer
 
-    def _lock(self, path: Path, purpose: str) -> AbstractContextManager[None]:
+    def _lock(self, purpose: str) -> AbstractContextManager[None]:
         waiting = f"to {purpose} {self.job.output}"
-        return atomic.lock(path, LOCK_TIMEOUT_S, lambda holder: self.say(f"waiting for {holder} {waiting}"))
+        return atomic.lock(self.folder.lock, LOCK_TIMEOUT_S, lambda holder: self.say(f"waiting for {holder} {waiting}"))
 
     def _num_workers(self, board: Board) -> int | None:
         """Processes to start beside this one, None for all cores; what is a single shard is done here."""

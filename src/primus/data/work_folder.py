@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ class WorkFolder:
     """Boards of shards, what they need in common, and what tells how far an output is."""
 
     path: Path
+    lock: Path
+    """Held by whoever does what only one process may do; beside the folder, which may go while others wait."""
 
     @classmethod
     def beside(cls, output: Path) -> WorkFolder:
         """The folder for an output."""
-        return cls(output.with_name(f".{output.name}.work"))
+        return cls(output.with_name(f".{output.name}.work"), output.with_name(f".{output.name}.lock"))
 
     @contextmanager
     def using(self, board: Board) -> Iterator[None]:
@@ -49,6 +52,10 @@ class WorkFolder:
             complete: The output is there, so nobody goes on from any of them.
         """
         with suppress(OSError):  # what cannot be deleted now is found by the next sweep
+            if complete:
+                atomic.remove_lock(self.lock)
+            for gone in self.path.glob("*.tmp.*"):
+                shutil.rmtree(gone, ignore_errors=True)
             for lease in self.path.glob("*.used"):
                 board = lease.with_suffix("")
                 if not atomic.is_in_use(lease) and (complete or not any(board.glob("*.json"))):
