@@ -18,6 +18,7 @@ from primus.data.indexed import smallest_dtype
 from primus.data.manifest import Recipe
 from primus.data.shards import Shard
 from primus.data.tokenizer import Batch, Tokenizer
+from primus.data.tokenizers.canary import Canary, checked
 from primus.data.work import Output
 
 METHOD = 1
@@ -69,14 +70,15 @@ class EncodeStage:
         """Write a shard's files ``bin``, ``lengths`` (int32) and ``ends`` (a byte for each sequence).
 
         Raises:
-            PrimusError: A file is damaged, or changed meanwhile.
+            PrimusError: A file is damaged, or changed meanwhile, or the fast tokenizer is wrong.
         """
         largest = 0
+        canary = Canary(self.tokenizer, self.recipe.add_special_tokens)
         with ExitStack() as stack:
             names = ("bin", "lengths", "ends")
             tokens, lengths, ends = (stack.enter_context(output.path(name).open("wb")) for name in names)
             for batch in _batches(self._texts(shard, output)):
-                encoded = encode_batch(batch, self.tokenizer, self.recipe)
+                encoded = encode_batch(batch, self.tokenizer, self.recipe, canary)
                 largest = max(largest, int(encoded.tokens.max(initial=0)))
                 tokens.write(encoded.tokens.data)
                 lengths.write(encoded.lengths.data)
@@ -98,11 +100,13 @@ class EncodeStage:
                     output.bad(item.where, item.reason)
 
 
-def encode_batch(texts: list[Text], tokenizer: Tokenizer, recipe: Recipe) -> Encoded:
-    """The tokens of one batch."""
+def encode_batch(texts: list[Text], tokenizer: Tokenizer, recipe: Recipe, canary: Canary | None = None) -> Encoded:
+    """The tokens of one batch, of which `canary` takes a sample that is encoded again."""
     kept = [text for text in texts if text.text or not (text.begins and text.ends)]
     strings = [text.text for text in kept]
     tokens, lengths = _tokens(strings, tokenizer, recipe.add_special_tokens)
+    if canary:
+        checked(tokenizer, canary.sample(strings, tokens, lengths, lambda place: kept[place].where))
     narrow = tokens.astype(smallest_dtype(tokenizer.vocab_size).newbyteorder("<"))
     ends = np.fromiter((text.ends for text in kept), np.bool_, len(kept))
     if recipe.append_eod:

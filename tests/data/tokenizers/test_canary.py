@@ -7,6 +7,10 @@ import numpy as np
 import pytest
 
 from fakes import small_tokenizers as small
+from primus.data.documents import Text
+from primus.data.encode import encode_batch
+from primus.data.manifest import Recipe
+from primus.data.shards import Part
 from primus.data.tokenizer import Batch, Tokenizer, from_content
 from primus.data.tokenizers.canary import FIRST, LONGEST, ONE_IN, Canary, checked
 from primus.errors import PrimusError
@@ -87,3 +91,15 @@ def test_of_a_long_document_the_beginning_is_checked(right: Tokenizer) -> None:
 
 def test_without_the_fast_way_there_is_nothing_to_check(right: Tokenizer) -> None:
     assert run(from_content(right.content, "slow", fast=False), ["some text"]) == 0
+
+
+@pytest.mark.parametrize("add_special_tokens", [False, True])
+def test_a_shard_is_checked_while_it_is_encoded(right: Tokenizer, add_special_tokens: bool) -> None:
+    recipe = Recipe(add_special_tokens=add_special_tokens)
+    texts = [Text("the fox"), Text("the quick fox", part=Part("d.jsonl", 0, 10), number=2)]
+    canary = Canary(right, add_special_tokens)
+    encode_batch(texts, right, recipe, canary)
+    assert canary.num_seen == 2
+    wrong = replace(right, fast=Wrong(right, "quick"))
+    with pytest.raises(PrimusError, match=r"d\.jsonl.*: the fast tokenizer gives"):
+        encode_batch(texts, wrong, recipe, Canary(wrong, add_special_tokens))

@@ -30,14 +30,17 @@ class Sample:
     """[n] its ids; of a long document more than those of `text`."""
     whole: bool
     """Whether `text` is the whole document."""
+    add_special_tokens: bool
+    """Whether the ids have what the tokenizer's template puts around a text."""
 
 
 class Canary:
     """Takes a sample of a stream of documents, such as a shard, which depends on nothing but the documents."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, add_special_tokens: bool = False) -> None:
         """A sample of documents that `tokenizer` encodes; an empty one where it does not encode the fast way."""
         self.tokenizer = tokenizer
+        self.add_special_tokens = add_special_tokens
         self.num_seen = 0
 
     def sample(
@@ -51,7 +54,7 @@ class Canary:
 
         Args:
             texts: The texts.
-            tokens: [sum of lengths] their ids, without special tokens.
+            tokens: [sum of lengths] their ids.
             lengths: [n] tokens of each.
             name_of: Gives the name of a text by its place in the batch, for the message.
         """
@@ -67,8 +70,8 @@ class Canary:
         ]
 
     def _sample(self, name: str, text: str, tokens: NDArray[np.uint32]) -> Sample:
-        beginning = self.tokenizer.safe_cuts(text, LONGEST)[0]
-        return Sample(name, beginning, tokens.copy(), len(beginning) == len(text))
+        beginning = text if self.add_special_tokens else self.tokenizer.safe_cuts(text, LONGEST)[0]
+        return Sample(name, beginning, tokens.copy(), len(beginning) == len(text), self.add_special_tokens)
 
 
 def checked(tokenizer: Tokenizer, samples: Sequence[Sample]) -> int:
@@ -78,7 +81,7 @@ def checked(tokenizer: Tokenizer, samples: Sequence[Sample]) -> int:
         PrimusError: One has other ids.
     """
     for sample in samples:
-        expected = tokenizer.exact.encode_batch([sample.text], False)[0]
+        expected = tokenizer.exact.encode_batch([sample.text], sample.add_special_tokens)[0]
         found = sample.tokens if sample.whole else sample.tokens[: len(expected)]
         if not np.array_equal(found, expected):
             raise _different(tokenizer, sample, found, expected)
