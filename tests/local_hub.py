@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Length", str(len(part)))
         else:
-            self.send_header("Connection", "close")
+            self.send_header("Transfer-Encoding", "chunked")
         if asked:
             self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(content)}")
         for key, value in {"ETag": etag, **headers}.items():
@@ -146,9 +146,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         keep = self.hub.breaks.pop(0) if self.hub.breaks else len(part)
-        self.wfile.write(part[:keep])
-        if keep < len(part) or not ranges:
+        self.wfile.write(part[:keep] if ranges else b"%x\r\n" % len(part) + part[:keep])
+        if keep < len(part):
             self.close_connection = True
+        elif not ranges:
+            self.wfile.write(b"\r\n0\r\n\r\n")
 
     def _json(self, value: Any) -> None:
         content = json.dumps(value).encode()

@@ -78,11 +78,12 @@ def test_a_file_that_is_lost_or_cut_is_fetched_again_and_no_other(hub: LocalHub,
     fetched = fetch(job)
     Path(fetched.files[1]).write_bytes(b"{")
     Path(fetched.files[2]).unlink()
-    with (tmp_path / "out" / ".fetch" / "done.jsonl").open("ab") as notes:
-        notes.write(b'{"file": "train-')  # its writer was killed
     hub.log.clear()
     assert texts(fetch(job)) == ["0" * 100, "1" * 100, "2" * 100]
     assert [bool(hub.sent(f"train-{n}")) for n in range(3)] == [False, True, True]
+    assert not fetch(job).made
+    (tmp_path / "out" / ".fetch" / "done.jsonl").write_bytes(b'{"file": "train-')  # its writer was killed
+    assert fetch(job).made
     assert not fetch(job).made
 
 
@@ -162,6 +163,8 @@ def test_a_dataset_that_is_a_program_is_read_from_the_parquet_branch(hub: LocalH
     assert texts(fetched) == ["a", "b"]
     assert "of the first 5 GB instead of bookcorpus/bookcorpus, which is a program that is not run" in said[0]
     hub.repos["me/old"] = Repo({"old.py": b"import datasets"})
+    hub.repos["me/two"] = Repo({"a.txt": b"a"}, {"one/train/0.parquet": parquet(["1"])})
+    assert texts(fetch(Job(dataset="me/two:one", output=tmp_path / "two"))) == ["1"]
     with pytest.raises(UsageError, match="it is a program, which 'datasets' 4 and later do not run either"):
         fetch(Job(dataset="me/old", output=tmp_path / "old"))
 
@@ -176,7 +179,12 @@ def test_the_readme_says_which_files_are_a_configuration(hub: LocalHub, tmp_path
             },
         ]
     }
-    files = {"de/1.jsonl": lines(["eins"]), "en/a/1.jsonl": lines(["one"]), "x.jsonl": lines(["x"])}
+    files = {
+        "de/1.jsonl": lines(["eins"]),
+        "en/a/1.jsonl": lines(["one"]),
+        "x.jsonl": lines(["x"]),
+        "de/old/1.jsonl": b"",
+    }
     hub.repos["me/data"] = Repo(files, card=card)
     assert texts(fetch(Job(dataset="me/data:en", output=tmp_path / "en"))) == ["one"]
     assert texts(fetch(Job(dataset="me/data:de", output=tmp_path / "de"))) == ["eins"]

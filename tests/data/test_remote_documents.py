@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from local_hub import LocalHub
-from primus.data.documents import Text, find, plan, read, remote, size_of
+from primus.data.documents import Text, find, lines, plan, read, remote, size_of
 from primus.errors import PrimusError, UsageError
 
 fsspec = pytest.importorskip("fsspec")
@@ -44,10 +44,10 @@ def test_a_file_behind_a_url_is_read_by_parts(server: LocalHub) -> None:
 def test_reading_goes_on_where_the_connection_broke(
     server: LocalHub, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "BLOCK", 1 << 18)
+    monkeypatch.setattr(remote, "BLOCK", 1 << 16)
+    monkeypatch.setattr(lines, "BLOCK", 1 << 16)
     server.plain["a.jsonl"] = CONTENT
-    if place == "plain":
-        server.breaks = [100_000, 200_000]
+    server.breaks = {"plain": [1 << 30, 1 << 30, 50_000, 60_000, 1 << 30, 50], "stream": [900_000, 10]}[place]
     assert texts(f"{server.url}/{place}/a.jsonl") == TEXTS
     assert not server.breaks
 
