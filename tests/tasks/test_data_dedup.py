@@ -37,7 +37,7 @@ def test_copies_are_removed_from_the_command_line(tmp_path: Path, lines: Path) -
     again = json.loads(dedup("--input", lines, "--output", tmp_path / "out", json_wanted=True).stdout)
     assert (again["made"], again["kept"], again["removed_exact"], again["removed_near"]) == (False, 2, 1, 1)
     assert json.loads(Path(again["report"]).read_text())["recipe"]["bands"] == 14
-    assert Path(again["page"]).read_text().startswith("# Deduplication (minhash)")
+    assert Path(again["page"]).read_text().startswith("<!doctype html>")
 
 
 def test_settings_reach_the_recipe(tmp_path: Path, lines: Path) -> None:
@@ -45,8 +45,6 @@ def test_settings_reach_the_recipe(tmp_path: Path, lines: Path) -> None:
     done = dedup("--input", lines, "--output", tmp_path / "out", *settings, json_wanted=True)
     recipe = json.loads(Path(json.loads(done.stdout)["report"]).read_text())["recipe"]
     assert [recipe[name] for name in ("bands", "rows", "ngram", "seed")] == [3, 2, 4, 9]
-    exact = dedup("--input", lines, "--output", tmp_path / "exact", "--method", "exact", json_wanted=True)
-    assert json.loads(exact.stdout)["kept"] == 3
     words = dedup("--input", lines, "--output", tmp_path / "w", "--method", "exact", "--normalize", json_wanted=True)
     assert json.loads(words.stdout)["kept"] == 2
 
@@ -54,7 +52,7 @@ def test_settings_reach_the_recipe(tmp_path: Path, lines: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give --input PATH..."),
+        ([], "give --input PATH... or --dataset NAME"),
         (["--input", "{}/a.jsonl"], "give --output FOLDER"),
         (["--input", "{}/b.jsonl", "--output", "{}/o"], "b.jsonl: no such file"),
         (["--input", "{}/a.jsonl", "--output", "{}/o", "--normalize"], "--normalize with --method minhash"),

@@ -65,7 +65,7 @@ for number in range(3):
         kills += 1
     assert make(folder, 0) == 0
     assert content(folder) == content(root / "whole"), sorted(content(folder))
-    assert sorted(path.name for path in folder.iterdir()) == ["out", "out.report.md"]
+    assert sorted(path.name for path in folder.iterdir()) == ["out", "out.report.html", "out.report.md"]
 print(kills)
 """
 
@@ -191,7 +191,7 @@ def test_the_same_job_again_finds_it_done_and_another_one_is_refused(tmp_path: P
     with pytest.raises(UsageError, match="has changed"):
         unique(lines, tmp_path / "out")
     assert unique(lines, tmp_path / "out", existing="replace").report.documents == 9
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out", "out.report.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out", "out.report.html", "out.report.md"]
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, corpus: list[str]) -> None:
@@ -245,6 +245,14 @@ def test_samples_show_both_sides_and_how_alike_they_are(tmp_path: Path, corpus: 
     assert all(0.5 < sample.similarity <= 1 for sample in samples.values())
     page = report_page(tmp_path / "out").read_text()
     assert same.kept in page and "| 2 | " in page
+    side_by_side = report_page(tmp_path / "out", "html").read_text()
+    assert f"<th>kept: {same.kept}</th><th>removed</th>" in side_by_side
+
+
+def test_a_named_dataset_is_deduplicated(tmp_path: Path) -> None:
+    done = dedup(Job(dataset="python-stdlib", output=tmp_path / "out", recipe=Recipe(method="exact"), workers=1))
+    assert done.report.inputs == ["dataset:python-stdlib"]
+    assert 0 < done.report.kept <= done.report.documents
 
 
 def test_killed_at_any_moment_the_same_command_makes_the_same_bytes(tmp_path: Path, corpus: list[str]) -> None:

@@ -42,10 +42,12 @@ Say = Callable[[str], None]
 class Job:
     """What to deduplicate, and where to."""
 
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
     """Files, folders, patterns and URLs."""
+    dataset: str | None = None
+    """Named dataset instead of files."""
     output: Path
-    """Folder for the documents that are kept, as .jsonl.zst; the page for people is beside it, ``OUTPUT.report.md``."""
+    """Folder for the documents that are kept, as .jsonl.zst; beside it ``OUTPUT.report.md`` and ``.html``."""
     recipe: Recipe = field(default_factory=Recipe)
     """What counts as a repetition."""
     json_key: str = "text"
@@ -92,7 +94,7 @@ def dedup(job: Job, say: Say = lambda text: None, show: Show = lambda progress: 
         PrimusError: Too many documents are bad, a file is damaged, or the output cannot be written.
     """
     _check(job)
-    source = inputs.open_files(job.inputs, job.text_documents)
+    source = inputs.open_dataset(job.dataset) if job.dataset else inputs.open_files(job.inputs, job.text_documents)
     identity = _identity(job, source)
     if found := _existing(job, identity):
         say(f"{job.output}: nothing to do, it was made from the same input before")
@@ -110,9 +112,9 @@ def dedup(job: Job, say: Say = lambda text: None, show: Show = lambda progress: 
     raise PrimusError(f"{_work_folder(job)}: removed while it was in use", "run the same command again")
 
 
-def report_page(output: Path) -> Path:
-    """The page for people that belongs to an output."""
-    return output.with_name(f"{output.name}.report.md")
+def report_page(output: Path, kind: str = "md") -> Path:
+    """The page for people that belongs to an output: ``md`` or ``html``."""
+    return output.with_name(f"{output.name}.report.{kind}")
 
 
 def _make(job: Job, source: Inputs, identity: str, say: Say, show: Show) -> Deduplicated:
@@ -132,8 +134,8 @@ def _lock(job: Job) -> Path:
 
 def _check(job: Job) -> None:
     job.recipe.check()
-    if not job.inputs:
-        raise UsageError("nothing to deduplicate", "give files or folders as input")
+    if bool(job.inputs) == bool(job.dataset):
+        raise UsageError("both an input and a dataset" if job.inputs else "nothing to deduplicate", "give one of them")
     if job.output.name in ("", "."):
         raise UsageError(f"output '{job.output}' is no name of a folder", "give a new folder like data/unique")
 
@@ -175,9 +177,13 @@ def _difference(job: Job, report: Report) -> str:
     for name in Recipe.__struct_fields__:
         if getattr(report.recipe, name) != getattr(job.recipe, name):
             return f"its {name} is {getattr(report.recipe, name)}"
-    if report.inputs != list(job.inputs):
+    if report.inputs != _given(job):
         return f"its input is {', '.join(report.inputs)}"
     return "an input or the result has changed since, or the input is read in another way"
+
+
+def _given(job: Job) -> list[str]:
+    return [inputs.DATASET + job.dataset] if job.dataset else list(job.inputs)
 
 
 def _plan(job: Job, source: Inputs, identity: str) -> Plan:
@@ -199,7 +205,7 @@ def _report(job: Job, identity: str, stages: Stages) -> Report:
     return Report(
         primus=primus.__version__,
         identity=identity,
-        inputs=list(job.inputs),
+        inputs=_given(job),
         recipe=recipe,
         words=compared.DEFINITION,
         threshold=round(recipe.threshold, 4) if recipe.method == "minhash" else None,
@@ -241,15 +247,17 @@ def _publish(job: Job, kept: Board, report: Report, say: Say) -> Deduplicated:
 
 def _complete(job: Job, report: Report) -> None:
     """Do what is left where a process was killed after it gave the folder its name."""
-    if report_page(job.output).exists() and not _work_folder(job).exists() and not _lock(job).exists():
+    pages = all(report_page(job.output, kind).exists() for kind in ("md", "html"))
+    if pages and not _work_folder(job).exists() and not _lock(job).exists():
         return
     with atomic.lock(_lock(job), PUBLISH_TIMEOUT_S):
         _tidy(job, report)
 
 
 def _tidy(job: Job, report: Report) -> None:
-    """Write the page, and delete what the result was made from; call it with the lock held."""
-    with atomic.staged({report_page(job.output): reports.markdown(report).encode()}) as publish:
+    """Write the pages, and delete what the result was made from; call it with the lock held."""
+    pages = {"md": reports.markdown(report), "html": reports.html(report)}
+    with atomic.staged({report_page(job.output, kind): page.encode() for kind, page in pages.items()}) as publish:
         publish()
     shutil.rmtree(_work_folder(job), ignore_errors=True)
 

@@ -11,6 +11,7 @@ from primus.data.dedup.minhash import similarity
 from primus.data.dedup.recipe import VERSION, Recipe
 from primus.data.manifest import FileFacts
 from primus.data.work import BadItem
+from primus.report import page
 
 EXCERPT = 400
 BEFORE = 80
@@ -127,6 +128,37 @@ def markdown(report: Report) -> str:
             "",
         ]
     )
+
+
+def html(report: Report) -> str:
+    """The whole as a page of HTML, samples side by side."""
+    amounts = [
+        ("documents", f"{report.documents:,}", f"{report.kept:,}"),
+        ("bytes of text", f"{report.kept_bytes + report.removed_bytes:,}", f"{report.kept_bytes:,}"),
+    ]
+    sizes = [(_range(low, high), f"{count:,}") for low, high, count in _ranges(report.sizes)]
+    samples = [
+        page.details(
+            f"{sample.removed}: similarity {sample.similarity:.2f}",
+            page.table(
+                (f"kept: {sample.kept}", "removed"),
+                [[page.element("pre", text) for text in _excerpts(sample.kept_text, sample.removed_text)]],
+            ),
+        )
+        for sample in report.samples
+    ]
+    sections: list[tuple[str, object]] = [
+        ("", page.joined(*map(page.paragraph, summary(report).splitlines()))),
+        ("Amounts", page.table(("", "in", "out"), amounts, right=(1, 2))),
+        ("Sizes of clusters", page.table(("documents", "clusters"), sizes, right=(1,))),
+        ("Samples", page.joined(*samples) if samples else "nothing was removed"),
+    ]
+    if report.bad:
+        bad = [(item.where, item.reason) for item in report.bad]
+        sections.append(("Bad documents", page.table(("where", "reason"), bad)))
+    settings = [(name, str(getattr(report.recipe, name))) for name in Recipe.__struct_fields__]
+    sections.append(("Recipe", page.table(("setting", "value"), [*settings, ("words", report.words)])))
+    return page.html(f"Deduplication ({report.recipe.method})", sections, ", ".join(report.inputs))
 
 
 def _table(name: str, value: str) -> list[str]:

@@ -20,6 +20,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
     input: tuple[str, ...] = ()
     """Files (.jsonl, .txt, .csv, .parquet, also compressed, source files), folders, patterns and URLs."""
+    dataset: str | None = None
+    """Named dataset instead of files; `data prepare --list` shows them."""
     output: str = ""
     """Folder for the documents that are kept, as .jsonl.zst with all their fields."""
     method: Literal["exact", "minhash"] = "minhash"
@@ -70,8 +72,8 @@ def _job(options: Options) -> Job:
     Raises:
         UsageError: Something is missing.
     """
-    if not options.input:
-        raise UsageError("nothing to deduplicate", "give --input PATH...")
+    if not options.input and not options.dataset:
+        raise UsageError("nothing to deduplicate", "give --input PATH... or --dataset NAME")
     if not options.output:
         raise UsageError("no output", "give --output FOLDER")
     if options.normalize and options.method != "exact":
@@ -86,6 +88,7 @@ def _job(options: Options) -> Job:
 
     return Job(
         inputs=options.input,
+        dataset=options.dataset,
         output=Path(options.output).expanduser(),
         recipe=Recipe(
             method=options.method,
@@ -120,5 +123,5 @@ def _summary(done: Deduplicated) -> dict[str, object]:
         "bad_documents": len(report.bad),
         "threshold": report.threshold,
         "report": str(done.folder / REPORT),
-        "page": str(report_page(done.folder)),
+        "page": str(report_page(done.folder, "html")),
     }
