@@ -192,6 +192,8 @@ def _flock(descriptor: int, operation: int, path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
+        if error.errno == errno.ESTALE:  # on NFS: its holder on another machine has removed it
+            return False
         raise PrimusError(
             f"{path.parent}: this file system has no file locks ({error.strerror})",
             "prepare the data on a local disk or on a file system mounted with locks",
