@@ -1,4 +1,4 @@
-"""What may come before and after tokenizing: text is fetched, copies are removed, and the token files are verified."""
+"""What may come before and after tokenizing: text is fetched and cleaned, copies removed, token files verified."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from primus.errors import PrimusError, UsageError
 class Steps:
     """What to do with the text first."""
 
+    clean: str | None = None
+    """Recipe of rules by which documents are removed or changed; see `primus.data.cleaning.recipe.load`."""
     dedup: Literal["none", "exact", "minhash"] = "none"
     """Remove documents that repeat earlier ones, exactly or nearly."""
     data_path: Path = Path("data")
@@ -36,6 +38,8 @@ def take(steps: Steps, job: Job, say: Say, show: Show) -> Job:
     """
     if job.dataset and hub.is_hub(job.dataset):
         job = _fetched(steps, job, say)
+    if steps.clean:
+        job = _cleaned(steps.clean, job, say, show)
     if steps.dedup != "none":
         job = _unique(steps, job, say, show)
     return job
@@ -75,12 +79,36 @@ def _fetched(steps: Steps, job: Job, say: Say) -> Job:
     return replace(job, dataset=None, inputs=tuple(done.files), json_keys=keys)
 
 
+def _cleaned(recipe: str, job: Job, say: Say, show: Show) -> Job:
+    from primus.data.cleaning.job import Job as CleanJob
+    from primus.data.cleaning.job import clean
+    from primus.data.cleaning.recipe import load
+
+    request = CleanJob(
+        inputs=job.inputs,
+        dataset=job.dataset,
+        output=job.output.with_name(f"{job.output.name}.clean"),
+        recipe=load(recipe),
+        json_key=_only_key(job, "--clean"),
+        text_documents=job.recipe.text_documents,
+        max_bad=job.recipe.max_bad,
+        workers=job.workers,
+        executor=job.executor,
+        existing=_existing(job),
+    )
+    return replace(job, dataset=None, inputs=tuple(map(str, clean(request, say, show).files)))
+
+
 def _unique(steps: Steps, job: Job, say: Say, show: Show) -> Job:
     from primus.data.dedup.job import Job as DedupJob
     from primus.data.dedup.job import dedup
     from primus.data.dedup.recipe import Recipe
 
     assert steps.dedup != "none"
+    if job.dataset:
+        raise UsageError(
+            f"--dedup with the dataset {job.dataset}", "clean it first, give files, or a dataset of the hub"
+        )
     done = dedup(
         DedupJob(
             inputs=job.inputs,
@@ -90,7 +118,7 @@ def _unique(steps: Steps, job: Job, say: Say, show: Show) -> Job:
             text_documents=job.recipe.text_documents,
             max_bad=job.recipe.max_bad,
             workers=job.workers,
-            existing="replace" if job.existing == "replace" else "check",
+            existing=_existing(job),
         ),
         say,
         show,
@@ -99,8 +127,10 @@ def _unique(steps: Steps, job: Job, say: Say, show: Show) -> Job:
 
 
 def _only_key(job: Job, option: str) -> str:
-    if job.dataset:
-        raise UsageError(f"{option} with the dataset {job.dataset}", "give files or a dataset of the hub")
     if len(job.json_keys) > 1:
         raise UsageError(f"{option} with several --json-keys", "give one of them")
     return job.json_keys[0]
+
+
+def _existing(job: Job) -> Literal["check", "replace"]:
+    return "replace" if job.existing == "replace" else "check"

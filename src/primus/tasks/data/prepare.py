@@ -1,4 +1,4 @@
-"""Make Megatron .bin/.idx token files from text, step by step: fetch, remove copies, tokenize, verify."""
+"""Make Megatron .bin/.idx token files from text, step by step: fetch, clean, remove copies, tokenize, verify."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class Options(EncodeOptions, frozen=True, kw_only=True):
     """Print the named datasets."""
     data_path: str = "./data"
     """Folder of a dataset, and of its tokens where --output is not given."""
+    clean: str | None = None
+    """Recipe of cleaning rules, such as fineweb or a file; what is kept is put into PREFIX.clean."""
     dedup: Literal["none", "exact", "minhash"] = "none"
     """Remove documents that repeat earlier ones, exactly or nearly; what is kept is put into PREFIX.unique."""
     verify: bool = True
@@ -49,6 +51,7 @@ def run(options: Options, context: TaskContext) -> None:
 
     job = make_job(options, output, options.tokenizer, dataset=options.dataset)
     before = steps.Steps(
+        clean=options.clean,
         dedup=options.dedup,
         data_path=Path(options.data_path),
         split=options.split,
