@@ -84,7 +84,7 @@ def from_content(content: bytes, name: str, eod: str | None, parse_special_token
         parse_special_tokens=parse_special_tokens,
         cuttable=is_cuttable(described),
         exact=exact,
-        fast=of_json(exact, described, parse_special_tokens) if fast else None,
+        fast=of_json(exact, content, described, parse_special_tokens) if fast else None,
     )
 
 
