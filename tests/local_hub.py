@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -69,6 +70,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Say nothing."""
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # who only wanted the header goes away
+            super().handle()
 
     def do_HEAD(self) -> None:
         self._answer(b"")
@@ -146,11 +151,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         keep = self.hub.breaks.pop(0) if self.hub.breaks else len(part)
-        self.wfile.write(part[:keep] if ranges else b"%x\r\n" % len(part) + part[:keep])
-        if keep < len(part):
-            self.close_connection = True
-        elif not ranges:
-            self.wfile.write(b"\r\n0\r\n\r\n")
+        head, tail = (b"", b"") if ranges else (b"%x\r\n" % len(part), b"\r\n0\r\n\r\n")
+        self.close_connection = keep < len(part)
+        self.wfile.write(head + part[:keep] + (b"" if self.close_connection else tail))
 
     def _json(self, value: Any) -> None:
         content = json.dumps(value).encode()

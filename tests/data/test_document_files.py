@@ -89,9 +89,9 @@ def test_a_text_without_line_ends_is_cut_at_its_spaces(tmp_path: Path, monkeypat
     assert "".join(pieces) == content
     assert max(map(len, pieces)) <= texts_module.SMALLEST_PIECE + 1000
     assert all(piece.startswith(" ") for piece in pieces[1:])
-    for first in ("", "x"):  # so that a cut falls into a character for one of them
-        file.write_text(first + "\u00e9" * 100_000)
-        assert "".join(item.text for item in read(file) if isinstance(item, Text)) == first + "\u00e9" * 100_000
+    for first in ("", "x", "xy"):  # so that a cut falls into each byte of a character
+        file.write_text(first + "\u20ac" * 100_000)
+        assert "".join(item.text for item in read(file) if isinstance(item, Text)) == first + "\u20ac" * 100_000
 
 
 def test_a_pattern_gives_the_files_that_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

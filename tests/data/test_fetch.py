@@ -183,7 +183,7 @@ def test_the_readme_says_which_files_are_a_configuration(hub: LocalHub, tmp_path
         "de/1.jsonl": lines(["eins"]),
         "en/a/1.jsonl": lines(["one"]),
         "x.jsonl": lines(["x"]),
-        "de/old/1.jsonl": b"",
+        "de/old/1.jsonl": lines(["alt"]),
     }
     hub.repos["me/data"] = Repo(files, card=card)
     assert texts(fetch(Job(dataset="me/data:en", output=tmp_path / "en"))) == ["one"]

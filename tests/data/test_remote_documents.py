@@ -19,6 +19,9 @@ CONTENT = b"".join(b'{"text": "%d"}\n' % (number * 7919) for number in range(100
 TEXTS = [str(number * 7919) for number in range(100_000)]
 
 
+LATE = 1 << 30
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.0)
@@ -47,7 +50,8 @@ def test_reading_goes_on_where_the_connection_broke(
     monkeypatch.setattr(remote, "BLOCK", 1 << 16)
     monkeypatch.setattr(lines, "BLOCK", 1 << 16)
     server.plain["a.jsonl"] = CONTENT
-    server.breaks = {"plain": [1 << 30, 1 << 30, 50_000, 60_000, 1 << 30, 50], "stream": [900_000, 10]}[place]
+    breaks = {"plain": [LATE, LATE, 50_000, 60_000, LATE, 50], "stream": [LATE, LATE, 900_000, LATE, 10]}
+    server.breaks = breaks[place]
     assert texts(f"{server.url}/{place}/a.jsonl") == TEXTS
     assert not server.breaks
 
@@ -60,6 +64,8 @@ def test_row_groups_are_read_by_url(server: LocalHub) -> None:
     parquet.write_table(pa.table({"text": TEXTS}), sink, row_group_size=20_000)
     server.plain["a.parquet"] = sink.getvalue()
     assert texts(f"{server.url}/plain/a.parquet", 100_000) == TEXTS
+    with pytest.raises(PrimusError, match="its server sends whole files only"):
+        texts(f"{server.url}/stream/a.parquet")
 
 
 def test_what_changes_at_a_url_changes_its_version(server: LocalHub) -> None:
@@ -77,10 +83,22 @@ def test_what_is_not_there_is_told(server: LocalHub) -> None:
         find(f"{server.url}/plain/x.png")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    with pytest.raises(PrimusError, match=r"cannot be reached.*tried 3 times"):
+    with pytest.raises(PrimusError, match=r"cannot be reached.*tries: 3"):
         find(f"http://127.0.0.1:{port}/a.jsonl")
     with pytest.raises(UsageError, match="nosuch"):
         find("nosuch://x/a.jsonl")
+
+
+def test_a_server_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(remote, "GIVE_UP_S", 0.0)
+    remote._web_settings.cache_clear()
+    try:
+        silent = socket.create_server(("127.0.0.1", 0))
+        with silent, pytest.raises(PrimusError, match=r"cannot be reached.*imeout.*tries: 1"):
+            find(f"http://127.0.0.1:{silent.getsockname()[1]}/a.jsonl")
+    finally:
+        remote._web_settings.cache_clear()
 
 
 def test_a_protocol_whose_package_is_missing_names_it() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from primus.data.documents.document import Bad, Text
-from primus.data.documents.files import open_raw, whole_file_errors
+from primus.data.documents.files import open_seekable, whole_file_errors
 from primus.data.documents.kinds import kind
 from primus.data.documents.places import place
 from primus.data.documents.records import checked
@@ -48,7 +48,7 @@ def schema(file: str) -> dict[str, bool]:
     """
     pa = _pyarrow(file)
     try:
-        with whole_file_errors(file), open_raw(file) as stream:
+        with whole_file_errors(file), open_seekable(file) as stream:
             if kind(file) == ".parquet":
                 from pyarrow import parquet
 
@@ -71,7 +71,7 @@ def row_group_sizes(file: str) -> list[int]:
     from pyarrow import parquet
 
     try:
-        with whole_file_errors(file), open_raw(file) as stream, parquet.ParquetFile(stream) as table:
+        with whole_file_errors(file), open_seekable(file) as stream, parquet.ParquetFile(stream) as table:
             groups = (table.metadata.row_group(index) for index in range(table.num_row_groups))
             return [
                 sum(group.column(index).total_compressed_size for index in range(group.num_columns)) for group in groups
@@ -92,7 +92,7 @@ def _parquet(part: Part, key: str, fields: bool) -> Iterator[Any]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    with open_raw(part.file) as stream, parquet.ParquetFile(stream, buffer_size=BUFFER, pre_buffer=False) as table:
+    with open_seekable(part.file) as stream, parquet.ParquetFile(stream, buffer_size=BUFFER, pre_buffer=False) as table:
         _check_column(part.file, table.schema_arrow, key, pa)
         groups = range(part.first, table.num_row_groups if part.last is None else part.last)
         for group in groups:
@@ -109,7 +109,7 @@ def _rows_of_a_batch(group: Any) -> int:
 def _arrow(part: Part, key: str, fields: bool) -> Iterator[Any]:
     import pyarrow as pa
 
-    with open_raw(part.file) as stream:
+    with open_seekable(part.file) as stream:
         reader = _arrow_reader(pa, stream)
         _check_column(part.file, reader.schema, key, pa)
         streaming = isinstance(reader, pa.RecordBatchReader)

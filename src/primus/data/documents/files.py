@@ -67,6 +67,19 @@ def open_raw(file: str) -> BinaryIO:
     return remote.open_url(file) if is_remote(file) else open(file, "rb")
 
 
+def open_seekable(file: str) -> BinaryIO:
+    """The same, where it has to be read here and there.
+
+    Raises:
+        PrimusError: It is a URL whose server does not allow that.
+    """
+    stream = open_raw(file)
+    if not stream.seekable():
+        problem = f"{file}: its server sends whole files only, and this kind is read in parts"
+        raise PrimusError(problem, "download it and give the file")
+    return stream
+
+
 @contextmanager
 def open_content(file: str) -> Iterator[BinaryIO]:
     """The bytes of a path or URL, decompressed as its name says; damage anywhere is an error that names the file.

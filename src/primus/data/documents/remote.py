@@ -17,8 +17,11 @@ from primus.errors import PrimusError, UsageError
 
 TRIES = 3
 FIRST_PAUSE_S = 0.5
-CONNECT_TIMEOUT_S = 10.0
-READ_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 4.0
+READ_TIMEOUT_S = 15.0
+"""Longest wait for the next bytes of a web server."""
+GIVE_UP_S = 25.0
+"""After this time a failure is not followed by another try."""
 BLOCK = 4 << 20
 
 WEB = ("http://", "https://")
@@ -115,7 +118,7 @@ class _Remote(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        return bool(self._file.seekable())
+        return _has_ranges(self._file)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._position = int(self._file.seek(offset, whence))
@@ -147,25 +150,33 @@ class _Remote(io.RawIOBase):
 
     def _open(self) -> None:
         options = {} if self._url.startswith("hf://") else {"block_size": BLOCK, "cache_type": "readahead"}
-        self._file = self._system.open(self._path, "rb", **options)
-        if not self._position:
-            return
-        if self._file.seekable():
-            self._file.seek(self._position)
-            return
-        skipped = 0
-        while skipped < self._position:  # a server without ranges sends everything again
-            skipped += len(self._file.read(min(BLOCK, self._position - skipped)))
+        file = self._system.open(self._path, "rb", **options)
+        if _has_ranges(file):
+            file.seek(self._position)
+        else:
+            skipped = 0
+            while skipped < self._position:  # a server without ranges sends everything again
+                chunk = file.read(min(BLOCK, self._position - skipped))
+                if not chunk:
+                    raise EOFError("it has become shorter")
+                skipped += len(chunk)
+        self._file = file
+
+
+def _has_ranges(file: Any) -> bool:
+    """Whether a file can be read from anywhere; a stream of the web says so too, but has no size."""
+    return getattr(file, "size", 0) is not None
 
 
 def _tried(url: str, act: Callable[[], Result]) -> Result:
     """What `act` returns, tried again after a pause where the network failed."""
+    start = time.monotonic()
     for attempt in range(TRIES):
         try:
             return act()
         except FileNotFoundError as error:
             if isinstance(error.__cause__, Exception) and _is_of_the_network(error.__cause__):
-                _pause_or_give_up(url, attempt, error.__cause__)
+                _pause_or_give_up(url, attempt, start, error.__cause__)
                 continue
             raise UsageError(f"{url}: no such file", "check the spelling, and that you may read it") from None
         except PermissionError as error:
@@ -173,14 +184,14 @@ def _tried(url: str, act: Callable[[], Result]) -> Result:
         except Exception as error:
             if not _is_of_the_network(error):
                 raise
-            _pause_or_give_up(url, attempt, error)
+            _pause_or_give_up(url, attempt, start, error)
     raise AssertionError("given up before")
 
 
-def _pause_or_give_up(url: str, attempt: int, error: Exception) -> None:
-    if attempt == TRIES - 1:
+def _pause_or_give_up(url: str, attempt: int, start: float, error: Exception) -> None:
+    if attempt == TRIES - 1 or time.monotonic() - start > GIVE_UP_S:
         reason = str(error) or type(error).__name__
-        problem = f"{url}: cannot be reached, {reason} (tried {TRIES} times)"
+        problem = f"{url}: cannot be reached, {reason} (tries: {attempt + 1})"
         raise PrimusError(problem, "check the address and the network") from None
     time.sleep(FIRST_PAUSE_S * 2**attempt)
 
