@@ -105,25 +105,23 @@ def _unique(steps: Steps, job: Job, say: Say, show: Show) -> Job:
     from primus.data.dedup.recipe import Recipe
 
     assert steps.dedup != "none"
-    if job.dataset:
-        raise UsageError(
-            f"--dedup with the dataset {job.dataset}", "clean it first, give files, or a dataset of the hub"
-        )
     done = dedup(
         DedupJob(
             inputs=job.inputs,
+            dataset=job.dataset,
             output=job.output.with_name(f"{job.output.name}.unique"),
             recipe=Recipe(method=steps.dedup),
             json_key=_only_key(job, "--dedup"),
             text_documents=job.recipe.text_documents,
             max_bad=job.recipe.max_bad,
             workers=job.workers,
+            executor=job.executor,
             existing=_existing(job),
         ),
         say,
         show,
     )
-    return replace(job, inputs=tuple(map(str, done.files)))
+    return replace(job, dataset=None, inputs=tuple(map(str, done.files)))
 
 
 def _only_key(job: Job, option: str) -> str:

@@ -8,7 +8,8 @@ from primus.data.encode_options import EncodeOptions, check_packages, make_job, 
 from primus.errors import UsageError, did_you_mean
 from primus.task import TaskContext
 
-WITH_MODEL = ("HuggingFaceTokenizer", "SentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer")
+SENTENCE_PIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
+WITH_MODEL = ("HuggingFaceTokenizer", "TikTokenizer", *SENTENCE_PIECE)
 WITH_FILES = ("GPT2BPETokenizer",)
 
 
