@@ -2,10 +2,11 @@
 
     python benchmarks/data_minhash.py --rival PYTHON_WITH_DATATROVE
 
-Both read the same JSON lines: real text cut into documents, with copies of some of them among the later ones, changed in
-case and spacing, by edits of words, or by added text. Processor time is that of one process, from opening the input to
-signatures on disk, without imports; the sides take turns. A pair counts as found where not both of it are kept. Similarity
-is exact: of the sets of 5-word shingles, in our words. datatrove needs ``datatrove[processing]==0.10.1`` with ``xxhash<4``.
+Both read the same JSON lines: real text cut into documents, with copies of some of them among the later ones, changed
+in case and spacing, by edits of words, or by added text. Processor time is that of one process, from opening the input
+to signatures on disk, without imports; the sides take turns. A pair counts as found where not both of it are kept.
+Similarity is exact: of the sets of 5-word shingles, in our words. The rival's interpreter needs
+``datatrove==0.10.1 spacy tokenizers orjson nltk regex "xxhash<4"``.
 """
 
 from __future__ import annotations
@@ -148,8 +149,7 @@ def measure(place: Path, options: argparse.Namespace) -> dict[str, object]:
             ),
             1,
         )
-        both = len(kept["ours"] & kept["datatrove"]) + len(documents) - len(kept["ours"] | kept["datatrove"])
-        record["same_decision"] = round(both / len(documents), 4)
+        record["same_decision"] = agreement(similarities, kept["ours"], kept["datatrove"], len(documents))
     return record
 
 
@@ -184,8 +184,8 @@ def kept_numbers(folder: Path) -> set[int]:
     numbers = set()
     for file in sorted(folder.glob("*.jsonl*")):
         for document in documents.read(file, fields=True):
-            fields = document.fields or {}
-            numbers.add(int(fields["id"]))
+            assert isinstance(document, documents.Text) and document.fields
+            numbers.add(int(document.fields["id"]))
     return numbers
 
 
@@ -195,6 +195,18 @@ def recall(similarities: dict[tuple[int, int], float], kept: set[int]) -> dict[s
     for low, high in BINS:
         found = [not {one, other} <= kept for (one, other), value in similarities.items() if low <= value < high]
         result[f"{low} to {min(high, 1)}"] = [round(sum(found) / max(len(found), 1), 3), len(found)]
+    return result
+
+
+def agreement(
+    similarities: dict[tuple[int, int], float], one: set[int], other: set[int], num_documents: int
+) -> dict[str, float]:
+    """Share of documents that both keep or both remove: of all, and of the copies by their similarity."""
+    differ = one ^ other
+    result = {"all": round(1 - len(differ) / num_documents, 4)}
+    for low, high in BINS:
+        copies = [pair[1] for pair, value in similarities.items() if low <= value < high]
+        result[f"{low} to {min(high, 1)}"] = round(sum(copy not in differ for copy in copies) / max(len(copies), 1), 3)
     return result
 
 
