@@ -305,3 +305,31 @@ def test_an_index_of_other_documents_is_found_by_the_manifest(copied: Path) -> N
     idx_path(copied).write_bytes(content)
     checks = [finding.check for finding in check(copied).findings]
     assert checks == ["ends", "ends", "checksum", "checksum"]
+
+
+def test_a_manifest_without_a_fingerprint_has_checksums_of_the_files(copied: Path) -> None:
+    facts = json.loads(manifest_path(copied).read_text())
+    manifest_path(copied).write_text(json.dumps({**facts, "fingerprint": "", "pieces": ""}))
+    assert check(copied).findings == []
+    CORRUPTIONS["bit flip"](copied, 0)
+    assert [str(finding.check) for finding in check(copied).findings] == ["checksum"]
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_whatever_is_in_the_files_is_reported_and_never_a_crash(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    prefix = copy_of(corpus, folder)
+    if data.draw(st.booleans()):
+        without_manifest(prefix)
+    for path in (bin_path(prefix), idx_path(prefix)):
+        content = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(0, 3))):
+            place = data.draw(st.integers(0, 60) | st.integers(0, len(content) - 1))
+            content[place : place + 8] = data.draw(st.binary(max_size=9))
+        path.write_bytes(content[: data.draw(st.sampled_from([len(content), len(content) // 2, 0]))])
+    is_same = all(path(prefix).read_bytes() == path(corpus).read_bytes() for path in (bin_path, idx_path))
+    assert bool(check(prefix).findings) or is_same or not manifest_path(prefix).exists()
+    shutil.rmtree(folder)

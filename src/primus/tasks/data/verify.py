@@ -47,7 +47,10 @@ def run(options: Options, context: TaskContext) -> int:
         PrimusError: A file changed while it was read, or the tokenizer cannot be loaded.
     """
     from primus.data import prefixes
+    from primus.data.display import Display
+    from primus.data.indexed import bin_path
     from primus.data.verify import Settings, verify
+    from primus.data.workers import Progress
 
     settings = Settings(
         vocab_size=options.vocab_size,
@@ -57,7 +60,16 @@ def run(options: Options, context: TaskContext) -> int:
         samples=options.samples,
         seed=options.seed,
     )
-    reports = list(verify(prefixes.find(options.prefix), settings, options.workers))
+    found = prefixes.find(options.prefix)
+    sizes = [path.stat().st_size for path in map(bin_path, found) if path.is_file()]
+    progress = Progress("verifying", sum(sizes))
+    with Display() as display:
+
+        def show(num_bytes: int) -> None:
+            progress.done_bytes += num_bytes
+            display.show(progress)
+
+        reports = list(verify(found, settings, options.workers, show))
     context.result({"reports": reports, "ok": not any(report.findings for report in reports)}, _text(reports))
     return EXIT_FAILED if any(report.findings for report in reports) else 0
 
