@@ -14,6 +14,7 @@ from primus.data.tokenizer import Tokenizer, from_content
 from primus.data.tokenizers.cuts import PATTERNS
 
 CORPUS = (
+    "x.\ny.\nz.\n\nq!\n/\n a  b 'll d's \n\n" * 8,
     "The quick brown fox doesn't jump; it's lazy.\n\n  They'll say WE'VE 1234567 reasons...\r\n",
     "def main(argv: list[str]) -> int:\n    return len(argv)  # \t done\n",
     "日本語のテキストです。한국어 텍스트 русский текст, ελληνικά עברית العربية हिन्दी ไทย\n",

@@ -23,6 +23,15 @@ def test_the_pieces_have_the_ids_of_the_whole(name: str, text: str, size: int) -
 
 
 @pytest.mark.parametrize("name", PATTERNS)
+def test_no_cut_is_between_two_characters_that_may_be_one_token(name: str) -> None:
+    tokenizer = small.by_pattern()[name]
+    for first in small.FRAGMENTS:
+        text = "".join(first + second for second in small.FRAGMENTS)
+        pieces = tokenizer.safe_cuts(text, 1)
+        assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
 def test_prose_and_code_and_lines_without_spaces_are_cut(name: str) -> None:
     for text in ("Some words, and more. ", "    if x:\n        pass\n", "\u65e5\u672c\u8a9e\n"):
         pieces = small.by_pattern()[name].safe_cuts(text * 500, 100)
