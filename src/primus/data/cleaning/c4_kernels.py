@@ -20,27 +20,30 @@ NUM_FATES = 8
 
 @kernel
 def _matches(codes, first, last, phrase):
-    """Whether a phrase (a length, then small letters) begins at a position, in any case."""
-    if first + phrase[0] > last:
+    """Whether a phrase (a fate, a length, then small letters) begins at a position, in any case."""
+    if first + phrase[1] > last:
         return False
-    for i in range(phrase[0]):
+    for i in range(phrase[1]):
         code = codes[first + i]
         if 65 <= code <= 90:
             code += 32
-        if code != phrase[i + 1]:
+        if code != phrase[i + 2]:
             return False
     return True
 
 
 @kernel
-def _contains(codes, first, last, phrases):
-    """Whether one of some phrases is in a line."""
+def _content(codes, first, last, phrases, initials):
+    """What becomes of a line for what it says: the fate of the first phrase in the table that is in it."""
+    found = len(phrases)
     for i in range(first, last):
-        code = codes[i] | 32
-        for row in range(len(phrases)):
-            if code == phrases[row, 1] and _matches(codes, i, last, phrases[row]):
-                return True
-    return False
+        code = codes[i]
+        if code < 128 and initials[code]:
+            for row in range(found):
+                if _matches(codes, i, last, phrases[row]):
+                    found = row
+                    break
+    return phrases[found, 0] if found < len(phrases) else KEPT
 
 
 @kernel
@@ -101,8 +104,7 @@ def _words(codes, bits, first, last):
 
 @entry
 def drop_lines(
-    codes, offsets, alive, bits, limits, switches, citations, lorem, script, braces, policy, written, written_offsets,
-    fates,
+    codes, offsets, alive, bits, limits, switches, citations, phrases, initials, written, written_offsets, fates,
 ):  # fmt: skip
     """Write the lines of each document that C4 keeps.
 
@@ -110,8 +112,9 @@ def drop_lines(
         codes, offsets, alive, bits: The documents.
         limits: Words that a line has at least, and characters that a word has at most; -1 for no limit.
         switches: Whether to remove citation marks, and to want an ending.
-        citations, lorem, script, braces, policy: Phrases (a length, then codes): citation marks; what condemns a
-            document; a line; a document; a line.
+        citations: Citation marks without a number: rows of a length, then codes.
+        phrases: What condemns a line or document: rows of what becomes of it, a length, then codes; the first counts.
+        initials: Which ASCII characters begin a phrase, in both cases.
         written, written_offsets: Receive the documents; room for as many codes as there are and one more each.
         fates: Receives how many lines were kept, or dropped for what reason, int64[D, NUM_FATES]; nothing is read
             of a document behind a line that condemns it.
@@ -132,7 +135,7 @@ def drop_lines(
             written_end = _copy(codes, bits, line, line_end, citations, switches[0], written, start)
             fate = _shape(codes, bits, line, line_end, written, start, written_end, limits, switches[1])
             if fate == KEPT:
-                fate = _content(written, start, written_end, lorem, script, braces, policy)
+                fate = _content(written, start, written_end, phrases, initials)
             fates[document, fate] += 1
             if fate == KEPT:
                 if start > begin:
@@ -142,18 +145,6 @@ def drop_lines(
         count = _strip_written(written, bits, begin, count)
     written_offsets[len(offsets) - 1] = count
     return count
-
-
-@kernel
-def _content(written, start, written_end, lorem, script, braces, policy):
-    """What becomes of a line for what it says; the order is that of C4."""
-    if _contains(written, start, written_end, lorem):
-        return LOREM_IPSUM
-    if _contains(written, start, written_end, script):
-        return JAVASCRIPT
-    if _contains(written, start, written_end, braces):
-        return CURLY_BRACKET
-    return POLICY if _contains(written, start, written_end, policy) else KEPT
 
 
 @kernel

@@ -14,28 +14,29 @@ from primus.data.cleaning.word_kernels import MIX, word_hash
 BASE = np.uint64(0x9E3779B97F4A7C15)
 """Of the polynomial in the hashes of words that is the hash of a run of them."""
 TOP = np.uint64(29)
-ZERO = np.uint64(0)
+ZERO, ONE = np.uint64(0), np.uint64(1)
+
+KEY, GENERATION, TALLY, FIRST = 0, 1, 2, 3
+"""Columns of the hash table: a hash, whose it is, how often and where first it was found."""
 
 DUPLICATES, DUPLICATE_CHARACTERS, PIECES = 0, 1, 2
-SHORTEST_REPEATED = 5
-"""Where no run of this many words is repeated, none of more words is."""
 
 
 @kernel
-def _slot(value, keys, stamps, generation, mask):
-    """Where a hash is in the table, or where it belongs: what has another stamp is from before and free."""
+def _slot(value, table, generation, mask):
+    """Row of a hash in the table, or where it belongs: rows of another generation are from before and free."""
     slot = np.int64(((value ^ (value >> TOP)) * MIX) >> np.uint64(20)) & mask
-    while stamps[slot] == generation and keys[slot] != value:
+    while table[slot, GENERATION] == generation and table[slot, KEY] != value:
         slot = (slot + 1) & mask
     return slot
 
 
 @kernel
-def _mask(num_entries, stamps):
+def _mask(num_entries, table):
     size = 16
     while size < 2 * num_entries:
         size *= 2
-    return min(size, len(stamps)) - 1
+    return min(size, len(table)) - 1
 
 
 @kernel
@@ -55,33 +56,37 @@ def _next_cut(codes, position, last, newlines):
 
 
 @kernel
-def _note(codes, first, last, keys, stamps, generation, mask, document, counts):
+def _note(codes, first, last, table, generation, mask, document, counts):
     value = word_hash(codes, first, last)
-    slot = _slot(value, keys, stamps, generation, mask)
-    if stamps[slot] == generation:
+    slot = _slot(value, table, generation, mask)
+    if table[slot, GENERATION] == generation:
         counts[document, DUPLICATES] += 1
         counts[document, DUPLICATE_CHARACTERS] += last - first
     else:
-        stamps[slot] = generation
-        keys[slot] = value
+        table[slot, GENERATION] = generation
+        table[slot, KEY] = value
 
 
 @entry
-def pieces(codes, offsets, alive, bits, newlines, stripped, keys, stamps, generation, counts):
+def pieces(codes, offsets, alive, bits, newlines, stripped, table, generation, counts):
     """Repeated pieces between runs of at least so many newlines.
 
     Args:
         codes, offsets, alive, bits: The documents.
         newlines: 1 for lines, 2 for paragraphs.
         stripped: Whether spaces at both ends of a document do not belong to it.
-        keys, stamps: A hash table of any content; its size is a power of two and twice that of the longest document.
-        generation: A number that no stamp has; one more for each document.
+        table: A hash table of any content, uint64[size, 4]; its size is a power of two and at least that of the
+            longest document.
+        generation: What the last use of the table has returned.
         counts: Receives the number of repeated pieces, of their characters, and of pieces; int64[D, 3].
+
+    Returns:
+        The generation of the last document.
     """
     for document in range(len(offsets) - 1):
         if not alive[document]:
             continue
-        generation += 1
+        generation += ONE
         first, last = offsets[document], offsets[document + 1]
         if stripped:
             first, last = strip(codes, bits, first, last)
@@ -90,28 +95,28 @@ def pieces(codes, offsets, alive, bits, newlines, stripped, keys, stamps, genera
         while cut < after:
             count += 1
             cut, after = _next_cut(codes, after, last, newlines)
-        mask = _mask(count, stamps)
+        mask = _mask(count, table)
         counts[document, PIECES] = count
         for _ in range(count):
             cut, after = _next_cut(codes, first, last, newlines)
-            _note(codes, first, cut, keys, stamps, generation, mask, document, counts)
+            _note(codes, first, cut, table, generation, mask, document, counts)
             first = after
     return generation
 
 
 @entry
-def lines(codes, offsets, alive, bits, keys, stamps, generation, counts):
+def lines(codes, offsets, alive, bits, table, generation, counts):
     """Repeated lines that are not blank, with the arguments of `pieces`."""
     for document in range(len(offsets) - 1):
         if not alive[document]:
             continue
-        generation += 1
+        generation += ONE
         last = offsets[document + 1]
         count = 1
         for i in range(offsets[document], last):
             if codes[i] == NEWLINE:
                 count += 1
-        mask = _mask(count, stamps)
+        mask = _mask(count, table)
         first = offsets[document]
         for _ in range(count):
             end = first
@@ -120,7 +125,7 @@ def lines(codes, offsets, alive, bits, keys, stamps, generation, counts):
             begins, ends = strip(codes, bits, first, end)
             if begins < ends:
                 counts[document, PIECES] += 1
-                _note(codes, first, end, keys, stamps, generation, mask, document, counts)
+                _note(codes, first, end, table, generation, mask, document, counts)
             first = end + 1
     return generation
 
@@ -134,26 +139,42 @@ def _power(n):
 
 
 @kernel
-def _most_frequent(spans, first, count, n, sums, keys, stamps, tallies, seen, generation):
-    """Characters of the most frequent run of n words, with a space between two, times how often it is there."""
-    mask = _mask(count, stamps)
+def _tally(count, n, level, runs, sums, slots, table, generation):
+    """Count the runs of n words; returns how often the most frequent is there, and the word at which it first begins.
+
+    Only a run all of whose shorter runs are repeated can be: `runs` has for each word how many runs of `level` words
+    from there on are.
+    """
+    mask = _mask(count, table)
     power = _power(n)
-    best = best_at = 0
+    best, best_at = 1, 0
     for i in range(count - n + 1):
+        slots[i] = -1
+        if level and runs[i] < n - level + 1:
+            continue
         value = sums[i + n] - sums[i] * power
-        slot = _slot(value, keys, stamps, generation, mask)
-        if stamps[slot] != generation:
-            stamps[slot] = generation
-            keys[slot] = value
-            tallies[slot] = 0
-            seen[slot] = i
-        tallies[slot] += 1
-        if tallies[slot] > best or (tallies[slot] == best and seen[slot] < best_at):
-            best = tallies[slot]
-            best_at = seen[slot]
-    if best == 0:
-        return 0
-    return best * (_characters(spans, first + best_at, n) + n - 1)
+        slot = _slot(value, table, generation, mask)
+        slots[i] = slot
+        if table[slot, GENERATION] != generation:
+            table[slot, GENERATION] = generation
+            table[slot, KEY] = value
+            table[slot, TALLY] = ONE
+            table[slot, FIRST] = np.uint64(i)
+            continue
+        table[slot, TALLY] += ONE
+        tally, first = np.int64(table[slot, TALLY]), np.int64(table[slot, FIRST])
+        if tally > best or (tally == best and first < best_at):
+            best, best_at = tally, first
+    return best, best_at
+
+
+@kernel
+def _note_runs(count, n, slots, table, runs):
+    """Make `runs` tell of runs of n words."""
+    for i in range(count, max(count - n, -1), -1):
+        runs[i] = 0
+    for i in range(count - n, -1, -1):
+        runs[i] = runs[i + 1] + 1 if slots[i] >= 0 and table[slots[i], TALLY] > ONE else 0
 
 
 @kernel
@@ -166,37 +187,42 @@ def _characters(spans, word, n):
 
 
 @kernel
-def _repeated(spans, first, count, n, sums, keys, stamps, generation):
+def _repeated(spans, first, count, n, level, runs, sums, table, generation):
     """Characters of runs of n words that were there before; runs that are counted do not overlap."""
-    mask = _mask(count, stamps)
+    mask = _mask(count, table)
     power = _power(n)
     total = i = 0
     while i < count - n + 1:
+        if level and runs[i] < n - level + 1:
+            i += 1
+            continue
         value = sums[i + n] - sums[i] * power
-        slot = _slot(value, keys, stamps, generation, mask)
-        if stamps[slot] == generation:
+        slot = _slot(value, table, generation, mask)
+        if table[slot, GENERATION] == generation:
             total += _characters(spans, first + i, n)
             i += n
         else:
-            stamps[slot] = generation
-            keys[slot] = value
+            table[slot, GENERATION] = generation
+            table[slot, KEY] = value
             i += 1
     return total
 
 
 @entry
-def ngrams(firsts, spans, hashes, alive, most, repeated, sums, keys, stamps, tallies, seen, generation, counts):
+def ngrams(firsts, spans, hashes, alive, most, repeated, sums, slots, runs, table, generation, counts):
     """Characters in repeated runs of words.
 
     Args:
         firsts, spans, hashes: Words of the documents.
         alive: Which documents to look at.
-        most: Lengths n of which the most frequent run counts, ascending.
-        repeated: Lengths n of which all repeated runs count, ascending.
-        sums: Room for one more than the words of any document.
-        keys, stamps, tallies, seen: A hash table; see `pieces`.
-        generation: A number that no stamp has.
+        most: Lengths n of which the most frequent run counts, with a space between two words; ascending.
+        repeated: Lengths n of which all repeated runs count, without spaces; none is less than one of `most`.
+        sums, slots, runs: Room for one more than the words of any document: uint64, int64, int64.
+        table, generation: A hash table; see `pieces`.
         counts: Receives the characters for each of `most`, then for each of `repeated`; int64[D, ...].
+
+    Returns:
+        The last generation.
     """
     for document in range(len(firsts) - 1):
         if not alive[document]:
@@ -205,15 +231,18 @@ def ngrams(firsts, spans, hashes, alive, most, repeated, sums, keys, stamps, tal
         sums[0] = ZERO
         for i in range(count):
             sums[i + 1] = sums[i] * BASE + hashes[first + i]
+        level = 0
         for column in range(len(most)):
-            generation += 1
-            counts[document, column] = _most_frequent(
-                spans, first, count, most[column], sums, keys, stamps, tallies, seen, generation
-            )
-        for column in range(len(repeated)):
-            generation += 1
-            total = _repeated(spans, first, count, repeated[column], sums, keys, stamps, generation)
-            counts[document, len(most) + column] = total
-            if total == 0:
+            generation += ONE
+            n = most[column]
+            if count < n:
                 break
+            best, best_at = _tally(count, n, level, runs, sums, slots, table, generation)
+            counts[document, column] = best * (_characters(spans, first + best_at, n) + n - 1)
+            _note_runs(count, n, slots, table, runs)
+            level = n
+        for column in range(len(repeated)):
+            generation += ONE
+            total = _repeated(spans, first, count, repeated[column], level, runs, sums, table, generation)
+            counts[document, len(most) + column] = total
     return generation

@@ -52,7 +52,10 @@ class CleanStage:
     def start(self) -> None:
         """Load and compile what the rules need."""
         self.recipe.start()
-        self.recipe.apply(Block(["a word"], self.recipe.words))
+        for rule in self.recipe.rules:
+            block = Block(["a word"], self.recipe.words)
+            rule.apply(block)
+            assert block.num_words >= 0, "words are compiled for too"
 
     def run(self, shard: Shard, output: Output) -> None:
         """Clean one shard."""

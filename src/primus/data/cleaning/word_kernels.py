@@ -51,13 +51,18 @@ SMALL_AND_CAPITAL_S = (ord("s"), ord("S"))
 
 
 @kernel
+def _mixed(value):
+    value = (value ^ (value >> HALF)) * MIX
+    return value ^ (value >> HALF)
+
+
+@kernel
 def word_hash(codes, first, last):
     """64-bit hash of some codes (FNV-1a, then mixed)."""
     value = SEED
     for i in range(first, last):
         value = (value ^ np.uint64(codes[i])) * FACTOR
-    value = (value ^ (value >> HALF)) * MIX
-    return value ^ (value >> HALF)
+    return _mixed(value)
 
 
 @kernel
@@ -366,13 +371,11 @@ def _put_run(codes, bits, first, last, table, units, stack, spans, count):
 
 
 @kernel
-def _is_plain(codes, bits, first, last):
-    """Whether a run of characters is letters and at most one mark behind two or more of them: most are."""
-    for i in range(first, last):
-        if not bits[codes[i]] & ALPHA:
-            plain = i == last - 1 and i > first + 1 and bits[codes[i - 1]] & LOWER
-            return bool(plain and (bits[codes[i]] & SUFFIX or codes[i] == DOT))
-    return True
+def _ends_plainly(codes, bits, first, last):
+    """Whether the one mark of a run of characters is at its end, behind two or more letters."""
+    if last - first < 3 or not bits[codes[last - 2]] & LOWER:
+        return False
+    return bool(bits[codes[last - 1]] & SUFFIX) or codes[last - 1] == DOT
 
 
 @entry
@@ -400,16 +403,23 @@ def split_spacy_like(codes, offsets, bits, table, units, stack, firsts, spans):
             if bits[codes[position]] & SPACE:
                 position += 1
                 continue
-            first = position
-            while position < end and not bits[codes[position]] & SPACE:
+            first, marks = position, 0
+            while position < end:
+                kind = bits[codes[position]]
+                if kind & SPACE:
+                    break
+                if not kind & ALPHA:
+                    marks += 1
                 position += 1
-            if _is_plain(codes, bits, first, position):
-                last = position if bits[codes[position - 1]] & ALPHA else position - 1
-                if not _special(codes, first, last, table) and not _special(codes, first, position, table):
-                    count = _put(first, last, spans, count)
-                    if last < position:
-                        count = _put(last, position, spans, count)
-                    continue
+            if marks == 0 and not _special(codes, first, position, table):
+                count = _put(first, position, spans, count)
+                continue
+            last = position - 1
+            plain = marks == 1 and _ends_plainly(codes, bits, first, position)
+            if plain and not _special(codes, first, last, table) and not _special(codes, first, position, table):
+                count = _put(first, last, spans, count)
+                count = _put(last, position, spans, count)
+                continue
             count = _put_run(codes, bits, first, position, table, units, stack, spans, count)
     firsts[len(offsets) - 1] = count
     return count
@@ -439,16 +449,18 @@ def describe(codes, bits, spans, hashes, flags):
     """Hash and flags of each word."""
     for word in range(len(spans)):
         first, last = spans[word, 0], spans[word, 1]
-        hashes[word] = word_hash(codes, first, last)
-        flag = IS_PUNCTUATION
+        value, flag = SEED, IS_PUNCTUATION
         if last - first == 1 and bits[codes[first]] & TERMINAL:
             flag |= ENDS_SENTENCE
         for i in range(first, last):
-            kind = bits[codes[i]]
+            code = codes[i]
+            kind = bits[code]
+            value = (value ^ np.uint64(code)) * FACTOR
             if kind & ALPHA:
                 flag |= HAS_ALPHA
             if not kind & SYMBOL:
                 flag |= HAS_NO_SYMBOL
             if not kind & PUNCTUATION_CATEGORY:
                 flag &= ~IS_PUNCTUATION
+        hashes[word] = _mixed(value)
         flags[word] = flag

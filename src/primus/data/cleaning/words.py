@@ -69,7 +69,8 @@ def pack(texts: Sequence[str]) -> Batch:
     """Texts as a batch."""
     offsets = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=offsets[1:])
-    return Batch(np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32), offsets)
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    return Batch(codes.copy(), offsets)  # one that can be written is compiled for once, together with other batches
 
 
 def check_definition(definition: str) -> None:

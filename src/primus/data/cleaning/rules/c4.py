@@ -70,19 +70,31 @@ class C4(Rule, frozen=True, kw_only=True, tag="c4"):
         batch = block.batch
         fates = block.table(kernels.NUM_FATES)
         limits = [-1 if limit is None else limit for limit in (self.min_words_per_line, self.max_word_length)]
+        phrases, initials = self._phrases()
         written = np.empty(len(batch.codes) + len(batch.offsets), np.uint32)
         offsets = np.zeros_like(batch.offsets)
         count = kernels.drop_lines(
             batch.codes, batch.offsets, block.alive, characters.classes(), np.array(limits, np.int64),
             np.array([self.remove_citations, self.terminal_punctuation]),
-            _phrases(CITATIONS),
-            _phrases(("lorem ipsum",) if self.lorem_ipsum else ()),
-            _phrases(("javascript",) if self.javascript else ()),
-            _phrases(("{",) if self.curly_bracket else ()),
-            _phrases(POLICY if self.policy else ()),
-            written, offsets, fates,
+            _rows([[len(mark), *map(ord, mark)] for mark in CITATIONS]), phrases, initials, written, offsets, fates,
         )  # fmt: skip
         return Batch(written[:count], offsets), fates
+
+    def _phrases(self) -> tuple[np.ndarray, np.ndarray]:
+        """What condemns a line or a document, and the characters that it begins with; in C4's order."""
+        from primus.data.cleaning import c4_kernels as kernels
+
+        wanted = (
+            (self.lorem_ipsum, kernels.LOREM_IPSUM, ("lorem ipsum",)),
+            (self.javascript, kernels.JAVASCRIPT, ("javascript",)),
+            (self.curly_bracket, kernels.CURLY_BRACKET, ("{",)),
+            (self.policy, kernels.POLICY, POLICY),
+        )
+        found = [(fate, phrase) for switch, fate, phrases in wanted if switch for phrase in phrases]
+        initials = np.zeros(128, bool)
+        for _, phrase in found:
+            initials[[ord(phrase[0].lower()), ord(phrase[0].upper())]] = True
+        return _rows([[fate, len(phrase), *map(ord, phrase)] for fate, phrase in found]), initials
 
 
 def _sentences(block: Block) -> np.ndarray:
@@ -104,9 +116,7 @@ def _texts(batch: Batch, before: Sequence[str], alive: np.ndarray) -> list[str]:
     ]
 
 
-def _phrases(phrases: Sequence[str]) -> np.ndarray:
-    """Rows of a length and so many codes, int64."""
-    table = np.zeros((len(phrases), 1 + max(map(len, phrases), default=0)), np.int64)
-    for row, phrase in enumerate(phrases):
-        table[row, : 1 + len(phrase)] = [len(phrase), *map(ord, phrase)]
-    return table
+def _rows(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Rows of one length, int64."""
+    width = max(map(len, rows), default=2)
+    return np.array([[*row, *[0] * (width - len(row))] for row in rows], np.int64).reshape(len(rows), width)

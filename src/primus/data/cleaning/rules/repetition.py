@@ -51,7 +51,7 @@ class GopherRepetition(Rule, frozen=True, kw_only=True, tag="gopher_repetition")
 
     def _apply_ngrams(self, block: Block) -> None:
         most, repeated = sorted(self.max_top_ngram_characters), sorted(self.max_duplicate_ngram_characters)
-        counts = _ngrams(block, most, repeated)
+        counts = self._ngrams(block, most, repeated)
         limits: list[tuple[str, int, Mapping[int, float]]] = [
             *(("top", n, self.max_top_ngram_characters) for n in most),
             *(("duplicate", n, self.max_duplicate_ngram_characters) for n in repeated),
@@ -59,6 +59,22 @@ class GopherRepetition(Rule, frozen=True, kw_only=True, tag="gopher_repetition")
         for column, (what, n, thresholds) in enumerate(limits):
             values = ratio(counts[:, column], block.characters)
             block.above(self.name, f"max_{what}_{n}gram_characters", values, thresholds[n])
+
+    def _ngrams(self, block: Block, most: list[int], repeated: list[int]) -> np.ndarray:
+        """Characters in repeated runs of words, int64[D, len(most) + len(repeated)]."""
+        from primus.data.cleaning import repetition_kernels as kernels
+
+        longest = int(block.num_words.max(initial=0)) + 1
+        room = _room(2 * longest)
+        counts = block.table(len(most) + len(repeated))
+        found = block.words
+        room.generation = kernels.ngrams(
+            found.first, found.spans, found.hash, block.alive,
+            np.array(most, np.int64), np.array(repeated, np.int64),
+            np.empty(longest, np.uint64), np.empty(longest, np.int64), np.empty(longest, np.int64),
+            room.table, np.uint64(room.generation), counts,
+        )  # fmt: skip
+        return counts
 
 
 def repeated_line_characters(block: Block) -> np.ndarray:
@@ -68,12 +84,9 @@ def repeated_line_characters(block: Block) -> np.ndarray:
     room = _room(int(block.characters.max(initial=0)))
     counts = block.table(3)
     batch = block.batch
-    room.generation = int(
-        kernels.lines(
-            batch.codes, batch.offsets, block.alive, characters.classes(),
-            room.keys, room.stamps, room.generation, counts,
-        )
-    )  # fmt: skip
+    room.generation = kernels.lines(
+        batch.codes, batch.offsets, block.alive, characters.classes(), room.table, np.uint64(room.generation), counts
+    )
     repeated: np.ndarray = counts[:, kernels.DUPLICATE_CHARACTERS]
     return repeated
 
@@ -84,54 +97,33 @@ def _pieces(block: Block, newlines: int, stripped: bool) -> np.ndarray:
     room = _room(int(block.characters.max(initial=0)))
     counts = block.table(3)
     batch = block.batch
-    room.generation = int(
-        kernels.pieces(
-            batch.codes, batch.offsets, block.alive, characters.classes(),
-            newlines, stripped, room.keys, room.stamps, room.generation, counts,
-        )
-    )  # fmt: skip
-    return counts
-
-
-def _ngrams(block: Block, most: list[int], repeated: list[int]) -> np.ndarray:
-    from primus.data.cleaning import repetition_kernels as kernels
-
-    longest = int(block.num_words.max(initial=0))
-    room = _room(2 * longest)
-    counts = block.table(len(most) + len(repeated))
-    found = block.words
-    tallies, seen = np.empty(len(room.keys), np.int32), np.empty(len(room.keys), np.int32)
-    room.generation = int(
-        kernels.ngrams(
-            found.first, found.spans, found.hash, block.alive,
-            np.array(most, np.int64), np.array(repeated, np.int64), np.empty(longest + 1, np.uint64),
-            room.keys, room.stamps, tallies, seen, room.generation, counts,
-        )
+    room.generation = kernels.pieces(
+        batch.codes, batch.offsets, block.alive, characters.classes(),
+        newlines, stripped, room.table, np.uint64(room.generation), counts,
     )  # fmt: skip
     return counts
 
 
 class _Room:
-    """A hash table that is used again and again; what is in it belongs to the generation of its stamp."""
+    """A hash table that is used again and again; what is in it belongs to the generation that it was written in."""
 
     def __init__(self, size: int) -> None:
-        self.keys = np.empty(size, np.uint64)
-        self.stamps = np.zeros(size, np.int64)
-        self.generation = 0
+        self.table = np.zeros((size, 4), np.uint64)
+        self.generation: int = 0
 
 
 _rooms: list[_Room] = []
-SMALLEST_ROOM = 1 << 16
-LARGEST_KEPT = 1 << 22
-"""Entries of a table that stays for the next block; a larger one is for the document that needs it."""
+SMALLEST_ROOM = 1 << 14
+LARGEST_KEPT = 1 << 20
+"""Rows of a table that stays for the next block; a larger one is for the document that needs it."""
 
 
-def _room(characters_of_longest: int) -> _Room:
-    """A table that is large enough for the lines or words of a document of so many characters."""
+def _room(size_needed: int) -> _Room:
+    """A table of at least so many rows."""
     size = SMALLEST_ROOM
-    while size < characters_of_longest + 16:
+    while size < size_needed + 16:
         size *= 2
-    if not _rooms or len(_rooms[0].keys) < size:
+    if not _rooms or len(_rooms[0].table) < size:
         room = _Room(size)
         if size > LARGEST_KEPT:
             return room
