@@ -271,3 +271,11 @@ def test_training_can_name_a_dataset_of_the_hub(hub: LocalHub, tmp_path: Path) -
     hub.log.clear()
     assert named.ensure(data, 280) == prefix
     assert not hub.log
+
+
+def test_training_finds_the_column_of_the_text(hub: LocalHub, tmp_path: Path) -> None:
+    hub.repos["me/data"] = Repo({"train.jsonl": lines(["the quick brown fox"] * 50, "content")})
+    data = DataConfig(dataset="me/data", data_path=str(tmp_path), tokenizer_type="ByteLevelBPE")
+    prefix = named.ensure(data, 280)
+    assert prefix.name == "me--data_content_document"
+    assert named.ensure(data, 280) == prefix

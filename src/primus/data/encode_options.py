@@ -23,8 +23,8 @@ class EncodeOptions(Struct, frozen=True, kw_only=True):
     """A tokenizer.json, SentencePiece .model or .tiktoken file, a folder, a hub name, or bpe:VOCAB to train one."""
     output: str | None = None
     """Prefix of the files: PREFIX_text_document.bin and .idx, as Megatron-LM names them."""
-    json_keys: tuple[str, ...] = ("text",)
-    """Fields of a record, or columns, that hold text; each becomes a pair of files."""
+    json_keys: tuple[str, ...] = ()
+    """Fields of a record, or columns, that hold text; each becomes a pair of files; text, or else the only one."""
     append_eod: bool | None = None
     """End each document with the end-of-document token; on unless --output-prefix is given."""
     eod: str | None = None
@@ -64,7 +64,7 @@ def make_job(options: EncodeOptions, output: Path, tokenizer: str, append_eod: b
         "output": output,
         "tokenizer": tokenizer,
         "inputs": options.input,
-        "json_keys": options.json_keys,
+        "json_keys": options.json_keys or (_text_column(options.input),),
         "eod": options.eod,
         "recipe": Recipe(
             append_eod=append_eod if options.append_eod is None else options.append_eod,
@@ -79,6 +79,17 @@ def make_job(options: EncodeOptions, output: Path, tokenizer: str, append_eod: b
         "existing": "replace" if options.overwrite else "check",
     }
     return Job(**settings | changes)
+
+
+def _text_column(given: tuple[str, ...]) -> str:
+    """Name of the column that holds the text where nobody has named one.
+
+    Raises:
+        UsageError: There are several that could be meant, or an input is missing or unknown.
+    """
+    from primus.data import documents
+
+    return documents.text_column(file for each in given for file in documents.find(each))
 
 
 def check_packages(task: str) -> None:

@@ -33,7 +33,7 @@ def ensure(data: DataConfig, vocab_size: int) -> Path:
 
         job = Job(dataset=data.dataset, tokenizer=tokenizer, output=output, existing="keep")
         before = steps.Steps(data_path=Path(data.data_path))
-        prepare(steps.take(before, job, _say, lambda progress: None), say=_say)
+        return prepare(steps.take(before, job, _say, lambda progress: None), say=_say)[0].prefix
     return prefix
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from primus.data import hub
+from primus.data import documents, hub
 from primus.data.prepare import Job, Prepared, Say
 from primus.data.workers import Show
 from primus.errors import PrimusError, UsageError
@@ -74,8 +74,8 @@ def _fetched(steps: Steps, job: Job, say: Say) -> Job:
         num_samples=steps.num_samples,
     )
     done = fetch.fetch(request, say)
-    column = done.request.listing.text
-    keys = (column,) if column and job.json_keys == ("text",) else job.json_keys
+    column = done.request.listing.text or documents.text_column(done.files)
+    keys = (column,) if job.json_keys == ("text",) else job.json_keys
     return replace(job, dataset=None, inputs=tuple(done.files), json_keys=keys)
 
 
