@@ -72,6 +72,23 @@ def test_a_named_source_is_fetched_once_and_read_from_its_folder(hub: LocalHub, 
         fetch(Job(dataset="c4", split="validation", output=tmp_path / "c4"))
 
 
+def test_a_split_that_a_source_does_not_have_is_an_error(hub: LocalHub, tmp_path: Path) -> None:
+    hub.repos["HuggingFaceFW/fineweb"] = Repo({"sample/10BT/000.parquet": parquet(["a"])})
+    assert texts(fetch(Job(dataset="fineweb", output=tmp_path / "out"))) == ["a"]
+    with pytest.raises(UsageError, match="no split 'test'"):
+        fetch(Job(dataset="fineweb", split="test", output=tmp_path / "test"))
+    with pytest.raises(UsageError, match="no files for the split 'train' of 'CC-MAIN-1999-01'"):
+        fetch(Job(dataset="fineweb:CC-MAIN-1999-01", output=tmp_path / "none"))
+
+
+def test_a_source_without_texts_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "hollow.py").write_text('"""Nothing."""\n')
+    monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path))
+    with pytest.raises(PrimusError, match=r"hollow.py: source 'hollow' has no documents\(\)"):
+        fetch(Job(dataset="hollow", output=tmp_path / "out"))
+
+
 def test_a_file_that_is_lost_or_cut_is_fetched_again_and_no_other(hub: LocalHub, tmp_path: Path) -> None:
     hub.repos["me/data"] = Repo({f"train-{n}.jsonl": lines([f"{n}" * 100]) for n in range(3)})
     job = Job(dataset="me/data", output=tmp_path / "out")

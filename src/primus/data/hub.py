@@ -75,8 +75,16 @@ def is_hub(name: str) -> bool:
 
     Raises:
         UsageError: There is no such source.
+        PrimusError: It has neither.
     """
-    return "/" in name or hasattr(registry.load("sources", name.partition(":")[0]), "DATASET")
+    if "/" in name:
+        return True
+    source = registry.load("sources", name.partition(":")[0])
+    if not hasattr(source, "DATASET") and not hasattr(source, "documents"):
+        raise PrimusError(
+            f"{source.__file__}: source '{name}' has no documents()", "nor a DATASET; it needs one of them"
+        )
+    return hasattr(source, "DATASET")
 
 
 def listing(name: str, split: str = "train", revision: str | None = None) -> Listing:
@@ -186,6 +194,8 @@ def _declared(dataset: HubDataset, info: Any, names: list[str], config: str, spl
     config = config or next(iter(dataset.files), "")
     for each, pattern in dataset.files.items():
         if fnmatchcase(config, each):
+            if "{split}" not in pattern and split != "train":
+                raise UsageError(f"{dataset.repo}: no split '{split}'", "valid: train")
             filled = pattern.replace("{config}", config).replace("{split}", split)
             return _required(dataset.repo, _matching(names, [filled]), config, split), config
     return None
