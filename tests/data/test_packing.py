@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from primus.data import packing
-from primus.data.indexed import IndexedTokens, idx_path
+from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
 from primus.data.masks import inputs_and_targets
 from primus.data.mock import MockDataset
 from primus.data.packing import PackedDataset
@@ -130,6 +130,21 @@ def test_a_token_outside_the_vocabulary_is_an_error_and_not_an_index_out_of_rang
     dataset = PackedDataset(IndexedTokens(write_tokens("x", numbered([10] * 30))), 64, vocab_size=500)
     with pytest.raises(PrimusError, match="token id 999 is outside the model's vocabulary of 500"):
         dataset[0]
+    tokens = dataset.tokens
+    with pytest.raises(PrimusError, match="token id 999 is outside the model's vocabulary of 999"):
+        PackedDataset(tokens, 64, vocab_size=999)[0]
+    assert PackedDataset(tokens, 64, vocab_size=1000)[0].max() == 999
+
+
+def test_a_negative_token_is_an_error(tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "x", np.dtype(np.int32)) as writer:
+        writer.add_document(np.array([5] * 40))
+        writer.commit()
+    content = bytearray(bin_path(tmp_path / "x").read_bytes())
+    content[40:44] = b"\xff" * 4
+    bin_path(tmp_path / "x").write_bytes(content)
+    with pytest.raises(PrimusError, match="token id -1 is outside"):
+        PackedDataset(IndexedTokens(tmp_path / "x"), 39, vocab_size=10)[0]
 
 
 def test_a_length_that_contradicts_its_pointers_is_noticed_when_its_block_is_read(write_tokens: WriteTokens) -> None:
