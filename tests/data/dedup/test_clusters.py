@@ -57,6 +57,7 @@ def test_matches_connect_just_the_documents_of_equal_key_however_few_fit_into_me
     pairs = list(matches(found, most_held))
     names = [key if exact else key[0] for key in keys]
     assert connect(len(keys), pairs).tolist() == [names.index(name) for name in names]
+    assert all((some[:, 0] < some[:, 1]).all() for some in pairs)
     assert sum(map(len, pairs)) == len(names) - len(set(names))
 
 
