@@ -55,20 +55,22 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def staged(contents: dict[Path, bytes]) -> Iterator[Callable[[], None]]:
+def staged(contents: dict[Path, bytes], durable: bool = True) -> Iterator[Callable[[], None]]:
     """Small files on disk under temporary names, and a function that gives them theirs, in order.
 
-    Whatever can fail for lack of space has happened before the block begins.
+    Whatever can fail for lack of space has happened before the block begins. Files that need not be `durable` may be
+    empty after a loss of power.
     """
     written = {temporary(path): path for path in contents}
     try:
         for name, path in written.items():
             name.write_bytes(contents[path])
-            sync(name)
+            if durable:
+                sync(name)
 
         def publish_all() -> None:
             for name, path in written.items():
-                publish(name, path)
+                (publish if durable else os.replace)(name, path)
 
         yield publish_all
     finally:

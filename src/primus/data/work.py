@@ -2,8 +2,8 @@
 
 For shard 12 the folder has ``000012.json``, its row, written last: where it is, the shard is done. Its files are
 ``000012.SUFFIX``, and while somebody works on it there is ``000012.claim``, a file lock, which the kernel frees when
-its holder dies. So any number of processes that run the same command share the work, and the same command again does only
-what is not done. Whoever has made use of all files removes the folder; for the others the work is over then.
+its holder dies. So any number of processes that run the same command share the work, and the same command again does
+only what is not done. Whoever has made use of all files removes the folder; for the others the work is over then.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class Output:
     """Items of all shards together that may be left out."""
     report: Callable[[dict[str, int]], None] = lambda counts: None
     """Called with what was added to the counts, for showing progress."""
+    durable: bool = True
+    """Whether files must outlive a loss of power; a stage whose files are checked when they are used need not wait."""
     counts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     bad_items: list[BadItem] = field(default_factory=list)
@@ -108,10 +110,11 @@ class Output:
         files = {}
         for suffix, written in self._written.items():
             files[suffix] = FileFacts(bytes=written.stat().st_size, xxh3=checksum(written))
-            atomic.sync(written)
+            if self.durable:
+                atomic.sync(written)
             os.replace(written, _file(self.stem, suffix))
         row = Row(shard=shard.index, files=files, counts=self.counts, bad=self.bad_items, facts=self.facts)
-        with atomic.staged({_file(self.stem, "json"): msgspec.json.encode(row)}) as publish:
+        with atomic.staged({_file(self.stem, "json"): msgspec.json.encode(row)}, self.durable) as publish:
             publish()
         return row
 
