@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data import fingerprint, verify_manifest, verify_tokens
+from primus.data import fingerprint, verify_index, verify_manifest, verify_tokens
 from primus.data import verify as verifying
 from primus.data.fingerprint import of_prefixes
 from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
@@ -107,7 +107,11 @@ FOUND_AT = {
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_every_corruption_is_found_and_located(copied: Path, name: str) -> None:
+@pytest.mark.parametrize("block", [3, verify_index.BLOCK])
+def test_every_corruption_is_found_and_located(
+    copied: Path, name: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify_index, "BLOCK", block)
     CORRUPTIONS[name](copied, 0)
     assert re.search(FOUND_AT[name], said(check(copied)))
 
@@ -152,7 +156,10 @@ def test_any_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, cor
 
 
 def is_read(content: bytes, corpus: Path) -> bool:
-    """Whether a manifest is damaged or says something else of the files: names and origins are free text."""
+    """Whether a manifest is damaged or says something else of the files.
+
+    Names and origins are free text, and the checksum of the whole .bin is only used where there is no fingerprint.
+    """
     import msgspec
 
     try:
@@ -160,7 +167,8 @@ def is_read(content: bytes, corpus: Path) -> bool:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return True
     before = msgspec.json.decode(manifest_path(corpus).read_bytes(), type=Manifest)
-    names = ("documents", "sequences", "tokens", "max_token_id", "dtype", "bin", "idx", "fingerprint")
+    changed = msgspec.structs.replace(changed, bin=msgspec.structs.replace(changed.bin, xxh3=before.bin.xxh3))
+    names = ("documents", "sequences", "tokens", "max_token_id", "dtype", "bin", "idx", "fingerprint", "pieces")
     return any(getattr(changed, name) != getattr(before, name) for name in names)
 
 
@@ -183,6 +191,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 512 tokens, so that small files have many."""
     for module in (fingerprint, verifying, verify_manifest):
         monkeypatch.setattr(module, "CHUNK_TOKENS", 512)
+    for module in (fingerprint, verify_index):
+        monkeypatch.setattr(module, "CHUNK_DOCUMENTS", 8)
     monkeypatch.setattr(fingerprint, "MAX_PIECES", 16)
     monkeypatch.setattr(verify_tokens, "RANGE_CHUNKS", 4)
 

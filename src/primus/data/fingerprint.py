@@ -194,17 +194,50 @@ def of_prefixes(prefixes: Sequence[Path], workers: int = 1) -> str:
             digests = b"".join(pool.map(_range_digests, [prefixes] * len(ranges), ranges))
     documents = Chunks(CHUNK_DOCUMENTS, length_digest)
     for file in files:
-        for lengths in document_lengths(file):
+        for lengths in lengths_in(file):
             documents.add(lengths)
     return combine(total, sum(file.num_documents for file in files), digests, documents.digests())
 
 
-def document_lengths(file: IndexedTokens) -> Iterator[NDArray[np.int64]]:
-    """Tokens of each document of a token file, in arrays of up to `CHUNK_DOCUMENTS`."""
-    for first in range(0, file.num_documents, CHUNK_DOCUMENTS):
-        borders = np.array(file.borders[first : first + CHUNK_DOCUMENTS + 1])
-        pointers = file.pointers[borders[:-1]]
-        yield np.diff(pointers // file.dtype.itemsize, append=file.offset(int(borders[-1])))
+def document_starts(
+    pointers: NDArray[Any], borders: NDArray[Any], first: int, last: int, num_bytes: int
+) -> NDArray[np.int64]:
+    """First byte in the .bin of documents `first` to ``last - 1``; the one after the last stands for the end.
+
+    Args:
+        pointers: First byte of each sequence.
+        borders: First sequence of each document, and the end.
+        first: First document.
+        last: One past the last.
+        num_bytes: Size of the .bin.
+    """
+    sequences = np.array(borders[first:last])
+    inside = sequences < len(pointers)
+    starts = np.full(len(sequences), num_bytes, dtype=np.int64)
+    starts[inside] = pointers[sequences[inside]]
+    return starts
+
+
+def document_lengths(
+    pointers: NDArray[Any], borders: NDArray[Any], num_bytes: int, width: int
+) -> Iterator[NDArray[np.int64]]:
+    """Tokens of each document, in arrays of up to `CHUNK_DOCUMENTS`, of an index that is in order.
+
+    Args:
+        pointers: First byte of each sequence.
+        borders: First sequence of each document, and the end.
+        num_bytes: Size of the .bin.
+        width: Bytes of a token.
+    """
+    for first in range(0, len(borders) - 1, CHUNK_DOCUMENTS):
+        last = min(first + CHUNK_DOCUMENTS, len(borders) - 1)
+        yield np.diff(document_starts(pointers, borders, first, last + 1, num_bytes)) // width
+
+
+def lengths_in(file: IndexedTokens) -> Iterator[NDArray[np.int64]]:
+    """Tokens of each document of a token file; see `document_lengths`."""
+    width = file.dtype.itemsize
+    return document_lengths(file.pointers, file.borders, file.num_tokens * width, width)
 
 
 class Range(NamedTuple):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from primus.data import manifest as manifests
 from primus.data import verify_samples
-from primus.data.fingerprint import CHUNK_TOKENS, document_lengths
+from primus.data.fingerprint import CHUNK_TOKENS, lengths_in
 from primus.data.indexed import IndexedTokens
 from primus.data.manifest import Manifest
 from primus.data.tokenizer import Tokenizer
@@ -157,7 +157,7 @@ def _decoded(ids: Sequence[int], tokenizer: Tokenizer | None) -> str | None:
 def _lengths(file: IndexedTokens) -> Lengths:
     counts = np.zeros(COUNTED_LENGTHS, dtype=np.int64)
     longer: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
-    for lengths in document_lengths(file):
+    for lengths in lengths_in(file):
         few = np.bincount(lengths[(lengths >= 0) & (lengths < COUNTED_LENGTHS)])
         counts[: len(few)] += few
         longer.append(lengths[lengths >= COUNTED_LENGTHS])
@@ -205,5 +205,7 @@ def _bad(prefix: Path) -> list[str]:
     if not path.is_file():
         return []
     with path.open("rb") as lines:
-        rows = [msgspec.json.decode(line, type=dict[str, object]) for line, _ in zip(lines, range(SHOWN_BAD), strict=False)]
+        rows = [
+            msgspec.json.decode(line, type=dict[str, object]) for line, _ in zip(lines, range(SHOWN_BAD), strict=False)
+        ]
     return [f"{row.get('where')}: {row.get('reason')}" for row in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primus.data.findings import Finding, Place, finding
-from primus.data.fingerprint import CHUNK_DOCUMENTS, Chunks, length_digest
+from primus.data.fingerprint import CHUNK_DOCUMENTS, Chunks, document_lengths, document_starts, length_digest
 from primus.data.indexed import CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
 
 BLOCK = 1 << 16
@@ -66,11 +65,7 @@ class Index:
 
     def starts(self, first: int, last: int, num_bytes: int) -> NDArray[np.int64]:
         """First byte in the .bin of documents `first` to ``last - 1``; document D stands for the end of the .bin."""
-        borders = np.array(self.borders[first:last])
-        inside = borders < self.num_sequences
-        starts = np.full(len(borders), num_bytes, dtype=np.int64)
-        starts[inside] = self.pointers[borders[inside]]
-        return starts
+        return document_starts(self.pointers, self.borders, first, last, num_bytes)
 
     def document_at(self, byte: int, num_bytes: int) -> int:
         """Document that the byte of the .bin belongs to, in an index that is in order."""
@@ -229,16 +224,9 @@ def check_borders(index: Index) -> list[Finding]:
     return findings
 
 
-def document_lengths(index: Index, num_bytes: int) -> Iterator[NDArray[np.int64]]:
-    """Tokens of each document, in arrays of up to `CHUNK_DOCUMENTS`, of an index that is in order."""
-    for first in range(0, index.num_documents, CHUNK_DOCUMENTS):
-        last = min(first + CHUNK_DOCUMENTS, index.num_documents)
-        yield np.diff(index.starts(first, last + 1, num_bytes)) // _width(index)
-
-
 def documents_digest(index: Index, num_bytes: int) -> bytes:
     """Digests of the documents' lengths; see `primus.data.fingerprint`."""
     chunks = Chunks(CHUNK_DOCUMENTS, length_digest)
-    for lengths in document_lengths(index, num_bytes):
+    for lengths in document_lengths(index.pointers, index.borders, num_bytes, _width(index)):
         chunks.add(lengths)
     return chunks.digests()

@@ -11,10 +11,13 @@ import numpy as np
 from primus.data import work
 from primus.data.findings import Finding, Place, finding
 from primus.data.fingerprint import CHUNK_TOKENS, PIECE_DIGITS, chunks_in_piece, pieces
-from primus.data.indexed import bin_path, idx_path
+from primus.data.indexed import CODES, bin_path, idx_path
 from primus.data.manifest import Manifest, manifest_path
 from primus.data.verify_index import BORDERS_BYTE, CODE_BYTE, SEQUENCES_BYTE, Index
 from primus.data.verify_tokens import Scan
+
+TYPES = frozenset(np.dtype(kind).name for kind in CODES.values() if np.issubdtype(kind, np.integer))
+"""Names of the types of tokens."""
 
 
 class Found(NamedTuple):
@@ -33,11 +36,14 @@ def read(prefix: Path) -> tuple[Manifest | None, list[Finding]]:
     """The manifest at `prefix`, also where its files are not as it says; None where there is none or it is damaged."""
     path = manifest_path(prefix)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest), []
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
         return None, []
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         return None, [finding("manifest", path, f"damaged manifest, {error}")]
+    if manifest.dtype not in TYPES:
+        return None, [finding("manifest", path, f"damaged manifest, no type of tokens is named {manifest.dtype}")]
+    return manifest, []
 
 
 def check_dtype(prefix: Path, manifest: Manifest, index: Index) -> list[Finding]:
@@ -61,7 +67,7 @@ def check(prefix: Path, manifest: Manifest, found: Found, index: Index | None) -
     Returns:
         What differs, and whether the tokens are known to be as they were written.
     """
-    findings = _sizes(prefix, manifest) + _numbers(prefix, manifest, found)
+    findings = _whole(prefix, manifest) + _sizes(prefix, manifest) + _numbers(prefix, manifest, found)
     tokens = _tokens(prefix, manifest, found, index)
     intact = bool(manifest.fingerprint or manifest.bin.xxh3) and not tokens
     if intact and found.scan.largest != manifest.max_token_id:
@@ -70,6 +76,13 @@ def check(prefix: Path, manifest: Manifest, found: Found, index: Index | None) -
     if idx_path(prefix).is_file() and manifest.idx.xxh3 and work.checksum(idx_path(prefix)) != manifest.idx.xxh3:
         findings.append(finding("checksum", idx_path(prefix), "not the index that was written (xxh3)"))
     return findings + tokens, intact
+
+
+def _whole(prefix: Path, manifest: Manifest) -> list[Finding]:
+    """A manifest that has one checksum has all of them; one of an older version has none."""
+    checksums = (manifest.fingerprint, manifest.pieces, manifest.bin.xxh3, manifest.idx.xxh3)
+    missing = any((manifest.fingerprint, manifest.pieces)) and not all(checksums)
+    return [finding("manifest", manifest_path(prefix), "one of its checksums is missing")] if missing else []
 
 
 def _sizes(prefix: Path, manifest: Manifest) -> list[Finding]:

@@ -147,7 +147,7 @@ def runs(sectors: NDArray[np.int64]) -> list[tuple[int, int]]:
 def _limit(dtype: np.dtype[Any], limit: int | None) -> int | None:
     """What every id is below when read as unsigned, which finds negative ones too; None if nothing can be wrong."""
     highest = int(np.iinfo(dtype).max) + 1
-    limit = highest if limit is None else min(limit, highest)
+    limit = highest if limit is None else min(max(0, limit), highest)
     return None if limit > np.iinfo(f"u{dtype.itemsize}").max else limit
 
 
