@@ -75,6 +75,7 @@ def open_seekable(file: str) -> BinaryIO:
     """
     stream = open_raw(file)
     if not stream.seekable():
+        stream.close()
         problem = f"{file}: its server sends whole files only, and this kind is read in parts"
         raise PrimusError(problem, "download it and give the file")
     return stream

@@ -151,16 +151,24 @@ class _Remote(io.RawIOBase):
     def _open(self) -> None:
         options = {} if self._url.startswith("hf://") else {"block_size": BLOCK, "cache_type": "readahead"}
         file = self._system.open(self._path, "rb", **options)
-        if _has_ranges(file):
-            file.seek(self._position)
-        else:
-            skipped = 0
-            while skipped < self._position:  # a server without ranges sends everything again
-                chunk = file.read(min(BLOCK, self._position - skipped))
-                if not chunk:
-                    raise EOFError("it has become shorter")
-                skipped += len(chunk)
+        try:
+            _go_to(file, self._position)
+        except BaseException:
+            file.close()
+            raise
         self._file = file
+
+
+def _go_to(file: Any, position: int) -> None:
+    """Go to a byte of a file that was just opened; a server without ranges sends everything before it again."""
+    if _has_ranges(file):
+        file.seek(position)
+        return
+    while position:
+        chunk = file.read(min(BLOCK, position))
+        if not chunk:
+            raise EOFError("it has become shorter")
+        position -= len(chunk)
 
 
 def _has_ranges(file: Any) -> bool:
