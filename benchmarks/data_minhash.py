@@ -73,11 +73,12 @@ from primus.data.dedup import keys
 from primus.data.dedup.job import Job, dedup
 from primus.data.dedup.recipe import Recipe
 from primus.data.work import open_board, work
-folder, place = sys.argv[1:]
+folder, place, *seed = sys.argv[1:]
+recipe = Recipe(seed=int(seed[0]) if seed else 1)
 def cpu():
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
-stage = keys.KeyStage(["benchmark"], Recipe(), "text", "file")
+stage = keys.KeyStage(["benchmark"], recipe, "text", "file")
 stage.start()
 source = inputs.open_files((folder,))
 before = cpu()
@@ -85,7 +86,7 @@ board = open_board(stage, source.shards, Path(place) / "keys")
 assert work(board, lambda counts: None, lambda row: False)
 times = {"signatures": cpu() - before}
 before = cpu()
-dedup(Job(inputs=(folder,), output=Path(place) / "kept", workers=1))
+dedup(Job(inputs=(folder,), output=Path(place) / "kept", recipe=recipe, workers=1))
 times["all"] = cpu() - before
 print(json.dumps({"cpu_s": times, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 """
@@ -149,15 +150,24 @@ def measure(place: Path, options: argparse.Namespace) -> dict[str, object]:
             ),
             1,
         )
-        record["same_decision"] = agreement(similarities, kept["ours"], kept["datatrove"], len(documents))
+        one_run(sys.executable, OURS, place / "input", place / "seed", "2")
+        seeded = kept_numbers(place / "seed" / "kept")
+        record["same_decision"] = {
+            "datatrove": agreement(similarities, kept["ours"], kept["datatrove"], len(documents)),
+            "ours with another seed": agreement(similarities, kept["ours"], seeded, len(documents)),
+        }
     return record
 
 
-def one_run(python: str, program: str, folder: Path, work: Path) -> dict[str, float]:
+def one_run(python: str, program: str, folder: Path, work: Path, *words: str) -> dict[str, float]:
     """CPU seconds of each stage, and memory, of a program in a process of its own."""
     work.mkdir()
     done = subprocess.run(
-        [python, "-c", program, str(folder), str(work)], capture_output=True, text=True, check=False, timeout=1800
+        [python, "-c", program, str(folder), str(work), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1800,
     )
     if done.returncode:
         sys.exit(f"{python}: {done.stderr[-3000:]}")

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from primus.data.cleaning import words
 from primus.data.dedup.compared import word_hashes
+from primus.data.dedup.keys import document_keys
+from primus.data.dedup.recipe import Recipe
 
 OFTEN = (
     "aZ \u00df\u0130é\u0301\u0e33 \u00a0\u3000.,:;-'\u2019\"09"
@@ -34,3 +40,20 @@ def test_case_accents_punctuation_spacing_and_numbers_make_no_difference() -> No
 
 def test_a_text_of_many_short_words_has_room() -> None:
     assert len(hashes_of("a " * 10_000)) == 10_000
+
+
+WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = None
+from primus.data.dedup.keys import document_keys
+from primus.data.dedup.recipe import Recipe
+print(document_keys(sys.argv[1:], Recipe()).tolist())
+"""
+
+
+def test_without_numba_the_keys_are_the_same() -> None:
+    texts = ["Some na\u00efve words, 1,024 of them \u2014 or more", "short one", "?!"]
+    command = [sys.executable, "-W", "error", "-c", WITHOUT_NUMBA, *texts]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == document_keys(texts, Recipe()).tolist()

@@ -104,6 +104,7 @@ def dedup(job: Job, say: Say = lambda text: None, show: Show = lambda progress: 
         return _make(job, source, identity, say, show)
     except (pipeline.FinishedElsewhere, PrimusError, OSError) as error:
         if found := _existing(job, identity):  # another process has finished, and has taken away what this one needs
+            _complete(job, found.report)
             return found
         if isinstance(error, PrimusError):
             raise
