@@ -46,6 +46,7 @@ WHOLE = 0.05
 SLOW, FAST = "preprocess_data.py", "preprocess_data_fast.py"
 SAMPLE_EVERY_S = 0.05
 TARGETS = {f"{SLOW}, 1 worker": 30, f"{SLOW}, 2 workers": 25, f"{FAST}, 2 workers": 5, "--no-fast, 1 worker": 1.2}
+"""Ratios of wall time, start-up included; `--no-fast` is compared with preprocess_data.py."""
 MEMORY_MIB = 256
 """What a worker may need, and the command beside its workers."""
 
@@ -61,7 +62,11 @@ class Side:
 
     @property
     def label(self) -> str:
-        return f"{self.name}, {self.workers} worker{'s' if self.workers > 1 else ''}"
+        return f"{self.name}, {plural(self.workers)}"
+
+
+def plural(workers: int) -> str:
+    return f"{workers} worker{'s' if workers > 1 else ''}"
 
 
 def main() -> None:
@@ -99,7 +104,13 @@ def measured(options: argparse.Namespace, name: str, text: Path, folder: Path) -
             taken[side.label].append(run(side))
             print(name, side.label, *(f"{value:.2f} s" for value in taken[side.label][-1]), file=sys.stderr)
         check_equal(sides)
-    ours = {side.workers: taken[side.label] for side in sides if side.name == "primus"}
+    compared = {
+        side.label: ratios(taken[side.label], taken[f"primus, {plural(min(side.workers, 2))}"])
+        for side in sides
+        if side.name in (SLOW, FAST)
+    }
+    if f"{SLOW}, 1 worker" in taken:
+        compared["--no-fast, 1 worker"] = ratios(taken[f"{SLOW}, 1 worker"], taken["--no-fast, 1 worker"])
     return {
         "wall_s": {label: summary([wall for wall, _ in values]) for label, values in taken.items()},
         "cpu_s": {label: summary([cpu for _, cpu in values]) for label, values in taken.items()},
@@ -107,7 +118,7 @@ def measured(options: argparse.Namespace, name: str, text: Path, folder: Path) -
             label: round(text.stat().st_size / 1e6 / statistics.median(cpu for _, cpu in values), 1)
             for label, values in taken.items()
         },
-        "ratios": {side.label: ratios(side, taken[side.label], ours) for side in sides if side.name != "primus"},
+        "ratios": compared,
         "memory_mib": {side.label: memory(side) for side in sides if side.name in ("primus", FAST)},
         "targets": {"memory_mib": MEMORY_MIB} | TARGETS,
     }
@@ -159,14 +170,9 @@ def run(side: Side) -> tuple[float, float]:
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def ratios(
-    side: Side, theirs: list[tuple[float, float]], ours: dict[int, list[tuple[float, float]]]
-) -> dict[str, object]:
-    """How many times as long another side took as ours with as many workers, in each round; more is better for us.
-
-    For `--no-fast`, which is ours too, it is the other way round to be read beside `preprocess_data.py`.
-    """
-    pairs = list(zip(theirs, ours[min(side.workers, 2)], strict=True))
+def ratios(theirs: list[tuple[float, float]], ours: list[tuple[float, float]]) -> dict[str, object]:
+    """How many times as long another side took in each round; more is better for us."""
+    pairs = list(zip(theirs, ours, strict=True))
     return {
         "wall": summary([other[0] / own[0] for other, own in pairs]),
         "cpu": summary([other[1] / own[1] for other, own in pairs]),

@@ -74,3 +74,18 @@ def test_bad_input_gets_one_message_and_leaves_nothing(
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "e.txt"]
+
+
+def test_text_is_cleaned_and_copies_are_removed_before_it_is_tokenized(tmp_path: Path) -> None:
+    long = "the quick brown fox jumps over the lazy dog and runs away from seven toxic wizards " * 4
+    values = [long, "short", long, long + "again"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": value}) + "\n" for value in values))
+    words = ("--input", tmp_path / "a.jsonl", "--tokenizer", "bpe:280", "--output", tmp_path / "out")
+    done = prepare(*words, "--clean", "minimal", "--dedup", "exact", json_wanted=True)
+    assert done.returncode == 0, done.stderr
+    [result] = json.loads(done.stdout)
+    assert result["documents"] == 2
+    assert "out_text_document: verified" in done.stderr
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"out.clean", "out.unique"}
+    [again] = json.loads(prepare(*words, "--clean", "minimal", "--dedup", "exact", json_wanted=True).stdout)
+    assert not again["made"]

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from primus.data import inputs
 from primus.data.documents import Text
-from primus.data.indexed import smallest_dtype
+from primus.data.indexed import Tokens, smallest_dtype
 from primus.data.manifest import Recipe
 from primus.data.shards import Shard
-from primus.data.tokenizer import Batch, Tokenizer
+from primus.data.tokenizer import Tokenizer
 from primus.data.tokenizers.canary import Canary, checked
 from primus.data.work import Output
 
@@ -34,7 +34,7 @@ LONG_CHARACTERS = 1 << 22
 class Encoded:
     """A batch of sequences."""
 
-    tokens: NDArray[Any]
+    tokens: Tokens
     """[sum of lengths] ids, one sequence after the other."""
     lengths: NDArray[np.int32]
     """[n] tokens of each sequence."""
@@ -109,13 +109,12 @@ def encode_batch(texts: list[Text], tokenizer: Tokenizer, recipe: Recipe, canary
     tokens, lengths = _tokens(strings, tokenizer, recipe.add_special_tokens)
     if canary:
         checked(tokenizer, canary.sample(strings, tokens, lengths, lambda place: _rough_place(kept[place])))
-    narrow = tokens.astype(smallest_dtype(tokenizer.vocab_size).newbyteorder("<"))
     ends = np.fromiter((text.ends for text in kept), np.bool_, len(kept))
     if recipe.append_eod:
         assert tokenizer.eod_id is not None
-        narrow, lengths = _with_eod(narrow, lengths, ends, tokenizer.eod_id, recipe.add_special_tokens)
+        tokens, lengths = _with_eod(tokens, lengths, ends, tokenizer.eod_id, recipe.add_special_tokens)
     return Encoded(
-        tokens=narrow,
+        tokens=tokens,
         lengths=lengths.astype("<i4"),
         ends_document=ends,
         characters=sum(map(len, strings)),
@@ -129,18 +128,23 @@ def _rough_place(text: Text) -> str:
     return f"{text.part.file}: line or row {text.number} from {text.part.first}" if text.part else "a text"
 
 
-def _tokens(strings: list[str], tokenizer: Tokenizer, add_special_tokens: bool) -> Batch:
-    """Token ids of texts; a long one, which is alone, is tokenized in pieces where that gives the same ids."""
+def _tokens(strings: list[str], tokenizer: Tokenizer, add_special_tokens: bool) -> tuple[Tokens, NDArray[np.int64]]:
+    """Token ids of texts as they are stored; a long text, which is alone, is tokenized in pieces if it may be."""
+    dtype = smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
     if len(strings) != 1 or len(strings[0]) <= LONG_CHARACTERS or add_special_tokens:
-        return tokenizer.encode_batch(strings, add_special_tokens)
-    pieces = tokenizer.safe_cuts(strings[0], BATCH_CHARACTERS)
-    tokens = np.concatenate([tokenizer.encode_batch([piece])[0] for piece in pieces])
-    return tokens, np.array([len(tokens)])
+        tokens, lengths = tokenizer.encode_batch(strings, add_special_tokens)
+        return tokens.astype(dtype), lengths
+    pieces = tokenizer.safe_cuts(strings[0], BATCH_CHARACTERS)[::-1]
+    encoded = []
+    while pieces:  # each is given up when it is encoded
+        encoded.append(tokenizer.encode_batch([pieces.pop()])[0].astype(dtype))
+    joined = np.concatenate(encoded)
+    return joined, np.array([len(joined)])
 
 
 def _with_eod(
-    tokens: NDArray[Any], lengths: NDArray[np.int64], ends: NDArray[np.bool_], eod_id: int, from_template: bool
-) -> Batch:
+    tokens: Tokens, lengths: NDArray[np.int64], ends: NDArray[np.bool_], eod_id: int, from_template: bool
+) -> tuple[Tokens, NDArray[np.int64]]:
     """The ids with one end-of-document token at the end of each document, also where a template has added it."""
     positions = np.cumsum(lengths)
     wanted = ends.copy()

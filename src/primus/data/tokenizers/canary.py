@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ class Sample:
 
     name: str
     text: str
-    tokens: NDArray[np.uint32]
+    tokens: NDArray[np.integer[Any]]
     """[n] its ids; of a long document more than those of `text`."""
     whole: bool
     """Whether `text` is the whole document."""
@@ -46,7 +47,7 @@ class Canary:
     def sample(
         self,
         texts: Sequence[str],
-        tokens: NDArray[np.uint32],
+        tokens: NDArray[np.integer[Any]],
         lengths: NDArray[np.int64],
         name_of: Callable[[int], str] = "text {}".format,
     ) -> list[Sample]:
@@ -69,7 +70,7 @@ class Canary:
             for place in chosen
         ]
 
-    def _sample(self, name: str, text: str, tokens: NDArray[np.uint32]) -> Sample:
+    def _sample(self, name: str, text: str, tokens: NDArray[np.integer[Any]]) -> Sample:
         beginning = text if self.add_special_tokens else self.tokenizer.safe_cuts(text, LONGEST)[0]
         return Sample(name, beginning, tokens.copy(), len(beginning) == len(text), self.add_special_tokens)
 
@@ -89,7 +90,7 @@ def checked(tokenizer: Tokenizer, samples: Sequence[Sample]) -> int:
 
 
 def _different(
-    tokenizer: Tokenizer, sample: Sample, found: NDArray[np.uint32], expected: NDArray[np.uint32]
+    tokenizer: Tokenizer, sample: Sample, found: NDArray[np.integer[Any]], expected: NDArray[np.uint32]
 ) -> PrimusError:
     shared = min(len(found), len(expected))
     differing = np.flatnonzero(found[:shared] != expected[:shared])
