@@ -304,9 +304,12 @@ def _put_infixes(codes, bits, first, last, spans, count):
     while i < last:
         length = _infix(codes, bits, first, i, last)
         if length and i > first:
-            if i > begin:
-                count = _put(begin, i, spans, count)
-            count = _put(i, i + length, spans, count)
+            if codes[i] == DOT and length == 1 and i - begin == 1:  # ``a.`` is one word, as an abbreviation is
+                count = _put(begin, i + 1, spans, count)
+            else:
+                if i > begin:
+                    count = _put(begin, i, spans, count)
+                count = _put(i, i + length, spans, count)
             begin = i + length
         i += length if length else 1
     if begin < last:
@@ -348,7 +351,9 @@ def _put_run(codes, bits, first, last, table, units, stack, spans, count):
     special = _special(codes, first, last, table)
     while not special:
         before, after, special = _affixes(codes, bits, first, last, table, units)
-        if (not before and not after) or depth == len(stack):
+        if depth == len(stack):
+            after = 0
+        if not before and not after:
             break
         if before:
             count = _put(first, first + before, spans, count)

@@ -25,7 +25,7 @@ from primus.errors import UsageError, did_you_mean
 
 DEFINITIONS = ("spacy-like", "whitespace")
 MAX_SUFFIXES = 1024
-"""Marks at the end of a run that become words of their own; more stay one word."""
+"""Marks at the end of a run that are taken off it at most, one by one from behind."""
 
 CHARACTERS_PER_WORD = 3
 """Room that is made for words at first; more is made where there are more."""
