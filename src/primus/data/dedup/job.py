@@ -7,10 +7,8 @@ done.files, done.report.kept
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -18,7 +16,7 @@ from typing import Literal
 import msgspec
 
 import primus
-from primus.data import atomic, inputs
+from primus.data import atomic, inputs, result_folder
 from primus.data.dedup import compared, pipeline
 from primus.data.dedup import report as reports
 from primus.data.dedup.pipeline import Plan, Stages
@@ -27,7 +25,6 @@ from primus.data.dedup.report import Report
 from primus.data.document_writer import SUFFIX
 from primus.data.executors import Executor
 from primus.data.inputs import Inputs
-from primus.data.manifest import FileFacts
 from primus.data.work import Board
 from primus.data.workers import Show
 from primus.errors import PrimusError, UsageError
@@ -230,16 +227,12 @@ def _publish(job: Job, kept: Board, report: Report, say: Say) -> Deduplicated:
     with atomic.lock(_lock(job), PUBLISH_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to write {job.output}")):
         if found := _existing(job, report.identity):
             return found
-        final = folder / f"final.{os.getpid()}"
-        shutil.rmtree(final, ignore_errors=True)
-        final.mkdir()
-        files = _collect(kept, final)
+        final = result_folder.new_folder(folder, "final")
+        files = result_folder.collect(kept, kept.rows(), SUFFIX, final, SUFFIX)
         report = msgspec.structs.replace(report, files=files)
         with atomic.staged({final / REPORT: msgspec.json.format(msgspec.json.encode(report), indent=1)}) as publish:
             publish()
-        if job.output.exists():
-            _set_aside(job.output, folder)
-        final.rename(job.output)
+        result_folder.move(final, job.output, folder)
         _tidy(job, report)
     for line in reports.summary(report).splitlines():
         say(line)
@@ -261,25 +254,3 @@ def _tidy(job: Job, report: Report) -> None:
     with atomic.staged({report_page(job.output, kind): page.encode() for kind, page in pages.items()}) as publish:
         publish()
     shutil.rmtree(_work_folder(job), ignore_errors=True)
-
-
-def _collect(kept: Board, final: Path) -> dict[str, FileFacts]:
-    """Names in a folder for the files of a board, which keep the old ones so that nobody does them again."""
-    files = {}
-    for row in kept.rows():
-        name = f"{row.shard:06d}.{SUFFIX}"
-        files[name] = row.files[SUFFIX]
-        try:
-            os.link(kept.file(row, SUFFIX), final / name)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(kept.file(row, SUFFIX), final / name)
-            atomic.sync(final / name)
-    return files
-
-
-def _set_aside(output: Path, folder: Path) -> None:
-    """Make room for a folder where there is an empty one, or one that is to be replaced."""
-    with suppress(OSError):
-        output.rmdir()
-        return
-    output.rename(folder / f"replaced.{os.getpid()}")
