@@ -7,11 +7,9 @@ cleaned.files, cleaned.report.kept
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,7 +17,7 @@ from typing import Literal
 import msgspec
 
 import primus
-from primus.data import atomic, executors, inputs
+from primus.data import atomic, executors, inputs, result_folder
 from primus.data.cleaning import recipe as recipes
 from primus.data.cleaning import report as reports
 from primus.data.cleaning.recipe import Recipe
@@ -237,52 +235,20 @@ def _publish(job: Job, board: Board, rows: Sequence[Row], report: Report, say: S
         if found := _existing(job, report.identity):
             return found
         ending = suffix(job.compression)
-        final = _new_folder(work, "final")
-        files = _collect(board, rows, ending, final)
+        final = result_folder.new_folder(work, "final")
+        files = result_folder.collect(board, rows, ending, final, ending)
         removed_files = {}
         if job.keep_removed:
-            removed = _new_folder(work, "removed")
-            removed_files = _collect(board, rows, f"removed.{ending}", removed)
-            _move(removed, removed_folder(job.output), work)
+            removed = result_folder.new_folder(work, "removed")
+            removed_files = result_folder.collect(board, rows, f"removed.{ending}", removed, ending)
+            result_folder.move(removed, removed_folder(job.output), work)
         report = msgspec.structs.replace(report, files=files, removed_files=removed_files)
         with atomic.staged({final / MANIFEST: msgspec.json.format(msgspec.json.encode(report), indent=1)}) as publish:
             publish()
-        _move(final, job.output, work)
+        result_folder.move(final, job.output, work)
         report_page(job.output).write_text(reports.markdown(report), encoding="utf-8")
         report_page(job.output, "html").write_text(reports.html(report), encoding="utf-8")
         shutil.rmtree(work, ignore_errors=True)
     for line in reports.summary(report).splitlines():
         say(line)
     return Cleaned(job.output, [job.output / name for name in sorted(files)], report, made=True)
-
-
-def _new_folder(work: Path, name: str) -> Path:
-    folder = work / f"{name}.{os.getpid()}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    return folder
-
-
-def _collect(board: Board, rows: Sequence[Row], ending: str, folder: Path) -> dict[str, FileFacts]:
-    """Names in a folder for the files of a board, which keep the old ones so that nobody does them again."""
-    files = {}
-    for row in rows:
-        name = f"{row.shard:06d}.{ending.removeprefix('removed.')}"
-        files[name] = row.files[ending]
-        try:
-            os.link(board.file(row, ending), folder / name)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(board.file(row, ending), folder / name)
-            atomic.sync(folder / name)
-    return files
-
-
-def _move(folder: Path, place: Path, work: Path) -> None:
-    """Give a folder its name; what is there, and is to be replaced, goes into the folder that is deleted afterwards."""
-    if place.exists():
-        with suppress(OSError):
-            place.rmdir()
-    if place.exists():
-        place.rename(work / f"replaced.{place.name}.{os.getpid()}")
-    folder.rename(place)
-    atomic.sync(place.parent)
