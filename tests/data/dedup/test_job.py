@@ -13,6 +13,7 @@ from primus.data import documents, shards
 from primus.data.dedup import blocks, matches
 from primus.data.dedup.job import REPORT, Deduplicated, Job, dedup, report_page
 from primus.data.dedup.recipe import Recipe
+from primus.data.workers import Progress
 from primus.errors import PrimusError, UsageError
 
 VOCABULARY = [
@@ -25,6 +26,7 @@ from primus.data import shards, work
 from primus.data.dedup import keys
 from primus.data.dedup.job import Job, dedup
 from primus.data.dedup.recipe import Recipe
+from primus.data.workers import Progress
 
 shards.SMALLEST_SHARD_BYTES = 30000
 keys.document_keys(["compiled once for all"], Recipe())
@@ -223,6 +225,20 @@ def test_bad_lines_are_fatal_with_their_place_or_listed(tmp_path: Path) -> None:
     done = unique(lines, tmp_path / "out", max_bad=2)
     assert done.report.kept == 2
     assert [item.where for item in done.report.bad] == [f"{lines}:2", f"{lines}:3"]
+
+
+@pytest.mark.parametrize("later", [1, 3])
+def test_an_input_that_changes_between_two_readings_is_told(tmp_path: Path, later: int) -> None:
+    lines = write(tmp_path / "a.jsonl", [original(number) for number in range(2)])
+    changes = iter([later])
+
+    def show(progress: Progress) -> None:
+        if progress.stage == "matching" and (count := next(changes, None)):
+            write(lines, [original(number) for number in range(count)])
+
+    with pytest.raises(PrimusError, match=r"a\.jsonl: changed while it was read"):
+        dedup(Job(inputs=(str(lines),), output=tmp_path / "out", workers=1), show=show)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_long_text_file_is_one_document(tmp_path: Path, prose: Callable[..., str]) -> None:

@@ -25,7 +25,6 @@ from primus.data.dedup.report import Report
 from primus.data.document_writer import SUFFIX
 from primus.data.executors import Executor
 from primus.data.inputs import Inputs
-from primus.data.work import Board
 from primus.data.workers import Show
 from primus.errors import PrimusError, UsageError
 
@@ -119,7 +118,7 @@ def _make(job: Job, source: Inputs, identity: str, say: Say, show: Show) -> Dedu
     job.output.parent.mkdir(parents=True, exist_ok=True)
     stages = pipeline.run(_plan(job, source, identity), show)
     source.check_unchanged()
-    return _publish(job, stages.kept, _report(job, identity, stages), say)
+    return _publish(job, stages, _report(job, identity, stages), say)
 
 
 def _work_folder(job: Job) -> Path:
@@ -221,14 +220,14 @@ def _report(job: Job, identity: str, stages: Stages) -> Report:
     )
 
 
-def _publish(job: Job, kept: Board, report: Report, say: Say) -> Deduplicated:
+def _publish(job: Job, stages: Stages, report: Report, say: Say) -> Deduplicated:
     """Give the files their folder, and remove what they were made from."""
     folder = _work_folder(job)
     with atomic.lock(_lock(job), PUBLISH_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to write {job.output}")):
         if found := _existing(job, report.identity):
             return found
         final = result_folder.new_folder(folder, "final")
-        files = result_folder.collect(kept, kept.rows(), SUFFIX, final, SUFFIX)
+        files = result_folder.collect(stages.kept, stages.rows, SUFFIX, final, SUFFIX)
         report = msgspec.structs.replace(report, files=files)
         with atomic.staged({final / REPORT: msgspec.json.format(msgspec.json.encode(report), indent=1)}) as publish:
             publish()

@@ -51,6 +51,8 @@ class Stages:
 
     kept: Board
     """Has the files of documents."""
+    rows: list[Row]
+    """Of these files."""
     counts: dict[str, int]
     """Sums over all stages."""
     removed_exact: int
@@ -101,6 +103,7 @@ def run(plan: Plan, show: Show) -> Stages:
     kept = _do(plan, keep_stage, plan.shards, "writing", show)
     return Stages(
         kept=kept.board,
+        rows=kept.rows,
         counts=_sums(row for done in (hashed, clustered, kept) for row in done.rows),
         removed_exact=sum(row.counts.get("pairs", 0) for row in matched.rows[first_exact:]),
         sizes=[(size, count) for size, count in facts["sizes"]],

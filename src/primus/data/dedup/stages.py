@@ -19,6 +19,7 @@ from primus.data.document_writer import SUFFIX, open_writer
 from primus.data.documents import Text
 from primus.data.shards import Part, Shard
 from primus.data.work import Output
+from primus.errors import PrimusError
 
 PAIRS = "pairs"
 FIRSTS = "firsts"
@@ -155,8 +156,8 @@ class KeepStage:
         reader = Reader(self.key, self.text_documents, fields=True)
         removed_bytes = 0
         with open_writer(output.path(SUFFIX), self.key) as writer:
-            for number, (keep, text) in enumerate(zip(kept, reader.read(shard), strict=True), begin):
-                if keep:
+            for number, text in enumerate(self._same(shard, reader, len(kept)), begin):
+                if kept[number - begin]:
                     writer.write(text)
                 else:
                     removed_bytes += len(text.text.encode())
@@ -164,6 +165,20 @@ class KeepStage:
                     samples[str(number)] = sample(text, self.recipe)
         output.count(kept=writer.documents, kept_bytes=writer.text_bytes, removed_bytes=removed_bytes)
         output.facts["samples"] = samples
+
+    def _same(self, shard: Shard, reader: Reader, count: int) -> Iterator[Text]:
+        """The documents of a shard, which must be as many as there were.
+
+        Raises:
+            PrimusError: They are not.
+        """
+        read = 0
+        for read, text in enumerate(reader.read(shard), 1):
+            if read <= count:
+                yield text
+        if read != count:
+            files = ", ".join(dict.fromkeys(part.file for part in shard.parts))
+            raise PrimusError(f"{files}: changed while it was read", "run this again when nothing writes to it")
 
 
 def sample(text: Text, recipe: Recipe) -> dict[str, Any]:
