@@ -63,7 +63,7 @@ def test_batches_shards_sequences_and_token_types_do_not_matter(
     assert of_documents(documents[cut:], feed=feed) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(first=streams, second=streams)
 def test_streams_that_differ_have_other_fingerprints(
     first: list[list[list[int]]], second: list[list[list[int]]]
@@ -113,6 +113,14 @@ def test_a_stream_that_ends_within_a_document_has_no_fingerprint() -> None:
     feed.add(np.array([1, 2]), np.array([1, 1]), np.array([True, False]))
     with pytest.raises(ValueError, match="no end"):
         feed.result()
+
+
+def test_the_caller_may_use_its_memory_again() -> None:
+    feed, buffer = Fingerprint(), np.empty(3, dtype=np.int64)
+    for start in range(0, 12, 3):
+        buffer[:] = range(start, start + 3)
+        feed.add(buffer, np.array([3]), np.array([True]))
+    assert feed.result() == of_documents([[[start, start + 1, start + 2]] for start in range(0, 12, 3)])
 
 
 def test_pieces_tell_which_part_of_a_stream_differs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from primus.data import fingerprint, verify_index, verify_manifest, verify_token
 from primus.data import verify as verifying
 from primus.data.fingerprint import of_prefixes
 from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
-from primus.data.manifest import Manifest, manifest_path
+from primus.data.manifest import Manifest, Recipe, manifest_path
 from primus.data.prepare import Job, prepare
 from primus.data.tokenizer import Tokenizer
 from primus.data.verify import Report, Settings, verify
@@ -343,3 +343,67 @@ def test_whatever_is_in_the_files_is_reported_and_never_a_crash(
     is_same = all(path(prefix).read_bytes() == path(corpus).read_bytes() for path in (bin_path, idx_path))
     assert bool(check(prefix).findings) or is_same or not manifest_path(prefix).exists()
     shutil.rmtree(folder)
+
+
+def test_the_first_id_beyond_the_vocabulary_is_outside(tmp_path: Path) -> None:
+    prefix, _ = write(tmp_path / "x", "uint16")
+    assert check(prefix, vocab_size=256).findings == []
+    assert [finding.check for finding in check(prefix, vocab_size=255).findings] == ["tokens"]
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_hole_that_goes_through_several_parts_is_one(tmp_path: Path) -> None:
+    prefix, _ = write(tmp_path / "x", "uint16")
+    tokens = np.fromfile(bin_path(prefix), "<u2")
+    tokens[1000:5000] = 0
+    tokens.tofile(bin_path(prefix))
+    (hole,) = [finding for finding in check(prefix).findings if finding.check == "zeros"]
+    assert hole.count == 1 and [place.byte for place in hole.places] == [2048]
+
+
+def test_zeros_that_were_written_are_no_hole(tmp_path: Path, tokenizer_file: Path) -> None:
+    (tmp_path / "text.txt").write_text("<|endoftext|>" * 9000)
+    job = Job(
+        output=tmp_path / "c",
+        tokenizer=str(tokenizer_file),
+        inputs=(str(tmp_path / "text.txt"),),
+        recipe=Recipe(parse_special_tokens=True),
+    )
+    prefix = prepare(job)[0].prefix
+    assert check(prefix).findings == []
+    assert {finding.check for finding in check(without_manifest(prefix)).findings} == {"zeros"}
+
+
+def test_tokens_before_the_first_sequence_are_found(tmp_path: Path) -> None:
+    prefix, documents = write(tmp_path / "x", "uint16")
+    content = bytearray(idx_path(prefix).read_bytes())
+    pointers = np.frombuffer(content, "<i8", len(documents), 34 + 4 * len(documents))
+    content[34 + 4 * len(documents) : 34 + 12 * len(documents)] = (pointers + 2).tobytes()
+    idx_path(prefix).write_bytes(content)
+    bin_path(prefix).write_bytes(b"\x01\x00" + bin_path(prefix).read_bytes())
+    assert said(check(prefix)) == f"pointers: {idx_path(prefix)}: the first pointer is 2, not 0 (byte 394, sequence 0)"
+
+
+def test_a_document_without_a_sequence_is_found(tmp_path: Path) -> None:
+    prefix, documents = write(tmp_path / "x", "uint16")
+    content = bytearray(idx_path(prefix).read_bytes())
+    struct.pack_into("<q", content, 34 + 12 * len(documents) + 8 * 7, 6)
+    idx_path(prefix).write_bytes(content)
+    assert re.search(
+        r"documents that do not begin after the one before \(byte [\d,]+, document 7\)", said(check(prefix))
+    )
+
+
+def test_a_manifest_that_says_another_largest_token_is_found(copied: Path) -> None:
+    facts = json.loads(manifest_path(copied).read_text())
+    manifest_path(copied).write_text(json.dumps({**facts, "max_token_id": facts["max_token_id"] + 1}))
+    assert "manifest: " in said(check(copied)) and "the largest token is" in said(check(copied))
+
+
+def test_no_end_is_inferred_where_documents_end_in_many_ways(tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "x", np.dtype(np.uint16)) as writer:
+        for number in range(100):
+            writer.add_document(np.array([7, 8, 9 if number % 4 else number]))
+        writer.commit()
+    report = check(tmp_path / "x")
+    assert report.findings == [] and any("do not end with the same token" in note for note in report.notes)
