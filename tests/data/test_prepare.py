@@ -176,6 +176,9 @@ def test_bad_documents_that_are_allowed_are_listed(tmp_path: Path, tokenizer_fil
     listed = [json.loads(line) for line in (tmp_path / "out_text_document.bad.jsonl").read_text().splitlines()]
     assert [entry["where"] for entry in listed] == [f"{lines}:2", f"{lines}:4"]
     assert any("left out 2 bad documents" in line for line in said)
+    assert not make(lines, tokenizer_file, tmp_path / "out", max_bad=3).made
+    with pytest.raises(UsageError, match="2 bad documents were left out"):
+        make(lines, tokenizer_file, tmp_path / "out", max_bad=1)
 
 
 def test_input_without_text_is_an_error(tmp_path: Path, tokenizer_file: Path) -> None:

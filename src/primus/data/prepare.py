@@ -148,19 +148,11 @@ class _Preparation:
     def run(self) -> list[Prepared]:
         complete = False
         try:
-            prepared = self._kept() or self._prepare_all()
+            prepared = self._prepare_all()
             complete = True
         finally:
             self.folder.sweep(complete)
         return prepared
-
-    def _kept(self) -> list[Prepared]:
-        """What is there already, if all of it is and is to be kept whatever it was made from."""
-        if self.job.existing != "keep":
-            return []
-        kept = {prefix: manifests.read(prefix) for prefix in map(self._prefix, self.job.json_keys)}
-        found = [Prepared(prefix, manifest, made=False) for prefix, manifest in kept.items() if manifest]
-        return found if len(found) == len(kept) else []
 
     def _prepare_all(self) -> list[Prepared]:
         found = {key: self._found(key) for key in self.job.json_keys}
@@ -175,10 +167,15 @@ class _Preparation:
         if found := self._found(key):  # by somebody who was done while this process waited
             return found
         board = work.open_board(stage, self.text.shards, self.folder.path, recipe.max_bad, self.job.output)
-        with self.folder.using(board):
-            rows = executors.run(board, self.job.executor, self._num_workers(board), f"encoding {key}", self.show)
-            with self._lock("prepare"):
-                return self._found(key) or self._publish(key, board, rows)
+        try:
+            with self.folder.using(board):
+                rows = executors.run(board, self.job.executor, self._num_workers(board), f"encoding {key}", self.show)
+                with self._lock("prepare"):
+                    return self._found(key) or self._publish(key, board, rows)
+        except FileNotFoundError:  # somebody was done and removed the folder just when it was opened
+            if found := self._found(key):
+                return found
+            raise
 
     def _publish(self, key: str, board: Board, rows: list[Row]) -> Prepared:
         if not board.folder.is_dir():
@@ -200,7 +197,7 @@ class _Preparation:
         return Prepared(self._prefix(key), manifest, made=False) if manifest else None
 
     def _existing(self, key: str) -> Manifest | None:
-        """The manifest at the output if the same job has made it.
+        """The manifest at the output if the same job has made it, or if whatever is there is to be kept.
 
         Raises:
             UsageError: There is something else, and the job does not replace it.
@@ -214,6 +211,8 @@ class _Preparation:
             if replaces:
                 return None
             raise
+        if manifest and self.job.existing == "keep":
+            return manifest
         if manifest:
             difference = self._difference(key, manifest)
         else:
@@ -233,8 +232,10 @@ class _Preparation:
             return f"its tokenizer is {before.name} with {before.eod}"
         recipe = self._recipe(key)
         for name in Recipe.__struct_fields__:
-            if getattr(recipe, name) != getattr(manifest.recipe, name):
+            if name != "max_bad" and getattr(recipe, name) != getattr(manifest.recipe, name):
                 return f"its {name} is {getattr(manifest.recipe, name)}"
+        if manifest.bad_documents > recipe.max_bad:
+            return f"{manifest.bad_documents} bad documents were left out"
         if self.text.same_stamps(manifest.inputs):
             return ""
         facts = self.text.facts_by_reading()
