@@ -62,7 +62,8 @@ times["pairs"] = run([MinhashDedupBuckets(f"{work}/sig", f"{work}/buckets", conf
 times["clusters"] = run([MinhashDedupCluster(f"{work}/buckets", f"{work}/remove", config=config)])
 times["documents"] = run([
     reader(), MinhashDedupFilter(f"{work}/remove"), JsonlWriter(f"{work}/kept", compression=None)])
-print(json.dumps({"cpu_s": times, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+peak = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps({"cpu_s": times, "rss": peak}))
 """
 
 OURS = """
@@ -88,7 +89,8 @@ times = {"signatures": cpu() - before}
 before = cpu()
 dedup(Job(inputs=(folder,), output=Path(place) / "kept", recipe=recipe, workers=1))
 times["all"] = cpu() - before
-print(json.dumps({"cpu_s": times, "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+peak = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps({"cpu_s": times, "rss": peak}))
 """
 
 
