@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -202,7 +203,7 @@ def identity(described: dict[str, Any]) -> str:
         *(model.get("type", "BPE"), bool(model.get("ignore_merges")), bool(model.get("byte_fallback"))),
         *(vocabulary, merges),
     ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
 def end_of_document(vocabulary: dict[str, int], eod: str | None, name: str) -> str | None:
