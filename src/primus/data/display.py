@@ -52,4 +52,4 @@ def line(progress: Progress, seconds: float) -> str:
     """How far a stage is: ``encoding text: 42 %  12,345 documents  34,567,890 tokens  8 s``."""
     share = f"{100 * progress.done_bytes / progress.total_bytes:.0f} %" if progress.total_bytes else ""
     counts = (f"{amount:,} {name.replace('_', ' ')}" for name, amount in progress.counts.items() if amount)
-    return "  ".join(filter(None, [f"{progress.stage}: {share}", *counts, f"{seconds:.0f} s"]))
+    return "  ".join([f"{progress.stage}: {share}".rstrip(), *counts, f"{seconds:.0f} s"])
