@@ -24,7 +24,7 @@ NUM_FINEWEB = 4
 
 
 @entry
-def gopher(codes, offsets, alive, bits, firsts, spans, hashes, flags, stops, counts):
+def gopher(codes, offsets, alive, bits, firsts, spans, hashes, flags, stops, longest_stop, counts):
     """Counts of the Gopher quality rules.
 
     Args:
@@ -32,18 +32,18 @@ def gopher(codes, offsets, alive, bits, firsts, spans, hashes, flags, stops, cou
         alive: Which of them to look at.
         bits: `characters.classes`.
         firsts, spans, hashes, flags: Their words.
-        stops: Hashes of the stop words, 63 at most.
+        stops, longest_stop: Hashes of the stop words, 63 at most, and the characters of the longest.
         counts: Receives ``WORDS`` to ``ELLIPSIS_LINES`` of each document, int64[D, NUM_GOPHER].
     """
     for document in range(len(offsets) - 1):
         if alive[document]:
-            _count_words(document, firsts, spans, hashes, flags, stops, counts)
+            _count_words(document, firsts, spans, hashes, flags, stops, longest_stop, counts)
             _count_marks(codes, offsets[document], offsets[document + 1], document, counts)
             _count_lines(codes, bits, offsets[document], offsets[document + 1], document, counts)
 
 
 @kernel
-def _count_words(document, firsts, spans, hashes, flags, stops, counts):
+def _count_words(document, firsts, spans, hashes, flags, stops, longest_stop, counts):
     real = characters_ = alpha = found = 0
     for word in range(firsts[document], firsts[document + 1]):
         flag = flags[word]
@@ -52,9 +52,10 @@ def _count_words(document, firsts, spans, hashes, flags, stops, counts):
             characters_ += spans[word, 1] - spans[word, 0]
         if flag & HAS_ALPHA:
             alpha += 1
-        for stop in range(len(stops)):
-            if hashes[word] == stops[stop]:
-                found |= 1 << stop
+        if spans[word, 1] - spans[word, 0] <= longest_stop:
+            for stop in range(len(stops)):
+                if hashes[word] == stops[stop]:
+                    found |= 1 << stop
     counts[document, WORDS] = firsts[document + 1] - firsts[document]
     counts[document, REAL_WORDS] = real
     counts[document, REAL_CHARACTERS] = characters_

@@ -9,7 +9,7 @@ import numpy as np
 
 from primus.data.cleaning.compiled import entry, kernel
 from primus.data.cleaning.quality_kernels import NEWLINE, strip
-from primus.data.cleaning.word_kernels import MIX, word_hash
+from primus.data.cleaning.word_kernels import FACTOR, MIX, SEED, word_hash
 
 BASE = np.uint64(0x9E3779B97F4A7C15)
 """Of the polynomial in the hashes of words that is the hash of a run of them."""
@@ -40,31 +40,24 @@ def _mask(num_entries, table):
 
 
 @kernel
-def _next_cut(codes, position, last, newlines):
-    """First and last position of the next run of at least so many newlines."""
-    while position < last:
-        if codes[position] == NEWLINE:
-            end = position + 1
-            while end < last and codes[end] == NEWLINE:
-                end += 1
-            if end - position >= newlines:
-                return position, end
-            position = end
-        else:
-            position += 1
-    return last, last
-
-
-@kernel
-def _note(codes, first, last, table, generation, mask, document, counts):
-    value = word_hash(codes, first, last)
+def _note(value, length, table, generation, mask, document, counts):
+    """Count a piece."""
+    counts[document, PIECES] += 1
     slot = _slot(value, table, generation, mask)
     if table[slot, GENERATION] == generation:
         counts[document, DUPLICATES] += 1
-        counts[document, DUPLICATE_CHARACTERS] += last - first
+        counts[document, DUPLICATE_CHARACTERS] += length
     else:
         table[slot, GENERATION] = generation
         table[slot, KEY] = value
+
+
+@kernel
+def _num_newlines(codes, first, last):
+    count = 0
+    for i in range(first, last):
+        count += codes[i] == NEWLINE
+    return count
 
 
 @entry
@@ -90,17 +83,21 @@ def pieces(codes, offsets, alive, bits, newlines, stripped, table, generation, c
         first, last = offsets[document], offsets[document + 1]
         if stripped:
             first, last = strip(codes, bits, first, last)
-        count = 1
-        cut, after = _next_cut(codes, first, last, newlines)
-        while cut < after:
-            count += 1
-            cut, after = _next_cut(codes, after, last, newlines)
-        mask = _mask(count, table)
-        counts[document, PIECES] = count
-        for _ in range(count):
-            cut, after = _next_cut(codes, first, last, newlines)
-            _note(codes, first, cut, table, generation, mask, document, counts)
-            first = after
+        mask = _mask(_num_newlines(codes, first, last) + 1, table)
+        value, i = SEED, first
+        while i < last:
+            end = i
+            while end < last and codes[end] == NEWLINE:
+                end += 1
+            if end - i >= newlines:
+                _note(value, i - first, table, generation, mask, document, counts)
+                value, first = SEED, end
+            else:
+                end = max(end, i + 1)
+                for position in range(i, end):
+                    value = (value ^ np.uint64(codes[position])) * FACTOR
+            i = end
+        _note(value, last - first, table, generation, mask, document, counts)
     return generation
 
 
@@ -111,21 +108,16 @@ def lines(codes, offsets, alive, bits, table, generation, counts):
         if not alive[document]:
             continue
         generation += ONE
-        last = offsets[document + 1]
-        count = 1
-        for i in range(offsets[document], last):
-            if codes[i] == NEWLINE:
-                count += 1
+        first, last = offsets[document], offsets[document + 1]
+        count = _num_newlines(codes, first, last) + 1
         mask = _mask(count, table)
-        first = offsets[document]
         for _ in range(count):
             end = first
             while end < last and codes[end] != NEWLINE:
                 end += 1
             begins, ends = strip(codes, bits, first, end)
             if begins < ends:
-                counts[document, PIECES] += 1
-                _note(codes, first, end, table, generation, mask, document, counts)
+                _note(word_hash(codes, first, end), end - first, table, generation, mask, document, counts)
             first = end + 1
     return generation
 

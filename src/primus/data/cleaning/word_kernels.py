@@ -377,8 +377,8 @@ def _put_run(codes, bits, first, last, table, units, stack, spans, count):
 
 @kernel
 def _ends_plainly(codes, bits, first, last):
-    """Whether the one mark of a run of characters is at its end, behind two or more letters."""
-    if last - first < 3 or not bits[codes[last - 2]] & LOWER:
+    """Whether the one mark of a run of characters is at its end, behind two or more letters or a digit."""
+    if last - first < 3 or not bits[codes[last - 2]] & (LOWER | DIGIT):
         return False
     return bool(bits[codes[last - 1]] & SUFFIX) or codes[last - 1] == DOT
 
@@ -408,22 +408,23 @@ def split_spacy_like(codes, offsets, bits, table, units, stack, firsts, spans):
             if bits[codes[position]] & SPACE:
                 position += 1
                 continue
-            first, marks = position, 0
+            first, marks, digits = position, 0, 0
             while position < end:
                 kind = bits[codes[position]]
                 if kind & SPACE:
                     break
                 if not kind & ALPHA:
-                    marks += 1
+                    digits += kind & DIGIT
+                    marks += not kind & DIGIT
                 position += 1
-            if marks == 0 and not _special(codes, first, position, table):
-                count = _put(first, position, spans, count)
-                continue
-            last = position - 1
-            plain = marks == 1 and _ends_plainly(codes, bits, first, position)
+            last = position - marks
+            plain = not digits or bool(bits[codes[last - 1]] & DIGIT)
+            if marks:
+                plain = plain and marks == 1 and _ends_plainly(codes, bits, first, position)
             if plain and not _special(codes, first, last, table) and not _special(codes, first, position, table):
                 count = _put(first, last, spans, count)
-                count = _put(last, position, spans, count)
+                if marks:
+                    count = _put(last, position, spans, count)
                 continue
             count = _put_run(codes, bits, first, position, table, units, stack, spans, count)
     firsts[len(offsets) - 1] = count

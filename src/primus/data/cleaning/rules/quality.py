@@ -70,7 +70,8 @@ class GopherQuality(Rule, frozen=True, kw_only=True, tag="gopher_quality"):
         batch, found = block.batch, block.words
         kernels.gopher(
             batch.codes, batch.offsets, block.alive, characters.classes(),
-            found.first, found.spans, found.hash, found.flags, _hashes(self.stop_words), counts,
+            found.first, found.spans, found.hash, found.flags, _hashes(self.stop_words),
+            max(map(len, self.stop_words), default=0), counts,
         )  # fmt: skip
         num_words, lines = counts[:, kernels.WORDS], counts[:, kernels.LINES]
         real = counts[:, kernels.REAL_WORDS]
