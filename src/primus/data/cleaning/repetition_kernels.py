@@ -9,11 +9,12 @@ import numpy as np
 
 from primus.data.cleaning.compiled import entry, kernel
 from primus.data.cleaning.quality_kernels import NEWLINE, strip
-from primus.data.cleaning.word_kernels import FACTOR, MIX, SEED, word_hash
+from primus.data.cleaning.word_kernels import HALF, MIX, SEED
 
 BASE = np.uint64(0x9E3779B97F4A7C15)
 """Of the polynomial in the hashes of words that is the hash of a run of them."""
 TOP = np.uint64(29)
+CODE_BITS, TWO_CODE_BITS = np.uint64(21), np.uint64(42)
 ZERO, ONE = np.uint64(0), np.uint64(1)
 
 KEY, GENERATION, TALLY, FIRST = 0, 1, 2, 3
@@ -37,6 +38,23 @@ def _mask(num_entries, table):
     while size < 2 * num_entries:
         size *= 2
     return min(size, len(table)) - 1
+
+
+@kernel
+def _text_hash(codes, first, last):
+    """64-bit hash of some codes, three at a time: a code has 21 bits."""
+    value = SEED
+    i = first
+    while i + 2 < last:
+        three = np.uint64(codes[i]) | np.uint64(codes[i + 1]) << CODE_BITS | np.uint64(codes[i + 2]) << TWO_CODE_BITS
+        value = (value ^ three) * BASE
+        value ^= value >> HALF
+        i += 3
+    while i < last:
+        value = (value ^ np.uint64(codes[i])) * MIX
+        value ^= value >> HALF
+        i += 1
+    return value
 
 
 @kernel
@@ -84,20 +102,18 @@ def pieces(codes, offsets, alive, bits, newlines, stripped, table, generation, c
         if stripped:
             first, last = strip(codes, bits, first, last)
         mask = _mask(_num_newlines(codes, first, last) + 1, table)
-        value, i = SEED, first
+        i = first
         while i < last:
+            while i < last and codes[i] != NEWLINE:
+                i += 1
             end = i
             while end < last and codes[end] == NEWLINE:
                 end += 1
             if end - i >= newlines:
-                _note(value, i - first, table, generation, mask, document, counts)
-                value, first = SEED, end
-            else:
-                end = max(end, i + 1)
-                for position in range(i, end):
-                    value = (value ^ np.uint64(codes[position])) * FACTOR
+                _note(_text_hash(codes, first, i), i - first, table, generation, mask, document, counts)
+                first = end
             i = end
-        _note(value, last - first, table, generation, mask, document, counts)
+        _note(_text_hash(codes, first, last), last - first, table, generation, mask, document, counts)
     return generation
 
 
@@ -117,7 +133,7 @@ def lines(codes, offsets, alive, bits, table, generation, counts):
                 end += 1
             begins, ends = strip(codes, bits, first, end)
             if begins < ends:
-                _note(word_hash(codes, first, end), end - first, table, generation, mask, document, counts)
+                _note(_text_hash(codes, first, end), end - first, table, generation, mask, document, counts)
             first = end + 1
     return generation
 
