@@ -224,7 +224,7 @@ from primus.data.prepare import Job, prepare
 
 if __name__ == "__main__":
     job = Job(inputs=(sys.argv[1],), tokenizer=sys.argv[2], output=Path(sys.argv[3]), workers=int(sys.argv[4]))
-    made = prepare(job, show=lambda progress: print("progress", flush=True))
+    made = prepare(job, show=lambda progress: print("progress", flush=True) or "wait" in sys.argv and sys.stdin.read())
     print("made" if made[0].made else "found", flush=True)
 """
 
@@ -238,7 +238,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., su
 
         def begin(*words: object) -> subprocess.Popen[str]:
             command = [sys.executable, program, *map(str, words)]
-            return stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            return stack.enter_context(subprocess.Popen(command, text=True, **pipes))  # type: ignore[call-overload]
 
         yield begin
 
@@ -257,8 +258,8 @@ def test_of_processes_that_start_together_one_prepares(
 def test_a_killed_writer_leaves_nothing_that_the_next_one_minds(
     tmp_path: Path, tokenizer_file: Path, prose: Prose, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    lines = write_lines(tmp_path / "a.jsonl", [prose(3000, seed) for seed in range(400)])
-    process = start(lines, tokenizer_file, tmp_path / "out", 1)
+    lines = write_lines(tmp_path / "a.jsonl", [prose(200, seed) for seed in range(40)])
+    process = start(lines, tokenizer_file, tmp_path / "out", 1, "wait")
     assert process.stdout
     assert process.stdout.readline() == "progress\n"
     process.send_signal(signal.SIGKILL)
