@@ -242,6 +242,21 @@ def test_lines_are_dropped_as_for_c4(lines: list[str], cut: str, terminal: bool)
     assert block.texts == ["\n".join(kept).strip()]
 
 
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("Aa bb cc. .", 1),
+        ("Aa bb cc.  .", 2),
+        ("Aa bb cc?! Dd ee ff.", 2),
+        ('Aa bb cc." Dd ee ff.', 2),
+        ("Aa bb ... cc dd.", 1),
+        ("Aa bb cc.\nDd ee ff.", 2),
+    ],
+)
+def test_sentences_are_those_of_spacys_sentencizer(text: str, sentences: int) -> None:
+    assert removed(C4(min_sentences=10), text, "spacy-like") == ("min_sentences", sentences)
+
+
 def test_dropped_lines_are_counted_by_reason() -> None:
     block = Block(["A b c.\na b c\na b.\nEnable JavaScript here.", "nothing changes here."])
     C4(min_sentences=None).apply(block)
