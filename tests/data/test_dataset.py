@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from primus.config.schema import DataConfig
+from primus.config.token_files import parse_split
 from primus.data import manifest as manifests
 from primus.data.blending import BlendedDataset
-from primus.data.dataset import Datasets, open_datasets
+from primus.data.dataset import Datasets, open_datasets, split_borders
 from primus.data.indexed import bin_path, idx_path
 from primus.data.loader import Batches
 from primus.data.manifest import Recipe
 from primus.data.packing import PackedDataset
 from primus.data.prepare import Job, prepare
-from primus.data.split import parse_split, split_borders
 from primus.data.tokenizer import Tokenizer
 from primus.data.tokenizers.trained import train_byte_level_bpe
 from primus.errors import UsageError

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from primus.config.load import Resolved
-from primus.config.schema import DataConfig, ParallelConfig
+from primus.config.schema import ParallelConfig
+from primus.config.token_files import parse_split, weighted_prefixes
 from primus.errors import UsageError
 
 
@@ -73,10 +72,10 @@ def check_lengths(resolved: Resolved) -> None:
 
 
 def check_data(resolved: Resolved) -> None:
-    """The experiment names exactly one source of data, and the files of a prefix exist.
+    """The experiment names exactly one source of data, its token files exist, and the blend and the split make sense.
 
     Raises:
-        UsageError: It names none or several, or a file is missing.
+        UsageError: Something of this does not hold; the message names the line.
     """
     data = resolved.experiment.trainer.data
     given = [name for name in ("dataset", "train_data_path", "mock_data") if getattr(data, name)]
@@ -86,34 +85,6 @@ def check_data(resolved: Resolved) -> None:
             problem, "set one of dataset, train_data_path (a prefix of .bin/.idx files) and mock_data: true"
         )
     for key in ("train_data_path", "valid_data_path", "test_data_path"):
-        for prefix in _prefixes(data, key):
-            if not any(os.path.isfile(candidate) for candidate in index_candidates(prefix)):
-                raise UsageError(
-                    f"{resolved.origins[key]}: {key}: no such data: {prefix}.idx",
-                    "give the prefix without .bin/.idx; 'data prepare' makes it from text",
-                )
-
-
-def index_candidates(prefix: str) -> list[str]:
-    """Index files that `prefix` may mean, as users write it."""
-    bare = prefix.removesuffix(".idx").removesuffix(".bin")
-    return [f"{bare}.idx", f"{bare}_text_document.idx"]
-
-
-def _prefixes(data: DataConfig, key: str) -> list[str]:
-    """Prefixes that a key names, without the weights of a blend."""
-    value = getattr(data, key)
-    if value is None:
-        return []
-    if isinstance(value, str):
-        is_one = any(os.path.isfile(candidate) for candidate in index_candidates(value))
-        value = [value] if is_one else value.split() or [value]
-    return [item for item in value if isinstance(item, str) and not _is_number(item)]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        if getattr(data, key) is not None:
+            weighted_prefixes(getattr(data, key), f"{resolved.origins[key]}: {key}")
+    parse_split(data.split, f"{resolved.origins['split']}: split" if "split" in resolved.origins else "split")

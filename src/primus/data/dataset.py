@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from primus.config.schema import DataConfig
+from primus.config.token_files import SHARES, parse_split, weighted_prefixes
 from primus.data import manifest as manifests
 from primus.data import named
 from primus.data import tokenizer as tokenizers
 from primus.data.blending import BlendedDataset
-from primus.data.data_path import weighted_prefixes
 from primus.data.indexed import IndexedTokens
 from primus.data.infilling import InfilledDataset, Infilling
 from primus.data.manifest import Manifest
 from primus.data.mock import MockDataset
 from primus.data.packing import CACHED_BLOCKS, Dataset, PackedDataset
-from primus.data.split import SHARES, parse_split, split_borders
 from primus.data.tokenizer import Tokenizer
 from primus.data.tokenizers.locate import is_local
 from primus.errors import UsageError
@@ -175,6 +175,20 @@ def _pack(file: TokenFile, shares: Sequence[float] | None, share: int, settings:
     return PackedDataset(
         file.tokens, settings.seq_length, settings.seed, first, last, settings.vocab_size, cached_blocks
     )
+
+
+def split_borders(count: int, shares: Sequence[float]) -> list[int]:
+    """First of `count` sequences of each share, and the end; a share above 0 has at least one where there are enough.
+
+    Otherwise rounded as in Megatron-LM (megatron/core/datasets/blended_megatron_dataset_builder.py).
+    """
+    ends = [round(count * sum(shares[: index + 1])) for index in range(len(shares))]
+    sizes = [end - start for start, end in pairwise([0, *ends])]
+    for index, share in enumerate(shares):
+        largest = sizes.index(max(sizes))
+        if share > 0 and sizes[index] == 0 and sizes[largest] > 1:
+            sizes[index], sizes[largest] = 1, sizes[largest] - 1
+    return [0, *accumulate(sizes)]
 
 
 def _infilling(data: DataConfig, tokenizer: str | None, eod_id: int | None, vocab_size: int) -> Infilling | None:

@@ -44,9 +44,10 @@ def run(options: Options, context: TaskContext) -> int:
     Raises:
         UsageError: There are no such files, or --quick finds no manifest.
     """
-    from primus.data import fingerprint, prefixes
+    from primus.config import token_files
+    from primus.data import fingerprint
 
-    found = prefixes.find(options.prefix)
+    found = token_files.find(options.prefix)
     files = [_identity(prefix, options) for prefix in found]
     together = fingerprint.of_prefixes(found, options.workers) if len(found) > 1 and not options.quick else None
     value = {"fingerprint": together or (files[0].fingerprint if len(files) == 1 else None), "files": files}

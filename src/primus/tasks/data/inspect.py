@@ -75,8 +75,8 @@ def run(options: Options, context: TaskContext) -> None:
 
 
 def _inspect_files(options: Options, context: TaskContext) -> None:
+    from primus.config.token_files import resolve_prefix
     from primus.data import survey
-    from primus.data.data_path import resolve_prefix
     from primus.data.indexed import IndexedTokens
 
     output = _output(options)

@@ -46,7 +46,7 @@ def run(options: Options, context: TaskContext) -> int:
         UsageError: There are no such files.
         PrimusError: A file changed while it was read, or the tokenizer cannot be loaded.
     """
-    from primus.data import prefixes
+    from primus.config import token_files
     from primus.data.display import Display
     from primus.data.indexed import bin_path
     from primus.data.verify import Settings, verify
@@ -60,7 +60,7 @@ def run(options: Options, context: TaskContext) -> int:
         samples=options.samples,
         seed=options.seed,
     )
-    found = prefixes.find(options.prefix)
+    found = token_files.find(options.prefix)
     sizes = [path.stat().st_size for path in map(bin_path, found) if path.is_file()]
     progress = Progress("verifying", sum(sizes))
     with Display() as display:

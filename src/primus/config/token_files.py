@@ -1,0 +1,138 @@
+"""Token files as users name them: one prefix, several, a blend with weights, a pattern, a folder; and their split."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from primus.errors import UsageError, did_you_mean
+
+SHARES = ("training", "validation", "test")
+
+
+def weighted_prefixes(given: str | list[str | float] | None, key: str) -> list[tuple[Path, float | None]]:
+    """Prefixes with their weights: one prefix, several without weights, or weight, prefix, weight, prefix, ...
+
+    A string with spaces is read as such a list.
+
+    Raises:
+        UsageError: There is no such file, a weight is missing or no number above 0, or a prefix occurs twice.
+    """
+    if not given:
+        return []
+    words = _words(given) if isinstance(given, str) else list(given)
+    numbers = [_number(word) for word in words]
+    if all(number is None for number in numbers):
+        found: list[tuple[Path, float | None]] = [(resolve_prefix(str(word), key), None) for word in words]
+    else:
+        found = [(resolve_prefix(prefix, key), weight) for prefix, weight in _blend(words, numbers, key)]
+    twice = [path for path, times in Counter(path.resolve() for path, _ in found).items() if times > 1]
+    if twice:
+        raise UsageError(f"{key}: {twice[0]} is there twice", "give it once, with the sum of its weights")
+    return found
+
+
+def resolve_prefix(given: str, key: str) -> Path:
+    """The prefix of a pair of .bin and .idx that a user means, given with or without extension or ``_text_document``.
+
+    Raises:
+        UsageError: There is no such pair; the message names the nearest.
+    """
+    path = Path(given).expanduser()
+    if path.suffix in (".bin", ".idx"):
+        path = path.with_suffix("")
+    for candidate in (path, path.parent / f"{path.name}_text_document"):
+        if _has_files(candidate):
+            return candidate
+    folder = path if path.is_dir() else path.parent
+    if not folder.is_dir():
+        hint = f"there is no folder {folder}; give the prefix of a .bin and .idx made by `data prepare`"
+        raise UsageError(f"{key}: no such data: {path}.idx", hint)
+    found = {file.stem: file for file in sorted(folder.glob("*.idx"))}
+    hint = did_you_mean(path.name, found) if found else f"there is no .idx in {folder}; make one with `data prepare`"
+    raise UsageError(f"{key}: no such data: {path}.idx", hint)
+
+
+def find(given: Sequence[str]) -> list[Path]:
+    """Prefixes, each once, in the order given; those of a pattern or of a folder in the order of their names.
+
+    Raises:
+        UsageError: There are none for one of the words, or the name of one is not UTF-8.
+    """
+    found = [prefix for word in given for prefix in _found(word)]
+    return list(dict.fromkeys(found))
+
+
+def parse_split(split: str, key: str = "split") -> tuple[float, float, float]:
+    """Shares of training, validation and test data, summing to 1, of a string like ``99,1,0``.
+
+    Raises:
+        UsageError: It is not one to three numbers of which the first is positive.
+    """
+    try:
+        shares = [float(share) for share in split.replace("/", ",").split(",")]
+    except ValueError:
+        shares = []
+    if not 1 <= len(shares) <= len(SHARES) or min(shares) < 0 or not 0 < sum(shares) < math.inf or shares[0] == 0:
+        raise UsageError(f"{key} '{split}'", "give the shares of training, validation and test data, like 99,1,0")
+    first, second, third = (*shares, 0.0, 0.0)[:3]
+    total = first + second + third
+    return first / total, second / total, third / total
+
+
+def _blend(words: list[str | float], numbers: list[float | None], key: str) -> list[tuple[str, float]]:
+    """Prefix and weight of each part of a blend."""
+    pairs = []
+    for weight, prefix in zip(numbers[::2], [*words[1::2], ""], strict=False):
+        if weight is None or prefix == "" or _number(prefix) is not None:
+            raise UsageError(f"{key}: a blend must be weight, prefix, weight, prefix, ...", f"found {words}")
+        if not (weight > 0 and math.isfinite(weight)):
+            raise UsageError(f"{key}: the weights of a blend must be positive", f"found {words}")
+        pairs.append((str(prefix), weight))
+    return pairs
+
+
+def _words(given: str) -> list[str | float]:
+    return [given] if len(given.split()) == 1 or _has_files(Path(given).expanduser()) else list(given.split())
+
+
+def _has_files(prefix: Path) -> bool:
+    try:
+        return any((prefix.parent / f"{prefix.name}{suffix}").exists() for suffix in (".idx", ".bin"))
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # a long blend in one string
+            return False
+        raise
+
+
+def _number(word: str | float) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _found(word: str) -> list[Path]:
+    path = Path(word).expanduser()
+    if path.is_dir():
+        return _prefixes_of(sorted(path.iterdir()), word)
+    if glob.has_magic(word) and not path.exists():
+        named = {name for suffix in ("", ".bin", ".idx") for name in glob.glob(f"{path}{suffix}", recursive=True)}
+        return _prefixes_of([Path(name) for name in sorted(named)], word)
+    return [resolve_prefix(word, "prefix")]
+
+
+def _prefixes_of(files: Sequence[Path], word: str) -> list[Path]:
+    found = [file.with_suffix("") for file in files if file.suffix in (".bin", ".idx")]
+    if not found:
+        raise UsageError(
+            f"{word}: no .bin or .idx there", "give the prefix that a .bin and an .idx have, or a pattern of it"
+        )
+    for prefix in found:
+        if not str(prefix).isprintable():
+            raise UsageError(f"{str(prefix)!r}: the name has characters that cannot be printed", "rename the files")
+    return found
