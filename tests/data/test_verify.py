@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import errno
 import json
 import random
 import re
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from primus.data.manifest import Manifest, Recipe, manifest_path
 from primus.data.prepare import Job, prepare
 from primus.data.tokenizer import Tokenizer
 from primus.data.verify import Report, Settings, verify
+from primus.data.verify_samples import Source
+from primus.data.verify_tokens import Scan
 from token_file_corruptions import CORRUPTIONS
 
 NUM_DOCUMENTS = 120
@@ -407,3 +410,36 @@ def test_no_end_is_inferred_where_documents_end_in_many_ways(tmp_path: Path) -> 
         writer.commit()
     report = check(tmp_path / "x")
     assert report.findings == [] and any("do not end with the same token" in note for note in report.notes)
+
+
+def test_documents_that_are_all_empty_are_no_data(tmp_path: Path, tokenizer_file: Path) -> None:
+    with IndexedWriter(tmp_path / "x", np.dtype(np.int32)) as writer:
+        for _ in range(20):
+            writer.add_document(np.array([], dtype=np.int64))
+        writer.commit()
+    assert said(check(tmp_path / "x", tokenizer=str(tokenizer_file))) == f"size: {tmp_path}/x.bin: empty"
+
+
+def test_what_cannot_be_read_is_found_and_the_rest_is_checked(copied: Path, corpus: Path) -> None:
+    manifest_path(copied).unlink()
+    manifest_path(copied).mkdir()
+    bad, good = verify([copied, corpus], Settings())
+    assert said(bad) == f"files: {manifest_path(copied)}: cannot be read: Is a directory"
+    assert good.findings == []
+
+
+def test_a_disk_that_fails_while_tokens_are_read_is_found(corpus: Path) -> None:
+    def failing() -> Iterator[Scan]:
+        raise OSError(errno.EIO, "Input/output error")
+        yield
+
+    report = verifying.finish(verifying.plan(corpus, Settings(), Source()), failing())
+    assert said(report) == f"files: {bin_path(corpus)}: cannot be read: Input/output error"
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_folder_in_the_place_of_a_file_is_found(copied: Path, suffix: str) -> None:
+    path = copied.with_name(copied.name + suffix)
+    path.unlink()
+    path.mkdir()
+    assert f"files: {path}: a folder" in said(check(copied))

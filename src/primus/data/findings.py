@@ -49,6 +49,17 @@ class Finding(Struct, frozen=True, kw_only=True):
         return f"{self.file}: {self.problem}" + (f" ({places}{more})" if places else "")
 
 
+def missing(path: Path) -> Finding:
+    """A .bin or .idx that is not there, though the other of the pair is."""
+    other = ".bin" if path.suffix == ".idx" else ".idx"
+    return finding("files", path, "a folder" if path.is_dir() else f"no such file, but its {other} is there")
+
+
+def unreadable(path: Path, error: OSError) -> Finding:
+    """A file that the system does not let us read, or the disk; `path` where the error names none."""
+    return finding("files", Path(error.filename or path), f"cannot be read: {error.strerror}")
+
+
 def finding(check: str, file: Path, problem: str, *places: Place, count: int | None = None) -> Finding:
     """A finding with the first of its places."""
     total = len(places) if count is None else count

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from primus.data import verify_index, verify_manifest, verify_samples, verify_tokens
-from primus.data.findings import Finding, Place, finding
+from primus.data.findings import Finding, Place, finding, missing, unreadable
 from primus.data.fingerprint import CHUNK_TOKENS, combine
 from primus.data.indexed import bin_path
 from primus.data.manifest import Manifest
@@ -83,10 +83,11 @@ class Plan(Struct, kw_only=True):
 
     prefix: Path
     settings: Settings
-    manifest: Manifest | None
-    index: Index | None
-    tasks: list[Task]
     report: Report
+    readable: bool = True
+    manifest: Manifest | None = None
+    index: Index | None = None
+    tasks: list[Task] = []
     in_order: bool = False
     """Whether the index tells where each document lies."""
     eod: int | None = None
@@ -129,16 +130,36 @@ def verify(
 
 def plan(prefix: Path, settings: Settings, source: verify_samples.Source) -> Plan:
     """Check everything but the tokens."""
-    index, findings = verify_index.open_index(prefix)
-    manifest, wrong = verify_manifest.read(prefix)
-    report = Report(prefix=str(prefix), findings=[*findings, *wrong])
-    made = Plan(prefix=prefix, settings=settings, manifest=manifest, index=index, tasks=[], report=report)
-    made.sources, wrong = verify_samples.of_files(prefix, manifest, source)
-    report.findings += wrong
-    if not bin_path(prefix).is_file():
-        report.findings.append(finding("files", bin_path(prefix), "no such file, but its .idx is there"))
-        return made
-    report.bytes = bin_path(prefix).stat().st_size
+    made = Plan(prefix=prefix, settings=settings, report=Report(prefix=str(prefix)))
+    try:
+        _check_files(made, source)
+    except OSError as error:
+        made.report.findings.append(unreadable(prefix, error))
+        made.tasks, made.readable = [], False
+    return made
+
+
+def finish(made: Plan, scans: Iterator[Scan]) -> Report:
+    """Check what was read."""
+    try:
+        if made.readable:
+            _check_tokens(made, verify_tokens.joined(scans))
+    except OSError as error:
+        made.report.findings.append(unreadable(bin_path(made.prefix), error))
+    return made.report
+
+
+def _check_files(made: Plan, source: verify_samples.Source) -> None:
+    """Check index, manifest and tokenizer, and divide the .bin into parts to scan."""
+    report, path = made.report, bin_path(made.prefix)
+    made.index, findings = verify_index.open_index(made.prefix)
+    made.manifest, wrong = verify_manifest.read(made.prefix)
+    made.sources, other = verify_samples.of_files(made.prefix, made.manifest, source)
+    report.findings += [*findings, *wrong, *other]
+    if not path.is_file():
+        report.findings.append(missing(path))
+        return
+    report.bytes = path.stat().st_size
     _check_index(made)
     if report.dtype:
         made.eod = _eod(made)
@@ -146,10 +167,10 @@ def plan(prefix: Path, settings: Settings, source: verify_samples.Source) -> Pla
         report.tokens = report.bytes // width
         if report.bytes % width:
             problem = f"{report.bytes:,} bytes, which are no whole number of tokens of {width}"
-            report.findings.append(finding("size", bin_path(prefix), problem, Place(byte=report.tokens * width)))
+            report.findings.append(finding("size", path, problem, Place(byte=report.tokens * width)))
         made.tasks = verify_tokens.tasks(
             Task(
-                prefix=prefix,
+                prefix=made.prefix,
                 dtype=report.dtype,
                 last=report.tokens,
                 limit=_limit(made),
@@ -157,16 +178,14 @@ def plan(prefix: Path, settings: Settings, source: verify_samples.Source) -> Pla
                 chunk=CHUNK_TOKENS,
             )
         )
-    return made
 
 
-def finish(made: Plan, scans: Iterator[Scan]) -> Report:
-    """Check what was read."""
-    report, scan = made.report, verify_tokens.joined(scans)
+def _check_tokens(made: Plan, scan: Scan) -> None:
+    """Judge what was read, and compare it with the manifest."""
+    report, index = made.report, made.index if made.in_order else None
     report.largest_token = scan.largest
-    documents = b""
-    if made.in_order and made.index:
-        documents = verify_index.documents_digest(made.index, report.bytes)
+    if index:
+        documents = verify_index.documents_digest(index, report.bytes)
         report.fingerprint = combine(report.tokens, report.documents, scan.digests, documents)
     _judge_tokens(made, scan)
     intact = False
@@ -174,17 +193,16 @@ def finish(made: Plan, scans: Iterator[Scan]) -> Report:
         found = verify_manifest.Found(
             report.dtype, report.tokens, report.documents, report.sequences, scan, report.fingerprint
         )
-        wrong, intact = verify_manifest.check(made.prefix, made.manifest, found, made.index if made.in_order else None)
+        wrong, intact = verify_manifest.check(made.prefix, made.manifest, found, index)
         report.findings += wrong
     else:
         report.notes.append("no manifest: a token that was replaced by another of the vocabulary is not noticed")
     _judge_zeros(made, scan, intact)
-    if made.in_order and made.index and made.sources.tokenizer:
-        report.samples, wrong, notes = verify_samples.check(made.index, made.manifest, made.sources, made.settings.seed)
-        report.samples = report.samples[: made.settings.samples]
+    if index and made.sources.tokenizer:
+        samples, wrong, notes = verify_samples.check(index, made.manifest, made.sources, made.settings.seed)
+        report.samples = samples[: made.settings.samples]
         report.findings += wrong
         report.notes += notes
-    return report
 
 
 def _finish_first(waiting: deque[tuple[Plan, list[Future[Scan]]]], show: Show) -> Report:
@@ -213,7 +231,9 @@ def _check_index(made: Plan) -> None:
         made.index = index = index.with_dtype(np.dtype(report.dtype))
     wrong = verify_index.check_lengths_and_pointers(index, report.bytes) + verify_index.check_borders(index)
     report.findings += wrong
-    made.in_order = not wrong
+    made.in_order = not wrong and report.bytes > 0
+    if not report.bytes:
+        report.findings.append(finding("size", bin_path(made.prefix), "empty"))
     if index.multimodal:
         report.notes.append("the index has a mode for each sequence, as of multimodal data; modes are not checked")
     if wrong:
@@ -285,11 +305,11 @@ def _limit_text(made: Plan) -> str:
 
 def _judge_zeros(made: Plan, scan: Scan, intact: bool) -> None:
     """Pages of zeros, unless the tokens are known to be as they were written."""
-    lost = [(first, last) for first, last in scan.zero_sectors if last - first >= verify_tokens.LOST_SECTORS * 512]
+    lost = [(first, last) for first, last in scan.zero_sectors if last - first >= verify_tokens.LOST_BYTES]
     if not lost or intact or made.settings.padding:
         return
     width = np.dtype(made.report.dtype).itemsize
-    places = _places(made, verify_tokens.Hits([first // width for first, _ in lost[:5]], len(lost)))
+    places = _places(made, verify_tokens.Hits([first // width for first, _ in lost], len(lost)))
     total = sum(last - first for first, last in lost)
     problem = f"holes of zeros, {total:,} bytes in all, as of pages that were never written (--padding if they are not)"
     made.report.findings.append(finding("zeros", bin_path(made.prefix), problem, *places, count=len(lost)))

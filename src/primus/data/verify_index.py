@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.findings import Finding, Place, finding
+from primus.data.findings import Finding, Place, finding, missing
 from primus.data.fingerprint import CHUNK_DOCUMENTS, Chunks, document_lengths, document_starts, length_digest
 from primus.data.indexed import CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
 
@@ -80,7 +80,7 @@ def open_index(prefix: Path) -> tuple[Index | None, list[Finding]]:
     """The index of `prefix`, and what is wrong with its header and its size; None where nothing lies in its place."""
     path = idx_path(prefix)
     if not path.is_file():
-        return None, [finding("files", path, "no such file, but its .bin is there")]
+        return None, [missing(path)]
     size = path.stat().st_size
     with path.open("rb") as file:
         raw = file.read(HEADER.size)

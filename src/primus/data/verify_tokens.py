@@ -28,8 +28,8 @@ RANGE_CHUNKS = 64
 
 SECTOR = 512
 PAGE = 4096
-LOST_SECTORS = PAGE // SECTOR - 1
-"""Sectors of zeros in a row from which on they are taken for a lost page, which need not begin at one of ours."""
+LOST_BYTES = PAGE - SECTOR
+"""Zeros in a row from which on they are taken for a lost page, which need not begin at a sector of ours."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
