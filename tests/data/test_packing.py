@@ -197,10 +197,10 @@ def test_the_pieces_of_a_sample_are_its_tokens(
         found = [
             token
             for piece in pieces
-            for token in documents[piece.document][piece.first_token : piece.first_token + piece.tokens]
+            for token in documents[piece.sequence][piece.first_token : piece.first_token + piece.tokens]
         ]
         assert found == dataset[index].tolist()
         assert all(piece.tokens > 0 and piece.prefix == tokens.prefix for piece in pieces)
         for one, after in pairwise(pieces):
             assert after.first_token == 0
-            assert one.first_token + one.tokens == len(documents[one.document])
+            assert one.first_token + one.tokens == len(documents[one.sequence])

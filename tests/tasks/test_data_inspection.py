@@ -62,12 +62,43 @@ def test_verify_ends_with_1_where_anything_is_corrupt(run: Run, made: Path, tmp_
     reports = json.loads(text)["reports"]
     assert code == 1
     assert [bool(report["findings"]) for report in reports] == [False, True]
-    assert run("verify", str(bad))[1].startswith(f"{bad}: corrupt, 1 findings")
+    assert run("verify", str(bad))[1].startswith(f"{bad}: corrupt, 1 finding (")
 
 
-@pytest.mark.parametrize("words", [["verify"], ["verify", "nowhere/x"], ["inspect"], ["fingerprint", "nowhere/*"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["verify"],
+        ["verify", "nowhere/x"],
+        ["fingerprint", "nowhere/*"],
+        ["inspect"],
+        ["inspect", "nowhere/x", "--run", "r"],
+        ["inspect", "nowhere/x", "--document", "-1"],
+        ["inspect", "--run", "r"],
+        ["inspect", "--run", "r", "--sample", "-1"],
+    ],
+)
 def test_a_mistake_ends_with_2(run: Run, words: list[str]) -> None:
     assert run(*words)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["PREFIX", "--step", "3"], "--step"),
+        (["PREFIX", "--world-size", "3"], "--world-size"),
+        (["--run", "r", "--step", "3", "--set", "seed=1"], "--set"),
+        (["--run", "r", "--step", "3", "--samples", "1"], "--samples"),
+        (["--config", "e.yaml", "--step", "3", "--output", "x.svg"], "--output"),
+        (["--config", "e.yaml", "--step", "3", "--workspace", "x"], "--workspace"),
+    ],
+)
+def test_an_option_that_means_nothing_is_an_error(
+    made: Path, capsys: pytest.CaptureFixture[str], words: list[str], option: str
+) -> None:
+    words = [str(made) if word == "PREFIX" else word for word in words]
+    assert main(["direct", "--", "data", "inspect", *words]) == 2
+    assert f"{option} means nothing with" in capsys.readouterr().err
 
 
 def test_fingerprint_compares_the_tokens_with_the_manifest(run: Run, made: Path, tmp_path: Path) -> None:

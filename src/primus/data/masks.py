@@ -1,4 +1,4 @@
-"""What a batch of packed documents is trained on: inputs, targets, positions and the documents they belong to.
+"""What is learnt of a batch: each token from those before it, but for what follows the end of a document.
 
 Shape suffixes: B batch, S sequence.
 """

@@ -42,12 +42,12 @@ BLOCK_ORDER, DOCUMENT_ORDER, WINDOW_ORDER, SAMPLE_ORDER = range(4)
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive tokens of a sample that come from one document."""
+    """Consecutive tokens of a sample that come from one sequence of a token file."""
 
     prefix: Path
     """The token file."""
-    document: int
-    """Number of the sequence in the .idx."""
+    sequence: int
+    """Its number in the .idx."""
     first_token: int
     """First token of the piece within it."""
     tokens: int

@@ -18,7 +18,6 @@ from primus.data.indexed import IndexedTokens
 from primus.data.loader import num_micro_batches, samples_of_step
 from primus.data.masks import inputs_and_targets
 from primus.data.packing import Piece
-from primus.data.tokenizer import Tokenizer
 from primus.errors import UnfitError, UsageError
 from primus.runs import events
 from primus.runs.store import Run
@@ -184,19 +183,15 @@ def samples(step: Step, data: Datasets, trainer: Trainer, numbers: Sequence[int]
             parts=[_part(piece) for piece in data.train.pieces(number)],
             ids=tokens.tolist(),
             masked=np.flatnonzero(targets[0] < 0).tolist(),
-            text=_decoded(tokens.tolist(), tokenizer),
+            text=tokenizer.decode_valid(tokens.tolist()) if tokenizer else None,
         )
-
-
-def _decoded(ids: list[int], tokenizer: Tokenizer | None) -> str | None:
-    return tokenizer.decode(ids) if tokenizer and max(ids) < tokenizer.vocab_size else None
 
 
 def _part(piece: Piece) -> Part:
     return Part(
         prefix=str(piece.prefix),
-        document=bisect_right(_opened(piece.prefix).borders, piece.document) - 1,
-        sequence=piece.document,
+        document=bisect_right(_opened(piece.prefix).borders, piece.sequence) - 1,
+        sequence=piece.sequence,
         first_token=piece.first_token,
         tokens=piece.tokens,
     )

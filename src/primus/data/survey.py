@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -107,7 +106,11 @@ def survey(file: IndexedTokens, tokenizer: Tokenizer | None) -> Survey:
         sequences=file.num_sequences,
         lengths=_lengths(file),
         frequent=[
-            Frequent(token=token, text=_decoded([token], tokenizer), share=float(counts[token]) / max(1, total))
+            Frequent(
+                token=token,
+                text=tokenizer.decode_valid([token]) if tokenizer else None,
+                share=float(counts[token]) / max(1, total),
+            )
             for token in top
         ],
         counted_tokens=total,
@@ -145,13 +148,7 @@ def document(file: IndexedTokens, number: int, tokenizer: Tokenizer | None) -> D
         raise UsageError(f"{file.prefix}: no document {number:,}", f"there are {file.num_documents:,}, counted from 0")
     first, last = file.borders[number : number + 2].tolist()
     ids = [token for sequence in range(first, last) for token in file[sequence].tolist()]
-    return Document(document=number, ids=ids, text=_decoded(ids, tokenizer))
-
-
-def _decoded(ids: Sequence[int], tokenizer: Tokenizer | None) -> str | None:
-    if tokenizer is None or any(not 0 <= token < tokenizer.vocab_size for token in ids):
-        return None
-    return tokenizer.decode(ids)
+    return Document(document=number, ids=ids, text=tokenizer.decode_valid(ids) if tokenizer else None)
 
 
 def _lengths(file: IndexedTokens) -> Lengths:

@@ -114,6 +114,10 @@ class Tokenizer:
         """Text of token ids, special tokens included."""
         return self.exact.decode(ids)
 
+    def decode_valid(self, ids: Sequence[int]) -> str | None:
+        """Text of token ids; None where one of them is outside the vocabulary."""
+        return self.decode(ids) if all(0 <= token < self.vocab_size for token in ids) else None
+
     def safe_cuts(self, text: str, size: int) -> list[str]:
         """`text` in pieces of about `size` characters whose ids, one after the other, are the ids of the whole.
 

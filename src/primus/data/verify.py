@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from primus.data import verify_index, verify_manifest, verify_samples, verify_tokens
-from primus.data.findings import Finding, Place, finding, missing, unreadable
+from primus.data.findings import MAX_PLACES, Finding, Place, finding, missing, unreadable
 from primus.data.fingerprint import CHUNK_TOKENS, combine
 from primus.data.indexed import bin_path
 from primus.data.manifest import Manifest
@@ -309,7 +309,7 @@ def _judge_zeros(made: Plan, scan: Scan, intact: bool) -> None:
     if not lost or intact or made.settings.padding:
         return
     width = np.dtype(made.report.dtype).itemsize
-    places = _places(made, verify_tokens.Hits([first // width for first, _ in lost], len(lost)))
+    places = _places(made, verify_tokens.Hits([first // width for first, _ in lost[:MAX_PLACES]], len(lost)))
     total = sum(last - first for first, last in lost)
     problem = f"holes of zeros, {total:,} bytes in all, as of pages that were never written (--padding if they are not)"
     made.report.findings.append(finding("zeros", bin_path(made.prefix), problem, *places, count=len(lost)))

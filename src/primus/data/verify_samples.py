@@ -116,12 +116,13 @@ def decode(
     first, last = (index.starts(document, document + 2, num_bytes) // index.dtype.itemsize).tolist()
     tokens = np.memmap(bin_path(index.prefix), index.dtype, "r", shape=(num_bytes // index.dtype.itemsize,))
     ids: list[int] = tokens[first : min(last, first + SAMPLE_TOKENS)].tolist()
-    if any(not 0 <= token < tokenizer.vocab_size for token in ids):
+    text = tokenizer.decode_valid(ids)
+    if text is None:
         return Sample(document=document, tokens=last - first, text="", same=None)
     is_cut = len(ids) < last - first
     plain = ids[:-1] if not is_cut and ids and ids[-1] == tokenizer.eod_id else ids
     same = None if _has_special(manifest) else _is_stable(plain, tokenizer, is_cut)
-    return Sample(document=document, tokens=last - first, text=tokenizer.decode(ids), same=same)
+    return Sample(document=document, tokens=last - first, text=text, same=same)
 
 
 def _has_special(manifest: Manifest | None) -> bool:

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 SHOWN_CHARACTERS = 240
 SHOWN_MASKED = 12
 
+SOURCES = {"prefix": "a PREFIX", "config": "--config", "run": "--run"}
+"""What can be inspected: one of these options, and how it is written."""
+
+MEANT_FOR = {
+    ("samples", "seed", "document", "tokenizer", "output"): ("prefix",),
+    ("step", "sample", "rank"): ("run", "config"),
+    ("set", "world_size"): ("config",),
+    ("workspace",): ("run",),
+}
+"""Options that only some of them have."""
+
 
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `data inspect`."""
@@ -27,7 +38,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Documents to print, drawn at random."""
     seed: int = 0
     """Decides which."""
-    document: tuple[int, ...] = ()
+    document: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     """Numbers of documents to print, counted from 0."""
     tokenizer: str | None = None
     """Tokenizer that decodes; the copy beside the files by default."""
@@ -43,7 +54,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Folder of all run folders."""
     step: Annotated[int, Meta(ge=1)] | None = None
     """Step, counted from 1."""
-    sample: tuple[int, ...] = ()
+    sample: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     """Only these samples of the step, by their number in the order of the run; the first one's step by default."""
     rank: Annotated[int, Meta(ge=0)] | None = None
     """Only what this data-parallel rank trains on."""
@@ -61,17 +72,27 @@ def run(options: Options, context: TaskContext) -> None:
         UnfitError: The data of a run is not what it was trained on.
         PrimusError: A file is damaged.
     """
-    named = [name for name in ("prefix", "config", "run") if getattr(options, name) is not None]
+    named = [name for name in SOURCES if getattr(options, name) is not None]
     if len(named) != 1:
-        raise UsageError(
-            f"data inspect takes one of PREFIX, --config and --run; {' and '.join(named) or 'nothing'} was given"
-        )
+        raise UsageError(f"data inspect takes one of PREFIX, --config and --run, not {' and '.join(named) or 'none'}")
+    _check_unused(options, named[0])
     if options.prefix is not None:
         _inspect_files(options, context)
         return
     if options.step is None and not options.sample:
         raise UsageError(f"--{named[0]} without --step or --sample", "say which step to show, like --step 1234")
     _inspect_step(options, context)
+
+
+def _check_unused(options: Options, source: str) -> None:
+    """Raises UsageError where an option is given that means nothing for what is inspected."""
+    for name, default in zip(Options.__struct_fields__, Options.__struct_defaults__, strict=True):
+        meant = next((sources for names, sources in MEANT_FOR.items() if name in names), (source,))
+        if getattr(options, name) != default and source not in meant:
+            option, given = name.replace("_", "-"), SOURCES[source]
+            raise UsageError(
+                f"--{option} means nothing with {given}", f"it goes with {' or '.join(SOURCES[each] for each in meant)}"
+            )
 
 
 def _inspect_files(options: Options, context: TaskContext) -> None:

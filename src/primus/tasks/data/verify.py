@@ -83,8 +83,8 @@ def _text(reports: list[Report]) -> str:
 
 
 def _block(report: Report) -> str:
-    state = f"corrupt, {len(report.findings)} findings" if report.findings else "ok"
-    size = f"{report.tokens:,} tokens, {report.documents:,} documents, {report.bytes / 1e6:,.1f} MB"
+    state = f"corrupt, {_number(len(report.findings), 'finding')}" if report.findings else "ok"
+    size = f"{_number(report.tokens, 'token')}, {_number(report.documents, 'document')}, {report.bytes / 1e6:,.1f} MB"
     lines = [f"{report.prefix}: {state} ({size})"]
     lines += [f"  {finding.check:<10} {finding}" for finding in report.findings]
     lines += [f"  note       {note}" for note in report.notes]
@@ -94,3 +94,7 @@ def _block(report: Report) -> str:
         text = sample.text[:SHOWN_CHARACTERS].replace("\n", "\n    ")
         lines.append(f"  document {sample.document:,}, {sample.tokens:,} tokens:\n    {text}")
     return "\n".join(lines)
+
+
+def _number(count: int, name: str) -> str:
+    return f"{count:,} {name}{'s' * (count != 1)}"
