@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from primus.config.schema import DataConfig
 from primus.config.token_files import parse_split
+from primus.data import dataset
 from primus.data import manifest as manifests
 from primus.data.blending import BlendedDataset
 from primus.data.dataset import Datasets, open_datasets, split_borders
@@ -209,10 +211,28 @@ def test_settings_that_contradict_each_other_are_errors(write_tokens: WriteToken
             opened(train_data_path=prefix, **{key: True})
     with pytest.raises(UsageError, match="create_attention_mask_in_dataloader"):
         opened(train_data_path=prefix, create_attention_mask_in_dataloader=True)
-    with pytest.raises(UsageError, match="fim_rate: the tokenizer of the data is not known"):
+    with pytest.raises(UsageError, match="fim_rate: the end-of-document token of the data is not known"):
         opened(train_data_path=prefix, fim_rate=0.5)
     with pytest.raises(UsageError, match="fim_rate: random tokens"):
         opened(mock_data=True, fim_rate=0.5)
+
+
+@pytest.mark.parametrize("key", ["eod_mask_loss", "reset_position_ids", "reset_attention_mask", "fim_rate"])
+def test_ends_of_documents_that_are_not_in_the_data_are_an_error(
+    write_tokens: WriteTokens, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """As with files of another program and a tokenizer that is not theirs."""
+    known: dict[str, Any] = {"tokenizer_model": str(tokenizer_file), "vocab_size": 1000, key: True}
+    ended = str(write_tokens("ended", [[7] * 30 + [0]] * 100))
+    without = str(write_tokens("without", [[7] * 31] * 100))
+    end = {"fim_prefix_token": "a", "fim_middle_token": "b", "fim_suffix_token": "c"}
+    assert opened(train_data_path=ended, **known, **end).eod_id == 0
+    with pytest.raises(UsageError, match=f"{key}: token 0, the end of a document, was found nowhere in {without}"):
+        opened(train_data_path=[ended, without], **known)
+    monkeypatch.setattr(dataset, "LOOKED_AT", 4)
+    monkeypatch.setattr(dataset, "LOOKED_AT_TOKENS", 10)
+    last = str(write_tokens("last", [[7] * 3100 + [0]]))
+    assert opened(train_data_path=last, split="1", **known, **end).eod_id == 0
 
 
 def test_empty_documents_and_one_giant_make_samples_like_any_other(write_tokens: WriteTokens) -> None:
@@ -369,6 +389,7 @@ def test_a_step_is_the_same_on_any_number_of_ranks_and_after_a_restart(
 
 PLUGIN = '''"""A few texts."""
 from pathlib import Path
+from typing import Any
 
 def documents():
     reads = Path(__file__).with_name("reads")

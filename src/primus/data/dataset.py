@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from primus.config.schema import DataConfig
 from primus.config.token_files import SHARES, parse_split, weighted_prefixes
@@ -27,6 +31,12 @@ VALID_SEED, TEST_SEED = 1, 2
 
 MOCK_EOD = 0
 """Token that ends a document of random tokens, where documents matter."""
+
+NEED_ENDS = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "fim_rate")
+"""Keys that need documents to end with the end-of-document token."""
+
+LOOKED_AT, LOOKED_AT_TOKENS = 256, 4096
+"""Parts of a file, and their tokens, in which that token is looked for where no manifest says that it is there."""
 
 FEWEST_CACHED_BLOCKS = 64
 """Blocks that each of many corpora keeps in memory."""
@@ -195,8 +205,7 @@ def _infilling(data: DataConfig, tokenizer: str | None, eod_id: int | None, voca
     """What `fim_rate` and the keys beside it ask for; None where it is 0."""
     if data.fim_rate == 0:
         return None
-    if tokenizer is None or eod_id is None:
-        raise UsageError("fim_rate: the tokenizer of the data is not known", "set tokenizer_model")
+    assert tokenizer is not None and eod_id is not None, "_check_ends has found them"
     prefix_id, middle_id, suffix_id = (
         _token_id(data, key, tokenizer, vocab_size)
         for key in ("fim_prefix_token", "fim_middle_token", "fim_suffix_token")
@@ -245,10 +254,32 @@ def _check_tokenizer(data: DataConfig, files: list[TokenFile], vocab_size: int) 
     if known:
         prefix, facts = known[0]
         path, eod_id = str(prefix.parent / facts.file), facts.eod_id
-    for key in ("eod_mask_loss", "reset_position_ids", "reset_attention_mask"):
-        if getattr(data, key) and eod_id is None:
-            raise UsageError(f"{key}: the end-of-document token of the data is not known", "set tokenizer_model")
+    _check_ends(data, files, eod_id)
     return path, eod_id
+
+
+def _check_ends(data: DataConfig, files: list[TokenFile], eod_id: int | None) -> None:
+    """Raises UsageError where a key needs the ends of documents, and they are not known or not in the files."""
+    key = next((key for key in NEED_ENDS if getattr(data, key)), None)
+    if key is None:
+        return
+    if eod_id is None:
+        raise UsageError(f"{key}: the end-of-document token of the data is not known", "set tokenizer_model")
+    for file in files:
+        is_written = file.manifest and file.manifest.recipe.append_eod
+        if not is_written and not _occurs(file.tokens.tokens, eod_id):
+            raise UsageError(
+                f"{key}: token {eod_id}, the end of a document, was found nowhere in {file.tokens.prefix}.bin",
+                "set tokenizer_model to the tokenizer that the data was made with, or make it with --append-eod",
+            )
+
+
+def _occurs(tokens: NDArray[Any], token: int) -> bool:
+    """Whether a token is in a small file, or in evenly spread parts of a large one, its end among them."""
+    if len(tokens) <= LOOKED_AT * LOOKED_AT_TOKENS:
+        return bool((tokens == token).any())
+    starts = np.linspace(0, len(tokens) - LOOKED_AT_TOKENS, LOOKED_AT).astype(np.int64).tolist()
+    return any((tokens[start : start + LOOKED_AT_TOKENS] == token).any() for start in starts)
 
 
 def _asked_tokenizer(data: DataConfig, known_names: list[str]) -> Tokenizer | None:
