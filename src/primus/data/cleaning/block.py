@@ -56,8 +56,8 @@ class Block:
 
     @functools.cached_property
     def words(self) -> Words:
-        """Their words."""
-        return words.split(self.batch, self.definition)
+        """Words of the documents that are alive when a rule first asks for them."""
+        return words.split(self.batch, self.definition, self.alive)
 
     @property
     def characters(self) -> np.ndarray:

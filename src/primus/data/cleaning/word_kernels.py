@@ -21,6 +21,7 @@ CURRENCY = characters.CURRENCY
 SYMBOL = characters.SYMBOL
 PUNCTUATION_CATEGORY = characters.PUNCTUATION_CATEGORY
 TERMINAL = characters.TERMINAL
+LETTER_OR_DIGIT = ALPHA | DIGIT
 
 LONGEST_SPECIAL = 16
 """Characters of the longest run that is looked up among those divided by a table."""
@@ -66,20 +67,21 @@ def word_hash(codes, first, last):
 
 
 @kernel
-def sieve_row(first, last, length, table):
-    """Row of a table whose third column tells whether a run with these ends and this length may be in it."""
-    return (np.int64(first) * 31 + np.int64(last) * 7 + length) & (len(table) - 1)
+def sieve_slot(first, last, length, sieve):
+    """Place in a sieve that tells whether a run with these ends and this length may be in the table."""
+    return (np.int64(first) * 31 + np.int64(last) * 7 + length) & (len(sieve) - 1)
 
 
 @kernel
-def _special(codes, first, last, table):
+def _special(codes, first, last, sieve, table):
     """How a table divides a run of characters: lengths of the words, a byte each; 0 if the run is not there.
 
-    `table` is a hash table with open addressing: uint64[a power of two, 3] of hashes, lengths, and a sieve.
+    `table` is a hash table with open addressing: uint64[a power of two, 2] of hashes and lengths. `sieve` is bool[a
+    power of two], small enough to stay in the processor's nearest cache.
     """
     if last - first > LONGEST_SPECIAL or last <= first:
         return np.uint64(0)
-    if not table[sieve_row(codes[first], codes[last - 1], last - first, table), 2]:
+    if not sieve[sieve_slot(codes[first], codes[last - 1], last - first, sieve)]:
         return np.uint64(0)
     value = word_hash(codes, first, last)
     mask = np.uint64(len(table) - 1)
@@ -329,28 +331,31 @@ def _put_special(first, lengths, spans, count):
 
 
 @kernel
-def _affixes(codes, bits, first, last, table, units):
+def _affixes(codes, bits, first, last, sieve, table, units):
     """Lengths of the prefix and suffix to take off, and how the table divides what is left."""
     before = _prefix(codes, bits, first, last)
     after = _suffix(codes, bits, first + before, last, units)
     if before:
-        special = _special(codes, first + before, last, table)
+        special = _special(codes, first + before, last, sieve, table)
         if special:
             return before, 0, special
     if after:
-        special = _special(codes, first, last - after, table)
+        special = _special(codes, first, last - after, sieve, table)
         if special:
             return 0, after, special
-    return before, after, _special(codes, first + before, last - after, table)
+    return before, after, _special(codes, first + before, last - after, sieve, table)
 
 
 @kernel
-def _put_run(codes, bits, first, last, table, units, stack, spans, count):
-    """Add the words of a run of characters without spaces: affixes, then what is between them."""
+def _put_run(codes, bits, first, last, dots, sieve, table, units, stack, spans, count):
+    """Add the words of a run of characters without spaces: affixes, then what is between them.
+
+    No run without a dot is an address.
+    """
     depth = 0
-    special = _special(codes, first, last, table)
+    special = _special(codes, first, last, sieve, table)
     while not special:
-        before, after, special = _affixes(codes, bits, first, last, table, units)
+        before, after, special = _affixes(codes, bits, first, last, sieve, table, units)
         if depth == len(stack):
             after = 0
         if not before and not after:
@@ -364,7 +369,7 @@ def _put_run(codes, bits, first, last, table, units, stack, spans, count):
             last -= after
     if special:
         count = _put_special(first, special, spans, count)
-    elif first < last and _is_address(codes, bits, first, last):
+    elif dots and first < last and _is_address(codes, bits, first, last):
         count = _put(first, last, spans, count)
     elif first < last:
         count = _put_infixes(codes, bits, first, last, spans, count)
@@ -384,14 +389,15 @@ def _ends_plainly(codes, bits, first, last):
 
 
 @entry
-def split_spacy_like(codes, offsets, bits, table, units, stack, firsts, spans):
+def split_spacy_like(codes, offsets, alive, bits, sieve, table, units, stack, firsts, spans):
     """Position of the first character of each word of each document, and of the one behind the last.
 
     Args:
         codes: Code points of all documents.
         offsets: Where each document begins, and where the last ends.
+        alive: Which documents to look at; the others have no words.
         bits: `characters.classes`.
-        table: Runs of characters that are divided otherwise; see `_special`.
+        sieve, table: Runs of characters that are divided otherwise; see `_special`.
         units: Units of measurement; see `_unit`.
         stack: Room for as many suffixes as one run may have.
         firsts: Receives the number of the first word of each document, and the number of words.
@@ -404,41 +410,54 @@ def split_spacy_like(codes, offsets, bits, table, units, stack, firsts, spans):
     for document in range(len(offsets) - 1):
         firsts[document] = count
         position, end = offsets[document], offsets[document + 1]
-        while position < end:
+        while position < end and alive[document]:
             if bits[codes[position]] & SPACE:
                 position += 1
                 continue
-            first, marks, digits = position, 0, 0
-            while position < end:
-                kind = bits[codes[position]]
-                if kind & SPACE:
-                    break
-                if not kind & ALPHA:
-                    digits += kind & DIGIT
-                    marks += not kind & DIGIT
-                position += 1
+            first = position
+            position, marks, dots, seen = _run(codes, bits, first, end)
             last = position - marks
-            plain = not digits or bool(bits[codes[last - 1]] & DIGIT)
+            plain = not seen & DIGIT or bool(bits[codes[last - 1]] & DIGIT)
             if marks:
                 plain = plain and marks == 1 and _ends_plainly(codes, bits, first, position)
-            if plain and not _special(codes, first, last, table) and not _special(codes, first, position, table):
-                count = _put(first, last, spans, count)
-                if marks:
-                    count = _put(last, position, spans, count)
+            if plain:
+                plain = not _special(codes, first, last, sieve, table)
+            if plain and marks:
+                plain = not _special(codes, first, position, sieve, table)
+            if not plain:
+                count = _put_run(codes, bits, first, position, dots, sieve, table, units, stack, spans, count)
                 continue
-            count = _put_run(codes, bits, first, position, table, units, stack, spans, count)
+            count = _put(first, last, spans, count)
+            if marks:
+                count = _put(last, position, spans, count)
     firsts[len(offsets) - 1] = count
     return count
 
 
+@kernel
+def _run(codes, bits, position, end):
+    """End of a run of characters without spaces, how many are no letters or digits, how many are dots, and all bits."""
+    marks = dots = seen = 0
+    while position < end:
+        code = codes[position]
+        kind = np.int64(bits[code])
+        if kind & SPACE:
+            break
+        seen |= kind
+        marks += (kind & LETTER_OR_DIGIT) == 0
+        dots += code == DOT
+        position += 1
+    return position, marks, dots, seen
+
+
 @entry
-def split_whitespace(codes, offsets, bits, firsts, spans):
+def split_whitespace(codes, offsets, alive, bits, firsts, spans):
     """Words between spaces; see `split_spacy_like`."""
     count = 0
     for document in range(len(offsets) - 1):
         firsts[document] = count
         position, end = offsets[document], offsets[document + 1]
-        while position < end:
+        while position < end and alive[document]:
             if bits[codes[position]] & SPACE:
                 position += 1
                 continue

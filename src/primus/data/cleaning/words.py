@@ -85,12 +85,13 @@ def check_definition(definition: str) -> None:
         )
 
 
-def split(batch: Batch, definition: str) -> Words:
+def split(batch: Batch, definition: str, wanted: np.ndarray | None = None) -> Words:
     """Words of each text of a batch.
 
     Args:
         batch: The texts.
         definition: One of `DEFINITIONS`.
+        wanted: Which texts, bool[D]; the others are given no words. All of them when None.
 
     Raises:
         UsageError: There is no such definition.
@@ -99,16 +100,17 @@ def split(batch: Batch, definition: str) -> Words:
     from primus.data.cleaning import word_kernels
 
     bits = characters.classes()
+    wanted = np.ones(batch.num_documents, bool) if wanted is None else wanted
     first = np.zeros(len(batch.offsets), np.int64)
     capacity = len(batch.codes) // CHARACTERS_PER_WORD + 64
     stack = np.empty(MAX_SUFFIXES, np.int64)
     while True:
         spans = np.empty((capacity, 2), np.int64)
         if definition == "whitespace":
-            count = int(word_kernels.split_whitespace(batch.codes, batch.offsets, bits, first, spans))
+            count = int(word_kernels.split_whitespace(batch.codes, batch.offsets, wanted, bits, first, spans))
         else:
             tables = (bits, *_tables(), stack)
-            count = int(word_kernels.split_spacy_like(batch.codes, batch.offsets, *tables, first, spans))
+            count = int(word_kernels.split_spacy_like(batch.codes, batch.offsets, wanted, *tables, first, spans))
         if count <= capacity:
             break
         capacity = count
@@ -132,13 +134,13 @@ def simplify(batch: Batch) -> Batch:
 
 
 @functools.cache
-def _tables() -> tuple[np.ndarray, np.ndarray]:
-    """Short forms and units as `word_kernels.split_spacy_like` looks them up."""
+def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Short forms, a sieve before them, and units as `word_kernels.split_spacy_like` looks them up."""
     from primus.data.cleaning import word_kernels
 
     divided = contractions.divided()
     size = 1 << (8 * len(divided)).bit_length()
-    table = np.zeros((size, 3), np.uint64)
+    sieve, table = np.zeros(size, bool), np.zeros((size, 2), np.uint64)
     batch = pack(list(divided))
     for row, (run, lengths) in enumerate(divided.items()):
         with np.errstate(over="ignore"):
@@ -146,9 +148,9 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
         slot = value % size
         while table[slot, 0]:
             slot = (slot + 1) % size
-        table[slot, :2] = value, sum(length << 8 * part for part, length in enumerate(lengths))
-        table[word_kernels.sieve_row(ord(run[0]), ord(run[-1]), len(run), table), 2] = 1
+        table[slot] = value, sum(length << 8 * part for part, length in enumerate(lengths))
+        sieve[word_kernels.sieve_slot(ord(run[0]), ord(run[-1]), len(run), sieve)] = True
     units = np.zeros((len(contractions.UNITS), 1 + max(map(len, contractions.UNITS))), np.uint32)
     for row, unit in enumerate(contractions.UNITS):
         units[row, : 1 + len(unit)] = [len(unit), *map(ord, unit)]
-    return table, units
+    return sieve, table, units
