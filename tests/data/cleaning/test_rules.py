@@ -16,7 +16,7 @@ from primus.data.cleaning.rules.c4 import C4
 from primus.data.cleaning.rules.language import Language
 from primus.data.cleaning.rules.lists import BadWords, Urls
 from primus.data.cleaning.rules.quality import FinewebQuality, GopherQuality, Length, LongLines
-from primus.data.cleaning.rules.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS, GopherRepetition
+from primus.data.cleaning.rules.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS, GopherRepetition, ngram_characters
 from primus.data.cleaning.rules.rule import Rule
 from primus.data.cleaning.rules.unicode_repair import UnicodeRepair
 from primus.errors import UsageError
@@ -35,7 +35,7 @@ OFF: dict[type[Rule], dict[str, Any]] = {
     Length: dict.fromkeys(Length.__struct_fields__),
 }
 
-LINES = st.lists(st.lists(st.sampled_from(["a", "bb", "the", "of", "c.", "-", "#", "..."]), max_size=6), max_size=8)
+LINES = st.lists(st.lists(st.sampled_from(["", "a", "bb", "the", "of", "c.", "-", "#", "..."]), max_size=6), max_size=8)
 TEXTS = LINES.flatmap(
     lambda lines: st.sampled_from(["\n", "\n\n", "\n \n"]).map(lambda cut: cut.join(" ".join(line) for line in lines))
 )
@@ -156,9 +156,9 @@ def test_runs_of_words_are_counted_as_in_the_paper(text: str) -> None:
     words = text.split()
     block = Block([text], "whitespace")
     ns, ms = sorted(TOP_NGRAMS), sorted(DUPLICATE_NGRAMS)
-    counts = GopherRepetition()._ngrams(block, ns, ms)[0].tolist()
+    counts = ngram_characters(block, ns, ms, [float("inf")] * (len(ns) + len(ms)))[0].tolist()
     assert counts == [*(_top(words, n) for n in ns), *(_duplicate(words, n) for n in ms)]
-    assert GopherRepetition()._ngrams(block, [], [2, 3])[0].tolist() == [_duplicate(words, 2), _duplicate(words, 3)]
+    assert ngram_characters(block, [], [2, 3], [9, 9])[0].tolist() == [_duplicate(words, 2), _duplicate(words, 3)]
 
 
 def _top(words: list[str], n: int) -> int:

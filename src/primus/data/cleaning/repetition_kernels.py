@@ -21,6 +21,10 @@ KEY, GENERATION, TALLY, FIRST = 0, 1, 2, 3
 """Columns of the hash table: a hash, whose it is, how often and where first it was found."""
 
 DUPLICATES, DUPLICATE_CHARACTERS, PIECES = 0, 1, 2
+NUM_COUNTS = 3
+"""Of each kind of piece: how many were there before, their characters, and how many there are."""
+LINES, PARAGRAPHS = 0, NUM_COUNTS
+"""Where the counts of lines begin, and those of paragraphs."""
 
 
 @kernel
@@ -58,13 +62,13 @@ def _text_hash(codes, first, last):
 
 
 @kernel
-def _note(value, length, table, generation, mask, document, counts):
+def _note(value, length, table, generation, mask, document, kind, counts):
     """Count a piece."""
-    counts[document, PIECES] += 1
+    counts[document, kind + PIECES] += 1
     slot = _slot(value, table, generation, mask)
     if table[slot, GENERATION] == generation:
-        counts[document, DUPLICATES] += 1
-        counts[document, DUPLICATE_CHARACTERS] += length
+        counts[document, kind + DUPLICATES] += 1
+        counts[document, kind + DUPLICATE_CHARACTERS] += length
     else:
         table[slot, GENERATION] = generation
         table[slot, KEY] = value
@@ -78,48 +82,74 @@ def _num_newlines(codes, first, last):
     return count
 
 
+@kernel
+def _line_end(codes, first, last):
+    """Position of the first newline, `last` if there is none."""
+    while first < last and codes[first] != NEWLINE:
+        first += 1
+    return first
+
+
+@kernel
+def _after_newlines(codes, first, last):
+    while first < last and codes[first] == NEWLINE:
+        first += 1
+    return first
+
+
 @entry
-def pieces(codes, offsets, alive, bits, newlines, stripped, table, generation, counts):
-    """Repeated pieces between runs of at least so many newlines.
+def pieces(codes, offsets, alive, bits, table, generation, counts):
+    """Repeated lines, which are between newlines, and paragraphs, which are between two or more.
+
+    Several newlines are one border of lines. Spaces at both ends of a document belong to its lines only.
 
     Args:
         codes, offsets, alive, bits: The documents.
-        newlines: 1 for lines, 2 for paragraphs.
-        stripped: Whether spaces at both ends of a document do not belong to it.
-        table: A hash table of any content, uint64[size, 4]; its size is a power of two and at least that of the
-            longest document.
+        table: A hash table of any content, uint64[size, 4]; its size is a power of two and at least 3 more than the
+            length of the longest document.
         generation: What the last use of the table has returned.
-        counts: Receives the number of repeated pieces, of their characters, and of pieces; int64[D, 3].
+        counts: Receives `NUM_COUNTS` counts from column `LINES` on and as many from `PARAGRAPHS` on, int64[D, 6].
 
     Returns:
         The generation of the last document.
     """
     for document in range(len(offsets) - 1):
-        if not alive[document]:
-            continue
-        generation += ONE
-        first, last = offsets[document], offsets[document + 1]
-        if stripped:
-            first, last = strip(codes, bits, first, last)
-        mask = _mask(_num_newlines(codes, first, last) + 1, table)
-        i = first
-        while i < last:
-            while i < last and codes[i] != NEWLINE:
-                i += 1
-            end = i
-            while end < last and codes[end] == NEWLINE:
-                end += 1
-            if end - i >= newlines:
-                _note(_text_hash(codes, first, i), i - first, table, generation, mask, document, counts)
-                first = end
-            i = end
-        _note(_text_hash(codes, first, last), last - first, table, generation, mask, document, counts)
+        if alive[document]:
+            generation += ONE
+            first, last = offsets[document], offsets[document + 1]
+            _count_pieces(codes, first, last, bits, table, generation, document, counts)
     return generation
+
+
+@kernel
+def _count_pieces(codes, first, last, bits, table, generation, document, counts):
+    """Count the lines, and the paragraphs by the hashes of their lines."""
+    begin, finish = strip(codes, bits, first, last)
+    mask = _mask(2 * (_num_newlines(codes, first, last) + 1), table)
+    paragraph, value = begin, BASE
+    counts[document, PARAGRAPHS + PIECES] += begin == finish
+    while True:
+        end = _line_end(codes, first, last)
+        line = _text_hash(codes, first, end)
+        _note(line, end - first, table, generation, mask, document, LINES, counts)
+        behind = _after_newlines(codes, end, last)
+        if end > begin and first < finish:
+            if first < begin or end > finish:
+                line = _text_hash(codes, max(first, begin), min(end, finish))
+            value = (value ^ line) * MIX
+            value ^= value >> HALF
+            if behind - end > 1 or end >= finish:
+                length = min(end, finish) - paragraph
+                _note(value, length, table, generation, mask, document, PARAGRAPHS, counts)
+                paragraph, value = behind, BASE
+        if end == last:
+            break
+        first = behind
 
 
 @entry
 def lines(codes, offsets, alive, bits, table, generation, counts):
-    """Repeated lines that are not blank, with the arguments of `pieces`."""
+    """Repeated lines that are not blank, each behind one newline; see `pieces`. `counts` is int64[D, NUM_COUNTS]."""
     for document in range(len(offsets) - 1):
         if not alive[document]:
             continue
@@ -128,12 +158,10 @@ def lines(codes, offsets, alive, bits, table, generation, counts):
         count = _num_newlines(codes, first, last) + 1
         mask = _mask(count, table)
         for _ in range(count):
-            end = first
-            while end < last and codes[end] != NEWLINE:
-                end += 1
+            end = _line_end(codes, first, last)
             begins, ends = strip(codes, bits, first, end)
             if begins < ends:
-                _note(_text_hash(codes, first, end), end - first, table, generation, mask, document, counts)
+                _note(_text_hash(codes, first, end), end - first, table, generation, mask, document, LINES, counts)
             first = end + 1
     return generation
 
@@ -217,7 +245,7 @@ def _repeated(spans, first, count, n, level, runs, sums, table, generation):
 
 
 @entry
-def ngrams(firsts, spans, hashes, alive, most, repeated, sums, slots, runs, table, generation, counts):
+def ngrams(firsts, spans, hashes, alive, most, repeated, allowed, sums, slots, runs, table, generation, counts):
     """Characters in repeated runs of words.
 
     Args:
@@ -225,6 +253,7 @@ def ngrams(firsts, spans, hashes, alive, most, repeated, sums, slots, runs, tabl
         alive: Which documents to look at.
         most: Lengths n of which the most frequent run counts, with a space between two words; ascending.
         repeated: Lengths n of which all repeated runs count, without spaces; none is less than one of `most`.
+        allowed: Characters of each count beyond which nothing more is counted of the document; float64[D, ...].
         sums, slots, runs: Room for one more than the words of any document: uint64, int64, int64.
         table, generation: A hash table; see `pieces`.
         counts: Receives the characters for each of `most`, then for each of `repeated`; int64[D, ...].
@@ -239,18 +268,19 @@ def ngrams(firsts, spans, hashes, alive, most, repeated, sums, slots, runs, tabl
         sums[0] = ZERO
         for i in range(count):
             sums[i + 1] = sums[i] * BASE + hashes[first + i]
-        level = 0
-        for column in range(len(most)):
+        level, column, most_words = 0, 0, len(most)
+        while column < counts.shape[1]:
             generation += ONE
-            n = most[column]
-            if count < n:
+            if column < most_words and count >= most[column]:
+                n = most[column]
+                best, best_at = _tally(count, n, level, runs, sums, slots, table, generation)
+                counts[document, column] = best * (_characters(spans, first + best_at, n) + n - 1)
+                _note_runs(count, n, slots, table, runs)
+                level = n
+            elif column >= most_words:
+                n = repeated[column - most_words]
+                counts[document, column] = _repeated(spans, first, count, n, level, runs, sums, table, generation)
+            if counts[document, column] > allowed[document, column]:
                 break
-            best, best_at = _tally(count, n, level, runs, sums, slots, table, generation)
-            counts[document, column] = best * (_characters(spans, first + best_at, n) + n - 1)
-            _note_runs(count, n, slots, table, runs)
-            level = n
-        for column in range(len(repeated)):
-            generation += ONE
-            total = _repeated(spans, first, count, repeated[column], level, runs, sums, table, generation)
-            counts[document, len(most) + column] = total
+            column += 1
     return generation

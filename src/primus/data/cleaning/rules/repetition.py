@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import field
@@ -38,10 +38,10 @@ class GopherRepetition(Rule, frozen=True, kw_only=True, tag="gopher_repetition")
 
         lengths = block.characters
         block.remove(self.name, "empty", lengths == 0, lengths)
-        for newlines, stripped, what in ((2, True, "paragraph"), (1, False, "line")):
-            counts = _pieces(block, newlines, stripped)
-            share = ratio(counts[:, kernels.DUPLICATES], counts[:, kernels.PIECES])
-            share_of_characters = ratio(counts[:, kernels.DUPLICATE_CHARACTERS], lengths)
+        counts = _pieces(block)
+        for kind, what in ((kernels.PARAGRAPHS, "paragraph"), (kernels.LINES, "line")):
+            share = ratio(counts[:, kind + kernels.DUPLICATES], counts[:, kind + kernels.PIECES])
+            share_of_characters = ratio(counts[:, kind + kernels.DUPLICATE_CHARACTERS], lengths)
             for reason, values in (
                 (f"max_duplicate_{what}s", share),
                 (f"max_duplicate_{what}_characters", share_of_characters),
@@ -51,30 +51,45 @@ class GopherRepetition(Rule, frozen=True, kw_only=True, tag="gopher_repetition")
 
     def _apply_ngrams(self, block: Block) -> None:
         most, repeated = sorted(self.max_top_ngram_characters), sorted(self.max_duplicate_ngram_characters)
-        counts = self._ngrams(block, most, repeated)
-        limits: list[tuple[str, int, Mapping[int, float]]] = [
-            *(("top", n, self.max_top_ngram_characters) for n in most),
-            *(("duplicate", n, self.max_duplicate_ngram_characters) for n in repeated),
+        limits: list[tuple[str, int, float]] = [
+            *(("top", n, self.max_top_ngram_characters[n]) for n in most),
+            *(("duplicate", n, self.max_duplicate_ngram_characters[n]) for n in repeated),
         ]
-        for column, (what, n, thresholds) in enumerate(limits):
+        if not limits or not block.alive.any():
+            return
+        counts = ngram_characters(block, most, repeated, [limit for _, _, limit in limits])
+        for column, (what, n, limit) in enumerate(limits):
             values = ratio(counts[:, column], block.characters)
-            block.above(self.name, f"max_{what}_{n}gram_characters", values, thresholds[n])
+            block.above(self.name, f"max_{what}_{n}gram_characters", values, limit)
 
-    def _ngrams(self, block: Block, most: list[int], repeated: list[int]) -> np.ndarray:
-        """Characters in repeated runs of words, int64[D, len(most) + len(repeated)]."""
-        from primus.data.cleaning import repetition_kernels as kernels
 
-        longest = int(block.num_words.max(initial=0)) + 1
-        room = _room(2 * longest)
-        counts = block.table(len(most) + len(repeated))
-        found = block.words
-        room.generation = kernels.ngrams(
-            found.first, found.spans, found.hash, block.alive,
-            np.array(most, np.int64), np.array(repeated, np.int64),
-            np.empty(longest, np.uint64), np.empty(longest, np.int64), np.empty(longest, np.int64),
-            room.table, np.uint64(room.generation), counts,
-        )  # fmt: skip
-        return counts
+def ngram_characters(block: Block, most: list[int], repeated: list[int], limits: Sequence[float]) -> np.ndarray:
+    """Characters in repeated runs of words.
+
+    Args:
+        block: The documents.
+        most: Lengths n of which the most frequent run counts.
+        repeated: Lengths n of which all repeated runs count.
+        limits: Shares of the characters, for each of `most` and of `repeated`; behind the first count that exceeds its
+            limit the document's are 0.
+
+    Returns:
+        Counts, int64[D, len(most) + len(repeated)].
+    """
+    from primus.data.cleaning import repetition_kernels as kernels
+
+    found = block.words
+    longest = int(block.num_words.max(initial=0)) + 1
+    room = _room(2 * longest)
+    counts = block.table(len(most) + len(repeated))
+    allowed = np.outer(block.characters, limits) + 1  # one more, so that rounding decides nothing
+    room.generation = kernels.ngrams(
+        found.first, found.spans, found.hash, block.alive,
+        np.array(most, np.int64), np.array(repeated, np.int64), allowed,
+        np.empty(longest, np.uint64), np.empty(longest, np.int64), np.empty(longest, np.int64),
+        room.table, np.uint64(room.generation), counts,
+    )  # fmt: skip
+    return counts
 
 
 def repeated_line_characters(block: Block) -> np.ndarray:
@@ -82,25 +97,25 @@ def repeated_line_characters(block: Block) -> np.ndarray:
     from primus.data.cleaning import repetition_kernels as kernels
 
     room = _room(int(block.characters.max(initial=0)))
-    counts = block.table(3)
+    counts = block.table(kernels.NUM_COUNTS)
     batch = block.batch
     room.generation = kernels.lines(
         batch.codes, batch.offsets, block.alive, characters.classes(), room.table, np.uint64(room.generation), counts
     )
-    repeated: np.ndarray = counts[:, kernels.DUPLICATE_CHARACTERS]
+    repeated: np.ndarray = counts[:, kernels.LINES + kernels.DUPLICATE_CHARACTERS]
     return repeated
 
 
-def _pieces(block: Block, newlines: int, stripped: bool) -> np.ndarray:
+def _pieces(block: Block) -> np.ndarray:
+    """Counts of `repetition_kernels.pieces`."""
     from primus.data.cleaning import repetition_kernels as kernels
 
     room = _room(int(block.characters.max(initial=0)))
-    counts = block.table(3)
+    counts = block.table(2 * kernels.NUM_COUNTS)
     batch = block.batch
     room.generation = kernels.pieces(
-        batch.codes, batch.offsets, block.alive, characters.classes(),
-        newlines, stripped, room.table, np.uint64(room.generation), counts,
-    )  # fmt: skip
+        batch.codes, batch.offsets, block.alive, characters.classes(), room.table, np.uint64(room.generation), counts
+    )
     return counts
 
 
