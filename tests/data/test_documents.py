@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+import os
 from pathlib import Path
 
 import pytest
@@ -134,19 +134,19 @@ def test_a_parquet_column_that_is_missing_or_no_text_is_an_error(tmp_path: Path)
         list(read(path, "number"))
 
 
-@pytest.mark.parametrize(
-    ("name", "pack"),
-    [("a.jsonl.gz", gzip.compress), ("a.jsonl.zst", zstandard.compress)],
-)
-@pytest.mark.parametrize("part", [0.3, 0.9])
-def test_a_truncated_compressed_file_is_an_error_and_not_less_text(
-    tmp_path: Path, name: str, pack: Callable[[bytes], bytes], part: float
-) -> None:
-    content = pack(b"".join(b'{"text": "%d"}\n' % (number * 7919) for number in range(20_000)))
-    path = write(tmp_path / name, content[: int(len(content) * part)])
-    with pytest.raises(PrimusError, match="damaged") as caught:
-        texts(path)
-    assert str(path) in caught.value.problem
+def test_other_columns_may_hold_what_python_has_not(tmp_path: Path) -> None:
+    from pyarrow import parquet as pq
+
+    when, moment = "<value out of range: 1152921504606846976>", "1970-01-01 00:00:00.000000001"
+    schema = pa.schema({"text": pa.string(), "name": pa.string(), "when": pa.timestamp("us"), "ns": pa.timestamp("ns")})
+    names = pa.array([b"caf\xe9", b"good"]).view(pa.string())
+    columns = [pa.array(["one", "two"]), names, pa.array([1 << 60, None]), pa.array([1, 0])]
+    table = pa.table([column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema)
+    pq.write_table(table, tmp_path / "a.parquet")
+    first, second = read(tmp_path / "a.parquet", fields=True)
+    assert isinstance(first, Text) and isinstance(second, Text)
+    assert first.fields == {"name": "caf\ufffd", "when": when, "ns": moment}
+    assert second.fields and second.fields["name"] == "good" and second.fields["when"] is None
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
@@ -169,6 +169,25 @@ def test_a_source_tree_gives_its_text_files_in_a_fixed_order(tmp_path: Path) -> 
         write(tmp_path / name, "{}")
     found = [str(Path(path).relative_to(tmp_path)) for path in find(str(tmp_path))]
     assert found == ["a.c", "b/a.md", "b/z.py", "x.jsonl"]
+
+
+def test_a_tree_is_read_once_through_links_and_what_they_lack_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "far" / "a.jsonl", "{}")
+    write(tmp_path / "tree" / "b.jsonl", "{}")
+    for link, target in (("a-part", "../far"), ("same-part", "../far"), ("up", ".."), ("README.md", "nowhere")):
+        (tmp_path / "tree" / link).symlink_to(target)
+    found = [str(Path(path).relative_to(tmp_path)) for path in find(str(tmp_path / "tree"))]
+    assert found == ["tree/a-part/a.jsonl", "tree/b.jsonl"]
+    (tmp_path / "tree" / "c.jsonl").symlink_to("nowhere")
+    for wanted in ("tree", "tree/*.jsonl"):
+        with pytest.raises(UsageError, match=r"c\.jsonl: a link to nothing"):
+            find(str(tmp_path / wanted))
+
+
+def test_what_cannot_be_read_twice_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(UsageError, match="not a file that can be read twice"):
+        find(str(tmp_path / "a.jsonl"))
 
 
 def test_inputs_without_text_are_errors(tmp_path: Path) -> None:

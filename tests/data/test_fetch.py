@@ -136,6 +136,14 @@ def find_nothing(folder: Path) -> bool:
         return True
 
 
+def test_what_a_killed_command_left_is_removed(hub: LocalHub, tmp_path: Path) -> None:
+    hub.repos["me/data"] = Repo({"train.jsonl": lines(["one", "two"])})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "part-00000.jsonl.zst.tmp.77").write_bytes(b"half")
+    fetch(Job(dataset="me/data", output=tmp_path / "out", num_samples=1))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".fetch", "part-00000.jsonl.zst"]
+
+
 def test_a_file_that_arrives_damaged_is_not_kept(hub: LocalHub, tmp_path: Path) -> None:
     hub.repos["me/data"] = Repo({"train-0.jsonl": lines(["good"]), "train-1.jsonl": lines(["bad"])})
     hub.damaged = {"train-1.jsonl"}

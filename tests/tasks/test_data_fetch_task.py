@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ def test_a_dataset_is_fetched_from_the_command_line_once(tmp_path: Path) -> None
         done = data(*words, hub=hub.url)
         assert (done.returncode, done.stdout) == (0, f"--input {tmp_path}/out\n"), done.stderr
         assert "left out 1 bad documents" in done.stderr
+        assert re.search(r"train-1\.jsonl:2: not JSON", done.stderr)
         assert "the dataset has only 21 documents" in done.stderr
     again = data(*words, json_wanted=True)  # the hub is gone
     result = json.loads(again.stdout)

@@ -35,11 +35,23 @@ class DocumentWriter:
         """Write a document, or `text` in the place of its text."""
         text = document.text if text is None else text
         record: dict[str, Any] = {self.key: text, **(document.fields or {})}
-        line = _encoder.encode(record)
+        try:
+            line = _encoder.encode(record)
+        except UnicodeEncodeError:
+            line = _encoder.encode(_encodable(record))
         self.file.write(line)
         self.file.write(b"\n")
         self.documents += 1
         self.text_bytes += len(text) if text.isascii() else len(text.encode())
+
+
+def _encodable(value: Any) -> Any:
+    """A value in which what is no character, such as half of a surrogate pair, is U+FFFD."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(each) for name, each in value.items()}
+    return [_encodable(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 @contextmanager
@@ -68,4 +80,4 @@ def _compressed(raw: BinaryIO, compression: str) -> Any:
         return gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
     import zstandard
 
-    return zstandard.ZstdCompressor(level=LEVEL).stream_writer(raw, closefd=False)
+    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).stream_writer(raw, closefd=False)

@@ -15,10 +15,12 @@ import msgspec
 from msgspec import Struct
 
 from primus.data import atomic, documents, hub
+from primus.data.document_writer import open_writer
 from primus.data.documents import Bad
 from primus.data.documents.compression import zstandard
 from primus.data.documents.remote import hub_endpoint
 from primus.data.hub import HubFile, Listing
+from primus.data.work import BadItem
 from primus.errors import PrimusError, UsageError
 
 LOCK_TIMEOUT_S = 3600.0
@@ -75,7 +77,7 @@ class Done(Struct, frozen=True, kw_only=True):
     """The hub's own checksum, verified; empty for a file that was made from part of another."""
     documents: int = 0
     """Documents, where they were counted."""
-    bad: int = 0
+    bad: list[BadItem] = []
     """Bad documents that were left out."""
 
 
@@ -148,6 +150,8 @@ def _fetch_locked(job: Job, say: Say, show: Callable[[Progress], None]) -> Fetch
     listing, folder = request.listing, job.output
     for left in (folder / ".cache" / "huggingface").rglob("*.incomplete"):
         left.unlink()  # of a download that was killed; the hub's library uses none twice
+    for left in folder.glob("part-*.tmp.*"):
+        left.unlink()
     done = _present(folder, listing)
     if _complete(request, done):
         say(f"{folder}: nothing to do, {len(done)} files of {job.dataset} are there")
@@ -342,24 +346,23 @@ class _Sample:
     def write(self, file: HubFile, progress: Progress, show: Callable[[Progress], None]) -> Done:
         """Make the file of these documents, complete or not at all."""
         key = self.text or documents.text_column([self.source])
-        compressor = zstandard(str(self.path)).ZstdCompressor(level=3, write_checksum=True)
-        written, good, bad = atomic.temporary(self.path), 0, 0
+        zstandard(str(self.path))
+        written, bad = atomic.temporary(self.path), list[BadItem]()
         try:
-            with written.open("wb") as raw, compressor.stream_writer(raw) as out:
+            with open_writer(written, key) as writer:
                 for item in documents.read(self.source, key, "line", fields=True):
                     if isinstance(item, Bad):
-                        bad += 1
+                        bad.append(BadItem(item.where, item.reason))
                         continue
-                    out.write(msgspec.json.encode({key: item.text} | (item.fields or {}), enc_hook=str) + b"\n")
-                    good += 1
+                    writer.write(item)
                     progress.documents += 1
-                    if good % SHOWN_EVERY == 0:
+                    if writer.documents % SHOWN_EVERY == 0:
                         show(progress)
-                    if good == self.most:
+                    if writer.documents == self.most:
                         break
             atomic.sync(written)
             size = written.stat().st_size
             atomic.publish(written, self.path)
         finally:
             written.unlink(missing_ok=True)
-        return Done(file=self.path.name, source=file.path, bytes=size, checksum="", documents=good, bad=bad)
+        return Done(file=self.path.name, source=file.path, bytes=size, checksum="", documents=writer.documents, bad=bad)

@@ -144,7 +144,7 @@ def _is_text(pa: Any, column: Any) -> bool:
 def _texts(part: Part, batch: Any, key: str, fields: bool, before: int) -> Iterator[Text | Bad]:
     """Rows of a batch, of which `before` come before it in the part."""
     try:
-        values = batch.to_pylist() if fields else batch.column(0).to_pylist()
+        texts = batch.column(key).to_pylist()
     except UnicodeDecodeError:
         if batch.num_rows > 1:
             for row in range(batch.num_rows):
@@ -152,10 +152,36 @@ def _texts(part: Part, batch: Any, key: str, fields: bool, before: int) -> Itera
         else:
             yield Bad(place(part, before + 1), "not UTF-8")
         return
-    for number, value in enumerate(values, before + 1):
-        text = value.pop(key) if fields else value
+    rest = _other_columns(part.file, batch, key) if fields else [None] * len(texts)
+    for number, (text, others) in enumerate(zip(texts, rest, strict=True), before + 1):
         if isinstance(text, str):  # it was decoded from UTF-8, so it can be encoded
-            yield Text(text, True, True, value if fields else None, part, number)
+            yield Text(text, True, True, others, part, number)
         else:
             reason = checked(text, "the text")
             yield Bad(place(part, number), reason.reason if isinstance(reason, Bad) else "")
+
+
+def _other_columns(file: str, batch: Any, key: str) -> list[dict[str, Any]]:
+    """What each row has beside the text."""
+    names = [name for name in batch.schema.names if name != key]
+    values = [_values(file, name, batch.column(name)) for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)] or [{}] * batch.num_rows
+
+
+def _values(file: str, name: str, column: Any) -> list[Any]:
+    """Values of a column; those that Python has not, such as the year 30000, as text.
+
+    Raises:
+        PrimusError: They cannot be text either.
+    """
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError):
+        import pyarrow as pa
+
+        try:
+            raw = column.cast(pa.string() if not _is_text(pa, column.type) else pa.large_binary()).to_pylist()
+        except pa.ArrowException as error:
+            raise PrimusError(f"{file}: column '{name}' cannot be read, {error}", "leave it out of the file") from None
+        values = [value.decode(errors="replace") if isinstance(value, bytes) else value for value in raw]
+    return values

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from primus.data.documents import remote
 from primus.data.documents.compression import DAMAGED, decompressed
-from primus.data.documents.kinds import KNOWN, found_in_trees, is_remote, kind
+from primus.data.documents.kinds import COLUMNS, KNOWN, RECORDS, TABLES, found_in_trees, is_remote, kind
 from primus.errors import PrimusError, UsageError, did_you_mean
 
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
@@ -33,14 +33,16 @@ def find(given: str) -> list[str]:
         return _checked(given, remote.find(given))
     path = Path(given).expanduser()
     if path.is_dir():
-        return _checked(given, [str(file) for file in _walk(path) if found_in_trees(str(file))])
+        return _checked(given, [str(file) for file in _walk(path, set()) if found_in_trees(str(file))])
     if not path.exists() and PATTERN & set(given):
         return _matching(given)
     if not path.exists():
         raise UsageError(f"{given}: no such file or folder", _neighbours(path))
     if not kind(str(path)):
         raise UsageError(f"{given}: not a kind of file that has text", KNOWN)
-    if path.is_file() and not path.stat().st_size:
+    if not path.is_file():
+        raise UsageError(f"{given}: not a file that can be read twice", "write its content to a file and give that")
+    if not path.stat().st_size:
         raise UsageError(f"{given}: empty", "give a file that has text")
     return [str(path)]
 
@@ -100,6 +102,8 @@ def whole_file_errors(file: str) -> Iterator[None]:
     except DAMAGED as error:
         raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
     except OSError as error:
+        if error.errno is None:  # of Arrow, which says so for what it cannot decompress
+            raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
         raise PrimusError(f"{file}: cannot be read, {error.strerror or error}") from None
 
 
@@ -114,7 +118,7 @@ def _checked(given: str, files: list[str]) -> list[str]:
 
 def _matching(pattern: str) -> list[str]:
     found = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
-    files = [file for file in found if os.path.isfile(file)]
+    files = [file for file in found if _is_file(Path(file))]
     if not files:
         raise UsageError(f"{pattern}: no file matches", "put the pattern in quotes so that no shell changes it")
     known = [file for file in files if kind(file)]
@@ -123,14 +127,30 @@ def _matching(pattern: str) -> list[str]:
     return _checked(pattern, known)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path, entered: set[tuple[int, int]]) -> Iterator[Path]:
+    """Files below a folder, each folder once whatever links lead to it."""
+    status = folder.stat()
+    if (status.st_dev, status.st_ino) in entered:
+        return
+    entered.add((status.st_dev, status.st_ino))
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or entry.name in SKIPPED_FOLDERS:
             continue
-        if entry.is_dir() and not entry.is_symlink():
-            yield from _walk(entry)
-        elif entry.is_file():
+        if entry.is_dir():
+            yield from _walk(entry, entered)
+        elif _is_file(entry):
             yield entry
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a path that was found is a file.
+
+    Raises:
+        UsageError: It is a link to data that is not there.
+    """
+    if path.is_symlink() and not path.exists() and kind(str(path)) in RECORDS | COLUMNS | TABLES:
+        raise UsageError(f"{path}: a link to nothing", "correct it or delete it")
+    return path.is_file()
 
 
 def _neighbours(path: Path) -> str:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from primus.data.fetch import Fetched, Progress
     from primus.data.workers import Progress as Shown
 
+SHOWN_BAD = 5
+"""Bad documents that are named on the screen."""
+
 
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `data fetch`."""
@@ -88,8 +91,10 @@ def _shown(progress: Progress) -> Shown:
 
 def _remarks(fetched: Fetched, num_samples: int | None) -> list[str]:
     """What a person should know of what was fetched."""
-    documents, bad = (sum(getattr(each, name) for each in fetched.done) for name in ("documents", "bad"))
-    remarks = [f"{fetched.folder}: left out {bad:,} bad documents"] if bad else []
+    documents = sum(each.documents for each in fetched.done)
+    bad = [item for each in fetched.done for item in each.bad]
+    remarks = [f"{fetched.folder}: left out {len(bad):,} bad documents"] if bad else []
+    remarks += [f"  {item.where}: {item.reason}" for item in bad[:SHOWN_BAD]]
     if num_samples and documents < num_samples:
         remarks.append(f"{fetched.folder}: the dataset has only {documents:,} documents")
     return remarks
@@ -107,5 +112,5 @@ def _summary(fetched: Fetched) -> dict[str, object]:
         "files": len(fetched.done),
         "bytes": sum(each.bytes for each in fetched.done),
         "documents": sum(each.documents for each in fetched.done) or None,
-        "bad_documents": sum(each.bad for each in fetched.done),
+        "bad_documents": sum(len(each.bad) for each in fetched.done),
     }
