@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate, pairwise
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from primus.data.indexed import IndexedTokens
+from primus.data.pool import process_pool
 
 CHUNK_TOKENS = 1 << 18
 """Tokens that are digested together: 0.5 or 1 MB, which stays in a core's cache."""
@@ -190,7 +189,7 @@ def of_prefixes(prefixes: Sequence[Path], workers: int = 1) -> str:
     if workers == 1 or len(ranges) == 1:
         digests = b"".join(_range_digests(prefixes, each) for each in ranges)
     else:
-        with ProcessPoolExecutor(min(workers, len(ranges)), get_context("spawn")) as pool:
+        with process_pool(min(workers, len(ranges))) as pool:
             digests = b"".join(pool.map(_range_digests, [prefixes] * len(ranges), ranges))
     documents = Chunks(CHUNK_DOCUMENTS, length_digest)
     for file in files:

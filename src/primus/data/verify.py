@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from primus.data.findings import MAX_PLACES, Finding, Place, finding, missing, u
 from primus.data.fingerprint import CHUNK_TOKENS, combine
 from primus.data.indexed import bin_path
 from primus.data.manifest import Manifest
+from primus.data.pool import process_pool
 from primus.data.verify_index import Index
 from primus.data.verify_samples import Sample
 from primus.data.verify_tokens import Scan, Task
@@ -118,7 +118,7 @@ def verify(
         for each in plans:
             yield finish(each, _shown(map(verify_tokens.scan, each.tasks), each, show))
         return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with process_pool(workers) as pool:
         waiting: deque[tuple[Plan, list[Future[Scan]]]] = deque()
         for each in plans:
             waiting.append((each, [pool.submit(verify_tokens.scan, task) for task in each.tasks]))
