@@ -27,5 +27,5 @@ def process_pool(workers: int) -> Iterator[Executor]:
         try:
             yield pool
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
             raise
