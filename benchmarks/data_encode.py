@@ -142,8 +142,8 @@ def sides_of(options: argparse.Namespace, name: str, text: Path, folder: Path) -
             prefix = folder / f"{path.stem}-{name}-{workers}"
             words = ("--input", str(text), "--output-prefix", str(prefix), "--append-eod")
             kind = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(tokenizer.parent))
-            count = ("--workers", str(workers)) if script == SLOW else ()
-            yield Side(script, workers, (options.python, str(path), *words, *kind, *count), prefix)
+            own = ("--workers", str(workers)) if script == SLOW else ("--use-gigatoken",)  # which takes all cores
+            yield Side(script, workers, (options.python, str(path), *words, *kind, *own), prefix)
 
 
 def prepared_vocabulary(name: str, folder: Path) -> Path:

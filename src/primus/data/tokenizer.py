@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -154,13 +155,23 @@ def from_content(
     content: bytes, name: str, eod: str | None = None, parse_special_tokens: bool = False, fast: bool = True
 ) -> Tokenizer:
     """The tokenizer that a file's content describes; see `load`."""
-    if is_json(content):
-        from primus.data.tokenizers import huggingface
+    from primus.data.tokenizers import huggingface, sentencepiece
 
-        return huggingface.from_content(content, name, eod, parse_special_tokens, fast)
-    from primus.data.tokenizers import sentencepiece
+    kind = huggingface if is_json(content) else sentencepiece
+    with _without_collector():
+        return kind.from_content(content, name, eod, parse_special_tokens, fast)
 
-    return sentencepiece.from_content(content, name, eod, parse_special_tokens, fast)
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """No search for garbage meanwhile: among the millions of objects of a vocabulary it finds none, and takes long."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def check_type(tokenizer: Tokenizer, tokenizer_type: str) -> Tokenizer:
@@ -189,7 +200,7 @@ def fingerprint(content: bytes) -> str:
     """
     if not is_json(content):
         return hashlib.sha256(content).hexdigest()
-    return identity(json.loads(content))
+    return identity(msgspec.json.decode(content))
 
 
 def identity(described: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import re
@@ -208,6 +207,8 @@ def _is_of_the_network(error: Exception) -> bool:
     """Whether trying again may help; the libraries of the stores have exceptions of their own."""
     if getattr(error, "status", None) in ANSWERS:
         return False
+    import asyncio  # slow, and no OSError raises its TimeoutError before Python 3.11
+
     if isinstance(error, (OSError, asyncio.TimeoutError)):
         return True
     return type(error).__module__.split(".")[0] in (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from primus.data.tokenizer import Batch, Tokenizer, begin_of_document, end_of_document, identity
@@ -67,7 +67,7 @@ def from_content(content: bytes, name: str, eod: str | None, parse_special_token
     """
     exact = Library(content, name, parse_special_tokens)
     vocabulary: dict[str, int] = exact.backend.get_vocab(with_added_tokens=True)
-    described = json.loads(content)
+    described = msgspec.json.decode(content)
     added = described.get("added_tokens", [])
     _check_numbers(added, vocabulary, name)
     token = end_of_document(vocabulary, eod, name)
