@@ -99,6 +99,31 @@ def test_the_same_job_again_does_nothing_and_another_is_refused(
     assert make(lines, tokenizer_file, tmp_path / "out", existing="replace").manifest.documents == 2
 
 
+def test_overwriting_makes_anew_what_is_damaged_and_nothing_else(
+    tmp_path: Path, tokenizer_file: Path, prose: Prose
+) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(20)])
+    made = make(lines, tokenizer_file, tmp_path / "out")
+    before = content_of(tmp_path)
+    job = Job(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out", existing="replace")
+    said: list[str] = []
+    assert not prepare(job, said.append)[0].made
+    assert said == [f"{made.prefix}: nothing to do, it was made from the same input before, and is as it was written"]
+    for end, problem in {
+        "bin": "is damaged, its checksum is another",
+        "idx": "is damaged, its checksum is another",
+        "tokenizer.json": "is missing or damaged",
+        "manifest.json": "damaged manifest",
+    }.items():
+        path = tmp_path / f"out_text_document.{end}"
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if end in ("bin", "idx") else content[:9])
+        said.clear()
+        assert prepare(job, said.append)[0].made
+        assert len([line for line in said if "made anew: " in line and f"{path}" in line and problem in line]) == 1
+        assert content_of(tmp_path) == before
+
+
 def test_files_of_somebody_else_are_not_replaced(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:
     lines = write_lines(tmp_path / "a.jsonl", [prose(20)])
     made = make(lines, tokenizer_file, tmp_path / "out")

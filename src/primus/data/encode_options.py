@@ -44,7 +44,7 @@ class EncodeOptions(Struct, frozen=True, kw_only=True):
     fast: bool = True
     """Tokenize the fast way where the tokenizer has one; the tokens are the same."""
     overwrite: bool = False
-    """Replace other data at the output."""
+    """Replace other or damaged data at the output."""
 
 
 def make_job(options: EncodeOptions, output: Path, tokenizer: str, append_eod: bool = True, **changes: Any) -> Job:

@@ -58,7 +58,8 @@ class Job:
     fast: bool = True
     """Tokenize the fast way where the tokenizer has one; the tokens are the same."""
     existing: Literal["check", "keep", "replace"] = "check"
-    """Files that are there already must be the same, are kept whatever they were made from, or are replaced."""
+    """Files that are there already must be the same, are kept whatever they were made from, or are replaced where they
+    are not the same or are damaged."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ class _Preparation:
     show: Show
     folder: WorkFolder
     tokenizer: Tokenizer | None
+    _told: set[str] = field(default_factory=set)
+    """Keys of which it was said that they are made anew."""
 
     def run(self) -> list[Prepared]:
         complete = False
@@ -156,9 +159,10 @@ class _Preparation:
 
     def _prepare_all(self) -> list[Prepared]:
         found = {key: self._found(key) for key in self.job.json_keys}
+        intact = ", and is as it was written" if self.job.existing == "replace" else ""
         for each in found.values():
             if each:
-                self.say(f"{each.prefix}: nothing to do, it was made from the same input before")
+                self.say(f"{each.prefix}: nothing to do, it was made from the same input before{intact}")
         return [each or self._make(key) for key, each in found.items()]
 
     def _make(self, key: str) -> Prepared:
@@ -207,22 +211,33 @@ class _Preparation:
             return None
         try:
             manifest = manifests.read(prefix)
-        except UsageError:
-            if replaces:
-                return None
-            raise
+        except UsageError as error:
+            if not replaces:
+                raise
+            self._tell_replaced(key, error.problem)
+            return None
         if manifest and self.job.existing == "keep":
             return manifest
         if manifest:
             difference = self._difference(key, manifest)
         else:
             difference = "it has no manifest" if idx_path(prefix).exists() or bin_path(prefix).exists() else ""
-        if difference and not replaces:
+        if not replaces and difference:
             raise UsageError(
                 f"{prefix}.bin is there already and was made otherwise: {difference}",
                 "give another --output, or replace it with --overwrite",
             )
+        if replaces and manifest:
+            difference = difference or publish.damage(prefix, manifest)
+        if difference:
+            self._tell_replaced(key, difference)
         return None if difference else manifest
+
+    def _tell_replaced(self, key: str, reason: str) -> None:
+        """Say once why what is there is made anew."""
+        if key not in self._told:
+            self._told.add(key)
+            self.say(f"{self._prefix(key)}: made anew: {reason}")
 
     def _difference(self, key: str, manifest: Manifest) -> str:
         """Why what is there did not come from this job; empty if it did."""

@@ -11,13 +11,14 @@ import msgspec
 import primus
 from primus.data import atomic
 from primus.data import manifest as manifests
+from primus.data import tokenizer as tokenizers
 from primus.data.encode import EncodeStage
 from primus.data.fingerprint import Fingerprint
-from primus.data.indexed import IndexedWriter, smallest_dtype
+from primus.data.indexed import IndexedWriter, bin_path, idx_path, smallest_dtype
 from primus.data.inputs import Inputs
 from primus.data.manifest import FileFacts, Manifest, TokenizerFacts
 from primus.data.merge import merge
-from primus.data.work import BadItem, Board, Row
+from primus.data.work import BadItem, Board, Row, checksum
 
 
 def publish(
@@ -55,6 +56,19 @@ def publish(
             writer.commit()
             publish_companions()
     return manifest
+
+
+def damage(prefix: Path, manifest: Manifest) -> str:
+    """What is not as it was written of the files that a manifest describes; empty where all is."""
+    for path, facts in ((bin_path(prefix), manifest.bin), (idx_path(prefix), manifest.idx)):
+        if checksum(path) != facts.xxh3:
+            return f"{path} is damaged, its checksum is another"
+    path = prefix.with_name(manifest.tokenizer.file)
+    try:
+        same = tokenizers.fingerprint(path.read_bytes()) == manifest.tokenizer.fingerprint
+    except (OSError, msgspec.MsgspecError):
+        same = False
+    return "" if same else f"{path} is missing or damaged"
 
 
 def tell(prefix: Path, manifest: Manifest, say: Callable[[str], None]) -> None:

@@ -58,7 +58,7 @@ def verify(made: Sequence[Prepared], say: Say) -> None:
         if report.findings:
             raise PrimusError(
                 f"{report.prefix}: {len(report.findings)} findings, first: {report.findings[0]}",
-                "delete its .bin and make it again with --overwrite; where it repeats, the disk or memory is faulty",
+                "make it again with --overwrite; where it repeats, the disk or memory is faulty",
             )
         say(f"{report.prefix}: verified")
 
