@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from primus.data.dataset import Datasets, open_datasets, split_borders
 from primus.data.indexed import bin_path, idx_path
 from primus.data.loader import Batches
 from primus.data.manifest import Recipe
-from primus.data.packing import PackedDataset
+from primus.data.packing import CACHED_BLOCKS, PackedDataset
 from primus.data.prepare import Job, prepare
 from primus.data.tokenizer import Tokenizer
 from primus.data.tokenizers.trained import train_byte_level_bpe
@@ -148,6 +148,14 @@ def test_test_data_is_a_share_of_the_split_or_has_its_own_files(write_tokens: Wr
     assert len(fingerprints | {opened(train_data_path=train).fingerprint}) == 3
 
 
+def test_training_validation_and_test_data_have_orders_of_their_own(write_tokens: WriteTokens) -> None:
+    prefix = str(write_tokens("x", np.random.default_rng(0).integers(0, 999, (200, 20)).tolist()))
+    data = opened(train_data_path=prefix, valid_data_path=prefix, test_data_path=prefix)
+    assert data.valid and data.test
+    for one, other in combinations((data.train, data.valid, data.test), 2):
+        assert any(one[index].tolist() != other[index].tolist() for index in range(10))
+
+
 @pytest.mark.parametrize("split", ["", "a,b", "0,1", "1,2,3,4", "-1,2", "nan", "inf,1"])
 def test_a_split_that_makes_no_sense_is_an_error(write_tokens: WriteTokens, split: str) -> None:
     with pytest.raises(UsageError, match="split"):
@@ -254,6 +262,14 @@ def test_a_blend_tells_what_it_takes_from_each_file(write_tokens: WriteTokens) -
     assert sources.count(one) == 300
 
 
+def test_many_files_together_keep_no_more_blocks_in_memory_than_one(write_tokens: WriteTokens) -> None:
+    paths: list[str | float] = [str(write_tokens(str(number), DOCUMENTS)) for number in range(8)]
+    data = opened(train_data_path=paths)
+    assert isinstance(data.train, BlendedDataset)
+    kept = [packed(part)._block.cache_parameters()["maxsize"] for part in data.train.datasets]
+    assert kept == [CACHED_BLOCKS // 8] * 8
+
+
 FIM_TOKENS = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>"]
 
 
@@ -357,7 +373,10 @@ def test_the_fingerprint_is_that_of_the_tokens_and_the_split(
     assert opened(train_data_path=prefix, split="90,10,0").fingerprint != one
     assert opened(train_data_path=str(prepared("other", seed=1))).fingerprint != one
     plain = opened(train_data_path=str(write_tokens("x", DOCUMENTS))).fingerprint
-    assert opened(train_data_path=str(write_tokens("y", [*DOCUMENTS[:-1], [0] * 20]))).fingerprint != plain
+    other = str(write_tokens("y", [*DOCUMENTS[:-1], [0] * 20]))
+    assert opened(train_data_path=other).fingerprint != plain
+    blends = [[one, prefix, two, other] for one, two in ((1, 1), (1, 2))] + [[1, other, 1, prefix]]
+    assert len({opened(train_data_path=blend).fingerprint for blend in blends}) == 3
 
 
 def test_a_step_is_the_same_on_any_number_of_ranks_and_after_a_restart(

@@ -72,6 +72,8 @@ def test_a_sample_depends_on_seed_and_number_only() -> None:
     samples = [one[index].tolist() for index in range(10)]
     assert [again[index].tolist() for index in reversed(range(10))] == samples[::-1]
     assert all(other[index].tolist() != samples[index] for index in range(10))
+    places = {tuple(np.flatnonzero(np.array(sample) == MIDDLE)) for sample in samples}
+    assert len(places) > 5, "each sample is cut elsewhere"
     assert one.samples_per_epoch == plain.samples_per_epoch and one.pieces(3) == [] and one.progress(3) == []
 
 

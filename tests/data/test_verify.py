@@ -310,6 +310,31 @@ def test_tokens_of_another_tokenizer_are_found_without_a_manifest(
     assert re.search(r"only 0 of 16 decoded documents .* these are hardly tokens of .*other.json", said(report))
 
 
+@pytest.mark.parametrize(("others", "is_wrong"), [(8, False), (9, True)])
+def test_documents_that_are_encoded_otherwise_are_wrong_where_they_are_most(
+    tmp_path: Path, tokenizer_file: Path, tokenizer: Tokenizer, others: int, is_wrong: bool
+) -> None:
+    whole, letters = tokenizer.encode("the lazy dogs"), [tokenizer.encode(letter)[0] for letter in "thelazydogs"]
+    with IndexedWriter(tmp_path / "x", np.dtype(np.uint16)) as writer:
+        for number in range(16):
+            writer.add_document(np.array(letters if number < others else whole))
+        writer.commit()
+    report = check(tmp_path / "x", tokenizer=str(tokenizer_file))
+    assert ("samples" in said(report)) == is_wrong
+    assert is_wrong or "8 of 16 decoded documents give the same tokens again (not " in "".join(report.notes)
+
+
+@pytest.mark.parametrize("name", ["fingerprint", "pieces", "bin", "idx"])
+def test_a_manifest_that_has_lost_a_checksum_is_found(copied: Path, name: str) -> None:
+    manifest = json.loads(manifest_path(copied).read_text())
+    if name in ("bin", "idx"):
+        manifest[name]["xxh3"] = ""
+    else:
+        manifest[name] = ""
+    manifest_path(copied).write_text(json.dumps(manifest))
+    assert "one of its checksums is missing" in said(check(copied))
+
+
 def test_an_index_of_other_documents_is_found_by_the_manifest(copied: Path) -> None:
     content = bytearray(idx_path(copied).read_bytes())
     lengths = struct.unpack_from("<2i", content, 34)
