@@ -184,3 +184,24 @@ def test_one_rank_and_one_sample_can_be_picked(run: Run, experiment_file: Path) 
     assert run(*words, "--step", "3", "--rank", "2")[0] == 2
     changed = json.loads(run(*words, "--step", "3", "--set", "seed=5", "--json")[1])["samples"]
     assert changed[0]["ids"] != one[0]["ids"]
+
+
+def test_without_a_mask_all_is_learnt(run: Run, experiment_file: Path) -> None:
+    words = ("inspect", "--config", str(experiment_file), "--step", "3", "--set", "eod_mask_loss=false", "--json")
+    assert all(sample["masked"] == [] for sample in json.loads(run(*words)[1])["samples"])
+
+
+def test_the_documents_of_a_step_are_counted_as_documents_where_they_are_cut(
+    run: Run, experiment_file: Path, tmp_path: Path
+) -> None:
+    with IndexedWriter(tmp_path / "cut", np.dtype(np.int32)) as writer:
+        for number in range(30):
+            writer.add(np.full(60, number + 1), np.array([20, 30, 10]), np.array([False, False, True]))
+        writer.commit()
+    words = ("inspect", "--config", str(experiment_file), "--step", "3")
+    changes = ("--set", f"train_data_path={tmp_path}/cut", "eod_mask_loss=false")
+    for sample in json.loads(run(*words, *changes, "--json")[1])["samples"]:
+        ids = [part["document"] + 1 for part in sample["parts"] for _ in range(part["tokens"])]
+        assert ids == sample["ids"]
+        assert all(part["sequence"] // 3 == part["document"] for part in sample["parts"])
+    assert ", sequence " in run(*words, *changes)[1]
