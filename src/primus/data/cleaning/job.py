@@ -7,80 +7,42 @@ cleaned.files, cleaned.report.kept
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 import primus
-from primus.data import atomic, executors, inputs, result_folder
+from primus.data import executors, result_folder
 from primus.data.cleaning import recipe as recipes
 from primus.data.cleaning import report as reports
 from primus.data.cleaning.recipe import Recipe
 from primus.data.cleaning.report import Removed, Report, Sample
 from primus.data.cleaning.stage import CleanStage, Compression, suffix
-from primus.data.executors import Executor
 from primus.data.inputs import Inputs
-from primus.data.manifest import FileFacts
+from primus.data.result_folder import Collect, FinishedElsewhere, Made, ResultFolder
+from primus.data.text_job import Say, TextJob
 from primus.data.work import Board, Row, open_board
 from primus.data.workers import Show
-from primus.errors import PrimusError, UsageError
 
 MANIFEST = "manifest.json"
-PUBLISH_TIMEOUT_S = 3600.0
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(TextJob):
     """What to clean, how, and where to."""
 
-    inputs: tuple[str, ...] = ()
-    """Files, folders, patterns and URLs."""
-    dataset: str | None = None
-    """Named dataset instead of files."""
-    output: Path
-    """Folder for the documents that are kept; pages for people are beside it, ``OUTPUT.report.md`` and ``.html``."""
     recipe: Recipe
     """Rules and thresholds; see `primus.data.cleaning.recipe.load`."""
-    json_key: str = "text"
-    """Field or column of the text."""
-    text_documents: str = "file"
-    """What is a document in a .txt file."""
     compression: Compression = "zst"
     """Of the files that are written."""
     keep_removed: bool = False
     """Write what is removed too, with the reason, into ``OUTPUT.removed``: no folder that another step may read."""
-    max_bad: int = 0
-    """Bad documents that may be left out."""
-    workers: int | None = None
-    """Processes; all cores when None."""
-    executor: Executor = "local"
-    """Who works: processes of this machine or the tasks of a Ray cluster."""
-    existing: Literal["check", "replace"] = "check"
-    """Other data that is at the output is an error, or is replaced."""
 
 
-@dataclass(frozen=True)
-class Cleaned:
-    """The result of a job."""
-
-    folder: Path
-    """The job's output."""
-    files: list[Path]
-    """The documents that were kept, in the order of the input."""
-    report: Report
-    """What was done."""
-    made: bool
-    """Whether it was made now; false if it was there."""
-
-
-def clean(job: Job, say: Say = lambda text: None, show: Show = lambda progress: None) -> Cleaned:
+def clean(job: Job, say: Say = lambda text: None, show: Show = lambda progress: None) -> Made[Report]:
     """Write the documents of an input that the rules keep, as they leave them; the same job again finds them written.
 
     The folder appears whole or not at all, its manifest tells what is in it. Several processes, also on other machines,
@@ -96,44 +58,38 @@ def clean(job: Job, say: Say = lambda text: None, show: Show = lambda progress: 
             the output.
         PrimusError: Too many documents are bad, a file is damaged, or the output cannot be written.
     """
-    _check(job)
-    job.recipe.start()
-    source = inputs.open_dataset(job.dataset) if job.dataset else inputs.open_files(job.inputs, job.text_documents)
+    source = job.open()
     stage = _stage(job)
     identity = _identity(stage, source)
-    if found := _existing(job, identity):
-        say(f"{job.output}: nothing to do, it was made from the same input before")
-        return found
-    folder = job.output.with_name(f".{job.output.name}.work")
-    try:
-        job.output.parent.mkdir(parents=True, exist_ok=True)
-        board = open_board(stage, source.shards, folder, job.max_bad)
+    result = ResultFolder(
+        job=job,
+        identity=identity,
+        report_name=MANIFEST,
+        report_type=Report,
+        is_whole=lambda report: result_folder.has_files(removed_folder(job.output), report.removed_files),
+        difference=lambda report: _difference(job, report),
+        pages=lambda report: {"md": reports.markdown(report), "html": reports.html(report)},
+    )
+
+    def make() -> Collect[Report]:
+        job.recipe.start()
+        board = open_board(stage, source.shards, result.work, job.max_bad, job.output)
         rows = executors.run(board, job.executor, job.workers, "cleaning", show)
-        if len(rows) == len(source.shards):
-            source.check_unchanged()
-            return _publish(job, board, rows, _report(job, identity, source, rows), say)
-    except OSError as error:
-        raise atomic.cannot_write(job.output, error) from None
-    if done := _existing(job, identity):
-        return done
-    raise PrimusError(f"{folder}: removed while it was in use", "run the same command again")
+        if len(rows) < len(source.shards):
+            raise FinishedElsewhere
+        source.check_unchanged()
+        return lambda: _collect(job, board, rows, identity)
 
-
-def report_page(output: Path, kind: str = "md") -> Path:
-    """The page for people that belongs to an output: ``md`` or ``html``."""
-    return output.with_name(f"{output.name}.report.{kind}")
+    done = result.get(make, say)
+    if done.made:
+        for line in reports.summary(done.report).splitlines():
+            say(line)
+    return done
 
 
 def removed_folder(output: Path) -> Path:
     """Where what was removed is."""
     return output.with_name(f"{output.name}.removed")
-
-
-def _check(job: Job) -> None:
-    if bool(job.inputs) == bool(job.dataset):
-        raise UsageError("both an input and a dataset" if job.inputs else "nothing to clean", "give one of them")
-    if job.output.name in ("", "."):
-        raise UsageError(f"output '{job.output}' is no name of a folder", "give a new folder like data/clean")
 
 
 def _stage(job: Job) -> CleanStage:
@@ -151,54 +107,24 @@ def _identity(stage: CleanStage, source: Inputs) -> str:
     return hashlib.sha256(msgspec.json.encode([stage.identity, source.identity], order="deterministic")).hexdigest()
 
 
-def _existing(job: Job, identity: str) -> Cleaned | None:
-    """What is at the output if the same job has made it.
-
-    Raises:
-        UsageError: There is something else, and the job does not replace it.
-    """
-    if not job.output.exists() or (job.output.is_dir() and not any(job.output.iterdir())):
-        return None
-    try:
-        report = msgspec.json.decode((job.output / MANIFEST).read_bytes(), type=Report)
-    except (OSError, msgspec.MsgspecError):
-        report = None
-    if report and _is_result(job, identity, report):
-        return Cleaned(job.output, [job.output / name for name in sorted(report.files)], report, made=False)
-    if job.existing == "replace" and report:
-        return None
-    difference = _difference(job, report) if report else f"it has no {MANIFEST}"
-    hint = "give another --output" + (", or replace it with --overwrite" if report else "")
-    raise UsageError(f"{job.output} is there already and was made otherwise: {difference}", hint)
-
-
-def _is_result(job: Job, identity: str, report: Report) -> bool:
-    return (
-        report.identity == identity
-        and len(report.bad) <= job.max_bad
-        and _has_files(job.output, report.files)
-        and _has_files(removed_folder(job.output), report.removed_files)
-    )
-
-
-def _has_files(folder: Path, files: dict[str, FileFacts]) -> bool:
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()} if folder.is_dir() else {}
-    return all(sizes.get(name) == facts.bytes for name, facts in files.items())
-
-
-def _difference(job: Job, report: Report) -> str:
+def _difference(job: Job, report: Report) -> str | None:
     if report.fingerprint != job.recipe.fingerprint():
         return f"by recipe {report.recipe}, or another version of it"
-    if report.inputs != _given(job):
-        return f"its input is {', '.join(report.inputs)}"
-    return "an input or the result has changed since, or other settings were given"
+    return None
 
 
-def _given(job: Job) -> list[str]:
-    return [inputs.DATASET + job.dataset] if job.dataset else list(job.inputs)
+def _collect(job: Job, board: Board, rows: Sequence[Row], identity: str) -> tuple[Report, dict[Path, Path]]:
+    ending = suffix(job.compression)
+    folders, removed_files = {}, {}
+    if job.keep_removed:
+        removed, removed_files = result_folder.collect(board, rows, f"removed.{ending}", "removed", ending)
+        folders[removed_folder(job.output)] = removed
+    folders[job.output], files = result_folder.collect(board, rows, ending, "final", ending)
+    report = _report(job, identity, rows)
+    return msgspec.structs.replace(report, files=files, removed_files=removed_files), folders
 
 
-def _report(job: Job, identity: str, source: Inputs, rows: Sequence[Row]) -> Report:
+def _report(job: Job, identity: str, rows: Sequence[Row]) -> Report:
     counts, edits = Counter[str](), Counter[str]()
     for row in rows:
         counts.update(row.counts)
@@ -209,7 +135,7 @@ def _report(job: Job, identity: str, source: Inputs, rows: Sequence[Row]) -> Rep
         version=recipes.VERSION,
         primus=primus.__version__,
         identity=identity,
-        inputs=_given(job),
+        inputs=job.given,
         recipe=job.recipe.name,
         fingerprint=job.recipe.fingerprint(),
         content=job.recipe.content(),
@@ -217,7 +143,6 @@ def _report(job: Job, identity: str, source: Inputs, rows: Sequence[Row]) -> Rep
         kept=counts["kept"],
         characters=counts["characters"],
         kept_characters=counts["kept_characters"],
-        words=counts["words"],
         kept_words=counts["kept_words"],
         empty=counts["empty"],
         bad=[item for row in rows for item in row.bad],
@@ -225,30 +150,3 @@ def _report(job: Job, identity: str, source: Inputs, rows: Sequence[Row]) -> Rep
         edits=dict(sorted(edits.items())),
         samples=reports.choose_samples(samples),
     )
-
-
-def _publish(job: Job, board: Board, rows: Sequence[Row], report: Report, say: Say) -> Cleaned:
-    """Give the files their folder, and remove what they were made from."""
-    lock = job.output.with_name(f".{job.output.name}.lock")
-    work = board.folder.parent
-    with atomic.lock(lock, PUBLISH_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to write {job.output}")):
-        if found := _existing(job, report.identity):
-            return found
-        ending = suffix(job.compression)
-        final = result_folder.new_folder(work, "final")
-        files = result_folder.collect(board, rows, ending, final, ending)
-        removed_files = {}
-        if job.keep_removed:
-            removed = result_folder.new_folder(work, "removed")
-            removed_files = result_folder.collect(board, rows, f"removed.{ending}", removed, ending)
-            result_folder.move(removed, removed_folder(job.output), work)
-        report = msgspec.structs.replace(report, files=files, removed_files=removed_files)
-        with atomic.staged({final / MANIFEST: msgspec.json.format(msgspec.json.encode(report), indent=1)}) as publish:
-            publish()
-        result_folder.move(final, job.output, work)
-        report_page(job.output).write_text(reports.markdown(report), encoding="utf-8")
-        report_page(job.output, "html").write_text(reports.html(report), encoding="utf-8")
-        shutil.rmtree(work, ignore_errors=True)
-    for line in reports.summary(report).splitlines():
-        say(line)
-    return Cleaned(job.output, [job.output / name for name in sorted(files)], report, made=True)

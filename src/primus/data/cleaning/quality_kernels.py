@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from primus.data.cleaning import characters
 from primus.data.cleaning.compiled import entry, kernel
 from primus.data.cleaning.word_kernels import ENDS_SENTENCE, HAS_ALPHA, HAS_NO_SYMBOL, IS_PUNCTUATION
@@ -18,6 +20,9 @@ BULLETS = (0x2022, ord("-"))
 WORDS, REAL_WORDS, REAL_CHARACTERS, ALPHA_WORDS, STOP_WORDS = 0, 1, 2, 3, 4
 HASHES, ELLIPSES, LINES, BULLET_LINES, ELLIPSIS_LINES = 5, 6, 7, 8, 9
 NUM_GOPHER = 10
+
+LOW_BITS = np.uint64(63)
+"""Of a hash: a bit of a word of the machine."""
 
 PROSE_LINES, ENDED_LINES, SHORT_LINES, NEWLINES = 0, 1, 2, 3
 NUM_FINEWEB = 4
@@ -44,7 +49,9 @@ def gopher(codes, offsets, alive, bits, firsts, spans, hashes, flags, stops, lon
 
 @kernel
 def _count_words(document, firsts, spans, hashes, flags, stops, longest_stop, counts):
-    real = characters_ = alpha = found = 0
+    real = characters_ = alpha = found = sieve = 0
+    for stop in range(len(stops)):
+        sieve |= 1 << np.int64(stops[stop] & LOW_BITS)
     for word in range(firsts[document], firsts[document + 1]):
         flag = flags[word]
         if flag & HAS_NO_SYMBOL:
@@ -52,7 +59,7 @@ def _count_words(document, firsts, spans, hashes, flags, stops, longest_stop, co
             characters_ += spans[word, 1] - spans[word, 0]
         if flag & HAS_ALPHA:
             alpha += 1
-        if spans[word, 1] - spans[word, 0] <= longest_stop:
+        if spans[word, 1] - spans[word, 0] <= longest_stop and sieve >> np.int64(hashes[word] & LOW_BITS) & 1:
             for stop in range(len(stops)):
                 if hashes[word] == stops[stop]:
                     found |= 1 << stop

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from primus.data.manifest import FileFacts
-from primus.data.work import BadItem
+from primus.data.text_job import TextReport
 from primus.report import page
 from primus.report.page import Html
 from primus.report.table import number, table
@@ -55,17 +55,11 @@ class Removed(Struct, frozen=True, kw_only=True):
     characters: int
 
 
-class Report(Struct, frozen=True, kw_only=True):
-    """Written last, so that its existence means that all files are there."""
+class Report(TextReport, frozen=True, kw_only=True):
+    """What the rules removed and changed."""
 
     version: int
     """Of the rules."""
-    primus: str
-    """Version of the package that wrote it."""
-    identity: str
-    """Changes with the recipe, any input, and how it is read and written."""
-    inputs: list[str]
-    """Files, folders, patterns, URLs or dataset as given."""
     recipe: str
     """Name or path of the recipe."""
     fingerprint: str
@@ -78,20 +72,16 @@ class Report(Struct, frozen=True, kw_only=True):
     characters: int
     """Of the documents that have text."""
     kept_characters: int
-    words: int
     kept_words: int
+    """Words of the documents that were kept, by the recipe's definition; those of the others need not be known."""
     empty: int
     """Documents without text, left out."""
-    bad: list[BadItem] = []
-    """Bad documents, left out."""
     removed: list[Removed] = []
     """By rule and reason, in the order of the recipe."""
     edits: dict[str, int] = {}
     """What rules changed in documents, such as lines that they dropped."""
     samples: list[Sample] = []
     """Some that were removed."""
-    files: dict[str, FileFacts] = {}
-    """What was kept, by name."""
     removed_files: dict[str, FileFacts] = {}
     """What was removed, by name, where that was asked for."""
 
@@ -166,14 +156,14 @@ def html(report: Report) -> str:
 
 
 def _amounts(report: Report) -> list[tuple[str, str, str, str]]:
-    return [
+    amounts = [
         (what, f"{before:,}", f"{after:,}", f"{100 * after / max(before, 1):.1f} %")
         for what, before, after in (
             ("documents", report.documents, report.kept),
             ("characters", report.characters, report.kept_characters),
-            ("words", report.words, report.kept_words),
         )
     ]
+    return [*amounts, ("words", "", f"{report.kept_words:,}", "")]
 
 
 def _share(removed: Removed, report: Report) -> str:

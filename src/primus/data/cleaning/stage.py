@@ -14,13 +14,13 @@ import xxhash
 from primus.data.cleaning.block import Block, Removal
 from primus.data.cleaning.recipe import Recipe
 from primus.data.cleaning.report import SAMPLES, Removed, Sample, choose_samples
-from primus.data.dedup.texts import Reader
 from primus.data.document_writer import DocumentWriter, open_writer
 from primus.data.documents import Text
 from primus.data.shards import Shard
+from primus.data.whole_documents import Reader
 from primus.data.work import Output
 
-BLOCK_CHARACTERS = 1 << 20
+BLOCK_CHARACTERS = 1 << 18
 """Text that goes through the rules at a time: what a loop needs of it stays in a processor's cache."""
 MANY_DOCUMENTS = 4096
 SAMPLE_CHARACTERS = 400
@@ -88,11 +88,12 @@ class _Shard:
     characters: Counter[tuple[str, str]] = field(default_factory=Counter)
     edits: Counter[str] = field(default_factory=Counter)
     samples: list[tuple[Sample, Text]] = field(default_factory=list)
+    highest: dict[str, int] = field(default_factory=dict)
+    """Hash that a document has at most to be a sample of a rule of which there are enough."""
 
     def clean(self, documents: list[Text]) -> None:
         """Put documents through the rules and write them."""
         block = Block([each.text for each in documents], self.stage.recipe.words, [each.fields for each in documents])
-        words = int(block.num_words.sum())
         characters = sum(len(each.text) for each in documents)
         self.stage.recipe.apply(block)
         for document, text in enumerate(block.texts):
@@ -107,7 +108,6 @@ class _Shard:
             kept=int(block.alive.sum()),
             characters=characters,
             kept_characters=int(block.characters[block.alive].sum()),
-            words=words,
             kept_words=int(block.num_words[block.alive].sum()),
         )
 
@@ -137,8 +137,7 @@ class _Shard:
         """Keep a document as a sample if it is one of those with the smallest hashes; its place is found out later."""
         place = f"{self.shard.index} {self.number + removal.document}"
         order = xxhash.xxh3_64_intdigest(place.encode()) >> 1
-        of_rule = [sample.order for sample, _ in self.samples if sample.rule == removal.rule]
-        if len(of_rule) >= SAMPLES and order > max(of_rule):
+        if order > self.highest.get(removal.rule, order):
             return
         sample = Sample(
             order=order,
@@ -152,6 +151,9 @@ class _Shard:
         self.samples.append((sample, msgspec.structs.replace(document, text="", fields=None)))
         chosen = {sample.order for sample in choose_samples(sample for sample, _ in self.samples)}
         self.samples = [pair for pair in self.samples if pair[0].order in chosen]
+        of_rule = [sample.order for sample, _ in self.samples if sample.rule == removal.rule]
+        if len(of_rule) == SAMPLES:
+            self.highest[removal.rule] = max(of_rule)
 
 
 def _blocks(documents: Iterator[Text]) -> Iterator[list[Text]]:

@@ -69,8 +69,14 @@ def pack(texts: Sequence[str]) -> Batch:
     """Texts as a batch."""
     offsets = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=offsets[1:])
-    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
-    return Batch(codes.copy(), offsets)  # one that can be written is compiled for once, together with other batches
+    codes = np.empty(offsets[-1], np.uint32)
+    borders = offsets.tolist()
+    for text, first, last in zip(texts, borders, borders[1:], strict=False):
+        if text.isascii():
+            codes[first:last] = np.frombuffer(text.encode(), np.uint8)
+        else:
+            codes[first:last] = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    return Batch(codes, offsets)
 
 
 def check_definition(definition: str) -> None:
