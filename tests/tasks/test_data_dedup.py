@@ -57,11 +57,15 @@ def test_settings_reach_the_recipe(tmp_path: Path, lines: Path) -> None:
         (["--input", "{}/b.jsonl", "--output", "{}/o"], "b.jsonl: no such file"),
         (["--input", "{}/a.jsonl", "--output", "{}/o", "--normalize"], "--normalize with --method minhash"),
         (["--input", "{}/a.jsonl", "--output", "{}/o", "--bands", "999", "--rows", "9"], "at most 4096 hashes"),
-        (["--input", "{}/a.jsonl", "--output", "{}"], "was made otherwise: it has no dedup.json"),
+        (["--input", "{}/a.jsonl", "--output", "{}/full"], "was made otherwise: it has no dedup.json"),
+        (["--input", "{}/a.jsonl", "--output", "{}"], "a.jsonl: this input is in the output {}"),
+        (["--input", "{}", "--output", "{}/full/o"], "full/o: it is in the input {}"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(tmp_path: Path, lines: Path, words: list[str], message: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
     done = dedup(*(word.format(tmp_path) for word in words))
     assert done.returncode == 2
-    assert message in done.stderr and "Traceback" not in done.stderr
+    assert message.format(tmp_path) in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "o").exists()

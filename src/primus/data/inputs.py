@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
+from pathlib import Path
 
 import xxhash
 
@@ -17,7 +18,7 @@ from primus.data.documents.files import whole_file_errors
 from primus.data.documents.kinds import COLUMNS, kind
 from primus.data.manifest import InputFacts
 from primus.data.shards import Part, Shard
-from primus.errors import PrimusError
+from primus.errors import PrimusError, UsageError
 
 DATASET = "dataset:"
 """What the part of a named dataset begins with, where that of a file has a path."""
@@ -68,6 +69,21 @@ class Inputs:
         """
         for file, before in self.stamps.items():
             check_stamp(file, before)
+
+    def check_outside(self, output: Path) -> None:
+        """Make sure that what is written to a folder is no input, now or when the same is done again.
+
+        Raises:
+            UsageError: The folder is in an input, or an input in the folder.
+        """
+        place = output.expanduser().resolve()
+        for each in self.given:
+            folder = Path(each.given).expanduser()
+            if folder.is_dir() and folder.resolve() in place.parents:
+                raise UsageError(f"{output}: it is in the input {each.given}", "give an --output outside of it")
+            for file in each.files:
+                if not is_remote(file) and place in Path(file).resolve().parents:
+                    raise UsageError(f"{file}: this input is in the output {output}", "give another --output")
 
     def facts(self, contents: Sequence[Sequence[str]]) -> list[InputFacts]:
         """What a manifest says of each input.

@@ -69,8 +69,8 @@ def test_samples_tell_why_and_from_where(corpus: Path, tmp_path: Path) -> None:
     for sample in done.report.samples:
         text = json.loads(lines[int(sample.where.rpartition(":")[2]) - 1])["text"]
         assert text.startswith(sample.text.partition(" ... (")[0])
-    page = jobs.report_page(tmp_path / "out", "html").read_text()
-    markdown = jobs.report_page(tmp_path / "out").read_text()
+    page = (tmp_path / "out.report.html").read_text()
+    markdown = (tmp_path / "out.report.md").read_text()
     assert done.report.samples[0].where in page and done.report.samples[0].where in markdown
     assert "<svg" in page and "min_alphabetic_words" in page
 

@@ -11,8 +11,10 @@ import pytest
 
 from primus.data import documents, shards
 from primus.data.dedup import blocks, matches
-from primus.data.dedup.job import REPORT, Deduplicated, Job, dedup, report_page
+from primus.data.dedup.job import REPORT, Job, dedup
 from primus.data.dedup.recipe import Recipe
+from primus.data.dedup.report import Report
+from primus.data.result_folder import Made
 from primus.data.workers import Progress
 from primus.errors import PrimusError, UsageError
 
@@ -87,13 +89,13 @@ def write(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def unique(given: Path | list[Path], output: Path, **settings: object) -> Deduplicated:
+def unique(given: Path | list[Path], output: Path, **settings: object) -> Made[Report]:
     recipe = Recipe(**{key: settings.pop(key) for key in list(settings) if key in Recipe.__struct_fields__})  # type: ignore[arg-type]
     paths = given if isinstance(given, list) else [given]
     return dedup(Job(inputs=tuple(map(str, paths)), output=output, recipe=recipe, **{"workers": 1, **settings}))  # type: ignore[arg-type]
 
 
-def kept(done: Deduplicated) -> list[int]:
+def kept(done: Made[Report]) -> list[int]:
     found = (each for file in done.files for each in documents.read(file, fields=True))
     return [each.fields["id"] for each in found if isinstance(each, documents.Text) and each.fields]
 
@@ -259,9 +261,9 @@ def test_samples_show_both_sides_and_how_alike_they_are(tmp_path: Path, corpus: 
     same = next(sample for sample in samples.values() if sample.removed_text.isupper())
     assert same.similarity == 1.0 and same.kept_text == same.removed_text.lower().replace("\n", " ")
     assert all(0.5 < sample.similarity <= 1 for sample in samples.values())
-    page = report_page(tmp_path / "out").read_text()
+    page = (tmp_path / "out.report.md").read_text()
     assert same.kept in page and "| 2 | " in page
-    side_by_side = report_page(tmp_path / "out", "html").read_text()
+    side_by_side = (tmp_path / "out.report.html").read_text()
     assert f"<th>kept: {same.kept}</th><th>removed</th>" in side_by_side
 
 

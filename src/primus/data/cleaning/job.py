@@ -22,6 +22,7 @@ from primus.data.cleaning.recipe import Recipe
 from primus.data.cleaning.report import Removed, Report, Sample
 from primus.data.cleaning.stage import CleanStage, Compression, suffix
 from primus.data.inputs import Inputs
+from primus.data.manifest import FileFacts
 from primus.data.result_folder import Collect, FinishedElsewhere, Made, ResultFolder
 from primus.data.text_job import Say, TextJob
 from primus.data.work import Board, Row, open_board
@@ -115,7 +116,8 @@ def _difference(job: Job, report: Report) -> str | None:
 
 def _collect(job: Job, board: Board, rows: Sequence[Row], identity: str) -> tuple[Report, dict[Path, Path]]:
     ending = suffix(job.compression)
-    folders, removed_files = {}, {}
+    folders: dict[Path, Path] = {}
+    removed_files: dict[str, FileFacts] = {}
     if job.keep_removed:
         removed, removed_files = result_folder.collect(board, rows, f"removed.{ending}", "removed", ending)
         folders[removed_folder(job.output)] = removed

@@ -76,13 +76,13 @@ class Report(TextReport, frozen=True, kw_only=True):
     """Words of the documents that were kept, by the recipe's definition; those of the others need not be known."""
     empty: int
     """Documents without text, left out."""
-    removed: list[Removed] = []
+    removed: list[Removed] = msgspec.field(default_factory=list)
     """By rule and reason, in the order of the recipe."""
-    edits: dict[str, int] = {}
+    edits: dict[str, int] = msgspec.field(default_factory=dict)
     """What rules changed in documents, such as lines that they dropped."""
-    samples: list[Sample] = []
+    samples: list[Sample] = msgspec.field(default_factory=list)
     """Some that were removed."""
-    removed_files: dict[str, FileFacts] = {}
+    removed_files: dict[str, FileFacts] = msgspec.field(default_factory=dict)
     """What was removed, by name, where that was asked for."""
 
 

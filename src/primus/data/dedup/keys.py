@@ -11,9 +11,9 @@ import numpy as np
 from primus.data.dedup import compared, exact, minhash
 from primus.data.dedup.blocks import BlockWriter
 from primus.data.dedup.recipe import Recipe
-from primus.data.dedup.texts import Reader
 from primus.data.documents import Text
 from primus.data.shards import Shard
+from primus.data.whole_documents import Reader
 from primus.data.work import Output
 
 BATCH_CHARACTERS = 1 << 18

@@ -13,13 +13,10 @@ from primus.data.dedup import blocks, keys, matches, report, stages
 from primus.data.dedup.recipe import Recipe
 from primus.data.dedup.report import Sample
 from primus.data.executors import Executor
+from primus.data.result_folder import FinishedElsewhere
 from primus.data.shards import Shard
 from primus.data.work import BadItem, Board, Row, Stage
 from primus.data.workers import Show
-
-
-class FinishedElsewhere(Exception):
-    """Another process has done everything and removed the folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

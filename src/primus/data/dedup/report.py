@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
 from primus.data.dedup.minhash import similarity
 from primus.data.dedup.recipe import VERSION, Recipe
-from primus.data.manifest import FileFacts
-from primus.data.work import BadItem
+from primus.data.text_job import TextReport
 from primus.report import page
 
 EXCERPT = 400
@@ -33,17 +33,11 @@ class Sample(Struct, frozen=True, kw_only=True):
     """The beginning of the text."""
 
 
-class Report(Struct, frozen=True, kw_only=True):
-    """Written last, so that its existence means that all files are there."""
+class Report(TextReport, frozen=True, kw_only=True):
+    """What was found and removed."""
 
     version: int = VERSION
     """Of the signatures."""
-    primus: str = ""
-    """Version of the package that wrote it."""
-    identity: str
-    """Changes with the recipe and with any input."""
-    inputs: list[str]
-    """Files, folders, patterns and URLs as given."""
     recipe: Recipe
     """Settings."""
     words: str
@@ -60,8 +54,6 @@ class Report(Struct, frozen=True, kw_only=True):
     """Documents that are like an earlier one."""
     empty: int
     """Documents without text, left out."""
-    bad: list[BadItem] = []
-    """Bad documents, left out."""
     clusters: int
     """Groups of documents of which one was kept."""
     sizes: list[tuple[int, int]]
@@ -70,10 +62,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """UTF-8 of the documents that were written."""
     removed_bytes: int
     """UTF-8 of those that were not."""
-    samples: list[Sample] = []
+    samples: list[Sample] = msgspec.field(default_factory=list)
     """Some that were removed."""
-    files: dict[str, FileFacts] = {}
-    """What was written, by name."""
 
 
 def pair(kept: dict[str, Any], removed: dict[str, Any]) -> Sample:

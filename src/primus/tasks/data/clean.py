@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,8 +12,9 @@ from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.data.cleaning.job import Cleaned, Job
-    from primus.data.workers import Progress
+    from primus.data.cleaning.job import Job
+    from primus.data.cleaning.report import Report
+    from primus.data.result_folder import Made
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -65,10 +64,11 @@ def run(options: Options, context: TaskContext) -> None:
         return
     job = _job(options)
     from primus.data.cleaning.job import clean
+    from primus.data.display import Display
 
-    with _Display() as display:
+    with Display() as display:
         cleaned = clean(job, display.say, display.show)
-    value = _summary(cleaned)
+    value = _summary(job, cleaned)
     context.result(value, "\n".join(f"{name:16} {each}" for name, each in value.items()))
 
 
@@ -129,8 +129,8 @@ def _job(options: Options) -> Job:
     )
 
 
-def _summary(cleaned: Cleaned) -> dict[str, object]:
-    from primus.data.cleaning.job import MANIFEST, report_page
+def _summary(job: Job, cleaned: Made[Report]) -> dict[str, object]:
+    from primus.data.cleaning.job import MANIFEST
 
     report = cleaned.report
     by_rule: dict[str, int] = {}
@@ -147,41 +147,5 @@ def _summary(cleaned: Cleaned) -> dict[str, object]:
         "empty_documents": report.empty,
         "bad_documents": len(report.bad),
         "report": str(cleaned.folder / MANIFEST),
-        "page": str(report_page(cleaned.folder)),
+        "page": str(job.page()),
     }
-
-
-class _Display:
-    """Lines on standard error, and below them on a terminal how far it is."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-        self._console = console
-        self._status = console.status("reading", spinner="line") if console.is_terminal else None
-        self._start = time.monotonic()
-
-    def __enter__(self) -> _Display:
-        if self._status:
-            self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._status:
-            self._status.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        if self._status:
-            self._console.print(text)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def show(self, progress: Progress) -> None:
-        """Show the progress on a terminal."""
-        if self._status:
-            share = 100 * progress.done_bytes / max(progress.total_bytes, 1)
-            documents, kept = (progress.counts.get(name, 0) for name in ("documents", "kept"))
-            elapsed = time.monotonic() - self._start
-            self._status.update(f"cleaning: {share:.0f} %, {documents:,} documents, {kept:,} kept, {elapsed:.0f} s")

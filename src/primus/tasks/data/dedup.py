@@ -12,7 +12,9 @@ from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.data.dedup.job import Deduplicated, Job
+    from primus.data.dedup.job import Job
+    from primus.data.dedup.report import Report
+    from primus.data.result_folder import Made
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -62,7 +64,7 @@ def run(options: Options, context: TaskContext) -> None:
 
     with Display() as display:
         done = dedup(job, display.say, display.show)
-    value = _summary(done)
+    value = _summary(job, done)
     context.result(value, "\n".join(f"{name:17} {each}" for name, each in value.items()))
 
 
@@ -107,8 +109,8 @@ def _job(options: Options) -> Job:
     )
 
 
-def _summary(done: Deduplicated) -> dict[str, object]:
-    from primus.data.dedup.job import REPORT, report_page
+def _summary(job: Job, done: Made[Report]) -> dict[str, object]:
+    from primus.data.dedup.job import REPORT
 
     report = done.report
     return {
@@ -123,5 +125,5 @@ def _summary(done: Deduplicated) -> dict[str, object]:
         "bad_documents": len(report.bad),
         "threshold": report.threshold,
         "report": str(done.folder / REPORT),
-        "page": str(report_page(done.folder, "html")),
+        "page": str(job.page()),
     }
