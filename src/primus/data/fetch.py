@@ -129,10 +129,7 @@ def fetch(job: Job, say: Say = lambda text: None, show: Callable[[Progress], Non
         with atomic.lock(lock, LOCK_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to fetch into {job.output}")):
             return _fetch_locked(job, say, show)
     except OSError as error:
-        reason = error.strerror or error
-        raise PrimusError(
-            f"{error.filename or job.output}: cannot be written, {reason}", "free some space or give another --output"
-        ) from None
+        raise atomic.cannot_write(job.output, error) from None
 
 
 def folder_of(data_path: Path, dataset: str, split: str) -> Path:

@@ -97,6 +97,7 @@ def _plan(job: Job, source: Inputs, identity: str, folder: Path) -> Plan:
         max_bad=job.max_bad,
         workers=job.workers,
         executor=job.executor,
+        output=job.output,
         folder=folder,
     )
 

@@ -33,6 +33,8 @@ class Plan:
     max_bad: int
     workers: int | None
     executor: Executor
+    output: Path
+    """The result."""
     folder: Path
     """For whatever is not the result."""
 
@@ -121,7 +123,7 @@ def _match(plan: Plan, hashed: _Done, begin: list[int], show: Show) -> tuple[_Do
 
 
 def _do(plan: Plan, stage: Stage, shards: Sequence[Shard], name: str, show: Show) -> _Done:
-    board = work.open_board(stage, shards, plan.folder, plan.max_bad)
+    board = work.open_board(stage, shards, plan.folder, plan.max_bad, plan.output)
     count = executors.workers_here() if plan.workers is None else plan.workers
     here = plan.executor == "local" and min(count, len(shards)) == 1
     rows = executors.run(board, plan.executor, 0 if here else plan.workers, name, show)
