@@ -83,10 +83,10 @@ class Block:
             values: What was measured of each, [D].
             limit: What the recipe asks for.
         """
-        for document in np.flatnonzero(bad & self.alive):
-            value = values[document].item()
-            self.removals.append(Removal(int(document), rule, reason, value, limit))
-        self.alive &= ~bad
+        found = np.flatnonzero(bad & self.alive)
+        for document, value in zip(found.tolist(), values[found].tolist(), strict=True):
+            self.removals.append(Removal(document, rule, reason, value, limit))
+        self.alive[found] = False
 
     def remove_where(
         self, rule: str, judge: Callable[[int], tuple[str, float | str, float | str | None] | None]

@@ -88,18 +88,22 @@ def _ends_well(codes, first, last):
 
 
 @kernel
-def _words(codes, bits, first, last):
-    """Number of words between spaces, and the length of the longest."""
+def _line(codes, bits, first, last):
+    """End of a line, number of its words between spaces, and the length of the longest."""
     count = longest = 0
     while first < last:
-        end = first
-        while end < last and not bits[codes[end]] & SPACE:
-            end += 1
-        if end > first:
-            count += 1
-            longest = max(longest, end - first)
-        first = end + 1
-    return count, longest
+        kind = bits[codes[first]]
+        if kind & BREAK:
+            break
+        if kind & SPACE:
+            first += 1
+            continue
+        begin = first
+        while first < last and not bits[codes[first]] & SPACE:
+            first += 1
+        count += 1
+        longest = max(longest, first - begin)
+    return first, count, longest
 
 
 @entry
@@ -127,13 +131,11 @@ def drop_lines(
             continue
         begin, fate = count, KEPT
         while first < last and fate != LOREM_IPSUM and fate != CURLY_BRACKET:
-            end = first
-            while end < last and not bits[codes[end]] & BREAK:
-                end += 1
+            end, num_words, longest = _line(codes, bits, first, last)
             line, line_end = strip(codes, bits, first, end)
             start = count + 1 if count > begin else count
             written_end = _copy(codes, bits, line, line_end, citations, switches[0], written, start)
-            fate = _shape(codes, bits, line, line_end, written, start, written_end, limits, switches[1])
+            fate = _shape(num_words, longest, written, start, written_end, limits, switches[1])
             if fate == KEPT:
                 fate = _content(written, start, written_end, phrases, initials)
             fates[document, fate] += 1
@@ -148,9 +150,8 @@ def drop_lines(
 
 
 @kernel
-def _shape(codes, bits, line, line_end, written, start, written_end, limits, wants_ending):
+def _shape(num_words, longest, written, start, written_end, limits, wants_ending):
     """What becomes of a line for its words and its end."""
-    num_words, longest = _words(codes, bits, line, line_end)
     if limits[1] >= 0 and longest > limits[1]:
         return TOO_LONG_WORD
     if wants_ending and not _ends_well(written, start, written_end):
