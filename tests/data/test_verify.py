@@ -468,3 +468,31 @@ def test_a_folder_in_the_place_of_a_file_is_found(copied: Path, suffix: str) -> 
     path.unlink()
     path.mkdir()
     assert f"files: {path}: a folder" in said(check(copied))
+
+
+@pytest.mark.parametrize(("size", "is_found"), [(4096, True), (3072, False)])
+def test_a_lost_page_is_found_wherever_it_begins(tmp_path: Path, size: int, is_found: bool) -> None:
+    with IndexedWriter(tmp_path / "x", np.dtype(np.int32)) as writer:
+        writer.add_document(np.full(20_000, 7))
+        writer.commit()
+    content = bytearray(bin_path(tmp_path / "x").read_bytes())
+    content[8448 : 8448 + size] = bytes(size)
+    bin_path(tmp_path / "x").write_bytes(content)
+    assert ("zeros: " in said(check(tmp_path / "x"))) == is_found
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_long_documents_are_decoded_in_part(
+    tmp_path: Path, tokenizer_file: Path, tokenizer: Tokenizer, prose: Callable[..., str], is_wrong: bool
+) -> None:
+    """Where a document is cut, its last tokens may come out otherwise."""
+    tokens = tokenizer.encode(prose(9000))
+    if is_wrong:
+        tokens[3000:3000] = [tokenizer.encode(letter)[0] for letter in "thelazydogs"]
+    unstable = [tokenizer.encode(letter)[0] for letter in "the"]
+    tokens[4096 - len(unstable) : 4096] = unstable
+    assert len(tokens) > 4096
+    with IndexedWriter(tmp_path / "x", np.dtype(np.uint16)) as writer:
+        writer.add_document(np.array(tokens))
+        writer.commit()
+    assert ("samples: " in said(check(tmp_path / "x", tokenizer=str(tokenizer_file)))) == is_wrong
