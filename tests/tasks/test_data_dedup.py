@@ -45,6 +45,7 @@ def test_settings_reach_the_recipe(tmp_path: Path, lines: Path) -> None:
     done = dedup("--input", lines, "--output", tmp_path / "out", *settings, json_wanted=True)
     recipe = json.loads(Path(json.loads(done.stdout)["report"]).read_text())["recipe"]
     assert [recipe[name] for name in ("bands", "rows", "ngram", "seed")] == [3, 2, 4, 9]
+    lines.write_text(lines.read_text().replace('"text"', '"body"'))
     words = dedup("--input", lines, "--output", tmp_path / "w", "--method", "exact", "--normalize", json_wanted=True)
     assert json.loads(words.stdout)["kept"] == 2
 
@@ -55,6 +56,7 @@ def test_settings_reach_the_recipe(tmp_path: Path, lines: Path) -> None:
         ([], "give --input PATH... or --dataset NAME"),
         (["--input", "{}/a.jsonl"], "give --output FOLDER"),
         (["--input", "{}/b.jsonl", "--output", "{}/o"], "b.jsonl: no such file"),
+        (["--input", "{}/two.csv", "--output", "{}/o"], "name one with --json-key; columns of text: a, b"),
         (["--input", "{}/a.jsonl", "--output", "{}/o", "--normalize"], "--normalize with --method minhash"),
         (["--input", "{}/a.jsonl", "--output", "{}/o", "--bands", "999", "--rows", "9"], "at most 4096 hashes"),
         (["--input", "{}/a.jsonl", "--output", "{}/full"], "was made otherwise: it has no dedup.json"),
@@ -63,6 +65,7 @@ def test_settings_reach_the_recipe(tmp_path: Path, lines: Path) -> None:
     ],
 )
 def test_mistakes_are_told_without_a_traceback(tmp_path: Path, lines: Path, words: list[str], message: str) -> None:
+    (tmp_path / "two.csv").write_text("a,b\n1,2\n")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
     done = dedup(*(word.format(tmp_path) for word in words))

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from primus.data import inputs
+from primus.data import documents, inputs
 from primus.data.executors import Executor
 from primus.data.inputs import Inputs
 from primus.data.manifest import FileFacts
@@ -81,3 +81,12 @@ class TextReport(Struct, frozen=True, kw_only=True):
     """Bad documents, left out."""
     files: dict[str, FileFacts] = {}
     """What was kept, by name."""
+
+
+def text_key(given: tuple[str, ...]) -> str:
+    """Field or column of the text of an input where nobody has named one.
+
+    Raises:
+        UsageError: There are several that could be meant, or the input is missing or unknown.
+    """
+    return documents.text_column((file for each in given for file in documents.find(each)), "--json-key")

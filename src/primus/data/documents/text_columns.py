@@ -22,8 +22,12 @@ LOOKED_AT = 20
 LONGEST_LOOKED_AT = 16 << 20
 
 
-def text_column(files: Iterable[str]) -> str:
+def text_column(files: Iterable[str], option: str = "--json-keys") -> str:
     """Name of the column that holds the text of these files: ``text``, or else the only one that can be meant.
+
+    Args:
+        files: Paths and URLs, of which the first that has columns tells.
+        option: What a person names a column with.
 
     Raises:
         UsageError: There is none or more than one; the message lists the columns.
@@ -41,7 +45,7 @@ def text_column(files: Iterable[str]) -> str:
         return (named or texts)[0]
     raise UsageError(
         f"{file}: which column is the text?",
-        f"name one with --json-keys; columns of text: {', '.join(texts) or 'none'}; all: {', '.join(found)}",
+        f"name one with {option}; columns of text: {', '.join(texts) or 'none'}; all: {', '.join(found)}",
     )
 
 

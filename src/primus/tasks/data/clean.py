@@ -34,8 +34,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Keep only documents in this language, like en."""
     language_share: Annotated[float, Meta(ge=0, le=1)] = 0.65
     """Share of a document that must be in --language."""
-    json_key: str = "text"
-    """Field of a record, or column, that holds the text."""
+    json_key: str | None = None
+    """Field of a record, or column, that holds the text; text, or else the only one."""
     text_documents: Literal["file", "paragraph", "line"] = "file"
     """What is a document in a .txt file."""
     compression: Literal["zst", "gz", "none"] = "zst"
@@ -111,6 +111,7 @@ def _job(options: Options) -> Job:
     from primus.data.cleaning import recipe
     from primus.data.cleaning.job import Job
     from primus.data.cleaning.rules.language import Language
+    from primus.data.text_job import text_key
 
     first = (Language(language=options.language, min_share=options.language_share),) if options.language else ()
     return Job(
@@ -118,7 +119,7 @@ def _job(options: Options) -> Job:
         dataset=options.dataset,
         output=Path(options.output).expanduser(),
         recipe=recipe.load(options.recipe, first),
-        json_key=options.json_key,
+        json_key=options.json_key or text_key(options.input),
         text_documents=options.text_documents,
         compression=options.compression,
         keep_removed=options.keep_removed,

@@ -38,8 +38,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Of the hash functions."""
     normalize: bool = False
     """With the exact method: compare without case, accents, punctuation and spacing, and take any number as 0."""
-    json_key: str = "text"
-    """Field of a record, or column, that holds the text."""
+    json_key: str | None = None
+    """Field of a record, or column, that holds the text; text, or else the only one."""
     text_documents: Literal["file", "paragraph", "line"] = "file"
     """What is a document in a .txt file."""
     max_bad: Annotated[int, Meta(ge=0)] = 0
@@ -87,6 +87,7 @@ def _job(options: Options) -> Job:
         raise UsageError(f"data dedup needs {' and '.join(missing)}", f"pip install {' '.join(missing)}")
     from primus.data.dedup.job import Job
     from primus.data.dedup.recipe import Recipe
+    from primus.data.text_job import text_key
 
     return Job(
         inputs=options.input,
@@ -100,7 +101,7 @@ def _job(options: Options) -> Job:
             seed=options.seed,
             normalize=options.normalize,
         ),
-        json_key=options.json_key,
+        json_key=options.json_key or text_key(options.input),
         text_documents=options.text_documents,
         max_bad=options.max_bad,
         workers=options.workers,
