@@ -102,6 +102,10 @@ def test_a_damaged_result_is_not_taken_for_whole(corpus: Path, tmp_path: Path) -
     os.truncate(done.files[0], 10)
     with pytest.raises(UsageError, match="the result has changed"):
         clean(job(corpus, tmp_path / "out"))
+    clean(job(corpus, tmp_path / "both", keep_removed=True))
+    next(jobs.removed_folder(tmp_path / "both").iterdir()).unlink()
+    with pytest.raises(UsageError, match="the result has changed"):
+        clean(job(corpus, tmp_path / "both", keep_removed=True))
 
 
 @pytest.mark.parametrize(("compression", "ending"), [("gz", ".jsonl.gz"), ("none", ".jsonl")])

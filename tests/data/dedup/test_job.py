@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from primus.data import documents, shards
-from primus.data.dedup import blocks, matches
+from primus.data import documents, shards, whole_documents
+from primus.data.dedup import blocks, matches, stages
 from primus.data.dedup.job import REPORT, Job, dedup
 from primus.data.dedup.recipe import Recipe
 from primus.data.dedup.report import Report
@@ -176,6 +176,7 @@ def test_the_result_depends_on_neither_workers_nor_shards_nor_memory(
     monkeypatch.setattr(shards, "SMALLEST_SHARD_BYTES", 9000)
     monkeypatch.setattr(blocks, "BLOCK_DOCUMENTS", 5)
     monkeypatch.setattr(matches, "MOST_HELD", 60)
+    monkeypatch.setattr(stages, "NUMBERS_AT_A_TIME", 7)
     many = unique(lines, tmp_path / "many", workers=2)
     assert len(many.files) > 10
     assert kept(many) == kept(whole)
@@ -243,7 +244,9 @@ def test_an_input_that_changes_between_two_readings_is_told(tmp_path: Path, late
     assert not (tmp_path / "out").exists()
 
 
-def test_a_long_text_file_is_one_document(tmp_path: Path, prose: Callable[..., str]) -> None:
+def test_a_long_text_file_is_one_document(
+    tmp_path: Path, prose: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = prose(60_000, 3)
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.txt").write_text(text.upper())
@@ -251,6 +254,9 @@ def test_a_long_text_file_is_one_document(tmp_path: Path, prose: Callable[..., s
     assert (done.report.documents, done.report.kept) == (2, 1)
     [kept_text] = [each for file in done.files for each in documents.read(file)]
     assert isinstance(kept_text, documents.Text) and kept_text.text == text
+    monkeypatch.setattr(whole_documents, "LONGEST_DOCUMENT", len(text) - 1)
+    with pytest.raises(PrimusError, match=r"a\.txt:1: a document of more than"):
+        unique(tmp_path / "a.txt", tmp_path / "none")
 
 
 def test_samples_show_both_sides_and_how_alike_they_are(tmp_path: Path, corpus: list[str]) -> None:
