@@ -37,6 +37,7 @@ def test_the_options_of_megatrons_script_are_taken(tmp_path: Path, tokenizer_fil
         ([], "nothing to encode"),
         (["--input", "a", "--output", "o", "--output-prefix", "o"], "two outputs"),
         (["--input", "a"], "no output"),
+        (["--input", "a", "--output", "o/", "--tokenizer", "t"], "output 'o/' is a folder"),
         (["--input", "a", "--output", "o"], "give --tokenizer PATH"),
         (
             ["--input", "a", "--output", "o", "--tokenizer-type", "GPT2BPETokenizer"],

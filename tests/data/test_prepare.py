@@ -1,25 +1,27 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
-from primus.data import executors, publish, shards, workers
+from primus.data import executors, publish, shards, work, workers
 from primus.data import manifest as manifests
 from primus.data.encode import EncodeStage
 from primus.data.indexed import IndexedTokens, bin_path, idx_path
 from primus.data.manifest import Recipe
 from primus.data.prepare import Job, Prepared, prepare
-from primus.data.tokenizer import END_OF_TEXT, Tokenizer, load
+from primus.data.tokenizer import END_OF_TEXT, Batch, Tokenizer, load
+from primus.data.tokenizers.fast import Gigatoken
 from primus.errors import PrimusError, UsageError
 
 Prose = Callable[..., str]
@@ -212,12 +214,56 @@ def test_input_without_text_is_an_error(tmp_path: Path, tokenizer_file: Path) ->
     assert sorted(content_of(tmp_path)) == ["a.jsonl"]
 
 
+def test_a_file_that_is_given_twice_is_an_error(tmp_path: Path, tokenizer_file: Path) -> None:
+    lines = write_lines(tmp_path / "texts.jsonl", ["fox"])
+    for again in (lines, tmp_path, tmp_path / "t*.jsonl"):
+        with pytest.raises(UsageError, match=rf"{lines} is given twice, by {lines} and by"):
+            make([lines, again], tokenizer_file, tmp_path / "out")
+
+
+def test_an_interrupt_tells_what_is_kept(
+    tmp_path: Path, tokenizer_file: Path, prose: Prose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SMALLEST_SHARD_BYTES", 2_000)
+    lines = write_lines(tmp_path / "a.jsonl", [prose(200, seed) for seed in range(5)])
+    run = EncodeStage.run
+
+    def interrupted(self: EncodeStage, shard: shards.Shard, output: work.Output) -> None:
+        if shard.index == 2:
+            raise KeyboardInterrupt
+        run(self, shard, output)
+
+    monkeypatch.setattr(EncodeStage, "run", interrupted)
+    monkeypatch.setattr(executors, "run", lambda board, executor, count, name, show: workers.run(board, 0, name, show))
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        prepare(Job(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out"), said.append)
+    assert said == ["2 of 3 shards are done: the same command goes on with the others"]
+
+
 def test_input_that_changes_while_it_is_read_is_an_error(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:
     lines = write_lines(tmp_path / "a.jsonl", [prose(20)])
     job = Job(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out")
     with pytest.raises(PrimusError, match=r"a\.jsonl: changed while it was read"):
         prepare(job, show=lambda progress: os.utime(lines, ns=(1, 1)))
     assert sorted(content_of(tmp_path)) == ["a.jsonl"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gigatoken") is None, reason="gigatoken is not installed")
+def test_it_is_said_once_that_the_library_took_over(
+    tmp_path: Path, tokenizer: Tokenizer, tokenizer_file: Path, prose: Prose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SMALLEST_SHARD_BYTES", 2_000)
+    lines = write_lines(tmp_path / "a.jsonl", [prose(200, seed) for seed in range(5)])
+
+    def fail(self: Gigatoken, texts: Sequence[str]) -> Batch:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(Gigatoken, "_encode_all", fail)
+    said: list[str] = []
+    prepare(Job(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out", workers=1), said.append)
+    assert ["RuntimeError: out of luck" in line for line in said] == [False, True]
+    assert documents_of(tmp_path / "out_text_document")[0] == [*tokenizer.encode(prose(200, 0)), 0]
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:

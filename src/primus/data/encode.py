@@ -87,6 +87,8 @@ class EncodeStage:
                 ends.write(encoded.ends_document.data)
                 output.count(**_counts(encoded))
         output.facts["largest"] = largest
+        if self.tokenizer.fast and self.tokenizer.fast.failure:
+            output.facts["fast_failure"] = self.tokenizer.fast.failure
         output.facts["contents"] = [inputs.content(part) for part in shard.parts]
         for part in shard.parts:
             inputs.check_stamp(part.file, self.stamps[part.file])

@@ -47,6 +47,17 @@ class EncodeOptions(Struct, frozen=True, kw_only=True):
     """Replace other or damaged data at the output."""
 
 
+def output_prefix(given: str) -> Path:
+    """The prefix of the files that an option names.
+
+    Raises:
+        UsageError: It names a folder.
+    """
+    if given.endswith("/"):
+        raise UsageError(f"output '{given}' is a folder", f"give a prefix like {given}corpus")
+    return Path(given).expanduser()
+
+
 def make_job(options: EncodeOptions, output: Path, tokenizer: str, append_eod: bool = True, **changes: Any) -> Job:
     """The job that the options describe.
 

@@ -121,13 +121,28 @@ def open_files(given: Iterable[str], text_documents: str = "file") -> Inputs:
     """The documents of files, folders, patterns and URLs.
 
     Raises:
-        UsageError: One of them does not exist, is empty, or is of no known kind.
+        UsageError: One of them does not exist, is empty, or is of no known kind, or a file is given twice.
         PrimusError: It cannot be read.
     """
-    found = tuple(Input(each, tuple(documents.find(each))) for each in dict.fromkeys(given))
+    found = tuple(Input(each, tuple(documents.find(each))) for each in given)
+    _check_once(found)
     files = [file for each in found for file in each.files]
     size = shards.size_for(sum(map(documents.size_of, files)))
     return Inputs(found, {file: stamp(file) for file in files}, documents.plan(files, text_documents, size))
+
+
+def _check_once(given: Iterable[Input]) -> None:
+    """Make sure that no file is read twice, as where both a folder and a file of it are given."""
+    seen: dict[str, str] = {}
+    for each in given:
+        for file in each.files:
+            place = file if is_remote(file) else os.path.abspath(file)
+            if place in seen:
+                raise UsageError(
+                    f"{file} is given twice, by {seen[place]} and by {each.given}",
+                    "give it once; training repeats a corpus by its weight",
+                )
+            seen[place] = each.given
 
 
 def open_dataset(name: str) -> Inputs:

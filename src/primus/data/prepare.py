@@ -173,12 +173,21 @@ class _Preparation:
         board = work.open_board(stage, self.text.shards, self.folder.path, recipe.max_bad, self.job.output)
         try:
             with self.folder.using(board):
-                rows = executors.run(board, self.job.executor, self._num_workers(board), f"encoding {key}", self.show)
+                rows = self._rows(key, board)
                 with self._lock("prepare"):
                     return self._found(key) or self._publish(key, board, rows)
         except FileNotFoundError:  # somebody was done and removed the folder just when it was opened
             if found := self._found(key):
                 return found
+            raise
+
+    def _rows(self, key: str, board: Board) -> list[Row]:
+        """The rows of all shards; an interrupt tells what is kept."""
+        try:
+            return executors.run(board, self.job.executor, self._num_workers(board), f"encoding {key}", self.show)
+        except KeyboardInterrupt:
+            if done := len(board.rows()):
+                self.say(f"{done} of {len(board.shards)} shards are done: the same command goes on with the others")
             raise
 
     def _publish(self, key: str, board: Board, rows: list[Row]) -> Prepared:
@@ -193,7 +202,7 @@ class _Preparation:
             board, rows, prefix, self.text, self.job.tokenizer, begin=lambda: self.folder.begins_to_publish(key)
         )
         self.folder.has_published(key, board)
-        publish.tell(prefix, manifest, self.say)
+        publish.tell(prefix, manifest, rows, self.say)
         return Prepared(prefix, manifest, made=True)
 
     def _found(self, key: str) -> Prepared | None:

@@ -71,8 +71,8 @@ def damage(prefix: Path, manifest: Manifest) -> str:
     return "" if same else f"{path} is missing or damaged"
 
 
-def tell(prefix: Path, manifest: Manifest, say: Callable[[str], None]) -> None:
-    """Say what was made and what was left out."""
+def tell(prefix: Path, manifest: Manifest, rows: Sequence[Row], say: Callable[[str], None]) -> None:
+    """Say what was made, what was left out, and what went otherwise than it was meant."""
     say(f"{prefix}: {manifest.tokens:,} tokens in {manifest.documents:,} documents ({manifest.dtype})")
     if manifest.empty_documents:
         say(f"  left out {manifest.empty_documents:,} documents without text")
@@ -81,6 +81,8 @@ def tell(prefix: Path, manifest: Manifest, say: Callable[[str], None]) -> None:
     if manifest.special_strings:
         became = "its id" if manifest.recipe.parse_special_tokens else "plain text"
         say(f"  {manifest.tokenizer.eod} occurs {manifest.special_strings:,} times in the text and became {became}")
+    if failure := next((row.facts["fast_failure"] for row in rows if "fast_failure" in row.facts), ""):
+        say(f"  the fast tokenizer failed ({failure}); the library encoded in its place: the same tokens, but slower")
 
 
 def _describe(

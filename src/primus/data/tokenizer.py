@@ -60,6 +60,13 @@ class Engine(Protocol):
         """Text of token ids, special tokens included."""
 
 
+class FastEngine(Engine, Protocol):
+    """An engine beside the library, which encodes in its place where it fails."""
+
+    failure: str
+    """Why it failed, for the first time in this process; empty where it did not."""
+
+
 @dataclass(frozen=True)
 class Tokenizer:
     """A tokenizer with what the token files need to know about it.
@@ -91,7 +98,7 @@ class Tokenizer:
     """Whether `safe_cuts` knows where this tokenizer always splits."""
     exact: Engine
     """The library that defines the ids."""
-    fast: Engine | None
+    fast: FastEngine | None
     """The same ids sooner, where this tokenizer is one that the fast way knows."""
 
     def encode(self, text: str) -> list[int]:

@@ -19,6 +19,8 @@ from primus.errors import PrimusError
 class Wrong:
     """An engine that is wrong where a text has a word."""
 
+    failure = ""
+
     def __init__(self, right: Tokenizer, word: str) -> None:
         self.right = right
         self.word = word

@@ -154,8 +154,10 @@ def test_a_batch_on_which_gigatoken_fails_is_left_to_the_library(
         raise error("no")
 
     tokenizer.encode_batch(["loaded"])
+    assert tokenizer.fast.failure == ""
     monkeypatch.setattr(tokenizer.fast, "_encode", fail)
     assert_same(tokenizer, ["some text"])
+    assert tokenizer.fast.failure == f"{error.__name__}: no"
 
 
 def test_an_interrupt_is_no_failure_of_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:

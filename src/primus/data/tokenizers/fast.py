@@ -48,6 +48,7 @@ class Gigatoken:
         self.strings = tuple(strings)
         self.composes = composes
         self.resident = 0
+        self.failure = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Gigatoken, (self.exact, self.content, self.strings, self.composes)
@@ -56,12 +57,12 @@ class Gigatoken:
         """Token ids of each text."""
         try:
             batch = self._encode_all(texts)
-        except Exception:  # noqa: BLE001 - whatever stops it, the library that defines the ids can tell the ids
-            return self.exact.encode_batch(texts, add_special_tokens)
         except BaseException as error:
-            if not _is_panic(error):
+            if not isinstance(error, Exception) and not _is_panic(error):
                 raise
-            return self.exact.encode_batch(texts, add_special_tokens)
+            tokens = self.exact.encode_batch(texts, add_special_tokens)  # says itself what is wrong with a text
+            self.failure = self.failure or f"{type(error).__name__}: {error}"
+            return tokens
         return _around(batch, *self._template) if add_special_tokens else batch
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from primus.data.encode_options import EncodeOptions, check_packages, make_job, summary
+from primus.data.encode_options import EncodeOptions, check_packages, make_job, output_prefix, summary
 from primus.errors import UsageError, did_you_mean
 from primus.task import TaskContext
 
@@ -47,7 +45,7 @@ def run(options: Options, context: TaskContext) -> None:
     from primus.data.display import Display
     from primus.data.prepare import prepare
 
-    output = Path(options.output or options.output_prefix or "").expanduser()
+    output = output_prefix(options.output or options.output_prefix or "")
     job = make_job(options, output, tokenizer, append_eod=not options.output_prefix)
     with Display() as display:
         for name in ("partitions", "log_interval"):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from primus import registry
-from primus.data.encode_options import EncodeOptions, check_packages, make_job, summary
+from primus.data.encode_options import EncodeOptions, check_packages, make_job, output_prefix, summary
 from primus.errors import UsageError
 from primus.task import TaskContext
 
@@ -84,7 +84,7 @@ def _output(options: Options) -> Path:
     if not options.tokenizer:
         raise UsageError("no tokenizer", "give --tokenizer PATH, a hub name, or bpe:VOCAB to train one on the text")
     if options.output:
-        return Path(options.output).expanduser()
+        return output_prefix(options.output)
     if not options.dataset:
         raise UsageError("no output", "give --output PREFIX")
     check_packages("data prepare")
