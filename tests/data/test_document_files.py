@@ -67,6 +67,8 @@ def test_a_bad_row_of_a_table_is_named_and_the_others_are_kept(tmp_path: Path) -
     assert [item.where for item in read(file) if isinstance(item, Text)] == [f"{file}:{n}" for n in (2, 3, 9)]
     with pytest.raises(UsageError, match="no column 'txt'"):
         list(read(file, "txt"))
+    file.write_bytes(b"id\ttext\n1\tone\ttoo many\n")
+    assert list(read(file)) == [Bad(f"{file}:2", "3 columns where the header has 2")]
 
 
 @pytest.mark.parametrize("form", ["file", "stream"])

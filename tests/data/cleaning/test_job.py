@@ -102,7 +102,10 @@ def test_a_damaged_result_is_not_taken_for_whole(corpus: Path, tmp_path: Path) -
     os.truncate(done.files[0], 10)
     with pytest.raises(UsageError, match="the result has changed"):
         clean(job(corpus, tmp_path / "out"))
-    clean(job(corpus, tmp_path / "both", keep_removed=True))
+    clean(job(corpus, tmp_path / "both"))
+    with pytest.raises(UsageError, match="other settings"):
+        clean(job(corpus, tmp_path / "both", keep_removed=True))
+    clean(job(corpus, tmp_path / "both", keep_removed=True, existing="replace"))
     next(jobs.removed_folder(tmp_path / "both").iterdir()).unlink()
     with pytest.raises(UsageError, match="the result has changed"):
         clean(job(corpus, tmp_path / "both", keep_removed=True))
@@ -124,6 +127,12 @@ def test_bad_and_empty_documents_are_counted(tmp_path: Path) -> None:
         clean(job(file, tmp_path / "out"))
     report = clean(job(file, tmp_path / "out", max_bad=1)).report
     assert (report.documents, report.empty, len(report.bad)) == (1, 1, 1)
+
+
+def test_an_input_that_changes_is_told(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(PrimusError, match=r"in\.jsonl: changed while it was read"):
+        clean(job(corpus, tmp_path / "out"), show=lambda progress: os.utime(corpus, (1, 1)))
+    assert not (tmp_path / "out").exists()
 
 
 def test_c4_writes_what_it_has_left_of_a_text(tmp_path: Path) -> None:

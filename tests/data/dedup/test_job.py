@@ -192,6 +192,8 @@ def test_the_same_job_again_finds_it_done_and_another_one_is_refused(tmp_path: P
     assert (again.files, again.report) == (before.files, before.report)
     with pytest.raises(UsageError, match="its ngram is 5"):
         unique(lines, tmp_path / "out", ngram=4)
+    with pytest.raises(UsageError, match="other settings"):
+        unique(lines, tmp_path / "out", text_documents="line")
     write(tmp_path / "a.jsonl", corpus[:9])
     with pytest.raises(UsageError, match="has changed"):
         unique(lines, tmp_path / "out")
@@ -230,14 +232,14 @@ def test_bad_lines_are_fatal_with_their_place_or_listed(tmp_path: Path) -> None:
     assert [item.where for item in done.report.bad] == [f"{lines}:2", f"{lines}:3"]
 
 
-@pytest.mark.parametrize("later", [1, 3])
+@pytest.mark.parametrize("later", [1, 2, 3])
 def test_an_input_that_changes_between_two_readings_is_told(tmp_path: Path, later: int) -> None:
     lines = write(tmp_path / "a.jsonl", [original(number) for number in range(2)])
     changes = iter([later])
 
     def show(progress: Progress) -> None:
         if progress.stage == "matching" and (count := next(changes, None)):
-            write(lines, [original(number) for number in range(count)])
+            write(lines, [original(number + 7) for number in range(count)])
 
     with pytest.raises(PrimusError, match=r"a\.jsonl: changed while it was read"):
         dedup(Job(inputs=(str(lines),), output=tmp_path / "out", workers=1), show=show)
