@@ -17,7 +17,7 @@ import pytest
 from primus.data import executors, publish, shards, work, workers
 from primus.data import manifest as manifests
 from primus.data.encode import EncodeStage
-from primus.data.indexed import IndexedTokens, bin_path, idx_path
+from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
 from primus.data.manifest import Recipe
 from primus.data.prepare import Job, Prepared, prepare
 from primus.data.tokenizer import END_OF_TEXT, Batch, Tokenizer, load
@@ -175,6 +175,19 @@ def test_a_tokenizer_is_trained_on_the_input(tmp_path: Path, prose: Prose) -> No
     assert one.manifest.tokenizer.vocab_size == 290
     assert one.manifest.bin.xxh3 == two.manifest.bin.xxh3
     assert not make(lines, "bpe:290", tmp_path / "one").made
+
+
+def test_a_tokenizer_that_was_trained_on_other_text_is_not_taken(
+    tmp_path: Path, prose: Prose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "publish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            make(write_lines(tmp_path / "a.jsonl", [prose(200)]), "bpe:290", tmp_path / "out")
+        assert len(list(tmp_path.glob(".out.work/tokenizer-*.json"))) == 1
+    other = write_lines(tmp_path / "a.jsonl", ["other words of another text " * 20])
+    made = [make(other, "bpe:290", tmp_path / name).manifest.tokenizer.fingerprint for name in ("out", "new")]
+    assert made[0] == made[1]
 
 
 def test_several_processes_write_the_same_bytes(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:
@@ -406,6 +419,52 @@ def test_a_damaged_shard_is_named_and_made_again_by_the_same_command(
     assert not bin_path(tmp_path / "out_text_document").exists()
     made = make(lines, tokenizer_file, tmp_path / "out")
     assert made.manifest.bin == make(lines, tokenizer_file, tmp_path / "whole").manifest.bin
+
+
+def test_a_command_that_allows_more_bad_documents_goes_on_too(
+    tmp_path: Path, tokenizer_file: Path, prose: Prose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SMALLEST_SHARD_BYTES", 2_000)
+    lines = write_lines(tmp_path / "a.jsonl", [*(prose(200, seed) for seed in range(5)), None])
+    monkeypatch.setattr(executors, "run", lambda board, executor, count, name, show: workers.run(board, 0, name, show))
+    with pytest.raises(PrimusError, match=r"a\.jsonl:6"):
+        make(lines, tokenizer_file, tmp_path / "out")
+    run = EncodeStage.run
+    done: list[int] = []
+    monkeypatch.setattr(
+        EncodeStage, "run", lambda self, shard, output: [done.append(shard.index), run(self, shard, output)]
+    )
+    assert make(lines, tokenizer_file, tmp_path / "out", max_bad=1).manifest.bad_documents == 1
+    assert done == [2]
+
+
+def test_an_interrupt_between_two_files_leaves_no_manifest_of_others_and_is_made_good(
+    tmp_path: Path, tokenizer_file: Path, prose: Prose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(write_lines(tmp_path / "a.jsonl", [prose(20)]), tokenizer_file, tmp_path / "out")
+    lines = write_lines(tmp_path / "a.jsonl", [prose(20, 1)])
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexedWriter, "commit", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            make(lines, tokenizer_file, tmp_path / "out", existing="replace")
+    assert manifests.read(tmp_path / "out_text_document") is None
+    assert make(lines, tokenizer_file, tmp_path / "out").made
+
+
+def test_input_that_changes_after_it_was_read_is_an_error(
+    tmp_path: Path, tokenizer_file: Path, prose: Prose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [prose(20)])
+    run = executors.run
+
+    def changed_after(*given: object) -> list[work.Row]:
+        rows = run(*given)  # type: ignore[arg-type]
+        os.utime(lines, ns=(1, 1))
+        return rows
+
+    monkeypatch.setattr(executors, "run", changed_after)
+    with pytest.raises(PrimusError, match=r"a\.jsonl: changed while it was read"):
+        make(lines, tokenizer_file, tmp_path / "out")
 
 
 def test_other_settings_take_nothing_from_an_interrupted_command(

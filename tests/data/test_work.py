@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,22 @@ def test_what_a_killed_process_left_of_a_shard_is_swept(tmp_path: Path) -> None:
     (one.folder / "0000001.txt.tmp.1").touch()
     one.do(one.shards[0])
     assert names(one.folder) == ["000000.json", "000000.txt", "0000001.txt.tmp.1"]
+
+
+def test_a_shard_that_was_done_until_it_could_be_claimed_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = board(tmp_path), board(tmp_path)
+    claim = work._claim
+
+    def late(path: Path) -> AbstractContextManager[bool]:
+        monkeypatch.setattr(work, "_claim", claim)
+        assert other.do(other.shards[0])
+        return claim(path)
+
+    monkeypatch.setattr(work, "_claim", late)
+    assert one.do(one.shards[0]) is None
+    assert one.rows() == other.rows()
 
 
 def test_the_work_is_over_where_somebody_has_removed_the_folder(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class Act:
         action = shard.parts[0].file
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if action == "bad":
+            output.bad(f"shard {shard.index}", "bad")
         if action == "refuse":
             raise UsageError("bad input", "correct it")
         if action == "fail":
@@ -83,6 +85,17 @@ def test_what_a_worker_refuses_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="bad input") as caught:
         workers.run(board(tmp_path, "pass", "refuse", "pass"), 2, "x")
     assert caught.value.hint == "correct it"
+
+
+def test_what_all_processes_left_out_together_is_counted(tmp_path: Path) -> None:
+    one, other = (replace(board(tmp_path, "bad", "bad"), max_bad=1) for _ in range(2))
+
+    def somebody_else_does_the_second(progress: Progress) -> None:
+        if not other.row(other.shards[1]):
+            other.do(other.shards[1])
+
+    with pytest.raises(PrimusError, match="shard 1: bad"):
+        workers.run(one, 0, "x", somebody_else_does_the_second)
 
 
 def test_a_mistake_in_a_worker_keeps_its_trace(tmp_path: Path) -> None:
