@@ -6,6 +6,7 @@ Import modules that use it inside functions: numba takes half a second to import
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -31,13 +32,19 @@ def _numba() -> Any:
 def _cache_folder() -> str:
     """A folder that can be written: the user's cache, or the temporary folder where there is none."""
     chosen = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    folder = Path(chosen, "primus", "numba")
+    folder = Path(chosen, "primus", "numba", _version_of_kernels())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return str(folder)
     except OSError:
         return tempfile.mkdtemp(prefix=f"primus-numba-{os.getuid()}-")
+
+
+def _version_of_kernels() -> str:
+    """Identity of all sources that hold kernels: numba looks only at the file of a function, not at what it calls."""
+    sources = sorted(Path(__file__).parents[1].glob("*/*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 
 NUMBA = _numba()
