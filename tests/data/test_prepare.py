@@ -227,6 +227,14 @@ def test_input_without_text_is_an_error(tmp_path: Path, tokenizer_file: Path) ->
     assert sorted(content_of(tmp_path)) == ["a.jsonl"]
 
 
+def test_input_of_bad_documents_only_is_an_error_that_names_one(tmp_path: Path, tokenizer_file: Path) -> None:
+    lines = write_lines(tmp_path / "a.jsonl", [None, ""])
+    with pytest.raises(UsageError, match="no text in") as caught:
+        make(lines, tokenizer_file, tmp_path / "out", max_bad=2)
+    assert f"empty or bad, as {lines}:1: " in caught.value.hint
+    assert sorted(content_of(tmp_path)) == ["a.jsonl"]
+
+
 def test_a_file_that_is_given_twice_is_an_error(tmp_path: Path, tokenizer_file: Path) -> None:
     lines = write_lines(tmp_path / "texts.jsonl", ["fox"])
     for again in (lines, tmp_path, tmp_path / "t*.jsonl"):

@@ -195,7 +195,11 @@ class _Preparation:
             raise PrimusError(f"{board.folder}: removed by somebody, with what was done", "run the same command again")
         if not any(row.counts.get("tokens") for row in rows):
             atomic.remove_folder(board.folder)
-            raise UsageError(f"no text in {self.text}", "every document is empty")
+            bad = next((item for row in rows for item in row.bad), None)
+            raise UsageError(
+                f"no text in {self.text}",
+                f"every document is empty or bad, as {bad.where}: {bad.reason}" if bad else "every document is empty",
+            )
         prefix, stage = self._prefix(key), board.stage
         assert isinstance(stage, EncodeStage)
         manifest = publish.publish(
