@@ -33,8 +33,8 @@ from launch_time import HERE, REPOSITORY
 from train_speed import machine
 from vocabularies import vocabulary
 
+from primus.data.pipeline.work import checksum
 from primus.data.tokenizer import load
-from primus.data.work import checksum
 
 ROOTS = (Path("/usr/share/doc"), Path(sysconfig.get_path("stdlib")))
 SUFFIXES = (".txt", ".rst", ".md", ".html", ".py", ".gz")

@@ -147,7 +147,7 @@ def _lengths(start: int, count: int) -> np.ndarray:
 def ours(prefix: Path) -> dict[str, float]:
     """Our `PackedDataset`; timed over a whole window of samples, so that every block is laid out anew."""
     from primus.data.indexed import IndexedTokens
-    from primus.data.packing import WINDOW, PackedDataset
+    from primus.data.loading.packing import WINDOW, PackedDataset
 
     def opened() -> Any:
         return PackedDataset(IndexedTokens(prefix), SEQUENCE, seed=1, vocab_size=50_000)
@@ -218,8 +218,8 @@ def read(dataset: Any, samples: range) -> float:
 def read_ahead(prefix: Path) -> dict[str, float]:
     """Steps of a quarter of a second that take a million tokens a second from one reading thread."""
     from primus.data.indexed import IndexedTokens
-    from primus.data.loader import Batches
-    from primus.data.packing import PackedDataset
+    from primus.data.loading.loader import Batches
+    from primus.data.loading.packing import PackedDataset
 
     dataset = PackedDataset(IndexedTokens(prefix), SEQUENCE, seed=1, vocab_size=50_000)
     size, steps = TOKENS_PER_S // 4 // SEQUENCE, 20

@@ -69,11 +69,12 @@ print(json.dumps({"cpu_s": times, "rss": peak}))
 OURS = """
 import json, resource, sys
 from pathlib import Path
-from primus.data import inputs, shards
+from primus.data.pipeline import inputs
+from primus.data.pipeline import shards
 from primus.data.dedup import keys
 from primus.data.dedup.job import Job, dedup
 from primus.data.dedup.recipe import Recipe
-from primus.data.work import open_board, work
+from primus.data.pipeline.work import open_board, work
 folder, place, *seed = sys.argv[1:]
 recipe = Recipe(seed=int(seed[0]) if seed else 1)
 def cpu():

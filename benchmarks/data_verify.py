@@ -28,14 +28,16 @@ import numpy as np
 from launch_time import COMMAND, ENVIRONMENT, HERE, REPOSITORY
 from train_speed import machine
 
+from primus.data.encoding.prepare import Job, prepare
 from primus.data.fingerprint import Fingerprint
 from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
 from primus.data.manifest import FileFacts, Manifest, encoded, manifest_path
-from primus.data.prepare import Job, prepare
-from primus.data.work import checksum
+from primus.data.pipeline.work import checksum
 
 SOURCE_BYTES = 12_000_000
-HASH = "import sys; from pathlib import Path; from primus.data.work import checksum; checksum(Path(sys.argv[1]))"
+HASH = (
+    "import sys; from pathlib import Path; from primus.data.pipeline.work import checksum; checksum(Path(sys.argv[1]))"
+)
 MEGATRON = """
 import json, os, sys
 import numpy as np

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from primus.data.shards import Part, Shard, group
-from primus.data.work import Output
+from primus.data.pipeline.shards import Part, Shard, group
+from primus.data.pipeline.work import Output
 from primus.errors import UsageError
 
 

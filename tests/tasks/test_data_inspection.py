@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from primus.cli.main import main
+from primus.data.encoding.prepare import Job, prepare
 from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path
-from primus.data.prepare import Job, prepare
 
 TEXTS = [f"Sentence {number} of a text about wizards.\n" * (number + 1) for number in range(12)]
 

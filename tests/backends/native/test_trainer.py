@@ -27,7 +27,7 @@ from primus.backends.native.step_line import StepReport, evaluation_line, step_l
 from primus.backends.native.watch import Watch
 from primus.config.load import load_experiment
 from primus.config.schema import Experiment, TrainingConfig
-from primus.data.prepare import Job, prepare
+from primus.data.encoding.prepare import Job, prepare
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.experiment import experiment_of
 from primus.runs import events

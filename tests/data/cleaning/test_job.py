@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from primus.data import shards
 from primus.data.cleaning import job as jobs
 from primus.data.cleaning import recipe
 from primus.data.cleaning.job import Job, clean
 from primus.data.documents import read
+from primus.data.pipeline import shards
 from primus.errors import PrimusError, UsageError
 
 DECISIONS = json.loads(Path(__file__).with_name("decisions.json").read_text())
@@ -146,7 +146,8 @@ def test_c4_writes_what_it_has_left_of_a_text(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from primus.data import shards, work
+from primus.data.pipeline import shards
+from primus.data.pipeline import work
 shards.size_for = lambda size: 1 << 14
 commit, done = work.Output.commit, []
 def killed(self, shard):

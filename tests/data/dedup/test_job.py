@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from primus.data import documents, shards, whole_documents
+from primus.data import documents
 from primus.data.dedup import blocks, matches, stages
 from primus.data.dedup.job import REPORT, Job, dedup
 from primus.data.dedup.recipe import Recipe
 from primus.data.dedup.report import Report
-from primus.data.result_folder import Made
-from primus.data.workers import Progress
+from primus.data.pipeline import shards, whole_documents
+from primus.data.pipeline.result_folder import Made
+from primus.data.pipeline.workers import Progress
 from primus.errors import PrimusError, UsageError
 
 VOCABULARY = [
@@ -24,11 +25,12 @@ VOCABULARY = [
 KILLED = """
 import os, random, signal, sys
 from pathlib import Path
-from primus.data import shards, work
+from primus.data.pipeline import shards
+from primus.data.pipeline import work
 from primus.data.dedup import keys
 from primus.data.dedup.job import Job, dedup
 from primus.data.dedup.recipe import Recipe
-from primus.data.workers import Progress
+from primus.data.pipeline.workers import Progress
 
 shards.SMALLEST_SHARD_BYTES = 30000
 keys.document_keys(["compiled once for all"], Recipe())

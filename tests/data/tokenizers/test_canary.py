@@ -8,9 +8,9 @@ import pytest
 
 from fakes import small_tokenizers as small
 from primus.data.documents import Text
-from primus.data.encode import encode_batch
+from primus.data.encoding.encode import encode_batch
 from primus.data.manifest import Recipe
-from primus.data.shards import Part
+from primus.data.pipeline.shards import Part
 from primus.data.tokenizer import Batch, Tokenizer, from_content
 from primus.data.tokenizers.canary import FIRST, LONGEST, ONE_IN, Canary, checked
 from primus.errors import PrimusError

@@ -6,7 +6,7 @@ import msgspec
 
 from primus.backends.native.documents import Documents
 from primus.config.schema import DataConfig, Trainer
-from primus.data.dataset import Datasets, open_datasets
+from primus.data.loading.dataset import Datasets, open_datasets
 from primus.errors import UnfitError, UsageError
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_text

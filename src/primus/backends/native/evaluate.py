@@ -13,9 +13,9 @@ from primus.backends.native import step
 from primus.backends.native.distributed import Processes
 from primus.backends.native.step import Batch, Trainable
 from primus.config.schema import TrainingConfig
-from primus.data.loader import Batches
-from primus.data.masks import inputs_and_targets
-from primus.data.packing import Dataset
+from primus.data.loading.loader import Batches
+from primus.data.loading.masks import inputs_and_targets
+from primus.data.loading.packing import Dataset
 
 LARGEST_EXPONENT = 20.0
 """Perplexity is e to the loss, at most to this; Megatron-LM `evaluate_and_print_results`."""

@@ -8,7 +8,7 @@ from primus.backends.native.generate import generate
 from primus.backends.native.model import Transformer
 from primus.config.schema import LoggingConfig
 from primus.data import tokenizer as tokenizers
-from primus.data.dataset import Datasets
+from primus.data.loading.dataset import Datasets
 from primus.runs.files import write_text
 
 TEMPERATURE = 0.8

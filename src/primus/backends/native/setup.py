@@ -27,8 +27,8 @@ from primus.backends.native.timing import ComputeTimer
 from primus.backends.native.watch import Watch
 from primus.checkpoint.shape import shape_of
 from primus.config.schema import Experiment, Trainer
-from primus.data.dataset import Datasets
-from primus.data.loader import num_micro_batches
+from primus.data.loading.dataset import Datasets
+from primus.data.loading.loader import num_micro_batches
 from primus.machine.profile import peak_tflops
 from primus.model import flops_per_token, parameters
 from primus.runs.attempt import Attempt

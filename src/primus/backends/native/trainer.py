@@ -23,8 +23,8 @@ from primus.backends.native.step import train_step
 from primus.backends.native.step_line import evaluation_line
 from primus.backends.native.watch import BadSteps
 from primus.config.schema import Experiment
-from primus.data.loader import Batches
-from primus.data.packing import Dataset
+from primus.data.loading.loader import Batches
+from primus.data.loading.packing import Dataset
 from primus.errors import PrimusError
 from primus.runs.attempt import Attempt
 

@@ -15,18 +15,18 @@ from pathlib import Path
 import msgspec
 
 import primus
-from primus.data import executors, result_folder
 from primus.data.cleaning import recipe as recipes
 from primus.data.cleaning import report as reports
 from primus.data.cleaning.recipe import Recipe
 from primus.data.cleaning.report import Removed, Report, Sample
 from primus.data.cleaning.stage import CleanStage, Compression, suffix
-from primus.data.inputs import Inputs
 from primus.data.manifest import FileFacts
-from primus.data.result_folder import Collect, FinishedElsewhere, Made, ResultFolder
-from primus.data.text_job import Say, TextJob
-from primus.data.work import Board, Row, open_board
-from primus.data.workers import Show
+from primus.data.pipeline import executors, result_folder
+from primus.data.pipeline.inputs import Inputs
+from primus.data.pipeline.result_folder import Collect, FinishedElsewhere, Made, ResultFolder
+from primus.data.pipeline.text_job import Say, TextJob
+from primus.data.pipeline.work import Board, Row, open_board
+from primus.data.pipeline.workers import Show
 
 MANIFEST = "manifest.json"
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from primus.data.manifest import FileFacts
-from primus.data.text_job import TextReport
+from primus.data.pipeline.text_job import TextReport
 from primus.report import page
 from primus.report.page import Html
 from primus.report.table import number, table

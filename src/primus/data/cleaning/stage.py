@@ -14,11 +14,11 @@ import xxhash
 from primus.data.cleaning.block import Block, Removal
 from primus.data.cleaning.recipe import Recipe
 from primus.data.cleaning.report import SAMPLES, Removed, Sample, choose_samples
-from primus.data.document_writer import DocumentWriter, open_writer
 from primus.data.documents import Text
-from primus.data.shards import Shard
-from primus.data.whole_documents import Reader
-from primus.data.work import Output
+from primus.data.pipeline.document_writer import DocumentWriter, open_writer
+from primus.data.pipeline.shards import Shard
+from primus.data.pipeline.whole_documents import Reader
+from primus.data.pipeline.work import Output
 
 BLOCK_CHARACTERS = 1 << 18
 """Text that goes through the rules at a time: what a loop needs of it stays in a processor's cache."""

@@ -13,17 +13,17 @@ from pathlib import Path
 import msgspec
 
 import primus
-from primus.data import result_folder
 from primus.data.dedup import compared, pipeline
 from primus.data.dedup import report as reports
 from primus.data.dedup.pipeline import Plan, Stages
 from primus.data.dedup.recipe import VERSION, Recipe
 from primus.data.dedup.report import Report
-from primus.data.document_writer import SUFFIX
-from primus.data.inputs import Inputs
-from primus.data.result_folder import Collect, Made, ResultFolder
-from primus.data.text_job import Say, TextJob
-from primus.data.workers import Show
+from primus.data.pipeline import result_folder
+from primus.data.pipeline.document_writer import SUFFIX
+from primus.data.pipeline.inputs import Inputs
+from primus.data.pipeline.result_folder import Collect, Made, ResultFolder
+from primus.data.pipeline.text_job import Say, TextJob
+from primus.data.pipeline.workers import Show
 
 REPORT = "dedup.json"
 

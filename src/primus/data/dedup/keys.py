@@ -12,9 +12,9 @@ from primus.data.dedup import compared, exact, minhash
 from primus.data.dedup.blocks import BlockWriter
 from primus.data.dedup.recipe import Recipe
 from primus.data.documents import Text
-from primus.data.shards import Shard
-from primus.data.whole_documents import Reader
-from primus.data.work import Output
+from primus.data.pipeline.shards import Shard
+from primus.data.pipeline.whole_documents import Reader
+from primus.data.pipeline.work import Output
 
 BATCH_CHARACTERS = 1 << 18
 """Characters that are hashed at a time: as many as stay in a core's cache."""

@@ -8,15 +8,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from primus.data import executors, work
 from primus.data.dedup import blocks, keys, matches, report, stages
 from primus.data.dedup.recipe import Recipe
 from primus.data.dedup.report import Sample
-from primus.data.executors import Executor
-from primus.data.result_folder import FinishedElsewhere
-from primus.data.shards import Shard
-from primus.data.work import BadItem, Board, Row, Stage
-from primus.data.workers import Show
+from primus.data.pipeline import executors, work
+from primus.data.pipeline.executors import Executor
+from primus.data.pipeline.result_folder import FinishedElsewhere
+from primus.data.pipeline.shards import Shard
+from primus.data.pipeline.work import BadItem, Board, Row, Stage
+from primus.data.pipeline.workers import Show
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from primus.data.dedup.minhash import similarity
 from primus.data.dedup.recipe import VERSION, Recipe
-from primus.data.text_job import TextReport
+from primus.data.pipeline.text_job import TextReport
 from primus.report import page
 
 EXCERPT = 400

@@ -14,11 +14,11 @@ from primus.data.dedup.blocks import KeyFile, Keys, read_keys
 from primus.data.dedup.clusters import connect
 from primus.data.dedup.matches import key_ranges, matches
 from primus.data.dedup.recipe import Recipe
-from primus.data.document_writer import SUFFIX, open_writer
 from primus.data.documents import Text
-from primus.data.shards import Part, Shard
-from primus.data.whole_documents import Reader
-from primus.data.work import Output
+from primus.data.pipeline.document_writer import SUFFIX, open_writer
+from primus.data.pipeline.shards import Part, Shard
+from primus.data.pipeline.whole_documents import Reader
+from primus.data.pipeline.work import Output
 from primus.errors import PrimusError
 
 PAIRS = "pairs"

@@ -13,7 +13,7 @@ from primus.data.documents.kinds import COLUMNS, RECORDS, TABLES, TEXT_DOCUMENTS
 from primus.data.documents.lines import line_groups
 from primus.data.documents.parts import plan
 from primus.data.documents.text_columns import text_column
-from primus.data.shards import Part
+from primus.data.pipeline.shards import Part
 
 __all__ = [
     "LONGEST_LINE",

@@ -10,7 +10,7 @@ from primus.data.documents.files import open_seekable, whole_file_errors
 from primus.data.documents.kinds import kind
 from primus.data.documents.places import place
 from primus.data.documents.records import checked
-from primus.data.shards import Part
+from primus.data.pipeline.shards import Part
 from primus.errors import PrimusError, UsageError, did_you_mean
 
 MOST_ROWS = 1024

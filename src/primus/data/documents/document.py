@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from primus.data.documents.places import place
-from primus.data.shards import Part
+from primus.data.pipeline.shards import Part
 
 
 class Text(Struct, frozen=True, eq=False, gc=False):

@@ -8,7 +8,7 @@ from itertools import pairwise
 from primus.data.documents import columns
 from primus.data.documents.files import size_of
 from primus.data.documents.kinds import RECORDS, compression, kind
-from primus.data.shards import SHARD_BYTES, Part, Shard, group
+from primus.data.pipeline.shards import SHARD_BYTES, Part, Shard, group
 
 
 def plan(files: Iterable[str], text_documents: str = "file", shard_bytes: int = SHARD_BYTES) -> list[Shard]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from primus.data.documents.files import open_raw
 from primus.data.documents.kinds import COLUMNS, is_remote, kind
-from primus.data.shards import Part
+from primus.data.pipeline.shards import Part
 
 PIECE = 64 << 20
 FARTHEST_COUNT = 4 << 30

@@ -10,7 +10,7 @@ import msgspec
 
 from primus.data.documents.document import Bad, Text
 from primus.data.documents.places import place
-from primus.data.shards import Part
+from primus.data.pipeline.shards import Part
 from primus.errors import did_you_mean
 
 RecordReader = Callable[[bytes], tuple[str, "dict[str, Any] | None"]]

@@ -11,7 +11,7 @@ from primus.data.documents.kinds import kind
 from primus.data.documents.lines import whole_lines
 from primus.data.documents.places import place
 from primus.data.documents.records import too_long
-from primus.data.shards import Part
+from primus.data.pipeline.shards import Part
 from primus.errors import UsageError, did_you_mean
 
 

@@ -10,7 +10,7 @@ from primus.data.documents.document import Bad, Text
 from primus.data.documents.lines import BYTE_ORDER_MARK, numbered, whole_lines
 from primus.data.documents.places import place
 from primus.data.documents.records import too_long
-from primus.data.shards import Part
+from primus.data.pipeline.shards import Part
 
 SMALLEST_PIECE = 1 << 16
 LARGEST_PIECE = 1 << 20

@@ -14,7 +14,7 @@ from primus.task import TaskContext
 if TYPE_CHECKING:
     from primus.data.cleaning.job import Job
     from primus.data.cleaning.report import Report
-    from primus.data.result_folder import Made
+    from primus.data.pipeline.result_folder import Made
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ def run(options: Options, context: TaskContext) -> None:
         return
     job = _job(options)
     from primus.data.cleaning.job import clean
-    from primus.data.display import Display
+    from primus.data.pipeline.display import Display
 
     with Display() as display:
         cleaned = clean(job, display.say, display.show)
@@ -111,7 +111,7 @@ def _job(options: Options) -> Job:
     from primus.data.cleaning import recipe
     from primus.data.cleaning.job import Job
     from primus.data.cleaning.rules.language import Language
-    from primus.data.text_job import text_key
+    from primus.data.pipeline.text_job import text_key
 
     first = (Language(language=options.language, min_share=options.language_share),) if options.language else ()
     return Job(

@@ -14,7 +14,7 @@ from primus.task import TaskContext
 if TYPE_CHECKING:
     from primus.data.dedup.job import Job
     from primus.data.dedup.report import Report
-    from primus.data.result_folder import Made
+    from primus.data.pipeline.result_folder import Made
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ def run(options: Options, context: TaskContext) -> None:
     """
     job = _job(options)
     from primus.data.dedup.job import dedup
-    from primus.data.display import Display
+    from primus.data.pipeline.display import Display
 
     with Display() as display:
         done = dedup(job, display.say, display.show)
@@ -87,7 +87,7 @@ def _job(options: Options) -> Job:
         raise UsageError(f"data dedup needs {' and '.join(missing)}", f"pip install {' '.join(missing)}")
     from primus.data.dedup.job import Job
     from primus.data.dedup.recipe import Recipe
-    from primus.data.text_job import text_key
+    from primus.data.pipeline.text_job import text_key
 
     return Job(
         inputs=options.input,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from primus.data.encode_options import EncodeOptions, check_packages, make_job, output_prefix, summary
+from primus.data.encoding.options import EncodeOptions, check_packages, make_job, output_prefix, summary
 from primus.errors import UsageError, did_you_mean
 from primus.task import TaskContext
 
@@ -34,7 +34,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Tokenize.
 
     Raises:
-        PrimusError: See `primus.data.prepare.prepare`.
+        PrimusError: See `primus.data.encoding.prepare.prepare`.
     """
     if not options.input:
         raise UsageError("nothing to encode", "give --input PATH...")
@@ -42,8 +42,8 @@ def run(options: Options, context: TaskContext) -> None:
         raise UsageError("two outputs" if options.output else "no output", "give --output PREFIX")
     tokenizer = _tokenizer(options)
     check_packages("data encode")
-    from primus.data.display import Display
-    from primus.data.prepare import prepare
+    from primus.data.encoding.prepare import prepare
+    from primus.data.pipeline.display import Display
 
     output = output_prefix(options.output or options.output_prefix or "")
     job = make_job(options, output, tokenizer, append_eod=not options.output_prefix)

@@ -12,8 +12,8 @@ from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.data.fetch import Fetched, Progress
-    from primus.data.workers import Progress as Shown
+    from primus.data.datasets.fetch import Fetched, Progress
+    from primus.data.pipeline.workers import Progress as Shown
 
 SHOWN_BAD = 5
 """Bad documents that are named on the screen."""
@@ -46,15 +46,15 @@ def run(options: Options, context: TaskContext) -> None:
     """Fetch a dataset, or list the named ones.
 
     Raises:
-        PrimusError: See `primus.data.fetch.fetch`.
+        PrimusError: See `primus.data.datasets.fetch.fetch`.
     """
     if options.list:
         _list(context)
         return
     if not options.dataset:
         raise UsageError("nothing to fetch", "name a dataset, such as fineweb or OWNER/NAME (see --list)")
-    from primus.data.display import Display
-    from primus.data.fetch import Job, fetch, folder_of
+    from primus.data.datasets.fetch import Job, fetch, folder_of
+    from primus.data.pipeline.display import Display
 
     folder = Path(options.output).expanduser() if options.output else None
     if folder is None and (options.num_samples or options.streaming):
@@ -83,7 +83,7 @@ def _list(context: TaskContext) -> None:
 
 
 def _shown(progress: Progress) -> Shown:
-    from primus.data.workers import Progress as Shown
+    from primus.data.pipeline.workers import Progress as Shown
 
     counts = {"files": progress.files, "documents": progress.documents}
     return Shown("fetching", progress.num_bytes, progress.bytes, counts)

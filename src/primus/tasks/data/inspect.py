@@ -11,8 +11,8 @@ from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.data.step_samples import Sample, Step
-    from primus.data.survey import Document, Survey
+    from primus.data.inspection.step_samples import Sample, Step
+    from primus.data.inspection.survey import Document, Survey
 
 SHOWN_CHARACTERS = 240
 SHOWN_MASKED = 12
@@ -97,8 +97,8 @@ def _check_unused(options: Options, source: str) -> None:
 
 def _inspect_files(options: Options, context: TaskContext) -> None:
     from primus.config.token_files import resolve_prefix
-    from primus.data import survey
     from primus.data.indexed import IndexedTokens
+    from primus.data.inspection import survey
 
     output = _output(options)
     file = IndexedTokens(resolve_prefix(options.prefix or "", "prefix"))
@@ -202,7 +202,7 @@ def _document_text(document: Document, full: bool) -> str:
 
 def _inspect_step(options: Options, context: TaskContext) -> None:
     from primus import experiment
-    from primus.data import step_samples
+    from primus.data.inspection import step_samples
 
     recorded = ""
     if options.run is not None:

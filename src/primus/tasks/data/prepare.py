@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from primus import registry
-from primus.data.encode_options import EncodeOptions, check_packages, make_job, output_prefix, summary
+from primus.data.encoding.options import EncodeOptions, check_packages, make_job, output_prefix, summary
 from primus.errors import UsageError
 from primus.task import TaskContext
 
@@ -38,16 +38,16 @@ def run(options: Options, context: TaskContext) -> None:
     """Prepare the data, or list the named datasets.
 
     Raises:
-        PrimusError: See `primus.data.prepare.prepare`.
+        PrimusError: See `primus.data.encoding.prepare.prepare`.
     """
     if options.list:
         _list(context)
         return
     output = _output(options)
     check_packages("data prepare")
-    from primus.data import steps
-    from primus.data.display import Display
-    from primus.data.prepare import prepare
+    from primus.data.encoding import steps
+    from primus.data.encoding.prepare import prepare
+    from primus.data.pipeline.display import Display
 
     job = make_job(options, output, options.tokenizer, dataset=options.dataset)
     before = steps.Steps(
@@ -88,6 +88,6 @@ def _output(options: Options) -> Path:
     if not options.dataset:
         raise UsageError("no output", "give --output PREFIX")
     check_packages("data prepare")
-    from primus.data import named
+    from primus.data.datasets import named
 
     return named.output_prefix(Path(options.data_path), options.dataset, options.tokenizer)

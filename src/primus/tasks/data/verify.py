@@ -10,7 +10,7 @@ from primus.errors import EXIT_FAILED
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.data.verify import Report
+    from primus.data.verification.verify import Report
 
 SHOWN_CHARACTERS = 400
 
@@ -47,10 +47,10 @@ def run(options: Options, context: TaskContext) -> int:
         PrimusError: A file changed while it was read, or the tokenizer cannot be loaded.
     """
     from primus.config import token_files
-    from primus.data.display import Display
     from primus.data.indexed import bin_path
-    from primus.data.verify import Settings, verify
-    from primus.data.workers import Progress
+    from primus.data.pipeline.display import Display
+    from primus.data.pipeline.workers import Progress
+    from primus.data.verification.verify import Settings, verify
 
     settings = Settings(
         vocab_size=options.vocab_size,

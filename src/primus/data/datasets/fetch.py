@@ -1,0 +1,366 @@
+"""Datasets of the Hugging Face hub in a folder: whole files or the first documents, each complete or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from primus.data import atomic, documents
+from primus.data.datasets import hub
+from primus.data.datasets.hub import HubFile, Listing
+from primus.data.documents import Bad
+from primus.data.documents.compression import zstandard
+from primus.data.documents.remote import hub_endpoint
+from primus.data.pipeline.document_writer import open_writer
+from primus.data.pipeline.work import BadItem
+from primus.errors import PrimusError, UsageError
+
+LOCK_TIMEOUT_S = 3600.0
+CHUNK = 1 << 20
+SHOWN_EVERY = 1000
+NOTES = ".fetch"
+"""Folder in the output that says what is there; hidden, so that no reader takes it for text."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to fetch and where to."""
+
+    dataset: str
+    """A named source or OWNER/NAME, with ``:CONFIG`` where there are several."""
+    output: Path
+    """Folder of the files."""
+    split: str = "train"
+    """Split of the dataset."""
+    revision: str | None = None
+    """Commit, branch or tag; the newest commit when None."""
+    num_samples: int | None = None
+    """Take the first documents only, as compressed JSON lines."""
+    streaming: bool = False
+    """Read the dataset's files without storing them."""
+    workers: int = 4
+    """Files that are downloaded at a time."""
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What a folder was asked to hold and which files that means; another request needs another folder."""
+
+    version: int = 1
+    dataset: str
+    split: str
+    revision: str | None
+    num_samples: int | None
+    streaming: bool
+    listing: Listing
+    """Files of the hub, at one commit however long fetching takes."""
+
+
+class Done(Struct, frozen=True, kw_only=True):
+    """One file that is complete."""
+
+    file: str
+    """In the folder."""
+    source: str
+    """In the repository."""
+    bytes: int
+    checksum: str
+    """The hub's own checksum, verified; empty for a file that was made from part of another."""
+    documents: int = 0
+    """Documents, where they were counted."""
+    bad: list[BadItem] = []
+    """Bad documents that were left out."""
+
+
+@dataclass
+class Progress:
+    """How far fetching is."""
+
+    files: int = 0
+    num_files: int = 0
+    bytes: int = 0
+    num_bytes: int = 0
+    documents: int = 0
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What is in the folder."""
+
+    folder: Path
+    request: Request
+    done: list[Done]
+    """In the order of the dataset."""
+    made: bool
+    """Whether anything had to be done."""
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the files, in order."""
+        return [str(self.folder / each.file) for each in self.done]
+
+
+def fetch(job: Job, say: Say = lambda text: None, show: Callable[[Progress], None] = lambda progress: None) -> Fetched:
+    """Bring a split of a dataset of the hub into a folder; what is there already is not fetched again.
+
+    Args:
+        job: What to fetch.
+        say: Receives lines for people.
+        show: Receives the progress, also from other threads.
+
+    Raises:
+        UsageError: There is no such dataset, configuration or split, or the folder holds something else.
+        PrimusError: The hub does not answer, a file came damaged, or the folder cannot be written.
+    """
+    if not hub.is_hub(job.dataset):
+        raise UsageError(f"{job.dataset}: nothing to fetch, it is on this machine", "use it with --dataset right away")
+    try:
+        (job.output / NOTES).mkdir(parents=True, exist_ok=True)
+        lock = job.output / NOTES / "lock"
+        with atomic.lock(lock, LOCK_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to fetch into {job.output}")):
+            return _fetch_locked(job, say, show)
+    except OSError as error:
+        raise atomic.cannot_write(job.output, error) from None
+
+
+def folder_of(data_path: Path, dataset: str, split: str) -> Path:
+    """Where a dataset of the hub lies in the data folder when no other place is named."""
+    return data_path.expanduser() / folder_name(dataset) / f"raw-{split}"
+
+
+def folder_name(dataset: str) -> str:
+    """Name of a dataset as that of a folder: ``owner--name-config`` of ``OWNER/NAME:CONFIG``."""
+    return dataset.lower().replace("_", "-").replace("/", "--").replace(":", "-")
+
+
+def _fetch_locked(job: Job, say: Say, show: Callable[[Progress], None]) -> Fetched:
+    request = _request(job, say)
+    listing, folder = request.listing, job.output
+    for left in (folder / ".cache" / "huggingface").rglob("*.incomplete"):
+        left.unlink()  # of a download that was killed; the hub's library uses none twice
+    for left in folder.glob("part-*.tmp.*"):
+        left.unlink()
+    done = _present(folder, listing)
+    if _complete(request, done):
+        say(f"{folder}: nothing to do, {len(done)} files of {job.dataset} are there")
+        return Fetched(folder, request, _in_order(listing, done), made=False)
+    size = sum(file.bytes for file in listing.files)
+    progress = Progress(len(done), len(listing.files), sum(each.bytes for each in done.values()), size)
+    for each in (
+        _samples(job, request, done, progress, show)
+        if _rewrites(request)
+        else _downloads(job, listing, done, progress, show)
+    ):
+        _note(folder, each)
+        done[each.source] = each
+        progress.files += 1
+        show(progress)
+    return Fetched(folder, request, _in_order(listing, done), made=True)
+
+
+def _request(job: Job, say: Say) -> Request:
+    """What the folder is to hold: as it was noted there, else found out and noted.
+
+    Raises:
+        UsageError: The folder was asked to hold something else.
+    """
+    path = job.output / NOTES / "request.json"
+    try:
+        noted = msgspec.json.decode(path.read_bytes(), type=Request)
+    except FileNotFoundError:
+        noted = None
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path}: damaged, {error}", "delete the folder and fetch again") from None
+    names = ("dataset", "split", "revision", "num_samples", "streaming")
+    if noted is None:
+        listing = hub.listing(job.dataset, job.split, job.revision)
+        if listing.note:
+            say(listing.note)
+        noted = Request(listing=listing, **{name: getattr(job, name) for name in names})
+        with atomic.staged({path: msgspec.json.encode(noted)}) as publish:
+            publish()
+        return noted
+    for name in names:
+        if getattr(noted, name) != getattr(job, name):
+            problem = f"{job.output}: holds {noted.dataset} with {name} {getattr(noted, name)}"
+            raise UsageError(problem, "give another --output, or delete this folder")
+    return noted
+
+
+def _rewrites(request: Request) -> bool:
+    return request.streaming or request.num_samples is not None
+
+
+def _complete(request: Request, done: dict[str, Done]) -> bool:
+    if request.num_samples is not None and sum(each.documents for each in done.values()) >= request.num_samples:
+        return True
+    return len(done) == len(request.listing.files)
+
+
+def _in_order(listing: Listing, done: dict[str, Done]) -> list[Done]:
+    return [done[file.path] for file in listing.files if file.path in done]
+
+
+def _note(folder: Path, done: Done) -> None:
+    with (folder / NOTES / "done.jsonl").open("ab") as notes:
+        notes.write(msgspec.json.encode(done) + b"\n")
+        notes.flush()
+        os.fsync(notes.fileno())
+
+
+def _present(folder: Path, listing: Listing) -> dict[str, Done]:
+    """Files that are noted as complete and have their size; a killed writer's last note may be broken."""
+    path = folder / NOTES / "done.jsonl"
+    known = {file.path for file in listing.files}
+    found: dict[str, Done] = {}
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+        try:
+            done = msgspec.json.decode(line, type=Done)
+        except msgspec.MsgspecError:
+            continue
+        file = folder / done.file
+        if done.source in known and file.is_file() and file.stat().st_size == done.bytes:
+            found[done.source] = done
+    if path.exists() and not path.read_bytes().endswith(b"\n"):
+        with path.open("ab") as notes:
+            notes.write(b"\n")
+    return found
+
+
+def _downloads(
+    job: Job, listing: Listing, done: dict[str, Done], progress: Progress, show: Callable[[Progress], None]
+) -> Iterator[Done]:
+    """Download what is missing, several files at a time."""
+    missing = [file for file in listing.files if file.path not in done]
+
+    def count(num_bytes: int) -> None:
+        progress.bytes += num_bytes
+        show(progress)
+
+    pool = ThreadPoolExecutor(job.workers)
+    try:
+        futures = [pool.submit(_download, listing, file, job.output, count) for file in missing]
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _download(listing: Listing, file: HubFile, folder: Path, count: Callable[[int], None]) -> Done:
+    path = folder / file.path
+    if path.exists():
+        path.unlink()  # it is not noted as complete
+    _from_hub(listing, file, count, local_dir=str(folder))
+    _verify(path, file)
+    return Done(file=file.path, source=file.path, bytes=file.bytes, checksum=file.checksum)
+
+
+def _from_hub(listing: Listing, file: HubFile, count: Callable[[int], None], **where: str) -> Path:
+    """Download a file to a folder or into the hub's cache; an interrupted download goes on where it was."""
+    library = hub.library(listing.repo)
+    with hub.hub_errors(listing.repo):
+        path = library.hf_hub_download(
+            listing.repo,
+            file.path,
+            repo_type="dataset",
+            revision=listing.revision,
+            endpoint=hub_endpoint(),
+            tqdm_class=_bar(library, count),
+            **where,
+        )
+    return Path(path)
+
+
+def _bar(library: Any, count: Callable[[int], None]) -> Any:
+    """A progress bar for the hub's library that draws nothing and counts bytes."""
+
+    class Bar(library.utils.tqdm):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            count(int(n or 0))
+
+    return Bar
+
+
+def _verify(path: Path, file: HubFile) -> None:
+    """Compare a file with the hub's size and checksum.
+
+    Raises:
+        PrimusError: It differs; it is removed.
+    """
+    kind, _, expected = file.checksum.partition(":")
+    digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % file.bytes, usedforsecurity=False)
+    with path.open("rb") as content:
+        while chunk := content.read(CHUNK):
+            digest.update(chunk)
+    if path.stat().st_size != file.bytes or (expected and digest.hexdigest() != expected):
+        path.unlink()
+        raise PrimusError(f"{path}: came damaged from {hub_endpoint()}", "run this again; the other files are kept")
+
+
+def _samples(
+    job: Job, request: Request, done: dict[str, Done], progress: Progress, show: Callable[[Progress], None]
+) -> Iterator[Done]:
+    """Documents of each file as compressed JSON lines, up to the number that was asked for."""
+    listing = request.listing
+    progress.documents = sum(each.documents for each in done.values())
+    for index, file in enumerate(listing.files):
+        left = None if job.num_samples is None else job.num_samples - progress.documents
+        if left is not None and left <= 0:
+            return
+        if file.path in done:
+            continue
+        source = _streamed(listing, file) if job.streaming else str(_from_hub(listing, file, lambda num_bytes: None))
+        sample = _Sample(job.output / f"part-{index:05}.jsonl.zst", source, listing.text, left)
+        yield sample.write(file, progress, show)
+        progress.bytes += file.bytes
+
+
+def _streamed(listing: Listing, file: HubFile) -> str:
+    return f"hf://datasets/{listing.repo}@{quote(listing.revision, safe='')}/{file.path}"
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The first documents of one file."""
+
+    path: Path
+    source: str
+    text: str | None
+    most: int | None
+
+    def write(self, file: HubFile, progress: Progress, show: Callable[[Progress], None]) -> Done:
+        """Make the file of these documents, complete or not at all."""
+        key = self.text or documents.text_column([self.source])
+        zstandard(str(self.path))
+        written, bad = atomic.temporary(self.path), list[BadItem]()
+        try:
+            with open_writer(written, key) as writer:
+                for item in documents.read(self.source, key, "line", fields=True):
+                    if isinstance(item, Bad):
+                        bad.append(BadItem(item.where, item.reason))
+                        continue
+                    writer.write(item)
+                    progress.documents += 1
+                    if writer.documents % SHOWN_EVERY == 0:
+                        show(progress)
+                    if writer.documents == self.most:
+                        break
+            atomic.sync(written)
+            size = written.stat().st_size
+            atomic.publish(written, self.path)
+        finally:
+            written.unlink(missing_ok=True)
+        return Done(file=self.path.name, source=file.path, bytes=size, checksum="", documents=writer.documents, bad=bad)

@@ -1,0 +1,1 @@
+"""What token files hold, and what a step of training consists of."""

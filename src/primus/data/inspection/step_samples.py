@@ -1,0 +1,202 @@
+"""The samples that a step of training consists of: where their tokens come from, and what is not learnt of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from primus.config import checks
+from primus.config.schema import Experiment, Trainer
+from primus.data import tokenizer as tokenizers
+from primus.data.indexed import IndexedTokens
+from primus.data.loading.dataset import Datasets, open_datasets
+from primus.data.loading.loader import num_micro_batches, samples_of_step
+from primus.data.loading.masks import inputs_and_targets
+from primus.data.loading.packing import Piece
+from primus.errors import UnfitError, UsageError
+from primus.runs import events
+from primus.runs.store import Run
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """Which samples a step has, and how they are divided."""
+
+    step: int
+    """Number of the step, counted from 1."""
+    first_sample: int
+    """Number of its first sample."""
+    global_batch_size: int
+    """Samples."""
+    micro_batch_size: int
+    """Samples of a micro batch."""
+    world_size: int
+    """Data-parallel ranks."""
+    recorded: bool
+    """Whether a run has recorded this; else it follows from the experiment."""
+
+    def place(self, sample: int) -> tuple[int, int]:
+        """Rank and micro batch of a sample."""
+        micro_batch, rank = divmod((sample - self.first_sample) // self.micro_batch_size, self.world_size)
+        return rank, micro_batch
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """Consecutive tokens of a sample that come from one sequence of a token file."""
+
+    prefix: str
+    """The token file."""
+    document: int
+    """Number of the document in it."""
+    sequence: int
+    """Number of the sequence in it; another than the document's where long documents are cut."""
+    first_token: int
+    """First token within the sequence."""
+    tokens: int
+    """How many."""
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """One sample."""
+
+    sample: int
+    """Its number in the order of the run."""
+    rank: int
+    """Data-parallel rank that trains on it."""
+    micro_batch: int
+    """Micro batch of the step."""
+    parts: list[Part]
+    """Where its tokens come from, in order; none for random tokens."""
+    ids: list[int]
+    """Its seq_length + 1 tokens: inputs, and targets one later."""
+    masked: list[int]
+    """Positions of inputs after which nothing is to be predicted."""
+    text: str | None
+    """Decoded, where the tokenizer is known."""
+
+
+def of_experiment(experiment: Experiment, step: int, world_size: int) -> Step:
+    """The samples of a step as the experiment says, of a run that passes over no data.
+
+    Raises:
+        UsageError: The batch does not divide among the ranks.
+    """
+    training = experiment.trainer.training
+    ranks = checks.data_parallel_size(experiment.trainer.parallel, world_size)
+    size = training.global_batch_size or training.micro_batch_size * ranks
+    num_micro_batches(size, training.micro_batch_size, ranks)
+    return Step(
+        step=step,
+        first_sample=samples_of_step(step, size).start,
+        global_batch_size=size,
+        micro_batch_size=training.micro_batch_size,
+        world_size=ranks,
+        recorded=False,
+    )
+
+
+def step_of_sample(run: Run, sample: int) -> int:
+    """The step in which a run trained on a sample.
+
+    Raises:
+        UsageError: There is none.
+    """
+    for event in events.steps(run.events):
+        if event["consumed_samples"] - event["global_batch_size"] <= sample < event["consumed_samples"]:
+            return int(event["step"])
+    raise UsageError(f"{run.directory}: no step has trained on sample {sample:,}", "see the steps with `runs show`")
+
+
+def of_run(run: Run, experiment: Experiment, step: int) -> tuple[Step, str]:
+    """The samples of a step as a run has recorded them, and the fingerprint of its data.
+
+    Raises:
+        UsageError: The run has not come to this step.
+    """
+    started: events.Event = {}
+    found: tuple[events.Event, events.Event] | None = None
+    last = 0
+    for event in events.read(run.events):
+        if event["kind"] == "run_started":
+            started = event
+        elif event["kind"] == "rewind" and found and event.get("to_step", step) < step:
+            found = None
+        elif event["kind"] == "step":
+            last = max(last, event["step"])
+            found = (event, started) if event["step"] == step else found
+    if not found:
+        raise UsageError(
+            f"{run.directory}: step {step:,} is not recorded, the last is {last:,}",
+            "give --config instead of --run to see what an experiment will train on",
+        )
+    taken, started = found
+    training, size = experiment.trainer.training, taken["global_batch_size"]
+    ranks = checks.data_parallel_size(experiment.trainer.parallel, started.get("world_size", 1))
+    chosen = Step(
+        step=step,
+        first_sample=taken["consumed_samples"] - size,
+        global_batch_size=size,
+        micro_batch_size=training.micro_batch_size,
+        world_size=ranks,
+        recorded=True,
+    )
+    return chosen, str(started.get("data_fingerprint", ""))
+
+
+def open_data(trainer: Trainer, recorded: str = "") -> Datasets:
+    """The data of an experiment.
+
+    Args:
+        trainer: Its settings.
+        recorded: Fingerprint of the data that a run had; not compared where empty.
+
+    Raises:
+        UnfitError: The data is not what the run had.
+        UsageError: See `primus.data.loading.dataset.open_datasets`.
+    """
+    training = trainer.training
+    data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
+    if recorded and recorded != data.fingerprint:
+        raise UnfitError(
+            f"the data is not what the run was trained on: its fingerprint is {data.fingerprint}, not {recorded}",
+            "bring back the files as they were; `data verify` tells whether they are damaged",
+        )
+    return data
+
+
+def samples(step: Step, data: Datasets, trainer: Trainer, numbers: Sequence[int]) -> Iterator[Sample]:
+    """The samples with these numbers, exactly as they are trained on."""
+    tokenizer = tokenizers.load(data.tokenizer_path, fast=False) if data.tokenizer_path else None
+    masked_input = data.eod_id if trainer.data.eod_mask_loss else None
+    for number in numbers:
+        tokens = data.train[number]
+        _, targets = inputs_and_targets(tokens[None], masked_input)
+        rank, micro_batch = step.place(number)
+        yield Sample(
+            sample=number,
+            rank=rank,
+            micro_batch=micro_batch,
+            parts=[_part(piece) for piece in data.train.pieces(number)],
+            ids=tokens.tolist(),
+            masked=np.flatnonzero(targets[0] < 0).tolist(),
+            text=tokenizer.decode_valid(tokens.tolist()) if tokenizer else None,
+        )
+
+
+def _part(piece: Piece) -> Part:
+    return Part(
+        prefix=str(piece.prefix),
+        document=bisect_right(_opened(piece.prefix).borders, piece.sequence) - 1,
+        sequence=piece.sequence,
+        first_token=piece.first_token,
+        tokens=piece.tokens,
+    )
+
+
+@cache
+def _opened(prefix: Path) -> IndexedTokens:
+    return IndexedTokens(prefix)

@@ -1,0 +1,208 @@
+"""What token files hold: how long documents are, which tokens are frequent, and single documents decoded."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from primus.data import manifest as manifests
+from primus.data.fingerprint import CHUNK_TOKENS, lengths_in
+from primus.data.indexed import IndexedTokens
+from primus.data.manifest import Manifest
+from primus.data.tokenizer import Tokenizer
+from primus.data.verification import sample_checks
+from primus.errors import UsageError
+from primus.report.histogram import Bar
+
+COUNTED_LENGTHS = 1 << 20
+"""Lengths up to here are counted in an array; longer documents, at least 2 MB each, are few."""
+
+COUNTED_TOKENS = 64 * CHUNK_TOKENS
+"""Tokens in which the most frequent are counted, all of a small file or evenly spread parts of a large one."""
+
+COUNTED_IDS = 1 << 24
+"""Ids above are damage (see `data verify`) and not counted."""
+
+PERCENTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)
+FREQUENT = 20
+SHOWN_BAD = 5
+
+
+class Frequent(Struct, frozen=True, kw_only=True):
+    """A frequent token."""
+
+    token: int
+    """Its id."""
+    text: str | None
+    """Decoded, where the tokenizer is known."""
+    share: float
+    """Of the counted tokens."""
+
+
+class Lengths(Struct, frozen=True, kw_only=True):
+    """Lengths of documents in tokens."""
+
+    mean: float
+    percentiles: dict[int, int]
+    """Exact; by percent of the documents."""
+    histogram: list[Bar]
+    """Between powers of two."""
+
+
+class Survey(Struct, kw_only=True):
+    """What a pair of token files holds."""
+
+    prefix: str
+    """Path without extension."""
+    dtype: str
+    bytes: int
+    """Size of the .bin."""
+    tokens: int
+    documents: int
+    sequences: int
+    lengths: Lengths
+    frequent: list[Frequent]
+    counted_tokens: int
+    """Tokens that the shares of the frequent ones are of."""
+    distinct_tokens: int
+    """Different ids among these."""
+    manifest: Manifest | None
+    bad: list[str] = []
+    """The first documents that were left out, and why."""
+
+
+class Document(Struct, frozen=True, kw_only=True):
+    """One document."""
+
+    document: int
+    """Its number."""
+    ids: list[int]
+    """Its tokens."""
+    text: str | None
+    """Decoded, where the tokenizer is known."""
+
+
+def survey(file: IndexedTokens, tokenizer: Tokenizer | None) -> Survey:
+    """Count what a pair of token files holds.
+
+    Raises:
+        UsageError: The manifest is damaged, or is not of the files beside it.
+    """
+    counts, distinct = _count_tokens(file)
+    total = int(counts.sum())
+    top = [int(token) for token in np.argsort(-counts, kind="stable")[:FREQUENT] if counts[token]]
+    return Survey(
+        prefix=str(file.prefix),
+        dtype=file.dtype.name,
+        bytes=file.num_tokens * file.dtype.itemsize,
+        tokens=file.num_tokens,
+        documents=file.num_documents,
+        sequences=file.num_sequences,
+        lengths=_lengths(file),
+        frequent=[
+            Frequent(
+                token=token,
+                text=tokenizer.decode_valid([token]) if tokenizer else None,
+                share=float(counts[token]) / max(1, total),
+            )
+            for token in top
+        ],
+        counted_tokens=total,
+        distinct_tokens=distinct,
+        manifest=manifests.read(file.prefix),
+        bad=_bad(file.prefix),
+    )
+
+
+def tokenizer_of(prefix: Path, name: str | None) -> Tokenizer | None:
+    """The tokenizer of token files: the one named, or the copy beside them; None where there is neither.
+
+    Raises:
+        PrimusError: It is not that of the files, damaged, or there is no such tokenizer.
+    """
+    source, findings = sample_checks.of_files(prefix, manifests.read(prefix), sample_checks.asked(name))
+    if findings:
+        raise UsageError(str(findings[0]), "give the tokenizer of the data with --tokenizer, or copy it again")
+    return source.tokenizer
+
+
+def chosen(file: IndexedTokens, number: int, seed: int) -> list[int]:
+    """Documents drawn at random, the same for the same seed."""
+    return random.Random(seed).sample(range(file.num_documents), min(number, file.num_documents))
+
+
+def document(file: IndexedTokens, number: int, tokenizer: Tokenizer | None) -> Document:
+    """One document, whole.
+
+    Raises:
+        UsageError: There is no such document.
+        PrimusError: The index is damaged there.
+    """
+    if not 0 <= number < file.num_documents:
+        raise UsageError(f"{file.prefix}: no document {number:,}", f"there are {file.num_documents:,}, counted from 0")
+    first, last = file.borders[number : number + 2].tolist()
+    ids = [token for sequence in range(first, last) for token in file[sequence].tolist()]
+    return Document(document=number, ids=ids, text=tokenizer.decode_valid(ids) if tokenizer else None)
+
+
+def _lengths(file: IndexedTokens) -> Lengths:
+    counts = np.zeros(COUNTED_LENGTHS, dtype=np.int64)
+    longer: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+    for lengths in lengths_in(file):
+        few = np.bincount(lengths[(lengths >= 0) & (lengths < COUNTED_LENGTHS)])
+        counts[: len(few)] += few
+        longer.append(lengths[lengths >= COUNTED_LENGTHS])
+    short, number = np.flatnonzero(counts), counts[np.flatnonzero(counts)]
+    rest, repeated = np.unique(np.concatenate(longer), return_counts=True)
+    values, numbers = np.concatenate((short, rest)), np.concatenate((number, repeated))
+    ends = np.cumsum(numbers)
+    places = [max(1, round(percent / 100 * int(ends[-1]))) for percent in PERCENTILES]
+    found = values[np.searchsorted(ends, places)].tolist()
+    return Lengths(
+        mean=file.num_tokens / file.num_documents,
+        percentiles=dict(zip(PERCENTILES, found, strict=True)),
+        histogram=_histogram(values, numbers),
+    )
+
+
+def _histogram(values: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[Bar]:
+    """Documents and tokens between powers of two, from the shortest to the longest."""
+    first, last = (int(value).bit_length() for value in (values[0], values[-1]))
+    edges = [0 if power == 0 else 1 << power - 1 for power in range(first, last + 2)]
+    bars = []
+    for low, high in pairwise(edges):
+        inside = (values >= low) & (values < high)
+        documents, tokens = int(numbers[inside].sum()), int((values * numbers)[inside].sum())
+        bars.append(Bar(first=low, last=high - 1, count=documents, weight=tokens))
+    return bars
+
+
+def _count_tokens(file: IndexedTokens) -> tuple[NDArray[np.int64], int]:
+    """How often each id occurs in all tokens, or in evenly spread chunks, and how many ids occur."""
+    num_chunks = -(-file.num_tokens // CHUNK_TOKENS)
+    step = max(1, -(-file.num_tokens // COUNTED_TOKENS))
+    counts = np.zeros(1, dtype=np.int64)
+    for chunk in range(0, num_chunks, step):
+        tokens = file.tokens[chunk * CHUNK_TOKENS : (chunk + 1) * CHUNK_TOKENS].astype(np.int64)
+        found = np.bincount(tokens[(tokens >= 0) & (tokens < COUNTED_IDS)])
+        if len(found) > len(counts):
+            counts = np.pad(counts, (0, len(found) - len(counts)))
+        counts[: len(found)] += found
+    return counts, int(np.count_nonzero(counts))
+
+
+def _bad(prefix: Path) -> list[str]:
+    path = prefix.with_name(prefix.name + ".bad.jsonl")
+    if not path.is_file():
+        return []
+    with path.open("rb") as lines:
+        rows = [
+            msgspec.json.decode(line, type=dict[str, object]) for line, _ in zip(lines, range(SHOWN_BAD), strict=False)
+        ]
+    return [f"{row.get('where')}: {row.get('reason')}" for row in rows]

@@ -1,0 +1,1 @@
+"""From token files to training batches: packing, blending, order, resumption."""

@@ -1,0 +1,250 @@
+"""The input of a job: its files or named dataset in shards, and what tells whether it is still the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+import xxhash
+
+from primus import registry
+from primus.data import documents
+from primus.data.documents import Bad, Text, is_remote
+from primus.data.documents.files import whole_file_errors
+from primus.data.documents.kinds import COLUMNS, kind
+from primus.data.manifest import InputFacts
+from primus.data.pipeline import shards
+from primus.data.pipeline.shards import Part, Shard
+from primus.errors import PrimusError, UsageError
+
+DATASET = "dataset:"
+"""What the part of a named dataset begins with, where that of a file has a path."""
+
+BLOCK = 1 << 20
+"""Bytes of a file that have a checksum of their own, so that each worker digests what it reads."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """One thing that was given: a file, a folder, a pattern, a URL or a named dataset."""
+
+    given: str
+    """As it was written."""
+    files: tuple[str, ...]
+    """Its files in order."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Documents that any process reads in the same order and the same shards."""
+
+    given: tuple[Input, ...]
+    """Where they come from."""
+    stamps: dict[str, str]
+    """Size and time of the last change of each file, or the version of a dataset: the same, so is the content."""
+    shards: list[Shard]
+    """All of it."""
+
+    @property
+    def identity(self) -> str:
+        """Changes when any file does."""
+        return hashlib.sha256("\n".join(f"{file}\t{stamp}" for file, stamp in self.stamps.items()).encode()).hexdigest()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files, compressed where they are."""
+        return sum(shard.bytes for shard in self.shards)
+
+    def __str__(self) -> str:
+        return ", ".join(each.given.removeprefix(DATASET) for each in self.given)
+
+    def check_unchanged(self) -> None:
+        """Make sure that no file has changed since it was found.
+
+        Raises:
+            PrimusError: One has.
+        """
+        for file, before in self.stamps.items():
+            check_stamp(file, before)
+
+    def check_outside(self, output: Path) -> None:
+        """Make sure that what is written to a folder is no input, now or when the same is done again.
+
+        Raises:
+            UsageError: The folder is in an input, or an input in the folder.
+        """
+        place = output.expanduser().resolve()
+        for each in self.given:
+            folder = Path(each.given).expanduser()
+            if folder.is_dir() and folder.resolve() in place.parents:
+                raise UsageError(f"{output}: it is in the input {each.given}", "give an --output outside of it")
+            for file in each.files:
+                if not is_remote(file) and place in Path(file).resolve().parents:
+                    raise UsageError(f"{file}: this input is in the output {output}", "give another --output")
+
+    def facts(self, contents: Sequence[Sequence[str]]) -> list[InputFacts]:
+        """What a manifest says of each input.
+
+        Args:
+            contents: For each shard what `content` gave for each of its parts.
+        """
+        digests = _file_digests(self.shards, contents)
+        return [self._facts(each, digests) for each in self.given]
+
+    def facts_by_reading(self) -> list[InputFacts]:
+        """The same, where nobody else has read the files."""
+        return self.facts([[content(part) for part in shard.parts] for shard in self.shards])
+
+    def same_stamps(self, facts: Sequence[InputFacts]) -> bool:
+        """Whether sizes and times alone tell that these facts are of the same inputs."""
+        return [(each.path, each.stamp) for each in facts] == [(each.given, self._stamp(each)) for each in self.given]
+
+    def _stamp(self, one: Input) -> str:
+        return hashlib.sha256("\n".join(self.stamps[file] for file in one.files).encode()).hexdigest()
+
+    def _facts(self, one: Input, digests: dict[str, str]) -> InputFacts:
+        lines = [f"{_name(one.given, file)}\n{digests.get(file) or self.stamps[file]}\n" for file in one.files]
+        return InputFacts(
+            path=one.given,
+            files=0 if one.given.startswith(DATASET) else len(one.files),
+            bytes=sum(part_bytes for part_bytes in map(_bytes_of, one.files)),
+            version=self.stamps[one.given] if one.given.startswith(DATASET) else "",
+            stamp=self._stamp(one),
+            sha256=hashlib.sha256("".join(lines).encode()).hexdigest(),
+        )
+
+
+def open_files(given: Iterable[str], text_documents: str = "file") -> Inputs:
+    """The documents of files, folders, patterns and URLs.
+
+    Raises:
+        UsageError: One of them does not exist, is empty, or is of no known kind, or a file is given twice.
+        PrimusError: It cannot be read.
+    """
+    found = tuple(Input(each, tuple(documents.find(each))) for each in given)
+    _check_once(found)
+    files = [file for each in found for file in each.files]
+    size = shards.size_for(sum(map(documents.size_of, files)))
+    return Inputs(found, {file: stamp(file) for file in files}, documents.plan(files, text_documents, size))
+
+
+def _check_once(given: Iterable[Input]) -> None:
+    """Make sure that no file is read twice, as where both a folder and a file of it are given."""
+    seen: dict[str, str] = {}
+    for each in given:
+        for file in each.files:
+            place = file if is_remote(file) else os.path.abspath(file)
+            if place in seen:
+                raise UsageError(
+                    f"{file} is given twice, by {seen[place]} and by {each.given}",
+                    "give it once; training repeats a corpus by its weight",
+                )
+            seen[place] = each.given
+
+
+def open_dataset(name: str) -> Inputs:
+    """The documents of a named dataset.
+
+    Raises:
+        UsageError: There is no such dataset.
+    """
+    source = registry.load("sources", name)
+    file = DATASET + name
+    version = str(getattr(source, "version", str)())
+    return Inputs((Input(file, (file,)),), {file: version}, [Shard(0, (Part(file),), 0)])
+
+
+def read(part: Part, key: str, text_documents: str = "file", cut: bool = True) -> Iterator[Text | Bad]:
+    """Documents of a part of an input; see `primus.data.documents.read`."""
+    if part.file.startswith(DATASET):
+        yield from _dataset(part.file.removeprefix(DATASET))
+    else:
+        yield from documents.read(part, key, text_documents, cut)
+
+
+def check_stamp(file: str, before: str) -> None:
+    """Make sure that a file has not changed.
+
+    Raises:
+        PrimusError: It has.
+    """
+    try:
+        same = file.startswith(DATASET) or stamp(file) == before
+    except PrimusError:
+        same = False
+    if not same:
+        raise PrimusError(f"{file}: changed while it was read", "run this again when nothing writes to it")
+
+
+def stamp(file: str) -> str:
+    """Size and time of the last change of a path, or what a server says of a URL.
+
+    Raises:
+        PrimusError: It cannot be read.
+    """
+    if is_remote(file):
+        from primus.data.documents import remote
+
+        facts = remote.facts(file)
+        return f"{facts.size} {facts.version}"
+    try:
+        status = os.stat(file)
+    except OSError as error:
+        raise PrimusError(f"{file}: cannot be read, {error.strerror}") from None
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def content(part: Part) -> str:
+    """Checksums of the blocks of a file that begin in a part of it, in hexadecimal digits; empty for what is no file.
+
+    So those of the parts of a file, one after the other, are those of the file, however it is divided.
+    """
+    if part.file.startswith(DATASET) or is_remote(part.file):
+        return ""
+    first, last = part.first, part.last
+    if kind(part.file) in COLUMNS:  # such parts count row groups: the first stands for all
+        first, last = (0, None) if part.first == 0 else (0, 0)
+    with whole_file_errors(part.file), open(part.file, "rb") as file:
+        return b"".join(_block_digests(file, -(-first // BLOCK), last)).hex()
+
+
+def _block_digests(file: BufferedReader, block: int, last: int | None) -> Iterator[bytes]:
+    buffer = bytearray(BLOCK)
+    view = memoryview(buffer)
+    file.seek(block * BLOCK)
+    while (last is None or block * BLOCK < last) and (size := file.readinto(buffer)):
+        yield xxhash.xxh3_128_digest(view[:size])
+        block += 1
+
+
+def _file_digests(shards: Sequence[Shard], contents: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Digest of each file's content; of a file that was given twice that of both, one after the other."""
+    parts: dict[str, list[str]] = {}
+    for shard, digests in zip(shards, contents, strict=True):
+        for part, digest in zip(shard.parts, digests, strict=True):
+            parts.setdefault(part.file, []).append(digest)
+    return {
+        file: hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
+        for file, digests in parts.items()
+        if any(digests)
+    }
+
+
+def _bytes_of(file: str) -> int:
+    return 0 if file.startswith(DATASET) else documents.size_of(file)
+
+
+def _name(given: str, file: str) -> str:
+    """A file's name within what was given, which stays the same where that is moved or copied."""
+    return os.path.relpath(file, os.path.expanduser(given)) if not is_remote(file) else file
+
+
+def _dataset(name: str) -> Iterator[Text]:
+    try:
+        yield from map(Text, registry.load("sources", name).documents())
+    except OSError as error:
+        raise PrimusError(f"dataset {name}: cannot be read, {error}") from None
