@@ -54,6 +54,12 @@ def small_sentencepiece() -> Tokenizer:
     return from_content(small.sentencepiece_model(), "small.model")
 
 
+@pytest.mark.parametrize("name", list(PATTERNS))
+def test_a_letter_that_only_one_of_the_two_knows_is_left_to_the_library(name: str) -> None:
+    borders = [chr(border) for borders in fast.NEWER for border in borders]
+    assert_same(small.by_pattern()[name], [f"a{letter}'s {letter}1{letter} \U0001f469" for letter in borders])
+
+
 @pytest.mark.parametrize("name", ["gpt2", "qwen2"])
 def test_a_text_cannot_forge_a_special_token_the_fast_way(name: str) -> None:
     tokenizer = small.by_pattern()[name]

@@ -27,6 +27,25 @@ PROBES = (
 )
 """Texts that a fast engine must encode as the library does before it is taken: classes of characters and borders."""
 
+NEWER = (
+    *((0x88F, 0x88F), (0xC5C, 0xC5C), (0xCDC, 0xCDC), (0x1ACF, 0x1ADD), (0x1AE0, 0x1AEB), (0xA7CE, 0xA7CF)),
+    *((0xA7D2, 0xA7D2), (0xA7D4, 0xA7D4), (0xA7F1, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7), (0x10EFA, 0x10EFB)),
+    *((0x11B60, 0x11B67), (0x11DB0, 0x11DDB), (0x11DE0, 0x11DE9), (0x16EA0, 0x16EB8), (0x16EBB, 0x16ED3)),
+    *((0x16FF2, 0x16FF6), (0x187F8, 0x187FF), (0x18D09, 0x18D1E), (0x18D80, 0x18DF2), (0x1E6C0, 0x1E6DE)),
+    *((0x1E6E0, 0x1E6F5), (0x1E6FE, 0x1E6FF), (0x2B73A, 0x2B73F), (0x2CEA2, 0x2CEAD), (0x323B0, 0x33479)),
+)
+"""First and last of the letters, digits and marks of Unicode 17 (DerivedAge.txt), which gigatoken 0.10 knows and
+tokenizers 0.23 does not; found by encoding every character by both."""
+
+_NEWER = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in NEWER) + "]")
+_NEWER_PAIRS = np.zeros(1 << 16, np.bool_)
+"""Whether two bytes of UTF-8 may begin one of them."""
+for _first, _last in NEWER:
+    _NEWER_PAIRS[
+        int.from_bytes(chr(_first).encode()[:2], "big") : int.from_bytes(chr(_last).encode()[:2], "big") + 1
+    ] = 1
+_NEWER_BYTES = [bytes([lead]) for lead in np.flatnonzero(_NEWER_PAIRS.reshape(256, 256).any(1))]
+
 
 class Gigatoken:
     """The library gigatoken beside the one that defines the ids.
@@ -112,7 +131,9 @@ class Gigatoken:
         """Whether the text is for the exact engine."""
         if any(beginning in text for beginning in self._beginnings) and self._pattern.search(text):
             return True
-        return self.composes and not text.isascii() and not unicodedata.is_normalized("NFC", text)
+        if text.isascii():
+            return False
+        return _has_newer(text) or (self.composes and not unicodedata.is_normalized("NFC", text))
 
     def _encode(self, texts: Sequence[str]) -> Batch:
         layout = self._backend.encode_batch(list(texts), parallel=False).layout
@@ -175,6 +196,15 @@ def _agreeing(fast: Gigatoken) -> Gigatoken | None:
             raise
         return None
     return fast if np.array_equal(tokens, expected) and np.array_equal(lengths, expected_lengths) else None
+
+
+def _has_newer(text: str) -> bool:
+    """Whether the text has a character of `NEWER`; single bytes are looked for first, as few texts have these."""
+    content = text.encode()
+    if not any(lead in content for lead in _NEWER_BYTES):
+        return False
+    each = np.frombuffer(content, np.uint8)
+    return bool(_NEWER_PAIRS[each[:-1].astype(np.uint16) << 8 | each[1:]].any()) and bool(_NEWER.search(text))
 
 
 def _is_panic(error: BaseException) -> bool:
