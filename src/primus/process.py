@@ -1,4 +1,4 @@
-"""Programs without orphans: ask one within a time limit, or end one with all that it has started."""
+"""Programs without orphans: ask one within a time limit, or end one with all that it has started; and end this one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from msgspec import Struct
 
@@ -187,3 +188,23 @@ def _is_alive(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def end_with(main: Callable[[], int]) -> NoReturn:
+    """End this process with the exit code of `main`: all that atexit knows is called, Python's finalization is not.
+
+    A thread of a library that takes the interpreter's lock during finalization ends the process by SIGABRT, when all
+    its work is done; Gloo's do now and then (github.com/pytorch/pytorch/pull/179291).
+    """
+    code = 1
+
+    def leave() -> None:
+        _kill_running()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # a reader that has gone; a stream that was closed
+                stream.flush()
+        os._exit(code)
+
+    atexit.register(leave)  # ahead of what `main` registers, so called after it
+    code = main()
+    sys.exit(code)

@@ -13,6 +13,7 @@ from primus import patch, registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
 from primus.experiment import experiment_of
 from primus.launch.request import Request
+from primus.process import end_with
 from primus.runs.attempt import Attempt, forget_stacks, write_stacks_when_asked
 from primus.runs.files import read_json
 from primus.runs.store import Run
@@ -82,4 +83,4 @@ def _redirect(log: Path) -> TextIO:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.environ))
+    end_with(lambda: main(sys.argv[1:], os.environ))

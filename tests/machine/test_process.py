@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -51,3 +53,28 @@ def test_output_is_none_unless_the_command_succeeds(monkeypatch: pytest.MonkeyPa
     assert output(["false"]) is None
     assert output(["slow"], timeout_s=0.2) is None
     assert output(["pwd"], cwd=tmp_path) == os.path.realpath(tmp_path)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_process_that_ends_without_finalization_keeps_its_code_output_and_exit_functions(code: int) -> None:
+    program = f"""
+import atexit, sys
+from primus.process import end_with
+class Late:
+    def __del__(self):
+        print("finalized", file=sys.__stderr__)
+late = Late()
+def main():
+    atexit.register(print, "registered")
+    print("main")
+    return {code}
+end_with(main)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "main\nregistered\n", "")
+
+
+def test_a_process_whose_work_raises_ends_with_1_and_the_traceback() -> None:
+    program = "from primus.process import end_with; end_with(lambda: 1 // 0)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 1 and "ZeroDivisionError" in ended.stderr

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
+from fakes.gloo import in_processes
 from primus.backends.native.loss import IGNORED
 from primus.backends.native.model import build, initialise
 from primus.backends.native.optimizer import build_optimizer
@@ -176,7 +176,7 @@ LAYOUTS = {"sharded": {}, "replicated": {"shard": False}, "bf16": {"bf16": True}
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict]]:
     """What each of two gloo processes saw, by layout."""
     folder = tmp_path_factory.mktemp("two_processes")
-    multiprocessing.spawn(worker, (str(folder),), nprocs=2)
+    in_processes(2, worker, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
@@ -206,11 +206,8 @@ def test_all_processes_skip_a_step_that_is_not_finite_in_one(layout: str, two_pr
         assert outcomes[layout]["unchanged"]
 
 
-def worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    torch.save({layout: train_in_two(rank, options) for layout, options in LAYOUTS.items()}, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+def worker(rank: int, folder: Path) -> None:
+    torch.save({layout: train_in_two(rank, options) for layout, options in LAYOUTS.items()}, folder / f"{rank}.pt")
 
 
 def train_in_two(rank: int, options: dict) -> dict:

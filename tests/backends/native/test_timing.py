@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import nn
 
+from fakes.gloo import in_processes
 from primus.backends.native import timing
 from primus.backends.native.model import build, initialise
 from primus.backends.native.optimizer import build_optimizer
@@ -62,17 +61,15 @@ def test_what_follows_the_last_computing_of_a_pass_does_not_count() -> None:
 
 @pytest.mark.parametrize("is_sharded", [True, False])
 def test_of_two_processes_the_slow_one_has_the_longer_computing_time(tmp_path: Path, is_sharded: bool) -> None:
-    multiprocessing.spawn(_slow_and_fast, (str(tmp_path), is_sharded), nprocs=2)
+    in_processes(2, _slow_and_fast, tmp_path, is_sharded)
     fast, slow = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert min(fast["step"]) > 2 * DELAY_S, "each step lasts as long for both"
     assert statistics.median(slow["compute"]) > 2 * DELAY_S
     assert statistics.median(fast["compute"]) < DELAY_S, "the fast one waits, which is no computing"
 
 
-def _slow_and_fast(rank: int, folder: str, is_sharded: bool) -> None:
+def _slow_and_fast(rank: int, folder: Path, is_sharded: bool) -> None:
     """Three steps of two micro batches; in each forward pass of rank 1 there is a delay."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     model = build(SPEC, "meta", 0)
     trainable = prepare(model, device="cpu", bf16=False, world=2, shard=is_sharded)
     initialise(model, 0)
@@ -91,8 +88,7 @@ def _slow_and_fast(rank: int, folder: str, is_sharded: bool) -> None:
         taken = timer.take()
         assert taken is not None
         times["compute"].append(taken.seconds())
-    Path(folder, f"{rank}.json").write_text(json.dumps(times))
-    dist.destroy_process_group()
+    (folder / f"{rank}.json").write_text(json.dumps(times))
 
 
 def test_a_torch_whose_waits_are_unknown_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
