@@ -100,15 +100,25 @@ def test_another_recipe_does_not_silently_take_the_place_of_a_result(corpus: Pat
 def test_a_damaged_result_is_not_taken_for_whole(corpus: Path, tmp_path: Path) -> None:
     done = clean(job(corpus, tmp_path / "out"))
     os.truncate(done.files[0], 10)
-    with pytest.raises(UsageError, match="the result has changed"):
+    with pytest.raises(UsageError, match="a file of it is missing or damaged"):
         clean(job(corpus, tmp_path / "out"))
     clean(job(corpus, tmp_path / "both"))
     with pytest.raises(UsageError, match="other settings"):
         clean(job(corpus, tmp_path / "both", keep_removed=True))
     clean(job(corpus, tmp_path / "both", keep_removed=True, existing="replace"))
     next(jobs.removed_folder(tmp_path / "both").iterdir()).unlink()
-    with pytest.raises(UsageError, match="the result has changed"):
+    with pytest.raises(UsageError, match="a file of it is missing or damaged"):
         clean(job(corpus, tmp_path / "both", keep_removed=True))
+
+
+def test_what_was_done_of_an_input_that_has_changed_since_is_not_taken(corpus: Path, tmp_path: Path) -> None:
+    whole = corpus.read_text()
+    corpus.write_text(f"{whole[:-2]} \n")
+    with pytest.raises(PrimusError, match="not JSON"):
+        clean(job(corpus, tmp_path / "out"))
+    assert list((tmp_path / ".out.work").rglob("000000.json"))
+    corpus.write_text(whole.replace(" small ", " SMALL "))
+    assert " SMALL " in records(clean(job(corpus, tmp_path / "out")).files)[0][0]
 
 
 @pytest.mark.parametrize(("compression", "ending"), [("gz", ".jsonl.gz"), ("none", ".jsonl")])

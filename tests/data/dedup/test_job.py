@@ -197,7 +197,7 @@ def test_the_same_job_again_finds_it_done_and_another_one_is_refused(tmp_path: P
     with pytest.raises(UsageError, match="other settings"):
         unique(lines, tmp_path / "out", text_documents="line")
     write(tmp_path / "a.jsonl", corpus[:9])
-    with pytest.raises(UsageError, match="has changed"):
+    with pytest.raises(UsageError, match="new, gone or changed"):
         unique(lines, tmp_path / "out")
     assert unique(lines, tmp_path / "out", existing="replace").report.documents == 9
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out", "out.report.html", "out.report.md"]
@@ -217,7 +217,7 @@ def test_a_damaged_result_is_not_taken_for_done(tmp_path: Path, corpus: list[str
     lines = write(tmp_path / "a.jsonl", corpus[:3])
     done = unique(lines, tmp_path / "out")
     done.files[0].write_bytes(b"")
-    with pytest.raises(UsageError, match="the result has changed"):
+    with pytest.raises(UsageError, match="a file of it is missing or damaged"):
         unique(lines, tmp_path / "out")
 
 
@@ -279,7 +279,7 @@ def test_samples_show_both_sides_and_how_alike_they_are(tmp_path: Path, corpus: 
 
 def test_a_named_dataset_is_deduplicated(tmp_path: Path) -> None:
     done = dedup(Job(dataset="python-stdlib", output=tmp_path / "out", recipe=Recipe(method="exact"), workers=1))
-    assert done.report.inputs == ["dataset:python-stdlib"]
+    assert done.report.given == "dataset:python-stdlib"
     assert 0 < done.report.kept <= done.report.documents
 
 

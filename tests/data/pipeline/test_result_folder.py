@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from primus.data.pipeline.inputs import open_files
+from primus.data.pipeline.inputs import Inputs, open_files
 from primus.data.pipeline.result_folder import FinishedElsewhere, Made, ResultFolder
 from primus.data.pipeline.text_job import TextJob, TextReport
 from primus.data.pipeline.work import BadItem
@@ -14,10 +16,11 @@ from primus.errors import UsageError
 Contents = tuple[TextReport, dict[Path, Path]]
 
 
-def result(output: Path, max_bad: int = 0) -> ResultFolder[TextReport]:
+def result(output: Path, max_bad: int = 0, settings: str = "same") -> ResultFolder[TextReport]:
     return ResultFolder(
-        job=TextJob(inputs=("a.jsonl",), output=output, max_bad=max_bad),
-        identity="same",
+        job=TextJob(output=output, max_bad=max_bad),
+        source=source(output),
+        settings=settings,
         report_name="report.json",
         report_type=TextReport,
         difference=lambda report: None,
@@ -25,11 +28,21 @@ def result(output: Path, max_bad: int = 0) -> ResultFolder[TextReport]:
     )
 
 
+def source(output: Path) -> Inputs:
+    file = output.parent / "text" / "a.jsonl"
+    if not file.exists():
+        file.parent.mkdir()
+        file.write_text('{"text": "a fox"}\n')
+    return open_files([str(file)])
+
+
 def contents(output: Path, bad: int = 0) -> Contents:
-    folder = result(output).work / "final"
+    made = result(output)
+    folder = made.work / "final"
     folder.mkdir(parents=True)
     items = [BadItem(f"a.jsonl:{number}", "no JSON") for number in range(bad)]
-    return TextReport(primus="1", identity="same", inputs=["a.jsonl"], bad=items), {output: folder}
+    facts = made.source.facts_by_reading()
+    return TextReport(primus="1", identity=made.identity, inputs=facts, bad=items), {output: folder}
 
 
 def make(output: Path, bad: int = 0) -> Made[TextReport]:
@@ -40,7 +53,7 @@ def test_a_result_is_made_once_and_its_pages_are_made_again_where_they_are_missi
     assert make(tmp_path / "out").made
     (tmp_path / "out.report.html").unlink()
     assert not make(tmp_path / "out").made
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.report.html", "out.report.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.report.html", "out.report.md", "text"]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -52,7 +65,7 @@ def test_what_another_process_has_finished_meanwhile_is_the_result(tmp_path: Pat
         return lambda: pytest.fail("it is there already")
 
     done = result(tmp_path / "out").get(while_another_finishes, print)
-    assert not done.made and done.report.identity == "same"
+    assert not done.made and done.report.identity == result(tmp_path / "out").identity
 
 
 def test_a_result_that_lacks_more_documents_than_may_be_missing_is_another(tmp_path: Path) -> None:
@@ -62,14 +75,22 @@ def test_a_result_that_lacks_more_documents_than_may_be_missing_is_another(tmp_p
         result(tmp_path / "out", max_bad=1).get(lambda: pytest.fail("it is there"), print)
 
 
-def test_an_output_and_an_input_are_never_in_each_other_whatever_they_are_called(tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "a.jsonl").write_text("{}")
-    (tmp_path / "link").symlink_to("text")
-    for name in ("text", "link"):
-        found = open_files([str(tmp_path / name)])
-        found.check_outside(tmp_path / "texts")
-        with pytest.raises(UsageError, match="it is in the input"):
-            found.check_outside(tmp_path / "text" / "new" / "out")
-    with pytest.raises(UsageError, match="this input is in the output"):
-        open_files([str(tmp_path / "link" / "a.jsonl")]).check_outside(tmp_path / "text")
+def test_a_copy_of_the_input_gives_the_same_result_and_a_change_of_one_letter_another(tmp_path: Path) -> None:
+    make(tmp_path / "out")
+    file = tmp_path / "text" / "a.jsonl"
+    os.utime(file, ns=(1, 1))
+    assert not make(tmp_path / "out").made
+    file.write_text('{"text": "a box"}\n')
+    with pytest.raises(UsageError, match=r"was made otherwise: .*a.jsonl is new, gone or changed"):
+        make(tmp_path / "out")
+
+
+def test_other_settings_and_a_lost_file_are_told_apart(tmp_path: Path) -> None:
+    make(tmp_path / "out")
+    with pytest.raises(UsageError, match="made otherwise: with other settings"):
+        result(tmp_path / "out", settings="other").get(lambda: pytest.fail("it is refused"), print)
+    report = msgspec.json.decode((tmp_path / "out" / "report.json").read_bytes())
+    report["files"] = {"000000.jsonl": {"bytes": 1}}
+    (tmp_path / "out" / "report.json").write_bytes(msgspec.json.encode(report))
+    with pytest.raises(UsageError, match="a file of it is missing or damaged"):
+        make(tmp_path / "out")

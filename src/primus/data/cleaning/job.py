@@ -6,7 +6,6 @@ cleaned.files, cleaned.report.kept
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,11 +59,11 @@ def clean(job: Job, say: Say = lambda text: None, show: Show = lambda progress: 
         PrimusError: Too many documents are bad, a file is damaged, or the output cannot be written.
     """
     source = job.open()
-    stage = _stage(job)
-    identity = _identity(stage, source)
+    settings = _settings(job)
     result = ResultFolder(
         job=job,
-        identity=identity,
+        source=source,
+        settings=settings,
         report_name=MANIFEST,
         report_type=Report,
         is_whole=lambda report: result_folder.has_files(removed_folder(job.output), report.removed_files),
@@ -74,12 +73,14 @@ def clean(job: Job, say: Say = lambda text: None, show: Show = lambda progress: 
 
     def make() -> Collect[Report]:
         job.recipe.start()
+        identity = [settings, source.identity]
+        stage = CleanStage(identity, job.recipe, job.json_key, job.text_documents, job.compression, job.keep_removed)
         board = open_board(stage, source.shards, result.work, job.max_bad, job.output)
         rows = executors.run(board, job.executor, job.workers, "cleaning", show)
         if len(rows) < len(source.shards):
             raise FinishedElsewhere
         source.check_unchanged()
-        return lambda: _collect(job, board, rows, identity)
+        return lambda: _collect(job, source, result.identity, board, rows)
 
     done = result.get(make, say)
     if done.made:
@@ -93,19 +94,14 @@ def removed_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.removed")
 
 
-def _stage(job: Job) -> CleanStage:
-    settings = {
+def _settings(job: Job) -> dict[str, object]:
+    return {
         "recipe": job.recipe.content(),
         "json_key": job.json_key,
         "text_documents": job.text_documents,
         "compression": job.compression,
         "keep_removed": job.keep_removed,
     }
-    return CleanStage(settings, job.recipe, job.json_key, job.text_documents, job.compression, job.keep_removed)
-
-
-def _identity(stage: CleanStage, source: Inputs) -> str:
-    return hashlib.sha256(msgspec.json.encode([stage.identity, source.identity], order="deterministic")).hexdigest()
 
 
 def _difference(job: Job, report: Report) -> str | None:
@@ -114,7 +110,9 @@ def _difference(job: Job, report: Report) -> str | None:
     return None
 
 
-def _collect(job: Job, board: Board, rows: Sequence[Row], identity: str) -> tuple[Report, dict[Path, Path]]:
+def _collect(
+    job: Job, source: Inputs, identity: str, board: Board, rows: Sequence[Row]
+) -> tuple[Report, dict[Path, Path]]:
     ending = suffix(job.compression)
     folders: dict[Path, Path] = {}
     removed_files: dict[str, FileFacts] = {}
@@ -122,11 +120,11 @@ def _collect(job: Job, board: Board, rows: Sequence[Row], identity: str) -> tupl
         removed, removed_files = result_folder.collect(board, rows, f"removed.{ending}", "removed", ending)
         folders[removed_folder(job.output)] = removed
     folders[job.output], files = result_folder.collect(board, rows, ending, "final", ending)
-    report = _report(job, identity, rows)
+    report = _report(job, source, identity, rows)
     return msgspec.structs.replace(report, files=files, removed_files=removed_files), folders
 
 
-def _report(job: Job, identity: str, rows: Sequence[Row]) -> Report:
+def _report(job: Job, source: Inputs, identity: str, rows: Sequence[Row]) -> Report:
     counts, edits = Counter[str](), Counter[str]()
     for row in rows:
         counts.update(row.counts)
@@ -137,7 +135,7 @@ def _report(job: Job, identity: str, rows: Sequence[Row]) -> Report:
         version=recipes.VERSION,
         primus=primus.__version__,
         identity=identity,
-        inputs=job.given,
+        inputs=source.facts([row.facts["contents"] for row in rows]),
         recipe=job.recipe.name,
         fingerprint=job.recipe.fingerprint(),
         content=job.recipe.content(),

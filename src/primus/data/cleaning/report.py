@@ -152,7 +152,7 @@ def html(report: Report) -> str:
         bad = [(item.where, item.reason) for item in report.bad]
         sections.append(("Bad documents", page.table(("where", "reason"), bad)))
     sections.append(("Recipe", page.element("pre", _recipe(report))))
-    return page.html(f"Cleaning by {report.recipe}", sections, ", ".join(report.inputs))
+    return page.html(f"Cleaning by {report.recipe}", sections, report.given)
 
 
 def _amounts(report: Report) -> list[tuple[str, str, str, str]]:

@@ -15,6 +15,7 @@ from primus.data.cleaning.block import Block, Removal
 from primus.data.cleaning.recipe import Recipe
 from primus.data.cleaning.report import SAMPLES, Removed, Sample, choose_samples
 from primus.data.documents import Text
+from primus.data.pipeline import inputs
 from primus.data.pipeline.document_writer import DocumentWriter, open_writer
 from primus.data.pipeline.shards import Shard
 from primus.data.pipeline.whole_documents import Reader
@@ -72,6 +73,7 @@ class CleanStage:
                 work.clean(documents)
         output.count(empty=reader.empty)
         output.facts.update(work.facts())
+        output.facts["contents"] = inputs.contents(shard)
 
 
 @dataclass

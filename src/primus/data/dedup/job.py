@@ -6,7 +6,6 @@ done.files, done.report.kept
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,10 +52,10 @@ def dedup(job: Job, say: Say = lambda text: None, show: Show = lambda progress: 
     """
     job.recipe.check()
     source = job.open()
-    identity = _identity(job, source)
     result = ResultFolder(
         job=job,
-        identity=identity,
+        source=source,
+        settings=[VERSION, job.recipe, job.json_key, job.text_documents],
         report_name=REPORT,
         report_type=Report,
         difference=lambda report: _difference(job, report),
@@ -64,20 +63,15 @@ def dedup(job: Job, say: Say = lambda text: None, show: Show = lambda progress: 
     )
 
     def make() -> Collect[Report]:
-        stages = pipeline.run(_plan(job, source, identity, result.work), show)
+        stages = pipeline.run(_plan(job, source, result), show)
         source.check_unchanged()
-        return lambda: _collect(job, identity, stages)
+        return lambda: _collect(job, source, result.identity, stages)
 
     done = result.get(make, say)
     if done.made:
         for line in reports.summary(done.report).splitlines():
             say(line)
     return done
-
-
-def _identity(job: Job, source: Inputs) -> str:
-    parts = [VERSION, job.recipe, job.json_key, job.text_documents, source.identity]
-    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
 def _difference(job: Job, report: Report) -> str | None:
@@ -87,9 +81,9 @@ def _difference(job: Job, report: Report) -> str | None:
     return None
 
 
-def _plan(job: Job, source: Inputs, identity: str, folder: Path) -> Plan:
+def _plan(job: Job, source: Inputs, result: ResultFolder[Report]) -> Plan:
     return Plan(
-        identity=identity,
+        identity=f"{result.identity} {source.identity}",
         shards=source.shards,
         recipe=job.recipe,
         json_key=job.json_key,
@@ -98,21 +92,21 @@ def _plan(job: Job, source: Inputs, identity: str, folder: Path) -> Plan:
         workers=job.workers,
         executor=job.executor,
         output=job.output,
-        folder=folder,
+        folder=result.work,
     )
 
 
-def _collect(job: Job, identity: str, stages: Stages) -> tuple[Report, dict[Path, Path]]:
+def _collect(job: Job, source: Inputs, identity: str, stages: Stages) -> tuple[Report, dict[Path, Path]]:
     folder, files = result_folder.collect(stages.kept, stages.rows, SUFFIX, "final", SUFFIX)
-    return msgspec.structs.replace(_report(job, identity, stages), files=files), {job.output: folder}
+    return msgspec.structs.replace(_report(job, source, identity, stages), files=files), {job.output: folder}
 
 
-def _report(job: Job, identity: str, stages: Stages) -> Report:
+def _report(job: Job, source: Inputs, identity: str, stages: Stages) -> Report:
     counts, recipe = stages.counts, job.recipe
     return Report(
         primus=primus.__version__,
         identity=identity,
-        inputs=job.given,
+        inputs=source.facts(stages.contents),
         recipe=recipe,
         words=compared.DEFINITION,
         threshold=round(recipe.threshold, 4) if recipe.method == "minhash" else None,

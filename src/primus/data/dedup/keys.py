@@ -12,6 +12,7 @@ from primus.data.dedup import compared, exact, minhash
 from primus.data.dedup.blocks import BlockWriter
 from primus.data.dedup.recipe import Recipe
 from primus.data.documents import Text
+from primus.data.pipeline import inputs
 from primus.data.pipeline.shards import Shard
 from primus.data.pipeline.whole_documents import Reader
 from primus.data.pipeline.work import Output
@@ -47,6 +48,7 @@ class KeyStage:
             writer.flush()
         output.count(empty=reader.empty)
         output.facts["blocks"] = writer.sizes
+        output.facts["contents"] = inputs.contents(shard)
 
 
 def document_keys(texts: list[str], recipe: Recipe) -> np.ndarray:

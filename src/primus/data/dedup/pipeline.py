@@ -60,6 +60,8 @@ class Stages:
     """Sizes of clusters, and how many there are of each."""
     samples: list[Sample]
     bad: list[BadItem]
+    contents: list[list[str]]
+    """Checksums of each shard of the input; see `primus.data.pipeline.inputs.contents`."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ def run(plan: Plan, show: Show) -> Stages:
         sizes=[(size, count) for size, count in facts["sizes"]],
         samples=_samples(facts["samples"], kept.rows),
         bad=[item for row in hashed.rows for item in row.bad],
+        contents=[row.facts["contents"] for row in hashed.rows],
     )
 
 

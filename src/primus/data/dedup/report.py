@@ -105,7 +105,7 @@ def markdown(report: Report) -> str:
             *(f"{line}.\n" for line in summary(report).splitlines()),
             *_table("kept", f"{report.kept:,} documents, {report.kept_bytes / 1e6:,.1f} MB of text"),
             *_row("removed", f"{report.documents - report.kept:,} documents, {report.removed_bytes / 1e6:,.1f} MB"),
-            *_row("input", ", ".join(report.inputs)),
+            *_row("input", report.given),
             *_row("words", report.words),
             *_row("seed", str(report.recipe.seed)),
             "\n## Sizes of clusters\n",
@@ -148,7 +148,7 @@ def html(report: Report) -> str:
         sections.append(("Bad documents", page.table(("where", "reason"), bad)))
     settings = [(name, str(getattr(report.recipe, name))) for name in Recipe.__struct_fields__]
     sections.append(("Recipe", page.table(("setting", "value"), [*settings, ("words", report.words)])))
-    return page.html(f"Deduplication ({report.recipe.method})", sections, ", ".join(report.inputs))
+    return page.html(f"Deduplication ({report.recipe.method})", sections, report.given)
 
 
 def _table(name: str, value: str) -> list[str]:

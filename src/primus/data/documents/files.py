@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,6 +46,22 @@ def find(given: str) -> list[str]:
     if not path.stat().st_size:
         raise UsageError(f"{given}: empty", "give a file that has text")
     return [str(path)]
+
+
+def would_find(given: str, folder: Path) -> bool:
+    """Whether `find` would find what is written into a folder, which need not be there yet.
+
+    Args:
+        given: An input, as for `find`.
+        folder: Any folder; links that lead to it, or from the input to it, count.
+    """
+    path, place = Path(given).expanduser(), folder.expanduser().resolve()
+    if is_remote(given):
+        return False
+    if path.is_dir():
+        looked_into = _folders(path, set())
+        return any(_identity(parent) in looked_into for parent in place.parents if parent.exists())
+    return not path.exists() and _is_one_of(place, path.parent)
 
 
 def size_of(file: str) -> int:
@@ -129,17 +146,54 @@ def _matching(pattern: str) -> list[str]:
 
 def _walk(folder: Path, entered: set[tuple[int, int]]) -> Iterator[Path]:
     """Files below a folder, each folder once whatever links lead to it."""
-    status = folder.stat()
-    if (status.st_dev, status.st_ino) in entered:
+    identity = _identity(folder)
+    if identity in entered:
         return
-    entered.add((status.st_dev, status.st_ino))
+    entered.add(identity)
     for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(".") or entry.name in SKIPPED_FOLDERS:
+        if _is_skipped(entry.name):
             continue
         if entry.is_dir():
             yield from _walk(entry, entered)
         elif _is_file(entry):
             yield entry
+
+
+def _folders(folder: Path, entered: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The folders that `_walk` looks into, without asking for each file what it is."""
+    identity = _identity(folder)
+    if identity not in entered:
+        entered.add(identity)
+        with os.scandir(folder) as entries:
+            inner = [entry.path for entry in entries if entry.is_dir() and not _is_skipped(entry.name)]
+        for path in inner:
+            _folders(Path(path), entered)
+    return entered
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """What is the same for all paths of a folder."""
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _is_skipped(name: str) -> bool:
+    return name.startswith(".") or name in SKIPPED_FOLDERS
+
+
+def _is_one_of(place: Path, pattern: Path) -> bool:
+    """Whether a folder is one of those that a pattern names."""
+    parts = Path(os.path.abspath(pattern)).parts
+    fixed = next((index for index, part in enumerate(parts) if PATTERN & set(part)), len(parts))
+    return _matches(place.parts, (*Path(*parts[:fixed]).resolve().parts, *parts[fixed:]))
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_matches(parts[skipped:], pattern[1:]) for skipped in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
 def _is_file(path: Path) -> bool:

@@ -89,7 +89,7 @@ class EncodeStage:
         output.facts["largest"] = largest
         if self.tokenizer.fast and self.tokenizer.fast.failure:
             output.facts["fast_failure"] = self.tokenizer.fast.failure
-        output.facts["contents"] = [inputs.content(part) for part in shard.parts]
+        output.facts["contents"] = inputs.contents(shard)
         for part in shard.parts:
             inputs.check_stamp(part.file, self.stamps[part.file])
 

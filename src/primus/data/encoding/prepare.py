@@ -93,7 +93,7 @@ def prepare(job: Job, say: Say = lambda text: None, show: Show = lambda progress
     """
     _check(job)
     tokenizer = None if trained.is_trained(job.tokenizer) else _load(job)
-    text = inputs.open_dataset(job.dataset) if job.dataset else _open_files(job)
+    text = inputs.open_input(job.inputs, job.dataset, job.output, job.recipe.text_documents, is_folder=False)
     try:
         job.output.parent.mkdir(parents=True, exist_ok=True)
         return _Preparation(job, text, say, show, WorkFolder.beside(job.output), tokenizer).run()
@@ -131,10 +131,6 @@ def _load(job: Job) -> Tokenizer:
             f"{tokenizer.name}: no token that ends a document", "name it with --eod, or use --no-append-eod"
         )
     return tokenizer
-
-
-def _open_files(job: Job) -> Inputs:
-    return inputs.open_files(job.inputs, job.recipe.text_documents)
 
 
 @dataclass
@@ -266,14 +262,7 @@ class _Preparation:
                 return f"its {name} is {getattr(manifest.recipe, name)}"
         if manifest.bad_documents > recipe.max_bad:
             return f"{manifest.bad_documents} bad documents were left out"
-        if self.text.same_stamps(manifest.inputs):
-            return ""
-        facts = self.text.facts_by_reading()
-        old, new = ({each.path: each.sha256 for each in group} for group in (manifest.inputs, facts))
-        changed = [path for path in (old | new) if old.get(path) != new.get(path)]
-        if changed:
-            return f"{changed[0]} is new, gone or changed"
-        return "" if list(old) == list(new) else "its inputs have another order"
+        return self.text.difference(manifest.inputs)
 
     def _tokenizer(self) -> Tokenizer:
         """The job's tokenizer, trained by the first process that needs it."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 
 import xxhash
@@ -14,7 +15,7 @@ import xxhash
 from primus import registry
 from primus.data import documents
 from primus.data.documents import Bad, Text, is_remote
-from primus.data.documents.files import whole_file_errors
+from primus.data.documents.files import whole_file_errors, would_find
 from primus.data.documents.kinds import COLUMNS, kind
 from primus.data.manifest import InputFacts
 from primus.data.pipeline import shards
@@ -71,20 +72,23 @@ class Inputs:
         for file, before in self.stamps.items():
             check_stamp(file, before)
 
-    def check_outside(self, output: Path) -> None:
-        """Make sure that what is written to a folder is no input, now or when the same is done again.
+    def check_outside(self, output: Path, is_folder: bool = True) -> None:
+        """Make sure that what is written is no input, now or when the same is done again.
+
+        Args:
+            output: A folder, or the path that the names of files begin with.
+            is_folder: Which of the two; into a folder of text no file is written beside another.
 
         Raises:
-            UsageError: The folder is in an input, or an input in the folder.
+            UsageError: The output is in an input, or an input in the folder.
         """
-        place = output.expanduser().resolve()
         for each in self.given:
-            folder = Path(each.given).expanduser()
-            if folder.is_dir() and folder.resolve() in place.parents:
+            if would_find(each.given, output):
                 raise UsageError(f"{output}: it is in the input {each.given}", "give an --output outside of it")
-            for file in each.files:
-                if not is_remote(file) and place in Path(file).resolve().parents:
-                    raise UsageError(f"{file}: this input is in the output {output}", "give another --output")
+        place = output.expanduser().resolve()
+        local = (file for each in self.given for file in each.files if is_folder and not is_remote(file))
+        if inside := next((file for file in local if place in Path(file).resolve().parents), None):
+            raise UsageError(f"{inside}: this input is in the output {output}", "give another --output")
 
     def facts(self, contents: Sequence[Sequence[str]]) -> list[InputFacts]:
         """What a manifest says of each input.
@@ -92,16 +96,36 @@ class Inputs:
         Args:
             contents: For each shard what `content` gave for each of its parts.
         """
-        digests = _file_digests(self.shards, contents)
+        parts = [part for shard in self.shards for part in shard.parts]
+        digests = _file_digests(zip(parts, chain.from_iterable(contents), strict=True))
         return [self._facts(each, digests) for each in self.given]
 
     def facts_by_reading(self) -> list[InputFacts]:
         """The same, where nobody else has read the files."""
-        return self.facts([[content(part) for part in shard.parts] for shard in self.shards])
+        return self.facts([contents(shard) for shard in self.shards])
 
-    def same_stamps(self, facts: Sequence[InputFacts]) -> bool:
-        """Whether sizes and times alone tell that these facts are of the same inputs."""
-        return [(each.path, each.stamp) for each in facts] == [(each.given, self._stamp(each)) for each in self.given]
+    def difference(self, facts: Sequence[InputFacts]) -> str:
+        """Why facts are not those of these inputs, in words; empty where they are.
+
+        A file of another time or name but of the same size, as a copy is, is read: its content decides.
+        """
+        if len(facts) == len(self.given) and all(map(self._is_same, self.given, facts)):
+            return ""
+        old, new = {each.path: each for each in facts}, {each.given: each for each in self.given}
+        for path in old | new:
+            if path not in old or path not in new or not self._is_same(new[path], old[path]):
+                return f"{path.removeprefix(DATASET)} is new, gone or changed"
+        return "its inputs have another order"
+
+    def _is_same(self, one: Input, before: InputFacts) -> bool:
+        if (before.path, before.stamp) == (one.given, self._stamp(one)):
+            return True
+        now = self._facts(one, {})
+        return (now.files, now.bytes) == (before.files, before.bytes) and self._read(one).sha256 == before.sha256
+
+    def _read(self, one: Input) -> InputFacts:
+        parts = (part for shard in self.shards for part in shard.parts if part.file in one.files)
+        return self._facts(one, _file_digests((part, content(part)) for part in parts))
 
     def _stamp(self, one: Input) -> str:
         return hashlib.sha256("\n".join(self.stamps[file] for file in one.files).encode()).hexdigest()
@@ -111,11 +135,34 @@ class Inputs:
         return InputFacts(
             path=one.given,
             files=0 if one.given.startswith(DATASET) else len(one.files),
-            bytes=sum(part_bytes for part_bytes in map(_bytes_of, one.files)),
+            bytes=sum(map(_bytes_of, one.files)),
             version=self.stamps[one.given] if one.given.startswith(DATASET) else "",
             stamp=self._stamp(one),
             sha256=hashlib.sha256("".join(lines).encode()).hexdigest(),
         )
+
+
+def open_input(
+    given: Iterable[str], dataset: str | None, output: Path, text_documents: str = "file", is_folder: bool = True
+) -> Inputs:
+    """The documents of files or of a named dataset, of which none is where the result is written.
+
+    Args:
+        given: Files, folders, patterns and URLs.
+        dataset: Named dataset, instead of them.
+        output: See `Inputs.check_outside`.
+        text_documents: What is a document in a .txt file.
+        is_folder: See `Inputs.check_outside`.
+
+    Raises:
+        UsageError: One of them does not exist, is empty or unknown, or the output is in it.
+        PrimusError: It cannot be read.
+    """
+    if dataset:
+        return open_dataset(dataset)
+    found = open_files(given, text_documents)
+    found.check_outside(output, is_folder)
+    return found
 
 
 def open_files(given: Iterable[str], text_documents: str = "file") -> Inputs:
@@ -198,6 +245,11 @@ def stamp(file: str) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
+def contents(shard: Shard) -> list[str]:
+    """What `content` gives for each part of a shard."""
+    return [content(part) for part in shard.parts]
+
+
 def content(part: Part) -> str:
     """Checksums of the blocks of a file that begin in a part of it, in hexadecimal digits; empty for what is no file.
 
@@ -221,15 +273,14 @@ def _block_digests(file: BufferedReader, block: int, last: int | None) -> Iterat
         block += 1
 
 
-def _file_digests(shards: Sequence[Shard], contents: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Digest of each file's content; of a file that was given twice that of both, one after the other."""
-    parts: dict[str, list[str]] = {}
-    for shard, digests in zip(shards, contents, strict=True):
-        for part, digest in zip(shard.parts, digests, strict=True):
-            parts.setdefault(part.file, []).append(digest)
+def _file_digests(contents: Iterable[tuple[Part, str]]) -> dict[str, str]:
+    """Digest of each file from what `content` gave for its parts, in their order."""
+    files: dict[str, list[str]] = {}
+    for part, digests in contents:
+        files.setdefault(part.file, []).append(digests)
     return {
         file: hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
-        for file, digests in parts.items()
+        for file, digests in files.items()
         if any(digests)
     }
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from primus.data import atomic
 from primus.data.manifest import FileFacts
+from primus.data.pipeline.inputs import Inputs
 from primus.data.pipeline.text_job import Say, TextJob, TextReport
 from primus.data.pipeline.work import Board, Row
 from primus.errors import PrimusError, UsageError
@@ -51,8 +54,10 @@ class ResultFolder(Generic[Report]):
     """The output of a job, and what tells whether it is there."""
 
     job: TextJob
-    identity: str
-    """Of the job and the content of its input."""
+    source: Inputs
+    """The job's input."""
+    settings: Any
+    """What else decides what is in the folder, as JSON."""
     report_name: str
     """Name of the report in the folder."""
     report_type: type[Report]
@@ -62,6 +67,11 @@ class ResultFolder(Generic[Report]):
     """Why a report is not that of the job, in words."""
     pages: Callable[[Report], dict[str, str]]
     """Pages for people, by suffix."""
+
+    @cached_property
+    def identity(self) -> str:
+        """Changes with the settings."""
+        return hashlib.sha256(msgspec.json.encode(self.settings, order="deterministic")).hexdigest()
 
     @property
     def work(self) -> Path:
@@ -116,18 +126,19 @@ class ResultFolder(Generic[Report]):
 
     def _is_result(self, report: Report) -> bool:
         same = report.identity == self.identity and len(report.bad) <= self.job.max_bad
-        return same and has_files(self.job.output, report.files) and self.is_whole(report)
+        whole = same and has_files(self.job.output, report.files) and self.is_whole(report)
+        return whole and not self.source.difference(report.inputs)
 
     def _difference(self, report: Report | None) -> str:
         if report is None:
             return f"it has no {self.report_name}"
-        if difference := self.difference(report):
+        if difference := self.difference(report) or self.source.difference(report.inputs):
             return difference
-        if report.inputs != self.job.given:
-            return f"its input is {', '.join(report.inputs)}"
-        if report.identity == self.identity and len(report.bad) > self.job.max_bad:
+        if report.identity != self.identity:
+            return "with other settings"
+        if len(report.bad) > self.job.max_bad:
             return f"{len(report.bad)} bad documents were left out"
-        return "an input or the result has changed since, or other settings were given"
+        return "a file of it is missing or damaged"
 
     def _made(self, report: Report, made: bool) -> Made[Report]:
         return Made(self.job.output, [self.job.output / name for name in sorted(report.files)], report, made)

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from primus.data import documents
-from primus.data.manifest import FileFacts
+from primus.data.manifest import FileFacts, InputFacts
 from primus.data.pipeline import inputs
 from primus.data.pipeline.executors import Executor
 from primus.data.pipeline.inputs import Inputs
@@ -43,11 +43,6 @@ class TextJob:
     existing: Literal["check", "replace"] = "check"
     """Other data that is at the output is an error, or is replaced."""
 
-    @property
-    def given(self) -> list[str]:
-        """The input as a report names it."""
-        return [inputs.DATASET + self.dataset] if self.dataset else list(self.inputs)
-
     def open(self) -> Inputs:
         """The input.
 
@@ -58,11 +53,7 @@ class TextJob:
             raise UsageError("both an input and a dataset" if self.inputs else "nothing to read", "give one of them")
         if self.output.name in ("", "."):
             raise UsageError(f"output '{self.output}' is no name of a folder", "give a new folder like data/new")
-        if self.dataset:
-            return inputs.open_dataset(self.dataset)
-        source = inputs.open_files(self.inputs, self.text_documents)
-        source.check_outside(self.output)
-        return source
+        return inputs.open_input(self.inputs, self.dataset, self.output, self.text_documents)
 
     def page(self, kind: str = "html") -> Path:
         """The page for people that belongs to the output: ``md`` or ``html``."""
@@ -75,13 +66,18 @@ class TextReport(Struct, frozen=True, kw_only=True):
     primus: str
     """Version of the package that wrote it."""
     identity: str
-    """Changes with the recipe, any input, and how it is read and written."""
-    inputs: list[str]
-    """Files, folders, patterns, URLs or dataset as given."""
+    """Changes with the recipe, and how the input is read and the result written."""
+    inputs: list[InputFacts]
+    """What it was made from."""
     bad: list[BadItem] = []
     """Bad documents, left out."""
     files: dict[str, FileFacts] = {}
     """What was kept, by name."""
+
+    @property
+    def given(self) -> str:
+        """The input as it was given."""
+        return ", ".join(each.path for each in self.inputs)
 
 
 def text_key(given: tuple[str, ...]) -> str:
