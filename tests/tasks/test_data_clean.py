@@ -41,8 +41,8 @@ def test_recipes_are_listed_with_their_thresholds() -> None:
 def test_mistakes_are_explained() -> None:
     for words, problem in (
         ((), "nothing to clean"),
-        (("--input", "x.jsonl"), "no recipe"),
-        (("--input", "x.jsonl", "--recipe", "gopher"), "no output"),
+        (("--input", "x.jsonl"), "no output"),
+        (("--input", "x.jsonl", "--output", "o"), "no recipe"),
         (("--input", "x.jsonl", "--recipe", "finweb", "--output", "o"), "did you mean 'fineweb'"),
     ):
         done = clean(*words)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from primus.data.pipeline import text_options
+from primus.data.pipeline.text_options import TextOptions
 from primus.errors import UsageError
 from primus.task import TaskContext
 
@@ -17,15 +17,9 @@ if TYPE_CHECKING:
     from primus.data.pipeline.result_folder import Made
 
 
-class Options(Struct, frozen=True, kw_only=True):
+class Options(TextOptions, frozen=True, kw_only=True):
     """Options of `data dedup`."""
 
-    input: tuple[str, ...] = ()
-    """Files (.jsonl, .txt, .csv, .parquet, also compressed, source files), folders, patterns and URLs."""
-    dataset: str | None = None
-    """Named dataset instead of files; `data prepare --list` shows them."""
-    output: str = ""
-    """Folder for the documents that are kept, as .jsonl.zst with all their fields."""
     method: Literal["exact", "minhash"] = "minhash"
     """Remove equal documents only, or near copies too."""
     bands: Annotated[int, Meta(ge=1)] = 14
@@ -38,18 +32,6 @@ class Options(Struct, frozen=True, kw_only=True):
     """Of the hash functions."""
     normalize: bool = False
     """With the exact method: compare without case, accents, punctuation and spacing, and take any number as 0."""
-    json_key: str | None = None
-    """Field of a record, or column, that holds the text; text, or else the only one."""
-    text_documents: Literal["file", "paragraph", "line"] = "file"
-    """What is a document in a .txt file."""
-    max_bad: Annotated[int, Meta(ge=0)] = 0
-    """Bad documents (broken JSON, no such field, null, not UTF-8) that may be left out; the report lists them."""
-    workers: Annotated[int, Meta(ge=1)] | None = None
-    """Processes; all cores by default. The result does not depend on it."""
-    executor: Literal["local", "ray"] = "local"
-    """Who does the work: processes of this machine, or the Ray cluster that $RAY_ADDRESS names."""
-    overwrite: bool = False
-    """Replace an earlier result at the output that was made otherwise."""
 
 
 def run(options: Options, context: TaskContext) -> None:
@@ -72,42 +54,18 @@ def _job(options: Options) -> Job:
     """The job that the options describe.
 
     Raises:
-        UsageError: Something is missing.
+        UsageError: Something is missing or unknown.
     """
-    if not options.input and not options.dataset:
-        raise UsageError("nothing to deduplicate", "give --input PATH... or --dataset NAME")
-    if not options.output:
-        raise UsageError("no output", "give --output FOLDER")
+    text_options.check(options, "dedup")
     if options.normalize and options.method != "exact":
         raise UsageError(
             "--normalize with --method minhash", "leave it out: MinHash always compares words without case and spacing"
         )
-    missing = [name for name in ("numpy", "xxhash", "zstandard") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f"data dedup needs {' and '.join(missing)}", f"pip install {' '.join(missing)}")
     from primus.data.dedup.job import Job
     from primus.data.dedup.recipe import Recipe
-    from primus.data.pipeline.text_job import text_key
 
-    return Job(
-        inputs=options.input,
-        dataset=options.dataset,
-        output=Path(options.output).expanduser(),
-        recipe=Recipe(
-            method=options.method,
-            bands=options.bands,
-            rows=options.rows,
-            ngram=options.ngram,
-            seed=options.seed,
-            normalize=options.normalize,
-        ),
-        json_key=options.json_key or text_key(options.input),
-        text_documents=options.text_documents,
-        max_bad=options.max_bad,
-        workers=options.workers,
-        executor=options.executor,
-        existing="replace" if options.overwrite else "check",
-    )
+    recipe = Recipe(**{name: getattr(options, name) for name in Recipe.__struct_fields__})
+    return Job(recipe=recipe, **text_options.settings(options))
 
 
 def _summary(job: Job, done: Made[Report]) -> dict[str, object]:

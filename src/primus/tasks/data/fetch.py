@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from primus import registry
+from primus.data.datasets.listing import named_datasets
 from primus.errors import UsageError
 from primus.task import TaskContext
 
@@ -49,7 +49,7 @@ def run(options: Options, context: TaskContext) -> None:
         PrimusError: See `primus.data.datasets.fetch.fetch`.
     """
     if options.list:
-        _list(context)
+        context.result(*named_datasets())
         return
     if not options.dataset:
         raise UsageError("nothing to fetch", "name a dataset, such as fineweb or OWNER/NAME (see --list)")
@@ -74,12 +74,6 @@ def run(options: Options, context: TaskContext) -> None:
             display.say(line)
     value = _summary(fetched)
     context.result(value, f"--input {value['folder']}")
-
-
-def _list(context: TaskContext) -> None:
-    found = {name: registry.summary("sources", name) for name in registry.names("sources")}
-    width = max(map(len, found), default=0)
-    context.result(found, "\n".join(f"{name:{width}}  {summary}" for name, summary in found.items()))
 
 
 def _shown(progress: Progress) -> Shown:

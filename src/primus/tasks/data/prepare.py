@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from primus import registry
+from primus.data.datasets.listing import named_datasets
 from primus.data.encoding.options import EncodeOptions, check_packages, make_job, output_prefix, summary
 from primus.errors import UsageError
 from primus.task import TaskContext
@@ -41,7 +41,7 @@ def run(options: Options, context: TaskContext) -> None:
         PrimusError: See `primus.data.encoding.prepare.prepare`.
     """
     if options.list:
-        _list(context)
+        context.result(*named_datasets())
         return
     output = _output(options)
     check_packages("data prepare")
@@ -63,12 +63,6 @@ def run(options: Options, context: TaskContext) -> None:
             steps.verify([each for each in prepared if each.made], display.say)
     values = [summary(each) for each in prepared]
     context.result(values, "\n".join(f"--train_data_path {value['prefix']}" for value in values))
-
-
-def _list(context: TaskContext) -> None:
-    found = {name: registry.summary("sources", name) for name in registry.names("sources")}
-    width = max(map(len, found), default=0)
-    context.result(found, "\n".join(f"{name:{width}}  {summary}" for name, summary in found.items()))
 
 
 def _output(options: Options) -> Path:
