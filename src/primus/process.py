@@ -206,5 +206,8 @@ def end_with(main: Callable[[], int]) -> NoReturn:
         os._exit(code)
 
     atexit.register(leave)  # ahead of what `main` registers, so called after it
-    code = main()
-    sys.exit(code)
+    try:
+        sys.exit(main())
+    except SystemExit as end:  # its own, or one of a library
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +19,10 @@ from primus.process import end_with
 from primus.runs.attempt import Attempt, forget_stacks, write_stacks_when_asked
 from primus.runs.files import read_json
 from primus.runs.store import Run
+
+PEERS_S = 0.3
+"""A rank that has failed stays as long: torchrun, which looks every 0.1 s, then finds one that was killed, and that the
+others fail without, ahead of these."""
 
 
 def main(argv: list[str], environ: Mapping[str, str]) -> int:
@@ -39,10 +45,14 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     except Exception as error:
         traceback.print_exc()
         attempt.fail(error, EXIT_FAILED)
+        if world_size > 1:
+            time.sleep(PEERS_S)
         return EXIT_FAILED
     finally:
         attempt.close()
         forget_stacks(attempt.folder, rank)
+        with contextlib.suppress(OSError):  # its reader has gone
+            console.close()
     return EXIT_OK
 
 

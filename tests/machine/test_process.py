@@ -75,6 +75,16 @@ end_with(main)
 
 
 def test_a_process_whose_work_raises_ends_with_1_and_the_traceback() -> None:
-    program = "from primus.process import end_with; end_with(lambda: 1 // 0)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    ended = _ended_with("1 // 0")
     assert ended.returncode == 1 and "ZeroDivisionError" in ended.stderr
+
+
+@pytest.mark.parametrize(("value", "code", "said"), [("7", 7, ""), ("None", 0, ""), ("'why'", 1, "why\n")])
+def test_a_process_that_a_library_ends_has_that_code(value: str, code: int, said: str) -> None:
+    ended = _ended_with(f"sys.exit({value})")
+    assert (ended.returncode, ended.stderr) == (code, said)
+
+
+def _ended_with(work: str) -> subprocess.CompletedProcess[str]:
+    program = f"import sys; from primus.process import end_with; end_with(lambda: {work})"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
