@@ -137,7 +137,13 @@ class Tokenizer:
         return cut(text, size) if self.cuttable else [text]
 
 
-def load(name: str | Path, eod: str | None = None, parse_special_tokens: bool = False, fast: bool = True) -> Tokenizer:
+def load(
+    name: str | Path,
+    eod: str | None = None,
+    parse_special_tokens: bool = False,
+    fast: bool = True,
+    in_parallel: bool = False,
+) -> Tokenizer:
     """The tokenizer at a path or of a name.
 
     Args:
@@ -148,6 +154,8 @@ def load(name: str | Path, eod: str | None = None, parse_special_tokens: bool = 
         parse_special_tokens: Whether a special token that a text spells out becomes its id, which lets a text forge the
             end of a document, instead of plain text.
         fast: Whether to encode the fast way where it knows the tokenizer.
+        in_parallel: Whether the library that defines the ids may load in a process of its own, which is forked from
+            this one and answers for it, while the fast way loads here.
 
     Raises:
         UsageError: There is no such tokenizer, it is damaged, or it has no token `eod`.
@@ -155,18 +163,24 @@ def load(name: str | Path, eod: str | None = None, parse_special_tokens: bool = 
     """
     from primus.data.tokenizers.locate import read
 
-    return from_content(read(str(name)), str(name), eod, parse_special_tokens, fast)
+    return from_content(read(str(name)), str(name), eod, parse_special_tokens, fast, in_parallel)
 
 
 def from_content(
-    content: bytes, name: str, eod: str | None = None, parse_special_tokens: bool = False, fast: bool = True
+    content: bytes,
+    name: str,
+    eod: str | None = None,
+    parse_special_tokens: bool = False,
+    fast: bool = True,
+    in_parallel: bool = False,
 ) -> Tokenizer:
     """The tokenizer that a file's content describes; see `load`."""
     from primus.data.tokenizers import huggingface, sentencepiece
 
-    kind = huggingface if is_json(content) else sentencepiece
     with _without_collector():
-        return kind.from_content(content, name, eod, parse_special_tokens, fast)
+        if is_json(content):
+            return huggingface.from_content(content, name, eod, parse_special_tokens, fast, in_parallel)
+        return sentencepiece.from_content(content, name, eod, parse_special_tokens, fast)
 
 
 @contextmanager
@@ -207,7 +221,8 @@ def fingerprint(content: bytes) -> str:
     """
     if not is_json(content):
         return hashlib.sha256(content).hexdigest()
-    return identity(msgspec.json.decode(content))
+    with _without_collector():
+        return identity(msgspec.json.decode(content))
 
 
 def identity(described: dict[str, Any]) -> str:

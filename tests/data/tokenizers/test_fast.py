@@ -133,15 +133,6 @@ def test_a_sentencepiece_model_of_another_kind_is_left_to_the_library(options: d
     assert from_content(small.sentencepiece_model(**options), "small.model").fast is None
 
 
-def test_the_added_tokens_are_found_wherever_the_file_has_them() -> None:
-    described = json.loads(small.by_pattern()["qwen2"].content)
-    misleading = {**described, "model": {"added_tokens": [], **described["model"]}}
-    for parts in (dict(reversed(described.items())), dict(reversed(misleading.items()))):
-        content = json.dumps(parts, indent=1).encode()
-        without = fast._without(parts["added_tokens"], content, parts)
-        assert json.loads(without) == {**parts, "added_tokens": []}
-
-
 def test_the_fast_way_can_be_switched_off() -> None:
     assert from_content(small.by_pattern()["gpt2"].content, "slow", fast=False).fast is None
 

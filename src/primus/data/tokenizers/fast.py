@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -152,36 +153,42 @@ class Gigatoken:
         return np.concatenate(rows), np.fromiter(map(len, rows), np.int64, len(rows))
 
 
-def of_json(exact: Engine, content: bytes, described: dict[str, Any], parse_special_tokens: bool) -> Gigatoken | None:
+def of_json(exact: Engine, outline: dict[str, Any], parse_special_tokens: bool) -> Gigatoken | None:
     """A fast engine for a tokenizer.json; None where the fast way does not know it.
 
     gigatoken gets the file without its added tokens: a special token is then plain text to it, as to the library unless
     `parse_special_tokens`, and the texts with other added tokens are for the library.
+
+    Args:
+        exact: The engine that defines the ids.
+        outline: The file; see `primus.data.tokenizers.tokenizer_json.outline`.
+        parse_special_tokens: Whether special tokens in a text are to be found.
     """
-    if not _is_known(described):
+    if not is_known(outline):
         return None
-    added = described.get("added_tokens", [])
+    added = outline.get("added_tokens", [])
     strings = [token["content"] for token in added if parse_special_tokens or not token.get("special")]
-    composes = described.get("normalizer") is not None
-    return _agreeing(Gigatoken(exact, _without(added, content, described), strings, composes))
+    content = msgspec.json.encode({**outline, "added_tokens": []})
+    return _agreeing(Gigatoken(exact, content, strings, outline.get("normalizer") is not None))
+
+
+def is_known(outline: dict[str, Any]) -> bool:
+    """Whether gigatoken is there, and nothing in a tokenizer.json is beyond it: a byte-level BPE split by patterns."""
+    model = outline.get("model", {})
+    odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
+    return (
+        importlib.util.find_spec("gigatoken") is not None
+        and model.get("type", "BPE") == "BPE"
+        and not any(model.get(key) for key in odd)
+        and bool(split_patterns(outline))
+        and (outline.get("normalizer") or {"type": "NFC"}) == {"type": "NFC"}
+    )
 
 
 def of_sentencepiece(exact: Engine, content: bytes, control: Sequence[str]) -> Gigatoken | None:
     """A fast engine for a SentencePiece model, whose control pieces gigatoken finds in texts and the library does not;
     None where the fast way does not know it."""
     return _agreeing(Gigatoken(exact, content, control, False))
-
-
-def _without(added: list[Any], content: bytes, described: dict[str, Any]) -> bytes:
-    """A tokenizer.json without its added tokens, cut out of its text, as writing all of it again takes longer."""
-    if not added:
-        return content
-    text = content.decode()
-    start = text.find("[", text.find('"added_tokens"'))
-    found, end = json.JSONDecoder().raw_decode(text, start)
-    if found != added:  # the first place with this name is not the one
-        return json.dumps({**described, "added_tokens": []}, ensure_ascii=False).encode()
-    return f"{text[:start]}[]{text[end:]}".encode()
 
 
 def _agreeing(fast: Gigatoken) -> Gigatoken | None:
@@ -210,18 +217,6 @@ def _has_newer(text: str) -> bool:
 def _is_panic(error: BaseException) -> bool:
     """Whether this is a panic of Rust, which pyo3 derives from BaseException."""
     return type(error).__name__ == "PanicException"
-
-
-def _is_known(described: dict[str, Any]) -> bool:
-    """Whether nothing in a tokenizer.json is beyond the fast way: a byte-level BPE that splits by patterns."""
-    model = described["model"]
-    odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
-    return (
-        model.get("type", "BPE") == "BPE"
-        and not any(model.get(key) for key in odd)
-        and bool(split_patterns(described))
-        and (described.get("normalizer") or {"type": "NFC"}) == {"type": "NFC"}
-    )
 
 
 def _around(batch: Batch, before: NDArray[np.uint32], after: NDArray[np.uint32]) -> Batch:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from primus.data.tokenizer import Batch, Tokenizer, begin_of_document, end_of_document, identity
+from primus.data.tokenizer import Batch, Engine, FastEngine, Tokenizer, begin_of_document, end_of_document, identity
+from primus.data.tokenizers import beside, tokenizer_json
+from primus.data.tokenizers.beside import Beside
 from primus.data.tokenizers.cuts import is_cuttable
-from primus.data.tokenizers.fast import of_json
+from primus.data.tokenizers.fast import is_known, of_json
 from primus.errors import PrimusError, UsageError
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What `Tokenizer` tells of a tokenizer's vocabulary."""
+
+    vocab_size: int
+    eod: str | None
+    eod_id: int | None
+    bos_id: int | None
+    fingerprint: str
 
 
 class Library:
@@ -33,7 +47,29 @@ class Library:
     @cached_property
     def backend(self) -> Any:
         """The ``tokenizers.Tokenizer``, without truncation and padding."""
-        backend = _parse(self.content, self.name)
+        return self._configured(self.content)
+
+    def load(self, eod: str | None) -> Facts:
+        """Make the backend, and say what there is to know of its vocabulary.
+
+        Raises:
+            UsageError: The file is damaged, has no token `eod`, or the library would number its tokens differently.
+        """
+        described = tokenizer_json.join_merges(msgspec.json.decode(self.content))
+        self.backend = self._configured(msgspec.json.encode(described))
+        _check_numbers(described.get("added_tokens", []), self.backend, self.name)
+        vocabulary = tokenizer_json.vocabulary(described)
+        token = end_of_document(vocabulary, eod, self.name)
+        return Facts(
+            vocab_size=max(vocabulary.values()) + 1,
+            eod=token,
+            eod_id=None if token is None else vocabulary[token],
+            bos_id=begin_of_document(vocabulary),
+            fingerprint=identity(described),
+        )
+
+    def _configured(self, content: bytes) -> Any:
+        backend = _parse(content, self.name)
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = not self.parse_special_tokens
@@ -59,33 +95,52 @@ class Library:
         return text
 
 
-def from_content(content: bytes, name: str, eod: str | None, parse_special_tokens: bool, fast: bool) -> Tokenizer:
+def from_content(
+    content: bytes, name: str, eod: str | None, parse_special_tokens: bool, fast: bool, in_parallel: bool
+) -> Tokenizer:
     """The tokenizer that a tokenizer.json describes; see `primus.data.tokenizer.load`.
 
     Raises:
         UsageError: It is damaged, has no token `eod`, or the library would number its tokens differently.
     """
-    exact = Library(content, name, parse_special_tokens)
-    vocabulary: dict[str, int] = exact.backend.get_vocab(with_added_tokens=True)
-    described = msgspec.json.decode(content)
-    added = described.get("added_tokens", [])
-    _check_numbers(added, vocabulary, name)
-    token = end_of_document(vocabulary, eod, name)
+    try:
+        outline = tokenizer_json.outline(content)
+    except msgspec.MsgspecError as error:
+        raise _damaged(name, error) from None
+    library = Library(content, name, parse_special_tokens)
+    facts, exact, engine = _loaded(library, eod, outline if fast else {}, in_parallel)
+    added = outline.get("added_tokens", [])
     return Tokenizer(
         name=name,
         content=content,
         file_suffix=".json",
-        vocab_size=max(vocabulary.values()) + 1,
-        eod=token,
-        eod_id=None if token is None else vocabulary[token],
-        bos_id=begin_of_document(vocabulary),
-        fingerprint=identity(described),
+        vocab_size=facts.vocab_size,
+        eod=facts.eod,
+        eod_id=facts.eod_id,
+        bos_id=facts.bos_id,
+        fingerprint=facts.fingerprint,
         special_strings=tuple(token["content"] for token in added if token.get("special")),
         parse_special_tokens=parse_special_tokens,
-        cuttable=is_cuttable(described),
+        cuttable=is_cuttable(outline),
         exact=exact,
-        fast=of_json(exact, content, described, parse_special_tokens) if fast else None,
+        fast=engine,
     )
+
+
+def _loaded(
+    library: Library, eod: str | None, outline: dict[str, Any], in_parallel: bool
+) -> tuple[Facts, Engine, FastEngine | None]:
+    """What is known of the vocabulary, the engine that defines the ids, and the fast one where there is one.
+
+    Neither library lets another thread of its process do anything while it loads.
+    """
+    if not in_parallel or not is_known(outline) or not beside.is_possible():
+        facts = library.load(eod)
+        return facts, library, of_json(library, outline, library.parse_special_tokens)
+    exact = Beside(library, partial(library.load, eod))
+    engine = of_json(exact, outline, library.parse_special_tokens)
+    facts = exact.loaded()
+    return (facts, exact, engine) if engine else (facts, library, None)
 
 
 def lone_surrogate(texts: Sequence[str], error: Exception) -> Exception:
@@ -108,15 +163,19 @@ def _parse(content: bytes, name: str) -> Any:
     try:
         return Backend.from_str(content.decode())
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception for every kind of damage
-        raise UsageError(f"{name}: not a tokenizer.json ({error})", "save or download it again") from None
+        raise _damaged(name, error) from None
 
 
-def _check_numbers(added: list[dict[str, Any]], vocabulary: dict[str, int], name: str) -> None:
+def _damaged(name: str, error: Exception) -> UsageError:
+    return UsageError(f"{name}: not a tokenizer.json ({error})", "save or download it again")
+
+
+def _check_numbers(added: list[dict[str, Any]], backend: Any, name: str) -> None:
     """The library numbers added tokens anew that the model's vocabulary does not have, where its ids have gaps."""
     for token in added:
-        if vocabulary.get(token["content"]) != token["id"]:
+        number = backend.token_to_id(token["content"])
+        if number != token["id"]:
             raise UsageError(
-                f"{name}: the library gives {token['content']} the id {vocabulary.get(token['content'])}, "
-                f"but the file says {token['id']}",
+                f"{name}: the library gives {token['content']} the id {number}, but the file says {token['id']}",
                 "add the token to model.vocab in the file, so that its id stays",
             )
