@@ -125,7 +125,7 @@ def _check(job: Job) -> None:
 
 
 def _load(job: Job) -> Tokenizer:
-    tokenizer = tokenizers.load(job.tokenizer, job.eod, job.recipe.parse_special_tokens, job.fast)
+    tokenizer = tokenizers.load(job.tokenizer, job.eod, job.recipe.parse_special_tokens, job.fast, in_parallel=True)
     if job.recipe.append_eod and tokenizer.eod is None:
         raise UsageError(
             f"{tokenizer.name}: no token that ends a document", "name it with --eod, or use --no-append-eod"
