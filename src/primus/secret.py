@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 MASK = "<secret>"
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(^|_)(API)?KEY(_|$)|(^|_)(DSN|AUTH|PAT)(_|$)")
-_HARMLESS = re.compile(r"TOKENIZ\w*?(?=_|$)|TOKENS|FIM_[A-Z]+_TOKEN$|\w*_FILE$")
+_HARMLESS = re.compile(r"TOKENIZ\w*?(?=_|$)|TOKENS|^JSON_KEY$|FIM_[A-Z]+_TOKEN$|\w*_FILE$")
 _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 

@@ -66,6 +66,7 @@ def test_json_lines_give_back_every_text(
         (b'{"text": "\xff"}', "not UTF-8 at byte 11 of the line"),
         (b'{"text": "a\\ud800"}', "half of a surrogate pair at character 2"),
         (b"[" * 100_000, "nested too deeply"),
+        (b"[", "not JSON by itself but the beginning of it"),
     ],
 )
 def test_a_bad_line_is_named_and_the_lines_around_it_are_kept(tmp_path: Path, line: bytes, reason: str) -> None:
@@ -202,3 +203,31 @@ def test_inputs_without_text_are_errors(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError, match="no text in this folder"):
         find(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("given", ["", "{}/x", "{}/json"])
+def test_an_input_that_is_nothing_or_has_no_plain_name_is_refused(tmp_path: Path, given: str) -> None:
+    write(tmp_path / "x" / os.fsdecode(b"a\xff.jsonl"), "{}")
+    write(tmp_path / "json" / "a.json", "{}")
+    expected = {
+        "": "empty string",
+        "{}/x": r"a.udcff.jsonl': its name is not UTF-8",
+        "{}/json": "no text in this folder",
+    }
+    with pytest.raises(UsageError, match=expected[given]) as caught:
+        find(given.format(tmp_path))
+    assert caught.value.hint
+
+
+def test_utf16_is_called_by_its_name(tmp_path: Path) -> None:
+    for name in ("a.txt", "a.jsonl"):
+        [(_, reason), *_] = bad(write(tmp_path / name, '{"text": "fox"}\n'.encode("utf-16")))
+        assert "UTF-16, not UTF-8: convert the file by iconv" in reason
+    with pytest.raises(UsageError, match=r"a\.csv: UTF-16, not UTF-8"):
+        texts(write(tmp_path / "a.csv", "text,id\nfox,1\n".encode("utf-16")))
+
+
+def test_a_table_may_begin_with_empty_lines_but_not_name_its_text_twice(tmp_path: Path) -> None:
+    assert texts(write(tmp_path / "a.csv", "\n\r\ntext,id\nfox,1\n")) == ["fox"]
+    with pytest.raises(UsageError, match="2 columns are named 'text'"):
+        texts(write(tmp_path / "a.csv", "text,text\nfox,dog\n"))

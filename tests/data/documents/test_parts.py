@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -180,3 +181,17 @@ def test_a_column_that_can_only_be_guessed_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="which column is the text") as caught:
         text_column([str(tmp_path / "a.csv")])
     assert "question, answer" in caught.value.hint
+
+
+@pytest.mark.parametrize("line", ["The fox, it seems, jumps over the dog", "id;text", "x" * 500 + ";" + "y" * 500])
+def test_a_first_line_that_names_no_column_is_not_taken_for_one(tmp_path: Path, line: str) -> None:
+    from primus.data.documents import text_column
+
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([[line], ["a text"]])
+    with pytest.raises(UsageError, match="which column is the text") as caught:
+        text_column([str(tmp_path / "a.csv")])
+    assert "its first line must name the columns" in caught.value.hint
+    assert len(caught.value.hint) < 300
+    (tmp_path / "a.csv").write_text("the_article\na text\n")
+    assert text_column([str(tmp_path / "a.csv")]) == "the_article"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+GOOD = ("--input", "{}/a.jsonl", "--output", "{}/x")
+
 
 def prepare(*words: object, json_wanted: bool = False) -> subprocess.CompletedProcess[str]:
     before = ["--json"] if json_wanted else []
@@ -60,8 +62,11 @@ def test_named_datasets_are_listed_without_importing_them() -> None:
         (["--input", "{}/a.jsonl", "--tokenizer", "bpe:30", "--output", "{}/x"], 2, "at least 257"),
         (["--input", "{}/a.jsonl", "--tokenizer", "bpe:many", "--output", "{}/x"], 2, "like bpe:8192"),
         (["--input", "{}/a.jsonl", "--tokenizer", "{}/t.json", "--output", "{}/o/x"], 2, "t.json: no such tokenizer"),
-        (["--input", "{}/a.jsonl", "--tokenizer", "bpe:300", "--output", "{}/x"], 1, "a.jsonl:1: not JSON"),
+        ([*GOOD, "--tokenizer", "bpe:300"], 1, "a.jsonl:1: not JSON"),
         (["--dataset", "python-stdlb", "--tokenizer", "bpe:300"], 2, "did you mean 'python-stdlib'?"),
+        ([*GOOD, "--tokenizer", "{}/t.json", "--clean", "minimal"], 2, "t.json: no such tokenizer"),
+        ([*GOOD, "--tokenizer", "bpe:many", "--dedup", "exact"], 2, "like bpe:8192"),
+        ([*GOOD, "--tokenizer", "bpe:300", "--dedup", "exact", "--clean", "minmal"], 2, "did you mean 'minimal'?"),
     ],
 )
 def test_bad_input_gets_one_message_and_leaves_nothing(

@@ -93,3 +93,10 @@ def test_a_moved_input_is_the_same_and_what_else_has_changed_is_named(tmp_path: 
     facts = open_files(both).facts_by_reading()
     assert open_files(both[::-1]).difference(facts) == "its inputs have another order"
     assert open_files(both[:1]).difference(facts) == f"{both[1]} is new, gone or changed"
+
+
+@pytest.mark.parametrize("name", ["fineweb", "owner/name:en"])
+def test_a_dataset_of_the_hub_has_to_be_fetched_first(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="it is on the Hugging Face hub") as caught:
+        open_input((), name, tmp_path / "out")
+    assert f"`data fetch {name} --output FOLDER`" in caught.value.hint

@@ -42,7 +42,7 @@ def contents(output: Path, bad: int = 0) -> Contents:
     folder.mkdir(parents=True)
     items = [BadItem(f"a.jsonl:{number}", "no JSON") for number in range(bad)]
     facts = made.source.facts_by_reading()
-    return TextReport(primus="1", identity=made.identity, inputs=facts, bad=items), {output: folder}
+    return TextReport(primus="1", identity=made.identity, inputs=facts, documents=1, bad=items), {output: folder}
 
 
 def make(output: Path, bad: int = 0) -> Made[TextReport]:
@@ -94,3 +94,10 @@ def test_other_settings_and_a_lost_file_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "out" / "report.json").write_bytes(msgspec.json.encode(report))
     with pytest.raises(UsageError, match="a file of it is missing or damaged"):
         make(tmp_path / "out")
+
+
+def test_a_result_of_no_document_is_none(tmp_path: Path) -> None:
+    report, folders = contents(tmp_path / "out")
+    with pytest.raises(UsageError, match=r"no text in .*a\.jsonl"):
+        result(tmp_path / "out").get(lambda: lambda: (msgspec.structs.replace(report, documents=0), folders), print)
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]

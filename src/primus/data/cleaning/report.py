@@ -66,8 +66,6 @@ class Report(TextReport, frozen=True, kw_only=True):
     """Hash of its rules, thresholds and definition of a word."""
     content: dict[str, Any]
     """All of these."""
-    documents: int
-    """Documents that have text."""
     kept: int
     characters: int
     """Of the documents that have text."""

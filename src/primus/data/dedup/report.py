@@ -44,8 +44,6 @@ class Report(TextReport, frozen=True, kw_only=True):
     """Definition of a word."""
     threshold: float | None
     """Jaccard similarity at which about two thirds are found; None where only equal documents are."""
-    documents: int
-    """Documents that have text."""
     kept: int
     """Documents that were written."""
     removed_exact: int

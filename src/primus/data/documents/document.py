@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from primus.data.documents.lines import UTF_16_MARKS
 from primus.data.documents.places import place
 from primus.data.pipeline.shards import Part
 
@@ -48,3 +49,13 @@ class Bad:
     """File and line."""
     reason: str
     """What is wrong with it."""
+
+
+def decoded(line: bytes) -> str | Bad:
+    """The text of a line in UTF-8, else why it is none."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        if line.startswith(UTF_16_MARKS):
+            return Bad("", "UTF-16, not UTF-8: convert the file by iconv -f UTF-16 -t UTF-8")
+        return Bad("", f"not UTF-8 at byte {error.start + 1} of the line")

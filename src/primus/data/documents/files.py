@@ -30,6 +30,8 @@ def find(given: str) -> list[str]:
         UsageError: It does not exist, is empty, or is of no known kind.
         PrimusError: Its host does not answer.
     """
+    if not given:
+        raise UsageError("an input is an empty string", "give the path of a file or folder; . is this folder")
     if is_remote(given):
         return _checked(given, remote.find(given))
     path = Path(given).expanduser()
@@ -127,9 +129,14 @@ def whole_file_errors(file: str) -> Iterator[None]:
 def _checked(given: str, files: list[str]) -> list[str]:
     """Files of a folder or pattern, at least one of which has content."""
     if not files:
-        raise UsageError(f"{given}: no text in this folder", KNOWN)
+        raise UsageError(f"{given}: no text in this folder", f"{KNOWN}; plain .json only by name or pattern")
     if not is_remote(given) and not any(os.stat(file).st_size for file in files):
         raise UsageError(f"{given}: no text in this folder, only empty files", KNOWN)
+    for file in files:
+        try:
+            file.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{file!r}: its name is not UTF-8", "rename it") from None
     return files
 
 

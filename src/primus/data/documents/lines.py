@@ -11,6 +11,7 @@ END_OF_LINE = 1 << 16
 """Bytes that are read at a time after a range, to find the end of its last line."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF_16_MARKS = b"\xff\xfe", b"\xfe\xff"
 
 
 def line_groups(stream: BinaryIO, first: int, last: int | None, longest: int) -> Iterator[list[bytes | None]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from primus.data.documents.document import Bad, Text
+from primus.data.documents.document import Bad, Text, decoded
 from primus.data.documents.places import place
 from primus.data.pipeline.shards import Part
 from primus.errors import did_you_mean
@@ -100,7 +100,7 @@ def _text_of(record: Any, key: str) -> str | Bad:
     if isinstance(record, Bad):
         return record
     if not isinstance(record, dict):
-        return Bad("", f"a JSON {_json_name(record)}, not an object with a field '{key}'")
+        return Bad("", f"a JSON {_json_name(record)}, not an object with a field '{key}' on each line")
     if key not in record:
         return Bad("", f"no field '{key}' ({did_you_mean(key, record) or 'no fields'})")
     return checked(record[key], f"field '{key}'")
@@ -108,13 +108,14 @@ def _text_of(record: Any, key: str) -> str | Bad:
 
 def _lenient(line: bytes) -> Any:
     """What Python's own parser makes of a line, which takes NaN and lone surrogates; Bad if nothing."""
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        return Bad("", f"not UTF-8 at byte {error.start + 1} of the line")
+    text = decoded(line)
+    if isinstance(text, Bad):
+        return text
     try:
         return json.loads(text)
     except ValueError as error:
+        if text in ("[", "{"):
+            return Bad("", "not JSON by itself but the beginning of it; each line must be a whole object (jq -c)")
         return Bad("", f"not JSON ({str(error).replace(' line 1', '')})")
     except RecursionError:
         return Bad("", "JSON that is nested too deeply")

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from primus.data.documents.document import Bad, Text
 from primus.data.documents.kinds import kind
-from primus.data.documents.lines import whole_lines
+from primus.data.documents.lines import UTF_16_MARKS, whole_lines
 from primus.data.documents.places import place
 from primus.data.documents.records import too_long
 from primus.data.pipeline.shards import Part
@@ -30,8 +30,9 @@ def cells(part: Part, stream: BinaryIO, key: str, fields: bool, longest: int) ->
     """
     table = _Table(part, stream, longest)
     header = table.header()
-    if key not in header:
-        raise UsageError(f"{part.file}: no column '{key}'", did_you_mean(key, header) or "it has no columns")
+    if header.count(key) != 1:
+        problem = f"{header.count(key)} columns are named '{key}'" if key in header else f"no column '{key}'"
+        raise UsageError(f"{part.file}: {problem}", did_you_mean(key, set(header)) or "it has no columns")
     column = header.index(key)
     for number, row in table.rows():
         yield from table.take_bad()
@@ -61,8 +62,15 @@ class _Table:
         self._reader = csv.reader(self._decoded(), dialect, strict=True)
 
     def header(self) -> list[str]:
-        """The cells of the first row."""
-        return next((row for _, row in self.rows() if isinstance(row, list)), [])
+        """The cells of the first row that is not empty.
+
+        Raises:
+            UsageError: The file is UTF-16.
+        """
+        row = next((row for _, row in self.rows() if isinstance(row, list) and row), [])
+        if row and row[0].encode(errors="surrogateescape").startswith(UTF_16_MARKS):
+            raise UsageError(f"{self._part.file}: UTF-16, not UTF-8", "convert it by iconv -f UTF-16 -t UTF-8")
+        return row
 
     def rows(self) -> Iterator[tuple[int, list[str] | Bad]]:
         """Each row that is left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import islice
 
@@ -17,6 +18,9 @@ USUAL = "text"
 PLAUSIBLE = frozenset(
     "content contents body document raw_content article story passage page_content markdown code sentence".split()
 )
+NAME = re.compile(r"[\w.-]+( [\w.-]+){0,3}")
+"""What names the only column of a table; anything else is rather a text, where the names are missing."""
+LONGEST_SHOWN, MOST_SHOWN = 40, 40
 LOOKED_AT = 20
 """Records from which the fields are learned."""
 LONGEST_LOOKED_AT = 16 << 20
@@ -41,12 +45,19 @@ def text_column(files: Iterable[str], option: str = "--json-keys") -> str:
     if USUAL in texts or not found:
         return USUAL
     named = [name for name in texts if name.lower() in PLAUSIBLE | {USUAL}]
-    if len(named) == 1 or (not named and len(texts) == 1):
+    if len(named) == 1 or (not named and len(texts) == 1 and (NAME.fullmatch(texts[0]) or kind(file) not in TABLES)):
         return (named or texts)[0]
+    header = "; its first line must name the columns" if kind(file) in TABLES else ""
     raise UsageError(
         f"{file}: which column is the text?",
-        f"name one with {option}; columns of text: {', '.join(texts) or 'none'}; all: {', '.join(found)}",
+        f"name one with {option}; columns of text: {_shown(texts)}; all: {_shown(found)}{header}",
     )
+
+
+def _shown(names: Iterable[str]) -> str:
+    """Names in a line, however long and many they are."""
+    shown = [name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}..." for name in names]
+    return ", ".join([*shown[:MOST_SHOWN], *(["..."] if len(shown) > MOST_SHOWN else [])]) or "none"
 
 
 def _columns(file: str) -> dict[str, bool]:

@@ -6,7 +6,7 @@ import io
 from collections.abc import Generator, Iterable, Iterator
 from typing import BinaryIO
 
-from primus.data.documents.document import Bad, Text
+from primus.data.documents.document import Bad, Text, decoded
 from primus.data.documents.lines import BYTE_ORDER_MARK, numbered, whole_lines
 from primus.data.documents.places import place
 from primus.data.documents.records import too_long
@@ -21,7 +21,7 @@ LONGEST_OVERHANG = 1 << 20
 
 def by_line(part: Part, groups: Iterable[list[bytes | None]], longest: int) -> Iterator[Text | Bad]:
     """Each line that is not empty."""
-    for number, line in _decoded(part, numbered(groups), longest):
+    for number, line in _decoded_lines(part, numbered(groups), longest):
         if isinstance(line, Bad):
             yield line
         elif line.strip():
@@ -32,7 +32,7 @@ def by_paragraph(part: Part, stream: BinaryIO, longest: int) -> Iterator[Text | 
     """What is between empty lines; a paragraph of more than `longest` bytes becomes several."""
     paragraph: list[str] = []
     begin = size = 0
-    for number, line in _decoded(part, enumerate(whole_lines(stream, longest), 1), longest):
+    for number, line in _decoded_lines(part, enumerate(whole_lines(stream, longest), 1), longest):
         if isinstance(line, Bad):
             yield line
             continue
@@ -57,7 +57,7 @@ def by_file(part: Part, stream: BinaryIO, piece_bytes: int | None) -> Iterator[T
             yield Text(held, begins, False, None, part, held_at)
             begins = False
         content = content if count else content.removeprefix(BYTE_ORDER_MARK)
-        good = _utf8(content)
+        good = decoded(content)
         if isinstance(good, Bad):
             good = yield from _good_lines(part, content, number)
         held, held_at = good, number
@@ -97,7 +97,7 @@ def _place_to_cut(content: bytes) -> int:
 def _good_lines(part: Part, content: bytes, number: int) -> Generator[Bad, None, str]:
     good = []
     for at, line in enumerate(io.BytesIO(content), number):
-        text = _utf8(line)
+        text = decoded(line)
         if isinstance(text, Bad):
             yield Bad(place(part, at), text.reason)
         else:
@@ -105,17 +105,12 @@ def _good_lines(part: Part, content: bytes, number: int) -> Generator[Bad, None,
     return "".join(good)
 
 
-def _decoded(part: Part, lines: Iterable[tuple[int, bytes | None]], longest: int) -> Iterator[tuple[int, str | Bad]]:
+def _decoded_lines(
+    part: Part, lines: Iterable[tuple[int, bytes | None]], longest: int
+) -> Iterator[tuple[int, str | Bad]]:
     for number, line in lines:
         if line is None:
             yield number, Bad(place(part, number), too_long(longest))
             continue
-        text = _utf8(line)
+        text = decoded(line)
         yield number, Bad(place(part, number), text.reason) if isinstance(text, Bad) else text
-
-
-def _utf8(line: bytes) -> str | Bad:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        return Bad("", f"not UTF-8 at byte {error.start + 1} of the line")

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from primus.data import documents
+from primus.data import tokenizer as tokenizers
 from primus.data.datasets import hub
+from primus.data.encoding import trained
 from primus.data.encoding.prepare import Job, Prepared, Say
 from primus.data.pipeline.workers import Show
 from primus.errors import PrimusError, UsageError
@@ -37,7 +39,10 @@ def take(steps: Steps, job: Job, say: Say, show: Show) -> Job:
         UsageError: An input is missing or unknown, or cannot be treated so.
         PrimusError: A document is bad, a file damaged, or an output cannot be written.
     """
-    if job.dataset and hub.is_hub(job.dataset):
+    is_hub = bool(job.dataset and hub.is_hub(job.dataset))
+    if is_hub or steps.clean or steps.dedup != "none":
+        _check(steps, job)
+    if is_hub:
         job = _fetched(steps, job, say)
     if steps.clean:
         job = _cleaned(steps.clean, job, say, show)
@@ -62,6 +67,18 @@ def verify(made: Sequence[Prepared], say: Say) -> None:
                 "make it again with --overwrite; where it repeats, the disk or memory is faulty",
             )
         say(f"{report.prefix}: verified")
+
+
+def _check(steps: Steps, job: Job) -> None:
+    """Find what would only fail in a later step, after hours of another."""
+    if steps.clean:
+        from primus.data.cleaning.recipe import load
+
+        load(steps.clean)
+    if trained.is_trained(job.tokenizer):
+        trained.check(job.tokenizer, job.eod)
+    else:
+        tokenizers.load(job.tokenizer, job.eod, job.recipe.parse_special_tokens, job.fast)
 
 
 def _fetched(steps: Steps, job: Job, say: Say) -> Job:

@@ -197,9 +197,12 @@ def open_dataset(name: str) -> Inputs:
     """The documents of a named dataset.
 
     Raises:
-        UsageError: There is no such dataset.
+        UsageError: There is no such dataset, or it is on the hub.
     """
-    source = registry.load("sources", name)
+    source = None if "/" in name else registry.load("sources", name)
+    if not hasattr(source, "documents"):
+        fetching = f"`data fetch {name} --output FOLDER`, then give --input FOLDER; `data prepare` does both"
+        raise UsageError(f"dataset {name}: it is on the Hugging Face hub, not here", fetching)
     file = DATASET + name
     version = str(getattr(source, "version", str)())
     return Inputs((Input(file, (file,)),), {file: version}, [Shard(0, (Part(file),), 0)])

@@ -153,6 +153,9 @@ class ResultFolder(Generic[Report]):
             if found := self._found():
                 return found
             report, folders = collect()
+            if not report.documents:
+                shutil.rmtree(self.work, ignore_errors=True)
+                raise UsageError(f"no text in {self.source}", "every document is empty or bad")
             content = msgspec.json.format(msgspec.json.encode(report), indent=1)
             with atomic.staged({list(folders.values())[-1] / self.report_name: content}) as publish:
                 publish()

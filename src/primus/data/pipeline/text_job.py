@@ -69,6 +69,8 @@ class TextReport(Struct, frozen=True, kw_only=True):
     """Changes with the recipe, and how the input is read and the result written."""
     inputs: list[InputFacts]
     """What it was made from."""
+    documents: int
+    """Documents that have text."""
     bad: list[BadItem] = []
     """Bad documents, left out."""
     files: dict[str, FileFacts] = {}
