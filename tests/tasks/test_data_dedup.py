@@ -56,7 +56,7 @@ def test_settings_reach_the_recipe(tmp_path: Path, lines: Path) -> None:
         ([], "give --input PATH... or --dataset NAME"),
         (["--input", "{}/a.jsonl"], "give --output FOLDER"),
         (["--input", "{}/b.jsonl", "--output", "{}/o"], "b.jsonl: no such file"),
-        (["--input", "{}/two.csv", "--output", "{}/o"], "name one with --json-key; columns of text: a, b"),
+        (["--input", "{}/two.csv", "--output", "{}/o"], "which its first line must name: a, b"),
         (["--input", "{}/a.jsonl", "--output", "{}/o", "--normalize"], "--normalize with --method minhash"),
         (["--input", "{}/a.jsonl", "--output", "{}/o", "--bands", "999", "--rows", "9"], "at most 4096 hashes"),
         (["--input", "{}/a.jsonl", "--output", "{}/full"], "was made otherwise: it has no dedup.json"),

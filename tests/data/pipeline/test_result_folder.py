@@ -11,7 +11,7 @@ from primus.data.pipeline.inputs import Inputs, open_files
 from primus.data.pipeline.result_folder import FinishedElsewhere, Made, ResultFolder
 from primus.data.pipeline.text_job import TextJob, TextReport
 from primus.data.pipeline.work import BadItem
-from primus.errors import UsageError
+from primus.errors import PrimusError, UsageError
 
 Contents = tuple[TextReport, dict[Path, Path]]
 
@@ -101,3 +101,16 @@ def test_a_result_of_no_document_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no text in .*a\.jsonl"):
         result(tmp_path / "out").get(lambda: lambda: (msgspec.structs.replace(report, documents=0), folders), print)
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+@pytest.mark.parametrize(("file", "kept"), [("000000.json", True), ("000000.claim", True), ("000000.tmp.9", False)])
+def test_a_work_folder_stays_where_there_is_something_to_go_on_from(tmp_path: Path, file: str, kept: bool) -> None:
+    def fail() -> Callable[[], Contents]:
+        board = result(tmp_path / "out").work / "board"
+        board.mkdir(parents=True)
+        (board / file).touch()
+        raise PrimusError("a bad document")
+
+    with pytest.raises(PrimusError, match="a bad document"):
+        result(tmp_path / "out").get(fail, print)
+    assert result(tmp_path / "out").work.exists() == kept

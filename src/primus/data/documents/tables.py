@@ -30,9 +30,10 @@ def cells(part: Part, stream: BinaryIO, key: str, fields: bool, longest: int) ->
     """
     table = _Table(part, stream, longest)
     header = table.header()
-    if header.count(key) != 1:
-        problem = f"{header.count(key)} columns are named '{key}'" if key in header else f"no column '{key}'"
-        raise UsageError(f"{part.file}: {problem}", did_you_mean(key, set(header)) or "it has no columns")
+    if key not in header:
+        raise UsageError(f"{part.file}: no column '{key}'", did_you_mean(key, header) or "it has no columns")
+    if header.count(key) > 1:
+        raise UsageError(f"{part.file}: {header.count(key)} columns are named '{key}'", "rename all but one")
     column = header.index(key)
     for number, row in table.rows():
         yield from table.take_bad()

@@ -47,11 +47,11 @@ def text_column(files: Iterable[str], option: str = "--json-keys") -> str:
     named = [name for name in texts if name.lower() in PLAUSIBLE | {USUAL}]
     if len(named) == 1 or (not named and len(texts) == 1 and (NAME.fullmatch(texts[0]) or kind(file) not in TABLES)):
         return (named or texts)[0]
-    header = "; its first line must name the columns" if kind(file) in TABLES else ""
-    raise UsageError(
-        f"{file}: which column is the text?",
-        f"name one with {option}; columns of text: {_shown(texts)}; all: {_shown(found)}{header}",
-    )
+    if kind(file) in TABLES:
+        valid = f"columns, which its first line must name: {_shown(texts)}"
+    else:
+        valid = f"columns of text: {_shown(texts)}; all: {_shown(found)}"
+    raise UsageError(f"{file}: which column is the text?", f"name one with {option}; {valid}")
 
 
 def _shown(names: Iterable[str]) -> str:

@@ -98,6 +98,7 @@ class ResultFolder(Generic[Report]):
         except (FinishedElsewhere, PrimusError, OSError) as error:
             if found := self._found():  # another process has finished, and has taken away what this one needs
                 return self._completed(found)
+            self._sweep()
             if isinstance(error, PrimusError):
                 raise
             if isinstance(error, OSError):
@@ -171,6 +172,11 @@ class ResultFolder(Generic[Report]):
             with atomic.lock(self._lock(), PUBLISH_TIMEOUT_S):
                 self._tidy(found.report)
         return found
+
+    def _sweep(self) -> None:
+        """Delete the work folder where nothing in it is done or being done."""
+        if not any(path.suffix in (".json", ".claim") for path in self.work.rglob("*")):
+            shutil.rmtree(self.work, ignore_errors=True)
 
     def _tidy(self, report: Report) -> None:
         """Write the pages, and delete what the result was made from; call it with the lock held."""
