@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -130,7 +131,7 @@ def _merged(choice: Choice, environ: Mapping[str, str]) -> dict[str, dict[str, A
 
 def _files(choice: Choice, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     own = environ.get(VARIABLE, USER_FILE)
-    home = environ.get("HOME") or str(Path.home())
+    home = environ.get("HOME") or os.path.expanduser("~")
     path = Path(own.replace("~", home, 1) if own.startswith("~/") else own)
     if own and _is_file(path, own):
         yield path, own

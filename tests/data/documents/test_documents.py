@@ -196,6 +196,11 @@ def test_inputs_without_text_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file") as caught:
         find(str(tmp_path / "corpsu.jsonl"))
     assert caught.value.hint == "did you mean 'corpus.jsonl'?"
+    with pytest.raises(UsageError, match="no such file"):
+        find("~nobody-of-this-name/corpus.jsonl")
+    with pytest.raises(UsageError, match="no such file") as caught:
+        find("c4:realnewslike")
+    assert caught.value.hint == "to take the dataset of this name, give --dataset c4:realnewslike"
     with pytest.raises(UsageError, match="empty"):
         find(str(write(tmp_path / "empty.txt", "")))
     with pytest.raises(UsageError, match="not a kind of file that has text"):

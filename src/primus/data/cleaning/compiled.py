@@ -10,6 +10,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,14 +32,14 @@ def _numba() -> Any:
 
 def _cache_folder() -> str:
     """A folder that can be written: the user's cache, or the temporary folder where there is none."""
-    chosen = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    chosen = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(chosen, "primus", "numba", _version_of_kernels())
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return str(folder)
-    except OSError:
-        return tempfile.mkdtemp(prefix=f"primus-numba-{os.getuid()}-")
+    if folder.is_absolute():  # a user without a home folder has none
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return str(folder)
+    return tempfile.mkdtemp(prefix=f"primus-numba-{os.getuid()}-")
 
 
 def _version_of_kernels() -> str:

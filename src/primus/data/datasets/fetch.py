@@ -135,7 +135,7 @@ def fetch(job: Job, say: Say = lambda text: None, show: Callable[[Progress], Non
 
 def folder_of(data_path: Path, dataset: str, split: str) -> Path:
     """Where a dataset of the hub lies in the data folder when no other place is named."""
-    return data_path.expanduser() / folder_name(dataset) / f"raw-{split}"
+    return Path(os.path.expanduser(data_path)) / folder_name(dataset) / f"raw-{split}"
 
 
 def folder_name(dataset: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ def ensure(data: DataConfig, vocab_size: int) -> Path:
 def output_prefix(data_path: Path, dataset: str, tokenizer: str) -> Path:
     """Where a named dataset lies in the data folder: ``data_path/DATASET/TOKENIZER/DATASET``."""
     name = folder_name(dataset)
-    return data_path.expanduser() / name / _label(tokenizer) / name
+    return Path(os.path.expanduser(data_path)) / name / _label(tokenizer) / name
 
 
 def _tokenizer(data: DataConfig, vocab_size: int) -> str:
@@ -62,7 +63,7 @@ def _label(tokenizer: str) -> str:
 
     if not is_local(tokenizer):
         return re.sub(r"[^\w.-]+", "-", tokenizer)
-    path = Path(tokenizer.rpartition(":")[2].partition(",")[0]).expanduser()
+    path = Path(os.path.expanduser(tokenizer.rpartition(":")[2].partition(",")[0]))
     loaded = tokenizers.load(tokenizer)
     name = path.parent.name if path.is_file() and path.stem == "tokenizer" else path.stem
     return f"{name}-{loaded.fingerprint[:8]}"

@@ -90,7 +90,7 @@ class ClusterStage:
     def run(self, shard: Shard, output: Output) -> None:
         """Do all."""
         firsts = connect(self.num_documents, read_pairs([*self.near, *self.exact]))
-        firsts.tofile(output.path(FIRSTS))
+        output.path(FIRSTS).write_bytes(firsts.data)
         removed = np.concatenate([np.empty(0, np.int64), *_removed(firsts)])
         _, sizes = np.unique(firsts[removed], return_counts=True)
         histogram = np.unique(sizes + 1, return_counts=True)

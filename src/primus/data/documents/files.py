@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
+from primus import registry
 from primus.data.documents import remote
 from primus.data.documents.compression import DAMAGED, decompressed
 from primus.data.documents.kinds import COLUMNS, KNOWN, RECORDS, TABLES, found_in_trees, is_remote, kind
@@ -34,13 +35,13 @@ def find(given: str) -> list[str]:
         raise UsageError("an input is an empty string", "give the path of a file or folder; . is this folder")
     if is_remote(given):
         return _checked(given, remote.find(given))
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     if path.is_dir():
         return _checked(given, [str(file) for file in _walk(path, set()) if found_in_trees(str(file))])
     if not path.exists() and PATTERN & set(given):
         return _matching(given)
     if not path.exists():
-        raise UsageError(f"{given}: no such file or folder", _neighbours(path))
+        raise UsageError(f"{given}: no such file or folder", _nearest(given, path))
     if not kind(str(path)):
         raise UsageError(f"{given}: not a kind of file that has text", KNOWN)
     if not path.is_file():
@@ -57,7 +58,7 @@ def would_find(given: str, folder: Path) -> bool:
         given: An input, as for `find`.
         folder: Any folder; links that lead to it, or from the input to it, count.
     """
-    path, place = Path(given).expanduser(), folder.expanduser().resolve()
+    path, place = Path(os.path.expanduser(given)), Path(os.path.expanduser(folder)).resolve()
     if is_remote(given):
         return False
     if path.is_dir():
@@ -214,6 +215,8 @@ def _is_file(path: Path) -> bool:
     return path.is_file()
 
 
-def _neighbours(path: Path) -> str:
+def _nearest(given: str, path: Path) -> str:
+    if given.partition(":")[0] in registry.names("sources"):
+        return f"to take the dataset of this name, give --dataset {given}"
     names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     return did_you_mean(path.name, names) if len(names) <= 50 else ""

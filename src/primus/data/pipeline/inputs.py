@@ -85,7 +85,7 @@ class Inputs:
         for each in self.given:
             if would_find(each.given, output):
                 raise UsageError(f"{output}: it is in the input {each.given}", "give an --output outside of it")
-        place = output.expanduser().resolve()
+        place = Path(os.path.expanduser(output)).resolve()
         local = (file for each in self.given for file in each.files if is_folder and not is_remote(file))
         if inside := next((file for file in local if place in Path(file).resolve().parents), None):
             raise UsageError(f"{inside}: this input is in the output {output}", "give another --output")

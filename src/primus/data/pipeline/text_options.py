@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -64,7 +65,7 @@ def settings(options: TextOptions) -> dict[str, Any]:
     return {
         "inputs": options.input,
         "dataset": options.dataset,
-        "output": Path(options.output).expanduser(),
+        "output": Path(os.path.expanduser(options.output)),
         "json_key": options.json_key or text_key(options.input),
         "text_documents": options.text_documents,
         "max_bad": options.max_bad,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +57,7 @@ def run(options: Options, context: TaskContext) -> None:
     from primus.data.datasets.fetch import Job, fetch, folder_of
     from primus.data.pipeline.display import Display
 
-    folder = Path(options.output).expanduser() if options.output else None
+    folder = Path(os.path.expanduser(options.output)) if options.output else None
     if folder is None and (options.num_samples or options.streaming):
         raise UsageError("no output", "give --output FOLDER; --data-path holds whole datasets only")
     job = Job(
