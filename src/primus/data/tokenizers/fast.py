@@ -47,6 +47,8 @@ for _first, _last in NEWER:
     ] = 1
 _NEWER_BYTES = [bytes([lead]) for lead in np.flatnonzero(_NEWER_PAIRS.reshape(256, 256).any(1))]
 
+_NO_TOKENS: NDArray[np.uint32] = np.empty(0, np.uint32)
+
 
 class Gigatoken:
     """The library gigatoken beside the one that defines the ids.
@@ -137,14 +139,13 @@ class Gigatoken:
         return _has_newer(text) or (self.composes and not unicodedata.is_normalized("NFC", text))
 
     def _encode(self, texts: Sequence[str]) -> Batch:
-        layout = self._backend.encode_batch(list(texts), parallel=False).layout
-        offsets = np.asarray(layout.offsets.data, np.int64)
-        return np.asarray(layout.content.data)[offsets[0] : offsets[-1]], np.diff(offsets)
+        rows = list(map(self._backend.encode, texts))  # as fast as encode_batch, which imports awkward: 0.2 s, 60 MB
+        return np.concatenate([_NO_TOKENS, *rows]), np.fromiter(map(len, rows), np.int64, len(rows))
 
     def _encode_without(self, texts: Sequence[str], apart: list[int]) -> Batch:
         """Encode the texts at `apart` exactly, and the others fast."""
         others = sorted(set(range(len(texts))).difference(apart))
-        rows: list[NDArray[np.uint32]] = [np.empty(0, np.uint32)] * len(texts)
+        rows = [_NO_TOKENS] * len(texts)
         fast = self._encode([texts[number] for number in others])
         exact = self.exact.encode_batch([texts[number] for number in apart], False)
         for numbers, (tokens, lengths) in ((others, fast), (apart, exact)):
