@@ -99,8 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {"Retry-After": "0"} if wrong == "429" else {"Location": "/elsewhere"} if wrong == "302" else {}
             self._send(int(wrong), {"errorCode": "Primus.00001", "errorMessage": "not well"}, **headers)
             return
-        if wrong == "html":
-            self._send(200, None, text="<html>")
+        if wrong.startswith("200 "):
+            self._send(200, None, text=wrong.removeprefix("200 "))
             return
         try:
             answer = self._answer(body)

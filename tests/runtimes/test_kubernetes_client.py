@@ -13,7 +13,7 @@ import yaml
 
 from fakes import cli
 from fakes.kubernetes_api import Api, Fault, serving
-from primus.errors import UsageError
+from primus.errors import PrimusError, UsageError
 from primus.launch import jobs
 from primus.runs.store import runs_under
 from primus.runtimes import kubernetes
@@ -170,6 +170,47 @@ def test_waiting_for_a_job_that_is_removed_fails(api: Api, workplace: Path) -> N
         api.objects.pop(f"{JOBSETS}/job")
         assert process.communicate(timeout=20)[1].count("was removed while it was waited for") == 1
     assert process.returncode == 1
+
+
+def test_waiting_outlasts_a_server_that_is_ill(api: Api, workplace: Path) -> None:
+    k8s(api, workplace, *CREATE)
+    hasty = HASTY + "import primus.runtimes.kubernetes.commands as m; m.POLL_S = 0.05\n"
+    where = {
+        "KUBECONFIG": api.kubeconfig(workplace),
+        "HOME": str(workplace),
+        "XDG_STATE_HOME": str(workplace / "state"),
+    }
+    with cli.started("k8s", "wait", "job", cwd=workplace, before=hasty, **where) as process:
+        seen = len(api.requests)
+        cli.wait_for(lambda: len(api.requests) > seen + 3, "the job is looked at")
+        ill = (*[503] * 4, 200, *[0] * 4)
+        api.faults = [Fault(status, method="GET", path="jobsets/job", text="<html>") for status in ill]
+        cli.wait_for(lambda: not api.faults, "the server was ill")
+        api.objects[f"{JOBSETS}/job"]["status"] = {"terminalState": "Completed"}
+        said = process.communicate(timeout=20)[1]
+    assert process.returncode == 0, said
+    assert said.count("; asking again") == 3, said
+
+
+@pytest.mark.parametrize("text", ["<html>log in</html>", "null", "[]", "{}", '{"items": [{}]}', '{"items": 3}', '"x"'])
+def test_a_proxy_that_answers_instead_is_told_of(api: Api, workplace: Path, text: str) -> None:
+    place = {"target": "jobset", "kubeconfig": api.kubeconfig(workplace), "context": "here", "namespace": "ml"}
+    for ask in (
+        lambda: objects.jobs(place, {}),
+        lambda: objects.get(place, "job", {}),
+        lambda: objects.nodes(place, {}),
+    ):
+        api.faults = [Fault(200, text=text)]
+        with pytest.raises(PrimusError, match="not one of a Kubernetes API server"):
+            ask()
+
+
+@pytest.mark.parametrize("token", ["canary\nof-two-lines", "canary-\u4e2d"])
+def test_a_token_that_no_header_can_hold_is_not_shown(api: Api, workplace: Path, token: str) -> None:
+    place = {"target": "jobset", "kubeconfig": api.kubeconfig(workplace, token), "context": "here", "namespace": "ml"}
+    with pytest.raises(UsageError, match="log in again") as refusal:
+        objects.jobs(place, {})
+    assert "canary" not in str(refusal.value)
 
 
 def test_a_program_may_log_in(api: Api, workplace: Path) -> None:

@@ -204,13 +204,36 @@ def test_a_question_is_asked_again(server: Safe, trouble: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "problem"), [("html", "is not JSON"), ("302", "sends us to /elsewhere"), ("500", "not well")]
+    ("trouble", "problem"),
+    [
+        ("200 <html>", "is not JSON"),
+        ("200 null", "is no JSON object"),
+        ("200 []", "is no JSON object"),
+        ("200 {}", "is no list"),
+        ('200 {"items": "x"}', "is no list"),
+        ('200 {"items": [{}]}', "is no list of workloads"),
+        ("302", "sends us to /elsewhere"),
+        ("500", "not well"),
+    ],
 )
 def test_a_wrong_answer_is_an_error_at_once(server: Safe, trouble: str, problem: str) -> None:
     server.trouble = [("GET", trouble)]
     with pytest.raises(PrimusError, match=problem):
         safe.jobs(place_of(server), ENVIRON)
     assert len(server.requests) == 1
+
+
+def test_what_is_no_workload_is_an_error(server: Safe) -> None:
+    server.trouble = [("GET", "200 {}")]
+    with pytest.raises(PrimusError, match="is no workload"):
+        safe.get(place_of(server), "wl-0", ENVIRON)
+
+
+@pytest.mark.parametrize("key", ["ak-canary\nof-two-lines", "ak-canary-\u4e2d", "ak-canary two"])
+def test_a_key_that_no_header_can_hold_is_not_shown(server: Safe, key: str) -> None:
+    with pytest.raises(UsageError, match="PRIMUS_SAFE_TOKEN does not hold one key") as refusal:
+        safe.jobs(place_of(server), {"PRIMUS_SAFE_TOKEN": key})
+    assert "canary" not in str(refusal.value)
 
 
 def test_no_server_is_an_error() -> None:

@@ -89,8 +89,15 @@ class Server:
         return self._place["namespace"]
 
     def get(self, path: str, **query: str) -> Any:
-        """The object or list at `path`."""
-        return self._json("GET", path, query=query)
+        """The object at `path`."""
+        return self._object(self._json("GET", path, query=query))
+
+    def items(self, path: str, **query: str) -> list[Any]:
+        """The objects of the list at `path`."""
+        found = self._json("GET", path, query=query)
+        if not isinstance(found, dict) or not isinstance(found.get("items", ""), list | None):
+            raise self._foreign()
+        return [self._object(each) for each in found["items"] or ()]
 
     def create(self, path: str, value: Mapping[str, Any]) -> Any:
         """Make an object; asked twice, since the answer to the first request may be lost, its name makes it one."""
@@ -137,7 +144,24 @@ class Server:
     ) -> Any:
         text = None if body is None else json.dumps(body)
         answer = self._answered(method, path, text, query or {}, kind)
-        return json.loads(answer.data or b"null")
+        try:
+            return json.loads(answer.data or b"null")
+        except ValueError:
+            raise self._foreign() from None
+
+    def _object(self, value: Any) -> Any:
+        """`value`, which has the metadata of an object of Kubernetes.
+
+        Raises:
+            PrimusError: It has none.
+        """
+        if not isinstance(value, dict) or not isinstance(value.get("metadata"), dict):
+            raise self._foreign()
+        return value
+
+    def _foreign(self) -> PrimusError:
+        hint = f"a proxy, or another server, may answer in its place; is this the right cluster? {self._who()}"
+        return PrimusError(f"{self._host}: the answer is not one of a Kubernetes API server", hint)
 
     def _answered(
         self, method: str, path: str, body: str | None, query: Mapping[str, str], kind: str, *, is_stream: bool = False
@@ -160,6 +184,9 @@ class Server:
                 break
             except HTTPError as error:
                 problem, wait = error, delay
+            except ValueError:  # its message shows them
+                reason = "the credentials hold what no header of HTTP may, such as a line break"
+                raise UsageError(f"{self._host}: {reason}", f"log in again ({self._who()})") from None
             else:
                 if answer.status < HTTPStatus.BAD_REQUEST:
                     return answer
@@ -226,7 +253,7 @@ def _client(place: Place) -> Any:
             return config.new_client_from_config(config_file=place["kubeconfig"], context=place["context"])
         config.load_incluster_config()
         return client.ApiClient()
-    except (config.ConfigException, OSError, KeyError, TypeError, ValueError) as error:
+    except (config.ConfigException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{place.get('kubeconfig', ACCOUNT)}: {error}", "see kubectl config view") from None
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, cast
 
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError
@@ -13,10 +15,12 @@ from primus.launch import jobs
 from primus.launch.jobs import JobState
 from primus.runtimes.kubernetes import status
 from primus.runtimes.kubernetes.options import OF_A_JOB, Options
-from primus.runtimes.kubernetes.target import JobView, NodeView, Place, Target
+from primus.runtimes.kubernetes.target import JobView, NodeView, Place, Refused, Target
 from primus.task import TaskContext
 
 POLL_S = 2.0
+ILL = HTTPStatus.INTERNAL_SERVER_ERROR
+"""The first status of a server that is not well; those below are refusals."""
 MODULES = {"jobset": "objects", "trainjob": "objects", "safe": "safe"}
 
 
@@ -95,20 +99,45 @@ def write_log(
         UsageError: There is no such job, or no such node.
     """
     reader = server.reader(place, job, environ, _write, tail)
+    patience = _Patience()
     while True:
-        view = server.get(place, job, environ)
-        if view.replicas is not None and not 0 <= rank < view.replicas:
-            raise UsageError(f"'{job}' has no node {rank}", f"--rank 0 to {view.replicas - 1}")
-        pod = status.newest(view.pods, rank)
-        is_over = not follow or view.state.state in jobs.ENDED
-        if pod is not None:
-            reader.read(pod.name, follow=not is_over)
-        elif not follow:
-            reason = view.message or view.state.reason or view.state.raw
-            raise UsageError(f"node {rank} of '{job}' has no pod: {reason}", "'kubernetes get' says more")
-        if is_over:
-            return
+        with patience.outlasting():
+            view = server.get(place, job, environ)
+            if view.replicas is not None and not 0 <= rank < view.replicas:
+                raise UsageError(f"'{job}' has no node {rank}", f"--rank 0 to {view.replicas - 1}")
+            pod = status.newest(view.pods, rank)
+            is_over = not follow or view.state.state in jobs.ENDED
+            if pod is not None:
+                reader.read(pod.name, follow=not is_over)
+            elif not follow:
+                reason = view.message or view.state.reason or view.state.raw
+                raise UsageError(f"node {rank} of '{job}' has no pod: {reason}", "'kubernetes get' says more")
+            if is_over:
+                return
         time.sleep(POLL_S)
+
+
+class _Patience:
+    """Goes on asking a server that has answered once; what is wrong with it meanwhile is said."""
+
+    def __init__(self) -> None:
+        self._has_answered = False
+        self._problem = ""
+
+    @contextmanager
+    def outlasting(self) -> Iterator[None]:
+        """Do one round of questions, without its rest where the server is ill or out of reach."""
+        try:
+            yield
+        except PrimusError as error:
+            is_refusal = isinstance(error, UsageError) or (isinstance(error, Refused) and error.status < ILL)
+            if is_refusal or not self._has_answered:
+                raise
+            if error.problem != self._problem:
+                print(f"{error.problem}; asking again", file=sys.stderr, flush=True)
+            self._problem = error.problem
+        else:
+            self._has_answered, self._problem = True, ""
 
 
 def _write(text: str) -> None:
@@ -142,20 +171,20 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
 def _wait(server: Target, place: Place, options: Options, context: TaskContext) -> int:
     """Wait for the job's end; its exit code, or 124 where it takes longer than is waited for."""
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
-    said = ""
+    patience, said = _Patience(), ""
     while True:
-        state = _state_of(server, place, options, context, was_there=bool(said))
-        if state.state in jobs.ENDED:
-            break
-        if state.raw != said:
-            said = state.raw
-            print(f"{options.job_id}: {state.raw}", file=sys.stderr, flush=True)
+        with patience.outlasting():
+            state = _state_of(server, place, options, context, was_there=bool(said))
+            if state.state in jobs.ENDED:
+                context.result(state, f"{options.job_id}: {_state_text(state)}")
+                return jobs.exit_code(state)
+            if state.raw != said:
+                said = state.raw
+                print(f"{options.job_id}: {state.raw}", file=sys.stderr, flush=True)
         if deadline is not None and time.monotonic() >= deadline:
-            print(f"primus-cli: {options.job_id} is still {state.raw}", file=sys.stderr)
+            print(f"primus-cli: {options.job_id} is still {said}", file=sys.stderr)
             return EXIT_TIMED_OUT
         time.sleep(POLL_S if deadline is None else max(0.0, min(POLL_S, deadline - time.monotonic())))
-    context.result(state, f"{options.job_id}: {_state_text(state)}")
-    return jobs.exit_code(state)
 
 
 def _state_of(server: Target, place: Place, options: Options, context: TaskContext, *, was_there: bool) -> JobState:
@@ -163,7 +192,8 @@ def _state_of(server: Target, place: Place, options: Options, context: TaskConte
         return server.get(place, options.job_id, context.environ).state
     except UsageError as error:
         if was_there:
-            raise PrimusError(f"{options.job_id} was removed while it was waited for", error.hint) from None
+            problem = f"{options.job_id} was removed while it was waited for"
+            raise Refused(problem, error.hint, HTTPStatus.NOT_FOUND) from None
         raise
 
 

@@ -165,7 +165,7 @@ def jobs(place: Place, environ: Mapping[str, str]) -> list[JobView]:
     """The jobs that primus made, without their pods; newest last."""
     server = Server(place)
     folder = PATHS[KINDS[place["target"]]].format(server.namespace)
-    items = server.get(folder, labelSelector=f"{names.OURS}=primus")["items"]
+    items = server.items(folder, labelSelector=f"{names.OURS}=primus")
     views = [status.job_view(each, (), ()) for each in items]
     return sorted(views, key=lambda view: (view.created, view.id))
 
@@ -208,14 +208,14 @@ def _checked(job: str) -> str:
 
 def _pods(server: Server, job: str) -> list[Any]:
     path = f"/api/v1/namespaces/{server.namespace}/pods"
-    items: list[Any] = server.get(path, labelSelector=f"{names.JOB_OF_POD}={job}")["items"]
+    items = server.items(path, labelSelector=f"{names.JOB_OF_POD}={job}")
     return sorted(items, key=lambda pod: pod["metadata"].get("creationTimestamp") or "")
 
 
 def _warnings(server: Server, job: str) -> list[Any]:
     """What the cluster complains of about the job and its pods, such as a quota; nothing where that may not be read."""
     try:
-        found = server.get(f"/api/v1/namespaces/{server.namespace}/events", fieldSelector="type=Warning")["items"]
+        found = server.items(f"/api/v1/namespaces/{server.namespace}/events", fieldSelector="type=Warning")
     except Refused:
         return []
     about = (job, f"{job}-{names.REPLICATED_JOB}-")
@@ -254,9 +254,9 @@ def delete(place: Place, job: str, environ: Mapping[str, str]) -> None:
 def nodes(place: Place, environ: Mapping[str, str]) -> list[NodeView]:
     """The nodes of the cluster, by name."""
     server = Server(place)
-    items = server.get("/api/v1/nodes")["items"]
+    items = server.items("/api/v1/nodes")
     try:
-        pods = server.get("/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")["items"]
+        pods = server.items("/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
     except Refused:  # a user may see the nodes, and not what others run there
         pods = None
     return sorted((status.node_view(each, pods) for each in items), key=lambda node: node.name)

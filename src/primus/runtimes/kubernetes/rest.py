@@ -69,7 +69,7 @@ class Server:
         self._hidden = [value for value in (token, *hidden) if value]
         self._opener = urllib.request.build_opener(_NoRedirect)
 
-    def get(self, path: str, **query: object) -> Any:
+    def get(self, path: str, **query: object) -> dict[str, Any]:
         """The answer to a question, asked again where the server is busy.
 
         Raises:
@@ -77,7 +77,14 @@ class Server:
             PrimusError: It cannot be reached.
         """
         given = {name: value for name, value in query.items() if value is not None}
-        return self._again("GET", f"{path}?{urlencode(given)}" if given else path)
+        found = self._again("GET", f"{path}?{urlencode(given)}" if given else path)
+        if not isinstance(found, dict):
+            raise self.foreign("no JSON object")
+        return found
+
+    def foreign(self, what: str) -> PrimusError:
+        """The error that the server's answer is `what`."""
+        return PrimusError(f"{self.url}: the answer is {what}", "is this a Primus-SaFE server?")
 
     def delete(self, path: str) -> None:
         """Have something removed; it may be gone when this is asked again."""
@@ -138,7 +145,7 @@ class Server:
         try:
             return json.loads(content)
         except ValueError:
-            raise PrimusError(f"{self.url}: the answer is not JSON", "is this a Primus-SaFE server?") from None
+            raise self.foreign("not JSON") from None
 
     def _refusal(self, error: urllib.error.HTTPError) -> PrimusError:
         """What an answer with an error means."""
@@ -187,14 +194,25 @@ def checked_url(text: str) -> str:
 def _token(place: Place, environ: Mapping[str, str]) -> str:
     file = place.get("token_file")
     if not file:
-        return environ.get(TOKEN_VARIABLE, "").strip()
+        return _one_key(environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE)
     try:
         token = Path(file).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise UsageError(f"--token-file {file}: {reason}") from None
-    if not token or len(token.split()) > 1:
+    if not token:
         raise UsageError(f"--token-file {file} does not hold one key")
+    return _one_key(token, f"--token-file {file}")
+
+
+def _one_key(token: str, where: str) -> str:
+    """`token`, which can stand in a header of HTTP; an error of that would show it.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if len(token.split()) > 1 or not token.isascii() or not token.isprintable():
+        raise UsageError(f"{where} does not hold one key")
     return token
 
 

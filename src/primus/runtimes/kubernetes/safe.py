@@ -158,11 +158,27 @@ def _items(server: Server, place: Place, **query: object) -> Iterator[dict[str, 
     where = {"workspaceId": place.get("workspace"), **query}
     while True:
         answer = server.get("/workloads", **where, offset=offset, limit=PAGE, sortBy="creationTime", order="desc")
-        items = answer.get("items") or []
+        items = _listed(server, answer)
+        if not all("workloadId" in item for item in items):
+            raise server.foreign("no list of workloads")
         yield from items
         offset += len(items)
         if not items or offset >= answer.get("totalCount", 0):
             return
+
+
+def _listed(server: Server, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a page lists; an empty one may have `null` there.
+
+    Raises:
+        PrimusError: It is no page.
+    """
+    items = answer.get("items", "")
+    if items is None:
+        return []
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise server.foreign("no list")
+    return items
 
 
 def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
@@ -194,9 +210,11 @@ def get(place: Place, job: str, environ: Mapping[str, str]) -> JobView:
 
 def _workload(server: Server, job: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = server.get(f"/workloads/{segment(job)}")
+        found = server.get(f"/workloads/{segment(job)}")
     except Refused as error:
         raise _no_job(server, job, error) from None
+    if "workloadId" not in found:
+        raise server.foreign("no workload")
     return found
 
 
@@ -253,8 +271,9 @@ def delete(place: Place, job: str, environ: Mapping[str, str]) -> None:
 
 def nodes(place: Place, environ: Mapping[str, str]) -> list[NodeView]:
     """The nodes of the workspace, else all that the user may see, by name."""
-    answer = Server(place, environ).get("/nodes", workspaceId=place.get("workspace"), offset=0, limit=-1)
-    return sorted((_node(item) for item in answer.get("items") or []), key=lambda node: node.name)
+    server = Server(place, environ)
+    answer = server.get("/nodes", workspaceId=place.get("workspace"), offset=0, limit=-1)
+    return sorted((_node(item) for item in _listed(server, answer)), key=lambda node: node.name)
 
 
 def _node(item: Mapping[str, Any]) -> NodeView:
