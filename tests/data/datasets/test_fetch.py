@@ -138,10 +138,20 @@ def find_nothing(folder: Path) -> bool:
 
 def test_what_a_killed_command_left_is_removed(hub: LocalHub, tmp_path: Path) -> None:
     hub.repos["me/data"] = Repo({"train.jsonl": lines(["one", "two"])})
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "part-00000.jsonl.zst.tmp.77").write_bytes(b"half")
-    fetch(Job(dataset="me/data", output=tmp_path / "out", num_samples=1))
+    job = Job(dataset="me/data", output=tmp_path / "out", num_samples=1)
+    [file] = fetch(job).files
+    Path(file).rename(f"{file}.tmp.77")
+    assert fetch(job).made
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".fetch", "part-00000.jsonl.zst"]
+
+
+def test_a_folder_of_other_files_is_left_alone(hub: LocalHub, tmp_path: Path) -> None:
+    hub.repos["me/data"] = Repo({"train.jsonl": lines(["one"])})
+    (tmp_path / "train.jsonl").write_text("mine")
+    with pytest.raises(UsageError, match="holds other files"):
+        fetch(Job(dataset="me/data", output=tmp_path))
+    assert (tmp_path / "train.jsonl").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["train.jsonl"]
 
 
 def test_a_file_that_arrives_damaged_is_not_kept(hub: LocalHub, tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def fetch(job: Job, say: Say = lambda text: None, show: Callable[[Progress], Non
     if not hub.is_hub(job.dataset):
         raise UsageError(f"{job.dataset}: nothing to fetch, it is on this machine", "use it with --dataset right away")
     try:
+        _check_folder(job.output)
         (job.output / NOTES).mkdir(parents=True, exist_ok=True)
         lock = job.output / NOTES / "lock"
         with atomic.lock(lock, LOCK_TIMEOUT_S, lambda holder: say(f"waiting for {holder} to fetch into {job.output}")):
@@ -141,6 +142,16 @@ def folder_of(data_path: Path, dataset: str, split: str) -> Path:
 def folder_name(dataset: str) -> str:
     """Name of a dataset as that of a folder: ``owner--name-config`` of ``OWNER/NAME:CONFIG``."""
     return dataset.lower().replace("_", "-").replace("/", "--").replace(":", "-")
+
+
+def _check_folder(folder: Path) -> None:
+    """Make sure that no file in the folder is taken for one of a download that was not finished, and replaced.
+
+    Raises:
+        UsageError: There are files that nobody has fetched.
+    """
+    if folder.is_dir() and not (folder / NOTES).is_dir() and any(folder.iterdir()):
+        raise UsageError(f"{folder}: holds other files, which may have the same names", "give another --output")
 
 
 def _fetch_locked(job: Job, say: Say, show: Callable[[Progress], None]) -> Fetched:
