@@ -22,6 +22,7 @@ from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
 from primus.data.manifest import Recipe
 from primus.data.pipeline import executors, shards, work, workers
 from primus.data.tokenizer import END_OF_TEXT, Batch, Tokenizer, load
+from primus.data.tokenizers import canary
 from primus.data.tokenizers.fast import Gigatoken
 from primus.errors import PrimusError, UsageError
 
@@ -286,6 +287,53 @@ def test_it_is_said_once_that_the_library_took_over(
     prepare(Job(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out", workers=1), said.append)
     assert ["RuntimeError: out of luck" in line for line in said] == [False, True]
     assert documents_of(tmp_path / "out_text_document")[0] == [*tokenizer.encode(prose(200, 0)), 0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gigatoken") is None, reason="gigatoken is not installed")
+def test_nothing_of_a_fast_way_that_proved_wrong_is_taken_without_it(
+    tmp_path: Path, tokenizer: Tokenizer, tokenizer_file: Path, prose: Prose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SMALLEST_SHARD_BYTES", 2_000)
+    monkeypatch.setattr(canary, "FIRST", 0)
+    monkeypatch.setattr(canary, "_is_drawn", lambda text: "looked at" in text)
+    texts = [prose(200, seed) for seed in range(5)] + ["looked at"]
+    lines = write_lines(tmp_path / "a.jsonl", list(texts))
+    right = Gigatoken._encode_all
+
+    def wrong(self: Gigatoken, texts: Sequence[str]) -> Batch:
+        tokens, lengths = right(self, texts)
+        return tokens[::-1], lengths
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Gigatoken, "_encode_all", wrong)
+        with pytest.raises(PrimusError, match="the fast tokenizer gives") as caught:
+            make(lines, tokenizer_file, tmp_path / "out", workers=1)
+    assert "--no-fast" in caught.value.hint
+    assert len(list(tmp_path.glob(".out.work/*/*.json"))) == 2
+    made = make(lines, tokenizer_file, tmp_path / "out", workers=1, fast=False)
+    assert documents_of(made.prefix) == [[*tokenizer.encode(text), 0] for text in texts]
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gigatoken") is None, reason="gigatoken is not installed")
+def test_a_run_that_lost_the_process_of_the_library_says_so_and_goes_on_when_started_again(
+    tmp_path: Path, tokenizer_file: Path, prose: Prose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SMALLEST_SHARD_BYTES", 2_000)
+    lines = write_lines(tmp_path / "a.jsonl", [prose(200, seed) for seed in range(5)])
+    run, before = EncodeStage.run, psutil.Process().children()
+
+    def without_the_library(self: EncodeStage, shard: shards.Shard, output: work.Output) -> None:
+        for each in {*psutil.Process(os.getppid()).children()} - {psutil.Process(), *before}:
+            each.kill()
+        run(self, shard, output)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EncodeStage, "run", without_the_library)
+        with pytest.raises(PrimusError, match="the process of the tokenizer's library was killed"):
+            make(lines, tokenizer_file, tmp_path / "out", workers=1)
+    made, other = (make(lines, tokenizer_file, tmp_path / name, workers=1) for name in ("out", "other"))
+    assert (made.manifest.bin, made.manifest.idx) == (other.manifest.bin, other.manifest.idx)
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:

@@ -61,7 +61,9 @@ class EncodeStage:
 
     def __post_init__(self) -> None:
         recipe = msgspec.structs.replace(self.recipe, max_bad=0)
-        self.identity = ["encode", METHOD, self.tokenizer.fingerprint, self.tokenizer.eod, recipe, self.stamps]
+        tokenizer = self.tokenizer
+        engine = "fast" if tokenizer.fast else "exact"  # where the fast way was wrong, the other takes nothing of it
+        self.identity = ["encode", METHOD, engine, tokenizer.fingerprint, tokenizer.eod, recipe, self.stamps]
 
     def start(self) -> None:
         """Processes are the parallelism: the library must not start threads beside."""
