@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from primus.data.documents import Text
 from primus.data.pipeline import inputs
 from primus.data.pipeline.document_writer import DocumentWriter, open_writer
 from primus.data.pipeline.shards import Shard
-from primus.data.pipeline.whole_documents import Reader
+from primus.data.pipeline.whole_documents import Reader, batches
 from primus.data.pipeline.work import Output
 
 BLOCK_CHARACTERS = 1 << 18
@@ -69,7 +68,7 @@ class CleanStage:
                 path = output.path(f"removed.{ending}")
                 removed = stack.enter_context(open_writer(path, self.key, self.compression))
             work = _Shard(self, shard, output, kept, removed)
-            for documents in _blocks(reader.read(shard)):
+            for documents in batches(reader.read(shard), BLOCK_CHARACTERS, MANY_DOCUMENTS):
                 work.clean(documents)
         output.count(empty=reader.empty)
         output.facts.update(work.facts())
@@ -156,19 +155,6 @@ class _Shard:
         of_rule = [sample.order for sample, _ in self.samples if sample.rule == removal.rule]
         if len(of_rule) == SAMPLES:
             self.highest[removal.rule] = max(of_rule)
-
-
-def _blocks(documents: Iterator[Text]) -> Iterator[list[Text]]:
-    held: list[Text] = []
-    size = 0
-    for document in documents:
-        held.append(document)
-        size += len(document.text)
-        if size >= BLOCK_CHARACTERS or len(held) >= MANY_DOCUMENTS:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
 
 
 def _shortened(text: str) -> str:

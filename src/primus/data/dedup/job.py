@@ -83,15 +83,10 @@ def _difference(job: Job, report: Report) -> str | None:
 
 def _plan(job: Job, source: Inputs, result: ResultFolder[Report]) -> Plan:
     return Plan(
+        job=job,
+        recipe=job.recipe,
         identity=f"{result.identity} {source.identity}",
         shards=source.shards,
-        recipe=job.recipe,
-        json_key=job.json_key,
-        text_documents=job.text_documents,
-        max_bad=job.max_bad,
-        workers=job.workers,
-        executor=job.executor,
-        output=job.output,
         folder=result.work,
     )
 

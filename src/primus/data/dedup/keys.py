@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,9 @@ import numpy as np
 from primus.data.dedup import compared, exact, minhash
 from primus.data.dedup.blocks import BlockWriter
 from primus.data.dedup.recipe import Recipe
-from primus.data.documents import Text
 from primus.data.pipeline import inputs
 from primus.data.pipeline.shards import Shard
-from primus.data.pipeline.whole_documents import Reader
+from primus.data.pipeline.whole_documents import Reader, batches
 from primus.data.pipeline.work import Output
 
 BATCH_CHARACTERS = 1 << 18
@@ -42,7 +40,8 @@ class KeyStage:
         reader = Reader(self.key, self.text_documents, bad=output.bad)
         with output.path(SUFFIX).open("wb") as file:
             writer = BlockWriter(file)
-            for texts in _batches(reader.read(shard)):
+            for batch in batches(reader.read(shard), BATCH_CHARACTERS):
+                texts = [each.text for each in batch]
                 writer.add(document_keys(texts, self.recipe))
                 output.count(documents=len(texts), characters=sum(map(len, texts)))
             writer.flush()
@@ -72,16 +71,3 @@ def document_keys(texts: list[str], recipe: Recipe) -> np.ndarray:
         some = exact.digests(each if len(each) else text for each, text in zip(listed, encoded, strict=True))
         return some.T
     return whole.T
-
-
-def _batches(texts: Iterable[Text]) -> Iterator[list[str]]:
-    held: list[str] = []
-    size = 0
-    for text in texts:
-        held.append(text.text)
-        size += len(text.text)
-        if size >= BATCH_CHARACTERS:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held

@@ -12,9 +12,9 @@ from primus.data.dedup import blocks, keys, matches, report, stages
 from primus.data.dedup.recipe import Recipe
 from primus.data.dedup.report import Sample
 from primus.data.pipeline import executors, work
-from primus.data.pipeline.executors import Executor
 from primus.data.pipeline.result_folder import FinishedElsewhere
 from primus.data.pipeline.shards import Shard
+from primus.data.pipeline.text_job import TextJob
 from primus.data.pipeline.work import BadItem, Board, Row, Stage
 from primus.data.pipeline.workers import Show
 
@@ -23,18 +23,14 @@ from primus.data.pipeline.workers import Show
 class Plan:
     """What the stages need to know."""
 
+    job: TextJob
+    """How to read and write, and who does it."""
+    recipe: Recipe
+    """What counts as a repetition."""
     identity: str
-    """Of input and recipe."""
+    """Of input and settings."""
     shards: Sequence[Shard]
     """The input."""
-    recipe: Recipe
-    json_key: str
-    text_documents: str
-    max_bad: int
-    workers: int | None
-    executor: Executor
-    output: Path
-    """The result."""
     folder: Path
     """For whatever is not the result."""
 
@@ -80,7 +76,7 @@ def run(plan: Plan, show: Show) -> Stages:
         FinishedElsewhere: Somebody else has done all.
         PrimusError: Too much is bad, or a file cannot be read or written.
     """
-    key_stage = keys.KeyStage(["keys", plan.identity], plan.recipe, plan.json_key, plan.text_documents)
+    key_stage = keys.KeyStage(["keys", plan.identity], plan.recipe, plan.job.json_key, plan.job.text_documents)
     hashed = _do(plan, key_stage, plan.shards, "hashing", show)
     begin = [0, *accumulate(row.counts.get("documents", 0) for row in hashed.rows)]
     matched, ranges = _match(plan, hashed, begin, show)
@@ -95,8 +91,8 @@ def run(plan: Plan, show: Show) -> Stages:
     keep_stage = stages.KeepStage(
         ["documents", plan.identity],
         plan.recipe,
-        plan.json_key,
-        plan.text_documents,
+        plan.job.json_key,
+        plan.job.text_documents,
         clustered.files(stages.FIRSTS)[0],
         begin,
         frozenset(number for sample in facts["samples"] for number in sample),
@@ -126,10 +122,11 @@ def _match(plan: Plan, hashed: _Done, begin: list[int], show: Show) -> tuple[_Do
 
 
 def _do(plan: Plan, stage: Stage, shards: Sequence[Shard], name: str, show: Show) -> _Done:
-    board = work.open_board(stage, shards, plan.folder, plan.max_bad, plan.output)
-    count = executors.workers_here() if plan.workers is None else plan.workers
-    here = plan.executor == "local" and min(count, len(shards)) == 1
-    rows = executors.run(board, plan.executor, 0 if here else plan.workers, name, show)
+    job = plan.job
+    board = work.open_board(stage, shards, plan.folder, job.max_bad, job.output)
+    count = executors.workers_here() if job.workers is None else job.workers
+    here = job.executor == "local" and min(count, len(shards)) == 1
+    rows = executors.run(board, job.executor, 0 if here else job.workers, name, show)
     if len(rows) < len(shards):
         raise FinishedElsewhere
     return _Done(board, rows)

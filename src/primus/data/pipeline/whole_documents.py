@@ -48,6 +48,20 @@ class Reader:
         return documents.read(part, self.key, self.text_documents, fields=self.fields)
 
 
+def batches(documents: Iterable[Text], characters: int, most: int | None = None) -> Iterator[list[Text]]:
+    """Documents some at a time: as many as have `characters` together, or `most` of them."""
+    held: list[Text] = []
+    size = 0
+    for document in documents:
+        held.append(document)
+        size += len(document.text)
+        if size >= characters or len(held) == most:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
 def _whole(items: Iterable[Text | Bad]) -> Iterator[Text | Bad]:
     """Documents that came in pieces as one."""
     pieces: list[str] = []
