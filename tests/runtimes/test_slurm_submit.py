@@ -217,6 +217,33 @@ def test_the_log_is_followed_until_the_end(place: Place) -> None:
     assert [line for line in done.stdout.splitlines() if line in ("first", "last")] == ["first", "last"]
 
 
+def test_a_job_that_cannot_be_remembered_is_told_all_the_same(place: Place) -> None:
+    (place.folder / "file").touch()
+    said = place.primus("slurm", "sbatch", *TASK, XDG_STATE_HOME=str(place.folder / "file"))
+    assert "job 41 is submitted, but not remembered" in said
+    assert "job 41 is queued" in said
+    assert "running" in place.primus("direct", "--", "jobs", "show", str(place.runs[0]))
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_an_interrupted_submission_is_looked_for(place: Place, is_accepted: bool) -> None:
+    known = 'echo "43|night|primus:$(basename out/night/2*)"' if is_accepted else ":"
+    place.slurm.answers(sbatch="trap '' INT; sleep 20 & wait", squeue=known)
+    environ = place.slurm.environ | {"XDG_STATE_HOME": str(place.folder / "state")}
+    with cli.started("slurm", "sbatch", *TASK, cwd=place.folder, **environ) as process:
+        cli.wait_for(lambda: place.slurm.calls("sbatch"), "the submission")
+        process.send_signal(signal.SIGINT)
+        said = "".join(process.communicate(timeout=20))
+    assert process.returncode == 130, said
+    if is_accepted:
+        assert "job 43 is queued already" in said
+        place.slurm.answers(squeue="echo '43|PENDING|None||'")
+        assert "43" in place.primus("direct", "--", "jobs", "list")
+    else:
+        assert "squeue --me --name=night" in said
+        assert place.metadata.outcome.state == "interrupted"
+
+
 def test_an_interrupt_leaves_the_job_running(place: Place) -> None:
     with cli.started("slurm", "sbatch", "--follow", *TASK, cwd=place.folder, **place.slurm.environ) as process:
         cli.wait_for(lambda: place.slurm.calls("squeue"), "the first question")

@@ -72,7 +72,7 @@ def test_a_job_is_found_by_its_id_with_logs_outside_the_run_folder(
     submission = Submission(
         runtime="slurm", id="17", name="night", directory=str(failed.directory), submitted=1.0, logs=logs
     )
-    jobs.remember(submission, os.environ)
+    jobs.remember(submission, os.environ, print)
     found = {cause["signature"]: cause for cause in as_json(capsys, "17")["diagnosis"]["causes"]}
     assert found["host-out-of-memory"]["evidence"][0]["file"].endswith("train_17.log")
     assert found["gpu-out-of-memory"]["count"] == 2

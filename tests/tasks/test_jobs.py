@@ -36,7 +36,7 @@ class Desk:
         (run.directory / "logs").mkdir()
         values = {"logs": (f"logs/slurm-{number}.out",), "submitted": float(number)} | changes
         submission = Submission(runtime="slurm", id=number, name=name, directory=str(run.directory), **values)  # type: ignore[arg-type]
-        jobs.remember(submission, self.environ)
+        jobs.remember(submission, self.environ, print)
         return run
 
     def jobs(self, *words: str, code: int = 0, as_json: bool = False) -> subprocess.CompletedProcess[str]:
@@ -256,6 +256,20 @@ def test_a_question_that_fails_while_waiting_is_asked_again(desk: Desk) -> None:
     desk.slurm.answers(scontrol="echo 'JobState=COMPLETED ExitCode=0:0'")
     done = desk.jobs("wait", "11")
     assert done.stderr.count("squeue does not answer: away; asking again") == 1
+
+
+def test_where_nothing_can_be_written_jobs_are_shown_all_the_same(desk: Desk) -> None:
+    run = desk.submitted("11")
+    desk.slurm.answers(squeue="echo '11|CANCELLED|None|n1|n1'; echo '12|CANCELLED|None|n1|n1'")
+    ended = desk.folder / "state" / "primus" / "jobs" / "ended"
+    ended.touch()
+    assert "cancelled" in desk.jobs("list", "--all").stdout
+    assert run.metadata().outcome.state == "interrupted"
+    full = "import primus.runs.store as s\ndef full(*_): raise s.PrimusError('full')\ns.write_json = full"
+    other = desk.submitted("12")
+    done = cli.run("direct", "--", "jobs", "list", "--all", cwd=desk.folder, before=full, **desk.environ)
+    assert (done.returncode, done.stdout.count("cancelled")) == (0, 2), done.stdout + done.stderr
+    assert other.metadata().outcome.state == "planned"
 
 
 def test_a_number_that_slurm_gives_again_is_another_job(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ A query that fails raises; it never changes a job.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -68,12 +69,13 @@ class JobState(Struct, frozen=True, kw_only=True):
     """As the scheduler counts them."""
 
 
-def remember(submission: Submission, environ: Mapping[str, str]) -> None:
-    """Keep a submission, beside its run and for `jobs list`."""
-    write_json(Path(submission.directory) / RECORD, submission)
-    index = _index(environ)
-    index.mkdir(parents=True, exist_ok=True)
-    write_json(index / _file_name(submission), submission)
+def remember(submission: Submission, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Keep a submission, beside its run and for `jobs list`; what cannot be written is said, as the job is there."""
+    for path in (Path(submission.directory) / RECORD, _index(environ) / _file_name(submission)):
+        try:
+            write_json(path, submission)
+        except PrimusError as error:
+            say(f"job {submission.id} is submitted, but not remembered: {error.problem}")
 
 
 def known(environ: Mapping[str, str]) -> list[Submission]:
@@ -125,8 +127,10 @@ def states(submissions: Sequence[Submission], environ: Mapping[str, str]) -> dic
             state = answers.get(each.id, JobState(state="unknown", reason=f"{runtime} does not know it"))
             found[runtime, each.id] = state
             if state.state in ENDED:
-                _keep_end(each, state, environ)
-                _settle(each, state)
+                with contextlib.suppress(PrimusError):  # it cannot be written: it is asked for again
+                    _keep_end(each, state, environ)
+                with contextlib.suppress(PrimusError):
+                    _settle(each, state)
     return found
 
 
@@ -232,9 +236,7 @@ def _known_end(submission: Submission, environ: Mapping[str, str]) -> JobState |
 
 def _keep_end(submission: Submission, state: JobState, environ: Mapping[str, str]) -> None:
     """Remember that a job has ended; its scheduler forgets it."""
-    path = _end_file(submission, environ)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, state)
+    write_json(_end_file(submission, environ), state)
 
 
 def _settle(submission: Submission, state: JobState) -> None:

@@ -94,6 +94,7 @@ def start(remote: Remote, run_folder: Run | None, say: Say) -> int:
             logs=(),
         ),
         environ,
+        say,
     )
     for note in remote.plan.notes:
         say(f"note: {note}")

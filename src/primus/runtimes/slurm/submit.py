@@ -115,32 +115,61 @@ def _submitted(remote: Remote, run: Run, options: Options, environ: Mapping[str,
     except PrimusError:
         _forget(remote, run)
         raise
-    said = queries.ask(remote.plan.argv, environ, SUBMIT_LIMIT_S)
     name = value_of(typed, "job-name") or remote.context.name
+    comment = value_of(typed, "comment") or script.comment(str(run.directory))
+    try:
+        said = queries.ask(remote.plan.argv, environ, SUBMIT_LIMIT_S)
+    except KeyboardInterrupt:
+        accepted = _accepted_meanwhile(name, comment, environ, run, say)
+        if accepted:
+            _remembered(remote, run, options, (accepted, ""), logs, say)
+        raise
     number, _, cluster = said.out.strip().rpartition("\n")[2].partition(";")
     if said.code != 0 or not number.isdecimal():
-        number = _found_after_all(
-            said, name, value_of(typed, "comment") or script.comment(str(run.directory)), environ, run
-        )
+        number = _found_after_all(said, name, comment, environ, run)
     elif said.err:
         say(said.err)
+    return _remembered(remote, run, options, (number, cluster), logs, say)
+
+
+def _remembered(
+    remote: Remote, run: Run, options: Options, job: tuple[str, str], logs: list[str], say: Say
+) -> Submission:
+    """The submission of a job that Slurm has, by its number and cluster; it is kept as well as can be."""
+    number, cluster = job
     submission = Submission(
         runtime="slurm",
         id=number,
-        name=name,
+        name=value_of(options.typed, "job-name") or remote.context.name,
         directory=str(run.directory),
         submitted=time.time(),
         host=socket.gethostname(),
         user=getpass.getuser(),
         command=tuple(mask_words(remote.command)),
-        place=({"cluster": cluster} if cluster else {}) | _array(typed),
+        place=({"cluster": cluster} if cluster else {}) | _array(options.typed),
         logs=tuple(_of_job(each, number, options) for each in logs),
     )
-    jobs.remember(submission, environ)
-    log = EventLog(run.events)
-    log.append("submitted", runtime="slurm", id=number, name=name)
-    log.close()
+    jobs.remember(submission, remote.environ, say)
+    with contextlib.suppress(OSError):
+        log = EventLog(run.events)
+        log.append("submitted", runtime="slurm", id=number, name=submission.name)
+        log.close()
     return submission
+
+
+def _accepted_meanwhile(name: str, comment: str, environ: Mapping[str, str], run: Run, say: Say) -> str | None:
+    """Id of a job whose submission was interrupted, where Slurm has it."""
+    number = None
+    with contextlib.suppress(PrimusError):
+        number = queries.find(name, comment, environ)
+    if number is None:
+        reason = "interrupted before Slurm had said whether the job was accepted"
+        say(f"{reason}; it may come all the same: squeue --me --name={name}")
+        outcome = Outcome(state="interrupted", exit_code=EXIT_INTERRUPTED, reason=reason)
+        run.update(ended=time.time(), outcome=outcome)
+        return None
+    say(f"job {number} is queued already; primus-cli direct -- jobs cancel {number} ends it")
+    return number
 
 
 def _found_after_all(said: queries.Said, name: str, comment: str, environ: Mapping[str, str], run: Run) -> str:
