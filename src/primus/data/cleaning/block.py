@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from primus.data.cleaning import words
 from primus.data.cleaning.words import Batch, Words
 
 
-@dataclass(frozen=True)
-class Removal:
+class Removal(Struct, frozen=True, gc=False):
     """Why a document was removed."""
 
     document: int
@@ -59,12 +59,12 @@ class Block:
         """Words of the documents that are alive when a rule first asks for them."""
         return words.split(self.batch, self.definition, self.alive)
 
-    @property
+    @functools.cached_property
     def characters(self) -> np.ndarray:
         """Length of each text, int64[D]."""
         return np.diff(self.batch.offsets)
 
-    @property
+    @functools.cached_property
     def num_words(self) -> np.ndarray:
         """Words of each text, int64[D]."""
         return np.diff(self.words.first)
@@ -83,7 +83,9 @@ class Block:
             values: What was measured of each, [D].
             limit: What the recipe asks for.
         """
-        found = np.flatnonzero(bad & self.alive)
+        found = (bad & self.alive).nonzero()[0]
+        if not found.size:
+            return
         for document, value in zip(found.tolist(), values[found].tolist(), strict=True):
             self.removals.append(Removal(document, rule, reason, value, limit))
         self.alive[found] = False
@@ -120,7 +122,7 @@ class Block:
         if not changed:
             return
         self.texts = texts
-        for name in ("batch", "words"):
+        for name in ("batch", "characters", "words", "num_words"):
             self.__dict__.pop(name, None)
         if batch is not None:
             self.__dict__["batch"] = batch

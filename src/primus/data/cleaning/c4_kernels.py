@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from primus.data.cleaning import characters
 from primus.data.cleaning.compiled import entry, kernel
-from primus.data.cleaning.quality_kernels import BREAK, DOT, NEWLINE, after_break, strip
+from primus.data.cleaning.line_kernels import BREAK, NEWLINE, after_break, strip
 
 SPACE = characters.SPACE
 DECIMAL = characters.DECIMAL
+DOT = ord(".")
 OPENING, CLOSING = ord("["), ord("]")
 ENDINGS = (DOT, ord("?"), ord("!"), ord('"'), ord("'"))
 """What a line ends with; datatrove adds ' to the paper's four."""
@@ -16,6 +17,11 @@ KEPT, TOO_LONG_WORD, NO_ENDING, TOO_FEW_WORDS, JAVASCRIPT, POLICY = 0, 1, 2, 3, 
 LOREM_IPSUM, CURLY_BRACKET = 6, 7
 NUM_FATES = 8
 """What becomes of a line; the last two condemn its document."""
+
+OTHER = 128
+"""Stands for all characters beyond ASCII, and for what is not there."""
+PLACES = 3
+"""Characters of a phrase that are looked at together."""
 
 
 @kernel
@@ -33,16 +39,24 @@ def _matches(codes, first, last, phrase):
 
 
 @kernel
-def _content(codes, first, last, phrases, initials):
-    """What becomes of a line for what it says: the fate of the first phrase in the table that is in it."""
+def _content(codes, first, last, phrases, letters):
+    """What becomes of a line for what it says: the fate of the first phrase in the table that is in it.
+
+    `letters` has for each of the first places of a phrase, and each character, a bit for each phrase that has it there.
+    """
     found = len(phrases)
     for i in range(first, last):
-        code = codes[i]
-        if code < 128 and initials[code]:
-            for row in range(found):
-                if _matches(codes, i, last, phrases[row]):
-                    found = row
-                    break
+        beginning = letters[0, min(codes[i], OTHER)]
+        if not beginning:
+            continue
+        for place in range(1, len(letters)):
+            beginning &= letters[place, min(codes[i + place], OTHER) if i + place < last else OTHER]
+        if not beginning:
+            continue
+        for row in range(found):
+            if beginning >> row & 1 and _matches(codes, i, last, phrases[row]):
+                found = row
+                break
     return phrases[found, 0] if found < len(phrases) else KEPT
 
 
@@ -108,7 +122,7 @@ def _line(codes, bits, first, last):
 
 @entry
 def drop_lines(
-    codes, offsets, alive, bits, limits, switches, citations, phrases, initials, written, written_offsets, fates,
+    codes, offsets, alive, bits, limits, switches, citations, phrases, letters, written, written_offsets, fates,
 ):  # fmt: skip
     """Write the lines of each document that C4 keeps.
 
@@ -118,7 +132,7 @@ def drop_lines(
         switches: Whether to remove citation marks, and to want an ending.
         citations: Citation marks without a number: rows of a length, then codes.
         phrases: What condemns a line or document: rows of what becomes of it, a length, then codes; the first counts.
-        initials: Which ASCII characters begin a phrase, in both cases.
+        letters: Which phrases have which characters; see `_content`. int64[PLACES, OTHER + 1].
         written, written_offsets: Receive the documents; room for as many codes as there are and one more each.
         fates: Receives how many lines were kept, or dropped for what reason, int64[D, NUM_FATES]; nothing is read
             of a document behind a line that condemns it.
@@ -137,7 +151,7 @@ def drop_lines(
             written_end = _copy(codes, bits, line, line_end, citations, switches[0], written, start)
             fate = _shape(num_words, longest, written, start, written_end, limits, switches[1])
             if fate == KEPT:
-                fate = _content(written, start, written_end, phrases, initials)
+                fate = _content(written, start, written_end, phrases, letters)
             fates[document, fate] += 1
             if fate == KEPT:
                 if start > begin:

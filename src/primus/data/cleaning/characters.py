@@ -43,6 +43,9 @@ BREAK = 32768
 PUNCTUATION_CATEGORY = 65536
 """Punctuation by its general category."""
 
+FULL_STOP = 131072
+"""The plain dot."""
+
 NUM_CODES = 0x110000
 ASSIGNED = ((0, 0x32400), (0xE0000, 0xE01F0))
 """Where characters are; the rest of Unicode is unassigned or private."""
@@ -85,6 +88,7 @@ def classes() -> np.ndarray:
     _add(bits, "\u2014\u2013", PREFIX | SUFFIX)
     _add(bits, "\u00a7%=", PREFIX)
     _add(bits, TERMINALS, TERMINAL)
+    _add(bits, ".", FULL_STOP)
     _add(bits, "\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029", BREAK)
     return bits
 

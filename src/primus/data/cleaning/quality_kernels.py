@@ -6,14 +6,14 @@ import numpy as np
 
 from primus.data.cleaning import characters
 from primus.data.cleaning.compiled import entry, kernel
+from primus.data.cleaning.line_kernels import NEWLINE, after_break, line_end, newline, strip
 from primus.data.cleaning.word_kernels import ENDS_SENTENCE, HAS_ALPHA, HAS_NO_SYMBOL, IS_PUNCTUATION
 
-SPACE = characters.SPACE
-BREAK = characters.BREAK
 TERMINAL = characters.TERMINAL
 
-NEWLINE, RETURN, DOT, HASH = ord("\n"), ord("\r"), ord("."), ord("#")
-ELLIPSIS = 0x2026
+DOT, HASH, ELLIPSIS = ord("."), ord("#"), 0x2026
+DOT_CODE, HASH_CODE, ELLIPSIS_CODE = np.uint32(DOT), np.uint32(HASH), np.uint32(ELLIPSIS)
+ONE, TWO = np.uint64(1), np.uint64(2)
 BULLETS = (0x2022, ord("-"))
 """What a line of a list begins with."""
 
@@ -53,13 +53,12 @@ def _count_words(document, firsts, spans, hashes, flags, stops, longest_stop, co
     for stop in range(len(stops)):
         sieve |= 1 << np.int64(stops[stop] & LOW_BITS)
     for word in range(firsts[document], firsts[document + 1]):
-        flag = flags[word]
-        if flag & HAS_NO_SYMBOL:
-            real += 1
-            characters_ += spans[word, 1] - spans[word, 0]
-        if flag & HAS_ALPHA:
-            alpha += 1
-        if spans[word, 1] - spans[word, 0] <= longest_stop and sieve >> np.int64(hashes[word] & LOW_BITS) & 1:
+        length = spans[word, 1] - spans[word, 0]
+        is_real = flags[word] & HAS_NO_SYMBOL != 0
+        real += is_real
+        characters_ += is_real * length
+        alpha += flags[word] & HAS_ALPHA != 0
+        if (sieve >> np.int64(hashes[word] & LOW_BITS)) & (length <= longest_stop):
             for stop in range(len(stops)):
                 if hashes[word] == stops[stop]:
                     found |= 1 << stop
@@ -74,31 +73,35 @@ def _count_words(document, firsts, spans, hashes, flags, stops, longest_stop, co
 
 @kernel
 def _count_marks(codes, first, last, document, counts):
-    dots = hashes = ellipses = 0
-    for i in range(first, last):
-        code = codes[i]
-        if code == DOT:
-            dots += 1
-            if dots == 3:
-                ellipses += 1
-                dots = 0
-            continue
-        dots = 0
-        if code == HASH:
-            hashes += 1
-        elif code == ELLIPSIS:
-            ellipses += 1
+    """Count # and ellipses; a loop without branches looks at many characters at once, and three dots are rare."""
+    hashes, ellipses, threes = np.uint32(0), np.uint32(0), np.uint32(0)
+    for code in codes[first:last]:
+        hashes += np.uint32(code == HASH_CODE)
+        ellipses += np.uint32(code == ELLIPSIS_CODE)
+    for i in range(np.uint64(first), np.uint64(max(last - 2, first))):
+        dots = (codes[i] == DOT_CODE) & (codes[i + ONE] == DOT_CODE) & (codes[i + TWO] == DOT_CODE)
+        threes += np.uint32(dots)
     counts[document, HASHES] = hashes
-    counts[document, ELLIPSES] = ellipses
+    counts[document, ELLIPSES] = ellipses + (_num_three_dots(codes, first, last) if threes else 0)
+
+
+@kernel
+def _num_three_dots(codes, first, last):
+    """How often ``...`` is there, none of them part of another."""
+    dots = count = 0
+    for i in range(first, last):
+        dots = dots + 1 if codes[i] == DOT else 0
+        if dots == 3:
+            count += 1
+            dots = 0
+    return count
 
 
 @kernel
 def _count_lines(codes, bits, first, last, document, counts):
     lines = bullets = ellipses = 0
     while first < last:
-        end = first
-        while end < last and not bits[codes[end]] & BREAK:
-            end += 1
+        end = line_end(codes, bits, first, last)
         lines += 1
         begins, ends = strip(codes, bits, first, end)
         if begins < ends:
@@ -110,24 +113,6 @@ def _count_lines(codes, bits, first, last, document, counts):
     counts[document, LINES] = lines
     counts[document, BULLET_LINES] = bullets
     counts[document, ELLIPSIS_LINES] = ellipses
-
-
-@kernel
-def strip(codes, bits, first, last):
-    """First and last position without the spaces at both ends."""
-    while first < last and bits[codes[first]] & SPACE:
-        first += 1
-    while first < last and bits[codes[last - 1]] & SPACE:
-        last -= 1
-    return first, last
-
-
-@kernel
-def after_break(codes, end, last):
-    """Position behind the end of a line, which may be two characters."""
-    if end + 1 < last and codes[end] == RETURN and codes[end + 1] == NEWLINE:
-        return end + 2
-    return end + 1
 
 
 @kernel
@@ -145,12 +130,9 @@ def fineweb(codes, offsets, alive, bits, short_length, counts):
             continue
         first, last = offsets[document], offsets[document + 1]
         while first <= last:
-            end = first
-            blank = True
-            while end < last and codes[end] != NEWLINE:
-                blank = blank and bits[codes[end]] & SPACE != 0
-                end += 1
-            if not blank:
+            end = newline(codes, first, last)
+            begins, ends = strip(codes, bits, first, end)
+            if begins < ends:
                 counts[document, PROSE_LINES] += 1
                 if bits[codes[end - 1]] & TERMINAL:
                     counts[document, ENDED_LINES] += 1
@@ -169,9 +151,7 @@ def long_lines(codes, offsets, alive, length, counts):
             continue
         first, last = offsets[document], offsets[document + 1]
         while first <= last:
-            end = first
-            while end < last and codes[end] != NEWLINE:
-                end += 1
+            end = newline(codes, first, last)
             if end - first >= length:
                 counts[document] += 1
             first = end + 1

@@ -8,14 +8,14 @@ from __future__ import annotations
 import numpy as np
 
 from primus.data.cleaning.compiled import entry, kernel
-from primus.data.cleaning.quality_kernels import NEWLINE, strip
-from primus.data.cleaning.word_kernels import HALF, MIX, SEED
+from primus.data.cleaning.line_kernels import after_newlines, newline, num_newlines, strip
+from primus.data.cleaning.word_hashes import HALF, MIX, SEED
 
 BASE = np.uint64(0x9E3779B97F4A7C15)
 """Of the polynomial in the hashes of words that is the hash of a run of them."""
-TOP = np.uint64(29)
+TWENTY = np.uint64(20)
 CODE_BITS, TWO_CODE_BITS = np.uint64(21), np.uint64(42)
-ZERO, ONE = np.uint64(0), np.uint64(1)
+ZERO, ONE, TWO, THREE, FIVE, SIX = map(np.uint64, (0, 1, 2, 3, 5, 6))
 
 KEY, GENERATION, TALLY, FIRST = 0, 1, 2, 3
 """Columns of the hash table: a hash, whose it is, how often and where first it was found."""
@@ -30,9 +30,9 @@ LINES, PARAGRAPHS = 0, NUM_COUNTS
 @kernel
 def _slot(value, table, generation, mask):
     """Row of a hash in the table, or where it belongs: rows of another generation are from before and free."""
-    slot = np.int64(((value ^ (value >> TOP)) * MIX) >> np.uint64(20)) & mask
+    slot = (value >> TWENTY) & mask
     while table[slot, GENERATION] == generation and table[slot, KEY] != value:
-        slot = (slot + 1) & mask
+        slot = (slot + ONE) & mask
     return slot
 
 
@@ -41,24 +41,37 @@ def _mask(num_entries, table):
     size = 16
     while size < 2 * num_entries:
         size *= 2
-    return min(size, len(table)) - 1
+    return np.uint64(min(size, len(table)) - 1)
+
+
+@kernel
+def _three(codes, i):
+    """Three codes of 21 bits as one number."""
+    return np.uint64(codes[i]) | np.uint64(codes[i + ONE]) << CODE_BITS | np.uint64(codes[i + TWO]) << TWO_CODE_BITS
 
 
 @kernel
 def _text_hash(codes, first, last):
-    """64-bit hash of some codes, three at a time: a code has 21 bits."""
-    value = SEED
-    i = first
-    while i + 2 < last:
-        three = np.uint64(codes[i]) | np.uint64(codes[i + 1]) << CODE_BITS | np.uint64(codes[i + 2]) << TWO_CODE_BITS
-        value = (value ^ three) * BASE
+    """64-bit hash of some codes, six at a time in two halves that do not wait for each other."""
+    value, other = SEED, np.uint64(last - first)
+    i, end = np.uint64(first), np.uint64(last)
+    while i + FIVE < end:
+        value = (value ^ _three(codes, i)) * BASE
+        other = (other ^ _three(codes, i + THREE)) * MIX
         value ^= value >> HALF
-        i += 3
-    while i < last:
-        value = (value ^ np.uint64(codes[i])) * MIX
+        other ^= other >> HALF
+        i += SIX
+    if i + TWO < end:
+        value = (value ^ _three(codes, i)) * BASE
         value ^= value >> HALF
-        i += 1
-    return value
+        i += THREE
+    rest = ZERO
+    while i < end:
+        rest = rest << CODE_BITS | np.uint64(codes[i])
+        i += ONE
+    value = (value ^ rest) * MIX
+    value = (value ^ (value >> HALF) ^ other) * BASE
+    return value ^ (value >> HALF)
 
 
 @kernel
@@ -72,29 +85,6 @@ def _note(value, length, table, generation, mask, document, kind, counts):
     else:
         table[slot, GENERATION] = generation
         table[slot, KEY] = value
-
-
-@kernel
-def _num_newlines(codes, first, last):
-    count = 0
-    for i in range(first, last):
-        count += codes[i] == NEWLINE
-    return count
-
-
-@kernel
-def _line_end(codes, first, last):
-    """Position of the first newline, `last` if there is none."""
-    while first < last and codes[first] != NEWLINE:
-        first += 1
-    return first
-
-
-@kernel
-def _after_newlines(codes, first, last):
-    while first < last and codes[first] == NEWLINE:
-        first += 1
-    return first
 
 
 @entry
@@ -125,14 +115,14 @@ def pieces(codes, offsets, alive, bits, table, generation, counts):
 def _count_pieces(codes, first, last, bits, table, generation, document, counts):
     """Count the lines, and the paragraphs by the hashes of their lines."""
     begin, finish = strip(codes, bits, first, last)
-    mask = _mask(2 * (_num_newlines(codes, first, last) + 1), table)
+    mask = _mask(2 * (num_newlines(codes, first, last) + 1), table)
     paragraph, value = begin, BASE
     counts[document, PARAGRAPHS + PIECES] += begin == finish
     while True:
-        end = _line_end(codes, first, last)
+        end = newline(codes, first, last)
         line = _text_hash(codes, first, end)
         _note(line, end - first, table, generation, mask, document, LINES, counts)
-        behind = _after_newlines(codes, end, last)
+        behind = after_newlines(codes, end, last)
         if end > begin and first < finish:
             if first < begin or end > finish:
                 line = _text_hash(codes, max(first, begin), min(end, finish))
@@ -155,10 +145,10 @@ def lines(codes, offsets, alive, bits, table, generation, counts):
             continue
         generation += ONE
         first, last = offsets[document], offsets[document + 1]
-        count = _num_newlines(codes, first, last) + 1
+        count = num_newlines(codes, first, last) + 1
         mask = _mask(count, table)
         for _ in range(count):
-            end = _line_end(codes, first, last)
+            end = newline(codes, first, last)
             begins, ends = strip(codes, bits, first, end)
             if begins < ends:
                 _note(_text_hash(codes, first, end), end - first, table, generation, mask, document, LINES, counts)
@@ -175,22 +165,36 @@ def _power(n):
 
 
 @kernel
-def _tally(count, n, level, runs, sums, slots, table, generation):
-    """Count the runs of n words; returns how often the most frequent is there, and the word at which it first begins.
+def _all_words(count, positions, runs):
+    """Candidates to begin with: each word, and how many there are from there on."""
+    for i in range(count):
+        positions[i] = i
+        runs[i] = count - i
+    return count
 
-    Only a run all of whose shorter runs are repeated can be: `runs` has for each word how many runs of `level` words
-    from there on are.
+
+@kernel
+def _tally(number, n, level, positions, runs, sums, table, generation):
+    """Count the runs of n words, and keep those that are repeated as candidates.
+
+    Only a run all of whose shorter runs are repeated can be. `positions` and `runs` have the words at which repeated
+    runs of `level` words begin, `number` of them, and at how many words in a row from there on others begin.
+
+    Returns:
+        How often the most frequent run is there, the word at which it first begins, and the number of candidates left.
     """
-    mask = _mask(count, table)
+    mask = _mask(number, table)
     power = _power(n)
-    best, best_at = 1, 0
-    for i in range(count - n + 1):
-        slots[i] = -1
-        if level and runs[i] < n - level + 1:
+    best, best_at, kept = 1, 0, 0
+    for candidate in range(number):
+        if runs[candidate] < n - level + 1:
             continue
+        i = positions[candidate]
         value = sums[i + n] - sums[i] * power
         slot = _slot(value, table, generation, mask)
-        slots[i] = slot
+        positions[kept] = i
+        runs[kept] = np.int64(slot)
+        kept += 1
         if table[slot, GENERATION] != generation:
             table[slot, GENERATION] = generation
             table[slot, KEY] = value
@@ -201,16 +205,20 @@ def _tally(count, n, level, runs, sums, slots, table, generation):
         tally, first = np.int64(table[slot, TALLY]), np.int64(table[slot, FIRST])
         if tally > best or (tally == best and first < best_at):
             best, best_at = tally, first
-    return best, best_at
+    return best, best_at, _repeated_ones(kept, positions, runs, table)
 
 
 @kernel
-def _note_runs(count, n, slots, table, runs):
-    """Make `runs` tell of runs of n words."""
-    for i in range(count, max(count - n, -1), -1):
-        runs[i] = 0
-    for i in range(count - n, -1, -1):
-        runs[i] = runs[i + 1] + 1 if slots[i] >= 0 and table[slots[i], TALLY] > ONE else 0
+def _repeated_ones(number, positions, runs, table):
+    """Keep the candidates that are there more than once; `runs` has their rows of the table and receives lengths."""
+    kept = 0
+    for candidate in range(number):
+        positions[kept] = positions[candidate]
+        kept += table[runs[candidate], TALLY] > ONE
+    for candidate in range(kept - 1, -1, -1):
+        goes_on = candidate + 1 < kept and positions[candidate + 1] == positions[candidate] + 1
+        runs[candidate] = runs[candidate + 1] + 1 if goes_on else 1
+    return kept
 
 
 @kernel
@@ -223,29 +231,28 @@ def _characters(spans, word, n):
 
 
 @kernel
-def _repeated(spans, first, count, n, level, runs, sums, table, generation):
-    """Characters of runs of n words that were there before; runs that are counted do not overlap."""
-    mask = _mask(count, table)
+def _repeated(spans, first, number, n, level, positions, runs, sums, table, generation):
+    """Characters of runs of n words that were there before; runs that are counted do not overlap. See `_tally`."""
+    mask = _mask(number, table)
     power = _power(n)
-    total = i = 0
-    while i < count - n + 1:
-        if level and runs[i] < n - level + 1:
-            i += 1
+    total = free = 0
+    for candidate in range(number):
+        i = positions[candidate]
+        if i < free or runs[candidate] < n - level + 1:
             continue
         value = sums[i + n] - sums[i] * power
         slot = _slot(value, table, generation, mask)
         if table[slot, GENERATION] == generation:
             total += _characters(spans, first + i, n)
-            i += n
+            free = i + n
         else:
             table[slot, GENERATION] = generation
             table[slot, KEY] = value
-            i += 1
     return total
 
 
 @entry
-def ngrams(firsts, spans, hashes, alive, most, repeated, allowed, sums, slots, runs, table, generation, counts):
+def ngrams(firsts, spans, hashes, alive, most, repeated, allowed, sums, positions, runs, table, generation, counts):
     """Characters in repeated runs of words.
 
     Args:
@@ -254,7 +261,7 @@ def ngrams(firsts, spans, hashes, alive, most, repeated, allowed, sums, slots, r
         most: Lengths n of which the most frequent run counts, with a space between two words; ascending.
         repeated: Lengths n of which all repeated runs count, without spaces; none is less than one of `most`.
         allowed: Characters of each count beyond which nothing more is counted of the document; float64[D, ...].
-        sums, slots, runs: Room for one more than the words of any document: uint64, int64, int64.
+        sums, positions, runs: Room for one more than the words of any document: uint64, int64, int64.
         table, generation: A hash table; see `pieces`.
         counts: Receives the characters for each of `most`, then for each of `repeated`; int64[D, ...].
 
@@ -268,18 +275,19 @@ def ngrams(firsts, spans, hashes, alive, most, repeated, allowed, sums, slots, r
         sums[0] = ZERO
         for i in range(count):
             sums[i + 1] = sums[i] * BASE + hashes[first + i]
-        level, column, most_words = 0, 0, len(most)
+        number = _all_words(count, positions, runs)
+        level, column, most_words = 1, 0, len(most)
         while column < counts.shape[1]:
             generation += ONE
             if column < most_words and count >= most[column]:
                 n = most[column]
-                best, best_at = _tally(count, n, level, runs, sums, slots, table, generation)
+                best, best_at, number = _tally(number, n, level, positions, runs, sums, table, generation)
                 counts[document, column] = best * (_characters(spans, first + best_at, n) + n - 1)
-                _note_runs(count, n, slots, table, runs)
                 level = n
             elif column >= most_words:
                 n = repeated[column - most_words]
-                counts[document, column] = _repeated(spans, first, count, n, level, runs, sums, table, generation)
+                characters = _repeated(spans, first, number, n, level, positions, runs, sums, table, generation)
+                counts[document, column] = characters
             if counts[document, column] > allowed[document, column]:
                 break
             column += 1

@@ -15,7 +15,7 @@ What a word is decides what the rules remove, so a recipe names its definition:
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,24 +105,21 @@ def split(batch: Batch, definition: str, wanted: np.ndarray | None = None) -> Wo
     check_definition(definition)
     from primus.data.cleaning import word_kernels
 
-    bits = characters.classes()
     wanted = np.ones(batch.num_documents, bool) if wanted is None else wanted
     first = np.zeros(len(batch.offsets), np.int64)
+    given: tuple[np.ndarray, ...] = (batch.codes, batch.offsets, wanted, characters.classes())
+    kernel: Callable[..., int] = word_kernels.split_whitespace
+    if definition == "spacy-like":
+        kernel = word_kernels.split_spacy_like
+        given = (*given, *_tables(), np.empty(MAX_SUFFIXES, np.int64))
     capacity = len(batch.codes) // CHARACTERS_PER_WORD + 64
-    stack = np.empty(MAX_SUFFIXES, np.int64)
     while True:
         spans = np.empty((capacity, 2), np.int64)
-        if definition == "whitespace":
-            count = int(word_kernels.split_whitespace(batch.codes, batch.offsets, wanted, bits, first, spans))
-        else:
-            tables = (bits, *_tables(), stack)
-            count = int(word_kernels.split_spacy_like(batch.codes, batch.offsets, wanted, *tables, first, spans))
+        hashes, flags = np.empty(capacity, np.uint64), np.empty(capacity, np.uint8)
+        count = int(kernel(*given, first, spans, hashes, flags))
         if count <= capacity:
-            break
+            return Words(first, spans[:count], hashes[:count], flags[:count])
         capacity = count
-    hashes, flags = np.empty(count, np.uint64), np.empty(count, np.uint8)
-    word_kernels.describe(batch.codes, bits, spans[:count], hashes, flags)
-    return Words(first, spans[:count], hashes, flags)
 
 
 def simplify(batch: Batch) -> Batch:
@@ -142,7 +139,8 @@ def simplify(batch: Batch) -> Batch:
 @functools.cache
 def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Short forms, a sieve before them, and units as `word_kernels.split_spacy_like` looks them up."""
-    from primus.data.cleaning import word_kernels
+    from primus.data.cleaning.short_form_kernels import sieve_slot
+    from primus.data.cleaning.word_hashes import word_hash
 
     divided = contractions.divided()
     size = 1 << (8 * len(divided)).bit_length()
@@ -150,12 +148,12 @@ def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     batch = pack(list(divided))
     for row, (run, lengths) in enumerate(divided.items()):
         with np.errstate(over="ignore"):
-            value = int(word_kernels.word_hash(batch.codes, batch.offsets[row], batch.offsets[row + 1]))
+            value = int(word_hash(batch.codes, batch.offsets[row], batch.offsets[row + 1]))
         slot = value % size
         while table[slot, 0]:
             slot = (slot + 1) % size
         table[slot] = value, sum(length << 8 * part for part, length in enumerate(lengths))
-        sieve[word_kernels.sieve_slot(ord(run[0]), ord(run[-1]), len(run), sieve)] = True
+        sieve[sieve_slot(ord(run[0]), ord(run[-1]), len(run), sieve)] = True
     units = np.zeros((len(contractions.UNITS), 1 + max(map(len, contractions.UNITS))), np.uint32)
     for row, unit in enumerate(contractions.UNITS):
         units[row, : 1 + len(unit)] = [len(unit), *map(ord, unit)]

@@ -14,7 +14,7 @@ import numpy as np
 from primus.data.cleaning import characters
 from primus.data.cleaning.compiled import entry, kernel
 from primus.data.cleaning.simplify_kernels import SEPARATORS
-from primus.data.cleaning.word_kernels import FACTOR, HALF, MIX, SEED
+from primus.data.cleaning.word_hashes import FACTOR, HALF, MIX, SEED
 
 DEFINITION = "simplified, divided at spaces"
 """For the recipe: another definition of words gives other signatures."""

@@ -70,18 +70,18 @@ class C4(Rule, frozen=True, kw_only=True, tag="c4"):
         batch = block.batch
         fates = block.table(kernels.NUM_FATES)
         limits = [-1 if limit is None else limit for limit in (self.min_words_per_line, self.max_word_length)]
-        phrases, initials = self._phrases()
+        phrases, letters = self._phrases()
         written = np.empty(len(batch.codes) + len(batch.offsets), np.uint32)
         offsets = np.zeros_like(batch.offsets)
         count = kernels.drop_lines(
             batch.codes, batch.offsets, block.alive, characters.classes(), np.array(limits, np.int64),
             np.array([self.remove_citations, self.terminal_punctuation]),
-            _rows([[len(mark), *map(ord, mark)] for mark in CITATIONS]), phrases, initials, written, offsets, fates,
+            _rows([[len(mark), *map(ord, mark)] for mark in CITATIONS]), phrases, letters, written, offsets, fates,
         )  # fmt: skip
         return Batch(written[:count], offsets), fates
 
     def _phrases(self) -> tuple[np.ndarray, np.ndarray]:
-        """What condemns a line or a document, and the characters that it begins with; in C4's order."""
+        """What condemns a line or a document in C4's order, and the characters that it begins with."""
         from primus.data.cleaning import c4_kernels as kernels
 
         wanted = (
@@ -91,10 +91,12 @@ class C4(Rule, frozen=True, kw_only=True, tag="c4"):
             (self.policy, kernels.POLICY, POLICY),
         )
         found = [(fate, phrase) for switch, fate, phrases in wanted if switch for phrase in phrases]
-        initials = np.zeros(128, bool)
-        for _, phrase in found:
-            initials[[ord(phrase[0].lower()), ord(phrase[0].upper())]] = True
-        return _rows([[fate, len(phrase), *map(ord, phrase)] for fate, phrase in found]), initials
+        letters = np.zeros((kernels.PLACES, kernels.OTHER + 1), np.int64)
+        for row, (_, phrase) in enumerate(found):
+            for place in range(kernels.PLACES):
+                either = {phrase[place].lower(), phrase[place].upper()} if place < len(phrase) else None
+                letters[place, [*map(ord, either)] if either else slice(None)] |= 1 << row
+        return _rows([[fate, len(phrase), *map(ord, phrase)] for fate, phrase in found]), letters
 
 
 def _sentences(block: Block) -> np.ndarray:
