@@ -45,7 +45,7 @@ def test_a_node_whose_process_ends_is_lost_at_once(pair: tuple[Bond, Bond]) -> N
     assert time.monotonic() - began < 1
     assert head.lost == {1: "its launcher has died"}
     assert head.ranks == frozenset()
-    assert [(rank, message.kind) for rank, message in head.received()] == [(1, "lost")]
+    assert [(rank, message.kind) for rank, message in head.received(1.0)] == [(1, "lost")]
     head.send(Message(kind="end"))  # to nobody
 
 
