@@ -182,6 +182,24 @@ def test_standard_input_is_a_log(capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 @pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "standard input: is empty"),
+        (bytes(range(256)) * 40, "standard input: holds no text"),
+        (gzip.compress(OOM.encode()), "unpack it before: zcat"),
+        (None, "standard input: is closed"),
+    ],
+)
+def test_what_comes_as_no_text_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, content: bytes | None, problem: str
+) -> None:
+    given = None if content is None else io.TextIOWrapper(io.BytesIO(content))
+    monkeypatch.setattr("sys.stdin", given)
+    assert main(["direct", "--", "diagnose", "-"]) in (1, 2)
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("content", "problem"), [(b"", "is empty"), (bytes(range(256)) * 40, "holds no text"), (None, "no such file")]
 )
 def test_what_is_no_log_is_said(

@@ -148,8 +148,17 @@ def _all(file: IO[bytes], limit: int) -> bytes:
 
 
 def of_stream(name: str, file: IO[bytes]) -> tuple[Log, str]:
-    """What a pipe gives, as a log, and what was left out of it."""
-    parts, total = _ends_of(file, LARGEST)
+    """What a pipe gives, as a log, and what was left out of it.
+
+    Raises:
+        PrimusError: It cannot be read, or is no text.
+    """
+    try:
+        parts, total = _ends_of(file, LARGEST)
+    except OSError as error:
+        raise PrimusError(f"{name}: cannot be read: {error.strerror}") from None
+    if _is_binary(parts[0][0]):
+        raise PrimusError(f"{name}: holds no text", "unpack it before: zcat LOG.gz | primus-cli direct -- diagnose -")
     data = b"\n".join(part for part, _ in parts)
     return Log(name=name, data=data, local_to_rank=None), _note(name, parts, total)
 

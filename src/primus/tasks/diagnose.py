@@ -155,6 +155,8 @@ def _of_logs(options: Options, context: TaskContext) -> Answer:
     for path in paths:
         _check(path)
     if len(paths) < len(options.what):
+        if sys.stdin is None:
+            raise UsageError("standard input: is closed", "give a log: diagnose - < FILE")
         log, note = of_stream("standard input", sys.stdin.buffer)
         texts, notes = [log], [note] if note else []
     if texts and not texts[0].data:
