@@ -173,12 +173,17 @@ def of_json(exact: Engine, outline: dict[str, Any], parse_special_tokens: bool) 
     return _agreeing(Gigatoken(exact, content, strings, outline.get("normalizer") is not None))
 
 
+def is_installed() -> bool:
+    """Whether gigatoken is there."""
+    return importlib.util.find_spec("gigatoken") is not None
+
+
 def is_known(outline: dict[str, Any]) -> bool:
     """Whether gigatoken is there, and nothing in a tokenizer.json is beyond it: a byte-level BPE split by patterns."""
     model = outline.get("model", {})
     odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
     return (
-        importlib.util.find_spec("gigatoken") is not None
+        is_installed()
         and model.get("type", "BPE") == "BPE"
         and not any(model.get(key) for key in odd)
         and bool(split_patterns(outline))

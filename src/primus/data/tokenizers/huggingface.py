@@ -14,7 +14,7 @@ from primus.data.tokenizer import Batch, Engine, FastEngine, Tokenizer, begin_of
 from primus.data.tokenizers import beside, tokenizer_json
 from primus.data.tokenizers.beside import Beside
 from primus.data.tokenizers.cuts import is_cuttable
-from primus.data.tokenizers.fast import is_known, of_json
+from primus.data.tokenizers.fast import is_installed, is_known, of_json
 from primus.errors import PrimusError, UsageError
 
 
@@ -103,12 +103,14 @@ def from_content(
     Raises:
         UsageError: It is damaged, has no token `eod`, or the library would number its tokens differently.
     """
+    library = Library(content, name, parse_special_tokens)
+    may_fork = fast and in_parallel and is_installed() and beside.is_possible()
+    other = Beside(library, partial(library.load, eod)) if may_fork else None
     try:
         outline = tokenizer_json.outline(content)
     except msgspec.MsgspecError as error:
         raise _damaged(name, error) from None
-    library = Library(content, name, parse_special_tokens)
-    facts, exact, engine = _loaded(library, eod, outline if fast else {}, in_parallel)
+    facts, exact, engine = _loaded(library, other, eod, outline if fast else {})
     added = outline.get("added_tokens", [])
     return Tokenizer(
         name=name,
@@ -128,19 +130,23 @@ def from_content(
 
 
 def _loaded(
-    library: Library, eod: str | None, outline: dict[str, Any], in_parallel: bool
+    library: Library, other: Beside[Facts] | None, eod: str | None, outline: dict[str, Any]
 ) -> tuple[Facts, Engine, FastEngine | None]:
     """What is known of the vocabulary, the engine that defines the ids, and the fast one where there is one.
 
-    Neither library lets another thread of its process do anything while it loads.
+    Args:
+        library: The library in this process.
+        other: The library in a process of its own, which has begun to load it: neither library lets another thread of
+            its process do anything meanwhile.
+        eod: Token that ends a document.
+        outline: The file; empty where there is to be no fast engine.
     """
-    if not in_parallel or not is_known(outline) or not beside.is_possible():
-        facts = library.load(eod)
-        return facts, library, of_json(library, outline, library.parse_special_tokens)
-    exact = Beside(library, partial(library.load, eod))
-    engine = of_json(exact, outline, library.parse_special_tokens)
-    facts = exact.loaded()
-    return (facts, exact, engine) if engine else (facts, library, None)
+    if other and is_known(outline):
+        engine = of_json(other, outline, library.parse_special_tokens)
+        facts = other.loaded()
+        return (facts, other, engine) if engine else (facts, library, None)
+    facts = library.load(eod)
+    return facts, library, of_json(library, outline, library.parse_special_tokens)
 
 
 def lone_surrogate(texts: Sequence[str], error: Exception) -> Exception:
