@@ -236,3 +236,17 @@ def test_a_table_may_begin_with_empty_lines_but_not_name_its_text_twice(tmp_path
     assert texts(write(tmp_path / "a.csv", "\n\r\ntext,id\nfox,1\n")) == ["fox"]
     with pytest.raises(UsageError, match="2 columns are named 'text'"):
         texts(write(tmp_path / "a.csv", "text,text\nfox,dog\n"))
+
+
+def test_the_files_of_a_folder_are_named_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "text" / "in" / "a.txt", "fox")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link").symlink_to(tmp_path / "text" / "in")
+    monkeypatch.chdir(tmp_path / "text")
+    assert [find(given) for given in (".", "./", "in/", "./in", "../elsewhere/link/../in")] == [
+        ["in/a.txt"],
+        ["in/a.txt"],
+        ["in/a.txt"],
+        ["in/a.txt"],
+        ["../elsewhere/link/../in/a.txt"],
+    ]

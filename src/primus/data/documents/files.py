@@ -37,7 +37,7 @@ def find(given: str) -> list[str]:
         return _checked(given, remote.find(given))
     path = Path(os.path.expanduser(given))
     if path.is_dir():
-        return _checked(given, [str(file) for file in _walk(path, set()) if found_in_trees(str(file))])
+        return _checked(given, [file for file in _walk(str(path), set()) if found_in_trees(file)])
     if not path.exists() and PATTERN & set(given):
         return _matching(given)
     if not path.exists():
@@ -62,7 +62,7 @@ def would_find(given: str, folder: Path) -> bool:
     if is_remote(given):
         return False
     if path.is_dir():
-        looked_into = _folders(path, set())
+        looked_into = _folders(str(path), set())
         return any(_identity(parent) in looked_into for parent in place.parents if parent.exists())
     return not path.exists() and _is_one_of(place, path.parent)
 
@@ -152,41 +152,42 @@ def _matching(pattern: str) -> list[str]:
     return _checked(pattern, known)
 
 
-def _walk(folder: Path, entered: set[tuple[int, int]]) -> Iterator[Path]:
+def _walk(folder: str, entered: set[tuple[int, int]]) -> Iterator[str]:
     """Files below a folder, each folder once whatever links lead to it."""
     identity = _identity(folder)
     if identity in entered:
         return
     entered.add(identity)
-    for entry in sorted(folder.iterdir()):
-        if _is_skipped(entry.name):
-            continue
+    for entry in _entries(folder):
+        path = entry.path.removeprefix("./")
         if entry.is_dir():
-            yield from _walk(entry, entered)
-        elif _is_file(entry):
-            yield entry
+            yield from _walk(path, entered)
+        elif entry.is_file() or (entry.is_symlink() and _is_file(Path(path))):
+            yield path
 
 
-def _folders(folder: Path, entered: set[tuple[int, int]]) -> set[tuple[int, int]]:
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder by name, but for what is never text."""
+    with os.scandir(folder) as entries:
+        shown = [each for each in entries if not each.name.startswith(".") and each.name not in SKIPPED_FOLDERS]
+    return sorted(shown, key=lambda each: each.name)
+
+
+def _folders(folder: str, entered: set[tuple[int, int]]) -> set[tuple[int, int]]:
     """The folders that `_walk` looks into, without asking for each file what it is."""
     identity = _identity(folder)
     if identity not in entered:
         entered.add(identity)
-        with os.scandir(folder) as entries:
-            inner = [entry.path for entry in entries if entry.is_dir() and not _is_skipped(entry.name)]
-        for path in inner:
-            _folders(Path(path), entered)
+        for entry in _entries(folder):
+            if entry.is_dir():
+                _folders(entry.path, entered)
     return entered
 
 
-def _identity(folder: Path) -> tuple[int, int]:
+def _identity(folder: str | Path) -> tuple[int, int]:
     """What is the same for all paths of a folder."""
-    status = folder.stat()
+    status = os.stat(folder)
     return status.st_dev, status.st_ino
-
-
-def _is_skipped(name: str) -> bool:
-    return name.startswith(".") or name in SKIPPED_FOLDERS
 
 
 def _is_one_of(place: Path, pattern: Path) -> bool:
