@@ -16,6 +16,7 @@ import pytest
 from diagnosis import folders
 from diagnosis.genuine import LINES
 from primus.cli.main import main
+from primus.diagnosis import logs
 from primus.launch import jobs
 from primus.launch.jobs import Submission
 from primus.runs.store import Run
@@ -179,6 +180,16 @@ def test_standard_input_is_a_log(capsys: pytest.CaptureFixture[str], monkeypatch
 
     monkeypatch.setattr("sys.stdin", Input)
     assert "standard input:2" in diagnose(capsys, "-")
+
+
+def test_of_a_huge_stream_lines_keep_their_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "LARGEST", 1 << 16)
+    monkeypatch.setattr(logs, "CHUNK", 1000)
+    content = b"a line of no interest\n" * 9999 + OOM.encode() + b"\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert "standard input:10000:" in diagnose(capsys, "-")
 
 
 @pytest.mark.parametrize(

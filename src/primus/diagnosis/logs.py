@@ -37,6 +37,9 @@ class Log(Struct, frozen=True, kw_only=True):
     path: Path | None = None
     data: bytes | None = None
     """Its content, where it is no file."""
+    rest: bytes = b""
+    """Its end, where `data` is the beginning of what was too long."""
+    lines_before_rest: int = 0
     rank: int | None = None
     host: str | None = None
     time: float | None = None
@@ -103,7 +106,8 @@ def read(log: Log, limit_bytes: int) -> Content:
         PrimusError: It cannot be read, or holds no text.
     """
     if log.data is not None:
-        return Content(windows=(_window(log.data, 0),), mtime=log.time or 0.0)
+        rest = (_window(log.rest, len(log.data)),) if log.rest else ()
+        return Content(windows=(_window(log.data, 0), *rest), mtime=log.time or 0.0)
     assert log.path is not None
     try:
         if log.path.suffix in COMPRESSED:
@@ -154,34 +158,38 @@ def of_stream(name: str, file: IO[bytes]) -> tuple[Log, str]:
         PrimusError: It cannot be read, or is no text.
     """
     try:
-        parts, total = _ends_of(file, LARGEST)
+        parts, total, num_left_out = _ends_of(file, LARGEST)
     except OSError as error:
         raise PrimusError(f"{name}: cannot be read: {error.strerror}") from None
     if _is_binary(parts[0][0]):
         raise PrimusError(f"{name}: holds no text", "unpack it before: zcat LOG.gz | primus-cli direct -- diagnose -")
-    data = b"\n".join(part for part, _ in parts)
-    return Log(name=name, data=data, local_to_rank=None), _note(name, parts, total)
+    data, rest = parts[0][0], b"".join(part for part, _ in parts[1:])
+    before = data.count(b"\n") + num_left_out
+    return Log(name=name, data=data, rest=rest, lines_before_rest=before, local_to_rank=None), _note(name, parts, total)
 
 
 def _unpacked(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float]:
     with _opened(path) as file:
-        return *_ends_of(file, limit), path.stat().st_mtime
+        parts, total, _ = _ends_of(file, limit)
+        return parts, total, path.stat().st_mtime
 
 
-def _ends_of(file: IO[bytes], limit: int) -> tuple[list[tuple[bytes, int]], int]:
-    """Head and tail of what can only be read once, each with the bytes before it, and how many there were in all."""
+def _ends_of(file: IO[bytes], limit: int) -> tuple[list[tuple[bytes, int]], int, int]:
+    """Head and tail of what can only be read once, each with the bytes before it; all bytes; line ends between them."""
     begin = _all(file, limit // HEAD_SHARE)
     chunks: deque[bytes] = deque()
-    total, kept = len(begin), 0
+    total, kept, num_left_out = len(begin), 0, 0
     while chunk := file.read(CHUNK):
         chunks.append(chunk)
         total, kept = total + len(chunk), kept + len(chunk)
         while kept - len(chunks[0]) >= limit - limit // HEAD_SHARE:
-            kept -= len(chunks.popleft())
+            left_out = chunks.popleft()
+            kept -= len(left_out)
+            num_left_out += left_out.count(b"\n")
     tail = b"".join(chunks)
     if len(begin) + len(tail) == total:
-        return [(begin + tail, 0)], total
-    return [(begin, 0), (tail, total - len(tail))], total
+        return [(begin + tail, 0)], total, 0
+    return [(begin, 0), (tail, total - len(tail))], total, num_left_out
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -237,7 +245,7 @@ def _window(data: bytes, offset: int) -> Window:
 def lines_before(log: Log, offset: int) -> int:
     """Number of line ends in the first `offset` bytes of a log."""
     if offset == 0 or log.path is None:
-        return 0
+        return log.lines_before_rest if offset else 0
     count = 0
     try:
         with _opened(log.path) if log.path.suffix in COMPRESSED else log.path.open("rb", buffering=0) as file:
