@@ -151,7 +151,7 @@ def test_jobs_are_found_again_where_they_were_submitted(
     assert json.loads(again.stdout)["state"]["state"] == "done", "its place is remembered"
     kubernetes.cancel(submission)
     assert api.objects == {}
-    assert kubernetes.states([submission])["job"].state == "unknown"
+    assert kubernetes.states([submission])["job"].state == "gone"
 
 
 def test_waiting_for_a_job_that_is_removed_fails(api: Api, workplace: Path) -> None:

@@ -272,6 +272,20 @@ def test_where_nothing_can_be_written_jobs_are_shown_all_the_same(desk: Desk) ->
     assert other.metadata().outcome.state == "planned"
 
 
+def test_a_job_that_is_gone_is_not_waited_for(desk: Desk) -> None:
+    desk.submitted("11")
+    desk.slurm.answers(squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    hasty = "import primus.launch.jobs as j; j.FIRST_POLL_S = 0.01"
+    for words in (("wait", "11"), ("logs", "11", "--follow")):
+        desk.slurm.forget()
+        done = cli.run("direct", "--", "jobs", *words, cwd=desk.folder, before=hasty, **desk.environ)
+        assert done.returncode == (1 if words[0] == "wait" else 0), done.stdout + done.stderr
+        assert "gone (Slurm has forgotten it)" in done.stdout + done.stderr
+        assert len(desk.slurm.calls("squeue")) == 5, "a scheduler may hear of a job seconds later"
+    assert "no job waits or runs" in desk.jobs("list").stdout
+    assert "gone" in desk.jobs("list", "--all").stdout
+
+
 def test_a_number_that_slurm_gives_again_is_another_job(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     (tmp_path / "run").mkdir()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from primus.launch.jobs import ENDED, JobState, Submission, Watch
+from primus.launch.jobs import JobState, Submission, Watch
 
 POLL_S = 0.3
 
@@ -51,13 +51,14 @@ def follow(
     watch = Watch(submission, environ, say)
     reader = _Reader(out, tail)
     next_look = 0.0
+    is_over = False
     while True:
         if time.monotonic() >= next_look:
-            state = watch.look()
+            is_over = watch.look()
             next_look = time.monotonic() + watch.pause_s
         reader.read(files(submission, rank))
-        if state.state in ENDED:
-            return state
+        if is_over:
+            return watch.state
         time.sleep(POLL_S)
 
 

@@ -26,8 +26,11 @@ from primus.runs.files import read_json, write_json
 from primus.runs.store import Outcome, Run
 
 RECORD = "submission.json"
-State = Literal["queued", "running", "done", "failed", "cancelled", "unknown"]
+State = Literal["queued", "running", "done", "failed", "cancelled", "gone", "unknown"]
+"""A job that is gone is one that its scheduler answers not to know."""
 ENDED: frozenset[State] = frozenset(("done", "failed", "cancelled"))
+NUM_GONE = 5
+"""Looks in a row at which a job is gone before that is believed: some servers hear of a job seconds later."""
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
 """Time between two questions for a job's state: it grows, since a scheduler serves many."""
 
@@ -124,7 +127,7 @@ def states(submissions: Sequence[Submission], environ: Mapping[str, str]) -> dic
                 asked.append(each)
         answers: dict[str, JobState] = registry.load("runtimes", runtime).states(asked) if asked else {}
         for each in asked:
-            state = answers.get(each.id, JobState(state="unknown", reason=f"{runtime} does not know it"))
+            state = answers.get(each.id, JobState(state="gone", reason=f"{runtime} does not know it"))
             found[runtime, each.id] = state
             if state.state in ENDED:
                 with contextlib.suppress(PrimusError):  # it cannot be written: it is asked for again
@@ -171,7 +174,7 @@ def wait(
     """How the job stands at its end, or after `timeout_s`; a question that fails is said, and asked again."""
     watch = Watch(submission, environ, say)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    while watch.look().state not in ENDED and (deadline is None or time.monotonic() < deadline):
+    while not watch.look() and (deadline is None or time.monotonic() < deadline):
         pause_s = watch.pause_s if deadline is None else min(watch.pause_s, max(0.0, deadline - time.monotonic()))
         time.sleep(pause_s)
     return watch.state
@@ -185,9 +188,10 @@ class Watch:
         self.pause_s = FIRST_POLL_S
         self._submission, self._environ, self._say = submission, environ, say
         self._problem = ""
+        self._num_gone = 0
 
-    def look(self) -> JobState:
-        """Ask once; what was known stays where there is no answer."""
+    def look(self) -> bool:
+        """Ask once, and give whether the job is over; what was known stays where there is no answer."""
         try:
             state = state_of(self._submission, self._environ)
         except PrimusError as error:
@@ -200,8 +204,9 @@ class Watch:
                 self.pause_s = FIRST_POLL_S
                 self._say(f"job {self._submission.id} is {shown(state)}")
             self.state = state
+            self._num_gone = self._num_gone + 1 if state.state == "gone" else 0
         self.pause_s = min(self.pause_s * 1.2, LONGEST_POLL_S)
-        return self.state
+        return self.state.state in ENDED or self._num_gone >= NUM_GONE
 
 
 def shown(state: JobState) -> str:
@@ -215,7 +220,7 @@ def exit_code(state: JobState) -> int:
         return EXIT_OK
     if state.state == "cancelled":
         return EXIT_INTERRUPTED
-    if state.state == "failed":
+    if state.state in ("failed", "gone"):
         return state.exit_code or EXIT_FAILED
     return EXIT_TIMED_OUT
 

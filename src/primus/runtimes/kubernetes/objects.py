@@ -155,9 +155,9 @@ def _adopt(server: Server, paths: Sequence[str], job: Manifest, job_path: str, s
 
 
 def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-    """How jobs stand; `unknown` for one that is not there."""
+    """How jobs stand; `gone` for one that is not there."""
     found = {each.id: each.state for each in jobs(place, environ)}
-    gone = JobState(state="unknown", raw="NotFound", reason="it was deleted, or its time to be kept is over")
+    gone = JobState(state="gone", raw="NotFound", reason="it was deleted, or its time to be kept is over")
     return {each: found.get(each, gone) for each in ids}
 
 

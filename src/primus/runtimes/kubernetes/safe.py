@@ -182,7 +182,7 @@ def _listed(server: Server, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-    """How jobs stand; `unknown` for one that is not there."""
+    """How jobs stand; `gone` for one that is not there."""
     missing = set(ids)
     found = {}
     for item in _items(Server(place, environ), place):
@@ -191,7 +191,7 @@ def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict
             found[item["workloadId"]] = _state(item)
         if not missing:
             break
-    return found | {each: JobState(state="unknown", raw="NotFound") for each in missing}
+    return found | {each: JobState(state="gone", raw="NotFound") for each in missing}
 
 
 def jobs(place: Place, environ: Mapping[str, str]) -> list[JobView]:

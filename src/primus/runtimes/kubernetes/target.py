@@ -126,7 +126,7 @@ class Target(Protocol):
         """Start the job; gives its id. What it has made is removed again where it fails half way."""
 
     def states(self, place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-        """How jobs stand; `unknown` for one that is not there."""
+        """How jobs stand; `gone` for one that is not there."""
 
     def jobs(self, place: Place, environ: Mapping[str, str]) -> list[JobView]:
         """All jobs, without their pods; newest last."""

@@ -197,10 +197,10 @@ def _of_run(submission: Submission) -> JobState:
     try:
         outcome = Run(Path(submission.directory)).metadata().outcome
     except PrimusError:
-        return JobState(state="unknown", reason="Slurm has forgotten it, and its run folder is gone")
+        return JobState(state="gone", reason="Slurm has forgotten it, and its run folder is gone")
     known: dict[str, State] = {"done": "done", "failed": "failed", "interrupted": "cancelled"}
-    state = known.get(outcome.state, "unknown")
-    reason = outcome.reason or ("Slurm has forgotten it" if state == "unknown" else "")
+    state = known.get(outcome.state, "gone")
+    reason = outcome.reason or ("Slurm has forgotten it" if state == "gone" else "")
     return JobState(state=state, raw=outcome.state, reason=reason, exit_code=outcome.exit_code)
 
 

@@ -15,7 +15,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `jobs list`."""
 
     all: bool = False
-    """Those that have ended too."""
+    """Those that have ended too, or are gone."""
 
 
 def run(options: Options, context: TaskContext) -> int:
@@ -31,7 +31,7 @@ def run(options: Options, context: TaskContext) -> int:
             states = {}
         found += [(each, states.get((runtime, each.id), JobState(state="unknown"))) for each in ours]
     found.sort(key=lambda pair: pair[0].submitted)
-    listed = [pair for pair in found if options.all or pair[1].state not in jobs.ENDED]
+    listed = [pair for pair in found if options.all or pair[1].state not in (*jobs.ENDED, "gone")]
     values = [structs.asdict(each) | {"state": state} for each, state in listed]
     context.result(values, _table(listed) if listed else _nothing(len(known)))
     for problem in problems:

@@ -63,6 +63,6 @@ def _follow(submission: Submission, options: Options, context: TaskContext) -> i
 def _no_log(submission: Submission, options: Options, context: TaskContext) -> UsageError:
     what = "no log" if options.rank is None else f"no log of rank {options.rank}"
     state = jobs.state_of(submission, context.environ)
-    if state.state in ENDED:
+    if state.state in (*ENDED, "gone"):
         return UsageError(f"job {submission.id} has {what}; it is {jobs.shown(state)}")
     return UsageError(f"job {submission.id} has {what} yet; it is {jobs.shown(state)}", "--follow waits for it")
