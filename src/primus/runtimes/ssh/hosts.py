@@ -27,6 +27,12 @@ class Host(Struct, frozen=True):
         """How messages and files call it."""
         return self.name if self.port is None else f"{self.name}:{self.port}"
 
+    @property
+    def by_hand(self) -> str:
+        """What a person types after `ssh`."""
+        port = "" if self.port is None else f"-p {self.port} "
+        return port + (f"{self.user}@{self.name}" if self.user else self.name)
+
 
 def parse(words: Sequence[str], files: Sequence[str], user: str | None, port: int | None) -> tuple[Host, ...]:
     """The hosts of `--hosts` words, then those of hostfiles, in order; `user` and `port` are for those without.

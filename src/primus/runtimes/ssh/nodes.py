@@ -87,7 +87,8 @@ class Connection:
 
     def __init__(self, rank: int, target: Target, environ: Mapping[str, str], folder: Path | None) -> None:
         self.rank = rank
-        self.label = target.host.label
+        self.host = target.host
+        self.label = self.host.label
         self.log = folder / f"{rank}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.label)}.log" if folder and rank else None
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         self._words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -231,7 +232,7 @@ def _failure(connection: Connection, code: int) -> Failure:
         match = re.search(pattern, said)
         if match:
             problem = f"{who}: {meaning.format(*match.groups())}"
-            return _named(connection, problem, hint.format(host=connection.label), EXIT_UNFIT)
+            return _named(connection, problem, hint.format(host=connection.host.by_hand), EXIT_UNFIT)
     if _LOST.search(said):
         return _named(connection, f"{who}: the connection was lost", "the host may be down", EXIT_FAILED)
     killed = 128 + signal.SIGKILL
