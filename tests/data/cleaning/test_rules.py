@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from primus.data.cleaning.block import Block
 from primus.data.cleaning.rules import RULES
-from primus.data.cleaning.rules.c4 import C4
+from primus.data.cleaning.rules.c4 import C4, POLICY
 from primus.data.cleaning.rules.language import Language
 from primus.data.cleaning.rules.lists import BadWords, Urls
 from primus.data.cleaning.rules.quality import FinewebQuality, GopherQuality, Length, LongLines
@@ -192,6 +192,14 @@ def test_gopher_quality_is_counted_as_in_the_paper(text: str) -> None:
         assert _value(GopherQuality, name, text) == pytest.approx(expected), name
 
 
+@pytest.mark.parametrize("cut", "\n|\v|\f|\r|\r\n|\x1c|\x1d|\x1e|\x1f|\t|\x85|\u2027|\u2028|\u2029".split("|"))
+def test_a_line_ends_where_it_does_for_python_at_any_place(cut: str) -> None:
+    for before in range(20):
+        text = "x" * before + cut + "- a b c d e f g"
+        share = _share(sum(line.lstrip().startswith("-") for line in text.splitlines()), text.splitlines())
+        assert (removed(only(GopherQuality, max_bullet_lines=0.0), text) is not None) == (share > 0)
+
+
 @given(TEXTS)
 def test_fineweb_quality_is_counted_as_in_its_code(text: str) -> None:
     lines = [line for line in text.split("\n") if line.strip()]
@@ -240,6 +248,22 @@ def test_lines_are_dropped_as_for_c4(lines: list[str], cut: str, terminal: bool)
         if len(line.split()) >= 3 and max(map(len, line.split())) <= 10 and (ends or not terminal) and not told:
             kept.append(shown)
     assert block.texts == ["\n".join(kept).strip()]
+
+
+@pytest.mark.parametrize("phrase", [*POLICY, "javascript"])
+def test_a_phrase_drops_its_line_wherever_it_is_in_any_case(phrase: str) -> None:
+    for line in (
+        f"{phrase} aa bb.",
+        f"aa bb {phrase}.",
+        f"aa bb {phrase.upper()} \u4e2d.",
+        f"pp lu us {phrase.title()}",
+    ):
+        block = Block([line])
+        C4(min_sentences=None, terminal_punctuation=False).apply(block)
+        assert block.texts == [""]
+    near = Block([f"aa bb {phrase[:-1]}~ {phrase[0]}.", f"aa bb {phrase[:2]}"])
+    C4(min_sentences=None, terminal_punctuation=False).apply(near)
+    assert "".join(near.texts).count("aa bb") == 2
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def ngrams(firsts, spans, hashes, alive, most, repeated, allowed, sums, position
         most: Lengths n of which the most frequent run counts, with a space between two words; ascending.
         repeated: Lengths n of which all repeated runs count, without spaces; none is less than one of `most`.
         allowed: Characters of each count beyond which nothing more is counted of the document; float64[D, ...].
-        sums, positions, runs: Room for one more than the words of any document: uint64, int64, int64.
+        sums, positions, runs: Room for one more than the words of any document: uint64, int32, int32.
         table, generation: A hash table; see `pieces`.
         counts: Receives the characters for each of `most`, then for each of `repeated`; int64[D, ...].
 

@@ -219,11 +219,12 @@ def _affixes(codes, bits, first, last, seen, sieve, table, units):
     """Lengths of the prefix and suffix to take off, and how the table divides what is left."""
     before = prefix(codes, bits, first, last)
     after = suffix(codes, bits, first + before, last, seen, units)
-    if before:
+    if not before and not after:
+        return 0, 0, np.uint64(0)
+    if before and after:
         special = short_form(codes, first + before, last, sieve, table)
         if special:
             return before, 0, special
-    if after:
         special = short_form(codes, first, last - after, sieve, table)
         if special:
             return 0, after, special

@@ -15,6 +15,7 @@ What a word is decides what the rules remove, so a recipe names its definition:
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,7 @@ class Words:
     first: np.ndarray
     """int64[D + 1]."""
     spans: np.ndarray
-    """Position of the first character in the batch's codes and the one behind the last, int64[W, 2]."""
+    """Position of the first character in the batch's codes and the one behind the last, int32[W, 2]."""
     hash: np.ndarray
     """Hash of the characters, uint64[W]; the same on every machine and in every process."""
     flags: np.ndarray
@@ -70,12 +71,15 @@ def pack(texts: Sequence[str]) -> Batch:
     offsets = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=offsets[1:])
     codes = np.empty(offsets[-1], np.uint32)
-    borders = offsets.tolist()
-    for text, first, last in zip(texts, borders, borders[1:], strict=False):
-        if text.isascii():
+    first = 0
+    for is_ascii, some in itertools.groupby(texts, str.isascii):
+        text = "".join(some)
+        last = first + len(text)
+        if is_ascii:
             codes[first:last] = np.frombuffer(text.encode(), np.uint8)
         else:
             codes[first:last] = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        first = last
     return Batch(codes, offsets)
 
 
@@ -114,7 +118,7 @@ def split(batch: Batch, definition: str, wanted: np.ndarray | None = None) -> Wo
         given = (*given, *_tables(), np.empty(MAX_SUFFIXES, np.int64))
     capacity = len(batch.codes) // CHARACTERS_PER_WORD + 64
     while True:
-        spans = np.empty((capacity, 2), np.int64)
+        spans = np.empty((capacity, 2), np.int32)
         hashes, flags = np.empty(capacity, np.uint64), np.empty(capacity, np.uint8)
         count = int(kernel(*given, first, spans, hashes, flags))
         if count <= capacity:

@@ -86,7 +86,7 @@ def ngram_characters(block: Block, most: list[int], repeated: list[int], limits:
     room.generation = kernels.ngrams(
         found.first, found.spans, found.hash, block.alive,
         np.array(most, np.int64), np.array(repeated, np.int64), allowed,
-        np.empty(longest, np.uint64), np.empty(longest, np.int64), np.empty(longest, np.int64),
+        np.empty(longest, np.uint64), np.empty(longest, np.int32), np.empty(longest, np.int32),
         room.table, np.uint64(room.generation), counts,
     )  # fmt: skip
     return counts
