@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -174,6 +175,23 @@ def test_a_run_belongs_to_one_job(place: Place) -> None:
         sbatch="echo 42", squeue="echo '41|COMPLETED|None|n1'", scontrol="echo 'JobState=COMPLETED ExitCode=0:0'"
     )
     assert "job 42 is queued" in place.primus(*again)
+
+
+def test_of_two_submissions_of_a_run_at_once_one_is_refused(place: Place) -> None:
+    place.primus("slurm", "sbatch", *TASK)
+    place.slurm.answers(
+        sbatch="touch $FAKE_SLURM/asked; read -r _ <$FAKE_SLURM/go; echo 42", squeue="echo '41|CANCELLED|None||'"
+    )
+    os.mkfifo(place.slurm.folder / "go")
+    again = ("slurm", "sbatch", "--", "train", "pretrain", "--run", str(place.runs[0]))
+    environ = place.slurm.environ | {"XDG_STATE_HOME": str(place.folder / "state")}
+    with cli.started(*again, cwd=place.folder, **environ) as first:
+        cli.wait_for((place.slurm.folder / "asked").exists, "the first submission")
+        assert "is being submitted, or waited for, by another command" in place.primus(*again, code=1)
+        (place.slurm.folder / "go").write_text("go\n")
+        said = "".join(first.communicate(timeout=20))
+    assert "job 42 is queued" in said
+    assert len(place.slurm.calls("sbatch")) == 2
 
 
 def test_a_question_about_the_start_leaves_nothing(place: Place) -> None:

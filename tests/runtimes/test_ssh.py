@@ -292,9 +292,9 @@ def test_each_host_knows_its_place(tmp_path: Path, far_hosts: dict[str, str], mo
         ("a,down", 3, "node 1 (down): it cannot be reached: Connection refused"),
         ("down1,down2", 3, "node 0 (down1): it cannot be reached: Connection refused"),
         (
-            "a,a@changed:22",
+            "a,a@changed:2",
             3,
-            "node 1 (changed:22): its host key is not known, or has changed\n  log in once by hand: ssh -p 22 a@changed",
+            "node 1 (changed:2): its host key is not known, or has changed\n  log in once by hand: ssh -p 2 a@changed",
         ),
         ("a,lost", 1, "node 1 (lost): the connection was lost"),
         ("a,killed", 137, "node 1 (killed): its launcher was killed"),

@@ -12,9 +12,10 @@ A query that fails raises; it never changes a job.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -157,6 +158,26 @@ def check_free(run: Run, environ: Mapping[str, str]) -> None:
             f"{run.directory} belongs to job {holder.id} of {holder.runtime}, which is {state.state}",
             f"wait for its end, or end it: primus-cli direct -- jobs cancel {holder.id}",
         )
+
+
+@contextlib.contextmanager
+def claimed(run: Run, environ: Mapping[str, str]) -> Iterator[None]:
+    """Hold `run` while it is given to a scheduler.
+
+    Raises:
+        PrimusError: A job that waits or runs has it, another command is about to give it one, or neither can be known.
+    """
+    with (run.directory / ".submission.lock").open("w") as file:
+        is_ours = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_ours = False
+        check_free(run, environ)
+        if not is_ours:
+            problem = f"{run.directory} is being submitted, or waited for, by another command"
+            raise PrimusError(problem, "primus-cli direct -- jobs list shows its job")
+        yield
 
 
 def is_held(run: Run, environ: Mapping[str, str]) -> bool:

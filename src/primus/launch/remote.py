@@ -138,6 +138,15 @@ def perform(remote: Remote, say: Say) -> int:
         PrimusError: It cannot be started, or the run belongs to another job.
     """
     run = _opened(remote) if remote.needs_folder else None
+    if run is None or not remote.plan.files:
+        return _performed(remote, run, say)
+    with jobs.claimed(run, remote.context.environ):  # the files are for a scheduler, and may be another job's already
+        return _performed(remote, run, say)
+
+
+def _performed(remote: Remote, run: Run | None, say: Say) -> int:
+    if run:
+        _note_plan(remote, run)
     for path, text in remote.plan.files.items():
         write_text(Path(path), text)
     if run:
@@ -155,13 +164,13 @@ def perform(remote: Remote, say: Say) -> int:
 def _opened(remote: Remote) -> Run:
     directory = Path(remote.directory)
     is_new = not remote.job.resume
-    run = folder.make(directory, remote.job, remote.request, remote.command) if is_new else Run(directory)
-    if remote.plan.files:  # they are for a scheduler, and may be another job's already
-        jobs.check_free(run, remote.context.environ)
+    return folder.make(directory, remote.job, remote.request, remote.command) if is_new else Run(directory)
+
+
+def _note_plan(remote: Remote, run: Run) -> None:
     rank = node_rank(remote.context.environ)
     name = f"launch.{remote.request.runtimes[0].name}"  # plan.json is what a node does
-    write_json(directory / f"{name}{f'.node_{rank}' if rank else ''}.json", shown(remote.plan))
-    return run
+    write_json(run.directory / f"{name}{f'.node_{rank}' if rank else ''}.json", shown(remote.plan))
 
 
 def node_rank(environ: Mapping[str, str]) -> int:
