@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from primus.secret import MASK, is_secret, mask_words, masked
 
 SECRET = "HF_TOKEN WANDB_API_KEY MLFLOW_TRACKING_PASSWORD AWS_SECRET_ACCESS_KEY GITHUB_PAT hf_token --api-key".split()
-SECRET += "KEY A_KEY GOOGLE_JSON_KEY SENTRY_DSN MY_CREDENTIALS env.HF_TOKEN NPM_AUTH DB_PASSWD --hf-token TOKEN TOKENIZER_TOKEN".split()
+SECRET += "KEY A_KEY GOOGLE_JSON_KEY SENTRY_DSN MY_CREDENTIALS env.HF_TOKEN NPM_AUTH DB_PASSWD --hf-token TOKEN".split()
+SECRET += ["TOKENIZER_TOKEN"]
 HARMLESS = "TOKENIZER_MODEL tokenizer_model TOKENIZERS_PARALLELISM TOKENIZED_DATA_PATH MAX_TOKENS sample_tokens".split()
 HARMLESS += "KEYBOARD PATH PATTERN AUTHOR MONKEY NCCL_DEBUG --lr TOKENS_PER_S NUM_TOKENS --token-file".split()
 HARMLESS += ["--json-key", "--fim_prefix_token", "data.fim_suffix_token"]

@@ -62,8 +62,9 @@ def places(environ: Mapping[str, str]) -> list[Path]:
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "~"), ".config")
     plug_ins = [os.path.join(root, "hooks") for root in environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
     own = [root for root in environ.get("PRIMUS_HOOKS", "").split(os.pathsep) if root]
-    named = [Path(os.path.expanduser(place)) for place in (os.path.join(home, "primus", "hooks"), *plug_ins, *own, "hooks")]
-    return list({os.path.realpath(place): place for place in named}.values())
+    named = [os.path.join(home, "primus", "hooks"), *plug_ins, *own, "hooks"]
+    found = [Path(os.path.expanduser(place)) for place in named]  # which leaves ~ where there is no home
+    return list({os.path.realpath(place): place for place in found}.values())
 
 
 def time_limit(environ: Mapping[str, str]) -> float | None:
