@@ -8,6 +8,8 @@ import io
 import json
 import lzma
 import os
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,22 @@ def test_compressed_logs_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[
     path.write_bytes(b"no gzip at all")
     assert main(["direct", "--", "diagnose", str(path)]) == 1
     assert "bad.log.gz: cannot be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
+def test_a_compressed_log_that_is_cut_off_is_read_as_far_as_it_goes(
+    suffix: str, pack: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = random.Random(1).randbytes(1_500_000).hex().encode()
+    packed = pack(LINES[0].text.encode() + b"\n" + b"\n".join(noise[i : i + 100] for i in range(0, len(noise), 100)))
+    path = tmp_path / f"a.log{suffix}"
+    path.write_bytes(packed[: len(packed) * 3 // 4])
+    answer = as_json(capsys, str(path))
+    assert answer["diagnosis"]["causes"][0]["evidence"][0]["line"] == 1
+    assert any("is cut off" in note for note in answer["diagnosis"]["notes"])
+    path.write_bytes(packed[:8])
+    assert main(["direct", "--", "diagnose", str(path)]) == 1
+    assert f"a.log{suffix}: cannot be unpacked" in capsys.readouterr().err
 
 
 def test_of_a_huge_log_head_and_tail_are_read_and_lines_keep_their_numbers(

@@ -8,7 +8,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 
 from msgspec import Struct
 
@@ -27,6 +27,12 @@ LONGEST_LINE = 64 * 1024
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NODE_IN_NAME = re.compile(r"node[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _ODD = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
+
+
+class Readable(Protocol):
+    """What gives bytes as long as there are any."""
+
+    def read(self, count: int, /) -> bytes: ...
 
 
 class Log(Struct, frozen=True, kw_only=True):
@@ -111,16 +117,17 @@ def read(log: Log, limit_bytes: int) -> Content:
     assert log.path is not None
     try:
         if log.path.suffix in COMPRESSED:
-            parts, total, mtime = _unpacked(log.path, limit_bytes)
+            parts, total, mtime, is_cut = _unpacked(log.path, limit_bytes)
         else:
-            parts, total, mtime = _plain(log.path, limit_bytes)
+            parts, total, mtime, is_cut = *_plain(log.path, limit_bytes), False
     except OSError as error:
         raise PrimusError(f"{log.name}: cannot be read: {error.strerror or error}") from None
     except (EOFError, ValueError) as error:
         raise PrimusError(f"{log.name}: cannot be unpacked: {error}") from None
     if parts and _is_binary(parts[0][0]):
         raise PrimusError(f"{log.name}: holds no text", "give the log itself")
-    return Content(windows=tuple(_window(*part) for part in parts), note=_note(log.name, parts, total), mtime=mtime)
+    note = f"{log.name}: is cut off, and was read as far as it goes" if is_cut else _note(log.name, parts, total)
+    return Content(windows=tuple(_window(*part) for part in parts), note=note, mtime=mtime)
 
 
 def _plain(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float]:
@@ -138,7 +145,7 @@ def _plain(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float]
         )
 
 
-def _all(file: IO[bytes], limit: int) -> bytes:
+def _all(file: Readable, limit: int) -> bytes:
     """All of a file that may still grow; of one that tells no size, such as a pipe, the first `limit` bytes."""
     parts: list[bytes] = []
     left = limit
@@ -168,13 +175,16 @@ def of_stream(name: str, file: IO[bytes]) -> tuple[Log, str]:
     return Log(name=name, data=data, rest=rest, lines_before_rest=before, local_to_rank=None), _note(name, parts, total)
 
 
-def _unpacked(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float]:
-    with _opened(path) as file:
+def _unpacked(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float, bool]:
+    with _opened(path) as content:
+        file = _AsFarAsItGoes(content)
         parts, total, _ = _ends_of(file, limit)
-        return parts, total, path.stat().st_mtime
+        if file.is_cut and not total:
+            raise EOFError("it is cut off at its beginning")
+        return parts, total, path.stat().st_mtime, file.is_cut
 
 
-def _ends_of(file: IO[bytes], limit: int) -> tuple[list[tuple[bytes, int]], int, int]:
+def _ends_of(file: Readable, limit: int) -> tuple[list[tuple[bytes, int]], int, int]:
     """Head and tail of what can only be read once, each with the bytes before it; all bytes; line ends between them."""
     begin = _all(file, limit // HEAD_SHARE)
     chunks: deque[bytes] = deque()
@@ -217,6 +227,22 @@ def _opened(path: Path) -> IO[bytes]:
     return zstandard.open(path)  # type: ignore[no-any-return]
 
 
+class _AsFarAsItGoes:
+    """A compressed file that may be cut off, because what wrote it was killed or is still writing."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file: Any = file
+        self.is_cut = False
+
+    def read(self, count: int, /) -> bytes:
+        try:
+            data: bytes = self._file.read1(count)  # `read` loses what it has when it comes to the cut
+        except EOFError:
+            self.is_cut = True
+            return b""
+        return data
+
+
 def _is_binary(data: bytes) -> bool:
     """Whether it is no text; a few odd characters, or a hole that a full disk left, make no log binary."""
     sample = data[:SAMPLE].replace(b"\0" * 16, b"")
@@ -247,8 +273,10 @@ def lines_before(log: Log, offset: int) -> int:
     if offset == 0 or log.path is None:
         return log.lines_before_rest if offset else 0
     count = 0
+    is_packed = log.path.suffix in COMPRESSED
     try:
-        with _opened(log.path) if log.path.suffix in COMPRESSED else log.path.open("rb", buffering=0) as file:
+        with _opened(log.path) if is_packed else log.path.open("rb", buffering=0) as content:
+            file = _AsFarAsItGoes(content) if is_packed else content
             while offset > 0:
                 chunk = file.read(min(CHUNK, offset))
                 if not chunk:
