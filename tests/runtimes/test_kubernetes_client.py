@@ -44,15 +44,16 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def of_user(api: Api, workplace: Path) -> dict[str, str | None]:
+    """Variables of somebody whose home is `workplace`."""
+    state = str(workplace / "state")
+    return {"KUBECONFIG": api.kubeconfig(workplace), "HOME": str(workplace), "XDG_STATE_HOME": state}
+
+
 def k8s(
     api: Api, workplace: Path, *words: str, code: int = 0, before: str = HASTY, **env: str | None
 ) -> subprocess.CompletedProcess[str]:
-    where = {
-        "KUBECONFIG": api.kubeconfig(workplace),
-        "HOME": str(workplace),
-        "XDG_STATE_HOME": str(workplace / "state"),
-    }
-    done = cli.run("k8s", *words, cwd=workplace, before=before, **{**where, **env})
+    done = cli.run("k8s", *words, cwd=workplace, before=before, **{**of_user(api, workplace), **env})
     assert done.returncode == code, done.stdout + done.stderr
     assert "canary" not in done.stdout + done.stderr
     return done
@@ -160,12 +161,7 @@ def test_waiting_for_a_job_that_is_removed_fails(api: Api, workplace: Path) -> N
     api.faults = [Fault(500, method="GET", path="jobsets/job"), gone]
     assert "no JobSet 'job'" in k8s(api, workplace, "wait", "job", code=2).stderr
     hasty = HASTY + "import primus.runtimes.kubernetes.commands as m; m.POLL_S = 0.1\n"
-    where = {
-        "KUBECONFIG": api.kubeconfig(workplace),
-        "HOME": str(workplace),
-        "XDG_STATE_HOME": str(workplace / "state"),
-    }
-    with cli.started("k8s", "wait", "job", cwd=workplace, before=hasty, **where) as process:
+    with cli.started("k8s", "wait", "job", cwd=workplace, before=hasty, **of_user(api, workplace)) as process:
         cli.wait_for(lambda: len(api.requests) > 8, "the job is looked at")
         api.objects.pop(f"{JOBSETS}/job")
         assert process.communicate(timeout=20)[1].count("was removed while it was waited for") == 1
@@ -175,12 +171,7 @@ def test_waiting_for_a_job_that_is_removed_fails(api: Api, workplace: Path) -> N
 def test_waiting_outlasts_a_server_that_is_ill(api: Api, workplace: Path) -> None:
     k8s(api, workplace, *CREATE)
     hasty = HASTY + "import primus.runtimes.kubernetes.commands as m; m.POLL_S = 0.05\n"
-    where = {
-        "KUBECONFIG": api.kubeconfig(workplace),
-        "HOME": str(workplace),
-        "XDG_STATE_HOME": str(workplace / "state"),
-    }
-    with cli.started("k8s", "wait", "job", cwd=workplace, before=hasty, **where) as process:
+    with cli.started("k8s", "wait", "job", cwd=workplace, before=hasty, **of_user(api, workplace)) as process:
         seen = len(api.requests)
         cli.wait_for(lambda: len(api.requests) > seen + 3, "the job is looked at")
         ill = (*[503] * 4, 200, *[0] * 4)
