@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from machines.tree import HERE
 from primus.machine.facts import Device, Facts, Partition, Vendor
 from primus.machine.health import health
 from primus.machine.probe import probe
-from primus.machine.vitals import Process
+from primus.machine.vitals import Process, RowRemapping
 
 METRIC = {
     "usage": {"gfx_activity": {"value": 7, "unit": "%"}},
@@ -60,7 +61,15 @@ def test_amd_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
             {"gpu": 1, "process_list": [{"process_info": "No running processes"}]},
         ],
         bad_pages=[{"gpu": 0, "retired": [{"page_address": "0x1"}], "pending": "No bad pages found.", "un_res": "N/A"}],
-        static={"gpu_data": [{"gpu": 0, "limit": {"ppt0": {"max_power_limit": {"value": 1400, "unit": "W"}}}}]},
+        static={
+            "gpu_data": [
+                {
+                    "gpu": 0,
+                    "limit": {"ppt0": {"socket_power_limit": {"value": 1200}, "max_power_limit": {"value": 1400}}},
+                    "ras": {"bad_page_threshold": 256, "bad_page_threshold_exceeded": "False"},
+                }
+            ]
+        },
     )
     idle, busy = health(machine(), environ).devices
     assert (busy.temperature_c, busy.memory_temperature_c, busy.power_w, busy.activity_percent) == (36, None, 239, 7)
@@ -68,7 +77,8 @@ def test_amd_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
     assert (busy.bad_pages, busy.pending_pages, busy.pcie_replays, busy.throttle) == (1, 0, 3, ())
     assert (busy.clock_mhz, busy.max_clock_mhz, busy.memory_clock_mhz) == (132, 2400, 900)
     assert busy.processes == (Process(pid=42, name="python3", memory_bytes=0),)
-    assert busy.power_cap_w == 1400 and busy.sources["power_w"] == "amd-smi"
+    assert (busy.unreservable_pages, busy.bad_page_threshold, busy.has_exceeded_bad_pages) == (None, 256, False)
+    assert busy.power_cap_w == 1200 and busy.sources["power_w"] == "amd-smi"
     assert (idle.activity_percent, idle.processes, idle.bad_pages) == (None, (), None)
 
 
@@ -153,29 +163,115 @@ def test_without_any_tool_nothing_is_known_and_nothing_fails(tmp_path: Path) -> 
         assert found.calls == () and found.devices[0].power_w is None and found.devices[0].processes is None
 
 
-NVIDIA_SMI = """case $1 in
---query-gpu=*) echo 'pci.bus_id, temperature.gpu, temperature.memory, power.draw [W], power.limit [W], \
-memory.used [MiB], \
-utilization.gpu [%], ecc.errors.corrected.volatile.total, ecc.errors.uncorrected.volatile.total, \
-clocks_throttle_reasons.active, clocks.current.sm [MHz], clocks.max.sm [MHz], clocks.current.memory [MHz]'
-echo '0000FFF0:05:00.0, 32, 40, 120.50 W, 700.00 W, 4 MiB, 0 %, 1, 0, 0x0000000000000024, 345 MHz, 1980 MHz, 2619 MHz'
-echo '0000FFF0:27:00.0, 33, N/A, [N/A], [Not Supported], [N/A], [N/A], [N/A], \
-[N/A], 0x0000000000000001, 345 MHz, 1980 MHz, 2619 MHz';;
---query-remapped-rows=*) echo '0000FFF0:05:00.0, 1, 2, 1';;
---query-compute-apps=*) echo 'gpu_bus_id, pid, used_gpu_memory [MiB], process_name'
-echo '0000FFF0:05:00.0, 77, 512 MiB, python3 --steps 1,2'
-echo '0000FFF0:05:00.0, 78, [N/A], [Not Found]';;
-esac"""
+GPU = {
+    "temperature.gpu": "32",
+    "temperature.memory": "40",
+    "power.draw": "120.50 W",
+    "power.limit": "700.00 W",
+    "memory.total": "81559 MiB",
+    "memory.used": "4 MiB",
+    "utilization.gpu": "0 %",
+    "ecc.errors.corrected.volatile.total": "1",
+    "ecc.errors.uncorrected.volatile.total": "0",
+    "ecc.errors.uncorrected.aggregate.sram.thresholdExceeded": "No",
+    "gpu_recovery_action": "None",
+    "clocks_event_reasons.active": "0x0000000000000024",
+    "clocks.sm": "345 MHz",
+    "clocks.max.sm": "1980 MHz",
+    "clocks.mem": "2619 MHz",
+}
+ROWS = {"correctable": "1", "uncorrectable": "2", "pending": "Yes", "failure": "No", "histogram.max": "636",
+        "histogram.high": "2", "histogram.partial": "1", "histogram.low": "1", "histogram.none": "0"}  # fmt: skip
+APPS = [
+    {"pid": "77", "used_memory": "512 MiB", "process_name": "python3 --steps 1,2"},
+    {"pid": "78", "used_memory": "[N/A]", "process_name": "[Not Found]"},
+]
+FIRST, SECOND = "0000FFF0:05:00.0", "0000FFF0:27:00.0"
+
+
+def nvidia_smi(folder: Path, *gpus: dict[str, str], unknown: tuple[str, ...] = ()) -> dict[str, str]:
+    """An nvidia-smi that prints what is asked, and refuses a query with a field that it does not know, as it does."""
+    tables = {
+        "--query-gpu": [{"pci.bus_id": bus} | gpu for bus, gpu in zip((FIRST, SECOND), gpus, strict=False)],
+        "--query-remapped-rows": [
+            {"gpu_bus_id": FIRST} | {f"remapped_rows.{name}": value for name, value in ROWS.items()}
+        ],
+        "--query-compute-apps": [{"gpu_bus_id": FIRST} | app for app in APPS],
+    }
+    program = f"""
+import sys
+flag, _, asked = sys.argv[1].partition("=")
+fields, rows = asked.split(","), {tables!r}[flag]
+for field in fields:
+    if field in {unknown!r} or not any(field in row for row in rows):
+        print(f'Field "{{field}}" is not a valid field to query.')
+        sys.exit(2)
+print(", ".join(fields))
+for row in rows:
+    print(", ".join(row.get(field, "[N/A]") for field in fields))
+"""
+    (folder / "nvidia_smi.py").write_text(program)
+    return tool(folder, "nvidia-smi", f'exec {sys.executable} {folder}/nvidia_smi.py "$@"')
 
 
 def test_nvidia_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
-    bare, full = health(machine("nvidia"), tool(tmp_path, "nvidia-smi", NVIDIA_SMI)).devices
+    other = {"temperature.gpu": "33", "clocks_event_reasons.active": "0x0000000000000001"}
+    bare, full = health(machine("nvidia"), nvidia_smi(tmp_path, GPU, other)).devices
     assert (full.temperature_c, full.power_w, full.power_cap_w, full.memory_used_bytes) == (32, 120.5, 700, 4 << 20)
     assert (full.activity_percent, full.ecc_correctable, full.ecc_uncorrectable) == (0, 1, 0)
-    assert (full.bad_pages, full.pending_pages, full.clock_mhz, full.max_clock_mhz) == (3, 1, 345, 1980)
+    assert (full.bad_pages, full.clock_mhz, full.max_clock_mhz) == (None, 345, 1980)
+    assert (full.recovery_action, full.has_exceeded_sram_errors, full.shares_host_memory) == ("None", False, None)
     assert full.throttle == ("sw_power_cap", "sw_thermal_slowdown")
     assert full.processes == (Process(pid=77, name="python3 --steps 1,2", memory_bytes=512 << 20), Process(pid=78))
-    assert (bare.temperature_c, bare.power_w, bare.bad_pages, bare.throttle, bare.processes) == (33, None, None, (), ())
+    assert (bare.temperature_c, bare.power_w, bare.remapping, bare.throttle, bare.processes) == (33, None, None, (), ())
+
+
+def test_rows_that_were_replaced_are_told_with_their_flags_and_spares(tmp_path: Path) -> None:
+    rows = health(machine("nvidia"), nvidia_smi(tmp_path, GPU)).devices[1].remapping
+    assert rows == RowRemapping(
+        corrected=1,
+        uncorrected=2,
+        is_pending=True,
+        has_failed=False,
+        banks={"max": 636, "high": 2, "partial": 1, "low": 1, "none": 0},
+    )
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        ("clocks_event_reasons.active",),
+        ("gpu_recovery_action", "ecc.errors.uncorrected.aggregate.sram.thresholdExceeded"),
+        tuple(f"remapped_rows.{name}" for name in ROWS if name.startswith("histogram")),
+    ],
+)
+def test_a_field_that_nvidia_smi_does_not_know_costs_that_value_only(tmp_path: Path, unknown: tuple[str, ...]) -> None:
+    older = {"clocks_throttle_reasons.active": GPU["clocks_event_reasons.active"]}
+    found = health(machine("nvidia"), nvidia_smi(tmp_path, GPU | older, unknown=unknown))
+    card = found.devices[1]
+    assert [call.problem for call in found.calls] == ["", "", ""]
+    assert (card.temperature_c, card.memory_used_bytes, card.throttle) == (
+        32, 4 << 20, ("sw_power_cap", "sw_thermal_slowdown"),
+    )  # fmt: skip
+    assert card.remapping and card.remapping.uncorrected == 2 and len(card.processes or ()) == 2
+
+
+def test_a_tool_that_refuses_each_field_is_asked_a_bounded_number_of_times(tmp_path: Path) -> None:
+    fields = (*GPU, "clocks_throttle_reasons.active", "pci.bus_id")
+    found = health(machine("nvidia"), nvidia_smi(tmp_path, GPU, unknown=fields))
+    assert found.devices[1].temperature_c is None and "valid field" in found.calls[0].problem
+
+
+def test_a_lost_card_says_nothing_and_hides_no_other(tmp_path: Path) -> None:
+    lost = dict.fromkeys(GPU, "[Unknown Error]") | {"memory.used": "[GPU is lost]"}
+    sound, failed = health(machine("nvidia"), nvidia_smi(tmp_path, lost, GPU)).devices
+    assert (sound.memory_used_bytes, failed.memory_used_bytes, failed.shares_host_memory) == (4 << 20, None, None)
+    assert (failed.recovery_action, failed.has_exceeded_sram_errors, failed.throttle) == (None, None, None)
+
+
+def test_a_device_that_uses_the_hosts_memory_is_told_from_one_that_failed(tmp_path: Path) -> None:
+    gb10 = GPU | {"memory.total": "[N/A]", "memory.used": "[N/A]"}
+    assert health(machine("nvidia"), nvidia_smi(tmp_path, gb10)).devices[1].shares_host_memory
 
 
 def test_the_kernels_files_come_first(tmp_path: Path) -> None:
@@ -187,13 +283,14 @@ def test_the_kernels_files_come_first(tmp_path: Path) -> None:
         "pcie_replay_count": "4",
         "pp_dpm_sclk": "0: 132Mhz *\n1: 2100Mhz",
         "ras/umc_err_count": "ue: 1\nce: 5",
-        "ras/gpu_vram_bad_pages": "0x00000001 : 0x00001000 : R\n0x00000002 : 0x00001000 : P\n",
+        "ras/gpu_vram_bad_pages": "".join(f"0x0000000{flag} : 0x00001000 : {flag}\n" for flag in "RPF"),
         "hwmon/hwmon4/temp2_label": "junction",
         "hwmon/hwmon4/temp2_input": "36000",
         "hwmon/hwmon4/power1_average": "239000000",
         "hwmon/hwmon4/power1_cap": "750000000",
     }
-    kfd = {f"sys/class/kfd/kfd/proc/4242/vram_{id_}": "1024" for id_ in (24248, 99999)}
+    kfd = {"sys/module/amdgpu/parameters/bad_page_threshold": "-1"}
+    kfd |= {f"sys/class/kfd/kfd/proc/4242/vram_{id_}": "1024" for id_ in (24248, 99999)}
     for name, text in {str(card.relative_to(root) / name): text for name, text in files.items()}.items() | kfd.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
@@ -204,6 +301,7 @@ def test_the_kernels_files_come_first(tmp_path: Path) -> None:
     assert (first.activity_percent, first.memory_used_bytes, first.pcie_replays) == (12, 297447424, 4)
     assert (first.clock_mhz, first.max_clock_mhz, first.temperature_c) == (132, 2100, 36)
     assert (first.power_w, first.power_cap_w, first.bad_pages, first.pending_pages) == (239, 750, 1, 1)
+    assert (first.unreservable_pages, first.bad_page_threshold, found.problems) == (1, None, ())
     assert (first.ecc_uncorrectable, first.ecc_correctable) == (1, 5)
     assert first.processes == (Process(pid=4242, name="python3", memory_bytes=1024),)
     assert second.processes == () and second.power_w is None and first.sources["power_w"] == "kernel"

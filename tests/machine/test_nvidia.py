@@ -24,18 +24,19 @@ static int cards[2] = {0x1b, 0x43};
 int nvmlInit_v2(void) { if (HANG) sleep(20); return BROKEN; }
 int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = &cards[i]; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = &cards[i]; return i == 0 && LOST ? 15 : 0; }
 static int info(int bus, pci_t *p) {
   p->ids = 0x233010de; snprintf(p->bus_id, 32, "00000000:%02X:00.0", bus); return 0;
 }
 int nvmlDeviceGetPciInfo_v3(void *h, pci_t *p) { return info(*(int *)h, p); }
-int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = 85520809984ULL; return 0; }
+int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = 85520809984ULL; return UNSUPPORTED ? 3 : 0; }
 int nvmlDeviceGetCudaComputeCapability(void *h, int *a, int *b) { *a = 9; *b = 0; return 0; }
 int nvmlDeviceGetName(void *h, char *t, unsigned n) { strncpy(t, "NVIDIA H100 80GB HBM3", n); return 0; }
 int nvmlDeviceGetUUID(void *h, char *t, unsigned n) { snprintf(t, n, "GPU-%08x-0000", *(int *)h); return 0; }
 int nvmlDeviceGetVbiosVersion(void *h, char *t, unsigned n) { return 3; }
 int nvmlDeviceGetNvLinkState(void *h, unsigned l, unsigned *on) { *on = l < 4; return l < 6 ? 0 : 2; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *h, unsigned l, pci_t *p) {
+  if (UNSUPPORTED) return 3;
   return info(SWITCH ? 0x07 : *(int *)h == 0x1b ? 0x43 : 0x1b, p);
 }
 """
@@ -46,7 +47,7 @@ def library(folder: Path, **options: int) -> str:
     compiler = shutil.which("cc") or pytest.skip("no C compiler")
     source, target = folder / "nvml.c", folder / "libnvml.so"
     source.write_text(NVML)
-    flags = [f"-D{name}={options.get(name, 0)}" for name in ("HANG", "BROKEN", "SWITCH")]
+    flags = [f"-D{name}={options.get(name, 0)}" for name in ("HANG", "BROKEN", "SWITCH", "LOST", "UNSUPPORTED")]
     subprocess.run([compiler, "-shared", "-fPIC", "-w", *flags, "-o", target, source], check=True, timeout=60)
     return str(target)
 
@@ -67,7 +68,40 @@ def test_a_library_that_is_not_there_or_fails_is_told(tmp_path: Path) -> None:
     tree = Tree()
     assert nvml.readings(tree, str(tmp_path / "none.so")) is None
     assert nvml.readings(tree, library(tmp_path, BROKEN=9)) is None
-    assert "nvmlInit_v2 failed with code 9" in tree.problems[1].problem
+    assert "nvmlInit_v2 failed: the driver is not loaded (code 9)" in tree.problems[1].problem
+
+
+def test_a_lost_card_hides_no_other(tmp_path: Path) -> None:
+    tree = Tree()
+    functions = [pci.Function(f"0000:{bus}:00.0", pci.NVIDIA, 0x2330) for bus in ("1b", "43")]
+    lost, sound = nvidia.cards(tree, functions, library(tmp_path, LOST=1))[0]
+    assert (lost.bdf, lost.model, lost.partitions, lost.memory_bytes) == ("0000:1b:00.0", "H100", (), None)
+    assert (sound.bdf, sound.memory_bytes, len(sound.partitions)) == ("0000:43:00.0", 81559 << 20, 1)
+    told = [problem.problem for problem in tree.problems]
+    assert any("GPU 0: nvmlDeviceGetHandleByIndex_v2 failed: the GPU is lost" in problem for problem in told), told
+    assert any("on the bus, but its driver shows none there" in problem for problem in told), told
+
+
+def test_a_lost_card_counts_where_the_bus_is_not_shown(tmp_path: Path) -> None:
+    assert [reading.is_lost for reading in nvml.readings(Tree(), library(tmp_path, LOST=1)) or ()] == [True, False]
+
+
+def test_a_query_that_a_card_does_not_support_costs_that_value_only(tmp_path: Path) -> None:
+    tree = Tree()
+    functions = [pci.Function(f"0000:{bus}:00.0", pci.NVIDIA, 0x2330) for bus in ("1b", "43")]
+    devices, links = nvidia.cards(tree, functions, library(tmp_path, UNSUPPORTED=1))
+    assert [(device.bdf, device.architecture, device.memory_bytes) for device in devices] == [
+        ("0000:1b:00.0", "sm90", None),
+        ("0000:43:00.0", "sm90", None),
+    ]
+    assert [(link.first, link.second, link.num_links) for link in links] == [(0, 1, 4)]
+    assert tree.problems == []
+
+
+def test_a_library_without_newer_functions_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "NVML", NVML.replace("nvmlDeviceGetNvLinkState", "older"))
+    devices, links = nvidia.cards(Tree(), [pci.Function("0000:1b:00.0", pci.NVIDIA, 0x2330)], library(tmp_path))
+    assert [device.memory_bytes for device in devices] == [81559 << 20] * 2 and links == ()
 
 
 def test_a_driver_that_is_stuck_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,13 @@ def test_amd_smi_of_an_mi355x_in_both_shapes(static: str) -> None:
     assert (reading.bdf, reading.device_id, reading.power_w) == ("0000:05:00.0", 0x75A3, 1400)
 
 
+def test_the_power_limit_is_the_one_that_holds_not_the_largest_possible() -> None:
+    capped = '{"ppt0": {"socket_power_limit": {"value": 1000, "unit": "W"}, "max_power_limit": {"value": 1400}}}'
+    for limit in (capped, '{"socket_power": {"value": 1000, "unit": "W"}, "max_power": {"value": 1400, "unit": "W"}}'):
+        assert smi.amd_smi([f'[{{"gpu": 0, "limit": {limit}}}]', ""])[0].power_w == 1000
+    assert smi.amd_smi(['[{"gpu": 0, "limit": {"max_power": {"value": 1400, "unit": "W"}}}]', ""])[0].power_w is None
+
+
 def test_amd_smi_list_alone_is_enough() -> None:
     assert smi.amd_smi(["", MI355X_LIST])[0].device_id == 0x75A3
 
@@ -106,6 +113,16 @@ def test_nvidia_smi_with_units_without_and_without_values() -> None:
     assert plain.memory_bytes == 81559 << 20
     empty = smi.nvidia_smi([header + "0, [N/A], 00000000:03:00.0, [N/A], [Not Supported]\n"])[0]
     assert (empty.name, empty.memory_bytes, empty.driver) == (None, None, None)
+
+
+def test_a_failed_card_costs_its_own_row_only() -> None:
+    failed = "[Unknown Error], [Unknown Error], 00000000:03:00.0, [GPU is lost], 580.65.06\n"
+    found = smi.nvidia_smi([f"{failed}1, NVIDIA H100 80GB HBM3, 00000000:43:00.0, 81559 MiB, 580.65.06\n"])
+    assert [(one.index, one.name, one.bdf) for one in found] == [
+        (0, None, "0000:03:00.0"),
+        (1, "NVIDIA H100 80GB HBM3", "0000:43:00.0"),
+    ]
+    assert found[0].memory_bytes is None
 
 
 def test_torch_gives_addresses_where_it_has_them() -> None:
@@ -153,6 +170,28 @@ def test_any_output_is_read_or_refused(said: str) -> None:
         except smi.NOT_UNDERSTOOD:
             continue
         assert json.dumps([repr(reading) for reading in readings])
+
+
+PRETTY = json.dumps(json.loads(MI355X_LIST), indent=4)
+AROUND = {
+    "a warning before": f"WARNING: User is missing the following required groups: render\n{PRETTY}",
+    "a warning in brackets before": f"[WARNING] [amdsmi] driver is old {{1}}\n[1] 4242\n{PRETTY}",
+    "words on the same line": f"result: {MI355X_LIST}",
+    "words behind": f"{PRETTY}\nWARNING: some values [2] could not be read\n",
+    "words behind on the same line": f"{MI355X_LIST} done {{ok}}",
+}
+
+
+@pytest.mark.parametrize("said", AROUND.values(), ids=AROUND)
+def test_text_around_json_costs_nothing(said: str) -> None:
+    assert smi.entries(said)[0]["bdf"] == "0000:05:00.0"
+
+
+@pytest.mark.parametrize("cut", [40, -2])
+def test_no_part_of_broken_json_passes_for_the_whole(cut: int) -> None:
+    nested = json.dumps({"gpu_data": json.loads(MI355X_LIST) * 2}, indent=4)
+    with pytest.raises(ValueError):
+        smi.entries(f"[1]\n{nested[:cut]}")
 
 
 @pytest.mark.parametrize("said", ["", "no devices", '{"gpu_data":', '{"system": {}}', "[1, 2]"])

@@ -37,7 +37,7 @@ from primus.machine.health import DeviceHealth, Health
 from primus.machine.health import health as machine_health
 from primus.machine.probe import probe
 from primus.machine.tree import Tree
-from primus.machine.vitals import Process, ToolCall
+from primus.machine.vitals import Process, RowRemapping, ToolCall
 from primus.preflight import (
     adapters,
     check,
@@ -127,6 +127,14 @@ def vitals(**changes: Any) -> Callable[[Node], Iterator[Finding]]:
     return lambda where: gpu_health.findings(where, Health(devices=devices, calls=calls))
 
 
+REPAIRED = vitals(
+    remapping=RowRemapping(
+        corrected=3, uncorrected=2, is_pending=False, has_failed=False, banks={"max": 600, "partial": 1, "low": 0}
+    )
+)
+"""A card whose rows were replaced, which is a repair."""
+
+
 def log(text: str) -> Callable[[Node], Iterator[Finding]]:
     return lambda _: kernel_log.findings(text.splitlines(), 12)
 
@@ -214,7 +222,7 @@ CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
     ("gpu.nic_affinity", "warn", gpu.affinity, node(GPUS), gpu.affinity, node(structs.replace(GPUS, rdma=NICS[:1]))),
     ("gpu.reading", "warn", gpu.readings, node(GPUS), gpu.readings,
      node(structs.replace(GPUS, problems=(Problem("GPU 6", "partition .7 is missing"),)))),
-    ("gpu.tool", "fail", vitals(), node(GPUS), vitals(calls=(ToolCall(tool="amd-smi", seconds=5.0),)), node(GPUS)),
+    ("gpu.tool", "fail", vitals(), node(GPUS), vitals(calls=(ToolCall(tool="amd-smi", seconds=30.0),)), node(GPUS)),
     ("gpu.tool", "warn", vitals(), node(GPUS), vitals(calls=(ToolCall(tool="amd-smi", seconds=2.0),)), node(GPUS)),
     ("gpu.tool", "warn", vitals(), node(GPUS), vitals(calls=BROKEN), node(GPUS)),
     ("gpu.tool", "unknown", vitals(), node(GPUS), vitals(calls=BROKEN, ecc_uncorrectable=None), node(GPUS)),
@@ -230,8 +238,21 @@ CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
     ("gpu.activity", "warn", vitals(), node(GPUS), vitals(activity_percent=90.0), node(GPUS)),
     ("gpu.ecc_uncorrectable", "fail", vitals(), node(GPUS), vitals(ecc_uncorrectable=1), node(GPUS)),
     ("gpu.ecc_correctable", "warn", vitals(), node(GPUS), vitals(ecc_correctable=10_000), node(GPUS)),
-    ("gpu.bad_pages", "fail", vitals(), node(GPUS), vitals(bad_pages=1), node(GPUS)),
-    ("gpu.pending_pages", "fail", vitals(), node(GPUS), vitals(pending_pages=1), node(GPUS)),
+    ("gpu.ecc_uncorrectable", "warn", vitals(), node(GPUS), vitals(ecc_uncorrectable=1, recovery_action="None"),
+     node(GPUS)),
+    ("gpu.bad_pages", "warn", vitals(), node(GPUS), vitals(bad_pages=1), node(GPUS)),
+    ("gpu.bad_pages", "warn", vitals(), node(GPUS), vitals(bad_pages=255, bad_page_threshold=256), node(GPUS)),
+    ("gpu.bad_pages", "fail", vitals(), node(GPUS), vitals(bad_pages=256, bad_page_threshold=256), node(GPUS)),
+    ("gpu.bad_pages", "fail", vitals(), node(GPUS), vitals(bad_pages=9, has_exceeded_bad_pages=True), node(GPUS)),
+    ("gpu.pending_pages", "warn", vitals(), node(GPUS), vitals(pending_pages=1), node(GPUS)),
+    ("gpu.unreservable_pages", "fail", vitals(), node(GPUS), vitals(unreservable_pages=1), node(GPUS)),
+    ("gpu.remap_failure", "fail", REPAIRED, node(GPUS), vitals(remapping=RowRemapping(has_failed=True)), node(GPUS)),
+    ("gpu.remap_pending", "warn", REPAIRED, node(GPUS), vitals(remapping=RowRemapping(is_pending=True)), node(GPUS)),
+    ("gpu.remap_reserve", "warn", REPAIRED, node(GPUS), vitals(remapping=RowRemapping(banks={"low": 1})), node(GPUS)),
+    ("gpu.remap_reserve", "warn", REPAIRED, node(GPUS), vitals(remapping=RowRemapping(banks={"none": 1})), node(GPUS)),
+    ("gpu.sram_errors", "fail", vitals(), node(GPUS), vitals(has_exceeded_sram_errors=True), node(GPUS)),
+    ("gpu.recovery_action", "fail", vitals(recovery_action="None"), node(GPUS), vitals(recovery_action="Reset"),
+     node(GPUS)),
     ("gpu.pcie_replays", "warn", vitals(), node(GPUS), vitals(pcie_replays=1001), node(GPUS)),
     ("gpu.temperature", "fail", vitals(), node(GPUS), vitals(temperature_c=100.0), node(GPUS)),
     ("gpu.throttle", "fail", vitals(throttle=("ppt",)), node(GPUS), vitals(throttle=("socket_thermal",)), node(GPUS)),
@@ -496,12 +517,30 @@ def test_a_tool_that_prints_rubbish_never_makes_a_node_fit(tmp_path: Path, said:
     assert "fail" not in found.values(), found
 
 
+def test_rows_that_were_replaced_are_no_fault() -> None:
+    assert worst(REPAIRED(node(GPUS))) in ("ok", "info")
+
+
+def test_a_device_of_which_an_answering_tool_says_nothing_is_never_ok(tmp_path: Path) -> None:
+    where = live(tmp_path, GPUS)
+    told = DeviceHealth(index=0, memory_used_bytes=0, ecc_uncorrectable=0, processes=(), sources={"processes": "x"})
+    read = Health(devices=(told, DeviceHealth(index=1)), calls=(ToolCall(tool="nvidia-smi --query-gpu", seconds=0.1),))
+    found = {(one.check, one.subject): one.status for one in gpu_health.findings(where, read)}
+    assert (found["gpu.memory_used", "GPU 0"], found["gpu.memory_used", "GPU 1"]) == ("ok", "unknown")
+
+
+def test_a_device_without_memory_of_its_own_is_fit(tmp_path: Path) -> None:
+    gb10 = DeviceHealth(index=0, shares_host_memory=True, processes=(), ecc_uncorrectable=0, sources={"processes": "x"})
+    read = Health(devices=(gb10,), calls=(ToolCall(tool="nvidia-smi --query-gpu", seconds=0.1),))
+    assert worst(gpu_health.findings(live(tmp_path, GPUS), read)) in ("ok", "info")
+
+
 def test_a_tool_that_hangs_costs_its_limit_once(tmp_path: Path) -> None:
     where = live(tmp_path, GPUS, amd_smi=f"echo $$ >> {tmp_path}/pids; exec sleep 60", python="exit 1")
     began = time.monotonic()
     found = list(gpu_health.live(structs.replace(where, limits=Thresholds(smi_limit_s=0.5))))
     assert [one.status for one in found if one.check == "gpu.tool"] == ["fail"], found
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # with an import of PyTorch, which takes seconds on a busy machine
     assert all(tools.is_gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from msgspec import Struct, field, structs
 
-from primus.machine import health_amd, health_nvidia
+from primus.machine import health_amd, health_nvidia, smi
 from primus.machine.facts import Facts, Problem
 from primus.machine.tree import Tree
 from primus.machine.vitals import ToolCall, Vitals
 
-LIMIT_S = 5.0
+LIMIT_S = smi.LIMIT_S
 
 
 class DeviceHealth(Vitals, frozen=True, kw_only=True):

@@ -43,13 +43,24 @@ def _by_files(tree: Tree, card: Device, processes: Mapping[int, tuple[Process, .
         ecc_correctable=_count("ce", errors),
         ecc_uncorrectable=_count("ue", errors),
         bad_pages=None if pages is None else len(re.findall(r": R$", pages, re.MULTILINE)),
-        pending_pages=None if pages is None else len(re.findall(r": [PF]$", pages, re.MULTILINE)),
+        pending_pages=None if pages is None else len(re.findall(r": P$", pages, re.MULTILINE)),
+        unreservable_pages=None if pages is None else len(re.findall(r": F$", pages, re.MULTILINE)),
+        bad_page_threshold=_threshold(tree),
         pcie_replays=tree.number(f"{folder}/pcie_replay_count"),
         clock_mhz=clock,
         max_clock_mhz=max_clock,
         memory_clock_mhz=_clocks(tree.text(f"{folder}/pp_dpm_mclk") or "")[0],
         processes=None if processes is None else processes.get(card.index, ()),
     )
+
+
+def _threshold(tree: Tree) -> int | None:
+    """Bad pages that the driver allows, where it was loaded with a number of its own: 0 and below choose a rule.
+
+    Source: Linux drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c, bad_page_threshold.
+    """
+    text = tree.text("sys/module/amdgpu/parameters/bad_page_threshold") or ""
+    return (int(text) or None) if re.fullmatch(r"\d{1,9}", text) else None
 
 
 def _sensors(tree: Tree, folder: str) -> dict[str, float]:
@@ -145,6 +156,9 @@ def _vitals(metric: Entry, processes: Sequence[Entry], pages: Entry, static: Ent
         ecc_uncorrectable=integer(dig(metric, "ecc", "total_uncorrectable_count")),
         bad_pages=_pages(pages, "retired"),
         pending_pages=_pages(pages, "pending"),
+        unreservable_pages=_pages(pages, "un_res"),
+        bad_page_threshold=integer(dig(static, "ras", "bad_page_threshold")),
+        has_exceeded_bad_pages=_flag(dig(static, "ras", "bad_page_threshold_exceeded")),
         throttle=_throttle(metric),
         pcie_replays=integer(dig(metric, "pcie", "replay_count")),
         clock_mhz=number(dig(clock, "clk")),
@@ -152,6 +166,10 @@ def _vitals(metric: Entry, processes: Sequence[Entry], pages: Entry, static: Ent
         memory_clock_mhz=number(dig(metric, "clock", "mem_0", "clk")),
         processes=_process_lists(processes),
     )
+
+
+def _flag(value: object) -> bool | None:
+    return {"true": True, "false": False}.get(str(value).lower())
 
 
 def _pages(entry: Entry, kind: str) -> int | None:

@@ -1,42 +1,60 @@
 """Live values of NVIDIA cards by nvidia-smi; the kernel's files have none.
 
-Fields: `nvidia-smi --help-query-gpu`; reasons for a low clock: nvml.h, nvmlClocksEventReasons.
+Fields: `nvidia-smi --help-query-gpu`, `--help-query-remapped-rows`; reasons for a low clock: nvml.h,
+nvmlClocksEventReasons.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+from msgspec import Struct
+
+from primus import process
 from primus.machine import pci, smi
 from primus.machine.facts import Device
 from primus.machine.smi import integer, number, size
 from primus.machine.tree import Tree
-from primus.machine.vitals import Process, ToolCall, Vitals, ask, by_address, percent, understood
+from primus.machine.vitals import Process, RowRemapping, ToolCall, Vitals, by_address, percent, understood
 
+TOOL = "nvidia-smi"
 GPU_FIELDS = (
     "pci.bus_id",
     "temperature.gpu",
     "temperature.memory",
     "power.draw",
     "power.limit",
+    "memory.total",
     "memory.used",
     "utilization.gpu",
     "ecc.errors.corrected.volatile.total",
     "ecc.errors.uncorrected.volatile.total",
-    "clocks_throttle_reasons.active",
+    "ecc.errors.uncorrected.aggregate.sram.thresholdExceeded",
+    "gpu_recovery_action",
+    "clocks_event_reasons.active",
     "clocks.sm",
     "clocks.max.sm",
     "clocks.mem",
 )
+BANKS = ("max", "high", "partial", "low", "none")
+"""How many spare rows a bank of memory has left (nvmlRowRemapperHistogramValues_t)."""
 ROW_FIELDS = (
     "gpu_bus_id",
     "remapped_rows.correctable",
     "remapped_rows.uncorrectable",
     "remapped_rows.pending",
+    "remapped_rows.failure",
+    *(f"remapped_rows.histogram.{level}" for level in BANKS),
 )
 APP_FIELDS = ("gpu_bus_id", "pid", "used_memory", "process_name")
 QUERIES = {"--query-gpu": GPU_FIELDS, "--query-remapped-rows": ROW_FIELDS, "--query-compute-apps": APP_FIELDS}
-QUESTIONS = tuple(("nvidia-smi", f"{flag}={','.join(fields)}", "--format=csv") for flag, fields in QUERIES.items())
+OLDER_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
+"""What a field was called before driver 535 (nvidia-smi, release notes)."""
+REFUSED = re.compile(r'Field "([^"]+)" is not a valid field')
+"""nvidia-smi refuses a whole query for one field that it does not know: one that is newer, or was renamed."""
 REASONS = {
     0x04: "sw_power_cap",
     0x08: "hw_slowdown",
@@ -49,6 +67,16 @@ REASONS = {
 Rows = list[dict[str, str]]
 
 
+class Answer(Struct, frozen=True):
+    """What one query was answered."""
+
+    text: str
+    fields: tuple[str, ...]
+    """The columns, by the names of `QUERIES`: without those that this version does not know."""
+    call: ToolCall | None
+    """None where the tool is not installed."""
+
+
 def by_kernel(tree: Tree, cards: Sequence[Device]) -> dict[int, Vitals]:
     """Nothing: the driver shows live values through its library only."""
     return {}
@@ -58,53 +86,104 @@ def by_tools(
     cards: Sequence[Device], environ: Mapping[str, str], timeout_s: float
 ) -> Iterator[tuple[str, dict[int, Vitals], list[ToolCall]]]:
     """What nvidia-smi says of each card."""
-    answers, calls = ask(QUESTIONS, environ, timeout_s)
-    yield "nvidia-smi", nvidia_smi(answers, cards, calls), calls
+    with ThreadPoolExecutor(len(QUERIES)) as pool:
+        answers = list(pool.map(lambda query: ask(query, environ, timeout_s), QUERIES.items()))
+    calls = [answer.call for answer in answers if answer.call]
+    yield TOOL, nvidia_smi(answers, cards, calls), calls
 
 
-def nvidia_smi(answers: Sequence[str], cards: Sequence[Device], calls: list[ToolCall]) -> dict[int, Vitals]:
+def ask(query: tuple[str, Sequence[str]], environ: Mapping[str, str], timeout_s: float) -> Answer:
+    """The answer to one query of `QUERIES`; a field that this version does not know is asked by its older name, or
+    left out, as long as the time lasts."""
+    flag, fields = query
+    asked = {field: field for field in fields}
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left_s = max(0.1, deadline - time.monotonic())
+        answer = process.call([TOOL, f"{flag}={','.join(asked.values())}", "--format=csv"], environ, left_s)
+        refused = REFUSED.search(answer.text) or REFUSED.search(answer.problem)
+        unknown = next((field for field, name in asked.items() if refused and name == refused[1]), None)
+        if unknown is None or len(asked) == 1:
+            break
+        older = OLDER_NAMES.get(unknown)
+        if older and asked[unknown] != older:
+            asked[unknown] = older
+        else:
+            del asked[unknown]
+    seconds = timeout_s if answer.state == "slow" else round(answer.duration_s, 3)
+    call = ToolCall(tool=f"{TOOL} {flag}", seconds=seconds, problem=answer.problem)
+    is_readable = answer.state in ("ok", "failed")
+    return Answer(answer.text if is_readable else "", tuple(asked), None if answer.state == "missing" else call)
+
+
+def nvidia_smi(answers: Sequence[Answer], cards: Sequence[Device], calls: list[ToolCall]) -> dict[int, Vitals]:
     """The values of the three tables together; cells that say N/A in some way are None."""
-    nothing: Rows = []
-    gpus, rows, apps = (
-        understood(lambda text, names=fields: smi.table(text, names), answer, nothing, calls, " ".join(argv[:2]))  # type: ignore[misc]
-        for fields, argv, answer in zip(QUERIES.values(), QUESTIONS, answers, strict=True)
-    )
+    gpus, rows, apps = (_table(answer, flag, calls) for flag, answer in zip(QUERIES, answers, strict=True))
     addresses = by_address(cards)
     found = {}
     for row in gpus:
-        index = addresses.get(pci.address(row["pci.bus_id"]) or "")
+        bus = pci.address(row.get("pci.bus_id", ""))
+        index = addresses.get(bus or "")
         if index is not None:
-            bus = pci.address(row["pci.bus_id"])
-            own_rows = next((other for other in rows if pci.address(other["gpu_bus_id"]) == bus), {})
-            own_apps = [app for app in apps if pci.address(app["gpu_bus_id"]) == bus] if answers[2].strip() else None
-            found[index] = _vitals(row, own_rows, own_apps)
+            own_rows = next((other for other in rows if pci.address(other.get("gpu_bus_id", "")) == bus), {})
+            own_apps = [app for app in apps if pci.address(app.get("gpu_bus_id", "")) == bus]
+            found[index] = _vitals(row, own_rows, own_apps if answers[2].text.strip() else None)
     return found
 
 
-def _vitals(row: dict[str, str], rows: dict[str, str], apps: Rows | None) -> Vitals:
-    remapped = [integer(rows.get(f"remapped_rows.{kind}")) for kind in ("correctable", "uncorrectable")]
+def _table(answer: Answer, flag: str, calls: list[ToolCall]) -> Rows:
+    nothing: Rows = []
+    return understood(lambda text: smi.table(text, answer.fields), answer.text, nothing, calls, f"{TOOL} {flag}")
+
+
+def _vitals(row: Mapping[str, str], rows: Mapping[str, str], apps: Rows | None) -> Vitals:
     return Vitals(
-        temperature_c=number(row["temperature.gpu"]),
-        memory_temperature_c=number(row["temperature.memory"]),
-        power_w=number(row["power.draw"]),
-        power_cap_w=number(row["power.limit"]),
-        memory_used_bytes=size(row["memory.used"]),
-        activity_percent=percent(row["utilization.gpu"]),
-        ecc_correctable=integer(row["ecc.errors.corrected.volatile.total"]),
-        ecc_uncorrectable=integer(row["ecc.errors.uncorrected.volatile.total"]),
-        bad_pages=None if None in remapped else sum(count or 0 for count in remapped),
-        pending_pages=_pending(rows.get("remapped_rows.pending")),
-        throttle=_reasons(row["clocks_throttle_reasons.active"]),
-        clock_mhz=number(row["clocks.sm"]),
-        max_clock_mhz=number(row["clocks.max.sm"]),
-        memory_clock_mhz=number(row["clocks.mem"]),
+        temperature_c=number(row.get("temperature.gpu")),
+        memory_temperature_c=number(row.get("temperature.memory")),
+        power_w=number(row.get("power.draw")),
+        power_cap_w=number(row.get("power.limit")),
+        memory_used_bytes=size(row.get("memory.used")),
+        activity_percent=percent(row.get("utilization.gpu")),
+        ecc_correctable=integer(row.get("ecc.errors.corrected.volatile.total")),
+        ecc_uncorrectable=integer(row.get("ecc.errors.uncorrected.volatile.total")),
+        has_exceeded_sram_errors=_flag(row.get("ecc.errors.uncorrected.aggregate.sram.thresholdExceeded")),
+        remapping=_remapping(rows),
+        recovery_action=_recovery_action(row.get("gpu_recovery_action")),
+        shares_host_memory=(_is_absent(row.get("memory.total")) and _is_absent(row.get("memory.used"))) or None,
+        throttle=_reasons(row.get("clocks_event_reasons.active", "")),
+        clock_mhz=number(row.get("clocks.sm")),
+        max_clock_mhz=number(row.get("clocks.max.sm")),
+        memory_clock_mhz=number(row.get("clocks.mem")),
         processes=None if apps is None else tuple(_processes(apps)),
     )
 
 
-def _pending(text: str | None) -> int | None:
-    """A number, or Yes and No in older versions."""
-    return {"yes": 1, "no": 0}.get((text or "").lower(), integer(text))
+def _remapping(rows: Mapping[str, str]) -> RowRemapping | None:
+    levels = {level: integer(rows.get(f"remapped_rows.histogram.{level}")) for level in BANKS}
+    found = RowRemapping(
+        corrected=integer(rows.get("remapped_rows.correctable")),
+        uncorrected=integer(rows.get("remapped_rows.uncorrectable")),
+        is_pending=_flag(rows.get("remapped_rows.pending")),
+        has_failed=_flag(rows.get("remapped_rows.failure")),
+        banks={level: count for level, count in levels.items() if count is not None},
+    )
+    return None if found == RowRemapping() else found
+
+
+def _flag(text: str | None) -> bool | None:
+    """Yes and No, or a number in some versions."""
+    count = integer(text)
+    return {"yes": True, "no": False}.get((text or "").lower(), None if count is None else count > 0)
+
+
+def _is_absent(text: str | None) -> bool:
+    """Whether the device has no such value; one that failed prints ``[Unknown Error]`` or ``[GPU is lost]``."""
+    return (text or "").strip("[]").lower() in ("n/a", "not supported")
+
+
+def _recovery_action(text: str | None) -> str | None:
+    """``None`` is a value here: nothing needs to be done."""
+    return "None" if text == "None" else smi.text(text)
 
 
 def _reasons(text: str) -> tuple[str, ...] | None:
@@ -117,7 +196,6 @@ def _reasons(text: str) -> tuple[str, ...] | None:
 
 def _processes(apps: Rows) -> Iterator[Process]:
     for app in apps:
-        if app["pid"].isdecimal():
-            yield Process(
-                pid=int(app["pid"]), name=smi.text(app["process_name"]) or "", memory_bytes=size(app["used_memory"])
-            )
+        if app.get("pid", "").isdecimal():
+            name, memory = app.get("process_name"), app.get("used_memory")
+            yield Process(pid=int(app["pid"]), name=smi.text(name) or "", memory_bytes=size(memory))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus.machine import pci, profile
 from primus.machine.facts import Device, Link, Partition, PcieLink
@@ -32,6 +32,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     vbios: str | None = None
     peers: tuple[str, ...] = ()
     """Address of what each active NVLink leads to."""
+    is_lost: bool = False
+    """Whether the driver counts the card but cannot reach it."""
 
 
 def cards(
@@ -43,8 +45,10 @@ def cards(
     readings, source = (_from_library(tree, library) if tree.may_ask and (folders or functions) else None), "nvml"
     if readings is None:
         readings, source = [_file(tree, folder) for folder in folders], "proc"
+    readings = _with_addresses(readings, [function.bdf for function in functions] or folders)
     devices = [_card(tree, index, reading, source, functions) for index, reading in enumerate(readings)]
-    known = {reading.bdf for reading in readings}
+    known = {reading.bdf for reading in readings if not reading.is_lost}
+    lost = {reading.bdf for reading in readings if reading.is_lost}
     for function in functions:
         if pci.address(function.bdf) not in known:
             why = (
@@ -53,6 +57,8 @@ def cards(
                 else "nvidia is not loaded"
             )
             tree.note(f"{pci.DEVICES}/{function.bdf}", f"an NVIDIA device on the bus, but {why}")
+            if pci.address(function.bdf) in lost:
+                continue
             unknown = Reading(bdf=pci.address(function.bdf))
             devices.append(_card(tree, len(devices), unknown, "pci", functions))
     return tuple(devices), _links(readings)
@@ -62,6 +68,16 @@ def _from_library(tree: Tree, library: str) -> list[Reading] | None:
     from primus.machine import nvml  # a machine without NVIDIA cards needs none
 
     return nvml.readings(tree, library)
+
+
+def _with_addresses(readings: Sequence[Reading], addresses: Iterable[str]) -> list[Reading]:
+    """The readings, lost cards with the addresses that no other card has: the driver gives none for them.
+
+    Both are in the order of addresses, which is NVML's.
+    """
+    known = {reading.bdf for reading in readings}
+    free = iter(sorted({address for name in addresses if (address := pci.address(name)) not in known and address}))
+    return [structs.replace(each, bdf=next(free, None)) if each.is_lost else each for each in readings]
 
 
 def _card(tree: Tree, index: int, reading: Reading, source: str, functions: Sequence[pci.Function]) -> Device:
@@ -83,7 +99,7 @@ def _card(tree: Tree, index: int, reading: Reading, source: str, functions: Sequ
         "firmware": ({"vbios": reading.vbios} if reading.vbios else {}, source),
     }
     parts = (Partition(index=index, bdf=reading.bdf, memory_bytes=memory, uuid=reading.uuid),)
-    return device(index, "nvidia", found, () if source == "pci" else parts)
+    return device(index, "nvidia", found, () if source == "pci" or reading.is_lost else parts)
 
 
 def _profile(device_id: int | None, name: str) -> Profile | None:

@@ -10,29 +10,59 @@ from primus.machine import pci
 from primus.machine.nvidia import Reading
 from primus.machine.tree import Tree
 
-LIMIT_S = 5.0
-"""A driver that is stuck answers never."""
+LIMIT_S = 30.0
+"""Without persistence mode the first call loads the driver, which takes seconds for each card; a driver that hangs
+never answers."""
 MAX_LINKS = 18
 """NVLinks of a card: NVML_NVLINK_MAX_LINKS."""
+NOT_SUPPORTED = 3
+"""NVML_ERROR_NOT_SUPPORTED: this card has no such value, as GB10 has no memory of its own."""
+ERRORS = {
+    1: "the library is not initialised",
+    2: "an argument is invalid",
+    NOT_SUPPORTED: "not supported",
+    4: "no permission",
+    6: "not found",
+    8: "its external power cables are not attached",
+    9: "the driver is not loaded",
+    10: "the time limit was reached",
+    11: "an interrupt of the card does not work",
+    13: "the library does not have this function",
+    14: "the infoROM is corrupted",
+    15: "the GPU is lost: it fell off the bus or cannot be reached",
+    16: "the GPU needs a reset",
+    17: "the operating system or a cgroup blocked the GPU",
+    18: "library and driver are of different versions",
+    20: "not enough memory",
+    999: "an internal error of the driver",
+}
+"""nvmlReturn_t (nvml.h)."""
 
 
 def readings(tree: Tree, library: str) -> list[Reading] | None:
-    """What NVML says of each card; None, and a problem, where it cannot be asked or does not answer in time."""
+    """What NVML says of each card that answers; None, and a problem, where it cannot be asked or does not answer in
+    time.
+
+    A card that failed is a problem of its own and hides no other: it has a reading with what is still known of it.
+    """
     found: list[Reading] = []
-    problem: list[str] = [f"gave no answer in {LIMIT_S:g} s"]
+    problems: list[str] = []
+    failure: list[str] = [f"gave no answer in {LIMIT_S:g} s"]
 
     def ask() -> None:
         try:
-            found.extend(_Nvml(library).readings())
-            problem.clear()
+            found.extend(_Nvml(library, problems).readings())
+            failure.clear()
         except (OSError, AttributeError, _NvmlError) as error:
-            problem[:] = [str(error)]
+            failure[:] = [str(error)]
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(LIMIT_S)
-    if problem:
-        tree.note(library, problem[0])
+    for problem in problems[:]:  # of which a call that hangs may still note more
+        tree.note(library, problem)
+    if failure:
+        tree.note(library, failure[0])
         return None
     return found
 
@@ -62,54 +92,77 @@ class _Memory(ctypes.Structure):
 
 
 class _Nvml:
-    """The library, opened and initialised."""
+    """The library, opened and initialised; what fails for one card is noted in `problems`."""
 
-    def __init__(self, library: str) -> None:
+    def __init__(self, library: str, problems: list[str]) -> None:
         self.library = ctypes.CDLL(library)
-        self.call("nvmlInit_v2")
+        self.problems = problems
+        self.require("nvmlInit_v2")
 
-    def call(self, name: str, *arguments: object) -> None:
-        code = getattr(self.library, name)(*arguments)
+    def call(self, name: str, *arguments: object) -> int:
+        """The code of a call; that of a missing function where the library is too old to have it."""
+        function = getattr(self.library, name, None)
+        return 13 if function is None else int(function(*arguments))
+
+    def require(self, name: str, *arguments: object) -> None:
+        code = self.call(name, *arguments)
         if code:
-            raise _NvmlError(f"{name} failed with code {code}")
+            raise _NvmlError(f"{name} failed: {_explain(code)}")
 
     def readings(self) -> list[Reading]:
         try:
             count = ctypes.c_uint()
-            self.call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+            self.require("nvmlDeviceGetCount_v2", ctypes.byref(count))
             return [self.reading(index) for index in range(count.value)]
         finally:
-            self.library.nvmlShutdown()
+            self.call("nvmlShutdown")
 
     def reading(self, index: int) -> Reading:
         device, info, memory = ctypes.c_void_p(), _PciInfo(), _Memory()
-        self.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
-        self.call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(info))
-        self.call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self.call("nvmlDeviceGetCudaComputeCapability", device, ctypes.byref(major), ctypes.byref(minor))
+        if not self.is_told(index, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
+            return Reading(bdf=None, is_lost=True)
+        has_address = self.is_told(index, "nvmlDeviceGetPciInfo_v3", device, ctypes.byref(info))
+        has_memory = self.is_told(index, "nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
         return Reading(
-            bdf=pci.address(info.bus_id.decode(errors="replace")),
+            bdf=pci.address(info.bus_id.decode(errors="replace")) if has_address else None,
             name=self.text("nvmlDeviceGetName", device) or "",
             uuid=self.text("nvmlDeviceGetUUID", device),
-            device_id=info.device_and_vendor >> 16,
-            memory_bytes=memory.total,
-            architecture=f"sm{major.value}{minor.value}",
+            device_id=info.device_and_vendor >> 16 if has_address else None,
+            memory_bytes=memory.total if has_memory else None,
+            architecture=self.architecture(index, device),
             vbios=self.text("nvmlDeviceGetVbiosVersion", device),
             peers=tuple(self.peers(device)),
         )
 
+    def is_told(self, index: int, name: str, *arguments: object) -> bool:
+        """Whether a value of one card is told; a failure is noted, but not that the card has no such value."""
+        code = self.call(name, *arguments)
+        if code not in (0, NOT_SUPPORTED):
+            self.problems.append(f"GPU {index}: {name} failed: {_explain(code)}")
+        return code == 0
+
+    def architecture(self, index: int, device: ctypes.c_void_p) -> str | None:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        places = (ctypes.byref(major), ctypes.byref(minor))
+        is_told = self.is_told(index, "nvmlDeviceGetCudaComputeCapability", device, *places)
+        return f"sm{major.value}{minor.value}" if is_told else None
+
     def text(self, name: str, device: ctypes.c_void_p) -> str | None:
         buffer = ctypes.create_string_buffer(96)
-        code = getattr(self.library, name)(device, buffer, ctypes.c_uint(len(buffer)))
+        code = self.call(name, device, buffer, ctypes.c_uint(len(buffer)))
         return None if code else buffer.value.decode(errors="replace")
 
     def peers(self, device: ctypes.c_void_p) -> Iterable[str]:
-        """A link that is not there, or not active, leads nowhere."""
+        """What each active link leads to; not every platform tells, and then it is only known that there is a link."""
         for link in range(MAX_LINKS):
             is_active, info = ctypes.c_uint(), _PciInfo()
-            code = self.library.nvmlDeviceGetNvLinkState(device, ctypes.c_uint(link), ctypes.byref(is_active))
+            code = self.call("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(link), ctypes.byref(is_active))
             if code or not is_active.value:
                 continue
-            if not self.library.nvmlDeviceGetNvLinkRemotePciInfo_v2(device, ctypes.c_uint(link), ctypes.byref(info)):
-                yield pci.address(info.bus_id.decode(errors="replace")) or "unknown"
+            number, place = ctypes.c_uint(link), ctypes.byref(info)
+            is_told = self.call("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, number, place) == 0
+            yield (pci.address(info.bus_id.decode(errors="replace")) if is_told else None) or "unknown"
+
+
+def _explain(code: int) -> str:
+    return f"{ERRORS[code]} (code {code})" if code in ERRORS else f"code {code}"

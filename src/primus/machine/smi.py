@@ -18,7 +18,10 @@ from primus.machine import pci
 from primus.machine.facts import Problem, Vendor
 from primus.process import call
 
-LIMIT_S = 5.0
+LIMIT_S = 30.0
+"""`amd-smi` takes 8 s for the 64 partitions of a node in CPX mode; a first call may load the driver."""
+AFTER_SLOW_LIMIT_S = 5.0
+"""Where one tool did not answer in time the driver probably hangs, and the others get less."""
 MIB = 1 << 20
 UNITS = {"B": 1, "KB": 1 << 10, "KIB": 1 << 10, "MB": MIB, "MIB": MIB, "GB": 1 << 30, "GIB": 1 << 30}
 """The tools say MB and mean MiB."""
@@ -38,7 +41,7 @@ class Reading(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     architecture: str | None = None
     power_w: float | None = None
-    """Power limit."""
+    """Power limit that holds now."""
     driver: str | None = None
     numa_node: int | None = None
 
@@ -52,11 +55,15 @@ class Source(Struct, frozen=True, kw_only=True):
     """Of the answers, in the order of the questions; an answer that failed is empty."""
 
 
-def read(source: Source, environ: Mapping[str, str]) -> tuple[list[Reading], list[Problem]]:
-    """What a tool says, and what went wrong; a tool that is not installed says nothing and is no problem."""
-    problems, texts = [], []
+def read(
+    source: Source, environ: Mapping[str, str], limit_s: float = LIMIT_S
+) -> tuple[list[Reading], list[Problem], bool]:
+    """What a tool says, what went wrong, and whether it was too slow; a tool that is not installed says nothing and is
+    no problem."""
+    problems, texts, is_slow = [], [], False
     for question in source.questions:
-        answer = call(question, environ, LIMIT_S)
+        answer = call(question, environ, limit_s)
+        is_slow = is_slow or answer.state == "slow"
         texts.append(answer.text if answer.state in ("ok", "failed") else "")
         if answer.state in ("slow", "failed"):
             problems.append(Problem(source.tool, f"{' '.join(question[:3])}: {answer.problem}"))
@@ -64,9 +71,9 @@ def read(source: Source, environ: Mapping[str, str]) -> tuple[list[Reading], lis
             break
     texts += [""] * (len(source.questions) - len(texts))
     try:
-        return (source.parse(texts) if any(texts) else []), problems
+        return (source.parse(texts) if any(texts) else []), problems, is_slow
     except NOT_UNDERSTOOD as error:
-        return [], [*problems, Problem(source.tool, f"its output cannot be understood: {error}"[:200])]
+        return [], [*problems, Problem(source.tool, f"its output cannot be understood: {error}"[:200])], is_slow
 
 
 def amd_smi(texts: Sequence[str]) -> list[Reading]:
@@ -155,18 +162,21 @@ NVIDIA_FIELDS = ("index", "name", "pci.bus_id", "memory.total", "driver_version"
 
 
 def nvidia_smi(texts: Sequence[str]) -> list[Reading]:
-    """`nvidia-smi --query-gpu=... --format=csv`."""
-    return [
-        Reading(
-            tool="nvidia-smi",
-            index=int(row["index"]),
-            bdf=pci.address(row["pci.bus_id"]),
-            name=text(row["name"]),
-            memory_bytes=size(row["memory.total"]),
-            driver=version(text(row["driver_version"])),
+    """`nvidia-smi --query-gpu=... --format=csv`; any cell of a device that failed may be ``[Unknown Error]``."""
+    found: list[Reading] = []
+    for position, row in enumerate(table(texts[0], NVIDIA_FIELDS)):
+        index = integer(row["index"])
+        found.append(
+            Reading(
+                tool="nvidia-smi",
+                index=position if index is None else index,
+                bdf=pci.address(row["pci.bus_id"]),
+                name=text(row["name"]),
+                memory_bytes=size(row["memory.total"]),
+                driver=version(text(row["driver_version"])),
+            )
         )
-        for row in table(texts[0], NVIDIA_FIELDS)
-    ]
+    return found
 
 
 TORCH = (
@@ -224,15 +234,37 @@ SOURCES: dict[Vendor, tuple[Source, ...]] = {
 
 
 def loads(said: str) -> Any:
-    """The JSON in an output, which may begin with warnings.
+    """The JSON in an output, whatever text stands before or behind it: warnings, a progress line, a prompt.
+
+    Of several values the longest counts: a warning may begin with ``[1]``, which is JSON as well.
 
     Raises:
         ValueError: There is none, or it is broken.
     """
-    start = re.search(r"^\s*[\[{]", said, re.MULTILINE)
-    if not start:
+    decoder, best, place, longest = json.JSONDecoder(), None, 0, 0
+    while (start := _FIRST_BRACKET.search(said, place)) is not None:
+        begin = start.start(1)
+        try:
+            value, place = decoder.raw_decode(said, begin)
+        except json.JSONDecodeError as error:
+            if "\n" in said[begin : error.pos].strip() and error.pos - begin > longest:
+                raise  # broken JSON of several lines, of which no inner value may pass for the whole
+            place = _end_of_line(said, begin)
+            continue
+        if place - begin > longest:
+            best, longest = value, place - begin
+        place = _end_of_line(said, place)
+    if not longest:
         raise ValueError("no JSON")
-    return json.loads(said[start.start() :])
+    return best
+
+
+_FIRST_BRACKET = re.compile(r"^[^\[{\n]*([\[{])", re.MULTILINE)
+
+
+def _end_of_line(said: str, place: int) -> int:
+    end = said.find("\n", place)
+    return len(said) if end < 0 else end
 
 
 def entries(said: str) -> list[dict[str, Any]]:
@@ -275,7 +307,7 @@ def text(value: Any) -> str | None:
     said = str(value).strip() if value is not None else ""
     return (
         None
-        if not said or re.fullmatch(r"\[?(n/a|not supported|not found|unknown error|none)\]?", said.lower())
+        if not said or re.fullmatch(r"\[?(n/a|not supported|not found|unknown error|gpu is lost|none)\]?", said.lower())
         else said
     )
 
@@ -322,8 +354,8 @@ def version(value: str | None) -> str | None:
 
 
 def power_limit(limit: Any) -> float | None:
-    """Watt, flat or under ``ppt0``."""
-    found = (dig(limit, "ppt0", "max_power_limit"), dig(limit, "max_power"), dig(limit, "socket_power"))
+    """The cap that holds now, in watt, flat or under ``ppt0``; `max_power` is what it could be set to."""
+    found = (dig(limit, "ppt0", "socket_power_limit"), dig(limit, "socket_power"), dig(limit, "current_power"))
     return next((watt for value in found if (watt := number(value)) is not None), None)
 
 

@@ -23,6 +23,7 @@ def added(
         ask_all: Whether tools are asked though nothing is missing any more, to compare.
     """
     drivers: dict[Vendor, str] = {}
+    limit_s = smi.LIMIT_S
     vendors: tuple[Vendor, ...] = (devices[0].vendor,) if devices else ("amd", "nvidia")
     for vendor in vendors:
         for source in smi.SOURCES[vendor]:
@@ -30,8 +31,9 @@ def added(
             is_other = devices and devices[0].vendor != vendor
             if not is_wanted or is_other or (source.tool == "torch" and not devices):
                 continue
-            readings, problems = smi.read(source, environ)
+            readings, problems, is_slow = smi.read(source, environ, limit_s)
             tree.problems += problems
+            limit_s = smi.AFTER_SLOW_LIMIT_S if is_slow else limit_s
             if readings and readings[0].driver:
                 drivers.setdefault(vendor, readings[0].driver)
             devices = _merged(tree, devices, readings) if devices else _from_readings(tree, vendor, readings)

@@ -23,6 +23,24 @@ class Process(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
 
 
+class RowRemapping(Struct, frozen=True, kw_only=True):
+    """How a card has replaced failed rows of its memory by spare ones; None where it does not say.
+
+    NVIDIA GPU Memory Error Management: a replaced row is a repair. The failure flag calls for a new card, the pending
+    flag for a reset, and few spare rows left in a bank announce a failure.
+    """
+
+    corrected: int | None = None
+    """Rows replaced for errors that could be corrected."""
+    uncorrected: int | None = None
+    is_pending: bool | None = None
+    """Whether a row is replaced at the next reset; until then it is not used."""
+    has_failed: bool | None = None
+    """Whether a row could not be replaced: the flag by which cards are returned."""
+    banks: dict[str, int] = {}
+    """Number of memory banks by the spare rows that they have left: `max`, `high`, `partial`, `low`, `none`."""
+
+
 class Vitals(Struct, frozen=True, kw_only=True):
     """Live values of a card; None where no source states one."""
 
@@ -37,9 +55,22 @@ class Vitals(Struct, frozen=True, kw_only=True):
     """Errors since the driver was loaded."""
     ecc_uncorrectable: int | None = None
     bad_pages: int | None = None
-    """Pages, or rows, of memory that are no longer used."""
+    """Pages of memory that are no longer used."""
     pending_pages: int | None = None
-    """Those that will be taken out of use at the next reset."""
+    """Those that will be taken out of use."""
+    unreservable_pages: int | None = None
+    """Those that cannot be taken out of use."""
+    bad_page_threshold: int | None = None
+    """Bad pages from which on the driver calls for a new card."""
+    has_exceeded_bad_pages: bool | None = None
+    """Whether the card's tool says that the threshold is exceeded."""
+    remapping: RowRemapping | None = None
+    has_exceeded_sram_errors: bool | None = None
+    """Whether so many errors of on-chip memory were found that the card is to be returned."""
+    recovery_action: str | None = None
+    """What the driver wants done before the card is used again: `None`, `Reset`, `Reboot`, `Drain P2P` ..."""
+    shares_host_memory: bool | None = None
+    """Whether the device has no memory of its own, so that none can be in use."""
     throttle: tuple[str, ...] | None = None
     """Why the clock is held down now; empty where it is not."""
     pcie_replays: int | None = None

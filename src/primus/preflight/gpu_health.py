@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from primus.machine import health as machine_health
 from primus.machine.health import DeviceHealth, Health
 from primus.machine.vitals import Process
-from primus.preflight import torch_view
+from primus.preflight import gpu_memory, torch_view
 from primus.preflight.finding import Finding, Status
 from primus.preflight.node import Node, info, judged, listed, ok, unknown
 from primus.report import table
@@ -47,8 +47,8 @@ def findings(node: Node, read: Health) -> Iterator[Finding]:
     yield processes(node, read.devices)
     for device in read.devices:
         subject = f"GPU {device.index}"
-        yield from _use(node, device, subject)
-        yield from _errors(device, subject)
+        yield from _use(node, device, subject, is_asked=any(not call.problem for call in read.calls))
+        yield from gpu_memory.errors(device, subject)
         yield from _heat_and_power(node, device, subject)
     yield from _sums(node, read.devices)
 
@@ -57,7 +57,7 @@ def tools(node: Node, read: Health) -> Iterator[Finding]:
     """A management tool answers, and soon."""
     limit, warn = node.limits.smi_limit_s, node.limits.smi_warn_s
     expected, reason = f"an answer within {warn:g} s", f"a tool that hangs stands for a hung driver ({SMOKE})"
-    lacking = [said for name, said in REQUIRED.items() if any(getattr(one, name) is None for one in read.devices)]
+    lacking = [said for name, said in REQUIRED.items() if any(_is_lacking(one, name) for one in read.devices)]
     without: Status = "unknown" if lacking else "warn"
     so = f"; not known: {listed(lacking)}" if lacking else "; the kernel or another tool tells what matters"
     if not read.calls:
@@ -95,6 +95,10 @@ def tools(node: Node, read: Health) -> Iterator[Finding]:
     )
 
 
+def _is_lacking(device: DeviceHealth, name: str) -> bool:
+    return getattr(device, name) is None and not (name == "memory_used_bytes" and device.shares_host_memory)
+
+
 def processes(node: Node, devices: Sequence[DeviceHealth]) -> Finding:
     """Nobody else uses the devices; a process that holds no memory counts as well."""
     expected, reason = "none but watchers", f"who shares a device slows the job, or takes its memory ({SMOKE})"
@@ -127,9 +131,12 @@ def _is_allowed(process: Process, more: Sequence[str]) -> bool:
     return any(name[:COMMAND_LENGTH] == allowed[:COMMAND_LENGTH] for allowed in (*HARMLESS, *more))
 
 
-def _use(node: Node, device: DeviceHealth, subject: str) -> Iterator[Finding]:
+def _use(node: Node, device: DeviceHealth, subject: str, *, is_asked: bool) -> Iterator[Finding]:
+    """Whether a device is free; one of which an answering tool says nothing is lost, and never ok."""
     limits = node.limits
-    if device.memory_used_bytes is not None:
+    if device.shares_host_memory and device.memory_used_bytes is None:
+        yield info("gpu.memory_used", "it has no memory of its own: it uses the host's", subject=subject)
+    elif device.memory_used_bytes is not None:
         yield judged(
             device.memory_used_bytes < limits.gpu_busy_gib * GIB,
             "fail",
@@ -141,7 +148,7 @@ def _use(node: Node, device: DeviceHealth, subject: str) -> Iterator[Finding]:
             subject=subject,
             value=device.memory_used_bytes,
         )
-    elif node.tree.is_live and device.sources:
+    elif node.tree.is_live and (device.sources or is_asked):
         yield unknown(
             "gpu.memory_used", "not told", f"< {limits.gpu_busy_gib:g} GiB", "a device that does not answer is not fit",
             "see the kernel log; boot the node again", subject=subject,
@@ -158,19 +165,6 @@ def _use(node: Node, device: DeviceHealth, subject: str) -> Iterator[Finding]:
             subject=subject,
             value=device.activity_percent,
         )
-
-
-def _errors(device: DeviceHealth, subject: str) -> Iterator[Finding]:
-    counted: tuple[tuple[str, int | None, Status, str], ...] = (
-        ("ecc_uncorrectable", device.ecc_uncorrectable, "fail", "reset the device; replace it where they come again"),
-        ("bad_pages", device.bad_pages, "fail", "have the card replaced once their number grows"),
-        ("pending_pages", device.pending_pages, "fail", "reset the device, which takes them out of use"),
-    )
-    for name, count, status, advice in counted:
-        if count is None:
-            continue
-        reason = f"memory that has failed fails again ({SAFE})"
-        yield judged(count == 0, status, f"gpu.{name}", str(count), "0", reason, advice, subject=subject, value=count)
 
 
 def _heat_and_power(node: Node, device: DeviceHealth, subject: str) -> Iterator[Finding]:

@@ -97,7 +97,7 @@ class Options(Struct, frozen=True, kw_only=True):
     rocm_smi_timeout_sec: Annotated[
         Annotated[float, Meta(gt=0)] | None, Meta(extra={"aliases": ("--smi-timeout-sec",)})
     ] = None
-    """Seconds after which a management tool counts as hung (default: 5)."""
+    """Seconds after which a management tool counts as hung (default: 30)."""
     rocm_smi_warn_sec: Annotated[float, Meta(ge=0)] | None = None
     """Seconds after which a management tool counts as slow (default: 1)."""
     hbm_busy_threshold_gib: Annotated[float, Meta(ge=0)] | None = None

@@ -32,8 +32,9 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     """How far back the kernel log counts, since boot at most."""
     smi_warn_s: float = 1.0
     """A management tool that takes longer is suspicious (AMD-AGI/Primus node_smoke)."""
-    smi_limit_s: float = 5.0
-    """A management tool that takes longer stands for a hung driver (AMD-AGI/Primus node_smoke)."""
+    smi_limit_s: float = 30.0
+    """A management tool that takes longer stands for a hung driver. AMD-AGI/Primus node_smoke allows 5 s, for
+    `rocm-smi --version`; `amd-smi metric` takes 8 s for the 64 partitions of a node in CPX mode."""
     gpu_busy_gib: float = 2.0
     """Device memory in use before we touch it (AMD-AGI/Primus node_smoke)."""
     gpu_activity_percent: float = 20.0

@@ -1,0 +1,154 @@
+"""Checks of errors in the memory of devices: those that were repaired pass, those that call for a new card fail.
+
+NVIDIA: GPU Memory Error Management (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), error recovery and response flags,
+RMA policy thresholds for row-remapping. AMD: Linux drivers/gpu/drm/amd/amdgpu/amdgpu_ras_eeprom.c, whose threshold of
+bad pages decides when the driver calls for a new card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from primus.machine.health import DeviceHealth
+from primus.machine.vitals import RowRemapping
+from primus.preflight.finding import Finding, Status
+from primus.preflight.node import info, judged
+
+SAFE = "AMD-AGI/Primus-SaFE node monitors"
+NVIDIA = "NVIDIA GPU Memory Error Management"
+AMD = "Linux amdgpu, bad_page_threshold"
+RETURN = "have the card replaced (RMA)"
+
+
+def errors(device: DeviceHealth, subject: str) -> Iterator[Finding]:
+    """What the errors of a device's memory mean."""
+    yield from _uncorrectable(device, subject)
+    yield from _recovery(device, subject)
+    yield from _pages(device, subject)
+    if device.remapping is not None:
+        yield from _rows(device.remapping, subject)
+
+
+def _uncorrectable(device: DeviceHealth, subject: str) -> Iterator[Finding]:
+    count = device.ecc_uncorrectable
+    if count is None:
+        return
+    is_settled = device.recovery_action == "None"
+    reason = (
+        f"since the driver was loaded; the driver wants nothing done: the errors were contained ({NVIDIA})"
+        if is_settled
+        else f"since the driver was loaded; memory that has failed fails again ({SAFE})"
+    )
+    advice = "reset the device; have it replaced where they come again"
+    status: Status = "warn" if is_settled else "fail"
+    yield judged(
+        count == 0, status, "gpu.ecc_uncorrectable", str(count), "0", reason, advice, subject=subject, value=count
+    )
+
+
+def _recovery(device: DeviceHealth, subject: str) -> Iterator[Finding]:
+    action = device.recovery_action
+    if action is not None:
+        yield judged(
+            action == "None",
+            "fail",
+            "gpu.recovery_action",
+            action,
+            "None",
+            f"the driver asks for it before the device is used again ({NVIDIA})",
+            "stop what uses the device, then `nvidia-smi -r`; boot the node again where it says Reboot",
+            subject=subject,
+        )
+    if device.has_exceeded_sram_errors is not None:
+        yield judged(
+            not device.has_exceeded_sram_errors,
+            "fail",
+            "gpu.sram_errors",
+            "threshold exceeded" if device.has_exceeded_sram_errors else "below the threshold",
+            "below the threshold",
+            f"on-chip memory cannot be repaired ({NVIDIA})",
+            RETURN,
+            subject=subject,
+        )
+
+
+def _pages(device: DeviceHealth, subject: str) -> Iterator[Finding]:
+    if device.bad_pages is not None:
+        yield _bad_pages(device, device.bad_pages, subject)
+    for name, count, status, reason, advice in (
+        ("pending_pages", device.pending_pages, "warn", "they are taken out of use soon", "reset the device once idle"),
+        (
+            "unreservable_pages", device.unreservable_pages, "fail", "memory that failed is still in use",
+            "boot the node again; have the card replaced where they stay",
+        ),
+    ):  # fmt: skip
+        if count is not None:
+            because = f"{reason} (Linux amdgpu, ras/gpu_vram_bad_pages)"
+            is_good = count == 0
+            severity: Status = "warn" if status == "warn" else "fail"
+            yield judged(
+                is_good, severity, f"gpu.{name}", str(count), "0", because, advice, subject=subject, value=count
+            )
+
+
+def _bad_pages(device: DeviceHealth, count: int, subject: str) -> Finding:
+    """Retired pages cost a little memory; from the driver's threshold on the card is to be replaced."""
+    threshold = device.bad_page_threshold
+    has_exceeded = bool(device.has_exceeded_bad_pages) or (threshold is not None and 0 < threshold <= count)
+    limit = "the driver's threshold" if threshold is None else f"{threshold}, the driver's threshold"
+    return judged(
+        count == 0 and not has_exceeded,
+        "fail" if has_exceeded else "warn",
+        "gpu.bad_pages",
+        str(count),
+        "0" if not has_exceeded else f"fewer than {limit}",
+        f"pages that failed are no longer used ({AMD})",
+        RETURN if has_exceeded else f"watch their number: the card is to be replaced from {limit} on",
+        subject=subject,
+        value=count,
+    )
+
+
+def _rows(remapping: RowRemapping, subject: str) -> Iterator[Finding]:
+    counts = [count for count in (remapping.corrected, remapping.uncorrected) if count is not None]
+    if counts:
+        reason = f"replaced by spare rows, which is a repair ({NVIDIA})"
+        yield info("gpu.remapped_rows", str(sum(counts)), reason, subject=subject, value=sum(counts))
+    if remapping.has_failed is not None:
+        yield judged(
+            not remapping.has_failed,
+            "fail",
+            "gpu.remap_failure",
+            "a row could not be replaced" if remapping.has_failed else "none",
+            "none",
+            f"the flag by which a card is returned ({NVIDIA})",
+            RETURN,
+            subject=subject,
+        )
+    if remapping.is_pending is not None:
+        yield judged(
+            not remapping.is_pending,
+            "warn",
+            "gpu.remap_pending",
+            "a row is replaced at the next reset" if remapping.is_pending else "none",
+            "none",
+            f"until then the row is not used, and work may go on ({NVIDIA})",
+            "reset the device once it is idle: `nvidia-smi -r`",
+            subject=subject,
+        )
+    if remapping.banks:
+        scarce = {level: count for level in ("low", "none") if (count := remapping.banks.get(level, 0))}
+        yield judged(
+            not scarce,
+            "warn",
+            "gpu.remap_reserve",
+            ", ".join(f"{count} banks with {_SPARE[level]}" for level, count in scarce.items()) or "enough spare rows",
+            "enough spare rows in each bank",
+            f"the next error in such a bank may not be repaired ({NVIDIA})",
+            "watch gpu.remap_failure; plan to have the card replaced",
+            subject=subject,
+            value=sum(scarce.values()),
+        )
+
+
+_SPARE = {"low": "few spare rows", "none": "no spare row"}
