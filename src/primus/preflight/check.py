@@ -10,7 +10,20 @@ from threading import Thread
 
 from primus.errors import place_of
 from primus.machine.network import roce_v2_index
-from primus.preflight import adapters, gpu, gpu_health, host, kernel_log, network, ports, software, storage
+from primus.preflight import (
+    adapters,
+    error_counts,
+    gpu,
+    gpu_health,
+    host,
+    kernel_log,
+    network,
+    peer_memory,
+    ports,
+    site_checks,
+    software,
+    storage,
+)
 from primus.preflight.finding import Finding, NodeReport
 from primus.preflight.node import GROUPS, Group, Node
 
@@ -18,11 +31,11 @@ Check = Callable[[Node], Iterator[Finding]]
 LIMIT_S = 75.0
 """A little more than the slowest check may take, which is the import of PyTorch."""
 CHECKS: dict[Group, tuple[Check, ...]] = {
-    "host": host.CHECKS + kernel_log.CHECKS,
-    "gpu": gpu.CHECKS + gpu_health.CHECKS,
-    "network": network.CHECKS + ports.CHECKS + adapters.CHECKS,
-    "storage": storage.CHECKS,
-    "software": software.CHECKS,
+    "host": host.CHECKS + kernel_log.CHECKS + error_counts.HOST_CHECKS + site_checks.HOST_CHECKS,
+    "gpu": gpu.CHECKS + gpu_health.CHECKS + error_counts.GPU_CHECKS + site_checks.GPU_CHECKS,
+    "network": network.CHECKS + ports.CHECKS + adapters.CHECKS + peer_memory.CHECKS + site_checks.NETWORK_CHECKS,
+    "storage": storage.CHECKS + site_checks.STORAGE_CHECKS,
+    "software": software.CHECKS + site_checks.SOFTWARE_CHECKS,
 }
 
 

@@ -14,6 +14,7 @@ from primus.machine.facts import Device, Facts
 from primus.machine.profile import Profile
 from primus.machine.tree import Tree
 from primus.preflight.finding import Finding, Status
+from primus.preflight.site import Site
 from primus.preflight.thresholds import Thresholds
 from primus.process import Answer
 
@@ -39,6 +40,8 @@ class Expected(Struct, frozen=True, kw_only=True):
     """Names of programs that may use devices besides those that are known to be harmless."""
     allows_foreign_processes: bool = False
     skips_kernel_log: bool = False
+    site: Site | None = None
+    """Expectations of the site's file; None without one."""
 
 
 class Node(Struct, frozen=True, kw_only=True):

@@ -14,9 +14,10 @@ from primus.errors import UsageError, did_you_mean
 from primus.machine import measured
 from primus.machine.facts import Facts
 from primus.machine.measured import Asked
-from primus.preflight import performance, report, thresholds, together
+from primus.preflight import performance, report, site, thresholds, together
 from primus.preflight.node import GROUPS, Group
 from primus.preflight.performance import Demands
+from primus.preflight.site import Site
 from primus.preflight.thresholds import Thresholds
 from primus.task import TaskContext
 
@@ -66,6 +67,10 @@ class Options(Struct, frozen=True, kw_only=True):
     """Checks that do not count, such as host.memlock; the report names them."""
     thresholds: str | None = None
     """YAML file with other limits than the defaults."""
+    expect: str | None = None
+    """YAML file with what every node of the site must have: counts, memory, firmware, versions, mounts, limits."""
+    write_expect: str | None = None
+    """Write such a file from this node, where it is found to be fit."""
     expected_gpus: Annotated[int, Meta(ge=0)] | None = None
     """Devices that every node must have."""
     expected_rdma_nics: Annotated[int, Meta(ge=0)] | None = None
@@ -171,6 +176,19 @@ def limits_of(options: Options) -> Thresholds:
     if options.dmesg_minutes is not None:
         given["kernel_log_hours"] = options.dmesg_minutes / 60
     return structs.replace(limits, **given)
+
+
+def site_of(options: Options) -> Site | None:
+    """The expectations of --expect; None without one.
+
+    Raises:
+        UsageError: The file is wrong, or that of --write-expect is there already.
+    """
+    if options.write_expect and Path(options.write_expect).exists():
+        raise UsageError(
+            f"--write-expect {options.write_expect}: the file exists", "choose another name, or remove the file"
+        )
+    return site.load(Path(options.expect)) if options.expect else None
 
 
 def demands_of(options: Options, context: TaskContext, facts: Facts) -> Demands:

@@ -20,11 +20,11 @@ from primus.machine.cluster import Layout
 from primus.machine.facts import Facts
 from primus.machine.measured import Asked, RankResult
 from primus.machine.tree import Tree
-from primus.preflight import adapters, check, cluster, performance, report, together
+from primus.preflight import adapters, check, cluster, error_counts, performance, report, site, site_checks, together
 from primus.preflight.cluster import ClusterReport
 from primus.preflight.finding import Finding, NodeReport
 from primus.preflight.node import Expected, Node, judged, ranges, unknown
-from primus.preflight.options import Options, asked_of, check_names, demands_of, limits_of, without_effect
+from primus.preflight.options import Options, asked_of, check_names, demands_of, limits_of, site_of, without_effect
 from primus.preflight.together import Decision
 from primus.runs.attempt import Attempt
 from primus.runs.files import read_json, to_json
@@ -44,6 +44,7 @@ def prepare(options: Options, context: TaskContext) -> Job | None:
         UsageError: An option names nothing, or a threshold is above the peak of its device.
     """
     limits_of(options)
+    site_of(options)
     check_names(options)
     if not options.measures:
         return None
@@ -97,7 +98,7 @@ class Told(Struct, frozen=True):
 
 def _alone(own: NodeReport, node: Node, options: Options, context: TaskContext) -> int:
     found = _measured(node, {0: own.host}, options, context) if context.launch else []
-    return _told(_report_of(options, node, [own], found), options, context)
+    return _told(_report_of(options, node, [own], found), node, options, context)
 
 
 def _led(own: NodeReport, node: Node, options: Options, context: TaskContext) -> int:
@@ -111,33 +112,42 @@ def _led(own: NodeReport, node: Node, options: Options, context: TaskContext) ->
         own, node.layout, node.limits.clock_skew_s, options.time_limit, judge, _decided, names
     )
     if not context.launch:
-        return _told(first, options, context)
+        return _told(first, node, options, context)
     if not decision.goes_on:
         skipped = unknown(RUN, "not measured", "measured on all nodes", "a node is missing", "start it, and run again")
-        return _told(structs.replace(first, findings=(*first.findings, skipped)), options, context)
+        return _told(structs.replace(first, findings=(*first.findings, skipped)), node, options, context)
     found = _measured(node, decision.hosts, options, context)
 
     def final(reports: Sequence[NodeReport], between: Sequence[Finding]) -> ClusterReport:
         gone = [finding for finding in between if finding.check == "cluster.missing"]
-        known = {(finding.check, finding.host) for finding in found}
-        told = [
-            structs.replace(finding, host=host)
-            for one in reports
-            for finding in one.findings
-            if finding.check == RUN and (RUN, host := decision.hosts.get(one.node_rank, one.host)) not in known
-        ]
+        told = _found_elsewhere(reports, decision.hosts, found)
         return structs.replace(first, findings=(*first.findings, *gone, *found, *told))
 
     last, _ = together.lead(own, node.layout, node.limits.clock_skew_s, options.time_limit, final, _decided, names)
-    return _told(last, options, context)
+    return _told(last, node, options, context)
+
+
+def _found_elsewhere(
+    reports: Sequence[NodeReport], hosts: Mapping[int, str], found: Sequence[Finding]
+) -> Iterator[Finding]:
+    """What the other nodes found while all were measured; of a run that failed node 0 may know already."""
+    known = {finding.host for finding in found if finding.check == RUN}
+    for one in reports:
+        host = hosts.get(one.node_rank, one.host)
+        if one.node_rank:
+            yield from (
+                structs.replace(finding, host=host)
+                for finding in one.findings
+                if finding.check != RUN or host not in known
+            )
 
 
 def _followed(own: NodeReport, node: Node, options: Options, context: TaskContext) -> int:
     """Another node: only what is wrong with it is said here; node 0 has the report."""
     decision = together.follow(own, node.layout, time.time(), options.time_limit)
     if decision and decision.goes_on and context.launch:
-        trouble = _own_trouble(_launched(context), node.layout)
-        own = structs.replace(own, findings=(*own.findings, *trouble))
+        started, during = _watched(node, context)
+        own = structs.replace(own, findings=(*_own_trouble(started, node.layout), *during))
         limit_s = options.time_limit * len(measured.TESTS)
         decision = together.follow(own, node.layout, time.time(), limit_s)
     if decision is None:
@@ -179,13 +189,24 @@ def _report_of(options: Options, node: Node, nodes: Sequence[NodeReport], findin
     )
 
 
-def _told(judged: ClusterReport, options: Options, context: TaskContext) -> int:
+def _told(judged: ClusterReport, node: Node, options: Options, context: TaskContext) -> int:
     began = min(one.time for one in judged.nodes)
     judged = structs.replace(judged, duration_s=round(max(0.0, time.time() - began), 3))
     context.result(report.as_json(judged), report.text(judged, is_coloured=sys.stdout.isatty() and not context.json))
     if options.report:
         context.say(f"report: {report.write(judged, Path(options.report))}")
+    if options.write_expect:
+        context.say(_written_expectations(judged, node, options.write_expect))
     return EXIT_OK if judged.overall == "pass" else EXIT_UNFIT
+
+
+def _written_expectations(judged: ClusterReport, node: Node, file: str) -> str:
+    """Write what this node has as what the others must have, unless it is unfit; gives what was done."""
+    own = next(one.host for one in judged.nodes if one.node_rank == node.layout.node_rank)
+    if judged.verdict(own) != "pass":
+        return f"{file} was not written: {own} is {report.SAID[judged.verdict(own)]}"
+    site.save(site_checks.expectations_of(node), Path(file))
+    return f"expectations: {file}, from {own}; read it before you use it"
 
 
 def _make(folder: Path) -> None:
@@ -206,11 +227,11 @@ def _measured(node: Node, hosts: Mapping[int, str], options: Options, context: T
     Args:
         hosts: Name of each node in the report, by rank.
     """
-    before = adapters.read_counters(node)
-    started = _launched(context)
+    started, during = _watched(node, context)
+    during = [structs.replace(finding, host=hosts.get(node.layout.node_rank, "")) for finding in during]
     if isinstance(started, PrimusError):
         advice = started.hint or "mend it, and measure again"
-        return [unknown(RUN, started.problem, "measured", "the workers did not start", advice)]
+        return [unknown(RUN, started.problem, "measured", "the workers did not start", advice), *during]
     run_folder, outcome = started
     if outcome.exit_code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
@@ -223,8 +244,15 @@ def _measured(node: Node, hosts: Mapping[int, str], options: Options, context: T
         failure = outcome.first_failure
         host = hosts.get(failure.rank // node.layout.nproc, "") if failure else ""
         found.append(_broken(outcome, host, run_folder))
-    during = adapters.grown(before, adapters.read_counters(node), is_loaded=True)
-    return [*found, *(finding for finding in during if finding.status == "warn")]
+    return [*found, *during]
+
+
+def _watched(node: Node, context: TaskContext) -> tuple[tuple[Run, Outcome] | PrimusError, list[Finding]]:
+    """Run the workers; gives how they ended, and the errors that this node counted meanwhile."""
+    ports, counts = adapters.read_counters(node), error_counts.read_counts(node)
+    started = _launched(context)
+    found = [one for one in adapters.grown(ports, adapters.read_counters(node), is_loaded=True) if one.status == "warn"]
+    return started, [*found, *error_counts.grown(counts, error_counts.read_counts(node))]
 
 
 def _placed(rank: RankResult, hosts: Mapping[int, str], nproc: int) -> RankResult:
@@ -294,6 +322,7 @@ def node_of(options: Options, context: TaskContext) -> Node:
             allowed_processes=options.allowed_procs,
             allows_foreign_processes=options.allow_foreign_procs,
             skips_kernel_log=options.skip_dmesg,
+            site=site_of(options),
         ),
         layout=layout,
         now=time.time(),

@@ -45,6 +45,10 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     """Correctable errors, summed over the node (AMD-AGI/Primus-SaFE node monitors)."""
     pcie_replay: int = 1_000
     """PCIe replays, summed over the node (AMD-AGI/Primus-SaFE node monitors)."""
+    host_ecc_correctable: int = 1_000
+    """Corrected errors of one memory controller of the host since boot."""
+    pcie_correctable: int = 1_000
+    """Corrected PCIe errors of one function since boot."""
     nvme_error_entries: int = 100
     """Failed entries in an NVMe drive's error log (AMD-AGI/Primus-SaFE node monitors)."""
     storage_free_gib: float = 10.0

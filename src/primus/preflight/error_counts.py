@@ -1,0 +1,271 @@
+"""Errors that memory, PCIe, links and device blocks have counted: since boot, and while a load runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from primus.machine import pci
+from primus.machine.facts import Device
+from primus.preflight.finding import Finding, Status
+from primus.preflight.node import Node, info, judged, listed
+from primus.preflight.ports import counted_ports
+
+Severity = Literal["fatal", "recovered", "flap"]
+"""An error that lost data or a transaction, one that hardware corrected, and a link that went down."""
+
+EDAC = "sys/devices/system/edac/mc"
+KERNEL_RAS = "Linux Documentation/admin-guide/RAS/main.rst"
+KERNEL_AER = "Linux Documentation/ABI/testing/sysfs-bus-pci-devices-aer"
+KERNEL_AMDGPU = "Linux Documentation/gpu/amdgpu/ras"
+AER_FILES: dict[str, Severity] = {
+    "aer_dev_fatal": "fatal",
+    "aer_dev_nonfatal": "fatal",
+    "aer_dev_correctable": "recovered",
+}
+RAS_FILE = re.compile(r"(\w+)_err_count$")
+MEMORY_BLOCK = "umc"
+"""Its errors are those of the device's memory: gpu.ecc_correctable and gpu.ecc_uncorrectable."""
+NVLINK_LINE = re.compile(r"Link (\d+): ([\w ]+?)(?: Errors?| Error Counter)?: (\d{1,20})\s*$")
+NVLINK_LOST = ("recovery",)
+"""A recovery retrains the link; what replays and CRC errors spoil is resent (NVML API, nvmlNvLinkErrorCounter)."""
+FABRIC_READY = ("completed", "n/a", "not supported")
+"""States of a device that may use NVLink through switches, or that has none (NVML API, nvmlGpuFabricState)."""
+NVLINK = ("nvidia-smi", "nvlink", "--errorcounters")
+FABRIC = ("nvidia-smi", "-q")
+
+
+class Place(NamedTuple):
+    """Where errors are counted."""
+
+    check: str
+    subject: str
+    counter: str
+    severity: Severity
+
+
+Counts = dict[Place, int]
+
+
+def read_counts(node: Node) -> Counts:
+    """Every counter that the kernel and the tools show without more rights."""
+    found = dict(_host_memory(node))
+    found |= dict(_pcie(node))
+    for device in node.facts.devices:
+        found |= dict(_blocks(node, device))
+    found |= dict(_nvlink(node))
+    found |= dict(_interfaces(node))
+    return found
+
+
+def grown(before: Counts, after: Counts) -> Iterator[Finding]:
+    """Errors that were counted under load, by check and subject; a counter that fell was reset and starts at 0."""
+    growth: dict[tuple[str, str], dict[Place, int]] = {}
+    for place, count in after.items():
+        new = count - before.get(place, 0)
+        new = count if new < 0 else new
+        growth.setdefault((place.check, place.subject), {}).update({place: new} if new else {})
+    for (check, subject), counts in growth.items():
+        if not counts:
+            continue
+        is_lost = any(place.severity != "recovered" for place in counts)
+        rising = listed(f"{place.counter} +{count}" for place, count in counts.items())
+        yield judged(
+            False, "fail" if is_lost else "warn", check, f"{rising} under load", "none new under load",
+            "what fails under a short load fails in a long job", _advice(check), subject=subject,
+            value=sum(counts.values()),
+        )  # fmt: skip
+
+
+def _advice(check: str) -> str:
+    return {
+        "host.memory_errors": "have the module replaced; `ras-mc-ctl --errors` names it",
+        "host.pcie_errors": "reseat the device, its riser or cable; see the kernel log for AER",
+        "gpu.ras_errors": "reset the device; have it replaced where they come again",
+        "gpu.nvlink_errors": "reset the device; see the kernel log for Xid 74; have the board checked",
+        "network.link_flaps": "clean or change the cable and the transceiver; see the switch's port",
+    }[check]
+
+
+def _host_memory(node: Node) -> Iterator[tuple[Place, int]]:
+    for controller in node.tree.names(EDAC):
+        if not re.fullmatch(r"mc\d+", controller):
+            continue
+        for file, severity in (("ue_count", "fatal"), ("ce_count", "recovered")):
+            count = node.tree.number(f"{EDAC}/{controller}/{file}")
+            if count is not None:
+                yield Place("host.memory_errors", controller, file.removesuffix("_count"), severity), count  # type: ignore[arg-type]
+
+
+def _pcie(node: Node) -> Iterator[tuple[Place, int]]:
+    """Of the devices that carry a job's data, and of the bridges above them."""
+    own = [(f"GPU {card.index}", card.bdf, card.pci_path) for card in node.facts.devices]
+    own += [(device.name, device.bdf, device.pci_path) for device in node.facts.rdma]
+    named = {bdf: name for name, bdf, _ in own if bdf}
+    above = {part: f"bridge {part} above {name}" for name, _, path in own for part in path if pci.address(part)}
+    for bdf, name in {**above, **named}.items():
+        for file, severity in AER_FILES.items():
+            text = node.tree.text(f"{pci.DEVICES}/{bdf}/{file}")
+            total = re.search(r"^TOTAL_ERR_\w+ (\d{1,18})$", text or "", re.MULTILINE)
+            if total:
+                yield Place("host.pcie_errors", name, file.removeprefix("aer_dev_"), severity), int(total[1])
+
+
+def _blocks(node: Node, device: Device) -> Iterator[tuple[Place, int]]:
+    """Errors of each block of an AMD device besides its memory: ``gfx``, ``sdma``, ``xgmi_wafl``, ..."""
+    folder = f"{pci.DEVICES}/{device.bdf}/ras"
+    for file in node.tree.names(folder) if device.bdf else []:
+        match = RAS_FILE.fullmatch(file)
+        if match is None or match[1] == MEMORY_BLOCK:
+            continue
+        counts = dict(re.findall(r"^(ue|ce): (\d{1,18})$", node.tree.text(f"{folder}/{file}") or "", re.MULTILINE))
+        for kind, severity in (("ue", "fatal"), ("ce", "recovered")):
+            if kind in counts:
+                place = Place("gpu.ras_errors", f"GPU {device.index}", f"{match[1]} {kind}", severity)  # type: ignore[arg-type]
+                yield place, int(counts[kind])
+
+
+def _nvlink(node: Node) -> Iterator[tuple[Place, int]]:
+    if not node.tree.is_live or not any(device.vendor == "nvidia" for device in node.facts.devices):
+        return
+    yield from nvlink_counts(node.call(NVLINK).text).items()
+
+
+def nvlink_counts(said: str) -> Counts:
+    """The counters in the output of ``nvidia-smi nvlink -e``, summed over the links of a card by kind."""
+    found: Counts = {}
+    subject = ""
+    for line in said.splitlines():
+        card = re.match(r"GPU (\d+):", line.strip())
+        if card:
+            subject = f"GPU {card[1]}"
+            continue
+        match = NVLINK_LINE.search(line)
+        if match and subject:
+            kind = match[2].lower()
+            severity: Severity = "fatal" if kind.startswith(NVLINK_LOST) else "recovered"
+            place = Place("gpu.nvlink_errors", subject, f"link {match[1]} {kind}", severity)
+            found[place] = found.get(place, 0) + int(match[3])
+    return found
+
+
+def _interfaces(node: Node) -> Iterator[tuple[Place, int]]:
+    """How often the interfaces of the RDMA ports lost their carrier (kernel ABI sysfs-class-net)."""
+    for device, _ in counted_ports(node)[0]:
+        if device.interface:
+            count = node.tree.number(f"sys/class/net/{device.interface}/carrier_down_count")
+            if count is not None:
+                yield Place("network.link_flaps", device.interface, "carrier_down", "flap"), count
+
+
+def host_memory(node: Node) -> Iterator[Finding]:
+    """Errors of the host's memory since boot."""
+    counts = dict(_host_memory(node))
+    if not counts:
+        yield info("host.memory_errors", "not counted", "the kernel has no EDAC driver for this memory controller")
+    lost, corrected = _sums(counts)
+    for subject in dict.fromkeys(place.subject for place in counts):
+        yield _since_boot(
+            "host.memory_errors",
+            subject,
+            lost[subject],
+            corrected[subject],
+            node.limits.host_ecc_correctable,
+            KERNEL_RAS,
+        )
+
+
+def pcie(node: Node) -> Iterator[Finding]:
+    """Errors of PCIe on the way to devices and network adapters since boot."""
+    counts = dict(_pcie(node))
+    lost, corrected = _sums(counts)
+    subjects = dict.fromkeys(place.subject for place in counts)
+    limit = node.limits.pcie_correctable
+    bad = [subject for subject in subjects if lost[subject] or corrected[subject] > limit]
+    for subject in bad:
+        yield _since_boot("host.pcie_errors", subject, lost[subject], corrected[subject], limit, KERNEL_AER, "warn")
+    if subjects and not bad:
+        measured = f"{len(subjects)} functions, {sum(corrected.values())} correctable errors"
+        yield judged(True, "warn", "host.pcie_errors", measured, f"none lost, <= {limit} each", KERNEL_AER, "")
+
+
+def blocks(node: Node) -> Iterator[Finding]:
+    """Errors of the blocks of AMD devices since the driver was loaded."""
+    for device in node.facts.devices:
+        counts = dict(_blocks(node, device))
+        if not counts:
+            continue
+        lost = [f"{place.counter} {count}" for place, count in counts.items() if place.severity == "fatal" and count]
+        corrected = [f"{place.counter} {count}" for place, count in counts.items() if count]
+        limit = node.limits.ecc_correctable
+        is_many = any(count > limit for count in counts.values())
+        yield judged(
+            not lost and not is_many, "fail" if lost else "warn", "gpu.ras_errors",
+            listed(lost or corrected) or f"none in {len(counts) // 2} blocks",
+            f"no uncorrectable error in any block, <= {limit} correctable ones", KERNEL_AMDGPU,
+            _advice("gpu.ras_errors"), subject=f"GPU {device.index}", value=sum(counts.values()),
+        )  # fmt: skip
+
+
+def nvlink(node: Node) -> Iterator[Finding]:
+    """Errors of NVLink since the driver was loaded."""
+    yield from nvlink_findings(dict(_nvlink(node)))
+
+
+def nvlink_findings(counts: Mapping[Place, int]) -> Iterator[Finding]:
+    """What the counters of NVLink mean: a recovery is a fault, what was resent is counted only."""
+    lost, corrected = _sums(counts)
+    for subject in dict.fromkeys(place.subject for place in counts):
+        bad = [f"{place.counter} {count}" for place, count in counts.items() if place.subject == subject and count]
+        yield judged(
+            not lost[subject], "warn", "gpu.nvlink_errors", listed(bad) or "none", "no link was recovered",
+            "a link that is trained again stops the collectives that use it (NVML API, nvmlNvLinkErrorCounter)",
+            _advice("gpu.nvlink_errors"), subject=subject, value=lost[subject] + corrected[subject],
+        )  # fmt: skip
+
+
+def fabric(node: Node) -> Iterator[Finding]:
+    """Whether NVIDIA's fabric manager has set up the NVLink switches for each device."""
+    if node.tree.is_live and any(device.vendor == "nvidia" for device in node.facts.devices):
+        yield from fabric_findings(node.call(FABRIC).text)
+
+
+def fabric_findings(said: str) -> Iterator[Finding]:
+    """What the sections ``Fabric`` in the output of ``nvidia-smi -q`` mean; drivers before R525 print none."""
+    for number, card in enumerate(re.split(r"^GPU [0-9A-Fa-f:.]+$", said, flags=re.MULTILINE)[1:]):
+        section = re.search(r"^    Fabric\n((?: {8}.*\n?)+)", card, re.MULTILINE)
+        values = dict(re.findall(r"^ +([^:\n]+?) *: (.*?) *$", section[1] if section else "", re.MULTILINE))
+        state, status = values.get("State", "N/A"), values.get("Status", "N/A")
+        is_ready = state.lower() in FABRIC_READY and status.lower() in ("success", "n/a", "not supported")
+        if section:
+            yield judged(
+                is_ready, "fail", "gpu.fabric", f"{state}, {status}" if status != "N/A" else state,
+                "Completed, Success, or N/A without NVLink switches",
+                "without the fabric manager CUDA does not start on devices behind NVLink switches "
+                "(NVIDIA Fabric Manager user guide)",
+                "`systemctl status nvidia-fabricmanager`; its version must be the driver's", subject=f"GPU {number}",
+            )  # fmt: skip
+
+
+def _sums(counts: Mapping[Place, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Errors by subject: those that lost something, and those that were corrected."""
+    subjects = dict.fromkeys((place.subject for place in counts), 0)
+    lost, corrected = dict(subjects), dict(subjects)
+    for place, count in counts.items():
+        (corrected if place.severity == "recovered" else lost)[place.subject] += count
+    return lost, corrected
+
+
+def _since_boot(
+    check: str, subject: str, lost: int, corrected: int, limit: int, source: str, fatal: Status = "fail"
+) -> Finding:
+    return judged(
+        not lost and corrected <= limit, fatal if lost else "warn", check,
+        f"{lost} uncorrectable, {corrected} correctable since boot", f"0 uncorrectable, <= {limit} correctable",
+        f"what has failed fails again ({source})", _advice(check), subject=subject, value=lost + corrected,
+    )  # fmt: skip
+
+
+HOST_CHECKS = (host_memory, pcie)
+GPU_CHECKS = (blocks, nvlink, fabric)

@@ -1,0 +1,90 @@
+"""Check that network adapters can reach device memory directly: a kernel module, or DMA-BUF."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+
+from primus.preflight.finding import Finding
+from primus.preflight.node import Node, info, judged
+
+NVIDIA_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
+"""NVIDIA GPUDirect RDMA documentation; its former name; that of Amazon's EFA adapters (amzn-drivers)."""
+AMD_PEERS = "sys/kernel/mm/memory_peers/amdkfd/version"
+"""Made by the peer memory client of amdgpu with MLNX_OFED (ROCm/rccl, net_ib)."""
+AMD_SYMBOL = re.compile(r"\bib_register_peer_memory_client\b")
+"""In /proc/kallsyms where the kernel has the peer memory interface (ROCm/rccl, net_ib)."""
+DMABUF_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
+"""Kernel options without which RCCL does not register device memory by DMA-BUF (ROCm/rccl, rocmwrap)."""
+DMABUF_KERNEL = (5, 12)
+"""First kernel whose RDMA core registers DMA-BUF memory (Linux 5.12, ibv_reg_dmabuf_mr)."""
+REASON = "without it data between nodes passes through host memory, at a fraction of the bandwidth"
+
+
+def peer_memory(node: Node) -> Iterator[Finding]:
+    """Device memory can be registered with the RDMA adapters, where a node has both."""
+    if not node.has_devices or not node.has_rdma:
+        return
+    is_amd = any(device.vendor == "amd" for device in node.facts.devices)
+    ways = _amd_ways(node) if is_amd else _nvidia_ways(node)
+    advice = (
+        "load the peer memory client of amdgpu with MLNX_OFED, or boot a kernel with CONFIG_DMABUF_MOVE_NOTIFY and "
+        "CONFIG_PCI_P2PDMA"
+        if is_amd
+        else "`modprobe nvidia-peermem`, or install NVIDIA's open kernel modules for DMA-BUF"
+    )
+    if not ways and is_amd and not _kernel_options(node):
+        yield info("network.peer_memory", "not known: the kernel's configuration is not readable here", REASON)
+        return
+    yield judged(
+        bool(ways), "fail", "network.peer_memory", ", ".join(ways) or "none", "a peer memory module, or DMA-BUF",
+        REASON, advice,
+    )  # fmt: skip
+
+
+def _nvidia_ways(node: Node) -> list[str]:
+    ways = [name for name in NVIDIA_MODULES if (node.tree.root / "sys/module" / name).is_dir()]
+    is_open = "Open Kernel Module" in (node.tree.text("proc/driver/nvidia/version") or "")
+    if is_open and _kernel(node) >= DMABUF_KERNEL:
+        ways.append("DMA-BUF with the open kernel modules")
+    return ways
+
+
+def _amd_ways(node: Node) -> list[str]:
+    ways = ["amdkfd memory peer"] if (node.tree.root / AMD_PEERS).is_file() else []
+    if not ways and _has_symbol(node):
+        ways.append("ib_register_peer_memory_client")
+    options = _kernel_options(node)
+    if _kernel(node) >= DMABUF_KERNEL and all(f"{option}=y" in options for option in DMABUF_OPTIONS):
+        ways.append("DMA-BUF")
+    return ways
+
+
+def _has_symbol(node: Node) -> bool:
+    """Read line by line: the file is larger than what a tree reads at once."""
+    try:
+        with (node.tree.root / "proc/kallsyms").open(errors="replace") as lines:
+            return any(AMD_SYMBOL.search(line) for line in lines)
+    except OSError:
+        return False
+
+
+def _kernel_options(node: Node) -> set[str]:
+    kernel = node.facts.software.kernel
+    for path in (f"boot/config-{kernel}", f"lib/modules/{kernel}/config"):
+        if text := node.tree.text(path):
+            return set(text.splitlines())
+    try:
+        with gzip.open(node.tree.root / "proc/config.gz", "rt", errors="replace") as lines:
+            return {line.rstrip("\n") for line in lines}
+    except (OSError, EOFError):
+        return set()
+
+
+def _kernel(node: Node) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", node.facts.software.kernel or "")
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+CHECKS = (peer_memory,)

@@ -1,0 +1,333 @@
+"""Checks of a node against what its site expects (`--expect`), and the expectations that a node itself meets."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from primus.machine import dimms
+from primus.machine.dimms import Dimm
+from primus.preflight.finding import Finding, Status
+from primus.preflight.node import Node, judged, listed, unknown
+from primus.preflight.ports import counted_ports
+from primus.preflight.site import (
+    UNLIMITED,
+    CpuExpectation,
+    GpuExpectation,
+    LimitExpectation,
+    MemoryExpectation,
+    MountExpectation,
+    NicExpectation,
+    Site,
+    SoftwareExpectation,
+)
+from primus.preflight.storage import NETWORK_TYPES
+
+GIB = 1 << 30
+TOLERANCE = 0.01
+"""Drivers and kernels of different versions reserve different amounts of memory."""
+REASON = "the site's file of --expect"
+DMIDECODE_LIMIT_S = 10.0
+
+
+class Mount(Struct, frozen=True, kw_only=True):
+    """A line of /proc/self/mounts."""
+
+    source: str
+    point: str
+    type: str
+    options: tuple[str, ...]
+
+
+def gpus(node: Node) -> Iterator[Finding]:
+    """Number, model, memory, partition mode and firmware of the cards."""
+    site = node.expected.site
+    if site is None:
+        return
+    wanted, cards = site.gpus, node.facts.devices
+    yield from _same("gpu.expect_count", len(cards), wanted.count, "cards")
+    for card in cards:
+        subject = f"GPU {card.index}"
+        yield from _same("gpu.expect_model", card.model or card.name, wanted.model, subject=subject)
+        yield from _same("gpu.expect_partition_mode", card.partition_mode, wanted.partition_mode, subject=subject)
+        memory_gib = None if card.memory_bytes is None else card.memory_bytes / GIB
+        yield from _at_least("gpu.expect_memory", memory_gib, wanted.memory_gib, "GiB", subject=subject)
+        for name, versions in wanted.firmware.items():
+            check = "gpu.expect_firmware"
+            yield from _version(check, card.firmware.get(name), versions, "warn", subject=f"{subject} {name}")
+
+
+def nics(node: Node) -> Iterator[Finding]:
+    """Number, rate and firmware of the RDMA devices that count."""
+    site = node.expected.site
+    if site is None:
+        return
+    wanted, counted = site.nics, counted_ports(node)[0]
+    active = [(device, port) for device, port in counted if port.is_active]
+    yield from _same("network.expect_count", len({device.name for device, _ in active}), wanted.count, "active NICs")
+    for device, port in active:
+        subject = f"{device.name} port {port.number}"
+        yield from _at_least("network.expect_rate", port.rate_gbps, wanted.rate_gbps, "Gb/s", subject=subject)
+    for device in dict.fromkeys(device for device, _ in counted):
+        versions = wanted.firmware.get(device.hca_type or device.kind or "NIC", ())
+        yield from _version("network.expect_firmware", device.firmware, versions, "warn", subject=device.name)
+
+
+def software(node: Node) -> Iterator[Finding]:
+    """Versions of the operating system, drivers and libraries."""
+    site = node.expected.site
+    if site is None:
+        return
+    for name in SoftwareExpectation.__struct_fields__:
+        versions = getattr(site.software, name)
+        yield from _version(f"software.expect_{name}", getattr(node.facts.software, name), versions, "fail")
+
+
+def host(node: Node) -> Iterator[Finding]:
+    """Processors, memory, modules of memory, and limits."""
+    site = node.expected.site
+    if site is None:
+        return
+    for name in CpuExpectation.__struct_fields__:
+        yield from _same(f"host.expect_{name}", getattr(node.facts.cpu, name), getattr(site.cpu, name))
+    total = node.facts.memory.total_bytes
+    yield from _at_least("host.expect_memory", None if total is None else total / GIB, site.memory.total_gib, "GiB")
+    yield from _modules(node, site.memory)
+    yield from _limits(node, site.limits)
+
+
+def _modules(node: Node, wanted: MemoryExpectation) -> Iterator[Finding]:
+    if wanted.dimms is None and wanted.dimm_gib is None and wanted.dimm_mts is None:
+        return
+    found, problem = read_dimms(node)
+    if not found:
+        yield unknown(
+            "host.expect_dimms", problem, "the modules are listed", REASON,
+            "run as root, install dmidecode, or load the kernel's EDAC driver",
+        )  # fmt: skip
+        return
+    yield from _same("host.expect_dimms", len(found), wanted.dimms, "modules")
+    sizes = [(dimm.slot, dimm.size_bytes / GIB) for dimm in found]
+    speeds = [(dimm.slot, dimm.speed_mts) for dimm in found]
+    yield from _each_module("host.expect_dimm_size", sizes, wanted.dimm_gib, "GiB")
+    yield from _each_module("host.expect_dimm_speed", speeds, wanted.dimm_mts, "MT/s")
+
+
+def _each_module(
+    check: str, values: Sequence[tuple[str, float | None]], least: float | None, unit: str
+) -> Iterator[Finding]:
+    if least is None:
+        return
+    expected = f"{least:g} {unit} each"
+    if any(value is None for _, value in values):
+        yield unknown(check, "not read: only root may ask dmidecode", expected, REASON, "run as root")
+        return
+    below = [f"{slot} {value:g} {unit}" for slot, value in values if (value or 0) < least]
+    advice = "reseat or replace the module; see the firmware's memory settings"
+    yield judged(not below, "fail", check, listed(below) or f"all at least {least:g} {unit}", expected, REASON, advice)
+
+
+def _limits(node: Node, wanted: LimitExpectation) -> Iterator[Finding]:
+    held = node.facts.limits
+    for name, value, least, unit in (
+        ("memlock", None if held.memlock_bytes is None else held.memlock_bytes / GIB, wanted.memlock_gib, "GiB"),
+        ("nofile", held.nofile, wanted.nofile, "files"),
+        ("shm", (held.shm_bytes or 0) / GIB, wanted.shm_gib, "GiB"),
+    ):
+        if least is None:
+            continue
+        is_good = value is None or (not isinstance(least, str) and value >= least)
+        shown = UNLIMITED if value is None else f"{value:g} {unit}"
+        expected = least if isinstance(least, str) else f">= {least:g} {unit}"
+        yield judged(
+            is_good, "fail", f"host.expect_{name}", shown, expected, REASON, "raise the limit: limits.conf, systemd"
+        )
+
+
+def mounts(node: Node) -> Iterator[Finding]:
+    """Mounted file systems: there, of the right type and source, with their options and free space."""
+    site = node.expected.site
+    if site is None:
+        return
+    held = {mount.point: mount for mount in read_mounts(node)}
+    for point, wanted in site.mounts.items():
+        mount = held.get(point.rstrip("/") or "/")
+        if mount is None:
+            yield judged(
+                False, "fail", "storage.expect_mount", "not mounted", "mounted", REASON,
+                f"mount it: `mount {point}`; see the kernel log of the file system's client", subject=point,
+            )  # fmt: skip
+            continue
+        yield _mount(mount, wanted)
+        if wanted.min_free_gib is not None and node.tree.is_live:
+            yield from _at_least(
+                "storage.expect_free", _free_gib(point), wanted.min_free_gib, "GiB", subject=point, is_exact=True
+            )
+
+
+def _mount(mount: Mount, wanted: MountExpectation) -> Finding:
+    lacking = [option for option in wanted.options if option not in mount.options]
+    wrong = [f"type {mount.type}"] if wanted.type and mount.type not in wanted.type else []
+    wrong += [f"source {mount.source}"] if wanted.source and mount.source != wanted.source else []
+    wrong += [f"without {listed(lacking)}"] if lacking else []
+    expected = [*wanted.type, *([wanted.source] if wanted.source else []), *wanted.options]
+    return judged(
+        not wrong, "fail", "storage.expect_mount", listed(wrong) or f"{mount.type} from {mount.source}",
+        listed(expected) or "mounted", REASON, "mount it as the others are: /etc/fstab, the client's settings",
+        subject=mount.point,
+    )  # fmt: skip
+
+
+def _free_gib(point: str) -> float | None:
+    try:
+        held = os.statvfs(point)
+    except OSError:
+        return None
+    return held.f_bavail * held.f_frsize / GIB
+
+
+def read_mounts(node: Node) -> list[Mount]:
+    """What is mounted; of several on one point the last one counts."""
+    lines = (line.split() for line in (node.tree.text("proc/self/mounts") or "").splitlines())
+    found = {
+        words[1]: Mount(
+            source=_plain(words[0]), point=_plain(words[1]), type=words[2], options=tuple(words[3].split(","))
+        )
+        for words in lines
+        if len(words) > 3
+    }
+    return list(found.values())
+
+
+def _plain(text: str) -> str:
+    """Text of /proc/self/mounts, which has spaces and the like as three octal digits (proc_pid_mounts(5))."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def read_dimms(node: Node) -> tuple[list[Dimm], str]:
+    """The memory modules, by dmidecode where that may be asked, else by the kernel; and why there are none."""
+    if node.is_root and node.tree.is_live:
+        answer = node.call(["dmidecode", "-t", "17"], DMIDECODE_LIMIT_S)
+        found = dimms.by_dmidecode(answer.text)
+        if found:
+            return found, ""
+    found = dimms.by_edac(node.tree)
+    return found, "" if found else "neither dmidecode (root) nor the kernel's EDAC driver lists the modules"
+
+
+def expectations_of(node: Node) -> Site:
+    """What this node has, as expectations of others like it."""
+    facts, cpu, held = node.facts, node.facts.cpu, node.facts.software
+    cards, counted = facts.devices, counted_ports(node)[0]
+    memories = [card.memory_bytes for card in cards if card.memory_bytes]
+    rates = [port.rate_gbps for _, port in counted if port.is_active and port.rate_gbps]
+    found, _ = read_dimms(node)
+    speeds = [dimm.speed_mts for dimm in found]
+    total, limits = facts.memory.total_bytes, facts.limits
+    locked = UNLIMITED if limits.memlock_bytes is None else _rounded_down(limits.memlock_bytes / GIB)
+    return Site(
+        gpus=GpuExpectation(
+            count=len(cards),
+            model=facts.model,
+            memory_gib=round(min(memories) / GIB, 2) if memories else None,
+            partition_mode=_common(card.partition_mode for card in cards),
+            firmware=_versions((name, version) for card in cards for name, version in card.firmware.items()),
+        ),
+        nics=NicExpectation(
+            count=len({device.name for device, port in counted if port.is_active}),
+            rate_gbps=min(rates, default=None),
+            firmware=_versions(
+                (device.hca_type or device.kind or "NIC", device.firmware) for device, _ in counted if device.firmware
+            ),
+        ),
+        software=SoftwareExpectation(
+            **{name: (value,) for name in SoftwareExpectation.__struct_fields__ if (value := getattr(held, name))}
+        ),
+        memory=MemoryExpectation(
+            total_gib=round(total / GIB, 2) if total else None,
+            dimms=len(found) or None,
+            dimm_gib=min((dimm.size_bytes / GIB for dimm in found), default=None),
+            dimm_mts=None if None in speeds else min((speed for speed in speeds if speed), default=None),
+        ),
+        cpu=CpuExpectation(
+            model=cpu.model, sockets=cpu.sockets, cores=cpu.cores, threads=cpu.threads, numa_nodes=cpu.numa_nodes
+        ),
+        mounts={
+            mount.point: MountExpectation(type=(mount.type,), source=mount.source, options=mount.options[:1])
+            for mount in read_mounts(node)
+            if mount.type in NETWORK_TYPES
+        },
+        limits=LimitExpectation(
+            memlock_gib=locked,
+            nofile=UNLIMITED if limits.nofile is None else limits.nofile,
+            shm_gib=_rounded_down(limits.shm_bytes / GIB) if limits.shm_bytes else None,
+        ),
+    )
+
+
+def _rounded_down(value: float) -> float:
+    """To thousandths, so that the node itself still has as much."""
+    return math.floor(value * 1000) / 1000
+
+
+def _common(values: Iterable[str | None]) -> str | None:
+    """The only value that there is."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
+
+
+def _versions(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {}
+    for name, version in pairs:
+        found.setdefault(name, {})[version] = None
+    return {name: tuple(versions) for name, versions in sorted(found.items())}
+
+
+def _same(check: str, value: object, wanted: object, unit: str = "", **more: Any) -> Iterator[Finding]:
+    if wanted is None:
+        return
+    advice = "see its own findings, or leave the node out; correct the file where the site has changed"
+    shown = "not known" if value is None else f"{value} {unit}".strip()
+    yield judged(
+        str(value).casefold() == str(wanted).casefold(),
+        "fail",
+        check,
+        shown,
+        f"{wanted} {unit}".strip(),
+        REASON,
+        advice,
+        **more,
+    )
+
+
+def _at_least(
+    check: str, value: float | None, wanted: float | None, unit: str, *, is_exact: bool = False, **more: Any
+) -> Iterator[Finding]:
+    if wanted is None:
+        return
+    least = wanted if is_exact else wanted * (1 - TOLERANCE)
+    shown = "not known" if value is None else f"{value:.6g} {unit}"
+    advice = "see its own findings, or leave the node out; correct the file where the site has changed"
+    yield judged(
+        value is not None and value >= least, "fail", check, shown, f"{wanted:g} {unit}", REASON, advice, **more
+    )
+
+
+def _version(
+    check: str, value: str | None, versions: Sequence[str], otherwise: Status, **more: Any
+) -> Iterator[Finding]:
+    if not versions:
+        return
+    advice = "install what the site expects, or add the version to the file"
+    yield judged(
+        value in versions, otherwise, check, value or "not known", " or ".join(versions), REASON, advice, **more
+    )
+
+
+HOST_CHECKS, GPU_CHECKS, NETWORK_CHECKS = (host,), (gpus,), (nics,)
+STORAGE_CHECKS, SOFTWARE_CHECKS = (mounts,), (software,)
