@@ -315,7 +315,6 @@ def test_a_check_tells_a_good_node_from_a_bad_one(
 
 LOG = {
     "amdgpu 0000:05:00.0: amdgpu: poison is created": "fail",
-    "mce: [Hardware Error]: Machine check events logged, mce: CPU 1: Machine check": "fail",
     "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.": "fail",
     "NVRM: Xid (PCI:0000:05:00): 31, pid=7, MMU Fault": "warn",
     "watchdog: BUG: soft lockup - CPU#3 stuck for 22s!\n" * 3: "warn",
@@ -330,6 +329,26 @@ LOG = {
 @pytest.mark.parametrize(("text", "status"), LOG.items(), ids=[text[:30].strip() for text in LOG])
 def test_the_kernel_log_is_judged_by_what_the_lines_mean(text: str, status: Status) -> None:
     assert worst(kernel_log.findings(text.splitlines(), 12)) == status
+
+
+GENUINE = [line.split("\t") for line in (Path(__file__).parent / "kernel_log.tsv").read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize(("status", "source", "text"), GENUINE, ids=[text[:60] for _, _, text in GENUINE])
+def test_a_genuine_line_of_the_kernel_log_has_its_status(status: Status, source: str, text: str) -> None:
+    assert source
+    found = list(kernel_log.findings([text], 12))
+    assert worst(found) == status, found
+
+
+def test_an_error_of_a_gpu_counts_until_the_driver_says_that_it_has_recovered() -> None:
+    failed = [f"NVRM: Xid (PCI:0000:{bus}:00): 95, pid=7, Uncontained: LTC TAG (0x2,0x0)" for bus in ("02", "03")]
+    recovered = (
+        "NVRM: Xid (PCI:0000:02:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+    )
+    (finding,) = kernel_log.findings([*failed, recovered], 12)
+    assert finding.status == "fail" and "0000:03:00" in finding.measured and finding.measured.startswith("1 times")
+    assert worst(kernel_log.findings([recovered, *failed[:1]], 12)) == "fail"
 
 
 def test_lines_of_the_kernel_log_from_before_the_window_do_not_count() -> None:

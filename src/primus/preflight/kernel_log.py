@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from primus.diagnosis.known import BY_NAME, kernel
+from primus.diagnosis.known import BY_NAME, kernel, xid
 from primus.diagnosis.signature import Signature
 from primus.preflight.finding import Finding
 from primus.preflight.node import Node, info, judged, ok
@@ -15,7 +15,7 @@ CHECK = "host.kernel_log"
 LIMIT_S = 3.0
 DAMAGE: tuple[Signature, ...] = (
     *(BY_NAME[name] for name in ("gpu-uncorrectable-ecc", "gpu-lost", "gpu-ipc-handle")),
-    *(signature for signature in kernel.SIGNATURES if signature.strength in ("certain", "likely")),
+    *(each for each in (*xid.SIGNATURES, *kernel.SIGNATURES) if each.strength in ("certain", "likely")),
 )
 """Signatures of failed runs that tell of the node, not of the program. What is certain makes it unfit."""
 SUSPECT = (
@@ -28,8 +28,16 @@ SUSPECT = (
 )
 """What is no sign of a failure, but worth a look (AMD-AGI/Primus node_smoke)."""
 
-_HARMLESS = re.compile(r"severity=Correct(ed|able)|HEST: Enabling Firmware First")
-"""Said of errors that the hardware mended; it counts those, and so do the checks of devices."""
+_HARMLESS = re.compile(
+    r"severity[=:] ?correct(ed|able)|HEST: Enabling Firmware First"
+    r"|Corrected error|no (user )?action (is )?(required|needed)"  # mce_amd.c, amdgpu_ras.c
+    r"|_STATUS\[[^\]]*\bCE\b"
+    r"|Machine check events logged"  # of every kind; lines that follow say which
+    r"|Hardware Error\]: +(Error Addr|PPIN|IPID|TSC|PROCESSOR|cache level|Syndrome|CPU:|Machine Check: 0 )"
+    r"|\b0 (new )?(un)?correctable hardware error",
+    re.IGNORECASE,
+)
+"""Said of errors that the hardware corrected, and details of others; the checks of devices count those."""
 
 
 def kernel_log(node: Node) -> Iterator[Finding]:
@@ -50,7 +58,7 @@ def kernel_log(node: Node) -> Iterator[Finding]:
 
 def findings(lines: Iterable[str], hours: float) -> Iterator[Finding]:
     """One finding for each sign that `lines` show often enough, without those whose lines were named before."""
-    suspects = [line for line in lines if _ANY.search(line) and not _HARMLESS.search(line)]
+    suspects = _without_recovered(line for line in lines if _ANY.search(line) and not _HARMLESS.search(line))
     named: set[str] = set()
 
     def found(hits: list[str], least: int, severity: Literal["fail", "warn"], **words: str) -> Iterator[Finding]:
@@ -79,6 +87,19 @@ def findings(lines: Iterable[str], hours: float) -> Iterator[Finding]:
         )
 
 
+def _without_recovered(lines: Iterable[str]) -> list[str]:
+    """The lines without those of a GPU from before the driver said that it needs no recovery any more (Xid 154)."""
+    kept: list[str] = []
+    for line in lines:
+        recovered = _RECOVERED.search(line)
+        if recovered:
+            kept = [before for before in kept if f"Xid ({recovered[1]})" not in before]
+        else:
+            kept.append(line)
+    return kept
+
+
+_RECOVERED = re.compile(r"NVRM: Xid \(([^)]*)\): 154,.*to 0x0 \(None\)")
 _ANY = re.compile(
     "|".join([*(re.escape(sign.text) for signature in DAMAGE for sign in signature.signs), *SUSPECT]), re.IGNORECASE
 )

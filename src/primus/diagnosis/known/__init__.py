@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from primus.diagnosis.known import cluster, communication, exit_codes, gpu, host, kernel, launching, training
+from primus.diagnosis.known import cluster, communication, exit_codes, gpu, host, kernel, launching, training, xid
 from primus.diagnosis.signature import Signature
 
 SIGNATURES: tuple[Signature, ...] = (
@@ -13,6 +13,7 @@ SIGNATURES: tuple[Signature, ...] = (
     *training.SIGNATURES,
     *cluster.SIGNATURES,
     *kernel.SIGNATURES,
+    *xid.SIGNATURES,
     *exit_codes.SIGNATURES,
 )
 
