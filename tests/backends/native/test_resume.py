@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -217,6 +218,17 @@ def test_a_run_does_not_go_on_with_other_data(make_run: MakeRun, train: Train) -
     manifest = run.checkpoints / "step_00000004" / "manifest.json"
     manifest.write_text(manifest.read_text().replace("mock:", "else:"))
     with pytest.raises(UnfitError, match="the training data is not that of step_00000004"):
+        train(run, number=1)
+
+
+def test_a_run_does_not_go_on_in_the_order_of_another_version(make_run: MakeRun, train: Train) -> None:
+    run = make_run(save_interval=4)
+    train(run)
+    for manifest in run.checkpoints.glob("step_*/manifest.json"):
+        described = json.loads(manifest.read_text())
+        described["data_fingerprint"] += "-1"
+        manifest.write_text(json.dumps(described))
+    with pytest.raises(UnfitError, match="the order of samples is that of another version of primus"):
         train(run, number=1)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
+from primus.data.indexed import HEADER, MAGIC, IndexedTokens, IndexedWriter, bin_path, idx_path
 from primus.data.loading import packing
 from primus.data.loading.masks import inputs_and_targets
 from primus.data.loading.mock import MockDataset
@@ -33,6 +33,7 @@ def numbered(lengths: list[int]) -> list[list[int]]:
     seq_length=st.integers(1, 16),
     seed=st.integers(0, 2**32),
     block=st.sampled_from([1, 4, 512]),
+    block_tokens=st.sampled_from([1, 7, 100, 1 << 18]),
     window=st.sampled_from([2, 16, 16384]),
 )
 def test_an_epoch_has_every_token_once_but_for_a_tail(
@@ -42,11 +43,14 @@ def test_an_epoch_has_every_token_once_but_for_a_tail(
     seq_length: int,
     seed: int,
     block: int,
+    block_tokens: int,
     window: int,
 ) -> None:
     lengths = [*lengths, seq_length + 1]
     with monkeypatch.context() as patch:
         patch.setattr(packing, "BLOCK", block)
+        patch.setattr(packing, "BLOCK_TOKENS", block_tokens)
+        patch.setattr(packing, "BLOCKS_OF_WINDOW", 1)
         patch.setattr(packing, "WINDOW", window)
         patch.setattr(packing, "MAPPED_POINTERS", 2 * block)
         values = iter(range(10**6))
@@ -101,16 +105,57 @@ def test_each_epoch_has_its_own_order(write_tokens: WriteTokens) -> None:
     count = dataset.samples_per_epoch
     first, second = ([dataset[epoch * count + index].tolist() for index in range(count)] for epoch in (0, 1))
     assert first != second
-    assert sum(sample in first for sample in second) < count / 10
+    assert sum(sample in first for sample in second) < count / 5  # documents of 20 tokens are cut at 7 places
 
 
 def test_the_order_of_samples_never_changes(write_tokens: WriteTokens) -> None:
     dataset = PackedDataset(IndexedTokens(write_tokens("x", numbered([5] * 40))), 4, seed=1234)
     assert [dataset[index].tolist() for index in (0, 1, 60)] == [
-        [102, 999, 15, 100, 101],
-        [31, 100, 101, 102, 999],
-        [101, 102, 999, 5, 100],
+        [999, 32, 100, 101, 102],
+        [102, 999, 11, 100, 101],
+        [999, 27, 100, 101, 102],
     ]
+
+
+def write_index(prefix: Path, lengths: Sequence[int]) -> Path:
+    """A token file of zeros that takes no room, of documents of these lengths."""
+    pointers = 2 * (np.cumsum(lengths) - lengths)
+    header = HEADER.pack(MAGIC, 1, 8, len(lengths), len(lengths) + 1)
+    arrays = np.array(lengths, "<i4"), pointers.astype("<i8"), np.arange(len(lengths) + 1, dtype="<i8")
+    idx_path(prefix).write_bytes(header + b"".join(array.tobytes() for array in arrays))
+    with bin_path(prefix).open("wb") as file:
+        file.truncate(2 * int(np.sum(lengths)))
+    return prefix
+
+
+@pytest.mark.parametrize(
+    ("mean_tokens", "seq_length"), [(400, 4096), (400, 128), (4000, 4096), (100_000, 4096), (2_000_000, 4096)]
+)
+def test_sixteen_steps_take_their_documents_from_many_places(
+    tmp_path: Path, mean_tokens: int, seq_length: int
+) -> None:
+    tokens = 3_000_000_000 if mean_tokens > 400 else 300_000_000
+    lengths = np.random.default_rng(1).integers(mean_tokens // 2, 3 * mean_tokens // 2, tokens // mean_tokens)
+    dataset = PackedDataset(IndexedTokens(write_index(tmp_path / "x", lengths)), seq_length, seed=1)
+    sequences = [dataset.pieces(sample)[0].sequence for sample in range(0, 16 * 1024, 8)]
+    twentieths = np.bincount(np.array(sequences) * 20 // len(lengths), minlength=20)
+    assert twentieths.min() > 0.1 * len(sequences) / 20
+    assert twentieths.max() < 3 * len(sequences) / 20
+
+
+def test_blocks_are_complete_at_so_many_documents_or_tokens(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(2).choice([1, 300, 3000, 500_000], 20_000, p=[0.5, 0.3, 0.19, 0.01])
+    lengths[:6000] = 100
+    dataset = PackedDataset(IndexedTokens(write_index(tmp_path / "x", lengths)), 64, seed=1, first=7)
+    starts, sizes = dataset._block_starts, dataset._block_sizes
+    assert starts[0] == 7
+    assert starts[-1] == 20_000
+    assert sizes.tolist() == [int(lengths[one:other].sum()) for one, other in pairwise(starts)]
+    assert np.diff(starts).max() == packing.BLOCK
+    assert set(range(7, 20_000, packing.BLOCK)) <= set(starts.tolist())
+    longest = [int(lengths[one:other].max()) for one, other in pairwise(starts)]
+    assert all(size <= packing.BLOCK_TOKENS + most for size, most in zip(sizes.tolist(), longest, strict=True))
+    assert (np.diff(starts)[:11] == packing.BLOCK).all()
 
 
 def test_a_range_of_sequences_stays_within_itself(write_tokens: WriteTokens) -> None:

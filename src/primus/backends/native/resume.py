@@ -16,6 +16,7 @@ from primus.checkpoint import folders, manifest
 from primus.checkpoint.manifest import Manifest
 from primus.checkpoint.shape import Shape, first_difference
 from primus.config.schema import CheckpointConfig
+from primus.data.loading.dataset import describe_change
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.runs.store import Run
 
@@ -145,15 +146,16 @@ def check_same_data(start: Start, run: Run, fingerprint: str, allow_other_data: 
     """
     if start.weights_only or start.manifest.data_fingerprint == fingerprint:
         return
+    change = describe_change(start.manifest.data_fingerprint, fingerprint)
     if start.manifest.run == run.id:
         raise UnfitError(
-            f"the training data is not that of {start.folder.name}: the run cannot continue as it was",
-            "restore the data, or start a new run with `load:`, this checkpoint and `allow_other_data: true`",
+            f"the training data is not that of {start.folder.name} ({change}): the run cannot continue as it was",
+            "restore it, or start a new run with `load:`, this checkpoint and `allow_other_data: true`",
         )
     if not allow_other_data:
         raise UnfitError(
-            f"the training data is not that of {start.folder}: sample {start.consumed_samples + 1:,} of this data would"
-            " follow on what it has seen of the other",
+            f"the training data is not that of {start.folder} ({change}): sample {start.consumed_samples + 1:,} of this"
+            " data would follow on what it has seen of the other",
             "set `allow_other_data: true` to train on, or `finetune: true` to begin at step 0 with its weights",
         )
 

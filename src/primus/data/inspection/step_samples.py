@@ -14,7 +14,7 @@ from primus.config import checks
 from primus.config.schema import Experiment, Trainer
 from primus.data import tokenizer as tokenizers
 from primus.data.indexed import IndexedTokens
-from primus.data.loading.dataset import Datasets, open_datasets
+from primus.data.loading.dataset import Datasets, describe_change, open_datasets
 from primus.data.loading.loader import num_micro_batches, samples_of_step
 from primus.data.loading.masks import inputs_and_targets
 from primus.data.loading.packing import Piece
@@ -162,7 +162,8 @@ def open_data(trainer: Trainer, recorded: str = "") -> Datasets:
     data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
     if recorded and recorded != data.fingerprint:
         raise UnfitError(
-            f"the data is not what the run was trained on: its fingerprint is {data.fingerprint}, not {recorded}",
+            f"the data is not what the run was trained on: its fingerprint is {data.fingerprint}, not {recorded}"
+            f" ({describe_change(recorded, data.fingerprint)})",
             "bring back the files as they were; `data verify` tells whether they are damaged",
         )
     return data

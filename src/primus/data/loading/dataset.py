@@ -20,7 +20,7 @@ from primus.data.indexed import IndexedTokens
 from primus.data.loading.blending import BlendedDataset
 from primus.data.loading.infilling import InfilledDataset, Infilling
 from primus.data.loading.mock import MockDataset
-from primus.data.loading.packing import CACHED_BLOCKS, Dataset, PackedDataset
+from primus.data.loading.packing import CACHED_BLOCKS, ORDER, Dataset, PackedDataset
 from primus.data.manifest import Manifest
 from primus.data.tokenizer import Tokenizer
 from primus.data.tokenizers.locate import is_local
@@ -59,7 +59,7 @@ class Datasets:
     eod_id: int | None
     """Id of the token that ends a document; None where it is not known."""
     fingerprint: str
-    """Identity of the tokens and of their split."""
+    """Identity of the tokens, of their split and of the way in which they are ordered."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,13 @@ def open_datasets(data: DataConfig, vocab_size: int, seq_length: int, seed: int)
         eod_id=eod_id,
         fingerprint=_fingerprint(data, train, valid, test),
     )
+
+
+def describe_change(before: str, now: str) -> str:
+    """What is not the same about data of two different fingerprints."""
+    if before.partition("-")[0] == now.partition("-")[0]:
+        return "the order of samples is that of another version of primus"
+    return "the training data is another"
 
 
 @dataclass(frozen=True)
@@ -303,4 +310,4 @@ def _fingerprint(data: DataConfig, train: list[TokenFile], valid: list[TokenFile
     for role, files in (("train", train), ("valid", valid), ("test", test)):
         for file in files:
             parts += [role, str(file.weight), manifests.fingerprint(file.tokens.prefix, file.manifest)]
-    return manifests.combined(*parts, *([] if valid or test else [data.split]))
+    return f"{manifests.combined(*parts, *([] if valid or test else [data.split]))}-{ORDER}"

@@ -1,8 +1,9 @@
 """Sequences of equal length from documents: ``dataset[i]`` is a pure function of the data, the seed and `i`.
 
-Documents are ordered by a keyed permutation of blocks and a hash within each block, joined into one stream of tokens,
-and cut every S tokens; samples are then taken in a second keyed order within windows, so that reads stay close
-together. Nothing is stored but the length of each block, so that opening is instant and memory small whatever the size.
+Blocks of documents are shuffled, and the documents within each block; they are joined into one stream of tokens and cut
+every S tokens. Samples are then shuffled within windows, so that reads stay close together. Both are bounded in tokens:
+a block holds few, a window spans many blocks, however long documents are. Nothing is stored but the place of each
+block, so that opening is instant and memory small whatever the size.
 
 Legend: S sequence length, N sequences (documents) of the split, T their tokens.
 """
@@ -22,11 +23,20 @@ from primus.data.indexed import HEADER, IndexedTokens, idx_path
 from primus.data.loading.permutation import mix, permutation, permute
 from primus.errors import PrimusError, UsageError
 
+ORDER = 2
+"""Changes with whatever decides the order of samples: a run does not resume in another order."""
+
 BLOCK = 512
-"""Consecutive documents that keep together in the stream; their lengths are in memory while they are read."""
+"""Most consecutive documents that keep together in the stream; their lengths are in memory while they are read."""
+
+BLOCK_TOKENS = 1 << 18
+"""Tokens at which a block of fewer documents is complete. 512 documents of 500 tokens have as many."""
 
 WINDOW = 16384
-"""Samples that are shuffled among each other, and read while their blocks are in memory."""
+"""Fewest samples that are shuffled among each other, and read while their blocks are in memory."""
+
+BLOCKS_OF_WINDOW = 256
+"""Fewest blocks that a window spans on average: many places of the corpus meet in it."""
 
 CACHED_BLOCKS = 2048
 """Most blocks in memory, 17 bytes a document: 18 MB."""
@@ -154,7 +164,7 @@ class PackedDataset:
         self.tokens, self.seq_length, self.seed = tokens, seq_length, seed
         self.first, self.last = first, len(tokens) if last is None else last
         self.vocab_size = vocab_size
-        self._block_sizes = _block_sizes(tokens, self.first, self.last)
+        self._block_starts, self._block_sizes = _find_blocks(tokens, self.first, self.last)
         self.num_tokens = int(self._block_sizes.sum())
         self.samples_per_epoch = (self.num_tokens - 1) // seq_length
         if self.samples_per_epoch < 1:
@@ -163,6 +173,8 @@ class PackedDataset:
                 f" one sequence of {seq_length} + 1",
                 "use more data, another split or a smaller seq_length",
             )
+        self._window_samples = _window_samples(self.num_tokens, len(self._block_sizes), seq_length)
+        self._num_windows = max(1, self.samples_per_epoch // self._window_samples)
         self._epoch = lru_cache(maxsize=2)(self._lay_out_epoch)
         self._window = lru_cache(maxsize=4)(self._lay_out_window)
         self._block = lru_cache(maxsize=cached_blocks)(self._lay_out_block)
@@ -188,7 +200,8 @@ class PackedDataset:
         if index < 0:
             raise IndexError(index)
         epoch, position = divmod(index, self.samples_per_epoch)
-        number, inside = divmod(position, WINDOW)
+        number = min(position // self._window_samples, self._num_windows - 1)
+        inside = position - number * self._window_samples
         window = self._window(epoch, number)
         return epoch, (window.first + permute(inside, window.size, window.key)) * self.seq_length
 
@@ -218,7 +231,7 @@ class PackedDataset:
         layout = run.layout
         first, last = layout.ends.searchsorted((run.start, run.stop - 1), side="right").tolist()
         for index in range(first, last + 1):
-            document = self.first + run.number * BLOCK + int(layout.order[index])
+            document = int(self._block_starts[run.number]) + int(layout.order[index])
             start = max(run.start, int(layout.ends[index - 1]) if index else 0)
             count = min(run.stop, int(layout.ends[index])) - start
             if count:
@@ -230,17 +243,18 @@ class PackedDataset:
         return Epoch(blocks, np.cumsum(self._block_sizes[blocks]))
 
     def _lay_out_window(self, epoch: int, number: int) -> Window:
-        """Window at a position of an epoch: whole windows are shuffled, a rest comes last."""
+        """Window at a position of an epoch: equal windows are shuffled; the last, which has the rest too, stays last."""
         key = mix(self.seed, epoch)
-        whole = self.samples_per_epoch // WINDOW
-        if number < whole:
-            number = permute(number, whole, mix(key, WINDOW_ORDER))
-        size = min(WINDOW, self.samples_per_epoch - number * WINDOW)
-        return Window(number * WINDOW, size, mix(key, SAMPLE_ORDER, number))
+        size = self._window_samples
+        if number < self._num_windows - 1:
+            number = permute(number, self._num_windows - 1, mix(key, WINDOW_ORDER))
+        else:
+            size = self.samples_per_epoch - number * self._window_samples
+        return Window(number * self._window_samples, size, mix(key, SAMPLE_ORDER, number))
 
     def _lay_out_block(self, epoch: int, block: int) -> Block:
-        first = self.first + block * BLOCK
-        lengths = self.tokens.block_lengths(first, min(first + BLOCK, self.last))
+        first, last = self._block_starts[block : block + 2].tolist()
+        lengths = self.tokens.block_lengths(first, last)
         starts = self.tokens.offset(first) + np.cumsum(lengths) - lengths
         order = permutation(len(lengths), mix(self.seed, epoch, DOCUMENT_ORDER, block))
         ends = np.cumsum(lengths[order])
@@ -264,22 +278,70 @@ def _copy(tokens: NDArray[Any], run: Run, out: NDArray[np.int64]) -> None:
         done = end
 
 
-def _block_sizes(tokens: IndexedTokens, first: int, last: int) -> NDArray[np.int64]:
-    """Tokens of each block of the range, read from one pointer a block.
+def _window_samples(num_tokens: int, num_blocks: int, seq_length: int) -> int:
+    """Samples of a window: `WINDOW`, or more where these would come from fewer than `BLOCKS_OF_WINDOW` blocks."""
+    return max(WINDOW, -(-BLOCKS_OF_WINDOW * num_tokens // (num_blocks * seq_length)))
+
+
+def _find_blocks(tokens: IndexedTokens, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First sequence of each block of the range, and then `last`; and the tokens of each block.
 
     A part of the index at a time is mapped, since every page of it that is touched counts as memory of the process.
     """
     base = HEADER.size + 4 * tokens.num_sequences
-    parts = []
+    end = tokens.offset(last) * tokens.dtype.itemsize
+    starts, places = [], []
     for start in range(first, last, MAPPED_POINTERS):
         size = min(MAPPED_POINTERS, last - start)
-        mapped = np.memmap(idx_path(tokens.prefix), "<i8", "r", offset=base + 8 * start, shape=(size,))
-        parts.append(np.array(mapped[::BLOCK]))
-    starts = np.concatenate([*parts, np.array([tokens.offset(last) * tokens.dtype.itemsize])])
-    sizes = np.diff(starts) // tokens.dtype.itemsize
+        more = int(start + size < last)  # the pointer after them says where they end
+        mapped = np.asarray(
+            np.memmap(idx_path(tokens.prefix), "<i8", "r", offset=base + 8 * start, shape=(size + more,))
+        )
+        heads = _block_heads(mapped[:size], int(mapped[size]) if more else end, tokens.dtype.itemsize)
+        starts.append(start + heads)
+        places.append(mapped[heads])
+        del mapped  # before the next part is mapped
+    starts.append(np.array([last]))
+    places.append(np.array([end]))
+    sizes = np.diff(np.concatenate(places)) // tokens.dtype.itemsize
     if sizes.min(initial=0) < 0:
         raise PrimusError(f"{tokens.prefix}.idx: corrupt, its pointers are not in order", "prepare the data again")
-    return sizes
+    return np.concatenate(starts), sizes
+
+
+def _block_heads(pointers: NDArray[np.int64], end: int, token_bytes: int) -> NDArray[np.int64]:
+    """First sequence of each block, given where sequences begin and end in the .bin.
+
+    Every `BLOCK` sequences begin a block, and where these have more than `BLOCK_TOKENS`, so does each sequence that
+    comes first after a multiple of that.
+    """
+    groups = np.arange(0, len(pointers), BLOCK)
+    sizes = np.diff(pointers[groups], append=end)
+    cuts = np.maximum(0, (sizes - 1) // (BLOCK_TOKENS * token_bytes))
+    if not cuts.any():
+        return groups
+    numbers = np.arange(1, cuts.sum() + 1) - np.repeat(np.cumsum(cuts) - cuts, cuts)  # 1.. of each group
+    targets = np.repeat(pointers[groups], cuts) + numbers * (BLOCK_TOKENS * token_bytes)
+    begin, stop = np.repeat(groups, cuts), np.repeat(np.append(groups[1:], len(pointers)), cuts)
+    found = _first_at_or_after(pointers, targets, begin, stop)
+    return np.union1d(groups, found[found < stop])
+
+
+def _first_at_or_after(
+    pointers: NDArray[np.int64], targets: NDArray[np.int64], begin: NDArray[np.int64], stop: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """First place from `begin` on with a pointer of at least the target; `stop` where there is none before it.
+
+    `np.searchsorted` would copy the pointers, which are not aligned in the file.
+    """
+    low, high = begin.copy(), stop.copy()
+    for _ in range(BLOCK.bit_length()):
+        middle = (low + high) // 2
+        is_before = pointers[np.minimum(middle, len(pointers) - 1)] < targets
+        open_ones = low < high
+        low = np.where(open_ones & is_before, middle + 1, low)
+        high = np.where(open_ones & ~is_before, middle, high)
+    return low
 
 
 def _outside_vocabulary(tokens: IndexedTokens, sample: NDArray[np.int64], vocab_size: int) -> PrimusError:

@@ -1,64 +1,80 @@
-"""Orders of huge ranges that are computed, not stored: a keyed bijection of 0..n-1, evaluated at any point.
+"""Seeded random orders: of a stored range, and of a huge range, of which any point is computed alone.
 
-Four rounds of a balanced Feistel network over the next even number of bits, walking the cycle until the value is in
-range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002); the mixing function is SplitMix64's finaliser
-(Steele, Lea and Flood, 2014).
+A stored order sorts a pseudo-random number of each element (SplitMix64: Steele, Lea and Flood, 2014), so that every
+permutation is as likely as any other. It does not depend on the version of NumPy, whose generators may change their
+streams (NEP 19). A range above `LARGEST_STORED` takes a generalised Feistel network over a grid of a x b >= n points,
+walking the cycle until the value is in range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 MASK = (1 << 64) - 1
-ROUNDS = 4
+GAMMA = 0x9E3779B97F4A7C15
+"""Distance of the states of SplitMix64."""
+
+LARGEST_STORED = 1 << 16
+"""Size up to which `permute` takes the stored order: a network over so few points is not uniform."""
+
+STORED_ORDERS = 64
+"""Most orders that `permute` keeps, of at most 128 KiB each."""
+
+ROUNDS = 8
+"""Of the network. Four do for an adversary with few questions (Luby and Rackoff, 1988); here every point is used."""
 
 
 def mix(*words: int) -> int:
     """A 64-bit hash of whole numbers, the same on every machine."""
     state = 0
     for word in words:
-        state = _finalise((state + word + 0x9E3779B97F4A7C15) & MASK)
+        state = _finalise((state + word + GAMMA) & MASK)
     return state
 
 
+def permutation(size: int, key: int) -> NDArray[np.int64]:
+    """A uniformly random order [size] of 0..size-1, which `key` decides."""
+    states = np.arange(1, size + 1, dtype=np.uint64)
+    states *= np.uint64(GAMMA)
+    states += np.uint64(_finalise(key & MASK))
+    return np.argsort(_finalise_all(states), kind="stable")  # the states differ, and so do the numbers: no ties
+
+
 def permute(position: int, size: int, key: int) -> int:
-    """The element at `position` of the order of 0..size-1 that `key` stands for."""
+    """The element at `position` of a random order of 0..size-1, in constant memory.
+
+    Up to `LARGEST_STORED` it is that of `permutation`; above, of another order that `key` decides.
+    """
     if size < 2:
         return position
-    half = _half_bits(size)
-    value = _feistel(position, half, key)
+    if size <= LARGEST_STORED:
+        return int(_stored(size, key)[position])
+    width = math.isqrt(size - 1) + 1
+    height = -(-size // width)
+    value = _feistel(position, width, height, key)
     while value >= size:
-        value = _feistel(value, half, key)
+        value = _feistel(value, width, height, key)
     return value
 
 
-def permutation(size: int, key: int) -> NDArray[np.int64]:
-    """The whole order [size], equal to `permute` at each position."""
-    values = np.arange(size, dtype=np.uint64)
-    if size < 2:
-        return values.astype(np.int64)
-    half = _half_bits(size)
-    values = _feistel(values, half, key)
-    while len(outside := np.flatnonzero(values >= size)):
-        values[outside] = _feistel(values[outside], half, key)
-    return values.astype(np.int64)
+@lru_cache(maxsize=STORED_ORDERS)
+def _stored(size: int, key: int) -> NDArray[np.uint16]:
+    return permutation(size, key).astype(np.uint16)
 
 
-def _half_bits(size: int) -> int:
-    return max(1, ((size - 1).bit_length() + 1) // 2)
-
-
-def _feistel(value: Any, half: int, key: int) -> Any:
-    """One pass over a Python int or an array of uint64."""
-    low_bits = (1 << half) - 1
-    left, right = value >> half, value & low_bits
-    for round_key in _round_keys(key):
-        left, right = right, left ^ (_finalise(right + round_key & MASK) & low_bits)
-    return left << half | right
+def _feistel(value: int, width: int, height: int, key: int) -> int:
+    """One pass: a point's row and column are moved in turn, each by a hash of the other."""
+    row, column = divmod(value, width)
+    for number, round_key in enumerate(_round_keys(key)):
+        if number % 2:
+            row = (row + _finalise(column + round_key & MASK)) % height
+        else:
+            column = (column + _finalise(row + round_key & MASK)) % width
+    return row * width + column
 
 
 @lru_cache(maxsize=1024)
@@ -66,7 +82,16 @@ def _round_keys(key: int) -> tuple[int, ...]:
     return tuple(mix(key, number) for number in range(ROUNDS))
 
 
-def _finalise(word: Any) -> Any:
+def _finalise(word: int) -> int:
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & MASK
     word = (word ^ word >> 27) * 0x94D049BB133111EB & MASK
     return word ^ word >> 31
+
+
+def _finalise_all(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`_finalise` of each word, in place."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        words ^= words >> np.uint64(shift)
+        words *= np.uint64(factor)
+    words ^= words >> np.uint64(31)
+    return words
