@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from primus.data.tokenizers.declared import DeclaredEnd, EndChoice
 from primus.errors import UsageError, did_you_mean
 
 END_OF_TEXT = "<|endoftext|>"
@@ -86,6 +87,10 @@ class Tokenizer:
     """Token that ends a document."""
     eod_id: int | None
     """Its id."""
+    declared_end: DeclaredEnd | None
+    """What the files beside the tokenizer say that ends a text; None where they say nothing, or were not asked."""
+    declared_eod: str | None
+    """That token, where the vocabulary has it."""
     bos_id: int | None
     """Id of the token that begins a document; None where there is none."""
     fingerprint: str
@@ -143,6 +148,7 @@ def load(
     parse_special_tokens: bool = False,
     fast: bool = True,
     in_parallel: bool = False,
+    follow_declared: bool = False,
 ) -> Tokenizer:
     """The tokenizer at a path or of a name.
 
@@ -150,20 +156,24 @@ def load(
         name: A tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder with one of them or with vocab.json
             and merges.txt, ``VOCAB.json,MERGES.txt``, a name on the hub such as ``Qwen/Qwen3-8B``,
             ``tiktoken:cl100k_base``, or ``tiktoken:SCHEME:FILE``.
-        eod: Token that ends a document; one of `END_OF_DOCUMENT` that the vocabulary has when None.
+        eod: Token that ends a document; when None, one of `END_OF_DOCUMENT` that the vocabulary has, else the one that
+            the files beside the tokenizer declare.
         parse_special_tokens: Whether a special token that a text spells out becomes its id, which lets a text forge the
             end of a document, instead of plain text.
         fast: Whether to encode the fast way where it knows the tokenizer.
         in_parallel: Whether the library that defines the ids may load in a process of its own, which is forked from
             this one and answers for it, while the fast way loads here.
+        follow_declared: Whether what the files beside the tokenizer declare comes first, as in Megatron-LM.
 
     Raises:
         UsageError: There is no such tokenizer, it is damaged, or it has no token `eod`.
         PrimusError: The hub cannot be reached.
     """
-    from primus.data.tokenizers.locate import read
+    from primus.data.tokenizers import locate
 
-    return from_content(read(str(name)), str(name), eod, parse_special_tokens, fast, in_parallel)
+    content = locate.read(str(name))
+    end = EndChoice(eod, locate.declared_end(str(name), ask_hub=follow_declared), follow_declared)
+    return _load(content, str(name), end, parse_special_tokens, fast, in_parallel)
 
 
 def from_content(
@@ -175,12 +185,18 @@ def from_content(
     in_parallel: bool = False,
 ) -> Tokenizer:
     """The tokenizer that a file's content describes; see `load`."""
+    return _load(content, name, EndChoice(eod), parse_special_tokens, fast, in_parallel)
+
+
+def _load(
+    content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool, in_parallel: bool
+) -> Tokenizer:
     from primus.data.tokenizers import huggingface, sentencepiece
 
     with _without_collector():
         if is_json(content):
-            return huggingface.from_content(content, name, eod, parse_special_tokens, fast, in_parallel)
-        return sentencepiece.from_content(content, name, eod, parse_special_tokens, fast)
+            return huggingface.from_content(content, name, end, parse_special_tokens, fast, in_parallel)
+        return sentencepiece.from_content(content, name, end, parse_special_tokens, fast)
 
 
 @contextmanager
@@ -243,18 +259,20 @@ def identity(described: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
-def end_of_document(vocabulary: dict[str, int], eod: str | None, name: str) -> str | None:
-    """The token that ends a document: `eod`, or the first known one that the vocabulary has.
+def end_of_document(vocabulary: dict[str, int], end: EndChoice, name: str) -> str | None:
+    """The token that ends a document: the one asked for, a known one that the vocabulary has, or the declared one.
 
     Raises:
-        UsageError: The vocabulary has no token `eod`.
+        UsageError: The vocabulary has no token that was asked for.
     """
-    if eod is None:
-        return next((token for token in END_OF_DOCUMENT if token in vocabulary), None)
-    if eod not in vocabulary:
+    if end.asked is None:
+        declared = end.declared.find(vocabulary) if end.declared else None
+        known = next((token for token in END_OF_DOCUMENT if token in vocabulary), None)
+        return (declared or known) if end.follow else (known or declared)
+    if end.asked not in vocabulary:
         special = [token for token in vocabulary if token.startswith(("<", "["))]
-        raise UsageError(f"{name}: no token '{eod}' in this tokenizer", did_you_mean(eod, special[:200]))
-    return eod
+        raise UsageError(f"{name}: no token '{end.asked}' in this tokenizer", did_you_mean(end.asked, special[:200]))
+    return end.asked
 
 
 def begin_of_document(vocabulary: dict[str, int]) -> int | None:

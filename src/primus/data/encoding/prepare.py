@@ -51,6 +51,8 @@ class Job:
     """Fields of a record; each becomes a pair of files."""
     eod: str | None = None
     """Token that ends a document; found in the vocabulary when None."""
+    follow_declared: bool = False
+    """Whether the files beside the tokenizer decide that first, as in Megatron-LM."""
     recipe: Recipe = field(default_factory=Recipe)
     """Settings that decide the tokens."""
     workers: int | None = None
@@ -92,7 +94,9 @@ def prepare(job: Job, say: Say = lambda text: None, show: Show = lambda progress
         PrimusError: A document is bad, a file damaged, or the output cannot be written.
     """
     _check(job)
-    tokenizer = None if trained.is_trained(job.tokenizer) else _load(job)
+    tokenizer = None if trained.is_trained(job.tokenizer) else load_tokenizer(job, in_parallel=True)
+    if tokenizer and job.recipe.append_eod and (note := _note_end(job, tokenizer)):
+        say(note)
     text = inputs.open_input(job.inputs, job.dataset, job.output, job.recipe.text_documents, is_folder=False)
     try:
         job.output.parent.mkdir(parents=True, exist_ok=True)
@@ -124,13 +128,42 @@ def _check(job: Job) -> None:
         trained.check(job.tokenizer, job.eod)
 
 
-def _load(job: Job) -> Tokenizer:
-    tokenizer = tokenizers.load(job.tokenizer, job.eod, job.recipe.parse_special_tokens, job.fast, in_parallel=True)
-    if job.recipe.append_eod and tokenizer.eod is None:
+def load_tokenizer(job: Job, in_parallel: bool = False) -> Tokenizer:
+    """The tokenizer of a job that trains none.
+
+    Raises:
+        UsageError: There is no such tokenizer, or no token that ends its documents.
+    """
+    parse = job.recipe.parse_special_tokens
+    tokenizer = tokenizers.load(job.tokenizer, job.eod, parse, job.fast, in_parallel, job.follow_declared)
+    if not job.recipe.append_eod:
+        return tokenizer
+    if tokenizer.eod is None:
         raise UsageError(
             f"{tokenizer.name}: no token that ends a document", "name it with --eod, or use --no-append-eod"
         )
+    end = tokenizer.declared_end
+    if job.follow_declared and job.eod is None and end and tokenizer.declared_eod is None:
+        raise UsageError(
+            f"{end.source}: it says that {end} ends a text, but the vocabulary has no such token",
+            "name the end of a document with --eod, or correct the file",
+        )
     return tokenizer
+
+
+def _note_end(job: Job, tokenizer: Tokenizer) -> str:
+    """What is to be said of the end of documents, which nobody has named; empty where there is no doubt."""
+    end, declared = tokenizer.declared_end, tokenizer.declared_eod
+    if job.eod is not None:
+        return ""
+    if job.follow_declared:
+        is_file = tokenizer.file_suffix == ".json" and not job.tokenizer.startswith("tiktoken:")
+        source = end.source if end and declared else "the usual token of its vocabulary"
+        return f"documents end with {tokenizer.eod} ({source})" if is_file else ""
+    if declared in (None, tokenizer.eod):
+        return ""
+    assert end
+    return f"documents end with {tokenizer.eod}, but {end.source} names {declared}: choose with --eod"
 
 
 @dataclass

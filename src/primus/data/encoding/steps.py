@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from primus.data import documents
-from primus.data import tokenizer as tokenizers
 from primus.data.datasets import hub
 from primus.data.encoding import trained
-from primus.data.encoding.prepare import Job, Prepared, Say
+from primus.data.encoding.prepare import Job, Prepared, Say, load_tokenizer
 from primus.data.pipeline.workers import Show
 from primus.errors import PrimusError, UsageError
 
@@ -78,7 +77,7 @@ def _check(steps: Steps, job: Job) -> None:
     if trained.is_trained(job.tokenizer):
         trained.check(job.tokenizer, job.eod)
     else:
-        tokenizers.load(job.tokenizer, job.eod, job.recipe.parse_special_tokens, job.fast)
+        load_tokenizer(job)
 
 
 def _fetched(steps: Steps, job: Job, say: Say) -> Job:

@@ -294,7 +294,8 @@ def _asked_tokenizer(data: DataConfig, known_names: list[str]) -> Tokenizer | No
     name = data.tokenizer_model
     if not name or (known_names and set(known_names) == {name} and not is_local(name)):
         return None
-    return tokenizers.check_type(tokenizers.load(name), data.tokenizer_type)
+    of_megatron = not known_names and data.tokenizer_type == "HuggingFaceTokenizer"
+    return tokenizers.check_type(tokenizers.load(name, follow_declared=of_megatron), data.tokenizer_type)
 
 
 def _check_size(name: str, size: int, vocab_size: int) -> None:

@@ -41,6 +41,28 @@ def tokenizer_file(name: str) -> Path:
         raise _unreachable(name, error) from None
 
 
+def read_optional(name: str, file: str, ask_hub: bool) -> bytes | None:
+    """A small file of a model that need not be there, from the local cache where it is there.
+
+    Args:
+        name: OWNER/NAME.
+        file: Its path in the repository.
+        ask_hub: Whether it is downloaded where it is not in the cache.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        if ask_hub:
+            return Path(huggingface_hub.hf_hub_download(name, file)).read_bytes()
+        found = huggingface_hub.try_to_load_from_cache(name, file)
+        return Path(found).read_bytes() if isinstance(found, str) else None
+    except errors.EntryNotFoundError:
+        return None
+    except _network_errors():
+        return None
+
+
 def _unreachable(name: str, error: Exception) -> PrimusError:
     reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
     return PrimusError(

@@ -14,6 +14,7 @@ from primus.data.tokenizer import Batch, Engine, FastEngine, Tokenizer, begin_of
 from primus.data.tokenizers import beside, tokenizer_json
 from primus.data.tokenizers.beside import Beside
 from primus.data.tokenizers.cuts import is_cuttable
+from primus.data.tokenizers.declared import EndChoice
 from primus.data.tokenizers.fast import is_installed, is_known, of_json
 from primus.errors import PrimusError, UsageError
 
@@ -25,6 +26,7 @@ class Facts:
     vocab_size: int
     eod: str | None
     eod_id: int | None
+    declared_eod: str | None
     bos_id: int | None
     fingerprint: str
 
@@ -49,21 +51,22 @@ class Library:
         """The ``tokenizers.Tokenizer``, without truncation and padding."""
         return self._configured(self.content)
 
-    def load(self, eod: str | None) -> Facts:
+    def load(self, end: EndChoice) -> Facts:
         """Make the backend, and say what there is to know of its vocabulary.
 
         Raises:
-            UsageError: The file is damaged, has no token `eod`, or the library would number its tokens differently.
+            UsageError: The file is damaged, has no such end of document, or the library would number its tokens differently.
         """
         described = tokenizer_json.join_merges(msgspec.json.decode(self.content))
         self.backend = self._configured(msgspec.json.encode(described))
         _check_numbers(described.get("added_tokens", []), self.backend, self.name)
         vocabulary = tokenizer_json.vocabulary(described)
-        token = end_of_document(vocabulary, eod, self.name)
+        token = end_of_document(vocabulary, end, self.name)
         return Facts(
             vocab_size=max(vocabulary.values()) + 1,
             eod=token,
             eod_id=None if token is None else vocabulary[token],
+            declared_eod=end.declared.find(vocabulary) if end.declared else None,
             bos_id=begin_of_document(vocabulary),
             fingerprint=identity(described),
         )
@@ -96,21 +99,21 @@ class Library:
 
 
 def from_content(
-    content: bytes, name: str, eod: str | None, parse_special_tokens: bool, fast: bool, in_parallel: bool
+    content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool, in_parallel: bool
 ) -> Tokenizer:
     """The tokenizer that a tokenizer.json describes; see `primus.data.tokenizer.load`.
 
     Raises:
-        UsageError: It is damaged, has no token `eod`, or the library would number its tokens differently.
+        UsageError: It is damaged, has no such end of document, or the library would number its tokens differently.
     """
     library = Library(content, name, parse_special_tokens)
     may_fork = fast and in_parallel and is_installed() and beside.is_possible()
-    other = Beside(library, partial(library.load, eod)) if may_fork else None
+    other = Beside(library, partial(library.load, end)) if may_fork else None
     try:
         outline = tokenizer_json.outline(content)
     except msgspec.MsgspecError as error:
         raise _damaged(name, error) from None
-    facts, exact, engine = _loaded(library, other, eod, outline if fast else {})
+    facts, exact, engine = _loaded(library, other, end, outline if fast else {})
     added = outline.get("added_tokens", [])
     return Tokenizer(
         name=name,
@@ -119,6 +122,8 @@ def from_content(
         vocab_size=facts.vocab_size,
         eod=facts.eod,
         eod_id=facts.eod_id,
+        declared_end=end.declared,
+        declared_eod=facts.declared_eod,
         bos_id=facts.bos_id,
         fingerprint=facts.fingerprint,
         special_strings=tuple(token["content"] for token in added if token.get("special")),
@@ -130,7 +135,7 @@ def from_content(
 
 
 def _loaded(
-    library: Library, other: Beside[Facts] | None, eod: str | None, outline: dict[str, Any]
+    library: Library, other: Beside[Facts] | None, end: EndChoice, outline: dict[str, Any]
 ) -> tuple[Facts, Engine, FastEngine | None]:
     """What is known of the vocabulary, the engine that defines the ids, and the fast one where there is one.
 
@@ -138,14 +143,14 @@ def _loaded(
         library: The library in this process.
         other: The library in a process of its own, which has begun to load it: neither library lets another thread of
             its process do anything meanwhile.
-        eod: Token that ends a document.
+        end: Which token ends a document.
         outline: The file; empty where there is to be no fast engine.
     """
     if other and is_known(outline):
         engine = of_json(other, outline, library.parse_special_tokens)
         facts = other.loaded()
         return (facts, other, engine) if engine else (facts, library, None)
-    facts = library.load(eod)
+    facts = library.load(end)
     return facts, library, of_json(library, outline, library.parse_special_tokens)
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from primus.data.tokenizer import is_json
 from primus.data.tokenizers import byte_level, hub, tiktoken
+from primus.data.tokenizers.declared import DeclaredEnd, find_declared, read_beside
 from primus.errors import UsageError
 
 FILES = "a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that has one, or a hub name"
+FOLDER_FILE = "tokenizer.json"
 PAIR = ("vocab.json", "merges.txt")
 
 
@@ -34,6 +36,27 @@ def read(name: str) -> bytes:
     if path.suffix == ".json" and not is_json(content):
         raise UsageError(f"{name}: not a tokenizer.json", "save or download it again")
     return content
+
+
+def declared_end(name: str, ask_hub: bool) -> DeclaredEnd | None:
+    """The end of a text that the files beside a tokenizer declare; None where there are none or they do not say it.
+
+    Args:
+        name: The tokenizer.
+        ask_hub: Whether files of the hub that are not in the cache are downloaded.
+
+    Raises:
+        UsageError: A file is damaged.
+    """
+    if name.startswith(tiktoken.PREFIX) or "," in name:
+        return None
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return find_declared(read_beside(path / FOLDER_FILE), str(path))
+    if path.exists():
+        is_of_folder = path.name in (FOLDER_FILE, "tokenizer.model")
+        return find_declared(read_beside(path), str(path.parent)) if is_of_folder else None
+    return find_declared(lambda file: hub.read_optional(name, file, ask_hub), name)
 
 
 def is_local(name: str) -> bool:

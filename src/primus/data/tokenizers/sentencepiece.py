@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from primus.data.tokenizer import Batch, Tokenizer, end_of_document, fingerprint
+from primus.data.tokenizers.declared import EndChoice
 from primus.data.tokenizers.fast import of_sentencepiece
 from primus.data.tokenizers.huggingface import lone_surrogate
 from primus.errors import UsageError
@@ -60,11 +62,11 @@ class Library:
         return text
 
 
-def from_content(content: bytes, name: str, eod: str | None, parse_special_tokens: bool, fast: bool) -> Tokenizer:
+def from_content(content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool) -> Tokenizer:
     """The tokenizer of a SentencePiece model; see `primus.data.tokenizer.load`.
 
     Raises:
-        UsageError: It is damaged, has no token `eod`, or special tokens in the text are to be parsed, which the library
+        UsageError: It is damaged, has no such end of document, or special tokens in the text are to be parsed, which the library
             does not do.
     """
     exact = Library(content, name)
@@ -74,9 +76,10 @@ def from_content(content: bytes, name: str, eod: str | None, parse_special_token
             f"{name}: SentencePiece takes special tokens in a text for plain text", "leave that option out"
         )
     vocabulary = {processor.id_to_piece(number): number for number in range(processor.get_piece_size())}
-    if eod is None and processor.eos_id() >= 0:
-        eod = processor.id_to_piece(processor.eos_id())
-    token = end_of_document(vocabulary, eod, name)
+    declared = end.declared.find(vocabulary) if end.declared else None
+    if end.asked is None and processor.eos_id() >= 0 and not (end.follow and declared):
+        end = replace(end, asked=processor.id_to_piece(processor.eos_id()))
+    token = end_of_document(vocabulary, end, name)
     control = tuple(piece for piece, number in vocabulary.items() if processor.is_control(number))
     return Tokenizer(
         name=name,
@@ -85,6 +88,8 @@ def from_content(content: bytes, name: str, eod: str | None, parse_special_token
         vocab_size=processor.get_piece_size(),
         eod=token,
         eod_id=None if token is None else vocabulary[token],
+        declared_end=end.declared,
+        declared_eod=declared,
         bos_id=processor.bos_id() if processor.bos_id() >= 0 else None,
         fingerprint=fingerprint(content),
         special_strings=control,

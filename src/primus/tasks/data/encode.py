@@ -46,7 +46,13 @@ def run(options: Options, context: TaskContext) -> None:
     from primus.data.pipeline.display import Display
 
     output = output_prefix(options.output or options.output_prefix or "")
-    job = make_job(options, output, tokenizer, append_eod=not options.output_prefix)
+    job = make_job(
+        options,
+        output,
+        tokenizer,
+        append_eod=not options.output_prefix,
+        follow_declared=_follows_megatron(options) and options.tokenizer_type not in SENTENCE_PIECE,
+    )
     with Display() as display:
         for name in ("partitions", "log_interval"):
             if getattr(options, name) is not None:
@@ -54,6 +60,12 @@ def run(options: Options, context: TaskContext) -> None:
         prepared = prepare(job, display.say, display.show)
     values = [summary(each) for each in prepared]
     context.result(values, "\n".join(f"--train_data_path {value['prefix']}" for value in values))
+
+
+def _follows_megatron(options: Options) -> bool:
+    """Whether any option of Megatron-LM's script is given that has another name here."""
+    names = ("output_prefix", "tokenizer_type", "tokenizer_model", "vocab_file", "merge_file")
+    return any(getattr(options, name) for name in names)
 
 
 def _tokenizer(options: Options) -> str:

@@ -1,0 +1,154 @@
+"""The end-of-document token that the files beside a tokenizer declare, as Megatron-LM's HuggingFaceTokenizer takes it.
+
+There it is the ``eos_token`` of `transformers` (megatron/core/tokenizers/text/libraries/huggingface_tokenizer.py). That
+library takes it from ``tokenizer_config.json``; from ``special_tokens_map.json``, which wins where the former is of an
+old version and has no ``added_tokens_decoder``; else from the tokenizer's class (`_from_pretrained` in
+transformers/tokenization_utils_base.py). Where all of them have none, the ids in ``generation_config.json`` and
+``config.json`` say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from primus.errors import UsageError
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+MODEL_CONFIGS = ("generation_config.json", "config.json")
+FILES = (TOKENIZER_CONFIG, SPECIAL_TOKENS, *MODEL_CONFIGS)
+"""Names of the files, in the order in which they are asked."""
+
+CLASS_TOKENS = {
+    "bloom": "</s>",
+    "codegen": "<|endoftext|>",
+    "cohere": "<|END_OF_TURN_TOKEN|>",
+    "gemma": "<eos>",
+    "gpt2": "<|endoftext|>",
+    "gptneox": "<|endoftext|>",
+    "qwen2": "<|endoftext|>",
+    "roberta": "</s>",
+    "t5": "</s>",
+}
+"""Default ``eos_token`` of transformers' classes, such as Qwen2TokenizerFast, where no file names one.
+
+That of Llama's class is another in each major version, so that the ids of the model decide.
+"""
+
+MODEL_CLASSES = {"qwen3": "qwen2", "qwen2_moe": "qwen2", "qwen3_moe": "qwen2", "gpt_neox": "gptneox", "gemma2": "gemma"}
+"""Classes of tokenizers by ``model_type`` of config.json, where their names differ (AutoTokenizer of transformers)."""
+
+Read = Callable[[str], "bytes | None"]
+"""Content of a file of this name beside the tokenizer; None where there is none."""
+
+
+@dataclass(frozen=True)
+class DeclaredEnd:
+    """A token that ends a text, and what says so."""
+
+    source: str
+    """Path or name of the file."""
+    token: str | None = None
+    """The token, where it is named."""
+    token_id: int | None = None
+    """Its id, where only that is given."""
+
+    def find(self, vocabulary: dict[str, int]) -> str | None:
+        """The token, if the vocabulary has it."""
+        if self.token is not None:
+            return self.token if self.token in vocabulary else None
+        return next((token for token, number in vocabulary.items() if number == self.token_id), None)
+
+    def __str__(self) -> str:
+        return f"token {self.token_id}" if self.token is None else self.token
+
+
+@dataclass(frozen=True)
+class EndChoice:
+    """Which token is to end documents."""
+
+    asked: str | None = None
+    """The token that was asked for."""
+    declared: DeclaredEnd | None = None
+    """What the files beside the tokenizer say."""
+    follow: bool = False
+    """Whether that decides, as in Megatron-LM, also where the vocabulary has a usual token."""
+
+
+def find_declared(read: Read, where: str) -> DeclaredEnd | None:
+    """The token that the files beside a tokenizer declare; None where they declare none.
+
+    Args:
+        read: Gives the content of each file.
+        where: Folder or name on the hub, for messages.
+
+    Raises:
+        UsageError: A file is damaged.
+    """
+    tokenizer, special = (_parsed(read, where, name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS))
+    sources = [(TOKENIZER_CONFIG, tokenizer), (SPECIAL_TOKENS, special)]
+    if "added_tokens_decoder" not in tokenizer:
+        sources.reverse()
+    for key in ("eos_token", "sep_token"):  # Megatron-LM takes the separator where there is no end
+        for name, described in sources:
+            if token := _token(described.get(key)):
+                return DeclaredEnd(f"{where}/{name}", token)
+        if key == "eos_token" and "eos_token" not in tokenizer:
+            if found := _default_of_class(tokenizer, _parsed(read, where, "config.json"), where):
+                return found
+    for name in MODEL_CONFIGS:
+        if (number := _first_id(_parsed(read, where, name))) is not None:
+            return DeclaredEnd(f"{where}/{name}", token_id=number)
+    return None
+
+
+def read_beside(path: Path) -> Read:
+    """Reads the files beside a tokenizer's file."""
+
+    def read(name: str) -> bytes | None:
+        file = path.parent / name
+        return file.read_bytes() if file.is_file() else None
+
+    return read
+
+
+def _parsed(read: Read, where: str, name: str) -> dict[str, Any]:
+    content = read(name)
+    if content is None:
+        return {}
+    try:
+        described = msgspec.json.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"{where}/{name}: not JSON ({error})", "save or download it again, or name --eod") from None
+    return described if isinstance(described, dict) else {}
+
+
+def _token(value: Any) -> str | None:
+    """A token that is written as text, or as the object of an AddedToken."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _default_of_class(tokenizer: dict[str, Any], model: dict[str, Any], where: str) -> DeclaredEnd | None:
+    """The token of the tokenizer's class, which the tokenizer's own file names, or else the kind of model implies."""
+    name, kind = tokenizer.get("tokenizer_class"), model.get("model_type")
+    if isinstance(name, str):
+        token = CLASS_TOKENS.get(name.removesuffix("Fast").removesuffix("Tokenizer").lower())
+        return DeclaredEnd(f"{where}/{TOKENIZER_CONFIG}, tokenizer_class {name}", token) if token else None
+    token = CLASS_TOKENS.get(MODEL_CLASSES.get(kind, kind)) if isinstance(kind, str) else None
+    return DeclaredEnd(f"{where}/config.json, model_type {kind}", token) if token else None
+
+
+def _first_id(config: dict[str, Any]) -> int | None:
+    """``eos_token_id`` of a model; the first of several, which is the end of a text where the others end a turn."""
+    nested = config.get("text_config")
+    value = config.get("eos_token_id", nested.get("eos_token_id") if isinstance(nested, dict) else None)
+    if isinstance(value, list):
+        value = next(iter(value), None)
+    return value if type(value) is int and value >= 0 else None
