@@ -131,9 +131,7 @@ def write_index(prefix: Path, lengths: Sequence[int]) -> Path:
 @pytest.mark.parametrize(
     ("mean_tokens", "seq_length"), [(400, 4096), (400, 128), (4000, 4096), (100_000, 4096), (2_000_000, 4096)]
 )
-def test_sixteen_steps_take_their_documents_from_many_places(
-    tmp_path: Path, mean_tokens: int, seq_length: int
-) -> None:
+def test_sixteen_steps_take_their_documents_from_many_places(tmp_path: Path, mean_tokens: int, seq_length: int) -> None:
     tokens = 3_000_000_000 if mean_tokens > 400 else 300_000_000
     lengths = np.random.default_rng(1).integers(mean_tokens // 2, 3 * mean_tokens // 2, tokens // mean_tokens)
     dataset = PackedDataset(IndexedTokens(write_index(tmp_path / "x", lengths)), seq_length, seed=1)

@@ -66,7 +66,7 @@ def test_half_of_the_orders_are_odd(size: int, draws: int) -> None:
 
 
 def test_orders_that_are_computed_may_be_odd() -> None:
-    assert any(is_odd(computed_alone(1 << 18, key)) for key in keys(3, 18))  # a network over a power of 4 would never be
+    assert any(is_odd(computed_alone(1 << 18, key)) for key in keys(3, 18))  # unlike a bit network
 
 
 @pytest.mark.parametrize(
