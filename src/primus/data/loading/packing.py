@@ -243,7 +243,7 @@ class PackedDataset:
         return Epoch(blocks, np.cumsum(self._block_sizes[blocks]))
 
     def _lay_out_window(self, epoch: int, number: int) -> Window:
-        """Window at a position of an epoch: equal windows are shuffled; the last, which has the rest too, stays last."""
+        """Window at a position of an epoch: equal windows are shuffled; the last, with the rest, stays last."""
         key = mix(self.seed, epoch)
         size = self._window_samples
         if number < self._num_windows - 1:

@@ -94,13 +94,13 @@ def find_declared(read: Read, where: str) -> DeclaredEnd | None:
     sources = [(TOKENIZER_CONFIG, tokenizer), (SPECIAL_TOKENS, special)]
     if "added_tokens_decoder" not in tokenizer:
         sources.reverse()
-    for key in ("eos_token", "sep_token"):  # Megatron-LM takes the separator where there is no end
-        for name, described in sources:
-            if token := _token(described.get(key)):
-                return DeclaredEnd(f"{where}/{name}", token)
-        if key == "eos_token" and "eos_token" not in tokenizer:
-            if found := _default_of_class(tokenizer, _parsed(read, where, "config.json"), where):
-                return found
+    if found := _named(sources, "eos_token", where):
+        return found
+    is_null = "eos_token" in tokenizer
+    if not is_null and (found := _default_of_class(tokenizer, _parsed(read, where, "config.json"), where)):
+        return found
+    if found := _named(sources, "sep_token", where):  # Megatron-LM takes the separator where there is no end
+        return found
     for name in MODEL_CONFIGS:
         if (number := _first_id(_parsed(read, where, name))) is not None:
             return DeclaredEnd(f"{where}/{name}", token_id=number)
@@ -126,6 +126,13 @@ def _parsed(read: Read, where: str, name: str) -> dict[str, Any]:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{where}/{name}: not JSON ({error})", "save or download it again, or name --eod") from None
     return described if isinstance(described, dict) else {}
+
+
+def _named(sources: list[tuple[str, dict[str, Any]]], key: str, where: str) -> DeclaredEnd | None:
+    for name, described in sources:
+        if token := _token(described.get(key)):
+            return DeclaredEnd(f"{where}/{name}", token)
+    return None
 
 
 def _token(value: Any) -> str | None:

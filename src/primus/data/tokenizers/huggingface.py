@@ -55,7 +55,8 @@ class Library:
         """Make the backend, and say what there is to know of its vocabulary.
 
         Raises:
-            UsageError: The file is damaged, has no such end of document, or the library would number its tokens differently.
+            UsageError: The file is damaged, has no such end of document, or the library would number its tokens
+                differently.
         """
         described = tokenizer_json.join_merges(msgspec.json.decode(self.content))
         self.backend = self._configured(msgspec.json.encode(described))

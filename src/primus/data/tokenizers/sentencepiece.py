@@ -66,8 +66,8 @@ def from_content(content: bytes, name: str, end: EndChoice, parse_special_tokens
     """The tokenizer of a SentencePiece model; see `primus.data.tokenizer.load`.
 
     Raises:
-        UsageError: It is damaged, has no such end of document, or is to parse special tokens in a text, which the library
-            does not do.
+        UsageError: It is damaged, has no such end of document, or is to parse special tokens in a text, which the
+            library does not do.
     """
     exact = Library(content, name)
     processor = exact.processor
