@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from primus.backends.native.gradient_norm import compute_gradient_norm
 from primus.backends.native.loss import count_targets
 from primus.backends.native.memory import keep_freed_memory
 from primus.backends.native.model import Transformer
@@ -186,16 +187,14 @@ def _global_sum(value: Tensor, trainable: Trainable) -> Tensor:
 
 
 def _gradient_norm(model: Transformer) -> Tensor:
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return compute_gradient_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
 
 
 def _divisor(grad_norm: Tensor, clip_grad: float) -> Tensor:
     """What gradients are divided by, so that their norm is at most `clip_grad`."""
     if clip_grad == 0.0:
-        return torch.ones_like(grad_norm)
-    return (grad_norm / clip_grad).clamp_min(1.0)
+        return torch.ones_like(grad_norm, dtype=torch.float32)
+    return (grad_norm / clip_grad).clamp_min(1.0).float()  # fused optimizers read a float32
 
 
 def _apply(optimizer: torch.optim.AdamW, learning_rate: float, divisor: Tensor, skipped: Tensor) -> None:
