@@ -195,7 +195,8 @@ def left() -> set[str]:
         ("--failed --older-than-days 5", "13456789"),
         ("--failed --keep 1 --name night", "1456789"),
         ("--name day --keep 1", "12348569"),
-        ("--older-than-days 0.0001", "69"),
+        ("--older-than-days 0.0001", "569"),
+        ("--older-than-days 0.0001 --damaged", "12346789"),
     ],
 )
 def test_only_what_is_asked_for_is_deleted(

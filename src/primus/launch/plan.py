@@ -88,6 +88,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """Raises UsageError where the task cannot run with this many processes."""
     check_node: Callable[[Layout], None] = lambda layout: None
     """Raises UnfitError where this node is not fit; called on each node before anything starts there."""
+    check_start: Callable[[], None] = lambda: None
+    """Raises UsageError where the job must not start now; called where its run folder would be made, before that."""
     amend: Callable[[tuple[str, ...]], Job] | None = None
     """The job with further words that change the experiment, such as a hook may add; None where it takes none."""
     patches: tuple[str, ...] = ()

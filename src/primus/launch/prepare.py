@@ -34,12 +34,16 @@ def prepare(job: Job, request: Request, command: tuple[str, ...], context: Conte
     """Plan `job` on this node without touching anything.
 
     Raises:
-        UsageError: The job cannot run in this layout, or an option is wrong.
+        UsageError: The job cannot run in this layout, must not start now, or an option is wrong.
     """
     if job.resume:
         run = Run(Path(job.resume).resolve())
-        return planned(job, request, command, context, run.directory, run.metadata().attempts)
-    return planned(job, request, command, context, Path(job.workspace).absolute() / job.name / new_id(), 0)
+        launch = planned(job, request, command, context, run.directory, run.metadata().attempts)
+    else:
+        launch = planned(job, request, command, context, Path(job.workspace).absolute() / job.name / new_id(), 0)
+    if launch.plan.layout is not None and launch.plan.layout.node_rank == 0:  # the others join the run of node 0
+        job.check_start()
+    return launch
 
 
 def planned(

@@ -68,6 +68,7 @@ def prepare(
     """
     is_planned = job is not None and job.elsewhere is not None
     ours = job if job and is_planned else Job(name=request.task.replace(" ", "-"), workspace=WORKSPACE)
+    ours.check_start()
     directory, attempt = _place(ours)
     words = ("--run", str(directory), *(ours.elsewhere or ())) if is_planned else request.words
     runtimes, typed = _by_name(request.runtimes)

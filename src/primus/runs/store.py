@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
+import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
+import msgspec
 from msgspec import Struct, structs
 
 from primus.errors import PrimusError, UsageError, did_you_mean
+from primus.runs import lock
 from primus.runs.files import read_json, write_json
 
 State = Literal["planned", "running", "done", "failed", "interrupted"]
@@ -115,30 +116,16 @@ class Run:
         write_json(self.directory / "metadata.json", metadata)
         return metadata
 
-    @contextmanager
-    def lock(self) -> Iterator[bool]:
-        """Hold the run while it is being executed; gives False where another process holds it."""
-        with (self.directory / ".lock").open("w") as file:
-            yield _locked(file, fcntl.LOCK_EX)
+    def lock(self) -> contextlib.AbstractContextManager[bool]:
+        """Hold the run while it is being executed; gives False where another process of this host holds it."""
+        return lock.hold(self.directory)
 
     def is_active(self) -> bool:
-        """Whether a process is executing the run now, on this machine."""
-        try:
-            with (self.directory / ".lock").open() as file:
-                return not _locked(file, fcntl.LOCK_SH, tries=1)
-        except OSError:
-            return False
+        """Whether a process is executing the run now, on this host or, as far as files tell, on another one."""
+        return lock.find_holder(self.directory) is not None
 
 
-def _locked(file: TextIO, kind: int, tries: int = 10) -> bool:
-    """Lock `file` until it is closed; a few tries, since who only asks whether it is locked holds it for a moment."""
-    for _ in range(tries):
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            time.sleep(0.02)
-    return False
+RUN_ID = re.compile(r"\d{8}_\d{6}-[0-9a-f]{4}")
 
 
 def new_id(now: float | None = None) -> str:
@@ -168,12 +155,39 @@ def _point_latest(directory: Path) -> None:
     os.replace(temporary, directory.with_name("latest"))
 
 
+OURS = ("request.json", "events.jsonl", "config/primus_config.yaml", "env/primus_env_dump.txt")
+"""Files by which a folder with the name of a run is known as one, though its metadata cannot be read."""
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `folder` is a run whose metadata can be read; it may have been renamed, or copied from elsewhere."""
+    if folder.is_symlink() or folder.name.startswith("."):
+        return False
+    try:
+        return bool(RUN_ID.fullmatch(Run(folder).metadata().id))
+    except PrimusError:
+        return False
+
+
+def is_damaged_run(folder: Path) -> bool:
+    """Whether `folder` is provably a run of ours, though its metadata cannot be read.
+
+    Metadata that are sound JSON of another kind are those of another tool.
+    """
+    if folder.is_symlink() or not RUN_ID.fullmatch(folder.name) or is_run(folder):
+        return False
+    try:
+        msgspec.json.decode((folder / "metadata.json").read_bytes())
+    except (OSError, ValueError):  # absent, or cut off
+        return any((folder / name).is_file() for name in OURS)
+    return False
+
+
 def runs_of(folder: Path) -> list[Run]:
-    """Runs of one experiment, oldest first."""
+    """Runs of one experiment, oldest first; damaged ones are among them."""
     if not os.path.isdir(folder):  # unlike Path.is_dir, False for a name that is too long
         return []
-    found = [entry for entry in folder.iterdir() if not entry.is_symlink() and (entry / "metadata.json").is_file()]
-    return [Run(entry) for entry in sorted(found)]
+    return [Run(entry) for entry in sorted(folder.iterdir()) if is_run(entry) or is_damaged_run(entry)]
 
 
 def runs_under(workspace: Path) -> list[Run]:

@@ -155,7 +155,17 @@ def test_a_finished_run_has_nothing_left_to_do(
     run = make_run()
     train(run)
     train(run, number=1)
-    assert "nothing to do: 8 of 8 steps are taken" in capfd.readouterr().out
+    assert "checkpoint is at step 8 of 8: nothing left to train" in capfd.readouterr().out
+
+
+def test_a_checkpoint_past_the_last_step_is_an_error_and_not_a_run_that_is_done(
+    make_run: MakeRun, train: Train
+) -> None:
+    first = make_run("first")
+    train(first)
+    second = make_run("second", load=str(first.directory), train_iters=4, lr_warmup_fraction=0.0)
+    with pytest.raises(UsageError, match="checkpoint is at step 8, past train_iters 4: nothing to train"):
+        train(second)
 
 
 @pytest.mark.parametrize("name", ["checkpoints/step_00000004", "checkpoints", ""])

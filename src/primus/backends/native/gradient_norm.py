@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 CHUNK_ELEMENTS = 2**18
-"""Elements that are float64 at once: 2 MiB, which a core's cache holds. Whole tensors take two to four times as long."""
+"""Elements that are float64 at once: 2 MiB, what a core's cache holds; whole tensors take two to four times as long."""
 
 
 def compute_gradient_norm(gradients: Sequence[Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ from primus.backends.native.watch import BadSteps
 from primus.config.schema import Experiment
 from primus.data.loading.loader import Batches
 from primus.data.loading.packing import Dataset
-from primus.errors import PrimusError
+from primus.errors import PrimusError, UsageError
 from primus.runs.attempt import Attempt
 
 ABANDON_S = 10.0
@@ -54,8 +54,13 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
 
 def _run(training: Training) -> None:
     train_iters = training.experiment.trainer.training.train_iters
-    if training.step >= train_iters:
-        training.reporter.say(f"nothing to do: {training.step} of {train_iters} steps are taken")
+    if training.step > train_iters:
+        raise UsageError(
+            f"checkpoint is at step {training.step}, past train_iters {train_iters}: nothing to train",
+            f"set train_iters above {training.step}, or begin at step 0 with its weights: load: and finetune: true",
+        )
+    if training.step == train_iters:
+        training.reporter.say(f"checkpoint is at step {training.step} of {train_iters}: nothing left to train")
         return
     first = training.step
     is_over = False

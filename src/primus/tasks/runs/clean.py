@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from primus.errors import UsageError
+from primus.errors import PrimusError, UsageError, did_you_mean
 from primus.launch import jobs
 from primus.report import table
 from primus.runs import store, summary
+from primus.runs.store import Run
 from primus.task import TaskContext
+
+DELETED = ".deleted."
+"""Beginning of the name that a run has while it is deleted: it is not a run any more, whenever that is cut off."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -25,6 +30,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Only the runs of this experiment."""
     failed: bool = False
     """Only runs that failed, died or were interrupted."""
+    damaged: bool = False
+    """Only runs whose metadata cannot be read; without this option they are kept."""
     keep: Annotated[int, Meta(ge=0)] = 0
     """Keep the newest N runs of each experiment."""
     older_than_days: Annotated[float, Meta(ge=0)] = 0.0
@@ -34,18 +41,27 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options, context: TaskContext) -> None:
-    """Delete the runs that match every condition; a run that is being executed, or that a job has, is never touched.
+    """Delete the runs that match every condition.
+
+    Only a folder whose name is the run id in its own metadata is a run here; links are not followed. A run that is
+    being executed, or that a queued or running job has, is never deleted.
 
     Raises:
-        UsageError: No condition is given.
+        UsageError: No condition is given, or there is no such experiment.
+        PrimusError: A run cannot be deleted.
     """
-    if not (options.failed or options.keep or options.older_than_days):
-        raise UsageError("runs clean needs a condition", "--failed, --keep N or --older-than-days D")
-    matching = [item for item in _candidates(options) if _matches(item, options)]
-    chosen = [item for item in matching if not jobs.is_held(store.Run(Path(item.directory)), context.environ)]
+    if not (options.failed or options.damaged or options.keep or options.older_than_days):
+        raise UsageError(
+            "runs clean needs a condition",
+            "--failed, --damaged, --keep N or --older-than-days D; several must all hold",
+        )
+    folders = list(_experiments(options))
+    candidates = [item for folder in folders for item in _candidates(folder, options)]
+    chosen = [item for item in candidates if not _is_in_use(item, context)]
     if options.yes:
-        for item in chosen:
-            _delete(Path(item.directory))
+        chosen = [item for item in chosen if _delete(Run(Path(item.directory)))]
+        for folder in folders:
+            _finish_deletions(folder)
     verb = "deleted" if options.yes else "would delete"
     total = table.size(sum(item.size_bytes for item in chosen))
     lines = [f"{verb} {item.id}  {item.name}  {item.state}  {table.size(item.size_bytes)}" for item in chosen]
@@ -53,15 +69,42 @@ def run(options: Options, context: TaskContext) -> None:
     context.result(chosen, "\n".join([*lines, f"{len(chosen)} runs, {total}{ending}"]))
 
 
-def _candidates(options: Options) -> list[summary.Summary]:
-    """All runs but the newest `keep` of each experiment."""
+def _experiments(options: Options) -> Iterator[Path]:
+    """Folders of the experiments directly below the workspace, links excluded.
+
+    Raises:
+        UsageError: `--name` is not the name of one.
+    """
     workspace = Path(options.workspace)
-    folders = [workspace / options.name] if options.name else sorted(p for p in workspace.glob("*") if p.is_dir())
-    runs = [run for folder in folders for run in _without_newest(store.runs_of(folder), options.keep)]
-    return [summary.of(run) for run in runs if not run.is_active()]
+    found = sorted(path for path in workspace.glob("*") if path.is_dir() and not path.is_symlink())
+    if options.name is None:
+        yield from found
+        return
+    named = [path for path in found if path.name == options.name]
+    if not named:
+        names = [path.name for path in found]
+        raise UsageError(
+            f"--name: no experiment '{options.name}' in {workspace}",
+            did_you_mean(options.name, names) if names else "the name is that of a folder in the workspace, not a path",
+        )
+    yield from named
 
 
-def _without_newest(runs: list[store.Run], keep: int) -> list[store.Run]:
+def _candidates(folder: Path, options: Options) -> list[summary.Summary]:
+    """Runs of an experiment that match the conditions."""
+    own = [run for run in store.runs_of(folder) if _is_provable(run)]
+    wanted = [
+        run for run in _without_newest(own, options.keep) if store.is_damaged_run(run.directory) == options.damaged
+    ]
+    return [item for item in map(summary.of, wanted) if _matches(item, options)]
+
+
+def _is_provable(run: Run) -> bool:
+    """Whether a folder is without doubt the run that its name says; a renamed copy is somebody's own."""
+    return store.is_damaged_run(run.directory) or run.metadata().id == run.directory.name
+
+
+def _without_newest(runs: list[Run], keep: int) -> list[Run]:
     return runs[: len(runs) - keep] if keep < len(runs) else []
 
 
@@ -70,14 +113,34 @@ def _matches(item: summary.Summary, options: Options) -> bool:
     return is_old and (not options.failed or item.state in ("failed", "died", "interrupted"))
 
 
-def _delete(directory: Path) -> None:
-    """Take the run out of sight in one step, then delete it."""
-    doomed = directory.with_name(f".deleted.{directory.name}")
-    directory.rename(doomed)
-    shutil.rmtree(doomed)
+def _is_in_use(item: summary.Summary, context: TaskContext) -> bool:
+    run = Run(Path(item.directory))
+    return run.is_active() or jobs.is_held(run, context.environ)
+
+
+def _delete(run: Run) -> bool:
+    """Take the run out of sight in one step, then delete it; gives False where a launcher has taken it meanwhile."""
+    directory = run.directory
+    doomed = directory.with_name(DELETED + directory.name)
+    try:
+        with run.lock() as is_ours:
+            if not is_ours:
+                return False
+            directory.rename(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise PrimusError(f"{directory}: cannot be deleted: {error}", "delete it by hand, or ask its owner") from None
     latest = directory.with_name("latest")
     if latest.is_symlink() and not latest.exists():
         remaining = store.runs_of(directory.parent)
         latest.unlink()
         if remaining:
             latest.symlink_to(remaining[-1].directory.name)
+    return True
+
+
+def _finish_deletions(folder: Path) -> None:
+    """Delete what is left of runs whose deletion was cut off."""
+    for left in folder.glob(f"{DELETED}*"):
+        if store.RUN_ID.fullmatch(left.name.removeprefix(DELETED)) and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from primus import experiment, patch
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.errors import PrimusError, UnfitError, UsageError
+from primus.launch import jobs
 from primus.launch.plan import Job, Variable
+from primus.runs import lock
 from primus.runs.files import read_json
 from primus.runs.store import Run, runs_of
 from primus.task import TaskContext
@@ -27,12 +30,15 @@ def fresh(file: str, stage: str, context: TaskContext) -> Job:
     """A new run of an experiment file; the newest unfinished one of the same configuration where it may continue."""
     resolved = experiment.resolve(Path(file), context.overrides, context.environ, stage)
     files = experiment.files_of(resolved)
-    unfinished = _unfinished(resolved, files) if resolved.experiment.trainer.checkpoint.auto_continue_train else None
+    continues = resolved.experiment.trainer.checkpoint.auto_continue_train
+    same = _same_runs(resolved, files) if continues else []
+    unfinished = _unfinished(same, resolved)
 
     def resolve(extra: tuple[str, ...]) -> Resolved:
         return experiment.resolve(Path(file), (*extra, *context.overrides), context.environ, stage)
 
-    return _amendable(_job(resolved, files, resume=unfinished), resolved, resolve, keeps=unfinished)
+    job = structs.replace(_job(resolved, files, resume=unfinished), check_start=partial(_check_ended, same, context))
+    return _amendable(job, resolved, resolve, keeps=unfinished)
 
 
 def continued(directory: str, context: TaskContext) -> Job:
@@ -196,15 +202,53 @@ def _existing(directory: str) -> Run:
     return run
 
 
-def _unfinished(resolved: Resolved, files: dict[str, str]) -> Run | None:
-    """The newest run of the same configuration, where it ended early and left a checkpoint."""
+def _same_runs(resolved: Resolved, files: dict[str, str]) -> list[Run]:
+    """Runs of the same configuration, newest first."""
     asked = resolved.experiment
-    for run in reversed(runs_of(Path(asked.workspace) / asked.exp_name)):
-        if not _is_same(run, files):
-            continue
-        ended_early = run.metadata().outcome.state != "done" and not run.is_active()
-        return run if ended_early and _has_checkpoint(run, asked.trainer.checkpoint.save) else None
+    return [run for run in reversed(runs_of(Path(asked.workspace) / asked.exp_name)) if _is_same(run, files)]
+
+
+def _unfinished(same: Sequence[Run], resolved: Resolved) -> Run | None:
+    """The newest run of the same configuration, where it ended early and left a checkpoint."""
+    for run in same:
+        ended_early = run.metadata().outcome.state != "done"
+        save = resolved.experiment.trainer.checkpoint.save
+        return run if ended_early and _has_checkpoint(run, save) else None
     return None
+
+
+def _check_ended(same: Sequence[Run], context: TaskContext) -> None:
+    """Nothing may continue a run, or begin another one instead of it, while it goes on.
+
+    Raises:
+        UsageError: One of the runs is executed, here or on another host, or a scheduler's job has it.
+    """
+    for run in same:
+        problem = _find_user(run, context)
+        if problem:
+            raise UsageError(
+                f"auto_continue_train: a run of the same configuration has not ended: {problem}",
+                f"wait for its end (runs show {run.id}), end it, or start a run beside it:"
+                " --auto_continue_train false, or another --exp_name",
+            )
+
+
+def _find_user(run: Run, context: TaskContext) -> str:
+    """Who executes `run`, or waits in a queue to do so; empty where nobody does. A dry run asks no scheduler."""
+    holder = lock.find_holder(run.directory)
+    if holder and holder.host != socket.gethostname():
+        if not context.dry_run:
+            context.say(f"{run.directory} was executed by {holder}: looking whether it still is")
+        holder = holder if context.dry_run or lock.is_renewed(run.directory, holder) else None
+    if holder:
+        return f"{run.directory} is executed by {holder}"
+    if context.dry_run or run.metadata().outcome.state not in ("planned", "running"):
+        return ""
+    try:
+        jobs.check_free(run, context.environ)
+    except PrimusError as error:
+        return error.problem
+    return ""
 
 
 def _is_same(run: Run, files: dict[str, str]) -> bool:

@@ -1,0 +1,102 @@
+"""`auto_continue_train` continues what has ended early, and begins nothing beside what has not ended."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from fakes import cli
+from primus.runs import lock
+from primus.runs.store import Outcome, Run, runs_of
+
+EXPERIMENT = """\
+exp_name: night
+workspace: out
+modules:
+  pre_trainer:
+    framework: abacus
+    model: tiny
+    overrides: {mock_data: true, seq_length: 8, train_iters: 3, auto_continue_train: true}
+"""
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Run:
+    """A run that says it is running, and has a checkpoint."""
+    (tmp_path / "night.yaml").write_text(EXPERIMENT)
+    assert train(tmp_path).returncode == 0
+    (run,) = runs_of(tmp_path / "out" / "night")
+    run.update(outcome=Outcome(state="running"))
+    (run.checkpoints / "step_00000001").mkdir(parents=True)
+    (run.checkpoints / "step_00000001" / "manifest.json").write_text("{}")
+    return run
+
+
+def train(folder: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return cli.run(*before, "direct", "--", "train", "pretrain", "--config", "night.yaml", *words, cwd=folder)
+
+
+def write_record(run: Run, renewal: int) -> None:
+    record = {"host": "another-host", "pid": 77, "renewal": renewal}
+    path = run.directory / lock.FILE
+    path.with_suffix(".new").write_text(json.dumps(record))
+    path.with_suffix(".new").rename(path)
+
+
+@pytest.mark.parametrize("before", [(), ("--dry-run",)])
+def test_a_run_that_is_executed_is_neither_continued_nor_begun_again(
+    begun: Run, tmp_path: Path, before: tuple[str, ...]
+) -> None:
+    with begun.lock():
+        refused = train(tmp_path, before=before)
+    assert refused.returncode == 2
+    assert f"{begun.directory.relative_to(tmp_path)} is executed by process " in refused.stderr
+    assert "--auto_continue_train false" in refused.stderr
+    assert [run.id for run in runs_of(tmp_path / "out" / "night")] == [begun.id]
+
+
+def test_a_run_that_has_no_checkpoint_yet_is_not_begun_again_either(begun: Run, tmp_path: Path) -> None:
+    (begun.checkpoints / "step_00000001" / "manifest.json").unlink()
+    with begun.lock():
+        assert train(tmp_path).returncode == 2
+        beside = train(tmp_path, "--auto_continue_train", "false")
+    assert beside.returncode == 0, beside.stderr
+    assert len(runs_of(tmp_path / "out" / "night")) == 2
+
+
+def test_a_run_that_another_host_executes_is_not_begun_again(begun: Run, tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def renew() -> None:
+        renewal = 0
+        while not over.wait(0.2):
+            renewal += 1
+            write_record(begun, renewal)
+
+    write_record(begun, 0)
+    other = threading.Thread(target=renew)
+    other.start()
+    try:
+        refused = train(tmp_path)
+    finally:
+        over.set()
+        other.join()
+    assert refused.returncode == 2
+    assert "is executed by process 77 on another-host" in refused.stderr
+
+
+def test_a_run_whose_launcher_died_is_continued_here_and_from_another_host(begun: Run, tmp_path: Path) -> None:
+    again = train(tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert f"continuing {begun.directory.relative_to(tmp_path)}" in again.stdout
+    begun.update(outcome=Outcome(state="running"))
+    write_record(begun, 5)
+    again = train(tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert f"continuing {begun.directory.relative_to(tmp_path)}" in again.stdout
+    assert "looking whether it still is" in again.stdout
+    assert lock.read_record(begun.directory / lock.FILE) is None
