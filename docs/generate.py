@@ -9,7 +9,15 @@ from primus.config.load import load_model
 from primus.config.schema import ModelSpec
 from primus.diagnosis.known import SIGNATURES
 from primus.diagnosis.signature import Signature
-from primus.model import ParameterCount, expert_ffn_size, flops_per_token, head_dim, num_query_groups, parameters
+from primus.model import (
+    ParameterCount,
+    expert_ffn_size,
+    flops_per_token,
+    head_dim,
+    layers,
+    num_query_groups,
+    parameters,
+)
 
 DOCS = Path(__file__).parent
 
@@ -28,8 +36,9 @@ Parameters are computed from the shapes, and tests compare them with the publish
 token uses, both vocabulary matrices included (publishers often leave out the input embedding). GFLOP are those of one
 token in training at {sequence} tokens, counted as Megatron-LM does (`causal`: attention halved, windows ignored).
 
-`framework: native` trains the dense models. Mixture-of-experts (MoE) and latent-attention (MLA) models load and count,
-and native refuses them until they are built.
+`framework: native` trains the dense Llama and Qwen models. The others (mixture of experts, MoE; latent attention, MLA;
+state-space and linear attention; Gemma) load and are counted, and `native` refuses them. Names ending in `-fp8` set
+`fp8: e4m3`.
 
 {table}
 
@@ -41,6 +50,17 @@ SEQUENCE = 4096
 
 HEADER = ("preset", "weights", "kind", "parameters", "active", "GFLOP", "layers", "hidden", "feed-forward", "heads",
           "vocabulary", "context")  # fmt: skip
+
+
+MIXER_NAMES = {
+    "window": "windows",
+    "mamba": "Mamba-2",
+    "gated_delta_net": "gated delta net",
+    "kimi_delta": "Kimi delta attention",
+    "short_conv": "short convolution",
+    "sparse": "compressed attention",
+}
+"""Mixers other than full attention, for the column `kind`."""
 
 
 def models_page() -> str:
@@ -74,6 +94,8 @@ def _row(name: str, spec: ModelSpec) -> tuple[str, ...]:
 def _kind(spec: ModelSpec) -> str:
     parts = ["MoE"] if spec.num_experts else []
     parts += ["MLA"] if spec.multi_latent_attention else []
+    mixers = dict.fromkeys(layer.mixer for layer in layers(spec))
+    parts += [MIXER_NAMES[mixer] for mixer in mixers if mixer in MIXER_NAMES]
     return " + ".join(parts) or "dense"
 
 

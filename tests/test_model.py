@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from primus import registry
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec, ParallelConfig
 from primus.errors import UsageError
@@ -58,7 +59,39 @@ PUBLISHED = {
     "deepseek_v3": 671_026_419_200,
     "gpt_oss_20B": 20_914_757_184,
     "gpt_oss_120B": 116_829_156_672,
+    "deepseek_r1_distill_qwen_1.5B": 1_777_088_000,
+    "lfm2_8B_A1B": 8_339_930_560,
+    "mamba_130M": 128_989_632,
+    # Equal to the tensors of transformers 5.23 for the shape; without the buffers that balance experts, see below
+    "gemma4_26B": 25_233_141_760,
+    "gemma4_31B": 30_697_345_280,
+    "llama4_17B16E": 107_769_861_120,
+    "llama4_17B128E": 400_711_848_960,
+    "mamba_370M": 368_346_624,
+    "qwen3_235B_A22B_4layer": 11_195_683_840,
+    "qwen3_5_35B_A3B": 34_660_610_688,
 }
+
+WITHOUT_BALANCING_BIAS = {
+    "deepseek_v4_flash": 284_332_230_231,
+    "glm5": 743_911_199_232,
+    "kimi_k2": 1_026_408_209_408,
+    "minimax_m2.5": 228_689_748_992,
+}
+"""Tensors of transformers 5.23, where the bias that balances experts is a buffer."""
+
+ALIASES = {
+    "deepseek_v2_16B": "deepseek_v2_lite",
+    "deepseek_v3_16B": "deepseek_v2_lite",
+    "deepseek_v3_236B": "deepseek_v2",
+    "deepseek_v3_671B": "deepseek_v3",
+    "llama31_70B": "llama3.1_70B",
+    "llama4_17Bx16E": "llama4_17B16E",
+    "llama4_17Bx128E": "llama4_17B128E",
+    "mixtral_8x7B": "mixtral_8x7B_v0.1",
+    "mixtral_8x22B": "mixtral_8x22B_v0.1",
+}
+"""Names of torchtitan, MaxText and Megatron-Bridge for a model that has another name here."""
 
 ACTIVE = {
     "mixtral_8x7B_v0.1": 12_879_925_248,
@@ -110,6 +143,64 @@ def test_parameters_of_a_preset_equal_the_published_weights(name: str, total: in
 @pytest.mark.parametrize(("name", "active"), ACTIVE.items())
 def test_active_parameters_of_a_mixture_of_experts(name: str, active: int) -> None:
     assert parameters(load_model(name)).active == active
+
+
+@pytest.mark.parametrize(("name", "total"), WITHOUT_BALANCING_BIAS.items())
+def test_parameters_without_the_balancing_bias_equal_those_of_transformers(name: str, total: int) -> None:
+    assert parameters(replace(load_model(name), moe_router_enable_expert_bias=False)).total == total
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_a_model_has_the_same_shape_under_the_name_of_another_framework(alias: str, name: str) -> None:
+    assert load_model(alias) == load_model(name)
+
+
+def test_every_preset_can_be_built_and_counted() -> None:
+    for name in registry.names("models"):
+        spec = load_model(name)
+        check(spec)
+        assert parameters(spec).total > 0
+        assert flops_per_token(spec, 4096) > 0
+
+
+def test_kimi_k3_has_the_parameters_of_its_tensors() -> None:
+    spec = load_model("kimi_k3_curve")
+    h, heads, d, r_q, r_kv, latent = 2048, 16, 128, 512, 256, 1024
+    width = heads * d
+    delta = 5 * h * width + (h * d + d * width) + h * heads + 4 * 3 * width + width + heads + d  # g_proj is full rank
+    latent_attention = h * r_q + r_q + r_q * heads * 192 + h * (r_kv + 64) + r_kv + r_kv * heads * 256 + 2 * h * width
+    dense = 3 * h * 9728
+    experts = 32 * 3 * latent * 1024 + 3 * h * 2048 + 2 * h * latent + latent + 32 * h + 32
+    residuals = 2 * 24 * 2 * h
+    norms = (2 * 24 + 1) * h
+    total = 18 * delta + 6 * latent_attention + dense + 23 * experts + residuals + norms + 2 * 151665 * h
+    assert parameters(spec).total == total
+
+
+def test_feed_forwards_of_a_megatron_hybrid_are_layers() -> None:
+    kinds = layers(load_model("zebra_llama_1B"))
+    assert [layer.mixer for layer in kinds[:4]] == ["attention", "none", "mamba", "none"]
+    assert [layer.feed_forward for layer in kinds[:4]] == [False, True, False, True]
+
+
+def test_every_second_layer_of_maverick_has_experts_beginning_with_the_second() -> None:
+    assert [layer.moe for layer in layers(load_model("llama4_17B128E"))][:4] == [False, True, False, True]
+
+
+def test_recurrent_layers_do_not_cost_more_for_a_longer_sequence() -> None:
+    spec = load_model("mamba_370M")
+    assert flops_per_token(spec, 1024) == flops_per_token(spec, 1_000_000)
+    assert flops_per_token(spec, 1024) > 6 * (parameters(spec).total - parameters(spec).embedding)
+
+
+def test_flops_of_a_hybrid_equal_the_formula_of_megatron_lm() -> None:
+    # Megatron-LM megatron/training/training.py, gdn_layer_flops and attn_layer_flops, for Qwen3.5-35B-A3B
+    spec = load_model("qwen3_5_35B_A3B")
+    h, seq = 2048, 4096
+    delta = h * (2 * 2048 + 2 * 4096 + 2 * 32) + 4 * (2 * 2048 + 4096) + 32 * 128**2 * 4 + h * 4096
+    attention = h * (3 * 4096 + 2 * 512) + 4096 * seq  # query with its gate, output, keys, values; scores and values
+    ffn = 3 * h * (8 * 512 + 512)
+    assert flops_per_token(spec, seq) == 6 * (30 * delta + 10 * attention + 40 * ffn + h * 248320)
 
 
 def test_every_parameter_of_a_dense_model_is_active() -> None:
@@ -221,6 +312,11 @@ LATENT = {
         ({"kv_channels": 7}, "kv_channels"),
         ({"hidden_size": 56}, "hidden_size"),
         ({"window_layer_period": 2}, "window_layer_period"),
+        ({"hybrid_layer_pattern": "W*"}, "window_size"),
+        ({"hybrid_layer_pattern": "G-"}, "linear_num_key_heads"),
+        ({"hybrid_layer_pattern": "M", "mamba_head_dim": 60}, "mamba_head_dim"),
+        ({"hybrid_layer_pattern": "*", "window_size": 8, "window_layer_period": 2}, "window_layer_period"),
+        ({"qk_layernorm_across_heads": True}, "qk_layernorm_across_heads"),
         ({"kv_lora_rank": 16}, "kv_lora_rank"),
         ({"q_lora_rank": 16}, "q_lora_rank"),
         ({"multi_latent_attention": True}, "kv_lora_rank"),

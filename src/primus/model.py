@@ -1,8 +1,8 @@
 """What follows from a model's shape: its parameters, and the FLOPs of a token.
 
 Symbols in formulas: L layers, h hidden_size, f ffn_hidden_size, n query heads, g key/value heads, d head width, V
-vocabulary, s sequence length; E experts, k experts of a token, fm width of an expert, fs width of the shared experts;
-r_q and r_kv latent widths, d_nope, d_rope and d_v head widths of multi-head latent attention (MLA).
+vocabulary, s sequence length; E experts, k experts of a token, fm width of an expert, fs width of the shared experts.
+What the kinds of layers hold stands in `model_layers`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,38 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from primus.config.schema import ModelSpec
+from primus.model_layers import (
+    Layer,
+    attention_width,
+    head_dim,
+    keys_per_query,
+    layers,
+    mixer_size,
+    num_query_groups,
+    value_head_dim,
+)
+
+__all__ = [
+    "Convention",
+    "Layer",
+    "ParameterCount",
+    "expert_ffn_size",
+    "flops_per_token",
+    "head_dim",
+    "layers",
+    "num_dense_layers",
+    "num_moe_layers",
+    "num_query_groups",
+    "padded_vocab_size",
+    "parameters",
+    "value_head_dim",
+]
 
 Convention = Literal["causal", "causal_window", "full", "6N"]
 """How the FLOPs of a token are counted, see `flops_per_token`."""
-
-
-class Layer(Struct, frozen=True):
-    """Kind of one transformer layer."""
-
-    moe: bool
-    """Mixture of experts instead of a dense feed-forward."""
-    window: int | None
-    """Tokens that a query sees at most; the whole sequence when None."""
 
 
 class ParameterCount(Struct, frozen=True, kw_only=True):
@@ -34,7 +52,7 @@ class ParameterCount(Struct, frozen=True, kw_only=True):
     output: int
     """Output head, V h; 0 where it shares the embedding's matrix."""
     attention: int
-    """All projections with their biases, head norms, latent norms and sinks."""
+    """All mixers: attention with its biases, head norms, latent norms and sinks; state-space and linear attention."""
     dense_ffn: int
     """Feed-forward of the dense layers."""
     experts: int
@@ -46,7 +64,9 @@ class ParameterCount(Struct, frozen=True, kw_only=True):
     router: int
     """Routers with their biases."""
     norm: int
-    """Two norms in each layer and the last one."""
+    """A norm before each mixer and each feed-forward, after it where the model has those too, and the last one."""
+    residual: int
+    """Hyper-connections (DeepSeek-V4) or attention residuals (Kimi K3)."""
     mtp: int
     """Multi-token prediction layers, not part of `total`."""
 
@@ -58,28 +78,11 @@ class ParameterCount(Struct, frozen=True, kw_only=True):
     @property
     def active(self) -> int:
         """Parameters that one token uses, both vocabulary matrices included."""
-        every_token = self.embedding + self.output + self.attention + self.dense_ffn + self.norm
+        every_token = self.embedding + self.output + self.attention + self.dense_ffn + self.norm + self.residual
         return every_token + self.router + self.shared_experts + self.active_experts
 
 
 # Shape
-
-
-def head_dim(spec: ModelSpec) -> int:
-    """Width of one query head; with MLA of both its parts, d_nope + d_rope."""
-    if spec.multi_latent_attention:
-        return (spec.qk_head_dim or 0) + (spec.qk_pos_emb_head_dim or 0)
-    return spec.kv_channels or spec.hidden_size // spec.num_attention_heads
-
-
-def value_head_dim(spec: ModelSpec) -> int:
-    """Width of one value head."""
-    return (spec.v_head_dim or 0) if spec.multi_latent_attention else head_dim(spec)
-
-
-def num_query_groups(spec: ModelSpec) -> int:
-    """Key/value heads."""
-    return spec.num_query_groups or spec.num_attention_heads
 
 
 def expert_ffn_size(spec: ModelSpec) -> int:
@@ -87,20 +90,14 @@ def expert_ffn_size(spec: ModelSpec) -> int:
     return spec.moe_ffn_hidden_size or spec.ffn_hidden_size
 
 
-def layers(spec: ModelSpec) -> list[Layer]:
-    """Kind of each layer, the first one first."""
-    return [
-        Layer(
-            moe=spec.num_experts is not None and index >= spec.first_k_dense_replace,
-            window=spec.window_size if index % spec.window_layer_period == 0 else None,
-        )
-        for index in range(spec.num_layers)
-    ]
-
-
 def num_moe_layers(spec: ModelSpec) -> int:
     """Layers with a mixture of experts."""
     return sum(layer.moe for layer in layers(spec))
+
+
+def num_dense_layers(spec: ModelSpec) -> int:
+    """Layers with a dense feed-forward, those with experts beside it included."""
+    return sum(layer.feed_forward and (not layer.moe or spec.moe_parallel_dense) for layer in layers(spec))
 
 
 def padded_vocab_size(vocab_size: int, tensor_model_parallel_size: int = 1, divisible_by: int = 128) -> int:
@@ -122,70 +119,75 @@ def parameters(spec: ModelSpec) -> ParameterCount:
     for each layer's q/k/v bias and 2 d for its head norms. The counts equal those of the published weights
     (tests/test_model.py); the bias that balances DeepSeek-V3's experts counts, as in its Hugging Face weights.
     """
-    h, num_moe = spec.hidden_size, num_moe_layers(spec)
-    vocabulary = spec.vocab_size * h
-    expert, shared, router = _expert(spec), _shared_experts(spec), _router(spec)
+    kinds = layers(spec)
+    num_moe = num_moe_layers(spec)
+    vocabulary = spec.vocab_size * spec.hidden_size
+    expert = _expert(spec)
     return ParameterCount(
         embedding=vocabulary,
         output=vocabulary if spec.untie_embeddings_and_output_weights else 0,
-        attention=spec.num_layers * _attention(spec),
-        dense_ffn=(spec.num_layers - num_moe) * _ffn(spec, spec.ffn_hidden_size),
+        attention=sum(mixer_size(spec, layer.mixer).parameters for layer in kinds),
+        dense_ffn=num_dense_layers(spec) * _ffn(spec, spec.ffn_hidden_size),
         experts=num_moe * (spec.num_experts or 0) * expert,
         active_experts=num_moe * spec.moe_router_topk * expert,
-        shared_experts=num_moe * shared,
-        router=num_moe * router,
-        norm=(2 * spec.num_layers + 1) * h,
+        shared_experts=num_moe * _shared_experts(spec),
+        router=num_moe * _router(spec),
+        norm=_norms(spec, kinds),
+        residual=_residual(spec),
         mtp=spec.mtp_num_layers * _mtp_layer(spec),
     )
 
 
-def _attention(spec: ModelSpec) -> int:
-    """Parameters of one attention layer: projections, their biases, head norms, sinks."""
-    if spec.multi_latent_attention:
-        return _attention_matrices(spec)
-    n, g, d = spec.num_attention_heads, num_query_groups(spec), head_dim(spec)
-    qkv_bias = (n + 2 * g) * d if spec.add_qkv_bias or spec.add_bias_linear else 0
-    output_bias = spec.hidden_size if spec.add_bias_linear else 0
-    head_norms = 2 * d if spec.qk_layernorm else 0
-    sinks = n if spec.attention_sinks else 0
-    return _attention_matrices(spec) + qkv_bias + output_bias + head_norms + sinks
+def _norms(spec: ModelSpec, kinds: list[Layer]) -> int:
+    """h for each norm: before a mixer and a feed-forward, after them too (Gemma, Grok), and the last one.
 
-
-def _attention_matrices(spec: ModelSpec) -> int:
-    """Weights that multiply a token in one attention layer.
-
-    Grouped-query attention: h (n + 2g) d + n d h. MLA, with the norms of its latents, which Megatron-LM counts too:
-    q = r_q (h + 1 + n (d_nope + d_rope)), or h n (d_nope + d_rope) without a latent; kv = h (r_kv + d_rope) + r_kv
-    (1 + n (d_nope + d_v)); o = n d_v h (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+    Gemma 4 has three more around experts that run beside a dense feed-forward.
     """
-    h, n, d = spec.hidden_size, spec.num_attention_heads, head_dim(spec)
-    if not spec.multi_latent_attention:
-        return h * (n + 2 * num_query_groups(spec)) * d + n * d * h
-    d_nope, d_rope, d_v = spec.qk_head_dim or 0, spec.qk_pos_emb_head_dim or 0, value_head_dim(spec)
-    r_q, r_kv = spec.q_lora_rank, spec.kv_lora_rank or 0
-    query = r_q * (h + 1 + n * d) if r_q else h * n * d
-    key_value = h * (r_kv + d_rope) + r_kv * (1 + n * (d_nope + d_v))
-    return query + key_value + n * d_v * h
+    each = 2 if spec.post_layernorm else 1
+    norms = sum(each * ((layer.mixer != "none") + layer.feed_forward) for layer in kinds)
+    beside = 3 * num_moe_layers(spec) if spec.moe_parallel_dense else 0
+    return (norms + beside + 1) * spec.hidden_size
 
 
-def _ffn(spec: ModelSpec, width: int) -> int:
-    """Parameters of one SwiGLU of inner `width`: gate, up and down, 3 h width, with biases 2 width + h more."""
+def _residual(spec: ModelSpec) -> int:
+    """Weights that mix the residual streams.
+
+    Hyper-connections of m streams: before each mixer and feed-forward (2 + m) m (m h + 1) + 3, at the end m (m h + 1) +
+    1 (DeepSeek-V4, Hugging Face `DeepseekV4HyperConnection`). Attention residuals: a norm and a projection to one
+    score, 2 h, before each mixer but the first, each feed-forward and the end (Kimi K3).
+    """
+    h, m = spec.hidden_size, spec.num_residual_streams
+    if m > 1:
+        return spec.num_layers * 2 * ((2 + m) * m * (m * h + 1) + 3) + m * (m * h + 1) + 1
+    return 2 * spec.num_layers * 2 * h if spec.attn_res_block_size else 0
+
+
+def _ffn(spec: ModelSpec, width: int, inputs: int | None = None) -> int:
+    """Parameters of one gated unit of inner `width`: gate, up and down, 3 h width, with biases 2 width + h more."""
     bias = 2 * width + spec.hidden_size if spec.add_bias_linear else 0
-    return 3 * spec.hidden_size * width + bias
+    return 3 * (inputs or spec.hidden_size) * width + bias
 
 
 def _expert(spec: ModelSpec) -> int:
-    return _ffn(spec, expert_ffn_size(spec)) if spec.num_experts else 0
+    return _ffn(spec, expert_ffn_size(spec), spec.moe_latent_size) if spec.num_experts else 0
 
 
 def _shared_experts(spec: ModelSpec) -> int:
-    width = spec.moe_shared_expert_intermediate_size
-    return _ffn(spec, width) if width else 0
+    """The shared experts with their gate (Qwen3-Next), and the projections to and from the experts' latent width."""
+    h, width, latent = spec.hidden_size, spec.moe_shared_expert_intermediate_size, spec.moe_latent_size
+    shared = _ffn(spec, width) if width else 0
+    gate = h if spec.moe_shared_expert_gate else 0
+    return shared + gate + (2 * h * latent + latent if latent else 0)
 
 
 def _router(spec: ModelSpec) -> int:
-    """Parameters of one router: h E, E more with a bias (gpt-oss), E more with a balancing bias (DeepSeek-V3)."""
-    return (spec.num_experts or 0) * (spec.hidden_size + spec.add_bias_linear + spec.moe_router_enable_expert_bias)
+    """Parameters of one router: h E, E more with a bias (gpt-oss), E more with a balancing bias (DeepSeek-V3).
+
+    Gemma 4's scales its input and each expert: h + E more.
+    """
+    experts = spec.num_experts or 0
+    scales = spec.hidden_size + experts if spec.moe_parallel_dense else 0
+    return experts * (spec.hidden_size + spec.add_bias_linear + spec.moe_router_enable_expert_bias) + scales
 
 
 def _mtp_layer(spec: ModelSpec) -> int:
@@ -198,7 +200,7 @@ def _mtp_layer(spec: ModelSpec) -> int:
         if spec.num_experts
         else _ffn(spec, spec.ffn_hidden_size)
     )
-    return _attention(spec) + ffn + 2 * h + 2 * h * h + 3 * h
+    return mixer_size(spec, layers(spec)[-1].mixer).parameters + ffn + 2 * h + 2 * h * h + 3 * h
 
 
 # FLOPs
@@ -224,44 +226,32 @@ def flops_per_token(spec: ModelSpec, seq_length: int, convention: Convention = "
             Multi-token prediction is no part of `full` and `6N`.
     """
     if convention in ("causal", "causal_window"):
-        return 6 * _causal_weights(spec) + _causal_attention(spec, seq_length, windows=convention == "causal_window")
+        prediction = [replace(layers(spec)[-1], window=None)] * spec.mtp_num_layers
+        kinds, windows = [*layers(spec), *prediction], convention == "causal_window"
+        return 6 * _causal_weights(spec, kinds) + _attention_flops(spec, kinds, seq_length, windows)
     count = parameters(spec)
     if convention == "6N":
         return 6 * count.active
     lookup = count.embedding if spec.untie_embeddings_and_output_weights else 0
-    return 6 * (count.active - lookup) + 6 * spec.num_layers * _attention_width(spec) * seq_length
+    return 6 * (count.active - lookup) + 2 * _attention_flops(spec, layers(spec), seq_length, windows=False)
 
 
-def _causal_weights(spec: ModelSpec) -> int:
-    """Weights that multiply a token, as Megatron-LM counts them; multi-token prediction layers included.
+def _causal_weights(spec: ModelSpec, kinds: list[Layer]) -> float:
+    """Weights that multiply a token, as Megatron-LM counts them; multi-token prediction layers and states included.
 
     A prediction layer adds a layer like the last one, logits (h V), the projection (2 h^2) and three norms (3 h).
     """
-    h, depth = spec.hidden_size, spec.mtp_num_layers
+    h, depth, latent = spec.hidden_size, spec.mtp_num_layers, spec.moe_latent_size
     extra_moe = depth if spec.num_experts else 0
-    num_moe = num_moe_layers(spec)
-    num_dense = spec.num_layers - num_moe + depth - extra_moe
-    active_width = spec.moe_router_topk * expert_ffn_size(spec) + (spec.moe_shared_expert_intermediate_size or 0)
-    ffn = 3 * h * (num_dense * spec.ffn_hidden_size + (num_moe + extra_moe) * active_width)
-    attention = (spec.num_layers + depth) * _attention_matrices(spec)
-    return ffn + attention + h * spec.vocab_size * (1 + depth) + depth * (3 * h + 2 * h * h)
+    num_moe, num_dense = num_moe_layers(spec) + extra_moe, num_dense_layers(spec) + depth - extra_moe
+    expert = 3 * spec.moe_router_topk * expert_ffn_size(spec) * (latent or h) + 2 * h * (latent or 0)
+    shared = 3 * (spec.moe_shared_expert_intermediate_size or 0) * h
+    ffn = num_dense * 3 * spec.ffn_hidden_size * h + num_moe * (expert + shared)
+    mixers = [mixer_size(spec, layer.mixer) for layer in kinds]
+    mixing = sum(mixer.matrices + mixer.state for mixer in mixers)
+    return ffn + mixing + h * spec.vocab_size * (1 + depth) + depth * (3 * h + 2 * h * h)
 
 
-def _causal_attention(spec: ModelSpec, seq_length: int, windows: bool) -> float:
+def _attention_flops(spec: ModelSpec, kinds: list[Layer], seq_length: int, windows: bool) -> float:
     """FLOPs of scores and weighted values of one token; forward 2 n (d_qk + d_v) for each key that it sees."""
-    full = seq_length / 2
-    spans = [layer.window if windows else None for layer in layers(spec)]
-    keys = spec.mtp_num_layers * full + sum(_average_keys(window, seq_length) for window in spans)
-    return 6 * _attention_width(spec) * keys
-
-
-def _average_keys(window: int | None, seq_length: int) -> float:
-    """Keys that a query sees on average over a sequence, s/2 without a window."""
-    if window is None or window >= seq_length:
-        return seq_length / 2
-    return window * (1 - (window - 1) / (2 * seq_length))
-
-
-def _attention_width(spec: ModelSpec) -> int:
-    """n (d_qk + d_v): multiply-adds of a layer's attention for each key that a query sees."""
-    return spec.num_attention_heads * (head_dim(spec) + value_head_dim(spec))
+    return 6 * sum(attention_width(spec, layer) * keys_per_query(spec, layer, seq_length, windows) for layer in kinds)

@@ -50,6 +50,7 @@ def problems(spec: ModelSpec) -> Iterator[Problem]:
     yield from _latent_attention_problems(spec)
     yield from _rope_problems(spec)
     yield from _expert_problems(spec)
+    yield from _pattern_problems(spec)
 
 
 def parallel_problems(spec: ModelSpec, parallel: ParallelConfig, seq_length: int | None = None) -> Iterator[Problem]:
@@ -88,6 +89,8 @@ def _attention_problems(spec: ModelSpec) -> Iterator[Problem]:
         yield _indivisible("num_query_groups", g, "num_attention_heads", n)
     if spec.window_size is None and spec.window_layer_period != 1:
         yield Problem("window_layer_period", "there is no window", "set window_size, or remove window_layer_period")
+    if spec.qk_layernorm_across_heads and not spec.qk_layernorm:
+        yield Problem("qk_layernorm_across_heads", "there are no norms of queries and keys", "set qk_layernorm: true")
     if spec.multi_latent_attention:
         return
     if spec.kv_channels is None and spec.hidden_size % n:
@@ -101,8 +104,9 @@ def _attention_problems(spec: ModelSpec) -> Iterator[Problem]:
 def _latent_attention_problems(spec: ModelSpec) -> Iterator[Problem]:
     widths = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
     if not spec.multi_latent_attention:
+        compressed = {"q_lora_rank", "qk_pos_emb_head_dim"} if spec.o_lora_rank else set()
         for key in (*widths, "q_lora_rank"):
-            if getattr(spec, key) is not None:
+            if getattr(spec, key) is not None and key not in compressed:
                 yield Problem(key, "only latent attention has it", "set multi_latent_attention: true, or remove it")
         return
     for key in widths:
@@ -123,6 +127,30 @@ def _rope_problems(spec: ModelSpec) -> Iterator[Problem]:
         yield Problem("rope_low_freq_factor", text, "Llama 3 uses 1 and 4")
     if spec.rope_type == "yarn" and spec.beta_slow >= spec.beta_fast:
         yield Problem("beta_slow", f"{spec.beta_slow} is not below beta_fast {spec.beta_fast}", "yarn uses 1 and 32")
+
+
+_KEYS_OF_KINDS = {
+    "W": ("window_size",),
+    "G": ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    "K": ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    "H": ("window_size", "q_lora_rank", "o_lora_rank"),
+    "S": ("window_size", "q_lora_rank", "o_lora_rank", "dsa_indexer_n_heads", "dsa_indexer_head_dim"),
+}
+"""What each character of hybrid_layer_pattern needs."""
+
+
+def _pattern_problems(spec: ModelSpec) -> Iterator[Problem]:
+    pattern = spec.hybrid_layer_pattern or ""
+    for character in dict.fromkeys(pattern):
+        for key in _KEYS_OF_KINDS.get(character, ()):
+            if getattr(spec, key) is None:
+                yield Problem(key, f"layers `{character}` of hybrid_layer_pattern need it", "set it in the model")
+    if pattern and spec.window_layer_period != 1:
+        yield Problem("window_layer_period", "hybrid_layer_pattern names the windowed layers", "remove one of the two")
+    inner = spec.mamba_expand * spec.hidden_size
+    if "M" in pattern and inner % spec.mamba_head_dim:
+        text = f"{spec.mamba_head_dim} does not divide mamba_expand x hidden_size = {inner}"
+        yield Problem("mamba_head_dim", text, "use a divisor")
 
 
 _EXPERT_DEFAULTS = {

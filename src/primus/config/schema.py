@@ -81,10 +81,62 @@ class ModelSpec(Group, frozen=True, kw_only=True):
     """Sliding attention window in tokens; full attention when null."""
     window_layer_period: Positive = 1
     """Every n-th layer, beginning with the first, uses the sliding window."""
+    hybrid_layer_pattern: Annotated[str, Meta(pattern=r"^[*WMGKCHS-]+$")] | None = None
+    """Kinds of the layers, one character each, repeated to num_layers: `*` attention, `W` attention within window_size,
+    `M` Mamba-2, `G` gated delta net, `K` Kimi delta attention, `C` short convolution, `S` and `H` DeepSeek-V4's sparse
+    and heavily compressed attention, `-` feed-forward. With `-` in it, layers of other kinds have no feed-forward."""
     attention_sinks: bool = False
     """A learned sink logit for each head (gpt-oss)."""
+    attention_output_gate: bool = False
+    """A learned gate on the attention's output (Qwen3.5, Kimi K3)."""
+    qk_layernorm_across_heads: bool = False
+    """The norms of queries and keys run over all heads together (MiniMax); needs qk_layernorm."""
+    global_kv_channels: Positive | None = None
+    """Width of a head of the layers with full attention, where it differs from the windowed ones (Gemma 4)."""
+    global_num_query_groups: Positive | None = None
+    """Key/value heads of the layers with full attention, where they differ (Gemma 4)."""
+    global_share_kv_projections: bool = False
+    """Layers with full attention use their keys as values (Gemma 4)."""
+    no_rope_freq: Positive | None = None
+    """Every n-th layer has no rotary embedding (Llama 4); none when null."""
+    attention_chunk_size: Positive | None = None
+    """Layers with rotary embedding attend within chunks of this many tokens (Llama 4); none when null."""
+    rotary_percent: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Share of a head's width that rotary embedding turns."""
+    post_layernorm: bool = False
+    """A norm after attention and feed-forward as well (Gemma, Grok)."""
+    final_logit_softcapping: PositiveFloat | None = None
+    """Soft limit of the logits (Gemma, Grok); none when null."""
+    ffn_activation: Literal["silu", "gelu"] = "silu"
+    """Activation of the gated feed-forward."""
     activation_clamp: PositiveFloat | None = None
     """Limit of the clamped SwiGLU (gpt-oss); none when null."""
+    num_residual_streams: Positive = 1
+    """Streams of the hyper-connections (DeepSeek-V4)."""
+    attn_res_block_size: Positive | None = None
+    """Layers between the states that attention residuals look back to (Kimi K3); plain residuals when null."""
+    mamba_state_dim: Positive = 128
+    """Mamba-2: width of the state."""
+    mamba_head_dim: Positive = 64
+    """Mamba-2: width of one head."""
+    mamba_num_groups: Positive = 8
+    """Mamba-2: groups of heads that share the state's projections."""
+    mamba_expand: Positive = 2
+    """Mamba-2: inner width as a multiple of hidden_size."""
+    mamba_d_conv: Positive = 4
+    """Mamba-2: width of the convolution."""
+    linear_num_key_heads: Positive | None = None
+    """Linear attention (`G`, `K`): query and key heads."""
+    linear_num_value_heads: Positive | None = None
+    """Linear attention: value heads."""
+    linear_key_head_dim: Positive | None = None
+    """Linear attention: width of a key head."""
+    linear_value_head_dim: Positive | None = None
+    """Linear attention: width of a value head."""
+    linear_conv_kernel_dim: Positive = 4
+    """Linear attention and short convolution: width of the convolution."""
+    linear_full_rank_gate: bool = False
+    """Kimi delta attention: the output gate is one projection, not two through a latent (Kimi K3)."""
     num_experts: Positive | None = None
     """Routed experts of a mixture-of-experts layer; a dense model when null."""
     moe_router_topk: Positive = 2
@@ -95,7 +147,15 @@ class ModelSpec(Group, frozen=True, kw_only=True):
     """Inner width of the shared experts together; none when null."""
     first_k_dense_replace: NonNegative = 0
     """First layers that stay dense in a mixture-of-experts model (DeepSeek)."""
-    moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
+    moe_layer_freq: Positive = 1
+    """Every n-th layer has experts, beginning with layer n (Llama 4 Maverick: 2)."""
+    moe_shared_expert_gate: bool = False
+    """A learned gate on the shared experts (Qwen3.5)."""
+    moe_latent_size: Positive | None = None
+    """Width that tokens are projected to for the routed experts (Kimi K3); hidden_size when null."""
+    moe_parallel_dense: bool = False
+    """A dense feed-forward of ffn_hidden_size beside the experts of each layer, with norms of its own (Gemma 4)."""
+    moe_router_score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     """How the router scores experts."""
     moe_router_pre_softmax: bool = True
     """Softmax over all experts before top-k; false applies it to the chosen ones."""
@@ -123,6 +183,16 @@ class ModelSpec(Group, frozen=True, kw_only=True):
     """Width of the part of a head with rotary embedding."""
     v_head_dim: Positive | None = None
     """Width of a value head."""
+    dsa_indexer_n_heads: Positive | None = None
+    """Heads of the indexer of sparse attention (DeepSeek-V3.2 and V4, GLM-5); none when null."""
+    dsa_indexer_head_dim: Positive | None = None
+    """Width of an indexer's head."""
+    dsa_indexer_topk: Positive | None = None
+    """Keys that sparse attention keeps for each query."""
+    o_lora_rank: Positive | None = None
+    """Latent width of the attention's output in each group (DeepSeek-V4)."""
+    o_groups: Positive = 1
+    """Groups of heads with an output latent of their own (DeepSeek-V4)."""
     mtp_num_layers: NonNegative = 0
     """Multi-token-prediction layers (DeepSeek-V3); not counted as parameters of the main model."""
 
@@ -140,6 +210,8 @@ class TrainingConfig(Group, frozen=True, kw_only=True):
     """Tokens in one sequence."""
     bf16: bool = True
     """Compute in bfloat16 with fp32 master weights; false computes in fp32."""
+    fp8: Literal["e4m3", "hybrid"] | None = None
+    """Matrix products in 8-bit floating point: e4m3, or hybrid with e5m2 gradients; none when null."""
     seed: NonNegative = 1234
     """Seed of the initial weights and of the order of the data."""
     compile: bool | Literal["auto"] = "auto"

@@ -24,6 +24,11 @@ def check(experiment: Experiment) -> None:
     trainer = experiment.trainer
     check_model(trainer.model)
     _refuse(_unshared(trainer.parallel), trainer.parallel, DATA_PARALLEL)
+    if trainer.training.fp8:
+        raise UsageError(
+            f"fp8: {trainer.training.fp8}: native trains in bf16 or fp32",
+            "set fp8: null, or choose a framework that has fp8 (torchtitan, megatron)",
+        )
     _check_rewinds(trainer)
     if trainer.backend_args:
         names = ", ".join(sorted(trainer.backend_args))
@@ -77,6 +82,17 @@ def _unbuilt(spec: ModelSpec) -> dict[str, str]:
         "multi_latent_attention": (spec.multi_latent_attention, "multi-head latent attention"),
         "mtp_num_layers": (spec.mtp_num_layers > 0, "multi-token prediction"),
         "window_size": (spec.window_size is not None, "sliding-window attention"),
+        "hybrid_layer_pattern": (spec.hybrid_layer_pattern is not None, "layers of several kinds"),
+        "attention_output_gate": (spec.attention_output_gate, "gated attention"),
+        "qk_layernorm_across_heads": (spec.qk_layernorm_across_heads, "query and key norms across heads"),
+        "no_rope_freq": (spec.no_rope_freq is not None, "layers without rotary embedding"),
+        "attention_chunk_size": (spec.attention_chunk_size is not None, "chunked attention"),
+        "rotary_percent": (spec.rotary_percent < 1, "partial rotary embedding"),
+        "post_layernorm": (spec.post_layernorm, "norms after attention and feed-forward"),
+        "final_logit_softcapping": (spec.final_logit_softcapping is not None, "soft-capped logits"),
+        "ffn_activation": (spec.ffn_activation != "silu", "another activation than SiLU"),
+        "num_residual_streams": (spec.num_residual_streams > 1, "hyper-connections"),
+        "attn_res_block_size": (spec.attn_res_block_size is not None, "attention residuals"),
         "attention_sinks": (spec.attention_sinks, "attention sinks"),
         "activation_clamp": (spec.activation_clamp is not None, "the clamped SwiGLU"),
         "add_bias_linear": (spec.add_bias_linear, "a bias on every projection"),
