@@ -38,6 +38,16 @@ def test_case_accents_punctuation_spacing_and_numbers_make_no_difference() -> No
     assert hashes_of("!? ...") == []
 
 
+def test_numbers_are_compared_where_they_are_not_to_be_normalized() -> None:
+    def hashed(text: str) -> list[int]:
+        return [int(value) for value in word_hashes([text.encode()], normalize_numbers=False)[0]]
+
+    assert hashed("w1 7") != hashed("w2 7")
+    assert hashed("w1 7") != hashed("w1 8")
+    assert hashed("w1 7") == hashed("W1, 7")
+    assert hashed("no number") == [int(value) for value in word_hashes([b"no number"])[0]]
+
+
 def test_a_text_of_many_short_words_has_room() -> None:
     assert len(hashes_of("a " * 10_000)) == 10_000
 

@@ -289,3 +289,59 @@ def test_killed_at_any_moment_the_same_command_makes_the_same_bytes(tmp_path: Pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 5
+
+
+def write_texts(path: Path, texts: list[str]) -> str:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def numbered_words(count: int) -> list[str]:
+    """Different documents that differ in nothing but the digits of their words."""
+    return [
+        " ".join(f"w{random.Random(number).randrange(10**6)}x{place}" for place in range(40)) for number in range(count)
+    ]
+
+
+def test_a_corpus_that_collapses_to_one_document_is_warned_of(tmp_path: Path) -> None:
+    said: list[str] = []
+    job = Job(inputs=(write_texts(tmp_path / "in.jsonl", numbered_words(400)),), output=tmp_path / "out")
+    done = dedup(job, said.append)
+    assert done.report.kept == 1
+    (cluster,) = done.report.large
+    assert (cluster.documents, cluster.share, cluster.sample.similarity) == (400, 1.0, 1.0)
+    assert cluster.similarity_with_numbers < 0.1
+    (warning,) = [line for line in said if line.startswith("warning")]
+    assert "400 of 400 documents (100%) are one cluster" in warning
+    assert "--no-normalize-numbers compares them" in warning
+    assert f"Kept, {tmp_path}/in.jsonl:1: 'w" in warning
+    assert warning in (tmp_path / "out.report.md").read_text()
+    again: list[str] = []
+    dedup(job, again.append)
+    assert warning in again
+
+
+def test_numbers_may_be_compared_as_they_are(tmp_path: Path) -> None:
+    texts = [*numbered_words(50), *numbered_words(3)]
+    job = Job(
+        inputs=(write_texts(tmp_path / "in.jsonl", texts),),
+        output=tmp_path / "out",
+        recipe=Recipe(normalize_numbers=False),
+    )
+    report = dedup(job).report
+    assert (report.kept, report.removed_exact, report.large) == (50, 3, [])
+
+
+@pytest.mark.parametrize(("method", "copies"), [("exact", 30), ("minhash", 30), ("minhash", 5)])
+def test_a_text_that_is_repeated_all_over_the_corpus_is_warned_of(tmp_path: Path, method: str, copies: int) -> None:
+    numbers = random.Random(4)
+    different = [" ".join(numbers.choices(VOCABULARY, k=60)) for _ in range(120)]
+    texts = [*different, *["this page was not found on this server"] * copies]
+    said: list[str] = []
+    recipe = Recipe(method=method)  # type: ignore[arg-type]
+    job = Job(inputs=(write_texts(tmp_path / "in.jsonl", texts),), output=tmp_path / "out", recipe=recipe)
+    report = dedup(job, said.append).report
+    warned = [line for line in said if line.startswith("warning")]
+    assert [cluster.documents for cluster in report.large] == ([30] if copies == 30 else [])
+    assert len(warned) == (copies == 30)
+    assert all("30 of 150 documents (20%)" in line and "the text is the same" in line for line in warned)

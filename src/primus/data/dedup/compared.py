@@ -1,4 +1,4 @@
-"""Words of texts as they are compared: without case, accents, punctuation and spacing, and any number as 0.
+"""Words of texts as they are compared: without case, accents, punctuation and spacing, and any number as 0 by default.
 
 These are the hashes that ``words.split(words.simplify(batch), "whitespace")`` gives, in one pass over the UTF-8 that
 keeps nothing else.
@@ -29,11 +29,12 @@ ASCII = np.uint32(0x80)
 BYTES_PER_WORD = 4
 
 
-def word_hashes(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+def word_hashes(texts: Sequence[bytes], normalize_numbers: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Hashes of the words of each text.
 
     Args:
         texts: In UTF-8.
+        normalize_numbers: Whether any number is 0, also within a word.
 
     Returns:
         The hashes, uint64 of words; and where each text's begin, int64 of documents + 1.
@@ -45,19 +46,20 @@ def word_hashes(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     capacity = len(content) // BYTES_PER_WORD + 64
     while True:
         hashes = np.empty(capacity, np.uint64)
-        count = int(_hash(content, offsets, *_tables(), firsts, hashes))
+        count = int(_hash(content, offsets, *_tables(normalize_numbers), firsts, hashes))
         if count <= capacity:
             return hashes[:count], firsts
         capacity = count
 
 
 @cache
-def _tables() -> tuple[np.ndarray, np.ndarray]:
+def _tables(normalize_numbers: bool) -> tuple[np.ndarray, np.ndarray]:
     """What each code point becomes: a code, `BLANK`, `NUMBER`, or `NUM_CODES` + row of the second table."""
     single, several = characters.simplified()
     bits = characters.classes()
     becomes = single.copy()
-    becomes[bits & characters.DECIMAL != 0] = NUMBER
+    if normalize_numbers:
+        becomes[bits & characters.DECIMAL != 0] = NUMBER
     becomes[bits & (characters.SPACE | characters.BLANK) != 0] = BLANK
     return becomes, several
 

@@ -68,9 +68,8 @@ def dedup(job: Job, say: Say = lambda text: None, show: Show = lambda progress: 
         return lambda: _collect(job, source, result.identity, stages)
 
     done = result.get(make, say)
-    if done.made:
-        for line in reports.summary(done.report).splitlines():
-            say(line)
+    for line in reports.summary(done.report).splitlines() if done.made else reports.warnings(done.report):
+        say(line)
     return done
 
 
@@ -116,4 +115,5 @@ def _report(job: Job, source: Inputs, identity: str, stages: Stages) -> Report:
         kept_bytes=counts.get("kept_bytes", 0),
         removed_bytes=counts.get("removed_bytes", 0),
         samples=stages.samples,
+        large=stages.large,
     )

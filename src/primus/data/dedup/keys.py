@@ -58,7 +58,9 @@ def document_keys(texts: list[str], recipe: Recipe) -> np.ndarray:
     """
     needs_words = recipe.method == "minhash" or recipe.normalize
     encoded = [text.encode() for text in texts]
-    hashes, firsts = compared.word_hashes(encoded) if needs_words else (np.empty(0), np.empty(0))
+    hashes, firsts = (
+        compared.word_hashes(encoded, recipe.normalize_numbers) if needs_words else (np.empty(0), np.empty(0))
+    )
     whole = exact.digests(encoded)
     if recipe.method == "minhash":
         keys = minhash.band_keys(minhash.signatures(hashes, firsts, recipe), recipe)

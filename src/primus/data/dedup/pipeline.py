@@ -10,7 +10,7 @@ from typing import Any
 
 from primus.data.dedup import blocks, keys, matches, report, stages
 from primus.data.dedup.recipe import Recipe
-from primus.data.dedup.report import Sample
+from primus.data.dedup.report import LargeCluster, Sample
 from primus.data.pipeline import executors, work
 from primus.data.pipeline.result_folder import FinishedElsewhere
 from primus.data.pipeline.shards import Shard
@@ -55,6 +55,8 @@ class Stages:
     sizes: list[tuple[int, int]]
     """Sizes of clusters, and how many there are of each."""
     samples: list[Sample]
+    large: list[LargeCluster]
+    """Clusters of more than a tenth of the documents."""
     bad: list[BadItem]
     contents: list[list[str]]
     """Checksums of each shard of the input; see `primus.data.pipeline.inputs.contents`."""
@@ -95,7 +97,10 @@ def run(plan: Plan, show: Show) -> Stages:
         plan.job.text_documents,
         clustered.files(stages.FIRSTS)[0],
         begin,
-        frozenset(number for sample in facts["samples"] for number in sample),
+        frozenset(
+            [number for sample in facts["samples"] for number in sample]
+            + [number for kept, _, removed in facts["large"] for number in (kept, removed)]
+        ),
     )
     kept = _do(plan, keep_stage, plan.shards, "writing", show)
     return Stages(
@@ -105,6 +110,7 @@ def run(plan: Plan, show: Show) -> Stages:
         removed_exact=sum(row.counts.get("pairs", 0) for row in matched.rows[first_exact:]),
         sizes=[(size, count) for size, count in facts["sizes"]],
         samples=_samples(facts["samples"], kept.rows),
+        large=_large(facts["large"], begin[-1], kept.rows),
         bad=[item for row in hashed.rows for item in row.bad],
         contents=[row.facts["contents"] for row in hashed.rows],
     )
@@ -141,5 +147,18 @@ def _sums(rows: Iterator[Row]) -> dict[str, int]:
 
 
 def _samples(numbers: list[list[int]], rows: Sequence[Row]) -> list[Sample]:
-    shown: dict[str, Any] = {number: sample for row in rows for number, sample in row.facts["samples"].items()}
-    return [report.pair(shown[str(kept)], shown[str(removed)]) for kept, removed in numbers]
+    shown = _shown(rows)
+    return [report.pair(shown[kept], shown[removed]) for kept, removed in numbers]
+
+
+def _large(clusters: list[list[int]], num_documents: int, rows: Sequence[Row]) -> list[LargeCluster]:
+    shown = _shown(rows)
+    return [
+        report.large_cluster(size, size / num_documents, shown[kept], shown[removed])
+        for kept, size, removed in clusters
+    ]
+
+
+def _shown(rows: Sequence[Row]) -> dict[int, Any]:
+    """Samples of documents by their number."""
+    return {int(number): sample for row in rows for number, sample in row.facts["samples"].items()}

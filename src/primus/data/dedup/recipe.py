@@ -29,6 +29,8 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """Of the hash functions."""
     normalize: bool = False
     """For the exact method: compare words without case, accents, punctuation and spacing, as MinHash does."""
+    normalize_numbers: bool = True
+    """Where words are compared: take any number as 0, also within a word, as FineWeb's recipe in datatrove does."""
 
     @property
     def num_hashes(self) -> int:

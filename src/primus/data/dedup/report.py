@@ -17,6 +17,9 @@ EXCERPT = 400
 BEFORE = 80
 """Characters that are shown of a sample, of which before the first difference."""
 
+SHOWN = 100
+"""Characters of a text in a warning."""
+
 
 class Sample(Struct, frozen=True, kw_only=True):
     """A document that was removed, and the one that was kept for it."""
@@ -31,6 +34,19 @@ class Sample(Struct, frozen=True, kw_only=True):
     """The beginning of the text."""
     removed_text: str
     """The beginning of the text."""
+
+
+class LargeCluster(Struct, frozen=True, kw_only=True):
+    """A cluster that has so many documents that it may be none: what differs in them may not have been compared."""
+
+    documents: int
+    """Documents in it, of which one was kept."""
+    share: float
+    """Of all documents."""
+    sample: Sample
+    """The one that was kept, and one that was removed."""
+    similarity_with_numbers: float
+    """Similarity of the two where numbers are compared as they are."""
 
 
 class Report(TextReport, frozen=True, kw_only=True):
@@ -62,6 +78,42 @@ class Report(TextReport, frozen=True, kw_only=True):
     """UTF-8 of those that were not."""
     samples: list[Sample] = msgspec.field(default_factory=list)
     """Some that were removed."""
+    large: list[LargeCluster] = msgspec.field(default_factory=list)
+    """Clusters of more than a tenth of the documents."""
+
+
+def large_cluster(documents: int, share: float, kept: dict[str, Any], removed: dict[str, Any]) -> LargeCluster:
+    """A large cluster and two samples of it, as `primus.data.dedup.stages.sample` gives them."""
+    with_numbers = (np.array(each["minima_with_numbers"]) for each in (kept, removed))
+    return LargeCluster(
+        documents=documents,
+        share=round(share, 4),
+        sample=pair(kept, removed),
+        similarity_with_numbers=round(similarity(*with_numbers), 3),
+    )
+
+
+def warnings(report: Report) -> list[str]:
+    """What is to be said of clusters that may be too large."""
+    return [_warning(report, cluster) for cluster in report.large]
+
+
+def _warning(report: Report, cluster: LargeCluster) -> str:
+    sample = cluster.sample
+    one, other = (" ".join(text.split())[:SHOWN] for text in _excerpts(sample.kept_text, sample.removed_text))
+    if sample.kept_text == sample.removed_text:
+        difference = "the text is the same"
+    elif report.recipe.normalize_numbers and cluster.similarity_with_numbers < sample.similarity:
+        difference = (
+            f"numbers count as equal, and without that the similarity of these two is"
+            f" {cluster.similarity_with_numbers:.2f}, not {sample.similarity:.2f}: --no-normalize-numbers compares them"
+        )
+    else:
+        difference = f"the similarity of these two is {sample.similarity:.2f}"
+    return (
+        f"warning: {cluster.documents:,} of {report.documents:,} documents ({cluster.share:.0%}) are one cluster,"
+        f" of which one was kept; {difference}. Kept, {sample.kept}: {one!r}; removed, {sample.removed}: {other!r}"
+    )
 
 
 def pair(kept: dict[str, Any], removed: dict[str, Any]) -> Sample:
@@ -92,6 +144,7 @@ def summary(report: Report) -> str:
         lines.append(f"left out {report.empty:,} documents without text")
     if report.bad:
         lines.append(f"left out {len(report.bad):,} bad documents, the first of them {report.bad[0].where}")
+    lines += warnings(report)
     return "\n".join(lines)
 
 

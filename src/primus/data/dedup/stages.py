@@ -26,6 +26,9 @@ FIRSTS = "firsts"
 PAIR_BYTES = 16
 PAIRS_AT_A_TIME = 1 << 20
 NUMBERS_AT_A_TIME = 1 << 22
+LARGE_SHARE, FEWEST_OF_LARGE = 0.1, 10
+"""Share of all documents, and number, from which on a cluster is worth a warning."""
+MOST_LARGE = int(1 / LARGE_SHARE)
 SAMPLES = 20
 EXACT_SAMPLES = 4
 CANDIDATES = 400
@@ -92,20 +95,50 @@ class ClusterStage:
         firsts = connect(self.num_documents, read_pairs([*self.near, *self.exact]))
         output.path(FIRSTS).write_bytes(firsts.data)
         removed = np.concatenate([np.empty(0, np.int64), *_removed(firsts)])
-        _, sizes = np.unique(firsts[removed], return_counts=True)
+        kept, sizes = np.unique(firsts[removed], return_counts=True)
         histogram = np.unique(sizes + 1, return_counts=True)
         output.count(removed=len(removed), clusters=len(sizes))
         output.facts["sizes"] = [[int(size), int(count)] for size, count in zip(*histogram, strict=True)]
         output.facts["samples"] = [[int(firsts[number]), int(number)] for number in self._sample(removed)]
+        output.facts["large"] = self._large(firsts, removed, kept, sizes + 1)
+
+    def _large(self, firsts: np.ndarray, removed: np.ndarray, kept: np.ndarray, sizes: np.ndarray) -> list[list[int]]:
+        """Of each large cluster its first document, its size, and one that is removed, if possible no exact copy.
+
+        Args:
+            firsts: First document of each document's cluster.
+            removed: Documents that are not the first.
+            kept: First document of each cluster of more than one.
+            sizes: Documents of each.
+        """
+        smallest = max(FEWEST_OF_LARGE, LARGE_SHARE * self.num_documents)
+        large = [index for index in np.argsort(-sizes, kind="stable")[:MOST_LARGE].tolist() if sizes[index] > smallest]
+        found = []
+        for index in large:
+            members = removed[firsts[removed] == kept[index]]
+            found.append([int(kept[index]), int(sizes[index]), self._example(members)])
+        return found
+
+    def _example(self, removed: np.ndarray) -> int:
+        """One of some removed documents, no exact copy where there is another."""
+        some = np.array(self._sample(removed))
+        near = some[~self._are_exact(some)]
+        chosen = near if len(near) else some
+        return int(chosen[len(chosen) // 2])
 
     def _sample(self, removed: np.ndarray) -> list[int]:
         """Some documents that are removed, from all over the input, most of them no exact copies."""
         some = removed[np.linspace(0, len(removed) - 1, min(len(removed), CANDIDATES)).astype(np.int64)]
-        exact = np.zeros(len(some), bool)
-        for pairs in read_pairs(self.exact):
-            exact |= np.isin(some, pairs[:, 1])
+        exact = self._are_exact(some)
         near = _evenly(some[~exact], SAMPLES - min(EXACT_SAMPLES, int(exact.sum())))
         return sorted([*near, *_evenly(some[exact], SAMPLES - len(near))])
+
+    def _are_exact(self, numbers: np.ndarray) -> np.ndarray:
+        """Whether documents equal an earlier one."""
+        exact = np.zeros(len(numbers), bool)
+        for pairs in read_pairs(self.exact):
+            exact |= np.isin(numbers, pairs[:, 1])
+        return exact
 
 
 def read_pairs(files: Sequence[Path]) -> Iterator[np.ndarray]:
@@ -183,10 +216,15 @@ class KeepStage:
 
 def sample(text: Text, recipe: Recipe) -> dict[str, Any]:
     """What the report shows of a document, and the signature by which its similarity to another is estimated."""
-    minima = minhash.signatures(*compared.word_hashes([text.text.encode()]), recipe)[0]
+    encoded = [text.text.encode()]
+    as_compared, with_numbers = (
+        minhash.signatures(*compared.word_hashes(encoded, normalize), recipe)[0].tolist()
+        for normalize in (recipe.normalize_numbers, False)
+    )
     return {
         "where": text.where,
         "characters": len(text.text),
         "text": text.text[:SAMPLE_CHARACTERS],
-        "minima": minima.tolist(),
+        "minima": as_compared,
+        "minima_with_numbers": with_numbers,
     }

@@ -32,6 +32,8 @@ class Options(TextOptions, frozen=True, kw_only=True):
     """Of the hash functions."""
     normalize: bool = False
     """With the exact method: compare without case, accents, punctuation and spacing, and take any number as 0."""
+    normalize_numbers: bool = True
+    """Where words are compared, take any number as 0, also within a word, as datatrove does."""
 
 
 def run(options: Options, context: TaskContext) -> None:
@@ -57,6 +59,10 @@ def _job(options: Options) -> Job:
         UsageError: Something is missing or unknown.
     """
     text_options.check(options, "dedup")
+    if not options.normalize_numbers and options.method == "exact" and not options.normalize:
+        raise UsageError(
+            "--no-normalize-numbers with --method exact", "leave it out: equal texts have equal numbers; or --normalize"
+        )
     if options.normalize and options.method != "exact":
         raise UsageError(
             "--normalize with --method minhash", "leave it out: MinHash always compares words without case and spacing"
@@ -82,6 +88,7 @@ def _summary(job: Job, done: Made[Report]) -> dict[str, object]:
         "clusters": report.clusters,
         "empty_documents": report.empty,
         "bad_documents": len(report.bad),
+        "large_clusters": len(report.large),
         "threshold": report.threshold,
         "report": str(done.folder / REPORT),
         "page": str(job.page()),
