@@ -23,6 +23,7 @@ from primus.errors import PrimusError
 from primus.machine.measured import Asked, rounds
 from primus.measure import collectives, scan, suite
 from primus.measure.collectives import OPERATIONS, Buffers, Group
+from primus.measure.endurance import Workload
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
 
@@ -115,6 +116,29 @@ def long(folder: Path, rank: int, local_rank: int, world_size: int) -> int:
     return _suite(folder, rank, local_rank, world_size, sizes_bytes=sizes, is_quick=False, timeout_s=4.0)
 
 
+def soak(folder: Path, rank: int, local_rank: int, world_size: int) -> int:
+    """The tests that take long, with faults: 1 flips a bit, 2 trains otherwise, 3 does not repeat itself."""
+    trained = {0: ["a", "a"], 1: ["a", "a"], 2: ["b", "b"], 3: ["a", "c"]}[rank]
+    calls = 0
+
+    def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        torch.mm(a, b, out=out)
+        if rank == CULPRIT and calls == 9:
+            out.view(torch.int32)[0, 0] ^= 1
+
+    workload = Workload(train=lambda _: (trained.pop(0), 1.0), multiply=multiply)
+    attempt = Attempt(Run(folder), 0, rank, local_rank, world_size, None)
+    asked = Asked(
+        tests=("host_memory", "quickstart", "burn_in"), sizes_bytes=(8,), pair_bytes=8, gemm_size=128, dtype="fp32",
+        is_quick=True, timeout_s=20.0, burn_in_s=0.5,
+    )  # fmt: skip
+    suite.run(attempt, asked, workload)
+    attempt.close()
+    return 0
+
+
 def _suite(folder: Path, rank: int, local_rank: int, world_size: int, **asked: object) -> int:
     attempt = Attempt(Run(folder), 0, rank, local_rank, world_size, None)
     tests = ("sanity", "gemm", "memory", "copies", "collectives", "pairs") if asked["is_quick"] else ("collectives",)
@@ -128,7 +152,12 @@ def _suite(folder: Path, rank: int, local_rank: int, world_size: int, **asked: o
     return 0
 
 
-SCENARIOS: dict[str, Callable[[Path, int, int, int], int]] = {"alone": alone, "whole": whole, "long": long}
+SCENARIOS: dict[str, Callable[[Path, int, int, int], int]] = {
+    "alone": alone,
+    "whole": whole,
+    "long": long,
+    "soak": soak,
+}
 
 
 def _begin(scenario: str, folder: Path, rank: int, local_rank: int, world_size: int, port: int) -> None:

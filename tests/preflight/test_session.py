@@ -29,7 +29,7 @@ def hosts_in_doubt(folder: Path, *parts: RankResult, tests: str = "sanity") -> s
     node = Node(facts=Facts(), tree=Tree(), environ={}, layout=Layout(nnodes=3, nproc=1))
     outcome = Outcome(state="failed", exit_code=1)
     context = TaskContext(environ={}, launch=lambda: (Run(folder), outcome))
-    found = session._measured(node, HOSTS, Options(tests=tests), context)
+    found = session._measured(node, HOSTS, Options(tests=tests), context).findings
     return {finding.host for finding in found if finding.host and finding.status in ("unknown", "fail")}
 
 

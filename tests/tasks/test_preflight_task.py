@@ -254,3 +254,28 @@ def test_measuring_leaves_json_alone_on_standard_output(tmp_path: Path) -> None:
     assert {one.get("subject", "") for one in sums} == {"", "ranks 0-1"}
     rings = [one["measured"] for one in told["report"]["findings"] if one["check"] == "performance.send_recv"]
     assert len(rings) == 2 and all(" at 512.0 KiB" in ring for ring in rings), "the ring has a size of its own"
+
+
+@pytest.mark.native
+def test_a_burn_in_that_is_interrupted_reports_what_it_found(tmp_path: Path) -> None:
+    words = ("--software", "--tests", "quickstart,burn_in", "--minutes", "60", "--quick", "--json")
+    parts = [tmp_path / f"output/preflight/latest/report/performance/rank_{rank}.json" for rank in range(2)]
+
+    def is_loaded() -> bool:
+        return all(part.is_file() and json.loads(part.read_text())["rank"].get("burn_in") for part in parts)
+
+    with cli.started("direct", "--nproc", "2", "--", "preflight", *words, cwd=tmp_path) as process:
+        cli.wait_for(is_loaded, "both ranks' first window", timeout_s=60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    told = {one["check"]: one for one in json.loads(out)["report"]["findings"]}
+    assert told["performance.quickstart"]["status"] == "ok"
+    assert "products of the same bits" in told["performance.burn_in"]["measured"]
+    assert told["performance.run"]["status"] in ("fail", "unknown"), "an interrupted measurement passes no node"
+
+
+def test_minutes_without_a_burn_in_are_told_to_have_no_effect(tmp_path: Path) -> None:
+    done = preflight("--software", "--minutes", "5", "--json", cwd=tmp_path)
+    assert "--minutes has no effect" in done.stderr
+    assert preflight("--level", "soak", "--minutes", "2000", cwd=tmp_path).returncode == 2

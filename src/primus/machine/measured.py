@@ -19,6 +19,9 @@ Scope = Literal["node", "all"]
 DEVICE_TESTS = ("sanity", "gemm", "memory", "copies")
 GROUP_TESTS = ("collectives", "pairs")
 TESTS = DEVICE_TESTS + GROUP_TESTS
+SOAK_TESTS = ("host_memory", "quickstart", "burn_in")
+"""Those of `--level soak` besides."""
+ALL_TESTS = TESTS + SOAK_TESTS
 
 FILE = "report/performance.json"
 """What rank 0 gathered, in the run folder; absent where the tests ended early."""
@@ -28,7 +31,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     """What the workers shall measure; `config/preflight.json` of their run."""
 
     tests: tuple[str, ...] = TESTS
-    """Names from TESTS, run in that order."""
+    """Names from ALL_TESTS, run in that order."""
     sizes_bytes: tuple[int, ...]
     """Sizes of the collectives, by the convention of nccl-tests the bytes of the largest side."""
     ring_sizes_bytes: tuple[int, ...] = ()
@@ -49,6 +52,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """Limit of each test, and of the ranks' meeting."""
     last_level_cache_bytes: int | None = None
     """Of a device, from its profile; None has the test look, or take the largest known."""
+    burn_in_s: float = 600.0
+    """How long the burn-in loads the devices."""
 
 
 class Timing(Struct, frozen=True, kw_only=True):
@@ -136,6 +141,63 @@ class Pair(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class LoadWindow(Struct, frozen=True, kw_only=True):
+    """A part of a burn-in."""
+
+    begin_s: float
+    """Since the burn-in began."""
+    tflops: float
+    """Rate of the products with their checks."""
+
+
+class BurnIn(Struct, frozen=True, kw_only=True):
+    """What a burn-in of one device found."""
+
+    key: str
+    """Devices with the same key compute the same bits."""
+    digest: str
+    """Checksum of the first products."""
+    duration_s: float = 0.0
+    products: int = 0
+    wrong_at_first: int = 0
+    """Elements of the first products that differ from fp64 beyond rounding."""
+    wrong_words: int = 0
+    """Elements of later products that differ from the first ones in some bit."""
+    wrong_memory: int = 0
+    """Words of memory that lost their pattern."""
+    first_wrong_s: float | None = None
+    """When something was wrong first, to the end of its window."""
+    windows: tuple[LoadWindow, ...] = ()
+
+
+class ReferenceTraining(Struct, frozen=True, kw_only=True):
+    """A small training in a fixed way on one device."""
+
+    key: str
+    """Devices with the same key compute the same bits."""
+    digest: str
+    """Of all losses and of the weights at the end."""
+    last_loss: float | None = None
+    """None where it is not finite."""
+
+
+class Telemetry(Struct, frozen=True, kw_only=True):
+    """A card of a node while it was loaded; None where no source states a value."""
+
+    card: int
+    """Index among the cards of the node."""
+    num_samples: int
+    clock_min_mhz: float | None = None
+    clock_mean_mhz: float | None = None
+    power_mean_w: float | None = None
+    power_max_w: float | None = None
+    temperature_max_c: float | None = None
+    throttled: dict[str, int] = {}
+    """Samples in which the clock was held down, by reason."""
+    new_uncorrectable: int | None = None
+    """Uncorrectable errors of its memory from the first sample to the last."""
+
+
 class RankResult(Struct, frozen=True, kw_only=True):
     """What one rank measured by itself, and where it stands."""
 
@@ -150,6 +212,11 @@ class RankResult(Struct, frozen=True, kw_only=True):
     figures: tuple[Figure, ...] = ()
     problem: str = ""
     """Why its tests ended early."""
+    trainings: tuple[ReferenceTraining, ...] = ()
+    """The same training several times."""
+    burn_in: BurnIn | None = None
+    telemetry: tuple[Telemetry, ...] = ()
+    """Of all cards of the node, by its first rank."""
     is_complete: bool = False
     """Whether all tests that were asked for are behind it, well or badly."""
 

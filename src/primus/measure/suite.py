@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -17,8 +18,9 @@ from msgspec import structs
 from primus.errors import EXIT_TIMED_OUT, PrimusError, UnfitError
 from primus.machine import measured
 from primus.machine.measured import Asked, Collective, Figure, Pair, Part, RankResult, Scope, rounds
-from primus.measure import collectives, gemm, memory, scan
+from primus.measure import collectives, endurance, gemm, memory, scan
 from primus.measure.collectives import Group
+from primus.measure.endurance import WORKLOAD, Workload
 from primus.measure.timing import FULL, LONG_ENOUGH, QUICK, Effort, clock_of, within
 from primus.measure.watchdog import Watchdog
 from primus.report import table
@@ -43,17 +45,22 @@ LONGEST_QUICK_S = 0.3
 """Of the timed loop of one collective."""
 
 
-def run(attempt: Attempt, asked: Asked) -> None:
+def run(attempt: Attempt, asked: Asked, workload: Workload = WORKLOAD) -> None:
     """Do all tests and leave the results in the run folder; rank 0 says how they go.
 
     Each test has the time limit of `asked`. The process ends where one exceeds it, with what it was doing in the run's
     error file and the results so far in its part.
 
+    Args:
+        attempt: The rank.
+        asked: The tests.
+        workload: What the tests that take long compute.
+
     Raises:
         UnfitError: There is no device for this process.
         PrimusError: The processes do not find each other, or one of them has gone.
     """
-    suite = Suite(attempt, asked)
+    suite = Suite(attempt, asked, workload)
     try:
         suite.run()
     except PrimusError as error:
@@ -66,10 +73,11 @@ def run(attempt: Attempt, asked: Asked) -> None:
 class Suite:
     """One rank's way through the tests, with its results so far."""
 
-    def __init__(self, attempt: Attempt, asked: Asked) -> None:
+    def __init__(self, attempt: Attempt, asked: Asked, workload: Workload = WORKLOAD) -> None:
         self._begun = time.monotonic()
         self._attempt = attempt
         self._asked = asked
+        self._workload = workload
         self._device = device = _device(attempt.local_rank)
         self._clock = clock_of(device)
         self._num_local = 1
@@ -102,6 +110,7 @@ class Suite:
         if "pairs" in self._asked.tests:
             self._test_pairs(groups[0], everyone, max(map(len, nodes)), between_nodes=False)
             self._test_pairs(leads, everyone, len(nodes), between_nodes=True)
+        self._test_endurance(everyone)
         self._keep(rank=structs.replace(self._part.rank, is_complete=True))
         with self._together("the gathering of the results"):
             self._gather(everyone)
@@ -206,6 +215,21 @@ class Suite:
 
     def _effort(self, full: Effort) -> Effort:
         return within(QUICK if self._asked.is_quick else full, self._asked.timeout_s)
+
+    def _test_endurance(self, everyone: Group) -> None:
+        """What shows only in time: all devices of all nodes are loaded at once."""
+        place = endurance.Place(self._attempt, self._asked, self._device, self._num_local, self._workload)
+        for name in (name for name in measured.SOAK_TESTS if name in self._asked.tests):
+            with self._together(f"waiting for all ranks before the test of {name}", MOST_FIGURES):
+                collectives.barrier(everyone)
+            num_limits = 1 + math.ceil(endurance.duration_s(name, self._asked) / self._asked.timeout_s)
+            with self._watchdog.limit(f"the test of {name} on {self._device}", num_limits):
+                try:
+                    endurance.run(name, place, self._part.rank, lambda rank: self._keep(rank=rank))
+                except RuntimeError as error:
+                    self._keep_figure(Figure(test=name, problem=_first_line(error)))
+            if self._attempt.stop_signal:
+                raise PrimusError(f"interrupted by {self._attempt.stop_signal}", "what was found so far is reported")
 
     def _test_collectives(self, group: Group | None, everyone: Group) -> None:
         """Every operation in every size, all groups in step, so that no one waits longer than a limit."""

@@ -22,6 +22,8 @@ from primus.preflight.thresholds import Thresholds
 from primus.task import TaskContext
 
 MIB = 1 << 20
+DEFAULT_MINUTES = 10.0
+"""The power stage of ROCm Validation Suite's level 4 takes 600 s."""
 OLD_TESTS = {
     "gemm": "gemm",
     "intra-allreduce": "collectives",
@@ -30,6 +32,7 @@ OLD_TESTS = {
     "inter-alltoall": "collectives",
     "inter-p2p": "pairs",
     "inter-ring-p2p": "collectives",
+    "host_copy": "copies",
 }
 """What measures the same as a test of the existing system (AMD-AGI/Primus preflight)."""
 
@@ -51,10 +54,15 @@ class Options(Struct, frozen=True, kw_only=True):
     """Check what is installed."""
     perf: Annotated[bool, Meta(extra={"aliases": ("--perf-test", "--tier2-perf")})] = False
     """Measure matrix products, memory and collectives as well."""
+    level: Literal["quick", "full", "soak"] | None = None
+    """quick: no load; full: measure, as --perf does; soak: also load all devices for --minutes, and compare results."""
+    minutes: Annotated[float, Meta(gt=0, le=1440)] | None = None
+    """How long the burn-in of --level soak loads the devices (default: 10)."""
     quick: bool = False
     """Measure with short times and few sizes; looking is quick anyway."""
     tests: str | None = None
-    """What to measure, separated by commas: sanity, gemm, memory, host_copy, collectives, pairs; implies --perf."""
+    """What to measure, separated by commas: sanity, gemm, memory, copies, collectives, pairs, host_memory, quickstart,
+    burn_in; implies --perf."""
     comm_sizes_mb: str | None = None
     """Sizes of the collectives in MiB, separated by commas."""
     report: Annotated[str | None, Meta(extra={"aliases": ("--dump-path",)})] = None
@@ -139,7 +147,12 @@ class Options(Struct, frozen=True, kw_only=True):
     @property
     def measures(self) -> bool:
         """Whether anything is measured."""
-        return self.perf or bool(self.tests)
+        return self.perf or bool(self.tests) or self.level in ("full", "soak")
+
+    @property
+    def burns_in(self) -> bool:
+        """Whether the devices are loaded for a time."""
+        return "burn_in" in self.tests.split(",") if self.tests else self.level == "soak"
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -212,11 +225,13 @@ def asked_of(options: Options, context: TaskContext, facts: Facts) -> Asked:
         UsageError: --tests, or an option of sizes, names nothing that can be measured.
     """
     limit_s = min(options.time_limit, options.per_gpu_timeout_sec or options.time_limit)
+    is_soak = options.level == "soak"
     asked = performance.plan(facts, demands_of(options, context, facts), is_quick=options.quick, timeout_s=limit_s)
     tests, sizes = _tests(options.tests), _sizes("comm", options.comm_sizes_mb)
     return structs.replace(
         asked,
-        tests=tests or asked.tests,
+        tests=tests or (measured.ALL_TESTS if is_soak else asked.tests),
+        burn_in_s=60 * (options.minutes or DEFAULT_MINUTES),
         sizes_bytes=sizes or asked.sizes_bytes,
         ring_sizes_bytes=_sizes("ring-p2p", options.ring_p2p_sizes_mb),
         intra_group_sizes=_group_sizes("intra", options.intra_group_sizes),
@@ -235,13 +250,13 @@ def _group_sizes(which: str, text: str | None) -> tuple[int, ...]:
 def _tests(text: str | None) -> tuple[str, ...]:
     if text is None or text == "all":
         return ()
-    known = [*measured.TESTS, *OLD_TESTS]
+    known = [*measured.ALL_TESTS, *OLD_TESTS]
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word not in known:
             raise UsageError(f"--tests: no test '{word}'", did_you_mean(word, known))
     chosen = {OLD_TESTS.get(word, word) for word in words}
-    return tuple(test for test in measured.TESTS if test in chosen)
+    return tuple(test for test in measured.ALL_TESTS if test in chosen)
 
 
 def _sizes(which: str, text: str | None) -> tuple[int, ...]:
@@ -276,3 +291,5 @@ def without_effect(options: Options) -> Iterator[tuple[str, str]]:
     if not options.measures:
         in_vain = (name for name in OF_MEASURING if getattr(options, name) is not None)
         yield from ((name, "nothing is measured without --perf") for name in in_vain)
+    if options.minutes is not None and not options.burns_in:
+        yield "minutes", "there is a burn-in with --level soak or --tests burn_in only"

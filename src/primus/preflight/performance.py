@@ -20,7 +20,8 @@ from primus.preflight import pairs
 from primus.preflight.communication import Communication
 from primus.preflight.finding import Finding
 from primus.preflight.node import info, judged, unknown
-from primus.preflight.yardstick import GIB, MIB, Demands, Yardstick, least
+from primus.preflight.soak import Soak
+from primus.preflight.yardstick import GIB, MIB, Demands, Yardstick, device_name, least
 from primus.report import table
 from primus.runs.files import read_json
 
@@ -35,6 +36,7 @@ CPU_SIZES = tuple(2**power for power in range(3, 27, 3))
 BUFFERS_SHARE = 6
 """Part of a device's memory that a message may have: it is sent, received and checked there."""
 KERNELS = ("copy", "mul", "add", "triad", "dot")
+JUDGED_BY_SOAK = (*measured.SOAK_TESTS, "host_triad")
 NO_FLOOR = "no floor is known for this device"
 CPU_FLOOR = "a CPU's figures have no floor: they depend on who else uses its cores"
 
@@ -132,6 +134,15 @@ class Judge:
             yield from Communication(self._yardstick).of_collectives()
         if "pairs" in self._results.asked.tests:
             yield from Communication(self._yardstick).of_pairs()
+        yield from self._soak()
+
+    def _soak(self) -> Iterator[Finding]:
+        soak = Soak(self._yardstick)
+        tests = {
+            "host_memory": soak.of_host_memory, "quickstart": soak.of_quickstart, "burn_in": soak.of_burn_in
+        }  # fmt: skip
+        for name in (name for name in measured.SOAK_TESTS if name in self._results.asked.tests):
+            yield from tests[name]()
 
     def _complete(self) -> Finding:
         results = self._results
@@ -154,7 +165,8 @@ class Judge:
         }
         expected = [name for test in self._results.asked.tests for name in names.get(test, [])]
         found = [figure.test for rank in self._results.ranks for figure in rank.figures]
-        return list(dict.fromkeys([*expected, *(test for test in found if test not in names)]))
+        others = (test for test in found if test not in names and test not in JUDGED_BY_SOAK)
+        return list(dict.fromkeys([*expected, *others]))
 
     def _device_test(self, test: str) -> Iterator[Finding]:
         """One finding for each device that stands out, and one for all others of each node."""
@@ -181,7 +193,7 @@ class Judge:
 
     def _fault(self, rank: RankResult, test: str, figure: Figure | None) -> Finding | None:
         """What is wrong with one device in itself."""
-        about = {"subject": _device(rank), "host": self._yardstick.host(rank.rank)}
+        about = {"subject": device_name(rank), "host": self._yardstick.host(rank.rank)}
         check, floor, peak = f"performance.{test}", self._yardstick.floor(test), self._yardstick.peak(test)
         if figure is None:
             return unknown(
@@ -221,7 +233,7 @@ class Judge:
             f"within {self._yardstick.demands.outlier_percent:g} % of {table.number(median)} {shown_unit}",
             "a job runs at the pace of its slowest device",
             "look at its clocks, temperature and power cap; leave the node out if it stays so",
-            subject=_device(self._ranks[rank]),
+            subject=device_name(self._ranks[rank]),
             host=self._yardstick.host(rank),
             value=values[rank],
         )
@@ -255,8 +267,3 @@ def _figure(rank: RankResult, test: str) -> Figure | None:
 
 def _shown(figure: Figure) -> str:
     return f"{table.number(figure.value)} {figure.unit}"
-
-
-def _device(rank: RankResult) -> str:
-    kind, _, number = rank.device.partition(":")
-    return f"rank {rank.rank} (GPU {number})" if kind == "cuda" else f"rank {rank.rank}"

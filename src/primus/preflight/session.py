@@ -9,16 +9,18 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct, structs
 
 from primus import __version__
 from primus.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNFIT, PrimusError
 from primus.launch.plan import Job
-from primus.machine import measured
+from primus.machine import dimms, measured
 from primus.machine.cluster import Layout
 from primus.machine.facts import Facts
 from primus.machine.measured import Asked, RankResult
+from primus.machine.profile import Floor
 from primus.machine.tree import Tree
 from primus.preflight import adapters, check, cluster, error_counts, performance, report, site, site_checks, together
 from primus.preflight.cluster import ClusterReport
@@ -88,6 +90,14 @@ def examined(options: Options, context: TaskContext) -> ClusterReport:
     return _report_of(options, node, [check.run(node, options.groups)], [])
 
 
+class Measured(NamedTuple):
+    """What the measurements found."""
+
+    findings: list[Finding]
+    is_interrupted: bool = False
+    """Whether the user ended them; what was found until then is reported."""
+
+
 class Told(Struct, frozen=True):
     """What is read of the JSON of another preflight."""
 
@@ -97,8 +107,9 @@ class Told(Struct, frozen=True):
 
 
 def _alone(own: NodeReport, node: Node, options: Options, context: TaskContext) -> int:
-    found = _measured(node, {0: own.host}, options, context) if context.launch else []
-    return _told(_report_of(options, node, [own], found), node, options, context)
+    found = _measured(node, {0: own.host}, options, context) if context.launch else Measured([])
+    code = _told(_report_of(options, node, [own], found.findings), node, options, context)
+    return EXIT_INTERRUPTED if found.is_interrupted else code
 
 
 def _led(own: NodeReport, node: Node, options: Options, context: TaskContext) -> int:
@@ -116,7 +127,10 @@ def _led(own: NodeReport, node: Node, options: Options, context: TaskContext) ->
     if not decision.goes_on:
         skipped = unknown(RUN, "not measured", "measured on all nodes", "a node is missing", "start it, and run again")
         return _told(structs.replace(first, findings=(*first.findings, skipped)), node, options, context)
-    found = _measured(node, decision.hosts, options, context)
+    found, is_interrupted = _measured(node, decision.hosts, options, context)
+    if is_interrupted:  # the other nodes were ended as well, and do not come again
+        _told(structs.replace(first, findings=(*first.findings, *found)), node, options, context)
+        return EXIT_INTERRUPTED
 
     def final(reports: Sequence[NodeReport], between: Sequence[Finding]) -> ClusterReport:
         gone = [finding for finding in between if finding.check == "cluster.missing"]
@@ -147,8 +161,10 @@ def _followed(own: NodeReport, node: Node, options: Options, context: TaskContex
     decision = together.follow(own, node.layout, time.time(), options.time_limit)
     if decision and decision.goes_on and context.launch:
         started, during = _watched(node, context)
+        if _is_interrupted(started):
+            raise KeyboardInterrupt
         own = structs.replace(own, findings=(*_own_trouble(started, node.layout), *during))
-        limit_s = options.time_limit * len(measured.TESTS)
+        limit_s = options.time_limit * len(measured.ALL_TESTS)
         decision = together.follow(own, node.layout, time.time(), limit_s)
     if decision is None:
         raise PrimusError(
@@ -221,7 +237,7 @@ def _make(folder: Path) -> None:
         raise PrimusError(f"--report {folder}: {error.strerror}", "choose a folder that can be written") from None
 
 
-def _measured(node: Node, hosts: Mapping[int, str], options: Options, context: TaskContext) -> list[Finding]:
+def _measured(node: Node, hosts: Mapping[int, str], options: Options, context: TaskContext) -> Measured:
     """Findings of the measurements, and of the errors that ports counted meanwhile.
 
     Args:
@@ -231,20 +247,23 @@ def _measured(node: Node, hosts: Mapping[int, str], options: Options, context: T
     during = [structs.replace(finding, host=hosts.get(node.layout.node_rank, "")) for finding in during]
     if isinstance(started, PrimusError):
         advice = started.hint or "mend it, and measure again"
-        return [unknown(RUN, started.problem, "measured", "the workers did not start", advice), *during]
+        return Measured([unknown(RUN, started.problem, "measured", "the workers did not start", advice), *during])
     run_folder, outcome = started
-    if outcome.exit_code == EXIT_INTERRUPTED:
-        raise KeyboardInterrupt
     asked = asked_of(options, context, node.facts)
     results = performance.read(run_folder.directory, asked, node.layout.world_size)
     results = structs.replace(results, ranks=tuple(_placed(rank, hosts, node.layout.nproc) for rank in results.ranks))
-    found = performance.findings(results, node.facts, demands_of(options, context, node.facts))
+    demands = structs.replace(demands_of(options, context, node.facts), host_gb_per_s_min=_host_floor(node))
+    found = performance.findings(results, node.facts, demands)
     found += _unmeasured({rank.rank for rank in results.ranks if rank.is_complete}, hosts, node.layout.nproc)
     if outcome.state != "done":
         failure = outcome.first_failure
         host = hosts.get(failure.rank // node.layout.nproc, "") if failure else ""
         found.append(_broken(outcome, host, run_folder))
-    return [*found, *during]
+    return Measured([*found, *during], _is_interrupted(started))
+
+
+def _is_interrupted(started: tuple[Run, Outcome] | PrimusError) -> bool:
+    return not isinstance(started, PrimusError) and started[1].exit_code == EXIT_INTERRUPTED
 
 
 def _watched(node: Node, context: TaskContext) -> tuple[tuple[Run, Outcome] | PrimusError, list[Finding]]:
@@ -253,6 +272,16 @@ def _watched(node: Node, context: TaskContext) -> tuple[tuple[Run, Outcome] | Pr
     started = _launched(context)
     found = [one for one in adapters.grown(ports, adapters.read_counters(node), is_loaded=True) if one.status == "warn"]
     return started, [*found, *error_counts.grown(counts, error_counts.read_counts(node))]
+
+
+def _host_floor(node: Node) -> Floor | None:
+    """What the host's memory must reach: as the site says, else half of what its modules could."""
+    wanted = node.expected.site.memory.bandwidth_gb_per_s if node.expected.site else None
+    if wanted is not None:
+        return Floor(value=wanted, unit="GB/s", source="the site's file of --expect")
+    peak = dimms.peak_gb_per_s(site_checks.read_dimms(node)[0])
+    source = f"half of the peak of the memory modules, {peak:.0f} GB/s" if peak else ""
+    return Floor(value=peak / 2, unit="GB/s", source=source) if peak else None
 
 
 def _placed(rank: RankResult, hosts: Mapping[int, str], nproc: int) -> RankResult:

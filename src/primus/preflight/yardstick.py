@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from primus.machine.facts import Facts
-from primus.machine.measured import Collective, Results
+from primus.machine.measured import Collective, RankResult, Results
 from primus.machine.profile import Floor, Profile
 from primus.preflight import pairs
 from primus.report import table
@@ -34,6 +34,8 @@ class Demands(Struct, frozen=True, kw_only=True):
     """Of each device, 1e9 B (AMD-AGI/Primus, PRIMUS_PREFLIGHT_MIN_FREE_MEM_GB)."""
     floors: Mapping[str, float] = {}
     """By test, over those of the device's profile: ``gemm_bf16`` in TFLOP/s, ``memory_copy`` in GB/s."""
+    host_gb_per_s_min: Floor | None = None
+    """Of the triad of a whole host."""
     outlier_percent: float = 100 * pairs.BELOW_MEDIAN
     """A device this far below the median of all is named."""
 
@@ -119,6 +121,12 @@ class Yardstick:
 def least(floor: Floor) -> str:
     """A floor in words."""
     return f"at least {table.number(floor.value)} {floor.unit}"
+
+
+def device_name(rank: RankResult) -> str:
+    """A rank's device, as findings name it."""
+    kind, _, number = rank.device.partition(":")
+    return f"rank {rank.rank} (GPU {number})" if kind == "cuda" else f"rank {rank.rank}"
 
 
 def _is_near(size_bytes: int, wanted_bytes: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from primus import registry
 from primus.preflight import session
 from primus.preflight.options import Options
 from primus.preflight.session import prepare, run
@@ -17,5 +18,7 @@ __all__ = ["Options", "prepare", "run", "work"]
 def work(attempt: Attempt) -> None:
     """Measure, as one rank of the run that `--perf` starts."""
     from primus.measure import suite
+    from primus.measure.endurance import Workload
 
-    suite.run(attempt, session.told_to_workers(attempt))
+    train = registry.load("backends", "native").train_reference
+    suite.run(attempt, session.told_to_workers(attempt), Workload(train=train))

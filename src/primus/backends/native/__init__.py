@@ -9,6 +9,8 @@ from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
 from primus.errors import UnfitError, UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from primus.runs.attempt import Attempt
 
 OTHER_BACKENDS = "choose a dense Llama or Qwen model, or another framework"
@@ -61,6 +63,16 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     from primus.backends.native import trainer
 
     trainer.train(experiment, attempt)
+
+
+def train_reference(device: torch.device) -> tuple[str, float]:
+    """Train the quick start's model for a few steps in a fixed way: a digest of losses and weights, and the last loss.
+
+    Two devices of one model with the same libraries give the same digest.
+    """
+    from primus.backends.native import reference
+
+    return reference.train(device)
 
 
 def _check_rewinds(trainer: Trainer) -> None:

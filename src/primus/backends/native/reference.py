@@ -1,0 +1,61 @@
+"""A short training whose bits depend on the device and its libraries only, by which devices are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from primus.backends.native import model
+from primus.backends.native.optimizer import build_optimizer
+from primus.backends.native.step import prepare, train_step
+from primus.config.load import load_model
+from primus.config.schema import OptimizerConfig
+
+MODELS = {"cuda": "llama_quickstart.yaml", "cpu": "tiny.yaml"}
+"""The quick start's model is too large for the many processes that may share a CPU."""
+STEPS = 10
+BATCH_SIZE = 4
+SEQUENCE = 256
+SEED = 1234
+LEARNING_RATE = 1e-3
+
+
+def train(device: torch.device) -> tuple[str, float]:
+    """A digest of the loss of each step and of all weights after the last one, and the last loss."""
+    spec = load_model(MODELS[device.type])
+    with _repeatable():
+        trainable = prepare(model.build(spec, device, SEED), device=device, bf16=device.type == "cuda")
+        optimizer = build_optimizer(trainable.model, OptimizerConfig(lr=LEARNING_RATE))
+        generator = torch.Generator().manual_seed(SEED)
+        digest, loss = hashlib.sha256(), torch.zeros(())
+        for _ in range(STEPS):
+            tokens = torch.randint(spec.vocab_size, (BATCH_SIZE, SEQUENCE + 1), generator=generator).to(device)
+            batch = (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+            result = train_step(trainable, optimizer, [batch], learning_rate=LEARNING_RATE, clip_grad=1.0)
+            loss = result.values[0].cpu()
+            digest.update(result.values.cpu().numpy().tobytes())
+        for _, weight in sorted(trainable.model.named_parameters()):
+            digest.update(weight.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16], float(loss)
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Only kernels that repeat themselves: the attention of plain products, and no sums by atomics.
+
+    One stream is used, on which cuBLAS repeats itself whatever its workspace (cuBLAS documentation, reproducibility);
+    PyTorch's warning that it may not be is about several.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before)

@@ -1,0 +1,183 @@
+"""How a device holds up under load: products and memory patterns, each checked bit by bit, until the time is over."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from msgspec import structs
+
+from primus.machine.measured import BurnIn, Dtype, LoadWindow
+from primus.measure import gemm
+from primus.measure.gemm import Multiply
+from primus.measure.timing import Clock
+
+BATCH_S = 0.25
+"""Products that are queued at once; longer queues delay the end, shorter ones let the device idle."""
+LONGEST_WINDOW_S = 10.0
+WINDOWS = 12
+"""At least so many, such that the first ones can be compared with the last ones."""
+PATTERNS = (0x00000000, 0x7FFFFFFF, 0x55555555, 0x2AAAAAAA, None)
+"""Words that memory is filled with, each with its complement in the next word; None is the word's own number. The
+patterns of memtest86+ and of CUDA GPU memtest: stuck bits, neighbouring bits, and wrong addresses."""
+CHUNK = 2**24
+"""Words that are filled, checked or summed at a time."""
+WORDS = {2: torch.int16, 4: torch.int32}
+"""Type by which the bits of an element are compared: NaN equals itself, and -0 differs from 0."""
+MIXER = 2_654_435_761
+"""Knuth's multiplicative hash constant, by which the place of a word counts in a checksum."""
+
+
+def run(
+    device: torch.device,
+    size: int,
+    dtype: Dtype,
+    clock: Clock,
+    duration_s: float,
+    *,
+    memory_bytes: int,
+    multiply: Multiply = gemm.multiply,
+    on_window: Callable[[BurnIn], None] = lambda _: None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> BurnIn:
+    """Load `device` for a time; every product must be that of the first time, bit by bit.
+
+    Args:
+        device: What is loaded.
+        size: M, N and K of the products.
+        dtype: Of the products.
+        clock: Of the device.
+        duration_s: How long; at least one window is measured.
+        memory_bytes: Memory that holds a pattern while the products run.
+        multiply: What computes; another one stands for a device with a fault.
+        on_window: Told the result so far after each window.
+        is_stopped: Whether to end early.
+    """
+    load = _Load(device, size, dtype, clock, memory_bytes, multiply)
+    window_s = min(LONGEST_WINDOW_S, duration_s / WINDOWS)
+    begun = time.monotonic()
+    result = BurnIn(key=comparable_key(device, size, dtype), digest=load.digest, wrong_at_first=load.wrong_at_first)
+    while True:
+        before = time.monotonic()
+        rate = load.window(window_s)
+        now = time.monotonic() - begun
+        is_wrong = bool(load.wrong_words or load.wrong_memory)
+        result = structs.replace(
+            result,
+            duration_s=now,
+            products=load.products,
+            wrong_words=load.wrong_words,
+            wrong_memory=load.wrong_memory,
+            first_wrong_s=now if is_wrong and result.first_wrong_s is None else result.first_wrong_s,
+            windows=(*result.windows, LoadWindow(begin_s=before - begun, tflops=rate)),
+        )
+        on_window(result)
+        if now >= duration_s or is_stopped():
+            return result
+
+
+class _Load:
+    """Operands with their first products, and memory that holds a pattern."""
+
+    def __init__(
+        self, device: torch.device, size: int, dtype: Dtype, clock: Clock, memory_bytes: int, multiply: Multiply
+    ) -> None:
+        self._clock, self._multiply = clock, multiply
+        self._sets = gemm.operands(device, size, gemm.DTYPES[dtype], 0, 0)
+        self._flop = gemm.flop(size, size, size)
+        self._words = WORDS[gemm.DTYPES[dtype].itemsize]
+        self._memory = torch.empty(max(2, memory_bytes // 4), dtype=torch.int32, device=device)
+        self._differing = torch.zeros((), dtype=torch.int64, device=device)
+        self.products = self.wrong_words = self.wrong_memory = self._num_windows = 0
+        for one in self._sets:
+            gemm.multiply(*one)  # by the library itself, before any fault is simulated
+        clock.synchronize()
+        self._first = [one.out.clone() for one in self._sets]
+        self.wrong_at_first = sum(gemm.wrong_elements(one) for one in self._sets)
+        self.digest = "".join(checksum(product.view(self._words)) for product in self._first)
+        self._calls = self._num_calls()
+
+    def _num_calls(self) -> int:
+        """Products of one batch."""
+        begin = time.perf_counter()
+        self._product(0)
+        self._clock.synchronize()
+        return max(1, round(BATCH_S / max(time.perf_counter() - begin, 1e-6)))
+
+    def window(self, seconds: float) -> float:
+        """Fill the memory, multiply for a time, look at both; gives TFLOP/s."""
+        pattern = PATTERNS[self._num_windows % len(PATTERNS)]
+        self._num_windows += 1
+        _fill(self._memory, pattern)
+        self._clock.synchronize()
+        begin, products = time.perf_counter(), 0
+        while True:
+            calls = self._calls
+            for call in range(calls):
+                self._product(call)
+            self._clock.synchronize()
+            products += calls
+            spent = time.perf_counter() - begin
+            if spent >= seconds:
+                break
+        self.products += products
+        self.wrong_words = int(self._differing)
+        self.wrong_memory += count_wrong(self._memory, pattern)
+        return products * self._flop / spent / 1e12
+
+    def _product(self, call: int) -> None:
+        index = call % len(self._sets)
+        one = self._sets[index]
+        self._multiply(*one)
+        self._differing += (one.out.view(self._words) != self._first[index].view(self._words)).sum()
+
+
+def _fill(memory: torch.Tensor, pattern: int | None) -> None:
+    for begin in range(0, len(memory), CHUNK):
+        part = memory[begin : begin + CHUNK]
+        part.copy_(_expected(part, begin, pattern))
+
+
+def count_wrong(memory: torch.Tensor, pattern: int | None) -> int:
+    """Words that do not hold the pattern any more."""
+    wrong = 0
+    for begin in range(0, len(memory), CHUNK):
+        part = memory[begin : begin + CHUNK]
+        wrong += int((part != _expected(part, begin, pattern)).sum())
+    return wrong
+
+
+def _expected(part: torch.Tensor, begin: int, pattern: int | None) -> torch.Tensor:
+    index = torch.arange(begin, begin + len(part), device=part.device)
+    if pattern is None:
+        return index.to(torch.int32)
+    return torch.where(index % 2 == 0, pattern, ~pattern).to(torch.int32)
+
+
+def checksum(words: torch.Tensor) -> str:
+    """16 hexadecimal digits that change with any word and with its place; the same on every device."""
+    flat, total = words.reshape(-1), 0
+    for begin in range(0, len(flat), CHUNK):
+        part = flat[begin : begin + CHUNK].to(torch.int64)
+        index = torch.arange(begin, begin + len(part), device=flat.device)
+        total += int((part * (index * MIXER + 1)).sum())
+    return f"{total % 2**64:016x}"
+
+
+def comparable_key(device: torch.device, size: int, dtype: str) -> str:
+    """What must be equal for two devices to compute the same bits: the model, the library, the shape and the type."""
+    what = f"{size} {dtype}, torch {torch.__version__}"
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, {what}"
+    return f"{_processor()} {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, {what}"
+
+
+def _processor(root: Path = Path("/")) -> str:
+    try:
+        lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

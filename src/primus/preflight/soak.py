@@ -1,0 +1,279 @@
+"""What a soak says of the fitness of devices: burn-in, telemetry, reference trainings, and the host's memory."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from primus.machine.measured import BurnIn, LoadWindow, RankResult, Telemetry
+from primus.preflight import pairs
+from primus.preflight.finding import Finding, Status
+from primus.preflight.gpu_health import POWER_THROTTLES
+from primus.preflight.node import info, judged, listed, unknown
+from primus.preflight.yardstick import Yardstick, device_name, least
+from primus.report import table
+
+COMPARED_S = 60.0
+"""The first minute is compared with the last one, where the burn-in is long enough; else its first third."""
+SLOWER = 0.05
+"""Loss of speed over time that is conspicuous: the variance rule of microsoft/superbenchmark."""
+SLOW_HOST = 0.15
+"""Relative distance below the median of the nodes: a host's memory bandwidth varies more than a device's."""
+SILENT = "wrong results without an error message spoil a training unnoticed (silent data corruption)"
+TAKE_OUT = "take the node out; run the vendor's diagnosis of the device; have it replaced"
+
+
+class Soak:
+    """The findings of the tests that take long."""
+
+    def __init__(self, yardstick: Yardstick) -> None:
+        self._yardstick = yardstick
+        self._ranks = sorted(yardstick.ranks.values(), key=lambda rank: rank.rank)
+        self._on_gpu = yardstick.on_gpu
+
+    def of_burn_in(self) -> Iterator[Finding]:
+        """Each device's results, speed over time, and what its card's telemetry says."""
+        done = {rank.rank: rank.burn_in for rank in self._ranks if rank.burn_in and rank.burn_in.windows}
+        for rank in self._ranks:
+            if rank.rank not in done:
+                yield self._not_measured("performance.burn_in", rank, "burn_in")
+        disputed = odd_ones({rank: (result.key, result.digest) for rank, result in done.items()})
+        unsteady = [rank for rank, result in done.items() if result.wrong_words]
+        is_software = len(done) > 1 and len(unsteady) == len(done)
+        slow = pairs.outliers({rank: _rate(result.windows) for rank, result in done.items()}) if self._on_gpu else {}
+        healthy: dict[int, list[int]] = defaultdict(list)
+        for number, result in done.items():
+            rank = self._yardstick.ranks[number]
+            bad = [
+                *self._wrong(rank, result, is_software=is_software),
+                *self._disputed("performance.burn_in_compared", rank, disputed),
+                *self._slower(rank, result, slow),
+            ]
+            yield from bad
+            if all(finding.status == "info" for finding in bad):
+                healthy[rank.node].append(number)
+        for ranks in healthy.values():
+            yield self._endured(ranks, [done[rank] for rank in ranks])
+        yield from self._telemetry()
+
+    def _not_measured(self, check: str, rank: RankResult, test: str) -> Finding:
+        problem = next((figure.problem for figure in rank.figures if figure.test == test), "")
+        about = self._about(rank)
+        if problem:
+            return judged(False, "fail", check, problem, "an end without an error", SILENT, TAKE_OUT, **about)
+        return unknown(
+            check, "not measured", "a result", "a device that was not tested is not known to be healthy",
+            "see why the tests ended early", **about,
+        )  # fmt: skip
+
+    def _about(self, rank: RankResult) -> dict[str, Any]:
+        return {"subject": device_name(rank), "host": self._yardstick.host(rank.rank)}
+
+    def _wrong(self, rank: RankResult, result: BurnIn, *, is_software: bool) -> Iterator[Finding]:
+        about = self._about(rank)
+        when = f", first within {result.first_wrong_s:.0f} s" if result.first_wrong_s is not None else ""
+        if result.wrong_at_first:
+            yield judged(
+                False, "fail", "performance.burn_in",
+                f"{result.wrong_at_first} elements of the first products are wrong", "products as in fp64",
+                SILENT, TAKE_OUT, value=result.wrong_at_first, **about,
+            )  # fmt: skip
+        if result.wrong_words and is_software:
+            yield unknown(
+                "performance.burn_in", f"no device repeats its products{when}", "the same bits each time",
+                "all devices at once point to a library whose kernels do not repeat themselves",
+                "compare with another version of the library; look at one device with RVS or DCGM", **about,
+            )  # fmt: skip
+        elif result.wrong_words:
+            yield judged(
+                False, "fail", "performance.burn_in",
+                f"{result.wrong_words} elements of {result.products} products differ from the first time{when}",
+                "the same bits each time", SILENT, TAKE_OUT, value=result.wrong_words, **about,
+            )  # fmt: skip
+        if result.wrong_memory:
+            yield judged(
+                False, "fail", "performance.burn_in_memory", f"{result.wrong_memory} words lost their pattern{when}",
+                "memory keeps what is written", SILENT, TAKE_OUT, value=result.wrong_memory, **about,
+            )  # fmt: skip
+
+    def _disputed(self, check: str, rank: RankResult, disputed: Mapping[int, str]) -> Iterator[Finding]:
+        if rank.rank in disputed:
+            yield judged(
+                False, "fail", check, disputed[rank.rank], "the bits of the other devices of its model",
+                SILENT, TAKE_OUT, **self._about(rank),
+            )  # fmt: skip
+
+    def _slower(self, rank: RankResult, result: BurnIn, slow: Mapping[int, pairs.Outlier]) -> Iterator[Finding]:
+        first, last = first_and_last(result)
+        status: Status = "fail" if self._on_gpu else "info"
+        if last < first * (1 - SLOWER):
+            yield judged(
+                False, status, "performance.burn_in_slowdown",
+                f"{_tflops(last)} at the end, {_tflops(first)} at the beginning: {1 - last / first:.0%} slower",
+                f"at most {SLOWER:.0%} slower", "a device that cannot shed its heat, or its power, slows all others"
+                if self._on_gpu else "a CPU's speed depends on what else runs on it",
+                "look at its temperature and throttling (performance.telemetry), fans and power supply",
+                value=last, **self._about(rank),
+            )  # fmt: skip
+        if rank.rank in slow:
+            outlier = slow[rank.rank]
+            yield judged(
+                False, "fail" if outlier.z > pairs.ROBUST_Z else "warn", "performance.burn_in_speed",
+                f"{_tflops(_rate(result.windows))}, {outlier.below:.0%} below the median of the devices",
+                "as the other devices", "a job runs at the pace of its slowest device",
+                "look at its clocks, temperature and power cap; leave the node out if it stays so",
+                value=_rate(result.windows), **self._about(rank),
+            )  # fmt: skip
+
+    def _endured(self, ranks: Sequence[int], results: Sequence[BurnIn]) -> Finding:
+        rates = [_rate(result.windows) for result in results]
+        seconds = min(result.duration_s for result in results)
+        products = sum(result.products for result in results)
+        return judged(
+            True, "fail", "performance.burn_in",
+            f"{len(ranks)} devices, {table.duration(seconds)}, {products} products of the same bits, "
+            f"{_tflops(min(rates))} - {_tflops(max(rates))}", "the same bits each time", SILENT, "",
+            host=self._yardstick.host(ranks[0]), value=min(rates),
+        )  # fmt: skip
+
+    def _telemetry(self) -> Iterator[Finding]:
+        """Throttling, heat and errors under load of each card, and cards whose clocks stand out."""
+        cards = {(rank.node, card.card): (rank, card) for rank in self._ranks for card in rank.telemetry}
+        clocks = {name: card.clock_mean_mhz for name, (_, card) in cards.items() if card.clock_mean_mhz}
+        low = pairs.outliers(clocks)
+        for name, (rank, card) in cards.items():
+            about = {"subject": f"GPU {card.card}", "host": self._yardstick.host(rank.rank)}
+            bad = [*_unhealthy(card), *([f"clock {low[name].below:.0%} below the median"] if name in low else [])]
+            yield judged(
+                not bad, "fail", "performance.telemetry", listed([*bad, *_shown(card)]),
+                "no thermal or hardware throttling, no new errors, clocks as the others", "sampled under load",
+                "check its cooling and its power supply; see the kernel log", value=card.clock_mean_mhz, **about,
+            )  # fmt: skip
+        if self._on_gpu and not cards:
+            reason = "neither the kernel's files nor a management tool told clocks and power"
+            yield info("performance.telemetry", "no samples", reason)
+
+    def of_quickstart(self) -> Iterator[Finding]:
+        """The same small training on every device, twice: bit-equal on one device, and between devices of one model."""
+        check = "performance.quickstart"
+        done = {rank.rank: rank.trainings for rank in self._ranks if rank.trainings}
+        for rank in self._ranks:
+            if rank.rank not in done:
+                yield self._not_measured(check, rank, "quickstart")
+        restless = [rank for rank, trainings in done.items() if len({one.digest for one in trainings}) > 1]
+        is_software = len(done) > 1 and len(restless) == len(done)
+        first = {rank: (trainings[0].key, trainings[0].digest) for rank, trainings in done.items()}
+        disputed = odd_ones({rank: value for rank, value in first.items() if rank not in restless})
+        equal: dict[int, list[int]] = defaultdict(list)
+        for number, trainings in done.items():
+            rank, about = self._yardstick.ranks[number], self._about(self._yardstick.ranks[number])
+            if any(one.last_loss is None for one in trainings):
+                yield judged(False, "fail", check, "the loss is not finite", "a finite loss", SILENT, TAKE_OUT, **about)
+            elif number in restless:
+                what = "the same training gives other bits the second time"
+                status: Status = "unknown" if is_software else "fail"
+                yield judged(False, status, check, what, "the same bits", SILENT, TAKE_OUT, **about)
+            elif number in disputed:
+                yield from self._disputed(check, rank, disputed)
+            else:
+                equal[rank.node].append(number)
+        for ranks in equal.values():
+            digests = {done[rank][0].digest for rank in ranks}
+            yield judged(
+                True, "fail", check, f"{len(ranks)} devices, losses and weights {listed(sorted(digests))}",
+                "the same bits on devices of one model", SILENT, "", host=self._yardstick.host(ranks[0]),
+            )  # fmt: skip
+
+    def of_host_memory(self) -> Iterator[Finding]:
+        """The triad of all processes of a node together, beside its floor and the other nodes."""
+        check, rates = "performance.host_memory", self._host_rates()
+        for rank in self._ranks:
+            figure = next((one for one in rank.figures if one.test == "host_triad"), None)
+            if figure is None or figure.wrong:
+                yield self._not_measured(check, rank, "host_triad" if figure else "host_memory")
+        floor = self._yardstick.demands.host_gb_per_s_min
+        slow = pairs.outliers(rates, SLOW_HOST)
+        for host, rate in rates.items():
+            about: dict[str, Any] = {"host": host, "value": rate}
+            shown = f"{table.number(rate)} GB/s"
+            advice = "look at the memory modules (host.expect_dimms), the firmware's NUMA settings, and who else runs"
+            if floor and rate < floor.value:
+                yield judged(False, "warn", check, shown, least(floor), floor.source, advice, **about)
+            elif host in slow:
+                shown += f", {slow[host].below:.0%} below the median of {len(rates)} nodes"
+                expected = f"within {SLOW_HOST:.0%} of the others"
+                reason = "data loading and host copies take its bandwidth"
+                yield judged(False, "warn", check, shown, expected, reason, advice, **about)
+            elif floor:
+                yield judged(True, "warn", check, shown, least(floor), floor.source, "", **about)
+            else:
+                yield info(check, shown, "no floor: the speed of the modules is known to root only", **about)
+
+    def _host_rates(self) -> dict[str, float]:
+        rates: dict[str, float] = defaultdict(float)
+        for rank in self._ranks:
+            for figure in rank.figures:
+                if figure.test == "host_triad" and figure.value and not figure.wrong:
+                    rates[self._yardstick.host(rank.rank)] += figure.value
+        return dict(rates)
+
+
+def odd_ones(results: Mapping[int, tuple[str, str]]) -> dict[int, str]:
+    """Ranks whose digest differs from that of most others with the same key, with what is wrong; all of them where
+    none has the majority.
+
+    Args:
+        results: Key and digest by rank.
+    """
+    groups: dict[str, dict[int, str]] = defaultdict(dict)
+    for rank, (key, digest) in results.items():
+        groups[key][rank] = digest
+    found: dict[int, str] = {}
+    for members in groups.values():
+        counts = Counter(members.values())
+        usual, votes = counts.most_common(1)[0]
+        has_majority = 2 * votes > len(members)
+        for rank, digest in members.items():
+            if len(counts) > 1 and (digest != usual or not has_majority):
+                others = f"{votes} of {len(members)} have {usual}" if has_majority else "no majority agrees"
+                found[rank] = f"{digest}, where {others}"
+    return found
+
+
+def first_and_last(result: BurnIn) -> tuple[float, float]:
+    """Median rate of the first and of the last minute; of the first and last third of a shorter burn-in.
+
+    The first window warms the device up, and is left out where there are others.
+    """
+    windows = result.windows[1:] if len(result.windows) > 3 else result.windows
+    span = min(COMPARED_S, result.duration_s / 3)
+    begin, end = windows[0].begin_s, windows[-1].begin_s
+    first = [window for window in windows if window.begin_s <= begin + span]
+    last = [window for window in windows if window.begin_s >= end - span]
+    return _rate(first), _rate(last)
+
+
+def _rate(windows: Iterable[LoadWindow]) -> float:
+    return statistics.median(window.tflops for window in windows)
+
+
+def _tflops(value: float) -> str:
+    return f"{table.number(value)} TFLOP/s"
+
+
+def _unhealthy(card: Telemetry) -> list[str]:
+    held = {name: count for name, count in card.throttled.items() if name.lower() not in POWER_THROTTLES}
+    found = [f"throttled by {name} in {count} of {card.num_samples} samples" for name, count in held.items()]
+    return found + ([f"{card.new_uncorrectable} new uncorrectable errors"] if card.new_uncorrectable else [])
+
+
+def _shown(card: Telemetry) -> Iterator[str]:
+    if card.clock_mean_mhz is not None and card.clock_min_mhz is not None:
+        yield f"clock {card.clock_mean_mhz:.0f} MHz (least {card.clock_min_mhz:.0f})"
+    if card.power_mean_w is not None and card.power_max_w is not None:
+        yield f"{card.power_mean_w:.0f} W (most {card.power_max_w:.0f})"
+    if card.temperature_max_c is not None:
+        yield f"up to {card.temperature_max_c:.0f} C"
+    yield f"{card.num_samples} samples"
