@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from primus import experiment, registry
+from primus.checkpoint import manifest
+from primus.checkpoint.manifest import Manifest
+from primus.checkpoint.shape import shape_of
 from primus.config.load import Resolved, load_experiment, load_model
-from primus.config.schema import Experiment, LoggingConfig, Trainer
+from primus.config.schema import Experiment, LoggingConfig, ModelSpec, Trainer
 from primus.errors import UsageError
 from primus.runs.files import write_text
 from primus.runs.store import Run
@@ -58,13 +62,14 @@ plain_values = st.recursive(
     max_leaves=6,
 )
 variables = st.dictionaries(st.from_regex(r"[A-Za-z_.-][A-Za-z0-9_.-]*", fullmatch=True), confusing, max_size=3)
-names = confusing.filter(lambda text: text not in ("", ".", "..") and not set(text) & set("/\n\0") and len(text) < 50)
+printable = confusing.map(lambda text: "".join(letter for letter in text if letter.isprintable()))
+names = printable.filter(lambda text: text not in ("", ".", "..") and "/" not in text and len(text) < 50)
 
 
 @given(
     exp_name=names,
-    user_name=confusing,
-    workspace=confusing,
+    user_name=printable,
+    workspace=printable,
     env=variables,
     backend_args=st.dictionaries(texts, plain_values, max_size=3),
     prompt=confusing,
@@ -130,7 +135,19 @@ def test_heads_that_tensor_parallel_does_not_divide_are_refused_with_the_line(tm
             "rope",
         ),
         (["mock_data=false"], "no training data is named", "set one of dataset, train_data_path"),
-        (["dataset=x"], "dataset and mock_data exclude each other", "set one of"),
+        (["dataset=x", "mock_data=1"], "dataset and mock_data exclude each other", "set one of"),
+        (["dataset=python-stdlb"], "--dataset: no dataset 'python-stdlb'", "did you mean 'python-stdlib'?"),
+        (["dataset=python-stdlib"], "--dataset: the dataset python-stdlib needs a tokenizer", "tokenizer_model"),
+        (["dataset=owner/name"], "--dataset: the dataset owner/name needs a tokenizer", "tokenizer_model"),
+        (["adam_beta1=1.0"], "--adam_beta1: adam_beta1: expected float < 1.0", ""),
+        (["train_iters=5", "lr_warmup_iters=9"], "--lr_warmup_iters: lr_warmup_iters warms up for 9 steps", "fewer"),
+        (["train_iters=5", "lr_warmup_iters=5"], "lr_warmup_iters warms up for 5 steps", "fewer"),
+        (["lr_warmup_fraction=1"], "--lr_warmup_fraction: lr_warmup_fraction warms up for 1000 steps", "fewer"),
+        (["lr_warmup_iters=9", "lr_decay_iters=8"], "but the decay ends at lr_decay_iters 8", "fewer"),
+        (["lr_warmup_iters=9", "lr_warmup_fraction=0.1"], "lr_warmup_iters and lr_warmup_fraction exclude", "null"),
+        (["min_lr=1e-5", "min_lr_ratio=0.1"], "min_lr and min_lr_ratio exclude each other", "null"),
+        (["lr_decay_style=WSD", "train_iters=9", "lr_wsd_decay_iters=10"], "lr_wsd_decay_iters 10 is longer than", ""),
+        (["load=none"], "load: no folder none", "give a checkpoint"),
         (
             ["mock_data=false", "train_data_path=none/x"],
             "--train_data_path: train_data_path: no such data: none/x.idx",
@@ -150,6 +167,79 @@ def test_what_cannot_be_trained_is_refused(small: Path, overrides: list[str], pr
     assert problem in error.problem
     assert hint in str(error)
     assert error.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train_iters=5", "lr_warmup_iters=5", "lr_decay_style=constant"],
+        ["train_iters=5", "lr_warmup_iters=9", "lr_decay_iters=100"],
+        ["lr=1e-5", "min_lr_ratio=0.1"],
+        ["eval_iters=0", "eval_interval=10"],
+    ],
+)
+def test_a_schedule_that_fits_is_accepted(small: Path, overrides: list[str]) -> None:
+    experiment.resolve(small, overrides, {})
+
+
+def checkpoint_of(spec: ModelSpec, folder: Path) -> Path:
+    """A checkpoint of a model as far as its manifest tells."""
+    step = folder / "step_00000100"
+    step.mkdir(parents=True)
+    described = Manifest(
+        backend="native",
+        run="r",
+        step=100,
+        consumed_samples=1,
+        model=shape_of(spec),
+        data_fingerprint="",
+        compiled=False,
+        world_size=1,
+        torch_version="2",
+        created=0.0,
+        algorithm="blake2b",
+        files=[],
+    )
+    manifest.write(step, described)
+    return step
+
+
+def test_a_checkpoint_of_another_shape_is_refused_before_anything_starts(small: Path, tmp_path: Path) -> None:
+    spec = load_model("tiny")
+    experiment.resolve(small, [f"load={checkpoint_of(spec, tmp_path / 'same')}"], {})
+    other = checkpoint_of(structs.replace(spec, hidden_size=2 * spec.hidden_size), tmp_path / "other")
+    error = refused(small, f"load={other}")
+    assert error.problem.startswith(f"load: {other} is of another model: hidden_size is {2 * spec.hidden_size} there")
+    (other / "manifest.json").write_text("{")
+    assert "is damaged" in refused(small, f"load={other}").problem
+
+
+def token_files(prefix: Path, vocab_size: int | None = None) -> Path:
+    """An empty pair of token files, with the manifest that `data prepare` writes where a vocabulary is given."""
+    for suffix in (".bin", ".idx"):
+        prefix.with_name(prefix.name + suffix).touch()
+    if vocab_size:
+        text = json.dumps({"version": 2, "tokenizer": {"name": "big", "vocab_size": vocab_size, "file": "t.json"}})
+        prefix.with_name(prefix.name + ".manifest.json").write_text(text)
+    return prefix
+
+
+def test_a_vocabulary_smaller_than_that_of_the_data_is_refused(small: Path, tmp_path: Path) -> None:
+    size = load_model("tiny").vocab_size
+    experiment.resolve(small, [f"train_data_path={token_files(tmp_path / 'fits', size)}"], {})
+    error = refused(small, f"train_data_path={token_files(tmp_path / 'large', size + 1)}")
+    assert f"the tokenizer big has ids up to {size}, but the model's vocab_size is {size}" in error.problem
+    assert f"set vocab_size to {size + 1} or more" in error.hint
+
+
+def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(small: Path, tmp_path: Path) -> None:
+    size = load_model("tiny").vocab_size
+    tokenizer = tmp_path / "tokenizer.json"
+    words = {"model": {"type": "BPE", "vocab": {"a": 0}}, "added_tokens": [{"id": size, "content": "<end>"}]}
+    tokenizer.write_text(json.dumps(words))
+    data = f"train_data_path={token_files(tmp_path / 'plain')}"
+    assert f"ids up to {size}" in refused(small, data, f"tokenizer_model={tokenizer}").problem
+    assert f"ids up to {size}" in refused(small, data, f"tokenizer_model={tmp_path}").problem
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 EXIT_OK = 0
@@ -61,17 +60,76 @@ def place_of(error: BaseException) -> str:
     return f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame else "unknown"
 
 
+MOST_LISTED = 20
+"""Valid names that a hint lists."""
+SIMILAR = 5
+"""Similar names that it lists where there are more."""
+LONGEST_COMPARED = 100
+"""Characters of a word that are compared."""
+SHORTEST_PREFIX = 4
+"""Letters from which on the beginning of a name stands for it."""
+
+
 def nearest(word: str, valid: Iterable[str]) -> str | None:
-    """The valid name that `word` was most likely meant to be, or None."""
-    names = {name.lower().replace("-", "_"): name for name in valid}
-    close = difflib.get_close_matches(word.lower().replace("-", "_"), names, n=1, cutoff=0.6)
-    return names[close[0]] if close else None
+    """The valid name that `word` was most likely meant to be, or None.
+
+    Case, `-` and `_` do not matter. A name is near where few letters differ, in proportion to the length of `word`,
+    or where `word` is the beginning of that name alone.
+    """
+    names = {_letters(name): name for name in valid}
+    wanted = _letters(word)
+    if wanted in names:
+        return names[wanted]
+    limit = _tolerance(wanted)
+    close = [
+        (distance, letters)
+        for letters in names
+        if abs(len(letters) - len(wanted)) <= limit and (distance := edit_distance(wanted, letters, limit)) <= limit
+    ]
+    if close:
+        return names[min(close)[1]]
+    longer = [letters for letters in names if len(wanted) >= SHORTEST_PREFIX and letters.startswith(wanted)]
+    return names[longer[0]] if len(longer) == 1 else None
+
+
+def edit_distance(a: str, b: str, limit: int) -> int:
+    """Letters to insert, delete, replace or swap with their neighbour (optimal string alignment); above `limit`, more.
+
+    Ends early once no alignment can stay within `limit`.
+    """
+    before: list[int] = []
+    above = list(range(len(b) + 1))
+    for row, letter in enumerate(a, start=1):
+        current = [row]
+        for column, other in enumerate(b, start=1):
+            cost = min(above[column] + 1, current[-1] + 1, above[column - 1] + (letter != other))
+            if row > 1 and column > 1 and letter == b[column - 2] and a[row - 2] == other:
+                cost = min(cost, before[column - 2] + 1)
+            current.append(cost)
+        if min(current) > limit:
+            return limit + 1
+        before, above = above, current
+    return above[-1]
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "_").replace("_", "")
+
+
+def _tolerance(word: str) -> int:
+    """Letters that may differ: one in a short word, at most about a fifth of a long one."""
+    return 0 if len(word) < 2 else 1 if len(word) <= 5 else 2 if len(word) <= 12 else 3
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
-    """A hint for an unknown `word`: the nearest valid name, else all of them."""
+    """A hint for an unknown `word`: the nearest valid name, else all of them, or similar ones where they are many."""
     valid = sorted(valid)
     close = nearest(word, valid)
     if close:
         return f"did you mean '{close}'?"
-    return f"valid: {', '.join(valid)}" if valid else ""
+    if len(valid) <= MOST_LISTED:
+        return f"valid: {', '.join(valid)}" if valid else ""
+    import difflib  # not for what is right
+
+    similar = difflib.get_close_matches(word[:LONGEST_COMPARED], valid, n=SIMILAR, cutoff=0.4)
+    return f"similar: {', '.join(similar)} (of {len(valid)})" if similar else f"valid: {', '.join(valid)}"

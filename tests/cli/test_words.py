@@ -100,7 +100,7 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         ("direct -- train pretrain --replay nothing", "nothing is not a run folder", "'runs list' shows the runs"),
         ("direct -- train pretrain --run . --lr 1", "--run continues a run as it is; it takes no --lr", "new run"),
         ("direct -- config check", "task 'config check' needs --config", "Experiment file."),
-        ("direct -- config init lama3", "no model 'lama3'", "did you mean 'llama3"),
+        ("direct -- config init lama3", "no model 'lama3'", "similar: llama3"),
     ],
 )
 def test_a_wrong_line_is_one_message_and_exit_code_2(

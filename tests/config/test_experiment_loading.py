@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from primus.config.load import Resolved, load_experiment
+from primus.config.schema import GROUPS, NEEDS_VALUE, OWNERS
 from primus.errors import UsageError
 
 Write = Callable[..., Path]
@@ -188,6 +191,9 @@ def test_an_empty_extends_extends_nothing(write: Write, text: str) -> None:
         ("exp_name: " + 300 * "x" + "\n" + SMALL[16:], "exp.yaml:1: exp_name 'xxxx", "letters"),
         ("exp_name: [a]\n" + SMALL[16:], "exp.yaml:1: exp_name: expected str, got array (['a'])", ""),
         ("exp_name: {a: b}\n" + SMALL[16:], "exp.yaml:1: exp_name: expected str, got object (a mapping)", ""),
+        ('exp_name: "a\\eb"\n' + SMALL[16:], "exp.yaml:1: exp_name 'a\\x1bb' holds a control character", "printable"),
+        ('workspace: "a\\nb"\n' + SMALL, "exp.yaml:1: workspace 'a\\nb' holds a control character", "printable"),
+        ('workspace: "a\\0b"\n' + SMALL, "exp.yaml:1: workspace: text cannot hold a NUL character", ""),
         ("env: {X: [1]}\n" + SMALL, "exp.yaml:1: env.X: a variable's value must be a scalar", ""),
         ("env: {X: {a: b}}\n" + SMALL, "exp.yaml:1: env.X: a variable's value must be a scalar", ""),
         ('env: {X: "a\\0b"}\n' + SMALL, "exp.yaml:1: env.X: a variable cannot hold a NUL character", ""),
@@ -210,19 +216,24 @@ def test_a_wrong_key_is_named_with_its_line_and_the_nearest_name(
         ("train_iters: 0", "train_iters: expected int >= 1 (0)"),
         ("train_iters: 1.5", "train_iters: expected int, got float (1.5)"),
         ("train_iters: true", "train_iters: expected int, got bool (True)"),
-        ("train_iters: null", "train_iters: expected int, got null (None)"),
+        ("train_iters: null", "train_iters: expected int, got null; leave it out for the default"),
+        ("bf16: null", "bf16: expected bool, got null; leave it out for the default"),
         ("train_iters: [1]", "train_iters: expected int, got array ([1])"),
         ("train_iters: {a: 1}", "train_iters: expected int, got object (a mapping)"),
         (
             "train_iters: 99999999999999999999",
             "train_iters: expected int <= 9223372036854775807 (99999999999999999999)",
         ),
-        ("bf16: 1", "bf16: expected bool, got int (1)"),
+        ("bf16: 2", "bf16: expected bool, got int (2)"),
         ("bf16: 'true'", "bf16: expected bool, got str ('true')"),
         ("lr: fast", "lr: expected float, got str ('fast')"),
         ("lr: -1", "lr: expected float > 0.0 (-1)"),
         ("lr: .inf", "lr: expected a finite number (inf)"),
         ("lr: .nan", "lr: expected a finite number (nan)"),
+        ("lr: 1e999", "lr: expected a finite number (inf)"),
+        (f"train_iters: {5000 * '9'}", f"train_iters: expected int <= 9223372036854775807 ({80 * '9'}... (5,000 char"),
+        (f"train_iters: 0x{5000 * 'f'}", f"train_iters: expected int, got str ('0x{77 * 'f'}... (5,004 char"),
+        ('load: "a\\0b"', "load: text cannot hold a NUL character"),
         ("lr_decay_style: cosin", "lr_decay_style: 'cosin' is not possible; did you mean 'cosine'?"),
         ("dataset: 5", "dataset: expected "),
         ("train_data_path: [1, {a: 2}]", "train_data_path: expected "),
@@ -231,6 +242,110 @@ def test_a_wrong_key_is_named_with_its_line_and_the_nearest_name(
 def test_a_wrong_value_is_named_with_its_line_and_what_was_expected(write: Write, line: str, problem: str) -> None:
     file = write(module(f"model: tiny.yaml\noverrides:\n  {line}"))
     assert problem_of(lambda: load(file)).startswith(f"exp.yaml:6: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("bf16: 1", "bf16", True),
+        ("bf16: 0", "bf16", False),
+        ("bf16: no", "bf16", False),
+        ("bf16: ${X:0}", "bf16", False),
+        ("bf16: '${X:false}'", "bf16", False),
+        ("compile: 1", "compile", True),
+        ("compile: auto", "compile", "auto"),
+        ("eval_iters: 0", "eval_iters", 0),
+        ("eval_interval: 0", "eval_interval", None),
+        ("save_interval: 0", "save_interval", None),
+        ("num_experts: 0", "num_experts", None),
+        ("mtp_num_layers: null", "mtp_num_layers", 0),
+        ("moe_router_topk_scaling_factor: null", "moe_router_topk_scaling_factor", 1.0),
+        ("split: null", "split", "99,1,0"),
+        ("sequence_parallel: null", "sequence_parallel", False),
+        ("seq_length: '${X:64}'", "seq_length", 64),
+    ],
+)
+def test_booleans_zero_and_null_are_read_as_engines_read_them(write: Write, line: str, key: str, value: object) -> None:
+    resolved = load(write(module(f"model: tiny.yaml\noverrides:\n  {line}")))
+    found = getattr(getattr(resolved.experiment.trainer, OWNERS[key]), key)
+    assert (found, type(found)) == (value, type(value))
+    assert resolved.origins[key] == "exp.yaml:6"
+
+
+@pytest.mark.parametrize("key", sorted(OWNERS))
+def test_null_is_the_default_of_a_key_or_refused_by_name(write: Write, key: str) -> None:
+    file = write(module(f"model: tiny.yaml\noverrides:\n  {key}: null"))
+    field = next(field for field in structs.fields(GROUPS[OWNERS[key]]) if field.name == key)
+    if field.required or key in NEEDS_VALUE:
+        assert f"{key}: expected" in problem_of(lambda: load(file))
+        assert "leave it out" in problem_of(lambda: load(file))
+        return
+    found = getattr(getattr(load(file).experiment.trainer, OWNERS[key]), key)
+    assert found in (None, field.default)
+
+
+def test_a_key_that_is_set_replaces_its_alternatives_below(write: Write) -> None:
+    file = write(
+        module("model: tiny.yaml\noverrides:\n  mock_data: true\n  min_lr_ratio: 0.1\n  lr_warmup_fraction: 0.5")
+    )
+    trainer = load(file, "--min_lr", "0", "--lr_warmup_iters=3", "--dataset", "x").experiment.trainer
+    assert (trainer.optimizer.min_lr, trainer.optimizer.min_lr_ratio) == (0.0, None)
+    assert (trainer.optimizer.lr_warmup_iters, trainer.optimizer.lr_warmup_fraction) == (3, None)
+    assert (trainer.data.dataset, trainer.data.mock_data) == ("x", False)
+    same = load(file, "--train_data_path", "null").experiment.trainer
+    assert same.data.mock_data, "null takes nothing's place"
+
+
+# -- unknown keys --
+
+MEGATRON_FILE = "platform: slurm\n" + module(
+    "framework: megatron\nmodel: none.yaml\ntrainer_class: x\noverrides:\n"
+    "  stderr_sink_level: DEBUG\n  overlap_grad_reduce: true\n  no_load_rng: null"
+)
+
+
+def test_a_backend_that_is_not_there_is_named_before_its_keys(write: Write) -> None:
+    assert problem_of(lambda: load(write(MEGATRON_FILE))).startswith(
+        "exp.yaml:5: no backend 'megatron' (installed: native)"
+    )
+
+
+def test_keys_of_another_engine_are_named_as_such(write: Write) -> None:
+    text = MEGATRON_FILE.replace("platform: slurm\n", "").replace("    trainer_class: x\n", "")
+    found = problem_of(lambda: load(write(text), "--framework", "native", "--model", "tiny"))
+    assert found.splitlines() == [
+        "exp.yaml:7: unknown key 'stderr_sink_level'; it is a setting of Primus",
+        "exp.yaml:8: unknown key 'overlap_grad_reduce'; it is a setting of Megatron-LM",
+        "exp.yaml:9: unknown key 'no_load_rng'; it is a setting of Megatron-LM",
+        "  remove what only Megatron-LM or Primus has, or choose a backend that takes it",
+    ]
+
+
+def test_a_backend_takes_keys_of_its_own(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(
+        "KEYS = {'overlap_grad_reduce', 'metrics'}\n\n\ndef check(e): ...\ndef train(e, a): ...\n",
+        "p/backends/other.py",
+    )
+    monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path / "p"))
+    text = module("framework: other\nmodel: tiny\noverrides: {overlap_grad_reduce: 1, metrics: {log_freq: 3}}")
+    resolved = load(write(text), "--metrics.on=true", "backend_args.more=2")
+    assert resolved.experiment.trainer.backend_args == {
+        "overlap_grad_reduce": 1,
+        "metrics": {"log_freq": 3, "on": True},
+        "more": 2,
+    }
+    assert resolved.origins["backend_args.overlap_grad_reduce"] == "exp.yaml:6"
+    assert "did you mean 'overlap_grad_reduce'" in problem_of(lambda: load(write(text), "--overlap_grad_reduc=1"))
+
+
+def test_ten_thousand_unknown_keys_are_counted_in_little_time(write: Write) -> None:
+    lines = "".join(f"\n  unknown_setting_number_{n}: {n}" for n in range(10_000))
+    file = write(module(f"model: tiny.yaml\noverrides:{lines}"))
+    started = time.process_time()
+    found = problem_of(lambda: load(file))
+    assert time.process_time() - started < 3, "of a process that shares its cores"
+    assert "... and 9,990 more unknown keys (10,000 in all)" in found
+    assert len(found.splitlines()) == 12
 
 
 def test_all_unknown_keys_are_listed_at_once(write: Write) -> None:
@@ -305,6 +420,11 @@ def test_every_way_to_type_an_override_means_the_same(write: Write, words: list[
         (["--no-bf16", "--bf16"], True),
         (["--bf16", "train_iters=3"], True),
         (["--bf16", "--train_iters", "3"], True),
+        (["--bf16", "workspace=x"], True),
+        (["--bf16", "env.A=1"], True),
+        (["--bf16", "model=tiny"], True),
+        (["--bf16", "modules.pre_trainer.overrides.lr=1"], True),
+        (["--bf16", "0"], False),
     ],
 )
 def test_a_flag_needs_no_value_and_can_be_negated(write: Write, words: list[str], value: bool) -> None:
@@ -344,8 +464,8 @@ def test_keys_of_the_experiment_itself_can_be_typed(write: Write) -> None:
 
 
 def test_the_module_itself_can_be_typed(write: Write) -> None:
-    trainer = load(write(SMALL), "--model", "llama_quickstart", "--framework=other", "num_layers=3").experiment.trainer
-    assert (trainer.framework, trainer.model.hidden_size, trainer.model.num_layers) == ("other", 256, 3)
+    trainer = load(write(SMALL), "--model", "llama_quickstart", "--framework=native", "num_layers=3").experiment.trainer
+    assert (trainer.framework, trainer.model.hidden_size, trainer.model.num_layers) == ("native", 256, 3)
 
 
 def test_a_dotted_name_reaches_into_backend_args(write: Write) -> None:

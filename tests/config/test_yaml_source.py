@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import string
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +75,21 @@ def test_a_word_is_read_as_people_mean_it(text: str, value: Any) -> None:
         ("a: [1, 2\nb: 3\n", "exp.yaml:2: did not find expected ',' or ']'"),
         ("a: !!python/name:os.system\n", "exp.yaml:1: could not determine a constructor"),
         ("a: *nothing\n", "exp.yaml:1: found undefined alias"),
-        ("a: &x {b: *x}\n", "exp.yaml: a value contains itself"),
-        ("a: &x [*x]\n", "exp.yaml: a value contains itself"),
+        ("a: &x {b: *x}\n", "exp.yaml:1: a value contains itself"),
+        ("a: &x [*x]\n", "exp.yaml:1: a value contains itself"),
         ("a: ${HOME:x\n", "exp.yaml:1: '${' without '}'"),
         ("a: ${HOME\n", "exp.yaml:1: '${' begins no variable in '${HOME'"),
         ("a: b\nc: ${a-b}\n", "exp.yaml:2: '${' begins no variable in '${a-b}'"),
         ("a: 1\n---\nb: 2\n", "exp.yaml:2: but found another document"),
+        ("a: 1\nb: !!int ten\n", "exp.yaml:2: this is not a int"),
+        ("a: !!bool 3\n", "exp.yaml:1: this is not a bool"),
+        ("a: !!float x\n", "exp.yaml:1: this is not a float"),
+        ("a: !!timestamp x\n", "exp.yaml:1: this is not a timestamp"),
+        ("a: !!timestamp 2024-01-01\n", "exp.yaml:1: a value of the type !!timestamp is not supported"),
+        ("a: !!binary aGk=\n", "exp.yaml:1: a value of the type !!binary is not supported"),
+        ("[model]\nname = 'x'\n", "exp.yaml: this is TOML"),
+        ("# c\n\n[[a.b]]\n", "exp.yaml: this is TOML"),
+        ("lr = 1e-4\n", "exp.yaml: this is TOML"),
         (b"a: \xff\n", "exp.yaml: not UTF-8 text (byte 3)"),
         (b"a: \x00\n", "exp.yaml: not YAML"),
     ],
@@ -98,6 +109,63 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
         read(tmp_path / "none.yaml", {})
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
         read(tmp_path, {})
+
+
+def test_a_file_is_toml_by_its_name(write) -> None:
+    with pytest.raises(UsageError, match=r"exp\.toml: this is TOML"):
+        read(write("a: 1\n", "exp.toml"), {})
+
+
+def test_a_mapping_that_merges_another_can_be_used_twice(write) -> None:
+    tree = read(write("base: &b {lr: 1}\nmid: &m\n  <<: *b\n  lr: 2\none: *m\ntwo: *m\n"), {})
+    assert plain(tree)["two"] == {"lr": 2}
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{after}: &{after} [{', '.join(9 * ['*' + before])}]\n"
+    for before, after in zip("abcdefgh", "bcdefghi", strict=True)
+)
+MAPPING_BOMB = "a: &a {x: 1}\n" + "".join(
+    f"{after}: &{after} {{p: *{before}, q: *{before}}}\n"
+    for before, after in [
+        (f"{chr(97 + n // 26)}{chr(97 + n % 26)}" if n else "a", f"{chr(97 + (n + 1) // 26)}{chr(97 + (n + 1) % 26)}")
+        for n in range(40)
+    ]
+)
+MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{n + 1}: &a{n + 1} {{<<: [*a{n}, *a{n}]}}\n" for n in range(40))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (BOMB, "aliases repeat more than 100,000 values"),
+        (MAPPING_BOMB, "aliases repeat more than 100,000 values"),
+        (MERGE_BOMB, "aliases repeat more than 100,000 values"),
+        ("".join(f"a{n}: &a{n} [*a{n - 1}]\n" if n else "a0: &a0 [x]\n" for n in range(400)), "levels of nesting"),
+        ("a: " + 50_000 * "[" + 50_000 * "]", "more than 200 levels of nesting"),
+        ("a: " + 50_000 * "{a: ", "more than 200 levels of nesting"),
+        (50_000 * "- ", "more than 200 levels of nesting"),
+        ("a: " + 20_000_000 * "x", "larger than 16 MiB"),
+    ],
+    ids=["lists", "mappings", "merges", "chain", "flow lists", "flow mappings", "block lists", "size"],
+)
+def test_a_file_that_would_exhaust_time_or_memory_is_refused(write, text: str, problem: str) -> None:
+    started = time.process_time()
+    with pytest.raises(UsageError, match=problem):
+        read(write(text), {})
+    assert time.process_time() - started < 2, "of a process that shares its cores"
+
+
+@pytest.mark.parametrize(
+    "text", [BOMB.replace("\n", "\n\n"), "[" * 50_000, "&a [*a]", "9" * 5000, "0x" + "f" * 5000, "!!int x"]
+)
+def test_a_word_that_cannot_be_a_value_stays_text(text: str) -> None:
+    assert scalar(text) == text
+
+
+def test_an_integer_that_no_tensor_holds_stays_text(write) -> None:
+    tree = read(write(f"a: {2**63 - 1}\nb: {2**63}\nc: {-(2**63)}\nd: 0x{'f' * 5000}\n"), {})
+    assert plain(tree) == {"a": 2**63 - 1, "b": str(2**63), "c": -(2**63), "d": "0x" + "f" * 5000}
 
 
 def test_merged_keys_may_be_given_again(write) -> None:
@@ -126,10 +194,16 @@ def test_every_value_knows_its_line(write) -> None:
         ("$A", "$A", "exp.yaml:1"),
         ("$${A}", "$12", "$A"),
         ("${LOOP}", "${LOOP}", "$LOOP"),
+        ("${N:-5}", 5, "exp.yaml:1"),
+        ("${A:-5}", 12, "$A"),
+        ("${EMPTY:-x}", "x", "exp.yaml:1"),
+        ("${EMPTY:x}", None, "$EMPTY"),
+        ("${N:--1}", -1, "exp.yaml:1"),
+        ("${N:-${M:-x}}", "x", "exp.yaml:1"),
     ],
 )
 def test_variables_are_replaced_once(write, text: str, value: Any, origin: str) -> None:
-    environ = {"A": "12", "B": "two", "LOOP": "${LOOP}"}
+    environ = {"A": "12", "B": "two", "LOOP": "${LOOP}", "EMPTY": ""}
     leaf = read(write(f"k: {text}\n"), environ)["k"]
     assert isinstance(leaf, Leaf)
     assert (leaf.value, leaf.origin) == (value, origin)
@@ -150,7 +224,7 @@ def test_without_an_environment_braces_stay(write) -> None:
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | texts
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=10)
 confusing = st.text(st.sampled_from("0123456789eE.+-_:xo~{}[]$#&*!|>'\"%@` \n\t\x85\u2028\ufeff"))
 
@@ -170,6 +244,20 @@ def test_substitution_ends_and_keeps_what_is_no_variable(text: str) -> None:
     except UsageError:
         return
     assert "${" in text or (found, used) == (text, [])
+
+
+yaml_pieces = st.sampled_from(
+    "a|b: |: |- |[|]|{|}|, |&a |*a|<<: |!!int |!!set |!!python/x |'|\"|>|? |${A:|${A:-|# |0x|1e999|~|= ".split("|")
+    + "\n,\n  ,\n    ,---\n,\t,\0,\x85,|".split(",")
+)
+
+
+@given(st.lists(yaml_pieces, max_size=30).map("".join))
+def test_any_text_is_a_mapping_or_one_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    file.write_text(text, encoding="utf-8")
+    with contextlib.suppress(UsageError):
+        assert isinstance(plain(read(file, {"A": "1"})), dict)
 
 
 @given(texts | confusing)

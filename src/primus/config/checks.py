@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
+from primus import registry
 from primus.config.load import Resolved
-from primus.config.schema import ParallelConfig
+from primus.config.schedule import decay_end, final_learning_rate, warmup_steps
+from primus.config.schema import DataConfig, ParallelConfig
 from primus.config.token_files import parse_split, weighted_prefixes
+from primus.config.vocabulary import data_tokenizer, tokenizer_size
 from primus.errors import UsageError
 
 
@@ -53,7 +59,7 @@ def accumulation_steps(resolved: Resolved, world_size: int) -> int:
 
 
 def check_lengths(resolved: Resolved) -> None:
-    """The schedule and the sequence fit the run and the model.
+    """The sequence fits the model, and the schedule of the learning rate the run.
 
     Raises:
         UsageError: They do not; the message names the line.
@@ -66,13 +72,43 @@ def check_lengths(resolved: Resolved) -> None:
             f"max_position_embeddings {limit}",
             "shorten the sequence, or raise max_position_embeddings and scale its rope",
         )
-    optimizer = trainer.optimizer
-    if optimizer.min_lr > optimizer.lr:
-        raise UsageError(f"{resolved.origins['min_lr']}: min_lr {optimizer.min_lr} is above lr {optimizer.lr}")
+    for key, problem, hint in _schedule_problems(resolved):
+        raise UsageError(f"{resolved.origins[key]}: {key} {problem}", hint)
+
+
+def _schedule_problems(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
+    """Key, problem and hint of everything that makes a schedule impossible.
+
+    Megatron-LM asserts the same: both ways to give a warm-up exclude each other (`validate_args`), and the warm-up ends
+    before the decay does (`OptimizerParamScheduler`).
+    """
+    optimizer = resolved.experiment.trainer.optimizer
+    length = resolved.experiment.trainer.training.train_iters
+    if optimizer.min_lr and optimizer.min_lr_ratio is not None:
+        yield "min_lr", "and min_lr_ratio exclude each other", "set one of them to null"
+    if optimizer.lr_warmup_iters and optimizer.lr_warmup_fraction is not None:
+        yield "lr_warmup_iters", "and lr_warmup_fraction exclude each other", "set one of them to null"
+    if final_learning_rate(optimizer) > optimizer.lr:
+        hint = "lower min_lr, or give min_lr_ratio, which follows lr"
+        yield "min_lr", f"{optimizer.min_lr} is above lr {optimizer.lr}", hint
+    warmup, end = warmup_steps(optimizer, length), decay_end(optimizer, length)
+    is_constant = optimizer.lr_decay_style == "constant"
+    if warmup > end or (warmup == end and not is_constant):
+        key = "lr_warmup_iters" if optimizer.lr_warmup_fraction is None else "lr_warmup_fraction"
+        whole = "lr_decay_iters" if optimizer.lr_decay_iters else "train_iters"
+        hint = "warm up for fewer steps, or for a share of them (lr_warmup_fraction)"
+        if whole == "train_iters":
+            hint += "; lr_decay_iters is the length of a schedule that a short run takes only the beginning of"
+        yield key, f"warms up for {warmup} steps, but the decay ends at {whole} {end}", hint
+    wsd = optimizer.lr_wsd_decay_iters
+    if optimizer.lr_decay_style == "WSD" and wsd is not None and wsd > end - warmup:
+        yield "lr_wsd_decay_iters", f"{wsd} is longer than the {end - warmup} steps after warm-up", "shorten it"
 
 
 def check_data(resolved: Resolved) -> None:
-    """The experiment names exactly one source of data, its token files exist, and the blend and the split make sense.
+    """The experiment names exactly one source of data, which exists, and whose tokens the model has.
+
+    The blend and the split make sense, too.
 
     Raises:
         UsageError: Something of this does not hold; the message names the line.
@@ -84,7 +120,46 @@ def check_data(resolved: Resolved) -> None:
         raise UsageError(
             problem, "set one of dataset, train_data_path (a prefix of .bin/.idx files) and mock_data: true"
         )
-    for key in ("train_data_path", "valid_data_path", "test_data_path"):
-        if getattr(data, key) is not None:
-            weighted_prefixes(getattr(data, key), f"{resolved.origins[key]}: {key}")
+    prefixes = [
+        prefix
+        for key in ("train_data_path", "valid_data_path", "test_data_path")
+        for prefix, _ in weighted_prefixes(getattr(data, key), f"{resolved.origins[key]}: {key}")
+    ]
     parse_split(data.split, f"{resolved.origins['split']}: split" if "split" in resolved.origins else "split")
+    if data.dataset:
+        _check_dataset(data, resolved.origins)
+    if not data.mock_data:
+        _check_vocabulary(resolved, prefixes)
+
+
+def _check_dataset(data: DataConfig, origins: dict[str, str]) -> None:
+    """A named dataset is known, and there is something to tokenize it with; the hub's own names are for the hub."""
+    assert data.dataset
+    if "/" not in data.dataset:
+        try:
+            registry.path("sources", data.dataset.partition(":")[0])
+        except UsageError as error:
+            problem = f"{origins['dataset']}: no dataset '{data.dataset}'"
+            raise UsageError(problem, f"{error.hint}; OWNER/NAME is one of the Hugging Face hub") from None
+    if not data.tokenizer_model and data.tokenizer_type != "ByteLevelBPE":
+        raise UsageError(
+            f"{origins['dataset']}: the dataset {data.dataset} needs a tokenizer",
+            "set tokenizer_model to a tokenizer.json, its folder or a hub name, or tokenizer_type to ByteLevelBPE",
+        )
+
+
+def _check_vocabulary(resolved: Resolved, prefixes: list[Path]) -> None:
+    """The model has a row for each token of the tokenizers that are known without loading them."""
+    trainer = resolved.experiment.trainer
+    known = [found for found in map(data_tokenizer, prefixes) if found]
+    name = trainer.data.tokenizer_model
+    if name:
+        size = tokenizer_size(name)
+        known += [(name, size)] if size else []
+    for name, size in known:
+        if size > trainer.model.vocab_size:
+            raise UsageError(
+                f"{resolved.origins['vocab_size']}: the tokenizer {name} has ids up to {size - 1}, but the model's "
+                f"vocab_size is {trainer.model.vocab_size}",
+                f"set vocab_size to {size} or more, or prepare the data with the model's own tokenizer",
+            )

@@ -5,26 +5,37 @@ Later wins: defaults, model preset, trainer preset, experiment `overrides:`, com
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, cast, get_args, get_origin
+from typing import Any, cast, get_args
 
 import msgspec
 from msgspec import Struct
 
 from primus import registry
+from primus.config.convert import DEFAULT, conversion_problem, convert, make_group, where_of
 from primus.config.overrides import parse_overrides
-from primus.config.schema import GROUPS, OWNERS, Experiment, ExperimentFile, ModelSpec, ModuleFile, Stage, Trainer
+from primus.config.schema import (
+    ALTERNATIVES,
+    GROUPS,
+    MODULE_KEYS,
+    OWNERS,
+    TOP_KEYS,
+    Experiment,
+    ExperimentFile,
+    ModelSpec,
+    ModuleFile,
+    Stage,
+    Trainer,
+)
 from primus.config.source import Leaf, Tree, plain, read
-from primus.errors import UsageError, did_you_mean
+from primus.errors import UsageError, did_you_mean, nearest
+
+LONGEST_NAME = 200
+"""Bytes of an experiment's name; file systems take 255, and what is made from it is longer."""
 
 STAGES: tuple[str, ...] = get_args(Stage)
-TOP_KEYS = ("work_group", "user_name", "exp_name", "workspace")
-MODULE_KEYS = ("framework", "config", "model")
-DEFAULT = "default"
 
 
 class Resolved(Struct, frozen=True):
@@ -50,14 +61,20 @@ def load_experiment(
         UsageError: Anything is wrong with the file, a preset or an override; all problems of one kind are listed.
     """
     tree = _extended(file, environ)
-    _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
+    if "modules" not in tree:  # then its other keys tell what it is
+        _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
     stage = stage or _only_stage(tree, file)
     top, flat = _split_overrides(parse_overrides(overrides, stage))
     module = _module(tree, stage, file)
     module |= {key: flat.pop(key) for key in MODULE_KEYS if key in flat}
-    settings = _merge(_presets(module, file, environ), _subtree(module, "overrides"))
-    settings = _merge(settings, flat)
-    trainer, origins = _trainer(module, settings)
+    engine_keys = _engine_keys(module)
+    _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
+    _reject_unknown(module, ModuleFile.__struct_fields__, f"module '{stage}'")
+    if "model" not in module:
+        raise UsageError(f"{file}: module '{stage}' names no model", "for example 'model: llama3.1_8B.yaml'")
+    settings = _override(_presets(module, file, environ), _subtree(module, "overrides"))
+    settings = _override(settings, flat)
+    trainer, origins = _trainer(module, settings, engine_keys)
     return _experiment(file, tree, top, stage, trainer, origins)
 
 
@@ -69,7 +86,7 @@ def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec
     """
     settings = _extended(_locate("models", Leaf(name, name, name), Path()), environ or {}, kind="models")
     _reject_unknown_settings(settings)
-    spec: ModelSpec = _group("model", settings)[0]
+    spec: ModelSpec = make_group("model", settings)[0]
     return spec
 
 
@@ -97,7 +114,7 @@ def _as_leaves(extends: Leaf | Tree | None) -> list[Leaf]:
     if extends is None:
         return []
     if not isinstance(extends, Leaf):
-        raise UsageError(f"{_where(extends)}: 'extends' must be a file name or a list of them")
+        raise UsageError(f"{where_of(extends)}: 'extends' must be a file name or a list of them")
     if extends.value is None:
         return []
     names = extends.value if isinstance(extends.value, list) else [extends.value]
@@ -131,6 +148,23 @@ def _merge(base: Tree, over: Tree) -> Tree:
     return merged
 
 
+def _override(base: Tree, over: Tree) -> Tree:
+    """`over` on top of `base`, where a key that is set replaces its alternatives (`min_lr` and `min_lr_ratio`)."""
+    replaced = {
+        other
+        for keys in ALTERNATIVES
+        for key in keys
+        if key in over and not _is_unset(over[key])
+        for other in keys
+        if other not in over
+    }
+    return _merge({key: item for key, item in base.items() if key not in replaced}, over)
+
+
+def _is_unset(item: Leaf | Tree) -> bool:
+    return isinstance(item, Leaf) and (item.value is None or item.value is False)
+
+
 def _split_overrides(typed: Tree) -> tuple[Tree, Tree]:
     """Overrides of the experiment's own keys, and of its module's."""
     own = (*TOP_KEYS, "env")
@@ -152,17 +186,34 @@ def _module(tree: Tree, stage: str, file: Path) -> Tree:
     modules = _subtree(tree, "modules")
     if stage not in modules:
         raise UsageError(f"{file}: no module '{stage}'", f"add 'modules: {{{stage}: {{framework, model, overrides}}}}'")
-    module = _subtree(modules, stage)
-    _reject_unknown(module, ModuleFile.__struct_fields__, f"module '{stage}'")
-    if "model" not in module:
-        raise UsageError(f"{file}: module '{stage}' names no model", "for example 'model: llama3.1_8B.yaml'")
-    return dict(module)
+    return dict(_subtree(modules, stage))
+
+
+def _engine_keys(module: Tree) -> Collection[str]:
+    """Keys that the module's backend takes in addition to those of the schema: its own `KEYS`.
+
+    Raises:
+        UsageError: There is no such backend; before any key is judged, since which are known depends on it.
+    """
+    framework = module.get("framework", Leaf("native", DEFAULT))
+    if not isinstance(framework, Leaf) or not isinstance(framework.value, str):
+        raise UsageError(f"{where_of(framework)}: 'framework' must be the name of a backend")
+    name, installed = framework.value, registry.names("backends")
+    try:
+        registry.path("backends", name)
+    except UsageError:
+        close = nearest(name, installed)
+        hint = f"did you mean '{close}'?" if close else "choose one, or add it as a plug-in (docs/plug-ins.md)"
+        problem = f"{framework.origin}: no backend '{name}' (installed: {', '.join(installed)})"
+        raise UsageError(problem, hint) from None
+    keys: Collection[str] = getattr(registry.load("backends", name), "KEYS", ())
+    return keys
 
 
 def _reject_unknown_modules(tree: Tree) -> None:
     for name, item in _subtree(tree, "modules").items():
         if name not in STAGES:
-            raise UsageError(f"{_where(item)}: unknown module '{name}'", did_you_mean(name, STAGES))
+            raise UsageError(f"{where_of(item)}: unknown module '{name}'", did_you_mean(name, STAGES))
 
 
 def _subtree(tree: Tree, key: str) -> Tree:
@@ -179,16 +230,7 @@ def _reject_unknown(tree: Tree, valid: Sequence[str], what: str, within: str = "
         if key in valid:
             continue
         hint = f"put it under '{within}:'" if key in OWNERS else did_you_mean(key, valid)
-        raise UsageError(f"{_where(item)}: unknown key '{key}' in the {what}", hint)
-
-
-def _where(item: Leaf | Tree) -> str:
-    """Origin of a value; of a mapping, that of the first value in it."""
-    while not isinstance(item, Leaf):
-        if not item:
-            return "experiment"
-        item = next(iter(item.values()))
-    return item.origin
+        raise UsageError(f"{where_of(item)}: unknown key '{key}' in the {what}", hint)
 
 
 def _presets(module: Tree, file: Path, environ: Mapping[str, str] | None) -> Tree:
@@ -198,106 +240,41 @@ def _presets(module: Tree, file: Path, environ: Mapping[str, str] | None) -> Tre
         name = module.get(key)
         if isinstance(name, dict):
             raise UsageError(
-                f"{_where(name)}: '{key}' must be the name of a preset", "its values go under 'overrides:'"
+                f"{where_of(name)}: '{key}' must be the name of a preset", "its values go under 'overrides:'"
             )
         if name is not None and name.value is not None:
-            settings = _merge(settings, _extended(_locate(kind, name, file.parent), environ, kind))
+            settings = _override(settings, _extended(_locate(kind, name, file.parent), environ, kind))
     return settings
 
 
-def _trainer(module: Tree, settings: Tree) -> tuple[Trainer, dict[str, str]]:
-    _reject_unknown_settings(settings)
+def _trainer(module: Tree, settings: Tree, engine_keys: Collection[str]) -> tuple[Trainer, dict[str, str]]:
+    _reject_unknown_settings(settings, engine_keys)
     origins: dict[str, str] = {}
     groups: dict[str, Any] = {}
     for group in GROUPS:
-        groups[group], group_origins = _group(group, settings)
+        groups[group], group_origins = make_group(group, settings)
         origins |= group_origins
     framework = module.get("framework", Leaf("native", DEFAULT))
-    if not isinstance(framework, Leaf):
-        raise UsageError(f"{_where(framework)}: 'framework' must be the name of a backend")
-    origins |= {"framework": framework.origin, "model": _where(module["model"])}
-    backend_args = _subtree(settings, "backend_args")
-    origins |= {f"backend_args.{key}": _where(item) for key, item in backend_args.items()}
+    assert isinstance(framework, Leaf), "it was looked up"
+    origins |= {"framework": framework.origin, "model": where_of(module["model"])}
+    backend_args = _merge(
+        {key: item for key, item in settings.items() if key in engine_keys and key not in OWNERS},
+        _subtree(settings, "backend_args"),
+    )
+    origins |= {f"backend_args.{key}": where_of(item) for key, item in backend_args.items()}
     return Trainer(framework=str(framework.value), backend_args=plain(backend_args), **groups), origins
 
 
-def _reject_unknown_settings(settings: Tree) -> None:
-    problems = []
-    for key, item in settings.items():
-        if key in OWNERS or key == "backend_args":
-            continue
-        hint = "keys stand directly under 'overrides:', not in groups" if key in GROUPS else did_you_mean_key(key)
-        problems.append(f"{_where(item)}: unknown key '{key}'" + (f"; {hint}" if hint else ""))
-    if problems:
-        raise UsageError("\n".join(problems), "keys of one backend alone go under 'backend_args:'")
+def _reject_unknown_settings(settings: Tree, engine_keys: Collection[str] = ()) -> None:
+    unknown = {
+        key: item
+        for key, item in settings.items()
+        if key not in OWNERS and key != "backend_args" and key not in engine_keys
+    }
+    if unknown:
+        from primus.config.key_hints import unknown_keys  # not for what is right
 
-
-def did_you_mean_key(key: str) -> str:
-    """A hint for an unknown setting; nothing where no name is near, since there are a hundred."""
-    hint = did_you_mean(key, [*OWNERS, *TOP_KEYS])
-    return hint if hint.startswith("did") else ""
-
-
-def _group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
-    """The group's Struct from the flat settings, and the origin of each field."""
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    problems: list[str] = []
-    for field in msgspec.structs.fields(GROUPS[group]):
-        item = settings.get(field.name)
-        if item is None:
-            origins[field.name] = DEFAULT
-            if field.required:
-                problems.append(f"the {group} preset lacks '{field.name}'")
-            continue
-        origins[field.name] = _where(item)
-        try:
-            values[field.name] = _converted(item, field.type)
-        except msgspec.ValidationError as error:
-            problems.append(f"{_where(item)}: {field.name}: {_conversion_problem(item, field.type, error)}")
-    if problems:
-        raise UsageError("\n".join(problems))
-    return GROUPS[group](**values), origins
-
-
-def _converted(item: Leaf | Tree, kind: Any) -> Any:
-    """`item` as `kind`; an integral float is an integer, and typed text may be meant as a string."""
-    if not isinstance(item, Leaf):
-        return msgspec.convert(plain(item), kind)
-    value = item.value
-    if isinstance(value, float) and not math.isfinite(value):
-        raise msgspec.ValidationError("expected a finite number")
-    if isinstance(value, int) and abs(value) > _LARGEST:
-        raise msgspec.ValidationError(f"expected int <= {_LARGEST}")
-    candidates = [value]
-    candidates += [int(value)] if isinstance(value, float) and value.is_integer() else []
-    candidates += [item.text] if item.typed else []
-    problem: msgspec.ValidationError | None = None
-    for candidate in candidates:
-        try:
-            return msgspec.convert(candidate, kind)
-        except msgspec.ValidationError as error:
-            problem = problem or error
-    assert problem
-    raise problem
-
-
-_LARGEST = 2**63 - 1
-"""Largest integer of JSON readers and of tensors."""
-
-
-def _conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationError) -> str:
-    reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
-    if not isinstance(item, Leaf):
-        return f"{reason} (a mapping)"
-    if reason.startswith("Invalid enum value"):
-        choices = [choice for option in _alternatives(kind) for choice in get_args(option)]
-        return f"{item.value!r} is not possible; {did_you_mean(str(item.value), choices)}"
-    return f"{reason} ({item.value!r})"
-
-
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        raise unknown_keys(unknown, [*OWNERS, *engine_keys])
 
 
 def _experiment(file: Path, tree: Tree, top: Tree, stage: str, trainer: Trainer, origins: dict[str, str]) -> Resolved:
@@ -305,25 +282,25 @@ def _experiment(file: Path, tree: Tree, top: Tree, stage: str, trainer: Trainer,
     values: dict[str, Any] = {"exp_name": file.stem}
     for key in TOP_KEYS:
         item = top.get(key, tree.get(key))
-        origins[key] = _where(item) if item is not None else DEFAULT
+        origins[key] = where_of(item) if item is not None else DEFAULT
         if item is not None:
             try:
-                values[key] = _converted(item, fields[key].type)
+                values[key] = convert(item, fields[key].type)
             except msgspec.ValidationError as error:
                 raise UsageError(
-                    f"{_where(item)}: {key}: {_conversion_problem(item, fields[key].type, error)}"
+                    f"{where_of(item)}: {key}: {conversion_problem(item, fields[key].type, error)}"
                 ) from None
     env = _merge(_subtree(tree, "env"), _subtree(top, "env"))
     for name, item in env.items():
         if not isinstance(item, Leaf) or isinstance(item.value, list):
-            raise UsageError(f"{_where(item)}: env.{name}: a variable's value must be a scalar")
+            raise UsageError(f"{where_of(item)}: env.{name}: a variable's value must be a scalar")
         if not name or "=" in name or "\0" in name:
-            raise UsageError(f"{_where(item)}: env: {name!r} is not the name of a variable")
+            raise UsageError(f"{where_of(item)}: env: {name!r} is not the name of a variable")
         if "\0" in item.text:
-            raise UsageError(f"{_where(item)}: env.{name}: a variable cannot hold a NUL character")
-    origins |= {f"env.{name}": _where(item) for name, item in env.items()}
+            raise UsageError(f"{where_of(item)}: env.{name}: a variable cannot hold a NUL character")
+    origins |= {f"env.{name}": where_of(item) for name, item in env.items()}
     values["env"] = {name: _variable(item) for name, item in env.items()}
-    _check_name(values["exp_name"], origins["exp_name"])
+    _check_names({key: values[key] for key in TOP_KEYS if key in values}, origins)
     return Resolved(Experiment(stage=cast(Stage, stage), trainer=trainer, **values), dict(sorted(origins.items())))
 
 
@@ -332,10 +309,14 @@ def _variable(item: Leaf | Tree) -> str:
     return "" if item.value is None else item.text
 
 
-def _check_name(exp_name: str, origin: str) -> None:
-    """An experiment's name is one folder's name."""
-    fits = 0 < len(os.fsencode(exp_name)) <= 200 and not set(exp_name) & set("/\0\n")
-    if not fits or exp_name in (".", ".."):
+def _check_names(experiment: Mapping[str, str], origins: Mapping[str, str]) -> None:
+    """An experiment's name is one folder's name; none of the names disturbs a terminal that shows it."""
+    for key, value in experiment.items():
+        if not value.isprintable():
+            raise UsageError(f"{origins[key]}: {key} {value!r} holds a control character", "use printable characters")
+    exp_name = experiment["exp_name"]
+    if "/" in exp_name or exp_name in ("", ".", "..") or len(os.fsencode(exp_name)) > LONGEST_NAME:
         raise UsageError(
-            f"{origin}: exp_name {exp_name!r} cannot name a folder", "use letters, digits, '.', '_' and '-'"
+            f"{origins['exp_name']}: exp_name {exp_name!r} cannot name a folder",
+            "use letters, digits, '.', '_' and '-'",
         )

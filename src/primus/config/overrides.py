@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from primus.config.schema import OWNERS
+from primus.config.schema import IS_SWITCH, MODULE_KEYS, OWNERS, TOP_KEYS
 from primus.config.source import Leaf, Tree, scalar
 from primus.errors import UsageError
 
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
 _FILE_PREFIX = re.compile(r"modules\.(pre_trainer|post_trainer|sft_trainer)\.(overrides\.)?")
+
+NESTED = ("env", "backend_args")
+"""Keys whose own keys are free: `env.NAME=value`."""
 
 
 def parse_overrides(words: Sequence[str], stage: str | None = None) -> Tree:
@@ -49,7 +52,14 @@ def _is_value(option: str, word: str) -> bool:
     if word.startswith("--"):
         return False
     match = _ASSIGNMENT.fullmatch(word)
-    return not (match and _normalised(match["name"])[-1] in OWNERS)
+    return not match or not (_normalised(option[2:])[-1] in IS_SWITCH or _is_known(match["name"]))
+
+
+def _is_known(name: str) -> bool:
+    """Whether `name` is something that an override can set."""
+    path = _normalised(name)
+    is_nested = len(path) > 1 and path[0] in NESTED
+    return is_nested or path[-1] in OWNERS or (len(path) == 1 and path[0] in (*TOP_KEYS, *MODULE_KEYS))
 
 
 def _put_flag(tree: Tree, name: str) -> None:

@@ -8,7 +8,17 @@ from typing import Any, get_args
 import msgspec
 
 from primus.config.docs import field_docs, summary
-from primus.config.schema import GROUPS, ExperimentFile, Group, ModuleFile, Stage
+from primus.config.schema import (
+    GROUPS,
+    IS_SWITCH,
+    NEEDS_VALUE,
+    OWNERS,
+    ZERO_IS_NONE,
+    ExperimentFile,
+    Group,
+    ModuleFile,
+    Stage,
+)
 
 
 def json_schema() -> dict[str, Any]:
@@ -48,11 +58,22 @@ def _properties(group: type[Group]) -> tuple[dict[str, Any], dict[str, Any]]:
     return {
         name: {
             "description": docs.get(name, ""),
-            "anyOf": [{k: v for k, v in kind.items() if k != "default"}, variable],
+            "anyOf": [{k: v for k, v in kind.items() if k != "default"}, *_other_spellings(name), variable],
         }
         | ({"default": kind["default"]} if "default" in kind else {})
         for name, kind in fields.items()
     }, components
+
+
+def _other_spellings(name: str) -> list[dict[str, Any]]:
+    """What the loader takes beside the type of a key: 0 and 1 for booleans, null or 0 for none."""
+    if name not in OWNERS:
+        return []
+    found: list[dict[str, Any]] = [{"enum": [0, 1]}] if name in IS_SWITCH else []
+    found += [{"const": 0}] if name in ZERO_IS_NONE else []
+    field = next(field for field in msgspec.structs.fields(GROUPS[OWNERS[name]]) if field.name == name)
+    found += [{"type": "null"}] if not field.required and name not in NEEDS_VALUE else []
+    return found
 
 
 def markdown() -> str:
@@ -95,7 +116,7 @@ def _kind_name(schema: dict[str, Any]) -> str:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     if "anyOf" in schema:
         return " or ".join(_kind_name(option) for option in schema["anyOf"])
-    bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
+    bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     limits = [f"{sign} {schema[key]:g}" for key, sign in bounds.items() if key in schema]
     name = re.sub("^array$", "list", schema.get("type", "any"))
     return " ".join([name, " and ".join(limits)]).strip()

@@ -6,9 +6,9 @@ Field names are Megatron-LM's where it has one. Each name belongs to exactly one
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -16,6 +16,7 @@ PositiveFloat = Annotated[float, Meta(gt=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 Stage = Literal["pre_trainer", "post_trainer", "sft_trainer"]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class Group(Struct, frozen=True, forbid_unknown_fields=True):
@@ -224,8 +225,8 @@ class TrainingConfig(Group, frozen=True, kw_only=True):
     """Tokens whose logits are in memory at once; chosen from the vocabulary size when null."""
     eval_interval: Positive | None = None
     """Steps between evaluations; none when null."""
-    eval_iters: Positive = 10
-    """Global batches in one evaluation."""
+    eval_iters: NonNegative = 10
+    """Global batches in one evaluation; 0 evaluates never."""
     max_nonfinite_steps: Positive = 5
     """Steps in a row without a finite loss and gradient that end the run, or rewind it; each is skipped."""
     nonfinite_policy: Literal["skip", "rewind", "stop"] = "skip"
@@ -300,6 +301,8 @@ class OptimizerConfig(Group, frozen=True, kw_only=True):
     """Peak learning rate."""
     min_lr: NonNegativeFloat = 0.0
     """Learning rate at the end of the decay."""
+    min_lr_ratio: Fraction | None = None
+    """Learning rate at the end of the decay as a share of lr, instead of min_lr."""
     lr_decay_style: Literal["cosine", "linear", "WSD", "constant"] = "cosine"
     """Shape of the decay after warm-up; WSD is warm-up, stable, decay."""
     lr_warmup_iters: NonNegative = 0
@@ -312,9 +315,9 @@ class OptimizerConfig(Group, frozen=True, kw_only=True):
     """Steps of the final decay of WSD; a fifth of the decay steps when null."""
     weight_decay: NonNegativeFloat = 0.1
     """Decoupled weight decay of matrices; norms and biases have none."""
-    adam_beta1: Fraction = 0.9
+    adam_beta1: BelowOne = 0.9
     """Decay of the first moment."""
-    adam_beta2: Fraction = 0.95
+    adam_beta2: BelowOne = 0.95
     """Decay of the second moment."""
     adam_eps: PositiveFloat = 1e-8
     """Epsilon of Adam."""
@@ -474,3 +477,42 @@ GROUPS: dict[str, type[Group]] = {
 
 OWNERS: dict[str, str] = {name: group for group, struct in GROUPS.items() for name in struct.__struct_fields__}
 """Group that owns each flat key."""
+
+TOP_KEYS = ("work_group", "user_name", "exp_name", "workspace")
+"""Keys of an experiment itself that a command line can set."""
+MODULE_KEYS = ("framework", "config", "model")
+"""Keys of a module beside its overrides."""
+
+
+def _is_switch(kind: Any) -> bool:
+    return kind is bool or any(option is bool for option in get_args(kind))
+
+
+IS_SWITCH: frozenset[str] = frozenset(
+    field.name for struct in GROUPS.values() for field in structs.fields(struct) if _is_switch(field.type)
+)
+"""Keys that are true or false, whatever else."""
+
+NEEDS_VALUE = frozenset({"train_iters", "micro_batch_size", "seq_length", "lr"}) | frozenset(
+    field.name for struct in GROUPS.values() for field in structs.fields(struct) if field.default is True
+)
+"""Keys that null does not switch off: it would quietly mean a default that does something."""
+
+ZERO_IS_NONE = frozenset(
+    {
+        "eval_interval",
+        "save_interval",
+        "keep_last_n",
+        "num_experts",
+        "moe_shared_expert_intermediate_size",
+        "q_lora_rank",
+    }
+)
+"""Keys of which 0 says the same as null, as in Megatron-LM (intervals), torchtitan (keep_latest_k, q_lora_rank)."""
+
+ALTERNATIVES: tuple[tuple[str, ...], ...] = (
+    ("min_lr", "min_lr_ratio"),
+    ("lr_warmup_iters", "lr_warmup_fraction"),
+    ("dataset", "train_data_path", "mock_data"),
+)
+"""Keys that say one thing in different ways: one that is set replaces the others of what it overrides."""

@@ -36,6 +36,30 @@ _Loader.add_implicit_resolver(
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][\d_]*)$|0x[0-9a-fA-F]+$"), list("-+0123456789")
 )
+_LARGEST_INTEGER = 2**63 - 1
+"""Largest integer of JSON readers and of tensors."""
+_MOST_DIGITS = 20
+"""Longest spelling of an integer that is converted at all: Python refuses thousands of digits."""
+
+
+def _construct_integer(loader: Any, node: yaml.ScalarNode) -> int | str:
+    """An integer; one that no tensor can hold stays text, which a key that wants a number refuses."""
+    text: str = loader.construct_scalar(node)
+    digits = text.replace("_", "")
+    if len(digits) > _MOST_DIGITS:
+        return text
+    value = int(digits, 0)
+    return value if -_LARGEST_INTEGER - 1 <= value <= _LARGEST_INTEGER else text
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_integer)
+
+MOST_BYTES = 16 << 20
+"""Largest file that is read; a list of 100,000 token files is smaller."""
+DEEPEST = 200
+"""Levels of nesting that are read; libyaml's composer overflows the stack at some ten thousand."""
+MOST_REPEATED = 100_000
+"""Values that aliases (`*name`) may stand for in addition to those that are written."""
 
 
 _DumperBase: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -66,7 +90,7 @@ class Leaf(Struct, frozen=True):
     text: str = ""
     """A scalar's text as written."""
     typed: bool = False
-    """Whether it was typed in a shell, where `12` may be meant as a string."""
+    """Whether it was typed in a shell or is a variable's, where `12` may be meant as a string and "12" as a number."""
 
 
 Tree = dict[str, Union[Leaf, "Tree"]]
@@ -88,9 +112,12 @@ def read(
     """
     shown = shown or display(path)
     text = _read_text(path, shown)
-    loader = _Loader(text)
+    if path.suffix.lower() == ".toml" or _is_toml(text):
+        raise UsageError(f"{shown}: this is TOML", "write it as YAML: `key: value`, and indented keys for [sections]")
+    loader: Any = None
     try:
-        node = loader.get_single_node()
+        node = _compose(text)
+        loader = _Loader("")
         if node is None and may_be_empty:
             return {}
         if node is None:
@@ -98,22 +125,118 @@ def read(
         if not isinstance(node, yaml.MappingNode):
             raise UsageError(f"{shown}:{node.start_mark.line + 1}: expected keys and values, found a {node.id}")
         return _Reader(loader, shown, environ).mapping(node)
-    except RecursionError:
-        raise UsageError(f"{shown}: a value contains itself, or is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         raise UsageError(_syntax_problem(shown, text, error)) from None
     except yaml.YAMLError as error:
         raise UsageError(f"{shown}: not YAML: {error}") from None
+    except RecursionError:  # a long chain of aliases
+        raise UsageError(f"{shown}: nested too deeply") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def scalar(text: str) -> Any:
     """`text` read as a YAML value: `1e-4` is a number, `null` is None; text that is not YAML stays text."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a safe loader
-    except (yaml.YAMLError, RecursionError, ValueError):
+        node = _compose(text)
+        return None if node is None else _construct(_Loader(""), node)
+    except (yaml.YAMLError, RecursionError):
         return text
+
+
+def _compose(text: str) -> Any:
+    """The one document of `text`, whose aliases do not expand without bound.
+
+    Raises:
+        YAMLError: It is not YAML, is nested too deeply, contains itself, or its aliases stand for too much.
+    """
+    if len(text) > DEEPEST:
+        _check_depth(text)
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+    finally:
+        loader.dispose()
+    if node is not None:
+        extents: dict[int, _Extent] = {}
+        whole = _measure(node, extents)
+        if whole.values - len(extents) > MOST_REPEATED:
+            raise _error_at(node, f"aliases repeat more than {MOST_REPEATED:,} values")
+        if whole.levels > DEEPEST:
+            raise _error_at(node, f"more than {DEEPEST} levels of nesting")
+    return node
+
+
+def _check_depth(text: str) -> None:
+    """Refuse deep nesting by the parser's events, which take no stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise _error_at(event, f"more than {DEEPEST} levels of nesting")
+
+
+class _Extent(Struct, frozen=True):
+    """How large a value is once every alias is replaced by what it stands for."""
+
+    values: int
+    levels: int
+
+
+_UNDER_WAY = _Extent(0, 0)
+
+
+def _measure(node: yaml.Node, extents: dict[int, _Extent]) -> _Extent:
+    """The extent of `node`; `extents` remembers those of all nodes, so that each is visited once.
+
+    Raises:
+        MarkedYAMLError: It contains itself.
+    """
+    known = extents.get(id(node))
+    if known is _UNDER_WAY:
+        raise _error_at(node, "a value contains itself")
+    if known is not None:
+        return known
+    extents[id(node)] = _UNDER_WAY
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        parts = node.value
+    elif isinstance(node, yaml.MappingNode):
+        parts = [part for pair in node.value for part in pair]
+    inner = [_measure(part, extents) for part in parts]
+    found = _Extent(1 + sum(each.values for each in inner), 1 + max((each.levels for each in inner), default=0))
+    extents[id(node)] = found
+    return found
+
+
+def _construct(loader: Any, node: yaml.Node) -> Any:
+    """The value of `node`, of the types that YAML and JSON share.
+
+    Raises:
+        MarkedYAMLError: A tag is unknown, or does not fit its value.
+    """
+    try:
+        value = loader.construct_object(node, deep=True)
+    except (ValueError, KeyError, AttributeError, TypeError):  # what PyYAML's constructors raise
+        raise _error_at(node, f"this is not a {node.tag.rpartition(':')[2]}") from None
+    if isinstance(node, yaml.ScalarNode) and not isinstance(value, str | int | float | None):
+        raise _error_at(node, f"a value of the type !!{node.tag.rpartition(':')[2]} is not supported")
+    return value
+
+
+def _error_at(place: Any, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
+
+
+_TOML_LINE = re.compile(r"\[\[?[\w.\-\"' ]+\]\]?\s*(#.*)?|[\w.\-]+\s*=\s*\S.*")
+
+
+def _is_toml(text: str) -> bool:
+    """Whether the first line that is not a comment is a [section] or an assignment of TOML."""
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return _TOML_LINE.fullmatch(first) is not None
 
 
 def dump(value: Any) -> str:
@@ -131,13 +254,19 @@ def display(path: Path) -> str:
 
 def _read_text(path: Path, shown: str) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UsageError(f"{shown}: larger than {MOST_BYTES >> 20} MiB", "this is not a configuration file")
+        return content.decode("utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"{shown}: no such file") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{shown}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise UsageError(f"{shown}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # a NUL character in its name
+        raise UsageError(f"{shown}: cannot be read: {error}") from None
 
 
 def _syntax_problem(shown: str, text: str, error: yaml.MarkedYAMLError) -> str:
@@ -156,14 +285,16 @@ class _Reader:
         self.loader = loader
         self.shown = shown
         self.environ = environ
+        self.own_keys: dict[int, list[int]] = {}
+        """Keys that each mapping writes itself, before `<<` brings in others; an alias leads to a mapping again."""
 
     def mapping(self, node: yaml.MappingNode) -> Tree:
         tree: Tree = {}
-        own = [id(key_node) for key_node, _ in node.value]
+        own = self.own_keys.setdefault(id(node), [id(key_node) for key_node, _ in node.value])
         self.loader.flatten_mapping(node)
         seen: set[str] = set()
         for key_node, value_node in node.value:
-            key = str(self.loader.construct_object(key_node, deep=True))
+            key = str(_construct(self.loader, key_node))
             if key in seen:
                 raise UsageError(f"{self.where(key_node)}: key '{key}' is given twice")
             if id(key_node) in own:  # those that `<<` merges in may be given again
@@ -176,7 +307,7 @@ class _Reader:
             return Leaf([self.plain(item) for item in node.value], self.where(node))
         assert isinstance(node, yaml.ScalarNode), "mappings are trees"
         if "${" not in node.value or self.environ is None:
-            return Leaf(self.loader.construct_object(node, deep=True), self.where(node), node.value)
+            return Leaf(_construct(self.loader, node), self.where(node), node.value)
         return self.substituted(node)
 
     def plain(self, node: yaml.Node) -> Any:
@@ -192,7 +323,7 @@ class _Reader:
         text, used = substitute(node.value, self.environ, self.where(node))
         origin = ", ".join(f"${name}" for name in used) or self.where(node)
         if node.style in ("'", '"'):
-            return Leaf(text, origin, text)
+            return Leaf(text, origin, text, typed=True)
         return Leaf(scalar(text), origin, text, typed=True)
 
     def where(self, node: yaml.Node) -> str:
@@ -204,11 +335,13 @@ def plain(tree: Tree) -> dict[str, Any]:
     return {key: item.value if isinstance(item, Leaf) else plain(item) for key, item in tree.items()}
 
 
+_SHELL_DEFAULT = "-"
+"""After the colon, as shells write defaults: `${NAME:-default}`, which is taken also where the variable is empty."""
 _VARIABLE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(:|\}))?")
 
 
 def substitute(text: str, environ: Mapping[str, str], where: str) -> tuple[str, list[str]]:
-    """Replace `${VAR}` and `${VAR:default}` in `text`; a default may hold further variables.
+    """Replace `${VAR}`, `${VAR:default}` and `${VAR:-default}` in `text`; a default may hold further variables.
 
     Values of variables are taken as they are, never expanded again.
 
@@ -227,13 +360,14 @@ def substitute(text: str, environ: Mapping[str, str], where: str) -> tuple[str, 
             raise UsageError(f"{where}: '${{' begins no variable in {text!r}", "write ${NAME} or ${NAME:default}")
         parts.append(text[position : match.start()])
         end = match.end() if after == "}" else _closing_brace(text, match.end(), where)
-        if name in environ:
+        is_shell = after == ":" and text.startswith(_SHELL_DEFAULT, match.end())
+        if environ.get(name) or (name in environ and not is_shell):
             parts.append(environ[name])
             used.append(name)
         elif after == "}":
             raise UsageError(f"{where}: variable {name} is not set", f"export {name}=... or write ${{{name}:default}}")
         else:
-            default, inner = substitute(text[match.end() : end - 1], environ, where)
+            default, inner = substitute(text[match.end() + is_shell : end - 1], environ, where)
             parts.append(default)
             used += inner
         position = end

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primus import model_checks
+from primus.checkpoint import folders, manifest
+from primus.checkpoint.manifest import Manifest
+from primus.checkpoint.shape import first_difference, shape_of
 from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
-from primus.errors import UnfitError, UsageError
+from primus.errors import PrimusError, UnfitError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +36,7 @@ def check(experiment: Experiment) -> None:
             "set fp8: null, or choose a framework that has fp8 (torchtitan, megatron)",
         )
     _check_rewinds(trainer)
+    _check_load(trainer)
     if trainer.backend_args:
         names = ", ".join(sorted(trainer.backend_args))
         raise UsageError(f"backend_args: native has no settings of its own, found {names}", "remove them")
@@ -80,6 +85,28 @@ def _check_rewinds(trainer: Trainer) -> None:
     for policy in ("nonfinite_policy", "loss_spike_policy"):
         if getattr(trainer.training, policy) == "rewind" and trainer.checkpoint.save_interval is None:
             raise UsageError(f"{policy}: rewind: there would be no checkpoint to go back to", "set save_interval")
+
+
+def _check_load(trainer: Trainer) -> None:
+    """The checkpoint to begin with is there and is one of this model; reads its manifest, not its weights."""
+    if trainer.checkpoint.load is None:
+        return
+    for folder in folders.candidates(trainer.checkpoint.load):
+        saved = _read_manifest(folder)
+        if saved is None:
+            continue  # damaged: training passes over it, too
+        difference = first_difference(saved.model, shape_of(trainer.model))
+        if difference:
+            raise UsageError(f"load: {folder} is of another model: {difference}", "load one of this model")
+        return
+    raise UsageError(f"load: every checkpoint of {trainer.checkpoint.load} is damaged", "load another one")
+
+
+def _read_manifest(folder: Path) -> Manifest | None:
+    try:
+        return manifest.read(folder)
+    except PrimusError:
+        return None
 
 
 def _refuse(fields: dict[str, str], group: ModelSpec | ParallelConfig, hint: str) -> None:

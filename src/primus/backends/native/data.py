@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from primus.backends.native.documents import Documents
+from primus.config.schedule import evaluation_interval
 from primus.config.schema import DataConfig, Trainer
 from primus.data.loading.dataset import Datasets, open_datasets
 from primus.errors import UnfitError, UsageError
@@ -20,7 +21,7 @@ def open_data(trainer: Trainer, attempt: Attempt, global_batch_size: int) -> Dat
     """The run's data, which its folder then describes."""
     training = trainer.training
     data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
-    if training.eval_interval and data.valid is None:
+    if evaluation_interval(training) and data.valid is None:
         raise UsageError(
             f"eval_interval is {training.eval_interval}, but there is no validation data: {data.no_valid}",
             "set valid_data_path or another split, or eval_interval: null",

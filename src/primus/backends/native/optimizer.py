@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from primus.config.schedule import decay_end, final_learning_rate, warmup_steps
 from primus.config.schema import OptimizerConfig
 
 
@@ -34,30 +35,23 @@ def learning_rate(step: int, config: OptimizerConfig, train_iters: int) -> float
 
     Linear warm-up from 0, then the decay to `min_lr`, which ends at `lr_decay_iters` and stays there.
     """
-    decay_end = config.lr_decay_iters or train_iters
+    end, final = decay_end(config, train_iters), final_learning_rate(config)
     warmup = warmup_steps(config, train_iters)
     if step <= warmup and warmup > 0:
         return config.lr * step / warmup
     if config.lr_decay_style == "constant":
         return config.lr
-    if step >= decay_end:
-        return config.min_lr
-    return config.min_lr + _remaining(step, warmup, decay_end, config) * (config.lr - config.min_lr)
+    if step >= end:
+        return final
+    return final + _remaining(step, warmup, end, config) * (config.lr - final)
 
 
-def warmup_steps(config: OptimizerConfig, train_iters: int) -> int:
-    """Steps of warm-up: `lr_warmup_fraction` of the decay steps where it is given, else `lr_warmup_iters`."""
-    if config.lr_warmup_fraction is None:
-        return config.lr_warmup_iters
-    return int(config.lr_warmup_fraction * (config.lr_decay_iters or train_iters))
-
-
-def _remaining(step: int, warmup: int, decay_end: int, config: OptimizerConfig) -> float:
-    """Share of the way from `min_lr` to `lr` that is left at `step`, between warm-up and the end of the decay."""
-    done = (step - warmup) / (decay_end - warmup)
+def _remaining(step: int, warmup: int, end: int, config: OptimizerConfig) -> float:
+    """Share of the way from the final rate to `lr` that is left at `step`, between warm-up and the end of the decay."""
+    done = (step - warmup) / (end - warmup)
     if config.lr_decay_style == "linear":
         return 1.0 - done
     if config.lr_decay_style == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * done))
-    decay = (decay_end - warmup) // 5 if config.lr_wsd_decay_iters is None else config.lr_wsd_decay_iters
-    return min(1.0, (decay_end - step) / decay) if decay else 1.0
+    decay = (end - warmup) // 5 if config.lr_wsd_decay_iters is None else config.lr_wsd_decay_iters
+    return min(1.0, (end - step) / decay) if decay else 1.0

@@ -22,6 +22,7 @@ from primus.backends.native.setup import Training, set_up
 from primus.backends.native.step import train_step
 from primus.backends.native.step_line import evaluation_line
 from primus.backends.native.watch import BadSteps
+from primus.config.schedule import evaluation_interval
 from primus.config.schema import Experiment
 from primus.data.loading.loader import Batches
 from primus.data.loading.packing import Dataset
@@ -139,7 +140,7 @@ def _after_step(training: Training) -> None:
     """Evaluate and save where it is time."""
     trainer = training.experiment.trainer
     training.saver.poll()
-    if _is_due(training, trainer.training.eval_interval):
+    if _is_due(training, evaluation_interval(trainer.training)):
         _evaluate(training)
     if _is_due(training, trainer.checkpoint.save_interval):
         _save(training)
@@ -227,9 +228,9 @@ def _finish(training: Training, first: int) -> None:
     """The last evaluation, checkpoint and sample, and a summary."""
     trainer = training.experiment.trainer
     training.reporter.flush()
-    if trainer.training.eval_interval:
+    if evaluation_interval(trainer.training):
         _evaluate(training)
-    if training.data.test is not None:
+    if training.data.test is not None and trainer.training.eval_iters:
         _test(training, training.data.test)
     if not trainer.checkpoint.disable_last_saving:
         _save_last(training, first)

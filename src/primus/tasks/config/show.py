@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from primus import experiment
-from primus.config.load import DEFAULT, Resolved
+from primus.config.convert import DEFAULT
+from primus.config.load import Resolved
 from primus.config.schema import GROUPS
 from primus.secret import masked
 from primus.task import TaskContext

@@ -1,0 +1,149 @@
+"""Values as written to the types of their keys, with the origin of each."""
+
+from __future__ import annotations
+
+import math
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import msgspec
+
+from primus.config.schema import GROUPS, NEEDS_VALUE, ZERO_IS_NONE
+from primus.config.source import Leaf, Tree, plain, scalar
+from primus.errors import UsageError, nearest
+
+DEFAULT = "default"
+"""Origin of what nobody has set."""
+
+LONGEST_SHOWN = 80
+"""Characters of a wrong value that a message repeats."""
+
+
+def where_of(item: Leaf | Tree) -> str:
+    """Origin of a value; of a mapping, that of the first value in it."""
+    while not isinstance(item, Leaf):
+        if not item:
+            return "experiment"
+        item = next(iter(item.values()))
+    return item.origin
+
+
+def make_group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
+    """The group's Struct from the flat settings, and the origin of each field.
+
+    Raises:
+        UsageError: Values are wrong or missing; all of them are listed.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    problems: list[str] = []
+    for field in msgspec.structs.fields(GROUPS[group]):
+        item = settings.get(field.name)
+        if item is None:
+            origins[field.name] = DEFAULT
+            if field.required:
+                problems.append(f"the {group} preset lacks '{field.name}'")
+            continue
+        origins[field.name] = where_of(item)
+        if _leaves_default(item, field):
+            continue
+        try:
+            values[field.name] = convert(_without_zero(item, field.name), field.type)
+        except msgspec.ValidationError as error:
+            problems.append(f"{where_of(item)}: {field.name}: {conversion_problem(item, field.type, error)}")
+    if problems:
+        raise UsageError("\n".join(problems))
+    return GROUPS[group](**values), origins
+
+
+def _leaves_default(item: Leaf | Tree, field: msgspec.structs.FieldInfo) -> bool:
+    """Whether null is written for a key that cannot be null, and whose default says the same: 0, false, no scaling."""
+    is_null = isinstance(item, Leaf) and item.value is None
+    takes_null = type(None) in alternatives(field.type)
+    return is_null and not takes_null and not field.required and field.name not in NEEDS_VALUE
+
+
+def _without_zero(item: Leaf | Tree, name: str) -> Leaf | Tree:
+    """`item`, or null where it is the 0 of a key for which that says the same."""
+    if name in ZERO_IS_NONE and isinstance(item, Leaf) and type(item.value) in (int, float) and item.value == 0:
+        return Leaf(None, item.origin)
+    return item
+
+
+def convert(item: Leaf | Tree, kind: Any) -> Any:
+    """`item` as `kind`.
+
+    An integral float is an integer, 0 and 1 are booleans, and what was typed or comes from a variable may be meant as
+    a string or as a number.
+
+    Raises:
+        ValidationError: It cannot be.
+    """
+    if not isinstance(item, Leaf):
+        return msgspec.convert(plain(item), kind)
+    value = item.value
+    _check_scalars(value)
+    candidates = [value]
+    candidates += [int(value)] if isinstance(value, float) and value.is_integer() else []
+    candidates += [item.text, _scalar_of(value)] if item.typed else []
+    candidates += [bool(each) for each in candidates if type(each) is int and each in (0, 1)]
+    problem: msgspec.ValidationError | None = None
+    for candidate in candidates:
+        try:
+            return msgspec.convert(candidate, kind)
+        except msgspec.ValidationError as error:
+            problem = problem or error
+    assert problem
+    raise problem
+
+
+def _scalar_of(value: Any) -> Any:
+    """The number or the like that a quoted `"${VARIABLE}"` holds."""
+    return scalar(value) if isinstance(value, str) else value
+
+
+def _check_scalars(value: Any) -> None:
+    """Refuse what no file, no tensor and no operating system takes."""
+    if isinstance(value, list):
+        for each in value:
+            _check_scalars(each)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise msgspec.ValidationError("expected a finite number")
+    if isinstance(value, str) and "\0" in value:
+        raise msgspec.ValidationError("text cannot hold a NUL character")
+
+
+def conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationError) -> str:
+    """Why `item` is not a `kind`, in the words of someone who wrote YAML."""
+    reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
+    if not isinstance(item, Leaf):
+        return f"{reason} (a mapping)"
+    if reason.startswith("Invalid enum value"):
+        choices = [str(choice) for option in alternatives(kind) for choice in get_args(option)]
+        close = nearest(str(item.value), choices)
+        hint = f"did you mean '{close}'?" if close else f"valid: {', '.join(choices)}"
+        return f"{_shown(item.value)} is not possible; {hint}"
+    if item.value is None and type(None) not in alternatives(kind):
+        return f"{reason}; leave it out for the default"
+    if _is_large_integer(item.value) and int in alternatives(kind):
+        return f"expected int <= {2**63 - 1} ({_shown(item.text or item.value, quoted=False)})"
+    return f"{reason} ({_shown(item.value)})"
+
+
+def _is_large_integer(value: Any) -> bool:
+    """Whether `value` is an integer that the reader has left as text, since no tensor can hold it."""
+    return isinstance(value, str) and value.lstrip("+-").replace("_", "").isdigit()
+
+
+def _shown(value: Any, *, quoted: bool = True) -> str:
+    text = repr(value) if quoted else str(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text):,} characters)"
+
+
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """Members of a union, each without its bounds; the type itself where it is not one."""
+    if hasattr(kind, "__metadata__"):
+        return alternatives(kind.__origin__)
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(inner for member in get_args(kind) for inner in alternatives(member))
+    return (kind,)

@@ -1,0 +1,112 @@
+"""Size of a tokenizer's vocabulary, read from its files without any tokenizer library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+_PIECES, _LENGTH_DELIMITED = 1, 2
+"""Field of the pieces in a SentencePiece model (sentencepiece_model.proto), and its wire type."""
+_VARINT, _FIXED = 0, {1: 8, 5: 4}
+"""Other wire types of protobuf (protobuf.dev/programming-guides/encoding), with the bytes of fixed ones."""
+
+
+class _AddedToken(Struct):
+    id: int
+
+
+class _Model(Struct):
+    vocab: dict[str, int] | list[object] = {}
+    """Ids by token, or the tokens of a Unigram model in the order of their ids."""
+
+
+class _TokenizerFile(Struct):
+    """The part of a tokenizer.json that gives ids."""
+
+    model: _Model
+    added_tokens: list[_AddedToken] = []
+
+
+class _DataTokenizer(Struct):
+    name: str
+    vocab_size: int
+
+
+class _DataManifest(Struct):
+    """The part of the manifest of a token file that its tokenizer is in."""
+
+    tokenizer: _DataTokenizer
+
+
+def tokenizer_size(name: str) -> int | None:
+    """Largest token id + 1 of a local tokenizer.json or SentencePiece model, given by its file or folder.
+
+    None for a name on a hub, and for what cannot be read: loading it says why.
+    """
+    path = Path(name).expanduser()
+    try:
+        if path.is_dir():
+            found = path / "tokenizer.json"
+            path = found if found.is_file() else next(iter(path.glob("*.model")), found)
+        if path.suffix == ".json":
+            return _json_size(path.read_bytes())
+        return sum(1 for _ in _pieces(path.read_bytes())) or None if path.suffix == ".model" else None
+    except (OSError, ValueError, IndexError, msgspec.MsgspecError):
+        return None
+
+
+def data_tokenizer(prefix: Path) -> tuple[str, int] | None:
+    """Name and size of the tokenizer that token files were made with; None where no manifest says."""
+    try:
+        content = prefix.with_name(f"{prefix.name}.manifest.json").read_bytes()
+        tokenizer = msgspec.json.decode(content, type=_DataManifest).tokenizer
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return tokenizer.name, tokenizer.vocab_size
+
+
+def _json_size(content: bytes) -> int | None:
+    file = msgspec.json.decode(content, type=_TokenizerFile)
+    vocab = file.model.vocab
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    return max((max(ids, default=-1), *(token.id for token in file.added_tokens))) + 1 or None
+
+
+def _pieces(content: bytes) -> Iterator[int]:
+    """Positions of the pieces among the top-level fields of a SentencePiece model.
+
+    Raises:
+        ValueError, IndexError: It is not one.
+    """
+    position = 0
+    while position < len(content):
+        key, position = _varint(content, position)
+        field, wire = key >> 3, key & 7
+        if wire == _LENGTH_DELIMITED:
+            length, position = _varint(content, position)
+            if field == _PIECES:
+                yield position
+            position += length
+        elif wire == _VARINT:
+            _, position = _varint(content, position)
+        elif wire in _FIXED:
+            position += _FIXED[wire]
+        else:
+            raise ValueError(f"wire type {wire}")
+    if position != len(content):
+        raise ValueError("it is cut off")
+
+
+def _varint(content: bytes, position: int) -> tuple[int, int]:
+    """An integer of 7 bits a byte, least significant first, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = content[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, position

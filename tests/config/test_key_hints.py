@@ -1,0 +1,91 @@
+"""What is said about a key that another framework has: the key of ours, or whose setting it is; else nothing wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from primus.config.foreign_keys import ENGINE_KEYS, SYNONYMS
+from primus.config.key_hints import engine_of, synonym_hint, unknown_keys
+from primus.config.schema import MODULE_KEYS, OWNERS, TOP_KEYS
+from primus.config.source import Leaf, Tree
+
+
+def problem(key: str, item: Leaf | Tree | None = None) -> str:
+    return unknown_keys({key: item or Leaf(1, f"--{key}")}, OWNERS).problem
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("learning_rate", "lr"),
+        ("learning-rate", "lr"),
+        ("max_steps", "train_iters"),
+        ("tp_size", "tensor_model_parallel_size"),
+        ("tp", "tensor_model_parallel_size"),
+        ("precision", "bf16"),
+        ("batch_size", "micro_batch_size"),
+        ("seq_len", "seq_length"),
+        ("epochs", "train_iters"),
+        ("warmup_steps", "lr_warmup_iters"),
+        ("per_device_train_batch_size", "micro_batch_size"),
+        ("n_embd", "hidden_size"),
+        ("layernorm_epsilon", "norm_epsilon"),
+        ("output_dir", "workspace"),
+    ],
+)
+def test_a_key_of_another_framework_gets_ours(key: str, ours: str) -> None:
+    assert f"unknown key '{key}'; use {ours}" in problem(key)
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "hint"),
+    [
+        ("training", "steps", "training.steps: use train_iters"),
+        ("parallelism", "tensor_parallel_degree", "use tensor_model_parallel_size"),
+        ("optimizer_settings", "lr", "keys stand directly under 'overrides:', not in groups: lr"),
+        ("training", "nothing", "keys stand directly under 'overrides:', not in groups"),
+        ("metrics", "log_freq", "metrics.log_freq: use log_interval"),
+        ("quantize", "linear", "it is a setting of torchtitan"),
+    ],
+)
+def test_a_group_of_keys_gets_the_key_that_stands_directly(group: str, key: str, hint: str) -> None:
+    assert hint in problem(group, {key: Leaf(1, "e.yaml:3")})
+
+
+@pytest.mark.parametrize(
+    "key", ["no_load_rng", "no_save_optim", "ckpt_format", "fp8", "use_turbo_attention", "profile"]
+)
+def test_a_key_of_an_engine_gets_no_key_of_ours(key: str) -> None:
+    assert "did you mean" not in problem(key)
+    assert "it is a setting of " in problem(key)
+
+
+@pytest.mark.parametrize("key", ["zebra", "x", "kda_backend", "my_special_flag", "guidance_scale"])
+def test_a_key_that_is_near_none_gets_no_advice(key: str) -> None:
+    assert problem(key) == f"--{key}: unknown key '{key}'"
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [("train_iter", "train_iters"), ("sead", "seed"), ("seqlength", "seq_length"), ("exp_nam", "exp_name")],
+)
+def test_a_misspelt_key_gets_the_nearest(key: str, ours: str) -> None:
+    assert problem(key).endswith(f"; did you mean '{ours}'?")
+
+
+def test_each_synonym_names_keys_that_there_are() -> None:
+    known = {*OWNERS, *TOP_KEYS, *MODULE_KEYS}
+    for name, use in SYNONYMS.items():
+        first = re.split(r"[ ,(:]", use)[0]
+        assert first in known or first in ("nothing", "--nproc"), f"{name}: {use}"
+        assert name not in known, f"{name} is a key of ours"
+        assert synonym_hint(name) == f"use {use}"
+
+
+def test_no_engine_key_is_a_key_of_ours_or_a_synonym() -> None:
+    for engine, names in ENGINE_KEYS.items():
+        assert not names & OWNERS.keys()
+        assert engine == "torchtitan" or not names & SYNONYMS.keys(), "its names are those of groups"
+    assert engine_of("nobody_has_this") == ""
