@@ -83,7 +83,7 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         ("direct -- runs show", "task 'runs show' needs run", "Run folder, id"),
         ("direct -- runs diff a", "task 'runs diff' needs b", "Second run."),
         ("direct -- runs show nothing", "no run 'nothing' in output", "no runs there yet"),
-        ("direct -- runs clean", "runs clean needs a condition", "--failed, --keep N"),
+        ("direct -- runs clean", "runs clean needs a condition", "--keep N"),
         ("direct -- runs clean --keep -1", "task 'runs clean': --keep -1: expected int >= 0", ""),
         (
             "direct -- runs clean --older-than-days -1",
