@@ -305,7 +305,7 @@ ENGINE_KEYS: dict[str, frozenset[str]] = {
         dist_ckpt_strictness distribute_saved_activations distributed_backend empty_unused_memory_level
         enable_cuda_graph enable_experimental end_weight_decay exit_duration_in_mins exit_interval
         exit_on_missing_checkpoint exit_signal_handler exp_avg_dtype exp_avg_sq_dtype expert_tensor_parallel_size
-        first_last_layers_bf16 fp16 fp16_lm_cross_entropy fp32_residual_connection fp4 fp4_recipe 
+        first_last_layers_bf16 fp16 fp16_lm_cross_entropy fp32_residual_connection fp4 fp4_recipe
         fp8_amax_compute_algo fp8_amax_history_len fp8_dot_product_attention fp8_format fp8_interval fp8_margin
         fp8_multi_head_attention fp8_param_gather fp8_recipe fp8_reduce_amax fp8_wgrad fsdp_double_buffer
         global_vocab_size grad_reduce_in_bf16 gradient_accumulation_fusion gradient_reduce_div_fusion
@@ -322,7 +322,7 @@ ENGINE_KEYS: dict[str, frozenset[str]] = {
         moe_input_jitter_eps moe_layer_recompute moe_pad_expert_input_to_capacity
         moe_per_layer_logging moe_permute_fusion moe_router_bias_update_rate moe_router_dtype
         moe_router_force_load_balancing moe_router_fusion moe_router_load_balancing_type moe_router_padding_for_fp8
-        moe_router_padding_for_quantization moe_router_topk_limited_devices 
+        moe_router_padding_for_quantization moe_router_topk_limited_devices
         moe_shared_expert_overlap moe_token_dispatcher_type moe_token_drop_policy moe_token_dropping
         moe_upcycling_granularity moe_use_legacy_grouped_gemm moe_z_loss_coeff nccl_communicator_config_path nccl_ub
         no_load_optim no_load_rng no_mmap_bin_files no_persist_layer_norm no_rope_fusion no_save_optim no_save_rng
@@ -334,7 +334,7 @@ ENGINE_KEYS: dict[str, frozenset[str]] = {
         pipeline_dtype pipeline_model_parallel_comm_backend pipeline_model_parallel_layout
         pipeline_model_parallel_split_rank position_embedding_type pretrained_checkpoint profile profile_ranks
         profile_step_end profile_step_start rampup_batch_size recompute_granularity recompute_method
-        recompute_modules recompute_num_layers record_memory_history rotary_interleaved 
+        recompute_modules recompute_num_layers record_memory_history rotary_interleaved
         rotary_seq_len_interpolation_factor s3_cache_path save_retain_interval sequence_parallel_size sgd_momentum
         softmax_type spec squared_relu start_weight_decay straggler_ctrlr_port swiglu te_rng_tracker tensorboard_dir
         tensorboard_log_interval tensorboard_queue_size tensorboard_save_dir tiktoken_num_special_tokens
