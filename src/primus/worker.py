@@ -14,6 +14,7 @@ from typing import TextIO
 from primus import patch, registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
 from primus.experiment import experiment_of
+from primus.interpreter import exclude_working_folder_of_children
 from primus.launch.request import Request
 from primus.process import end_with
 from primus.runs.attempt import Attempt, forget_stacks, write_stacks_when_asked
@@ -34,6 +35,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     write_stacks_when_asked(run.attempt(number), rank)
     attempt = Attempt(run, number, rank, local_rank, world_size, console)
     attempt.listen()
+    exclude_working_folder_of_children()
     try:
         request = read_json(run.directory / "request.json", Request)
         _patch(attempt, environ)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from fakes import cli
+from primus import interpreter
 from primus.cli.main import main
-from primus.launch import chain, start
+from primus.launch import chain
 from primus.machine.assume import assumed
 from primus.machine.facts import Cpu, Facts
 
@@ -54,7 +55,7 @@ def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         capsys.readouterr()
         .out.replace(shlex.quote(sys.executable), "PYTHON")
         .replace(sys.executable, "PYTHON")
-        .replace(start.__file__, "primus/launch/start.py")
+        .replace(interpreter.__file__, "primus/interpreter.py")
         .replace(chain.entry(), "PRIMUS-CLI")
         .replace(str(Path.cwd()), "/here")
     )

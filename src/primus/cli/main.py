@@ -15,6 +15,7 @@ from msgspec import structs
 from primus import __version__, registry
 from primus.config import flags
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError, UsageError, place_of
+from primus.interpreter import exclude_working_folder
 from primus.launch import chain, hooks, launcher_file, show
 from primus.launch.plan import Action, Context, Job, LaunchPlan, lengthens, shown
 from primus.launch.prepare import prepare
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `primus-cli`; gives the exit code."""
+    if argv is None:
+        exclude_working_folder()
     words = list(sys.argv[1:] if argv is None else argv)
     is_debug = "--debug" in words
     for stream in (sys.stdout, sys.stderr):

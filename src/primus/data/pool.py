@@ -9,6 +9,8 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 
+from primus.interpreter import exclude_working_folder_of_children
+
 
 @contextmanager
 def process_pool(workers: int) -> Iterator[Executor]:
@@ -17,6 +19,7 @@ def process_pool(workers: int) -> Iterator[Executor]:
     Args:
         workers: Number of processes.
     """
+    exclude_working_folder_of_children()
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the processes inherit, and keep
         try:

@@ -16,9 +16,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
+from primus import interpreter
 from primus.errors import PrimusError, UsageError
 from primus.hook import RESULT_VARIABLE, Reply, Stage
-from primus.launch import scripts, start
+from primus.launch import scripts
 from primus.launch.execute import OF_ONE_RANK
 from primus.launch.masks import Masks
 from primus.launch.patch_record import Recorder
@@ -208,7 +209,9 @@ def _reply(file: Path) -> Reply | None:
 
 def _argv(action: Action, scene: Scene) -> tuple[str, ...]:
     if action.functions:
-        return start.command(scene.python, "primus.hook", action.file, ",".join(action.functions), *scene.words)
+        return interpreter.module_command(
+            scene.python, "primus.hook", action.file, ",".join(action.functions), *scene.words
+        )
     if action.file.endswith(".py"):
         return (scene.python, action.file, *scene.words)
     return (shutil.which("bash") or "sh", action.file, *scene.words)

@@ -19,6 +19,7 @@ from msgspec import structs
 
 from primus import process
 from primus.errors import EXIT_FAILED, PrimusError, UnfitError
+from primus.interpreter import without_empty_python_path
 from primus.launch import ranks
 from primus.launch.guard import Guard
 from primus.launch.plan import LaunchPlan
@@ -84,7 +85,7 @@ def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess
             "several processes are started by torchrun, which comes with PyTorch",
             "./primus-cli setup installs it, or pip install '.[native]' in a checkout",
         )
-    env = dict(environ) | {name: variable.value for name, variable in plan.env.items()}
+    env = without_empty_python_path({**environ, **{name: variable.value for name, variable in plan.env.items()}})
     for name in OF_ONE_RANK:
         env.pop(name, None)
     if TORCHRUN in plan.argv:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from primus import patch
+from primus import interpreter, patch
 from primus.errors import UsageError
-from primus.launch import chain, start
+from primus.launch import chain
 from primus.launch.plan import Context, Job, LaunchPlan, Variable
 from primus.launch.request import Request
 from primus.runs.store import Run, new_id
@@ -50,7 +50,7 @@ def planned(
     job: Job, request: Request, command: tuple[str, ...], context: Context, directory: Path, attempt: int
 ) -> Launch:
     """`job` in the run folder `directory`, as its attempt number `attempt`."""
-    worker = start.command(context.python, "primus.worker", str(directory), str(attempt))
+    worker = interpreter.module_command(context.python, "primus.worker", str(directory), str(attempt))
     innermost = LaunchPlan(argv=worker, env=job.env, notes=job.notes)
     context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
     folded = chain.fold(request, innermost, context)

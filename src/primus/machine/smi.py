@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from primus import interpreter
 from primus.machine import pci
 from primus.machine.facts import Problem, Vendor
 from primus.process import call
@@ -205,7 +206,7 @@ def torch(texts: Sequence[str]) -> list[Reading]:
     return found
 
 
-_TORCH = Source(tool="torch", questions=((sys.executable, "-c", TORCH),), parse=torch)
+_TORCH = Source(tool="torch", questions=(interpreter.code_command(sys.executable, TORCH),), parse=torch)
 SOURCES: dict[Vendor, tuple[Source, ...]] = {
     "amd": (
         Source(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from primus import interpreter
 from primus.preflight.finding import Finding
 from primus.preflight.node import Node, info, judged, listed, ok
 
@@ -121,7 +122,7 @@ def libraries(node: Node) -> Iterator[Finding]:
     bundled += [found.folder.parent / "nvidia" / "nccl" / "lib" / name] if found else []
     path = next((str(candidate) for candidate in bundled if candidate.exists()), name)
     code = f"import ctypes; ctypes.CDLL({path!r})"
-    answer = node.call([sys.executable, "-c", code], LOAD_LIMIT_S)
+    answer = node.call(interpreter.code_command(sys.executable, code), LOAD_LIMIT_S)
     yield judged(
         answer.state == "ok",
         "warn",
@@ -134,7 +135,9 @@ def libraries(node: Node) -> Iterator[Finding]:
     plugin = node.environ.get("NCCL_NET_PLUGIN")
     if plugin and plugin != "none":
         name = plugin if ".so" in plugin else f"libnccl-net-{plugin}.so"
-        answer = node.call([sys.executable, "-c", f"import ctypes; ctypes.CDLL({name!r})"], LOAD_LIMIT_S)
+        answer = node.call(
+            interpreter.code_command(sys.executable, f"import ctypes; ctypes.CDLL({name!r})"), LOAD_LIMIT_S
+        )
         yield judged(
             answer.state == "ok",
             "warn",

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
+from primus import interpreter
 from primus.machine import devices as visible
 from primus.preflight.finding import Finding
 from primus.preflight.node import Node, info, judged, listed
@@ -36,7 +37,7 @@ def seen(node: Node, python: str = sys.executable) -> Iterator[Finding]:
     if not node.has_devices or not node.tree.is_live:
         return
     expected = len(visible.usable(node.facts, node.environ))
-    answer = node.call([python, "-c", PROGRAM], LIMIT_S)
+    answer = node.call(interpreter.code_command(python, PROGRAM), LIMIT_S)
     if "No module named 'torch'" in answer.problem:
         yield info("gpu.torch_count", "PyTorch is not installed here")
         return

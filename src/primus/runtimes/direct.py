@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
+from primus import interpreter
 from primus.errors import UsageError
 from primus.hook import STAGES
 from primus.launch import patches, recorder, variables
@@ -160,7 +161,7 @@ def _torchrun(worker: tuple[str, ...], shape: Layout, context: Context, backend:
     A static rendezvous keeps node ranks as given; one node without a port lets torchrun choose a free one.
     """
     script = worker[1:]
-    agent = (context.python, "-m", "torch.distributed.run")
+    agent = interpreter.module_command(context.python, "torch.distributed.run")
     common = (*agent, f"--nproc-per-node={shape.nproc}", f"--nnodes={shape.nnodes}")
     if shape.master_port is None:
         return (*common, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *script)

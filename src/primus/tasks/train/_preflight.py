@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 from msgspec import structs
 
-from primus import process
+from primus import interpreter, process
 from primus.errors import PrimusError, UnfitError, UsageError, did_you_mean
 from primus.launch.plan import Job
 from primus.machine.cluster import Layout
@@ -99,9 +99,8 @@ def _measure(options: Options, layout: Layout, context: TaskContext) -> None:
     on_node = ["direct", "--nproc", str(layout.nproc), "--nnodes", "1", "--node-rank", "0", "--no-hooks"]
     task = ["preflight", "--perf", "--quick", f"--workspace={options.workspace}", *ignored]
     environ = {name: value for name, value in context.environ.items() if not name.startswith(OF_A_LAUNCH)}
-    answer = process.call(
-        [sys.executable, "-m", "primus.cli.main", "--json", *on_node, "--", *task], environ, FULL_LIMIT_S
-    )
+    argv = interpreter.module_command(sys.executable, "primus.cli.main", "--json", *on_node, "--", *task)
+    answer = process.call(argv, interpreter.without_empty_python_path(environ), FULL_LIMIT_S)
     try:
         told = msgspec.json.decode(answer.text, type=session.Told)
     except msgspec.MsgspecError:

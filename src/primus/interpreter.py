@@ -1,0 +1,83 @@
+"""Python programs of ours that find their modules whatever lies in the working folder.
+
+`python -m MODULE` and `python -c CODE` look for modules in the working folder first. A user may have a `random.py`
+there, a `torch.py` or a checkout with a folder `primus`. Python 3.11 has `-P` against that; this file serves 3.10 too:
+
+    python interpreter.py MODULE ARGUMENT...    as `python -m` does, but for the working folder
+    python interpreter.py -c CODE               as `python -c` does, but for the working folder
+
+Folders that PYTHONPATH names are kept. Its empty entries, which mean the working folder and come from
+`PYTHONPATH=$PYTHONPATH:DIR`, are not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def module_command(python: str, module: str, *args: str) -> tuple[str, ...]:
+    """The command that runs `module` with `args`."""
+    return python, __file__, module, *args
+
+
+def code_command(python: str, code: str) -> tuple[str, ...]:
+    """The command that runs `code`."""
+    return python, __file__, "-c", code
+
+
+def without_empty_python_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` with a PYTHONPATH of named folders only: the interpreter reads it before any code of ours runs."""
+    cleaned = dict(environ)
+    if "PYTHONPATH" in cleaned:
+        cleaned["PYTHONPATH"] = os.pathsep.join(_named_folders(cleaned["PYTHONPATH"]))
+    return cleaned
+
+
+def exclude_working_folder() -> None:
+    """Import nothing from the working folder in this process, unless PYTHONPATH names it or this package is there."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        here = ""
+    named = [os.path.realpath(entry) for entry in _named_folders(os.environ.get("PYTHONPATH", ""))]
+    source = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    is_kept = os.path.realpath(here) in (*named, source)
+    sys.path[:] = [entry for entry in sys.path if entry and (is_kept or entry != here)]
+
+
+def exclude_working_folder_of_children() -> None:
+    """Have children of multiprocessing (spawn, forkserver, resource tracker) import nothing from the working folder.
+
+    They are started by `python -c`, with the options of `multiprocessing.util._args_from_interpreter_flags`. `-I` also
+    hides PYTHONPATH, until a child takes over the `sys.path` of its parent (multiprocessing/spawn.py,
+    get_preparation_data).
+    """
+    from multiprocessing import util
+
+    option = "-P" if sys.version_info >= (3, 11) else "-I"
+    inherited = util._args_from_interpreter_flags  # type: ignore[attr-defined]
+    if option not in inherited():
+        util._args_from_interpreter_flags = lambda: [*inherited(), option]  # type: ignore[attr-defined]
+
+
+def _named_folders(python_path: str) -> list[str]:
+    return [entry for entry in python_path.split(os.pathsep) if entry]
+
+
+if __name__ == "__main__":
+    own_folder = os.path.dirname(os.path.realpath(__file__))  # which Python has put where the working folder would be
+    sys.path[:] = [entry for entry in sys.path if entry != own_folder]
+    exclude_working_folder()
+    del sys.argv[0]
+    if sys.argv[0] == "-c":
+        code = sys.argv.pop(1)
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - what `python -c` does
+    else:
+        import runpy
+
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
