@@ -37,6 +37,13 @@ class Answer(Struct, frozen=True, kw_only=True):
     duration_s: float = 0.0
 
 
+def count_usable_cpus() -> int:
+    """Processors that this process may use; all where the system knows no affinity, as macOS."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def output(argv: Sequence[str], timeout_s: float = 5.0, cwd: Path | None = None) -> str | None:
     """Standard output of a command without its last newline; None where it is missing, fails or takes too long."""
     answer = call(argv, limit_s=timeout_s, cwd=cwd)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import structs
 
@@ -149,10 +149,11 @@ def _facts_of(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[str | N
     @cache
     def facts(master: str | None) -> Facts:
         from primus.machine.interfaces import parsed
-        from primus.machine.probe import probe
+        from primus.machine.probe import probe, root_of
 
         is_known = master is not None and not (is_dry_run and parsed(master) is None)
-        return probe(environ=environ, tools="never" if is_dry_run else None, master=master if is_known else None)
+        tools: Literal["never"] | None = "never" if is_dry_run else None
+        return probe(root=root_of(environ), environ=environ, tools=tools, master=master if is_known else None)
 
     return facts
 

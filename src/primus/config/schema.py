@@ -209,6 +209,8 @@ class TrainingConfig(Group, frozen=True, kw_only=True):
     """Sequences in one optimizer step; micro batch x data-parallel size when null, else gradients accumulate."""
     seq_length: Positive = 1024
     """Tokens in one sequence."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes the machine's AMD or NVIDIA accelerators, or the CPU where there is none; `cpu` leaves them idle."""
     bf16: bool = True
     """Compute in bfloat16 with fp32 master weights; false computes in fp32."""
     fp8: Literal["e4m3", "hybrid"] | None = None

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from primus.hook import Stage
 from primus.launch.policy import Policy
 from primus.machine.cluster import Layout
-from primus.machine.facts import Facts
+from primus.machine.facts import DeviceKind, Facts
 from primus.secret import MASK, mask_words, masked
 
 
@@ -94,6 +94,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """The job with further words that change the experiment, such as a hook may add; None where it takes none."""
     patches: tuple[str, ...] = ()
     """Patch files that a replayed run had."""
+    device: DeviceKind | None = None
+    """What the workers compute on (see machine/accelerators.py); None where the launch does not check that."""
     framework: str | None = None
     """Backend of the experiment, which may have hooks of its own."""
     elsewhere: tuple[str, ...] | None = None

@@ -12,6 +12,7 @@ from primus.errors import UsageError
 from primus.launch import chain
 from primus.launch.plan import Context, Job, LaunchPlan, Variable
 from primus.launch.request import Request
+from primus.machine.cluster import Layout
 from primus.runs.store import Run, new_id
 
 
@@ -35,6 +36,7 @@ def prepare(job: Job, request: Request, command: tuple[str, ...], context: Conte
 
     Raises:
         UsageError: The job cannot run in this layout, must not start now, or an option is wrong.
+        UnfitError: PyTorch cannot use the accelerators of this machine.
     """
     if job.resume:
         run = Run(Path(job.resume).resolve())
@@ -53,10 +55,14 @@ def planned(
     worker = interpreter.module_command(context.python, "primus.worker", str(directory), str(attempt))
     innermost = LaunchPlan(argv=worker, env=job.env, notes=job.notes)
     context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
-    folded = chain.fold(request, innermost, context)
+    folded = chain.fold(request, innermost, _seen_by_workers(context, job))
     assert folded.layout is not None, "the chain ends on a node"
     job.check(folded.layout.world_size)
     workers = {**context.environ, **{name: variable.value for name, variable in folded.env.items()}}
+    if job.device:
+        from primus.machine import accelerators  # not for what is done in the launcher
+
+        accelerators.check_launch(job.device, context.facts(_master(folded.layout)), workers)
     patch.chosen_names(workers)  # refuses what does not exist, before anything starts
     return Launch(
         job=job,
@@ -67,6 +73,20 @@ def planned(
         plan=folded,
         context=context,
     )
+
+
+def _master(shape: Layout) -> str | None:
+    """The address that the plan has read the facts with."""
+    return shape.master_addr if shape.nnodes > 1 else None
+
+
+def _seen_by_workers(context: Context, job: Job) -> Context:
+    """`context` with the machine as the workers use it: without its accelerators where they run on the CPU."""
+    if job.device != "cpu":
+        return context
+    from primus.machine import accelerators
+
+    return structs.replace(context, facts=lambda master: accelerators.without_accelerators(context.facts(master)))
 
 
 def amended(launch: Launch, env: Mapping[str, Variable], extra: tuple[str, ...]) -> Launch:

@@ -7,6 +7,9 @@ from typing import Literal
 from msgspec import Struct
 
 Vendor = Literal["amd", "nvidia"]
+DeviceKind = Literal["auto", "cpu", "cuda"]
+"""What a job computes on: `auto` is the accelerators of the machine, and the CPU only where there is none; `cuda` is
+accelerators of AMD as well, which PyTorch calls so."""
 LinkKind = Literal["xgmi", "nvlink", "pcie"]
 
 

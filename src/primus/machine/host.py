@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from primus.machine.facts import Cpu, Limits, Memory, Software
 from primus.machine.tree import Tree, as_int, natural
+from primus.process import count_usable_cpus
 
 CPUS = "sys/devices/system/cpu"
 CGROUP = "sys/fs/cgroup"
@@ -138,7 +139,7 @@ def _architecture(tree: Tree, cpuinfo: str) -> str:
 
 
 def _usable(tree: Tree, threads: int | None) -> int | None:
-    counts = [len(os.sched_getaffinity(0)) if tree.is_live else threads]
+    counts = [count_usable_cpus() if tree.is_live else threads]
     counts += [math.ceil(quota) for quota in _quotas(tree)]
     return min((count for count in counts if count), default=None)
 

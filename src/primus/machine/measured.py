@@ -11,6 +11,8 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
+from primus.machine.facts import DeviceKind
+
 Dtype = Literal["fp32", "bf16", "fp16"]
 Member = TypeVar("Member")
 Scope = Literal["node", "all"]
@@ -46,6 +48,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """M, N and K."""
     dtype: Dtype = "bf16"
     """Of the matrix product; collectives and memory use fp32."""
+    device: DeviceKind = "auto"
+    """What is measured (see machine/accelerators.py)."""
     is_quick: bool = False
     """Whether short times and small arrays do, at the price of noise."""
     timeout_s: float = 120.0

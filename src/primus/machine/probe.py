@@ -15,6 +15,8 @@ from primus.machine.tree import Tree
 
 Tools = Literal["never", "missing", "all"]
 MODEL_VARIABLE = "PRIMUS_GPU_MODEL"
+ROOT_VARIABLE = "PRIMUS_MACHINE_ROOT"
+"""Folder with the /sys, /proc, /dev and /opt of another machine, to see what a command would do there."""
 KFD = "sys/class/kfd"
 NVIDIA_DRIVER = "proc/driver/nvidia"
 INFINIBAND = "sys/class/infiniband"
@@ -22,6 +24,11 @@ INFINIBAND = "sys/class/infiniband"
 Cards = tuple[tuple[Device, ...], tuple[Link, ...]]
 """Cards of one vendor, and the links between them. What reads them is imported on machines that have something to do
 with that vendor."""
+
+
+def root_of(environ: Mapping[str, str]) -> Path:
+    """Root of the file system that describes the machine."""
+    return Path(environ.get(ROOT_VARIABLE) or "/")
 
 
 def probe(

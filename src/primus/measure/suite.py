@@ -15,14 +15,16 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 
-from primus.errors import EXIT_TIMED_OUT, PrimusError, UnfitError
+from primus.errors import EXIT_TIMED_OUT, PrimusError
 from primus.machine import measured
 from primus.machine.measured import Asked, Collective, Figure, Pair, Part, RankResult, Scope, rounds
 from primus.measure import collectives, endurance, gemm, memory, scan
 from primus.measure.collectives import Group
+from primus.measure.device import own_device
 from primus.measure.endurance import WORKLOAD, Workload
 from primus.measure.timing import FULL, LONG_ENOUGH, QUICK, Effort, clock_of, within
 from primus.measure.watchdog import Watchdog
+from primus.process import count_usable_cpus
 from primus.report import table
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_json
@@ -78,7 +80,7 @@ class Suite:
         self._attempt = attempt
         self._asked = asked
         self._workload = workload
-        self._device = device = _device(attempt.local_rank)
+        self._device = device = own_device(attempt.local_rank, os.environ, asked.device)
         self._clock = clock_of(device)
         self._num_local = 1
         self._num_tests = 0
@@ -171,7 +173,7 @@ class Suite:
         node = next(number for number, ranks in enumerate(nodes) if self._attempt.rank in ranks)
         self._num_local = len(nodes[node])
         if self._device.type == "cpu":
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self._num_local))
+            torch.set_num_threads(max(1, count_usable_cpus() // self._num_local))
         self._keep(rank=structs.replace(self._part.rank, node=node))
 
     def _test_device(self, everyone: Group) -> None:
@@ -301,19 +303,6 @@ class Suite:
             return int(torch.cuda.mem_get_info(self._device)[0] * DEVICE_SHARE)
         free_bytes = int(psutil.virtual_memory().available * HOST_SHARE) // self._num_local
         return min(free_bytes, QUICK_HOST_BYTES) if self._asked.is_quick else free_bytes
-
-
-def _device(local_rank: int) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise UnfitError(
-            f"local rank {local_rank} has no device: {torch.cuda.device_count()} are visible here",
-            "start at most that many processes (--nproc), or check CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES",
-        )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
 
 
 def _nodes(first_ranks: Sequence[float]) -> list[tuple[int, ...]]:

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, structs
 from primus.config.docs import field_docs
 from primus.errors import UsageError, did_you_mean
 from primus.machine import measured
-from primus.machine.facts import Facts
+from primus.machine.facts import DeviceKind, Facts
 from primus.machine.measured import Asked
 from primus.preflight import performance, report, site, thresholds, together
 from primus.preflight.node import GROUPS, Group
@@ -141,6 +141,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Sizes in MiB, separated by commas, of what each process sends to the next at once."""
     data: str | None = None
     """Folder of the training data, which is checked as well."""
+    device: DeviceKind = "auto"
+    """What is measured: the accelerators, or the CPU where there is none; cpu measures the CPU in any case."""
     workspace: str = "./output"
     """Folder of all run folders; what is measured makes one there."""
 
@@ -230,6 +232,7 @@ def asked_of(options: Options, context: TaskContext, facts: Facts) -> Asked:
     tests, sizes = _tests(options.tests), _sizes("comm", options.comm_sizes_mb)
     return structs.replace(
         asked,
+        device=options.device,
         tests=tests or (measured.ALL_TESTS if is_soak else asked.tests),
         burn_in_s=60 * (options.minutes or DEFAULT_MINUTES),
         sizes_bytes=sizes or asked.sizes_bytes,

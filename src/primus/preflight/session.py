@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct, structs
 
@@ -50,10 +50,11 @@ def prepare(options: Options, context: TaskContext) -> Job | None:
     check_names(options)
     if not options.measures:
         return None
-    facts = Facts() if context.dry_run else context.facts()
+    facts = Facts() if context.dry_run or options.device == "cpu" else context.facts()
     asked = asked_of(options, context, facts)
     files = {performance.CONFIG_FILE: to_json(asked)} | ({SILENT_FILE: ""} if context.json else {})
-    return Job(name="preflight", workspace=options.workspace, files=files)
+    device: Literal["cpu"] | None = "cpu" if options.device == "cpu" else None  # what is unfit is told in the report
+    return Job(name="preflight", workspace=options.workspace, files=files, device=device)
 
 
 def told_to_workers(attempt: Attempt) -> Asked:

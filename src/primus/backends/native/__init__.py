@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from primus.runs.attempt import Attempt
 
+USES_TORCH = True
+"""The launch checks that the installed PyTorch can use the machine's accelerators."""
 OTHER_BACKENDS = "choose a dense Llama or Qwen model, or another framework"
 DATA_PARALLEL = "set it to its default: native shards a model over all processes (FSDP2); or choose another framework"
 

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from primus.errors import PrimusError, UnfitError
+from primus.errors import PrimusError
+from primus.machine.facts import DeviceKind
+from primus.measure.device import own_device
+from primus.process import count_usable_cpus
 
 
 @dataclass
@@ -69,15 +72,20 @@ class Processes:
 
 @contextmanager
 def joined(
-    rank: int, local_rank: int, world: int, timeout: timedelta, environ: Mapping[str, str]
+    rank: int,
+    local_rank: int,
+    world: int,
+    timeout: timedelta,
+    environ: Mapping[str, str],
+    asked: DeviceKind = "auto",
 ) -> Iterator[Processes]:
     """Join the processes of the run for the time of a `with`.
 
     Raises:
-        UnfitError: There is no device for this process.
+        UnfitError: There is no device for this process, or PyTorch cannot use those of the machine.
         PrimusError: The processes do not find each other.
     """
-    device = _device(local_rank)
+    device = own_device(local_rank, environ, asked)
     if world > 1:
         _share_cores(environ)
         _join(device, timeout, environ)
@@ -131,24 +139,11 @@ def first_problem(problems: Sequence[str]) -> str:
     return next((problem for problem in problems if problem), "")
 
 
-def _device(local_rank: int) -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise UnfitError(
-            f"local rank {local_rank} has no device: {torch.cuda.device_count()} are visible here",
-            "start at most that many processes (--nproc), or check CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES",
-        )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
-
-
 def _share_cores(environ: Mapping[str, str]) -> None:
     """Divide the cores among the CPU processes of a node, unless the user has said how many threads each gets."""
     if "OMP_NUM_THREADS" not in environ:
         local_world = int(environ.get("LOCAL_WORLD_SIZE", "1"))
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world))
+        torch.set_num_threads(max(1, count_usable_cpus() // local_world))
 
 
 def _join(device: torch.device, timeout: timedelta, environ: Mapping[str, str]) -> None:

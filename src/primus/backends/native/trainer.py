@@ -41,7 +41,8 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     """
     timeout = timedelta(minutes=experiment.trainer.parallel.distributed_timeout_minutes)
     place = (attempt.rank, attempt.local_rank, attempt.world_size)
-    with _explained(), joined(*place, timeout, os.environ) as processes:
+    device = experiment.trainer.training.device
+    with _explained(), joined(*place, timeout, os.environ, device) as processes:
         training = set_up(experiment, attempt, processes, os.environ)
         try:
             _run(training)

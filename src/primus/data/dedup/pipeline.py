@@ -17,6 +17,7 @@ from primus.data.pipeline.shards import Shard
 from primus.data.pipeline.text_job import TextJob
 from primus.data.pipeline.work import BadItem, Board, Row, Stage
 from primus.data.pipeline.workers import Show
+from primus.process import count_usable_cpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ def _match(plan: Plan, hashed: _Done, begin: list[int], show: Show) -> tuple[_Do
 def _do(plan: Plan, stage: Stage, shards: Sequence[Shard], name: str, show: Show) -> _Done:
     job = plan.job
     board = work.open_board(stage, shards, plan.folder, job.max_bad, job.output)
-    count = executors.workers_here() if job.workers is None else job.workers
+    count = count_usable_cpus() if job.workers is None else job.workers
     here = job.executor == "local" and min(count, len(shards)) == 1
     rows = executors.run(board, job.executor, 0 if here else job.workers, name, show)
     if len(rows) < len(shards):

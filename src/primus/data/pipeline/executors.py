@@ -24,6 +24,7 @@ from primus.data.pipeline.shards import Shard
 from primus.data.pipeline.work import Board, Row
 from primus.data.pipeline.workers import Progress, Show
 from primus.errors import PrimusError, UsageError
+from primus.process import count_usable_cpus
 
 Executor = Literal["local", "ray"]
 
@@ -65,18 +66,11 @@ def run(
         PrimusError: A shard failed or a worker was killed; what is done stays.
     """
     if executor == "local":
-        count = workers_here() if num_workers is None else num_workers
+        count = count_usable_cpus() if num_workers is None else num_workers
         return workers.run(board, count, name, show)
     ray = _imported()
     with _connected(ray, os.environ if environ is None else environ, num_workers):
         return _OnRay(ray, board, num_workers, name, show).run()
-
-
-def workers_here() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _imported() -> Any:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from msgspec import structs
 
-from primus import experiment, patch
+from primus import experiment, patch, registry
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
+from primus.config.schema import Experiment
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.launch import jobs
 from primus.launch.plan import Job, Variable
+from primus.machine.facts import DeviceKind
 from primus.runs import lock
 from primus.runs.files import read_json
 from primus.runs.store import Run, runs_of
@@ -139,7 +141,7 @@ def _amendable(
         changed = structs.replace(job, notes=(*job.notes, *notes))
         if keeps is None:
             fresh = _job(found, {**files, **_before_hooks(job.files)}, resume=None)
-            changed = structs.replace(changed, files=fresh.files, env=fresh.env, check=fresh.check)
+            changed = structs.replace(changed, files=fresh.files, env=fresh.env, check=fresh.check, device=fresh.device)
         elif not _has(keeps, {name: files[name] for name in COMPARED}):
             raise UsageError(
                 f"{' '.join(words)} changes a run that was begun otherwise",
@@ -188,11 +190,19 @@ def _job(resolved: Resolved, files: dict[str, str], resume: Run | None) -> Job:
         files=files,
         env={name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in asked.env.items()},
         check=check,
+        device=_device(asked),
         framework=asked.trainer.framework,
         elsewhere=(),
         resume=str(resume.directory) if resume else None,
         notes=(f"continues {resume.directory.name} from its newest checkpoint",) if resume else (),
     )
+
+
+def _device(asked: Experiment) -> DeviceKind | None:
+    """What the launch checks before it starts: the devices of backends that compute with PyTorch."""
+    device = asked.trainer.training.device
+    backend = registry.load("backends", asked.trainer.framework)
+    return device if device == "cpu" or getattr(backend, "USES_TORCH", False) else None
 
 
 def _existing(directory: str) -> Run:

@@ -1,0 +1,155 @@
+"""Builds of PyTorch: what one is compiled for, and which of them work on given hardware."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+Version = tuple[int, int]
+
+DRIVER_CUDA: tuple[tuple[int, Version], ...] = (
+    (580, (13, 0)),
+    (575, (12, 9)),
+    (570, (12, 8)),
+    (565, (12, 7)),
+    (560, (12, 6)),
+    (555, (12, 5)),
+    (550, (12, 4)),
+    (545, (12, 3)),
+    (535, (12, 2)),
+    (530, (12, 1)),
+    (525, (12, 0)),
+    (450, (11, 0)),
+)
+"""CUDA version that each branch of the NVIDIA driver brings, newest first. A driver runs every build of the same major
+version or an older one (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; CUDA toolkit
+release notes, table of toolkit and driver versions)."""
+
+FIRST_BLACKWELL_ID = 0x2900
+"""PCI device ids ascend with the generations (pci.ids): Hopper 23xx, Ada 26xx to 28xx, Blackwell from 29xx on."""
+BLACKWELL_CUDA: Version = (12, 8)
+"""Builds for older CUDA versions hold no code for compute capability 10.0 (PyTorch RELEASE.md, CUDA support matrix)."""
+FIRST_TURING_ID = 0x1E00
+VOLTA_CUDA: Version = (12, 6)
+"""Builds for newer CUDA versions hold no code for Volta and older devices (the same matrix)."""
+
+ROCM_TARGETS = (
+    *("gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950"),
+    *("gfx1030", "gfx1100", "gfx1101", "gfx1102", "gfx1150", "gfx1151", "gfx1200", "gfx1201"),
+)
+"""AMD architectures that the ROCm builds are compiled for (PYTORCH_ROCM_ARCH in pytorch/.ci/docker/manywheel/build.sh).
+The graphics part of a processor is mostly another one, and computes nothing."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a build of PyTorch is compiled for."""
+
+    kind: str
+    """``cpu``, ``cuda`` or ``rocm``; empty where a version does not tell, as those of PyPI do not."""
+    version: Version = (0, 0)
+    """Of CUDA or ROCm."""
+    torch: str = ""
+    """Version of PyTorch itself."""
+
+    def __str__(self) -> str:
+        names = {"cpu": "CPU", "cuda": "CUDA", "rocm": "ROCm", "": "the default of its index"}
+        name = names[self.kind]
+        return f"{name} {self.version[0]}.{self.version[1]}" if self.kind in ("cuda", "rocm") else name
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What decides which build works."""
+
+    vendor: str = ""
+    """``amd``, ``nvidia``, or empty without an accelerator."""
+    num_devices: int = 0
+    name: str = ""
+    """The devices in words."""
+    driver: str = ""
+    """Version of the NVIDIA driver; empty where it is not known."""
+    rocm: Version | None = None
+    """Installed ROCm."""
+    device_ids: tuple[int, ...] = ()
+    """PCI device ids."""
+
+    @property
+    def cuda(self) -> Version | None:
+        """CUDA version of the driver."""
+        return cuda_of_driver(self.driver)
+
+
+def cuda_of_driver(driver: str | None) -> Version | None:
+    """The CUDA version that an NVIDIA driver such as ``550.54.15`` brings; None where that is not known."""
+    match = re.match(r"\d+", driver or "")
+    if not match:
+        return None
+    return next((cuda for branch, cuda in DRIVER_CUDA if int(match[0]) >= branch), None)
+
+
+def build_of_version(text: str) -> Build:
+    """The build of a version such as ``2.13.0+rocm7.2``, ``2.12.1+cu126`` or ``2.13.0+cpu``."""
+    torch, _, local = text.partition("+")
+    rocm = re.match(r"rocm(\d+)\.(\d+)", local)
+    cuda = re.match(r"cu(\d+)(\d)(?!\d)", local)
+    if rocm:
+        return Build("rocm", (int(rocm[1]), int(rocm[2])), torch)
+    if cuda:
+        return Build("cuda", (int(cuda[1]), int(cuda[2])), torch)
+    return Build("cpu" if local.startswith("cpu") else "", torch=torch)
+
+
+def find_installed_build(path: Iterable[str]) -> Build | None:
+    """The build that an import would take from `path`; read from its version file, without an import."""
+    for entry in path:
+        file = Path(entry) / "torch" / "version.py"
+        if os.access(file, os.R_OK):
+            return read_build(file)
+    return None
+
+
+def read_build(file: Path) -> Build:
+    """The build of which `file` is torch/version.py."""
+    text = file.read_text(encoding="utf-8", errors="replace")
+    version = _assigned(text, "__version__") or "unknown"
+    torch = version.partition("+")[0]
+    for kind, name in (("rocm", "hip"), ("cuda", "cuda")):
+        match = re.match(r"(\d+)\.(\d+)", _assigned(text, name) or "")
+        if match:
+            return Build(kind, (int(match[1]), int(match[2])), torch)
+    return Build("cpu", torch=torch)
+
+
+def _assigned(text: str, name: str) -> str | None:
+    match = re.search(rf"^{name}(?::[^=\n]+)? = '([^']*)'", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def find_mismatch(build: Build, hardware: Hardware) -> str | None:
+    """Why `build` cannot use the devices of `hardware`; None where nothing speaks against it."""
+    if not hardware.vendor:
+        return None
+    if build.kind == "cpu":
+        return "the build is for CPUs only"
+    wanted = {"amd": "rocm", "nvidia": "cuda"}[hardware.vendor]
+    if build.kind != wanted:
+        maker = "AMD" if hardware.vendor == "amd" else "NVIDIA"
+        return f"a build for {build} drives no devices of {maker}"
+    return _cuda_mismatch(build, hardware) if wanted == "cuda" else None
+
+
+def _cuda_mismatch(build: Build, hardware: Hardware) -> str | None:
+    driver = hardware.cuda
+    if driver and build.version[0] > driver[0]:
+        least = min((branch for branch, cuda in DRIVER_CUDA if cuda[0] == build.version[0]), default=0)
+        needed = f" and needs driver {least} or newer" if least else ""
+        return f"driver {hardware.driver} runs CUDA {driver[0]}.x, the build is for CUDA {build.version[0]}.x{needed}"
+    if any(number >= FIRST_BLACKWELL_ID for number in hardware.device_ids) and build.version < BLACKWELL_CUDA:
+        return f"devices of the Blackwell generation need CUDA 12.8 or newer, the build is for {build}"
+    if any(0 < number < FIRST_TURING_ID for number in hardware.device_ids) and build.version > VOLTA_CUDA:
+        return f"devices older than Turing need CUDA 12.6 or older, the build is for {build}"
+    return None
