@@ -47,6 +47,8 @@ class LocalHub:
         """Paths whose content arrives with another first byte."""
         self.status: dict[str, tuple[int, str]] = {}
         """Answer to every request for a repository: status and the hub's code for it."""
+        self.refusals: list[tuple[int, dict[str, str]]] = []
+        """Status and headers of the next answers, whatever is asked."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -87,6 +89,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, body: bytes) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.log.append(" ".join(filter(None, (self.command, path, self.headers.get("Range")))))
+        if self.hub.refusals:
+            status, headers = self.hub.refusals.pop(0)
+            self._error(status, **headers)
+            return
         if match := re.fullmatch(r"/(plain|stream)/(.+)", path):
             content = self.hub.plain.get(match[2])
             self._file(match[2], content, {}, ranges=match[1] == "plain") if content is not None else self._error(404)
@@ -163,9 +169,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def _error(self, status: int, code: str = "") -> None:
+    def _error(self, status: int, code: str = "", **headers: str) -> None:
         self.send_response(status)
         self.send_header("Content-Length", "0")
+        for key, value in headers.items():
+            self.send_header(key.replace("_", "-"), value)
         if code:
             self.send_header("X-Error-Code", code)
         self.end_headers()

@@ -12,6 +12,7 @@ import pytest
 
 from local_hub import LocalHub, Repo
 from primus.config.schema import DataConfig
+from primus.data import retries
 from primus.data.datasets import fetch as fetch_module
 from primus.data.datasets import hub as hub_module
 from primus.data.datasets import named
@@ -249,7 +250,10 @@ def test_else_the_names_of_the_files_tell_the_split(
     assert [file.path for file in hub_module.listing("me/data", split).files] == expected
 
 
-def test_what_the_hub_refuses_is_told_with_what_to_do(hub: LocalHub, tmp_path: Path) -> None:
+def test_what_the_hub_refuses_is_told_with_what_to_do(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.01)
     with pytest.raises(UsageError, match=r"me/none: no such dataset on http://127"):
         fetch(Job(dataset="me/none", output=tmp_path / "out"))
     with pytest.raises(UsageError, match="no source 'finewep'") as caught:

@@ -22,6 +22,7 @@ from primus.data.documents.compression import zstandard
 from primus.data.documents.remote import hub_endpoint
 from primus.data.pipeline.document_writer import open_writer
 from primus.data.pipeline.work import BadItem
+from primus.data.retries import retried
 from primus.errors import PrimusError, UsageError
 
 LOCK_TIMEOUT_S = 3600.0
@@ -194,7 +195,7 @@ def _request(job: Job, say: Say) -> Request:
         raise UsageError(f"{path}: damaged, {error}", "delete the folder and fetch again") from None
     names = ("dataset", "split", "revision", "num_samples", "streaming")
     if noted is None:
-        listing = hub.listing(job.dataset, job.split, job.revision)
+        listing = hub.listing(job.dataset, job.split, job.revision, say)
         if listing.note:
             say(listing.note)
         noted = Request(listing=listing, **{name: getattr(job, name) for name in names})
@@ -279,8 +280,9 @@ def _download(listing: Listing, file: HubFile, folder: Path, count: Callable[[in
 def _from_hub(listing: Listing, file: HubFile, count: Callable[[int], None], **where: str) -> Path:
     """Download a file to a folder or into the hub's cache; an interrupted download goes on where it was."""
     library = hub.library(listing.repo)
-    with hub.hub_errors(listing.repo):
-        path = library.hf_hub_download(
+
+    def download() -> str:
+        path: str = library.hf_hub_download(
             listing.repo,
             file.path,
             repo_type="dataset",
@@ -289,7 +291,10 @@ def _from_hub(listing: Listing, file: HubFile, count: Callable[[int], None], **w
             tqdm_class=_bar(library, count),
             **where,
         )
-    return Path(path)
+        return path
+
+    with hub.hub_errors(listing.repo):
+        return Path(retried(hub_endpoint(), download))
 
 
 def _bar(library: Any, count: Callable[[int], None]) -> Any:

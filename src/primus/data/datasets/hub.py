@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from msgspec import Struct
 from primus import registry
 from primus.data.documents.kinds import COLUMNS, RECORDS, TABLES, kind
 from primus.data.documents.remote import hub_endpoint
+from primus.data.retries import print_stderr, retried, retry_after
 from primus.errors import PrimusError, UsageError, did_you_mean
 
 CONVERTED = "refs/convert/parquet"
@@ -87,13 +89,16 @@ def is_hub(name: str) -> bool:
     return hasattr(source, "DATASET")
 
 
-def listing(name: str, split: str = "train", revision: str | None = None) -> Listing:
+def listing(
+    name: str, split: str = "train", revision: str | None = None, say: Callable[[str], None] = print_stderr
+) -> Listing:
     """The files of a split of a dataset, at its newest commit unless `revision` names another.
 
     Args:
         name: OWNER/NAME or a source that declares one, then ``:CONFIG`` where it has several.
         split: Name of the split.
         revision: Commit, branch or tag.
+        say: Receives lines for people, where the hub asks to wait.
 
     Raises:
         UsageError: There is no such dataset, configuration or split; the message lists what there is.
@@ -102,7 +107,7 @@ def listing(name: str, split: str = "train", revision: str | None = None) -> Lis
     source, _, config = name.partition(":")
     dataset = HubDataset(repo=source) if "/" in source else registry.load("sources", source).DATASET
     with hub_errors(dataset.repo):
-        return _listing(dataset, config, split, revision)
+        return retried(hub_endpoint(), lambda: _listing(dataset, config, split, revision), say)
 
 
 def library(name: str) -> Any:
@@ -141,7 +146,7 @@ def hub_errors(repo: str) -> Iterator[None]:
         raise _unreachable(repo, error.__cause__ or error) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no answer"
-        raise PrimusError(f"{repo}: {hub_endpoint()} answers {status}", _hint_of_status(status)) from None
+        raise PrimusError(f"{repo}: {hub_endpoint()} answers {status}", _hint_of_status(status, error)) from None
     except Exception as error:
         if isinstance(error, PrimusError) or not _is_of_the_network(error):
             raise
@@ -153,7 +158,9 @@ def _unreachable(repo: str, error: BaseException) -> PrimusError:
     return PrimusError(f"{repo}: {hub_endpoint()} cannot be reached, {_reason(error)}", hint)
 
 
-def _hint_of_status(status: object) -> str:
+def _hint_of_status(status: object, error: BaseException) -> str:
+    if wait := retry_after(error):
+        return f"it asks to wait {math.ceil(wait):,} s; then run the same command again"
     hints = {401: "set HF_TOKEN to a valid token", 403: "this token may not read it", 429: "wait a few minutes"}
     return hints.get(status, "try again later") if isinstance(status, int) else "try again later"
 

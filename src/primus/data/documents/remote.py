@@ -11,6 +11,7 @@ from functools import lru_cache
 from shlex import quote
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from primus.data import retries
 from primus.data.documents.kinds import KNOWN, found_in_trees, kind
 from primus.errors import PrimusError, UsageError
 
@@ -176,9 +177,11 @@ def _has_ranges(file: Any) -> bool:
 
 
 def _tried(url: str, act: Callable[[], Result]) -> Result:
-    """What `act` returns, tried again after a pause where the network failed."""
+    """What `act` returns, tried again after a pause where the network failed or the server asks to wait."""
     start = time.monotonic()
-    for attempt in range(TRIES):
+    attempt = 0
+    while True:
+        attempt += 1
         try:
             return act()
         except FileNotFoundError as error:
@@ -192,15 +195,24 @@ def _tried(url: str, act: Callable[[], Result]) -> Result:
             if not _is_of_the_network(error):
                 raise
             _pause_or_give_up(url, attempt, start, error)
-    raise AssertionError("given up before")
 
 
 def _pause_or_give_up(url: str, attempt: int, start: float, error: Exception) -> None:
-    if attempt == TRIES - 1 or time.monotonic() - start > GIVE_UP_S:
+    """Wait after the try with this number, from 1; a server that answers is given more time than a silent one."""
+    waited, asked = time.monotonic() - start, retries.pause_after(error, attempt)
+    if asked is None:
+        pause, is_over = FIRST_PAUSE_S * 2 ** (attempt - 1), attempt == TRIES or waited > GIVE_UP_S
+    else:
+        pause, is_over = asked, attempt == retries.TRIES or waited + asked > retries.LONGEST_WAIT_S
+    if is_over:
         reason = str(error) or type(error).__name__
-        problem = f"{url}: cannot be reached, {reason} (tries: {attempt + 1})"
-        raise PrimusError(problem, "check the address and the network") from None
-    time.sleep(FIRST_PAUSE_S * 2**attempt)
+        problem = f"{url}: cannot be reached, {reason} (tries: {attempt})"
+        wait = retries.retry_after(error)
+        hint = f"it asks to wait {wait:,.0f} s; then run the same command again" if wait else ""
+        raise PrimusError(problem, hint or "check the address and the network") from None
+    if asked is not None:
+        retries.print_stderr(f"{url}: its server asks to wait, trying again in {pause:.0f} s")
+    time.sleep(pause)
 
 
 def _is_of_the_network(error: Exception) -> bool:

@@ -6,6 +6,7 @@ import importlib
 from contextlib import suppress
 from pathlib import Path
 
+from primus.data.retries import retried
 from primus.errors import PrimusError, UsageError
 
 
@@ -20,7 +21,7 @@ def tokenizer_file(name: str) -> Path:
             "pip install huggingface_hub, or give the path of a tokenizer.json",
         ) from None
     try:
-        return Path(huggingface_hub.hf_hub_download(name, "tokenizer.json"))
+        return Path(retried(name, lambda: huggingface_hub.hf_hub_download(name, "tokenizer.json")))
     except errors.HFValidationError:
         raise UsageError(f"{name}: no such file, and no name on the hub", "give a path or OWNER/NAME") from None
     except errors.GatedRepoError:
@@ -54,7 +55,7 @@ def read_optional(name: str, file: str, ask_hub: bool) -> bytes | None:
 
     try:
         if ask_hub:
-            return Path(huggingface_hub.hf_hub_download(name, file)).read_bytes()
+            return Path(retried(name, lambda: huggingface_hub.hf_hub_download(name, file))).read_bytes()
         found = huggingface_hub.try_to_load_from_cache(name, file)
         return Path(found).read_bytes() if isinstance(found, str) else None
     except errors.EntryNotFoundError:
