@@ -22,6 +22,12 @@ PCIE, XGMI = 2, 11
 """Types of a link (Linux kfd_crat.h)."""
 DEVICE_HEAPS = (1, 2)
 """Heap types of a device's own memory, visible to the host or not (Linux kfd_crat.h)."""
+HOP = 15
+"""Weight of one xGMI link between two GPUs; each further link of an indirect way adds as much. Other weights, 13 inside
+a package and 41 between partitions, are of direct links (Linux kfd_crat.c; RCCL archinfo)."""
+DIE_LINKS = 4
+"""xGMI links between the two dies of an MI250 or MI250X (AMD CDNA 2 white paper; RCCL tools/topo_expl/models); two dies
+of different cards have at most two."""
 MODES = {1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX"}
 """Compute partition mode by the number of partitions; as many as there are dies is CPX."""
 COUNTS = {mode: count for count, mode in MODES.items()}
@@ -59,10 +65,25 @@ def cards(tree: Tree, functions: Iterable[pci.Function]) -> tuple[tuple[Device, 
     _note_doubles(tree, nodes)
     _note_missing_partitions(tree, devices, groups)
     known = {pci.slot(node.bdf) for node in nodes}
-    for function in functions:
-        if function.vendor == pci.AMD and pci.slot(function.bdf) not in known:
-            devices.append(_card_without_driver(tree, len(devices), function, has_driver=bool(nodes)))
+    others = [f for f in functions if f.vendor == pci.AMD and pci.slot(f.bdf) not in known]
+    for function in _first_dies(others, groups):
+        devices.append(_card_without_driver(tree, len(devices), function, has_driver=bool(nodes)))
     return tuple(devices), _links(tree, groups)
+
+
+def _first_dies(functions: Sequence[pci.Function], groups: Sequence[Sequence[Node]]) -> Iterable[pci.Function]:
+    """One function of each card that only the bus knows: not the missing dies of cards that the driver knows, nor the
+    second die of a card."""
+    missing = Counter(_model(group) for group in groups for _ in range(_devices_per_card(group) - len(group)))
+    seen: Counter[int | None] = Counter()
+    for function in functions:
+        if missing[function.device] > 0:
+            missing[function.device] -= 1
+            continue
+        known = _profile(function.device)
+        if seen[function.device] % (known.devices_per_card if known else 1) == 0:
+            yield function
+        seen[function.device] += 1
 
 
 def _nodes(tree: Tree) -> list[Node]:
@@ -96,25 +117,51 @@ def _memory(tree: Tree, name: str, values: dict[str, int]) -> int | None:
 
 
 def _grouped(tree: Tree, nodes: Sequence[Node]) -> list[list[Node]]:
-    """Nodes by card: partitions share the card's unique id; the dies of an MI250X, which have their own, follow each
-    other."""
+    """Nodes by card: partitions share the card's unique id, the dies of an MI250X have an id of their own each."""
     groups: dict[object, list[Node]] = {}
     for node in nodes:
         groups.setdefault(node.unique_id or pci.slot(node.bdf), []).append(node)
-    paired: list[list[Node]] = []
+    partners = _partners(tree, [group[0] for group in groups.values() if _is_die(group)])
+    found: list[list[Node]] = []
     for group in groups.values():
-        dies = _devices_per_card(group)
-        is_second = dies > 1 and paired and len(paired[-1]) < dies and _model(paired[-1]) == _model(group)
-        if is_second and len(group) == 1:
-            paired[-1] += group
+        other = _other_die(found, group, partners)
+        if other is None:
+            found.append(group)
         else:
-            paired.append(group)
-    for group in paired:
+            other += group
+    for group in found:
         if len(group) < _devices_per_card(group):
             tree.note(
                 f"{NODES}/{group[0].number}", f"one die of a card with {_devices_per_card(group)}, others missing"
             )
-    return paired
+    return found
+
+
+def _is_die(group: Sequence[Node]) -> bool:
+    return len(group) == 1 and _devices_per_card(group) > 1
+
+
+def _partners(tree: Tree, dies: Sequence[Node]) -> dict[int, int]:
+    """Node of the other die of each die's card, by the links inside the package; empty where no kernel counts them."""
+    counts = {
+        (die.number, values.get("node_to", -1)): _num_links(values)
+        for die in dies
+        for values in _link_values(tree, die.number)
+    }
+    return {
+        one: other
+        for (one, other), count in counts.items()
+        if count == DIE_LINKS and counts.get((other, one)) == DIE_LINKS
+    }
+
+
+def _other_die(found: Sequence[list[Node]], group: Sequence[Node], partners: dict[int, int]) -> list[Node] | None:
+    """The card among those `found` that `group` is the other die of: by the links, else the one before it."""
+    if not _is_die(group):
+        return None
+    if partners:
+        return next((card for card in found if partners.get(group[0].number) == card[0].number), None)
+    return found[-1] if found and _is_die(found[-1]) and _model(found[-1]) == _model(group) else None
 
 
 def _profile(device_id: int | None) -> Profile | None:
@@ -215,7 +262,7 @@ def _firmware(node: Node, files: _Files) -> dict[str, str]:
 
 def _mode(group: Sequence[Node], known: Profile | None) -> str | None:
     """Compute partition mode by the dies in each partition, else by the number of partitions."""
-    if not known or known.xcds == 1:
+    if not known or known.xcds <= known.devices_per_card:
         return None
     count = _expected(group, known) or len(group)
     return "CPX" if count == known.xcds else MODES.get(count)
@@ -231,7 +278,7 @@ def _note_missing_partitions(tree: Tree, devices: Sequence[Device], groups: Sequ
     usual = Counter(len(group) for group in groups).most_common(1)[0][0] if groups else 0
     for card, group in zip(devices, groups, strict=False):
         known = _profile(card.device_id)
-        if not known or known.xcds == 1:
+        if not known or known.xcds <= known.devices_per_card:
             continue
         mode = card.partition_mode or ""
         stated = known.xcds if mode == "CPX" else COUNTS.get(mode)
@@ -269,10 +316,11 @@ def _card_without_driver(tree: Tree, index: int, function: pci.Function, *, has_
 
 
 def _links(tree: Tree, groups: Sequence[Sequence[Node]]) -> tuple[Link, ...]:
-    """Links between cards. Partitions of a card share its links, so those of the first partition are read; dies with
-    an id of their own have links of their own."""
+    """Connections of cards. Partitions of a card share its links, so those of the first partition are read; dies with
+    an id of their own have links of their own, which add up."""
     card_of = {node.number: index for index, group in enumerate(groups) for node in group}
-    best: dict[tuple[int, int], Link] = {}
+    die_of = {node.number: node.unique_id or node.number for group in groups for node in group}
+    between: dict[tuple[int, int], dict[frozenset[int], Link]] = {}
     seen: set[tuple[int, int]] = set()
     for node in (die for group in groups for die in _dies(group)):
         for values in _link_values(tree, node.number):
@@ -280,13 +328,16 @@ def _links(tree: Tree, groups: Sequence[Sequence[Node]]) -> tuple[Link, ...]:
             if there is None or there == here:
                 continue
             link = _link(values, min(here, there), max(here, there))
-            best[link.first, link.second] = _nearer(best.get((link.first, link.second)), link)
+            found = between.setdefault((link.first, link.second), {})
+            dies = frozenset((die_of[node.number], die_of[values["node_to"]]))
+            found[dies] = min(link, found.get(dies, link), key=_distance)
             seen.add((here, there))
-    for link in best.values():
+    links = {cards: _joined(list(found.values())) for cards, found in between.items()}
+    for link in links.values():
         sides = {(link.first, link.second), (link.second, link.first)}
         if link.kind == "xgmi" and not sides <= seen:
             tree.note(NODES, f"the link of GPU {link.first} and GPU {link.second} is known to one of them only")
-    return tuple(best[pair] for pair in sorted(best))
+    return tuple(links[pair] for pair in sorted(links))
 
 
 def _dies(group: Sequence[Node]) -> list[Node]:
@@ -310,13 +361,35 @@ def _link(values: dict[str, int], first: int, second: int) -> Link:
         second=second,
         weight=values.get("weight"),
         bandwidth_mb_per_s=values.get("max_bandwidth") or None,
+        num_links=_num_links(values),
+        hops=_hops(values) if values["type"] == XGMI else 1,
     )
 
 
-def _nearer(one: Link | None, other: Link) -> Link:
-    """Of two links between the same cards the one of less weight, with the larger bandwidth of both."""
-    if one is None:
-        return other
-    near = min(one, other, key=lambda link: (link.kind != "xgmi", link.weight if link.weight is not None else 1 << 30))
-    bandwidths = [link.bandwidth_mb_per_s or 0 for link in (one, other) if link.kind == near.kind]
-    return structs.replace(near, bandwidth_mb_per_s=max(bandwidths) or None)
+def _hops(values: dict[str, int]) -> int:
+    """Links in a row. The kernel lists every two GPUs of a hive, also those that are not linked directly."""
+    hops, rest = divmod(values.get("weight", 0), HOP)
+    return hops if hops > 1 and not rest else 1
+
+
+def _num_links(values: dict[str, int]) -> int | None:
+    """Links of a direct xGMI connection: the bandwidth of all by that of one."""
+    one, every = values.get("min_bandwidth", 0), values.get("max_bandwidth", 0)
+    is_counted = values.get("type") == XGMI and _hops(values) == 1 and one > 0 and every > 0
+    return every // one if is_counted else None
+
+
+def _distance(link: Link) -> tuple[bool, int, int, int]:
+    weight = link.weight if link.weight is not None else 1 << 30
+    return link.kind != "xgmi", link.hops, weight, -(link.bandwidth_mb_per_s or 0)
+
+
+def _joined(links: Sequence[Link]) -> Link:
+    """The connection of two cards from those of their dies: the nearest, with the links of all that are as near."""
+    near = min(links, key=_distance)
+    alike = [link for link in links if (link.kind, link.hops) == (near.kind, near.hops)]
+    return structs.replace(
+        near,
+        bandwidth_mb_per_s=sum(link.bandwidth_mb_per_s or 0 for link in alike) or None,
+        num_links=sum(link.num_links or 0 for link in alike) or None,
+    )

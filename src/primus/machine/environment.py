@@ -43,7 +43,8 @@ AMD_ONLY = ("HSA_", "HIP_", "RCCL_", "NVTE_CK_", "NVTE_ROCM_")
 
 SHOWN_PREFIXES = (
     *AMD_ONLY,
-    *("NCCL_", "GLOO_", "MSCCLPP_", "UCCL_", "MORI_", "UCX_", "CUDA_", "GPU_", "ROC", "NVTE_", "TE_", "HIPBLASLT_"),
+    *("NCCL_", "FI_", "OFI_NCCL_", "GLOO_", "MSCCLPP_", "UCCL_", "MORI_", "UCX_", "CUDA_", "GPU_", "ROC", "NVTE_"),
+    *("TE_", "HIPBLASLT_"),
     *("TORCH_", "PYTORCH_", "XLA_", "JAX_", "PRIMUS_TURBO_"),
 )
 """Beginnings of variables that are worth showing where the user has set them."""
@@ -188,7 +189,7 @@ def _needs(facts: Facts, network: Network, layout: Layout | None) -> set[Conditi
     if layout is not None and layout.nproc > 1 and facts.cpu.usable:
         holds.add("several processes")
     if layout is not None and layout.nnodes > 1:
-        holds |= {"several nodes", "rdma"} if network.hcas else {"several nodes"}
+        holds |= {"several nodes", "rdma"} if network.hcas or network.ports else {"several nodes"}
     if _version(facts.software.rocm or "") >= (7, 2, 1):
         holds.add("rocm 7.2.1")
     return holds

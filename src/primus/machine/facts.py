@@ -22,7 +22,7 @@ class Problem(Struct, frozen=True):
 
 
 class PcieLink(Struct, frozen=True, kw_only=True):
-    """The PCIe link of a device as it is now, and as it could be."""
+    """The slowest PCIe link between the root port and a device: as it is now, and as the ports on the path allow."""
 
     speed_gts: float | None = None
     """GT/s per lane."""
@@ -30,6 +30,8 @@ class PcieLink(Struct, frozen=True, kw_only=True):
     """Lanes."""
     max_speed_gts: float | None = None
     max_width: int | None = None
+    port: str | None = None
+    """Address of the port that reports the link; None where the device itself does."""
 
 
 class Partition(Struct, frozen=True, kw_only=True):
@@ -74,7 +76,7 @@ class Device(Struct, frozen=True, kw_only=True):
     partitions: tuple[Partition, ...] = ()
     """What processes see; one entry for an undivided card."""
     partition_mode: str | None = None
-    """SPX, DPX, TPX, QPX or CPX; None where there is no such thing."""
+    """SPX, DPX, TPX, QPX or CPX on AMD, MIG on NVIDIA; None where there is no such thing."""
     memory_mode: str | None = None
     """NPS1, NPS2, NPS4; None where it is not known."""
     hive: str | None = None
@@ -90,7 +92,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """A direct connection of two cards."""
+    """A connection of two cards."""
 
     kind: LinkKind
     first: int
@@ -101,7 +103,9 @@ class Link(Struct, frozen=True, kw_only=True):
     bandwidth_mb_per_s: int | None = None
     """As the kernel states it; None where it states nothing (0 is no fault)."""
     num_links: int | None = None
-    """Bricks of an NVLink connection."""
+    """Physical links of a direct connection (NVLinks, xGMI links); None where their number is not known."""
+    hops: int = 1
+    """Links in a row: 1 is a direct connection, 2 leads through another GPU of the hive."""
 
 
 class Interface(Struct, frozen=True, kw_only=True):
@@ -169,6 +173,7 @@ class RdmaDevice(Struct, frozen=True, kw_only=True):
     numa_node: int | None = None
     pci_path: tuple[str, ...] = ()
     """Host bridge, bridges and the device itself (see `pci.path`); empty where it is not known."""
+    pcie: PcieLink = PcieLink()
     ports: tuple[RdmaPort, ...] = ()
 
 

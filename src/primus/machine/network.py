@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from primus.machine import profile
 from primus.machine.facts import Facts, Interface, RdmaDevice, RdmaPort
 from primus.machine.interfaces import parsed
 from primus.machine.tree import as_int, natural
@@ -61,11 +62,13 @@ def choose(facts: Facts, nnodes: int, environ: Mapping[str, str], expected: int 
         one = Network(nic_kind=kind, ports=names, excluded=tuple(excluded))
         return one if not ports else _with_reasons(one, nic_kind=kind_reason)
     interface, way = _interface(facts)
-    gid_index, gid_reason, gid_warnings = _gid_index(ports, kind)
+    nic = profile.nic(kind) if kind else None
+    verbs = ports if nic is None or nic.is_verbs else []
+    gid_index, gid_reason, gid_warnings = _gid_index(verbs, kind)
     wanted = expected if expected is not None else _expected(facts, environ)
     network = Network(
         interface=interface,
-        hcas=tuple(f"{name}:{number}" for name, number in names),
+        hcas=tuple(f"{device.name}:{port.number}" for device, port in verbs),
         gid_index=gid_index,
         nic_kind=kind,
         ports=names,
@@ -73,7 +76,9 @@ def choose(facts: Facts, nnodes: int, environ: Mapping[str, str], expected: int 
         warnings=(*([] if interface else [way]), *gid_warnings, *_count_warnings(facts, ports, wanted)),
     )
     rate = f"{ports[0][1].rate_gbps:g} Gb/s" if ports and ports[0][1].rate_gbps else "of unknown rate"
-    hca_reason = f"the {len(ports)} active ports with the highest rate, {rate}" if ports else "no RDMA port is active"
+    hca_reason = f"the {len(ports)} active ports with the highest rate, {rate}" if verbs else "no RDMA port is active"
+    if ports and not verbs:
+        hca_reason = f"{kind} is not reached by verbs"
     return _with_reasons(
         network, interface=way if interface else "", hcas=hca_reason, gid_index=gid_reason, nic_kind=kind_reason
     )

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus.machine.facts import PcieLink
 from primus.machine.tree import Tree, as_int
+
+Number = TypeVar("Number", int, float)
 
 DEVICES = "sys/bus/pci/devices"
 AMD = 0x1002
 NVIDIA = 0x10DE
 ACCELERATOR_CLASSES = {AMD: (0x1200,), NVIDIA: (0x0300, 0x0302)}
-"""Class and subclass of the devices that compute (pci.ids): an Instinct is a processing accelerator and no display;
-a graphics card of AMD computes only if its driver says so, and NVIDIA's switches are bridges."""
+"""Class and subclass of the devices that compute (pci.ids): processing accelerators of AMD, VGA and 3D controllers of
+NVIDIA, whose switches are bridges."""
+DISPLAY = 0x0380
+"""Class of an Instinct MI100 or MI200 (RCCL tools/topo_expl/models), and of AMD's graphics cards: the id decides."""
+PACKAGE_PORTS = {(0x1002, 0x14A0), (0x1022, 0x14C7), (0x1022, 0x1500)}
+"""Vendor and device id of the upstream port of MI100, MI200 and MI300 packages (RCCL tools/topo_expl/models). The link
+above it is the slot's; those below are inside the package, and report their full speed whatever the slot does."""
 
 
 class Function(Struct, frozen=True):
@@ -32,20 +41,76 @@ def accelerators(tree: Tree) -> tuple[Function, ...]:
         vendor = tree.number(f"{DEVICES}/{name}/vendor")
         if vendor in ACCELERATOR_CLASSES:
             kind = (tree.number(f"{DEVICES}/{name}/class") or 0) >> 8
-            if kind in ACCELERATOR_CLASSES[vendor]:
-                found.append(Function(name, vendor, tree.number(f"{DEVICES}/{name}/device")))
+            device = tree.number(f"{DEVICES}/{name}/device")
+            if kind in ACCELERATOR_CLASSES[vendor] or (vendor == AMD and kind == DISPLAY and _is_instinct(device)):
+                found.append(Function(name, vendor, device))
     return tuple(sorted(found, key=lambda function: function.bdf))
 
 
+def _is_instinct(device: int | None) -> bool:
+    from primus.machine import profile  # only where an AMD display controller is found
+
+    return device is not None and profile.by_id("amd", device) is not None
+
+
 def link(tree: Tree, bdf: str) -> PcieLink:
-    """The link of a function; values that the kernel does not know are None."""
+    """The slowest link between the root port and a function; values that the kernel does not know are None.
+
+    What the path allows is the least that any of its ports allows.
+    """
+    links = [_link_between(tree, upper, lower, bdf) for upper, lower in _links_above(tree, bdf)]
+    known = [each for each in links if each.speed_gts and each.width]
+    allowed = [each for each in links if each.max_speed_gts and each.max_width]
+    if not known:
+        return _link_at(tree, bdf)
+    slowest = min(known, key=lambda each: (each.speed_gts or 0) * (each.width or 0))
+    best = min(allowed, key=lambda each: (each.max_speed_gts or 0) * (each.max_width or 0), default=slowest)
+    return structs.replace(slowest, max_speed_gts=best.max_speed_gts, max_width=best.max_width)
+
+
+def _links_above(tree: Tree, bdf: str) -> list[tuple[str | None, str]]:
+    """Upper and lower port of each link between the root port and a function, the function's own first.
+
+    On the way down ports alternate: a root port or a switch's downstream port, then a switch's upstream port or the
+    device. The links inside a GPU's package are left out.
+    """
+    parts = _whole_path(tree, bdf)
+    depth = _package_depth(tree, parts)
+    ports = parts[1:] if depth is None else parts[1 : depth + 1]
+    if len(ports) % 2:
+        return [(None, port) for port in reversed(ports)]
+    return list(zip(ports[-2::-2], ports[::-2], strict=True)) or [(None, bdf)]
+
+
+def _link_between(tree: Tree, upper: str | None, lower: str, bdf: str) -> PcieLink:
+    """A link as its lower port reports it, within what both ports allow. A port that reports another speed or width
+    than the one at the other end is made up by a hypervisor, and does not count."""
+    own = _link_at(tree, lower, port=None if lower == bdf else lower)
+    above = _link_at(tree, upper, port=upper) if upper else PcieLink()
+    if own.speed_gts is None or own.width is None:
+        return above
+    if (above.speed_gts, above.width) != (own.speed_gts, own.width):
+        return own
+    return structs.replace(
+        own,
+        max_speed_gts=_least(own.max_speed_gts, above.max_speed_gts),
+        max_width=_least(own.max_width, above.max_width),
+    )
+
+
+def _link_at(tree: Tree, bdf: str, port: str | None = None) -> PcieLink:
     folder = f"{DEVICES}/{bdf}"
     return PcieLink(
         speed_gts=_speed(tree.text(f"{folder}/current_link_speed")),
         width=_width(tree.text(f"{folder}/current_link_width")),
         max_speed_gts=_speed(tree.text(f"{folder}/max_link_speed")),
         max_width=_width(tree.text(f"{folder}/max_link_width")),
+        port=port,
     )
+
+
+def _least(first: Number | None, second: Number | None) -> Number | None:
+    return min((value for value in (first, second) if value is not None), default=None)
 
 
 def numa_node(tree: Tree, bdf: str) -> int | None:
@@ -55,13 +120,31 @@ def numa_node(tree: Tree, bdf: str) -> int | None:
 
 
 def path(tree: Tree, bdf: str) -> tuple[str, ...]:
-    """Host bridge, bridges and the device: ``("pci0000:00", "0000:00:01.0", "0000:05:00.0")``; empty if not known."""
+    """Host bridge, bridges and the device: ``("pci0000:00", "0000:00:01.0", "0000:05:00.0")``; empty if not known.
+
+    Ports inside the device's own package are a part of it, and left out.
+    """
+    parts = _whole_path(tree, bdf)
+    depth = _package_depth(tree, parts)
+    return parts if depth is None else (*parts[:depth], parts[-1])
+
+
+def _whole_path(tree: Tree, bdf: str) -> tuple[str, ...]:
     try:
         parts = (tree.root / DEVICES / bdf).readlink().parts
     except OSError:
         return ()
     roots = [i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part]
     return parts[roots[0] :] if roots else ()
+
+
+def _package_depth(tree: Tree, parts: Sequence[str]) -> int | None:
+    """Where in a path the upstream port of the device's package is; None where it has none."""
+    for depth, port in enumerate(parts[:-1]):
+        folder = f"{DEVICES}/{port}"
+        if (tree.number(f"{folder}/vendor"), tree.number(f"{folder}/device")) in PACKAGE_PORTS:
+            return depth
+    return None
 
 
 def address(text: str) -> str | None:

@@ -19,7 +19,7 @@ ROOT_VARIABLE = "PRIMUS_MACHINE_ROOT"
 """Folder with the /sys, /proc, /dev and /opt of another machine, to see what a command would do there."""
 KFD = "sys/class/kfd"
 NVIDIA_DRIVER = "proc/driver/nvidia"
-INFINIBAND = "sys/class/infiniband"
+FABRICS = ("sys/class/infiniband", "sys/class/cxi")
 
 Cards = tuple[tuple[Device, ...], tuple[Link, ...]]
 """Cards of one vendor, and the links between them. What reads them is imported on machines that have something to do
@@ -107,7 +107,7 @@ def _nvidia_cards(tree: Tree, functions: Sequence[pci.Function]) -> Cards:
 
 
 def _rdma(tree: Tree) -> tuple[RdmaDevice, ...]:
-    if not tree.names(INFINIBAND) and not tree.may_ask:
+    if not any(map(tree.names, FABRICS)) and not tree.may_ask:
         return ()
     from primus.machine import rdma
 

@@ -21,6 +21,10 @@ Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
 Condition = Literal["always", "several processes", "several nodes", "rdma", "rocm 7.2.1"]
 """`rdma` is several nodes that use RDMA; `rocm 7.2.1` is that version or a newer one."""
 
+LinkLayout = Literal["mesh", "partial", "bridge"]
+"""How the cards of a hive are linked: `mesh` links every two, by the board or a switch; `partial` links each to some of
+the others, as on an MI250 board; `bridge` is an optional bridge over neighbouring cards."""
+
 CORES_PER_PROCESS = "{cores per process}"
 """A setting's value that is known on the node only."""
 
@@ -81,7 +85,10 @@ class Profile(Struct, frozen=True, kw_only=True):
     pcie_gts: float | None = None
     pcie_width: int | None = None
     hive_size: int | None = None
-    """Cards of a usual system that are linked directly to each other."""
+    """Cards of a usual system that are linked to each other."""
+    link_layout: LinkLayout = "mesh"
+    server_sizes: tuple[int, ...] = ()
+    """Cards of the servers that are sold, smallest first; empty where any number is usual."""
     fp8_format: str | None = None
     """``e4m3fnuz`` or ``e4m3fn``."""
     peaks: dict[Dtype, float] = {}
@@ -111,6 +118,12 @@ class Nic(Struct, frozen=True, kw_only=True):
     vendor_ids: tuple[int, ...]
     name_prefixes: tuple[str, ...] = ()
     """Beginnings of its RDMA devices' names."""
+    link_layer: Literal["InfiniBand", "Ethernet", "Slingshot"] = "Ethernet"
+    """Usual link layer of its ports."""
+    is_verbs: bool = True
+    """Whether NCCL and RCCL reach it by verbs themselves, so that NCCL_IB_HCA names it; others need a plug-in."""
+    plugins: tuple[str, ...] = ()
+    """Libraries one of which NCCL or RCCL must find to use it, where it is not reached by verbs."""
     settings: dict[str, Setting] = {}
 
 
@@ -254,6 +267,9 @@ def _close(value: float, expected: float, tolerance: float) -> bool:
 def _ratios(profile: Profile) -> list[tuple[Dtype, Dtype, int, float]]:
     """Which peak is how many times which other, where both are known."""
     is_amd = profile.vendor == "amd"
+    clocked = profile.flop_per_clock
+    if is_amd and clocked.get("bf16") != clocked.get("fp16"):
+        return []  # the formula of each decides
     ratios: list[tuple[Dtype, Dtype, int, float]] = [
         ("fp16", "bf16", 1, FORMULA_TOLERANCE),
         ("fp8", "bf16", 2, FORMULA_TOLERANCE if is_amd else RATIO_TOLERANCE),

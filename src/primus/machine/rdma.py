@@ -10,13 +10,15 @@ from msgspec import structs
 
 from primus import registry
 from primus.machine import pci
-from primus.machine.facts import Gid, Problem, RdmaDevice, RdmaPort
+from primus.machine.facts import Gid, PcieLink, Problem, RdmaDevice, RdmaPort
 from primus.machine.interfaces import events
 from primus.machine.profile import Nic
 from primus.machine.tree import Tree, natural
 from primus.process import call
 
 INFINIBAND = "sys/class/infiniband"
+CXI = "sys/class/cxi"
+"""Devices of HPE Slingshot 11, which are no InfiniBand devices (HewlettPackard/shs-cxi-driver)."""
 TOOLS = (("ibstat",), ("ibv_devinfo", "-v"))
 TOOL_LIMIT_S = 5.0
 EMPTY_GIDS = 16
@@ -27,6 +29,7 @@ def devices(tree: Tree) -> tuple[RdmaDevice, ...]:
     """RDMA devices in natural order: mlx5_2 before mlx5_10. Tools are asked only on the running machine, where the
     kernel's files show no device."""
     found = tuple(_device(tree, name) for name in tree.names(INFINIBAND))
+    found += tuple(_slingshot(tree, name) for name in tree.names(CXI) if re.fullmatch(r"cxi\d+", name))
     return found or (_from_tools(tree) if tree.may_ask else ())
 
 
@@ -81,7 +84,38 @@ def _device(tree: Tree, name: str) -> RdmaDevice:
         bdf=bdf,
         numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
         pci_path=pci.path(tree, bdf) if bdf else (),
+        pcie=pci.link(tree, bdf) if bdf else PcieLink(),
         ports=tuple(_port(tree, f"{folder}/ports", int(n)) for n in tree.names(f"{folder}/ports") if n.isdecimal()),
+    )
+
+
+def _slingshot(tree: Tree, name: str) -> RdmaDevice:
+    """A Slingshot adapter, whose only port is a network interface too."""
+    folder = f"{CXI}/{name}/device"
+    bdf = events(tree, folder).get("PCI_SLOT_NAME") or pci.address(tree.target(folder) or "")
+    interface = next(iter(tree.names(f"{folder}/net")), None)
+    numa_node = tree.number(f"{folder}/numa_node")
+    link = tree.text(f"{folder}/properties/link")
+    is_up = link == "1" if link is not None else tree.text(f"sys/class/net/{interface}/operstate") == "up"
+    speed_mbps = tree.number(f"{folder}/properties/speed")
+    return RdmaDevice(
+        name=name,
+        kind=kind_of(tree.number(f"{folder}/vendor"), name),
+        vendor_id=tree.number(f"{folder}/vendor"),
+        hca_type="Cassini",
+        interface=interface,
+        bdf=bdf,
+        numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
+        pci_path=pci.path(tree, bdf) if bdf else (),
+        pcie=pci.link(tree, bdf) if bdf else PcieLink(),
+        ports=(
+            RdmaPort(
+                state="ACTIVE" if is_up else "DOWN",
+                physical_state="LinkUp" if is_up else "LinkDown",
+                rate_gbps=speed_mbps / 1000 if speed_mbps else None,
+                link_layer="Slingshot",
+            ),
+        ),
     )
 
 

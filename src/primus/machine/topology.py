@@ -14,11 +14,13 @@ from msgspec import Struct
 
 from primus.machine import profile
 from primus.machine.facts import Device, Facts, Link, Problem, RdmaDevice
+from primus.machine.profile import LinkLayout
 
 WORDS = {
     "X": "the device itself",
-    "XGMI": "direct xGMI link",
+    "XGMI#": "# direct xGMI links (XGMI where their number is not known)",
     "NV#": "# direct NVLinks (NV where their number is not known)",
+    "HOP#": "# xGMI links in a row, through other GPUs",
     "PIX": "at most one PCIe switch between",
     "PXB": "several PCIe switches between",
     "PHB": "a PCIe host bridge between, which is the processor",
@@ -30,6 +32,9 @@ WORDS = {
 
 FILES = ("/sys/class/", "/sys/bus/", "/proc/driver/")
 """Where the kernel tells of devices, links and adapters."""
+
+EVEN_LAYOUTS = ("partial", "bridge")
+"""Layouts in which not every two cards are linked, but every card as often as the others."""
 
 NEAR = ("PIX", "PXB", "PHB")
 """Words for two devices below one PCIe host bridge."""
@@ -70,13 +75,13 @@ class Topology(Struct, frozen=True, kw_only=True):
 def topology(facts: Facts) -> Topology:
     """Relations of the devices of `facts`; by NUMA node where their PCI paths are not known."""
     ends = (*map(_card, facts.devices), *_adapters(facts))
-    direct = {frozenset((f"GPU{link.first}", f"GPU{link.second}")): link for link in direct_links(facts)}
-    matrix = tuple(tuple(_relation(a, b, direct) for b in ends) for a in ends)
+    linked = {frozenset((f"GPU{link.first}", f"GPU{link.second}")): link for link in device_links(facts)}
+    matrix = tuple(tuple(_relation(a, b, linked) for b in ends) for a in ends)
     return Topology(ends=ends, matrix=matrix, islands=_islands(facts), warnings=tuple(_warnings(facts, ends)))
 
 
-def direct_links(facts: Facts) -> list[Link]:
-    """The xGMI and NVLink connections, one for each pair of cards."""
+def device_links(facts: Facts) -> list[Link]:
+    """The xGMI and NVLink connections, direct or through other GPUs, one for each pair of cards."""
     links = {
         tuple(sorted((link.first, link.second))): link
         for link in facts.links
@@ -85,12 +90,48 @@ def direct_links(facts: Facts) -> list[Link]:
     return [links[pair] for pair in sorted(links)]
 
 
+def direct_links(facts: Facts) -> list[Link]:
+    """The direct xGMI and NVLink connections, one for each pair of cards."""
+    return [link for link in device_links(facts) if link.hops == 1]
+
+
 def missing_links(facts: Facts) -> list[tuple[int, int]]:
-    """Pairs of cards of one hive without an xGMI link."""
+    """Pairs of cards of one hive without a direct link, where the board links every two."""
     linked = {frozenset((link.first, link.second)) for link in direct_links(facts)}
-    pairs = combinations((device for device in facts.devices if device.hive), 2)
+    pairs = combinations((device for device in facts.devices if device.hive and link_layout(device) == "mesh"), 2)
     alike = ((a.index, b.index) for a, b in pairs if a.hive == b.hive)
     return [pair for pair in alike if frozenset(pair) not in linked]
+
+
+def weak_links(facts: Facts) -> list[tuple[int, int]]:
+    """Pairs of cards with fewer physical links than other pairs have, where the board links every two alike."""
+    cards = {device.index for device in facts.devices if link_layout(device) == "mesh"}
+    counted = [link for link in direct_links(facts) if link.num_links and {link.first, link.second} <= cards]
+    usual = max((link.num_links or 0 for link in counted), default=0)
+    return [(link.first, link.second) for link in counted if (link.num_links or 0) < usual]
+
+
+def weakly_linked_cards(facts: Facts) -> list[tuple[int, int, int]]:
+    """Cards with fewer links than the others of their hive, where the board does not link every two: index, links,
+    links of the others. Nothing where a kernel does not count the links of a board."""
+    links = direct_links(facts)
+    found = []
+    for hive in dict.fromkeys(device.hive for device in facts.devices):
+        cards = [card for card in facts.devices if card.hive == hive and hive and link_layout(card) in EVEN_LAYOUTS]
+        own = {card.index: [link for link in links if card.index in (link.first, link.second)] for card in cards}
+        is_counted = all(link.num_links for some in own.values() for link in some)
+        if not is_counted and any(link_layout(card) == "partial" for card in cards):
+            continue
+        totals = {index: sum(link.num_links or 1 for link in some) for index, some in own.items()}
+        usual = max(totals.values(), default=0)
+        found += [(index, total, usual) for index, total in totals.items() if total < usual]
+    return found
+
+
+def link_layout(device: Device) -> LinkLayout | None:
+    """How the cards of this model are linked; None where the model is not known."""
+    known = profile.by_name(device.model) if device.model else None
+    return known.link_layout if known else None
 
 
 def problems(facts: Facts) -> list[Problem]:
@@ -99,8 +140,16 @@ def problems(facts: Facts) -> list[Problem]:
 
 
 def word_of(link: Link) -> str:
-    """The word for a direct link: ``XGMI``, ``NV18``."""
-    return "XGMI" if link.kind == "xgmi" else f"NV{link.num_links or ''}"
+    """The word for a link: ``XGMI``, ``XGMI3``, ``HOP2``, ``NV18``."""
+    if link.hops > 1:
+        return f"HOP{link.hops}"
+    return f"{'XGMI' if link.kind == 'xgmi' else 'NV'}{link.num_links or ''}"
+
+
+def legend_word(word: str) -> str:
+    """The key of `WORDS` that explains a word of the matrix: ``NV#`` for ``NV18``."""
+    stem = word.rstrip("0123456789")
+    return stem if stem in WORDS else f"{stem}#"
 
 
 def expected_partitions(facts: Facts, device: Device) -> int:
@@ -178,10 +227,10 @@ def _node(number: int | None) -> int | None:
     return None if number is None or number < 0 else number
 
 
-def _relation(first: End, second: End, direct: dict[frozenset[str], Link]) -> str:
+def _relation(first: End, second: End, linked: dict[frozenset[str], Link]) -> str:
     if first is second:
         return "X"
-    link = direct.get(frozenset((first.name, second.name)))
+    link = linked.get(frozenset((first.name, second.name)))
     if link:
         return word_of(link)
     shared = _num_shared(first.pci_path, second.pci_path)
@@ -217,7 +266,12 @@ def _warnings(facts: Facts, ends: tuple[End, ...]) -> Iterator[str]:
     missing = missing_links(facts)
     if missing:
         yield f"no xGMI link within one hive: {_pairs(missing)}"
-    yield from _few_bricks(facts)
+    if weak_links(facts):
+        usual = max(link.num_links or 0 for link in direct_links(facts))
+        kind = "NVLinks" if facts.devices[0].vendor == "nvidia" else "xGMI links"
+        yield f"fewer than {usual} {kind}: {_pairs(weak_links(facts))}"
+    for index, number, usual in weakly_linked_cards(facts):
+        yield f"GPU{index} has {number} xGMI links to other GPUs, where others have {usual}"
     yield from _unknown_links(facts)
     for device in facts.devices:
         if degraded(device):
@@ -226,15 +280,6 @@ def _warnings(facts: Facts, ends: tuple[End, ...]) -> Iterator[str]:
     for end in ends:
         if not end.is_up:
             yield f"{end.name} is down" + (f" ({end.detail})" if end.detail != "down" else "")
-
-
-def _few_bricks(facts: Facts) -> Iterator[str]:
-    """Pairs with fewer NVLinks than the others have."""
-    bricks = {(link.first, link.second): link.num_links for link in direct_links(facts) if link.num_links}
-    usual = max(bricks.values(), default=0)
-    fewer = [pair for pair, number in bricks.items() if number < usual]
-    if fewer:
-        yield f"fewer than {usual} NVLinks: {_pairs(fewer)}"
 
 
 def _unknown_links(facts: Facts) -> Iterator[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 
 from primus.machine import devices as visible
-from primus.machine.facts import Device
+from primus.machine import topology as relations
+from primus.machine.facts import Device, Link
 from primus.machine.profile import Profile
 from primus.preflight.finding import Finding
-from primus.preflight.node import Node, info, judged, listed, unknown
+from primus.preflight.node import Node, info, judged, listed, pcie_text, unknown
 from primus.report import table
 
 SAFE = "AMD-AGI/Primus-SaFE node monitors"
@@ -54,18 +56,43 @@ def count(node: Node) -> Iterator[Finding]:
 
 
 def _usual_number(node: Node, text: str) -> Finding:
-    """Where nobody says how many: servers with linked cards are whole, or give a single card away."""
-    cards, size = len(node.facts.devices), max((profile.hive_size or 1 for _, profile in node.profiles), default=1)
+    """Where nobody says how many: a server is whole, or a part of one is given away by a hypervisor."""
+    cards = len(node.facts.devices)
+    sizes = sorted({size for _, profile in node.profiles for size in profile.server_sizes})
+    is_whole = not sizes or cards == 1 or any(cards % size == 0 for size in sizes)
+    is_share = any(size % cards == 0 for size in sizes)
     return judged(
-        cards == 1 or cards % size == 0,
-        "warn",
+        is_whole,
+        "warn" if is_share else "fail",
         "gpu.count",
         text,
-        "at least one" if size == 1 else f"whole servers of {size}, or --expected-gpus",
+        f"servers of {' or '.join(map(str, sizes))}, or --expected-gpus" if sizes else "at least one",
         "a card may have fallen off the bus",
         "see the kernel log; say --expected-gpus where fewer are right",
         value=len(node.facts.partitions),
     )
+
+
+def undriven(node: Node) -> Iterator[Finding]:
+    """Every card on the bus can be used. A job or a container sees all cards of its host, and may be given a part."""
+    without = [device for device in node.facts.devices if not device.partitions]
+    if not without or len(without) == len(node.facts.devices):
+        return
+    yield judged(
+        False,
+        "warn" if node.facts.container or _is_given(node) else "fail",
+        "gpu.driver",
+        f"no driver shows {listed(f'{_named(device)} ({device.bdf})' for device in without)}",
+        "the driver shows every card on the bus",
+        "a card whose driver gave up, or one that this job or container is not given",
+        "see the kernel log for these addresses; boot the node again",
+        value=len(without),
+    )
+
+
+def _is_given(node: Node) -> bool:
+    """Whether the scheduler says that this job has just the devices that are seen."""
+    return node.environ.get("SLURM_GPUS_ON_NODE") == str(len(node.facts.partitions))
 
 
 def _nothing(cards: int, asked: int | None) -> Finding:
@@ -186,48 +213,61 @@ def _wanted_partitions(device: Device, profile: Profile | None, usual: int) -> i
 
 
 def pcie_link(node: Node) -> Iterator[Finding]:
-    """Each card's link as fast and as wide as it can be."""
+    """The slowest link between the host and each card as fast and as wide as its ports allow."""
     known = {device.index: profile for device, profile in node.profiles}
     for device in node.facts.devices:
-        link, profile = device.pcie, known.get(device.index)
-        speed = _most(link.max_speed_gts, profile.pcie_gts if profile else None)
-        width = _most(link.max_width, profile.pcie_width if profile else None)
-        subject = _named(device)
-        reason = f"copies from the host run over it ({SAFE})"
-        if link.speed_gts is None or link.width is None:
-            yield info("gpu.pcie_link", "not told by the kernel", reason, subject=subject)
-            continue
-        if speed is None or width is None:
-            yield info("gpu.pcie_link", f"{link.speed_gts:g} GT/s x{link.width}", reason, subject=subject)
-            continue
-        is_wide, is_fast = link.width >= width, link.speed_gts >= speed
-        saves_power = is_wide and device.vendor == "nvidia"
-        yield judged(
-            is_wide and is_fast,
+        yield _pcie_finding(device, known.get(device.index))
+
+
+def _pcie_finding(device: Device, profile: Profile | None) -> Finding:
+    link, subject = device.pcie, _named(device)
+    reason = f"copies from the host run over it ({SAFE})"
+    if link.speed_gts is None or link.width is None:
+        return info("gpu.pcie_link", "not told by the kernel", reason, subject=subject)
+    speed, width = profile.pcie_gts if profile else None, profile.pcie_width if profile else None
+    allowed_speed, allowed_width = link.max_speed_gts or speed, link.max_width or width
+    shown = pcie_text(link)
+    if allowed_speed is None or allowed_width is None:
+        return info("gpu.pcie_link", shown, reason, subject=subject)
+    is_wide, is_fast = link.width >= allowed_width, link.speed_gts >= allowed_speed
+    if not (is_wide and is_fast):
+        saves_power = is_wide and device.vendor == "nvidia" and link.port is None
+        return judged(
+            False,
             "info" if saves_power else "fail",
             "gpu.pcie_link",
-            f"{link.speed_gts:g} GT/s x{link.width}",
-            f"{speed:g} GT/s x{width:g}",
+            shown,
+            f"{allowed_speed:g} GT/s x{allowed_width}",
             "an idle NVIDIA device lowers its speed to save power" if saves_power else reason,
-            "reseat the card or its riser; see `lspci -vv` for the slot that limits it",
+            "reseat the card or its riser; see `lspci -vv` for the port that limits it",
             subject=subject,
         )
-
-
-def _most(*values: float | None) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+    return judged(
+        allowed_speed >= (speed or 0) and allowed_width >= (width or 0),
+        "warn",
+        "gpu.pcie_link",
+        shown,
+        f"{speed or allowed_speed:g} GT/s x{width or allowed_width}, as the card can",
+        f"the slot allows less than the card; {reason}",
+        "move the card to another slot, or look at the firmware's settings of this one",
+        subject=subject,
+    )
 
 
 def links(node: Node) -> Iterator[Finding]:
-    """Every pair of cards of one hive is linked directly."""
+    """The cards of a hive are linked as their model is."""
     cards = [device for device, profile in node.profiles if (profile.hive_size or 1) > 1]
     if len(cards) < 2:
         return
     size = max(profile.hive_size or 1 for _, profile in node.profiles)
     kind = "NVLink" if cards[0].vendor == "nvidia" else "xGMI"
-    joined = {frozenset((link.first, link.second)) for link in node.facts.links if link.kind != "pcie"}
+    layout = relations.link_layout(cards[0])
     reason = f"collectives run over {kind}; a usual server of this model has hives of {size}"
-    if not joined:
+    direct = relations.direct_links(node.facts)
+    if not direct and layout == "bridge" and not any(device.hive for device in cards):
+        yield info("gpu.links", f"no {kind} link: cards without a bridge", "a bridge is optional on this model")
+        return
+    if not direct:
         yield unknown(
             "gpu.links",
             f"no {kind} link is told",
@@ -239,26 +279,32 @@ def links(node: Node) -> Iterator[Finding]:
     hives: dict[str, list[int]] = {}
     for device in cards:
         hives.setdefault(device.hive or f"{kind} node", []).append(device.index)
-    missing = [
-        f"{first}-{second}"
-        for hive in hives.values()
-        for place, first in enumerate(hive)
-        for second in hive[place + 1 :]
-        if frozenset((first, second)) not in joined
-    ]
+    problem = _lacking_pairs(hives, direct) if layout == "mesh" else _lacking_cards(node, hives)
     yield judged(
-        not missing,
+        not problem,
         "fail",
         "gpu.links",
-        f"no link between {listed(missing)}" if missing else f"every pair by {kind}",
-        "every pair of a hive",
+        problem or (f"every pair by {kind}" if layout == "mesh" else f"every card linked alike by {kind}"),
+        "every pair of a hive" if layout == "mesh" else "every card of a hive linked as often as the others",
         reason,
         "boot the node again; a card or its bridge may be loose",
-        value=len(joined),
+        value=len(direct),
     )
+    weak = relations.weak_links(node.facts)
+    if weak:
+        yield judged(
+            False,
+            "fail",
+            "gpu.link_width",
+            f"fewer {kind}s between {listed(f'{first}-{second}' for first, second in weak)}",
+            "as many links between every two",
+            reason,
+            "boot the node again; a link may be down",
+            value=len(weak),
+        )
     wanted = -(-len(cards) // size)
     yield judged(
-        len(hives) <= wanted,
+        len(hives) <= wanted or layout == "bridge",
         "fail",
         "gpu.hives",
         f"cards by hive: {listed(map(len, hives.values()))}",
@@ -267,6 +313,33 @@ def links(node: Node) -> Iterator[Finding]:
         "boot the node again; the firmware builds hives",
         value=len(hives),
     )
+
+
+def _lacking_pairs(hives: Mapping[str, Sequence[int]], direct: Sequence[Link]) -> str:
+    """Pairs of one hive without a direct link; empty where there are none."""
+    joined = {frozenset((link.first, link.second)) for link in direct}
+    missing = [
+        f"{first}-{second}"
+        for hive in hives.values()
+        for first, second in combinations(hive, 2)
+        if frozenset((first, second)) not in joined
+    ]
+    return f"no link between {listed(missing)}" if missing else ""
+
+
+def _lacking_cards(node: Node, hives: Mapping[str, Sequence[int]]) -> str:
+    """Cards that have fewer links than the others of their hive, or no way to some; empty where there are none."""
+    weak = relations.weakly_linked_cards(node.facts)
+    islands = relations.topology(node.facts).islands
+    apart = [
+        index
+        for hive in hives.values()
+        for index in hive
+        if len(hive) > 1 and not any(index in island and set(hive) <= set(island) for island in islands)
+    ]
+    parts = [f"GPU {index} has {number} of {usual} links" for index, number, usual in weak]
+    parts += [f"GPU {index} does not reach all of its hive" for index in apart]
+    return listed(parts, 4)
 
 
 def affinity(node: Node) -> Iterator[Finding]:
@@ -307,4 +380,4 @@ def _named(device: Device) -> str:
     return f"GPU {device.index}"
 
 
-CHECKS = (count, model, memory, partitions, pcie_link, links, affinity, readings)
+CHECKS = (count, undriven, model, memory, partitions, pcie_link, links, affinity, readings)

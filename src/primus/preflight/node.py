@@ -10,7 +10,7 @@ from msgspec import Struct
 from primus import process
 from primus.machine import profile as profiles
 from primus.machine.cluster import Layout
-from primus.machine.facts import Device, Facts
+from primus.machine.facts import Device, Facts, PcieLink
 from primus.machine.profile import Profile
 from primus.machine.tree import Tree
 from primus.preflight.finding import Finding, Status
@@ -110,6 +110,11 @@ def listed(names: Iterable[object], most: int = 8) -> str:
     shown = [str(name) for name in names]
     rest = len(shown) - most
     return ", ".join(shown[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def pcie_text(link: PcieLink) -> str:
+    """`16 GT/s x8 at 0000:4c:00.0`, the port being named where it is not the device's own."""
+    return f"{link.speed_gts:g} GT/s x{link.width}" + (f" at {link.port}" if link.port else "")
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -7,9 +7,14 @@ from collections.abc import Iterator, Set
 from primus.machine import network as machine_network
 from primus.machine.facts import RdmaDevice, RdmaPort
 from primus.preflight.finding import Finding
-from primus.preflight.node import Node, info, judged, listed, ok
+from primus.preflight.node import Node, info, judged, listed, ok, pcie_text
 
 MOST_ADAPTERS = 3
+ENCODING = 128 / 130
+"""Payload of a PCIe symbol from 8 GT/s on (PCI Express base specification)."""
+PAYLOAD = 0.95
+"""Part of a port's rate that a PCIe link must carry: 100 Gb/s ports are sold for 16 GT/s x8 slots of 126 Gb/s, 200 Gb/s
+ports for x16, 400 Gb/s ports for 32 GT/s x16; a generation less carries half."""
 LOW_RATE_GBPS = 100.0
 """Slower RDMA ports are management ports where faster ones are there (AMD-AGI/Primus node_smoke)."""
 
@@ -117,6 +122,8 @@ def _port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[Findin
             "check the cable and the switch's port",
             subject=subject,
         )
+    if port.link_layer == "Slingshot":
+        return  # it has no GIDs
     is_ethernet = port.link_layer == "Ethernet"
     usable = [gid for gid in port.gids if not is_ethernet or gid.kind == "RoCE v2"]
     indexes = ", ".join(str(gid.index) for gid in usable)
@@ -159,4 +166,43 @@ def firmware(node: Node) -> Iterator[Finding]:
         )
 
 
-CHECKS = (rdma, firmware)
+def pcie_link(node: Node) -> Iterator[Finding]:
+    """The slowest PCIe link between the host and each adapter as its ports allow, and enough for the adapter's rate."""
+    rates: dict[str, float] = {}
+    counted = [pair for pair in counted_ports(node)[0] if pair[1].is_active]
+    for device, port in counted:
+        rates[device.name] = max(rates.get(device.name, 0.0), port.rate_gbps or 0.0)
+    for device in node.facts.rdma:
+        if device.name in rates and device.pcie.speed_gts and device.pcie.width:
+            yield _pcie_finding(device, rates[device.name])
+
+
+def _pcie_finding(device: RdmaDevice, rate_gbps: float) -> Finding:
+    link = device.pcie
+    speed, width = link.speed_gts or 0.0, link.width or 0
+    is_degraded = speed < (link.max_speed_gts or 0) or width < (link.max_width or 0)
+    carries_gbps = speed * width * ENCODING
+    if is_degraded:
+        return judged(
+            False,
+            "fail",
+            "network.pcie_link",
+            pcie_text(link),
+            f"{link.max_speed_gts or speed:g} GT/s x{link.max_width or width}",
+            "all that the adapter sends crosses it",
+            "reseat the adapter or its riser; see `lspci -vv` for the port that limits it",
+            subject=device.name,
+        )
+    return judged(
+        carries_gbps >= rate_gbps * PAYLOAD,
+        "warn",
+        "network.pcie_link",
+        f"{pcie_text(link)}, {carries_gbps:.0f} Gb/s",
+        f"at least {rate_gbps:g} Gb/s, as its port",
+        "all that the adapter sends crosses it",
+        "move the adapter to a slot of its speed",
+        subject=device.name,
+    )
+
+
+CHECKS = (rdma, firmware, pcie_link)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain, groupby
+from itertools import chain, groupby, takewhile
 from typing import TypeVar
 
 from msgspec import Struct
@@ -41,8 +41,8 @@ class Group(Struct, frozen=True, kw_only=True):
     height: float
     cards: tuple[Device, ...]
     adapters: tuple[End, ...]
-    word: str
-    """The nearest relation of a card and an adapter; empty where there are not both."""
+    words: tuple[str, ...]
+    """Relations of its cards and adapters, from near to far; empty where there are not both."""
 
     @property
     def middle(self) -> float:
@@ -154,12 +154,18 @@ class Layout:
             top += height + MARGIN
 
     def _groups(self, ends: list[End], top: float) -> tuple[Group, ...]:
-        """Devices below one bridge together where there are cards and adapters, then the others."""
-        below = [list(members) for _, members in groupby(sorted(ends, key=_bridge), key=_bridge)]
-        mixed = [members for members in below if len({end.kind for end in members}) == 2]
-        rest = [end for members in below if members not in mixed for end in members]
+        """The devices below each switch or port that has both cards and adapters below it, then the others."""
+        switches = _mixed_switches(ends)
+        below: dict[tuple[str, ...], list[End]] = {}
+        for end in ends:
+            above = [switch for switch in switches if _is_below(end, switch)]
+            below.setdefault(max(above, key=len, default=()), []).append(end)
+        rest = below.pop((), [])
+        for switch, members in list(below.items()):
+            if len({end.kind for end in members}) < 2:
+                rest += below.pop(switch)
         groups = []
-        for members in sorted(mixed, key=self._rank) + ([rest] if rest else []):
+        for members in sorted(below.values(), key=self._rank) + ([rest] if rest else []):
             group = self._group(sorted(members, key=self.topology.ends.index), top)
             groups.append(group)
             top += group.height + CARD_GAP
@@ -178,7 +184,7 @@ class Layout:
             height=max(_stack(len(cards), self.card_height, CARD_GAP), _stack(len(adapters), NIC_HEIGHT, NIC_GAP)),
             cards=tuple(devices[card.name] for card in cards),
             adapters=tuple(adapters),
-            word=next((word for word in (*NEAR, "NODE") if word in words), ""),
+            words=tuple(word for word in (*NEAR, "NODE") if word in words),
         )
 
 
@@ -191,9 +197,24 @@ def _burden(nodes: list[Node]) -> int:
     return sum(100 * _num_cards(node) + len(node[1]) for node in nodes)
 
 
-def _bridge(end: End) -> tuple[str, ...]:
-    """The port of the host bridge that a device is behind; empty where it is not known."""
-    return end.pci_path[:2]
+def _mixed_switches(ends: Sequence[End]) -> set[tuple[str, ...]]:
+    """Paths to the ports and switches that a card and an adapter have in common, from the port of the host bridge on:
+    for each card the deepest that it shares with an adapter."""
+    found = set()
+    for card in (end for end in ends if end.kind == "gpu"):
+        shared = [_shared(card.pci_path, end.pci_path) for end in ends if end.kind == "nic"]
+        deepest = max(shared, key=len, default=())
+        if len(deepest) > 1:
+            found.add(deepest)
+    return found
+
+
+def _shared(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+
+
+def _is_below(end: End, switch: tuple[str, ...]) -> bool:
+    return end.pci_path[: len(switch)] == switch
 
 
 def _half(members: list[End], is_first: bool) -> list[End]:

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from primus.machine.facts import Device, Facts
-from primus.machine.topology import End, Topology, degraded, direct_links, expected_partitions, missing_links, word_of
+from primus.machine.facts import Device, Facts, Link
+from primus.machine.topology import (
+    End,
+    Topology,
+    degraded,
+    direct_links,
+    expected_partitions,
+    missing_links,
+    weak_links,
+    word_of,
+)
 from primus.report.page import Html, element
 from primus.report.topology_layout import (
     CARD_GAP,
@@ -25,6 +34,8 @@ from primus.report.topology_layout import (
 
 CHARACTER = 0.62
 """Width of a character in parts of the font's size; the usual sans-serif fonts are narrower on average."""
+WIDEST = 4
+"""xGMI links of the widest line that is drawn."""
 
 
 def svg(facts: Facts, topology: Topology) -> Html:
@@ -128,10 +139,8 @@ class _Picture:
         for inner, (x, y) in points.values():
             yield _line(inner, y, x, y, "leader")
         for link in direct_links(self.facts):
-            word = word_of(link)
-            title = f"GPU {link.first} - GPU {link.second}: {word}{self._weight(link.weight)}"
-            low = " low" if self._is_low(link.num_links) else ""
-            yield _line(*points[link.first][1], *points[link.second][1], f"link {link.kind}{low}", title)
+            title = f"GPU {link.first} - GPU {link.second}: {word_of(link)}{self._weight(link.weight)}"
+            yield _line(*points[link.first][1], *points[link.second][1], self._style(link), title)
         for first, second in missing_links(self.facts):
             yield _line(*points[first][1], *points[second][1], "missing", f"GPU {first} - GPU {second}: no xGMI link")
         for _, (x, y) in points.values():
@@ -140,10 +149,11 @@ class _Picture:
     def _weight(self, weight: int | None) -> str:
         return "" if weight is None else f", weight {weight}"
 
-    def _is_low(self, num_links: int | None) -> bool:
-        """Whether a connection has fewer NVLinks than the best one."""
-        most = max((link.num_links or 0 for link in direct_links(self.facts)), default=0)
-        return num_links is not None and num_links < most
+    def _style(self, link: Link) -> str:
+        """Style of a direct link: broken where it has fewer physical links than it should, wider where it has more."""
+        low = " low" if (link.first, link.second) in weak_links(self.facts) else ""
+        num_links = min(link.num_links or 1, WIDEST) if link.kind == "xgmi" else 1
+        return f"link {link.kind}{low}" + (f" wide-{num_links}" if num_links > 1 else "")
 
     def _legend(self, y: float) -> Iterator[Html]:
         x = float(MARGIN)
@@ -154,14 +164,12 @@ class _Picture:
 
     def _meanings(self) -> Iterator[tuple[str, str]]:
         """Style and meaning of the lines that occur."""
-        for kind, low, word in sorted(
-            {(k.kind, self._is_low(k.num_links), word_of(k)) for k in direct_links(self.facts)}
-        ):
-            yield f"link {kind}{' low' if low else ''}", f"{word}, direct link"
+        for style, word in sorted({(self._style(link), word_of(link)) for link in direct_links(self.facts)}):
+            yield style, f"{word}, direct link"
         if missing_links(self.facts):
             yield "missing", "xGMI link missing"
-        words = {group.word for frame in self.layout.frames for group in frame.groups}
-        if any(words):
+        words = {word for frame in self.layout.frames for group in frame.groups for word in group.words}
+        if words:
             yield "wire", "PCIe"
         if any(map(degraded, self.facts.devices)):
             yield "wire lack", "PCIe below its best"
@@ -193,9 +201,10 @@ def _wires(
     for adapter, middle in adapters:
         yield _line(frame.nic_inner, middle, frame.bus, middle, "wire" if adapter.is_up else "wire off")
     yield _line(frame.bus, min(heights), frame.bus, max(heights), "bus")
-    if group.word:
-        yield _rect(frame.bus - 20, group.middle - 9, 40, 18, "pill", 9)
-        yield _text(frame.bus, group.middle + 4, group.word, "word")
+    for row, word in enumerate(group.words):
+        middle = group.middle + (row - (len(group.words) - 1) / 2) * 20
+        yield _rect(frame.bus - 20, middle - 9, 40, 18, "pill", 9)
+        yield _text(frame.bus, middle + 4, word, "word")
 
 
 def _adapter(end: End, left: float, top: float) -> Html:
@@ -302,4 +311,5 @@ STYLE = """
 .topology .link { stroke-width: 1.7; } .topology .link:hover { stroke-width: 5; }
 .topology .xgmi { stroke: var(--xgmi); } .topology .nvlink { stroke: var(--nvlink); stroke-dasharray: 9 2; }
 .topology .link.low { stroke-dasharray: 2 3; }
+.topology .wide-2 { stroke-width: 2.8; } .topology .wide-3 { stroke-width: 3.9; } .topology .wide-4 { stroke-width: 5; }
 """

@@ -7,6 +7,7 @@ NIC = Nic(
     title="NVIDIA ConnectX",
     vendor_ids=(0x15B3,),
     name_prefixes=("mlx5_",),
+    link_layer="InfiniBand",
     settings={
         "NCCL_IB_GID_INDEX": Setting(
             value=None,

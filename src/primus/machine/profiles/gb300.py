@@ -13,6 +13,7 @@ PROFILES = (
         last_level_cache_bytes=126_000_000,
         power_w=1400,
         hive_size=72,
+        server_sizes=(4,),
         fp8_format="e4m3fn",
         peaks={"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500, "fp8": 5000, "fp4": 15000},
     ),

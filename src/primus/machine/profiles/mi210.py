@@ -20,6 +20,7 @@ PROFILES = (
         pcie_gts=16,
         pcie_width=16,
         hive_size=4,
+        link_layout="bridge",
         peaks={"fp32": 22.6, "bf16": 181.0, "fp16": 181.0},
         floors={"gemm_fp16": Floor(value=150, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst")},
     ),

@@ -8,7 +8,8 @@ PROFILES = (
         vendor="amd",
         architecture="gfx90a",
         source="AMD MI250 data sheet; memory: that of two MI210; cache: ROCm documentation, GPU specifications; "
-        "cards of a server: ROCm MI250 microarchitecture; ids: pci.ids 2026.08.22",
+        "cards of a server: ROCm MI250 microarchitecture, RCCL tools/topo_expl (boards give a die 8 or 16 lanes); ids: "
+        "pci.ids 2026.08.22",
         device_ids=(0x740C,),
         compute_units=208,
         xcds=2,
@@ -20,8 +21,9 @@ PROFILES = (
         last_level_cache_bytes=2 * 8 * MIB,
         power_w=500,
         pcie_gts=16,
-        pcie_width=16,
         hive_size=4,
+        link_layout="partial",
+        server_sizes=(4, 8),
         peaks={"fp32": 45.3, "bf16": 362.1, "fp16": 362.1},
     ),
 )

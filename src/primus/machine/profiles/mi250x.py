@@ -20,6 +20,8 @@ PROFILES = (
         last_level_cache_bytes=2 * 8 * MIB,
         power_w=500,
         hive_size=4,
+        link_layout="partial",
+        server_sizes=(4,),
         peaks={"fp32": 47.9, "bf16": 383.0, "fp16": 383.0},
     ),
 )

@@ -9,8 +9,8 @@ PROFILES = (
         model="MI300A",
         vendor="amd",
         architecture="gfx942",
-        source="AMD MI300A data sheet (bandwidth, where AMD-AGI/Primus projects with 4000 GB/s); cache: ROCm "
-        "documentation, GPU specifications; ids: ROCm/rocm-systems mi_gpu_spec.yaml",
+        source="AMD MI300A data sheet (bandwidth, where AMD-AGI/Primus projects with 4000 GB/s); links: RCCL "
+        "tools/topo_expl; cache: ROCm documentation, GPU specifications; ids: ROCm/rocm-systems mi_gpu_spec.yaml",
         device_ids=(0x74A0, 0x74B4),
         compute_units=228,
         xcds=6,
@@ -19,6 +19,8 @@ PROFILES = (
         memory_gb_per_s=5300,
         last_level_cache_bytes=256 * MIB,
         power_w=550,
+        hive_size=4,
+        server_sizes=(4,),
         fp8_format="e4m3fnuz",
         peaks={"fp32": 122.6, "tf32": 490.3, "bf16": 980.6, "fp16": 980.6, "fp8": 1961.0},
         settings={

@@ -16,6 +16,7 @@ PROFILES = (
         memory_bytes=196592 * MIB,
         memory_gb_per_s=5300,
         hive_size=8,
+        server_sizes=(8,),
         fp8_format="e4m3fnuz",
         peaks={"fp32": 29.1, "tf32": 116.3, "bf16": 232.7, "fp16": 232.7, "fp8": 465.3},
         floors={

@@ -20,6 +20,7 @@ PROFILES = (
         pcie_gts=32,
         pcie_width=16,
         hive_size=8,
+        server_sizes=(8,),
         fp8_format="e4m3fnuz",
         peaks={"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9},
         achieved={"bf16": 784.9},

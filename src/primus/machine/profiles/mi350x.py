@@ -20,6 +20,7 @@ PROFILES = (
         pcie_gts=32,
         pcie_width=16,
         hive_size=8,
+        server_sizes=(8,),
         fp8_format="e4m3fn",
         peaks={"fp32": 144.2, "bf16": 2306.9, "fp16": 2306.9, "fp8": 4613.7, "fp4": 9227.0},
         floors={

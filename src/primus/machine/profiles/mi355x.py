@@ -20,6 +20,7 @@ PROFILES = (
         pcie_gts=32,
         pcie_width=16,
         hive_size=8,
+        server_sizes=(8,),
         fp8_format="e4m3fn",
         peaks={"fp32": 157.3, "bf16": 2516.6, "fp16": 2516.6, "fp8": 5033.2, "fp4": 10066.0},
         achieved={"bf16": 1565.0},

@@ -174,5 +174,5 @@ def _num_columns(topology: Topology, full: bool) -> int:
 def _legend(topology: Topology, full: bool) -> list[tuple[str, str]]:
     """The words that are shown, with their meanings."""
     shown = _num_columns(topology, full)
-    words = {"NV#" if word.startswith("NV") else word for row in topology.matrix for word in row[:shown]}
+    words = {relations.legend_word(word) for row in topology.matrix for word in row[:shown]}
     return [(word, meaning) for word, meaning in WORDS.items() if word in words]

@@ -23,7 +23,9 @@ from primus.secret import masked
 from primus.task import TaskContext
 
 PURPOSES = {
-    "communication": ("NCCL_", "RCCL_", "MSCCLPP_", "GLOO_", "TORCH_NCCL_", "NET_", "UCCL_", "MORI_", "UCX_"),
+    "communication": (
+        *("NCCL_", "FI_", "OFI_NCCL_", "RCCL_", "MSCCLPP_", "GLOO_", "TORCH_NCCL_", "NET_", "UCCL_", "MORI_", "UCX_"),
+    ),
     "attention, fp8 and kernels": ("NVTE_", "PRIMUS_TURBO_", "TE_", "HIPBLASLT_", "ROCBLAS_", "CUBLAS_"),
     "GPU runtime": ("HSA_", "HIP_", "ROCR_", "GPU_", "CUDA_", "NVIDIA_", "AMD_"),
     "PyTorch and JAX": ("TORCH_", "PYTORCH_", "XLA_", "JAX_"),
