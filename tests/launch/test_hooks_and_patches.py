@@ -83,7 +83,7 @@ def test_a_hook_is_told_of_the_launch_and_sets_variables(tmp_path: Path) -> None
     assert told["PRIMUS_RUN_DIR"] == str(run)
     assert told["PRIMUS_HOOK_STAGE"] == "before"
     assert (told["PRIMUS_NODE_RANK"], told["PRIMUS_NNODES"], told["PRIMUS_NPROC"]) == ("0", "1", "1")
-    assert "end" in lines
+    assert "tiny end" in lines
     assert "variable from-hook" in (run / "logs/rank_0.log").read_text()
     assert "SHOWN=from-hook  # hook:hooks/1_a.sh\n" in (run / "env/primus_env_dump.txt").read_text()
 

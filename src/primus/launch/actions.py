@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from primus import interpreter
 from primus.errors import PrimusError, UsageError
 from primus.hook import RESULT_VARIABLE, Reply, Stage
-from primus.launch import scripts
+from primus.launch import hooks, scripts
 from primus.launch.execute import OF_ONE_RANK
 from primus.launch.masks import Masks
 from primus.launch.patch_record import Recorder
@@ -156,7 +156,8 @@ def _perform(action: Action, scene: Scene, signals: Signals, environ: Mapping[st
     log = scene.logs / _log_name(action, scene.layout)
     with _alone(action, signals) as refused, tempfile.TemporaryDirectory(prefix="primus-hook-") as private:
         result = Path(private) / "result.json"
-        env = {**environ, **_told(action, scene), RESULT_VARIABLE: str(result)}
+        own = hooks.primus_variables(Path(action.file), environ) if action.kind == "hook" else {}
+        env = {**environ, **_told(action, scene), **own, RESULT_VARIABLE: str(result)}
         speaks = action.stage == "before" and not action.functions
         ended = refused or scripts.run(
             _argv(action, scene), env, action.timeout_s, log, masks, speaks=speaks, interrupted=lambda: signals.first
@@ -207,14 +208,26 @@ def _reply(file: Path) -> Reply | None:
         return None
 
 
+FUNCTIONS = Path(__file__).with_name("hook_functions.sh")
+"""Runs a command whose shells have the functions that hooks of AMD-AGI/Primus use."""
+
+
 def _argv(action: Action, scene: Scene) -> tuple[str, ...]:
+    """The command of one. A script is told the task's name first, as AMD-AGI/Primus tells its hooks; those look for a
+    configuration in their checkout, and are told where it is."""
     if action.functions:
         return interpreter.module_command(
             scene.python, "primus.hook", action.file, ",".join(action.functions), *scene.words
         )
-    if action.file.endswith(".py"):
-        return (scene.python, action.file, *scene.words)
-    return (shutil.which("bash") or "sh", action.file, *scene.words)
+    words = (*scene.task.split(), *scene.words) if action.kind == "hook" else scene.words
+    if action.kind == "hook" and hooks.is_of_primus(Path(action.file)):
+        words = tuple(
+            os.path.abspath(word) if before == "--config" else word
+            for before, word in zip(("", *words), words, strict=False)
+        )
+    bash = shutil.which("bash")
+    program = scene.python if action.file.endswith(".py") else bash or "sh"
+    return (*((bash, str(FUNCTIONS)) if bash else ()), program, action.file, *words)
 
 
 def _told(action: Action, scene: Scene) -> dict[str, str]:
@@ -229,6 +242,11 @@ def _told(action: Action, scene: Scene) -> dict[str, str]:
         "PRIMUS_NODE_RANK": str(shape.node_rank),
         "PRIMUS_NNODES": str(shape.nnodes),
         "PRIMUS_NPROC": str(shape.nproc),
+        "NODE_RANK": str(shape.node_rank),  # these as AMD-AGI/Primus names them, whose hooks read them
+        "NNODES": str(shape.nnodes),
+        "GPUS_PER_NODE": str(shape.nproc),
+        "MASTER_ADDR": shape.master_addr,
+        **({"MASTER_PORT": str(shape.master_port)} if shape.master_port is not None else {}),
     } | known
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -48,6 +49,39 @@ def functions(path: Path, text: str, plain: Action) -> list[Function]:
                 raise UsageError(f"{where}: @hook is for plain functions at the top level of a file")
             found.append(Function(node.name, _decorated(plain, call, where)))
     return found
+
+
+def is_library(text: str) -> bool:
+    """Whether a Python file only defines functions or classes, for hooks beside it to import: run, it does nothing."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, _DEFINITIONS) for node in tree.body) and all(map(_only_defines, tree.body))
+
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_PURE_CALLS = re.compile(
+    r"(pathlib\.)?Path|(logging\.)?getLogger|re\.compile|os\.(getenv|environ\.get)|os\.path\.\w+|(typing\.)?TypeVar"
+    r"|(collections\.)?namedtuple|frozenset|set|dict|list|tuple|str|int|float|bool"
+    r"|.*\.(resolve|absolute|expanduser|joinpath|with_name)",
+    re.DOTALL,
+)
+"""Calls that name something and change nothing; a value that comes of another call may be the work of a script."""
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    if isinstance(node, (*_DEFINITIONS, ast.Import, ast.ImportFrom, ast.Pass)):
+        return True
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
+        return all(_PURE_CALLS.fullmatch(ast.unparse(call.func)) for call in calls)
+    if isinstance(node, ast.If):
+        return all(map(_only_defines, [*node.body, *node.orelse]))
+    if isinstance(node, ast.Try):
+        handled = [each for handler in node.handlers for each in handler.body]
+        return all(map(_only_defines, [*node.body, *handled, *node.orelse, *node.finalbody]))
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _imported(tree: ast.Module) -> set[str]:

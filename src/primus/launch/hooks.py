@@ -2,7 +2,8 @@
 
 A folder of hooks holds files for every task that starts workers, folders `<task>/` and `<task>/<subtask>/` for one, and
 in these `<framework>/` for experiments of one backend. Directly in each of them, or in its `before/`, are hooks that
-run before the task; in `after/` and `failure/` the others.
+run before the task; in `after/` and `failure/` the others. The hooks of AMD-AGI/Primus (runner/helpers/hooks) run as
+its runner/helpers/execute_hooks.sh runs them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from primus.launch.plan import Action
 from primus.machine.tree import natural
 
 TIMEOUT_S = 600.0
+PRIMUS_TIMEOUT_S = 4 * 3600.0
+"""Of hooks of AMD-AGI/Primus, which build packages and prepare data, and declare no limit."""
+PRIMUS_RUNNER = "execute_hooks.sh"
+"""Lies beside the folder of hooks of AMD-AGI/Primus."""
 TIMEOUT_VARIABLE = "PRIMUS_HOOK_TIMEOUT"
 HEADER_LINES = 20
 
@@ -46,12 +51,13 @@ def find(
     limit_s = time_limit(environ)
     words = (*task.split(), framework) if framework else tuple(task.split())
     roots = places(environ)
-    folders = [folder for level in _levels(words, starts_workers) for folder in _beside(level, roots)]
+    num_names = len(task.split())
+    folders = [folder for level in _levels(words, starts_workers) for folder in _beside(level, roots, num_names)]
     found = [
         (depth, path.name, action)
-        for depth, folder in folders
+        for depth, folder, default_s in folders
         for stage, path in _files(folder)
-        for action in _actions(path, stage)
+        for action in _actions(path, stage, default_s)
     ]
     found.sort(key=lambda item: (STAGES.index(item[2].stage), item[0], natural(item[1])))  # stable: places keep order
     return tuple(structs.replace(each, timeout_s=limit_s or each.timeout_s) for _, _, each in found)
@@ -67,6 +73,35 @@ def places(environ: Mapping[str, str]) -> list[Path]:
     return list({os.path.realpath(place): place for place in found}.values())
 
 
+def has_primus_runner(root: Path) -> bool:
+    """Whether a folder of hooks is the one of an AMD-AGI/Primus checkout."""
+    return (root.resolve().parent / PRIMUS_RUNNER).is_file()
+
+
+def is_of_primus(file: Path) -> bool:
+    """Whether a hook is one of an AMD-AGI/Primus checkout."""
+    return _primus_folder(file) is not None
+
+
+def _primus_folder(file: Path) -> Path | None:
+    return next((folder for folder in file.resolve().parents if has_primus_runner(folder)), None)
+
+
+def primus_variables(file: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that hooks of AMD-AGI/Primus read beside those of any hook, where `file` is one; else none.
+
+    Source: AMD-AGI/Primus runner/helpers/envs/base_env.sh, which its launcher reads before the hooks.
+    """
+    root = _primus_folder(file)
+    if root is None:
+        return {}
+    path = root.parents[2]  # of runner/helpers/hooks
+    modules = path.parent if (path / "__init__.py").is_file() else path  # installed, or a checkout
+    found = os.pathsep.join(filter(None, (str(modules), environ.get("PYTHONPATH"))))
+    data = environ.get("DATA_PATH") or str(path / "data")
+    return {"PRIMUS_PATH": str(path), "PRIMUS_IMPORT_ROOT": str(modules), "PYTHONPATH": found, "DATA_PATH": data}
+
+
 def time_limit(environ: Mapping[str, str]) -> float | None:
     """Seconds that the user gives every script, None where each has its own limit.
 
@@ -77,13 +112,13 @@ def time_limit(environ: Mapping[str, str]) -> float | None:
     return None if not text else seconds(text, f"${TIMEOUT_VARIABLE}")
 
 
-def declared(path: Path, kind: str = "hook") -> Action:
+def declared(path: Path, kind: str = "hook", timeout_s: float = TIMEOUT_S) -> Action:
     """A script as it declares itself in its name and its first lines: `# primus: once, lock, timeout=60`.
 
     Raises:
         UsageError: It cannot be read, or declares something that there is not.
     """
-    action = Action(kind="patch" if kind == "patch" else "hook", file=str(path), timeout_s=TIMEOUT_S)
+    action = Action(kind="patch" if kind == "patch" else "hook", file=str(path), timeout_s=timeout_s)
     if ".once." in path.name:
         action = structs.replace(action, once=True)
     for number, line in enumerate(itertools.islice(_text(path, kind).splitlines(), HEADER_LINES), start=1):
@@ -123,12 +158,23 @@ def _levels(words: tuple[str, ...], starts_workers: bool) -> list[tuple[int, tup
     return [(depth, words[:depth]) for depth in range(0 if starts_workers else 1, len(words) + 1)]
 
 
-def _beside(level: tuple[int, tuple[str, ...]], roots: list[Path]) -> Iterator[tuple[int, Path]]:
-    """The folders of one level in all places; a `-` in a task's name may be written `_`."""
+def _beside(level: tuple[int, tuple[str, ...]], roots: list[Path], num_names: int) -> Iterator[tuple[int, Path, float]]:
+    """The folders of one level in all places, each with the time limit of its hooks; a `-` in a task's name may be
+    written `_`.
+
+    Args:
+        level: Depth and folder names.
+        roots: The places.
+        num_names: Words in the task's name. Below these AMD-AGI/Primus has no level of its own: the folders of backends
+            hold what a hook of the task starts with arguments of its own (train/pretrain/prepare_experiment.sh).
+    """
     depth, words = level
     for root in roots:
+        is_theirs = has_primus_runner(root)
+        if depth > num_names and is_theirs:
+            continue
         for spelled in dict.fromkeys([words, tuple(word.replace("-", "_") for word in words)]):
-            yield depth, root.joinpath(*spelled)
+            yield depth, root.joinpath(*spelled), PRIMUS_TIMEOUT_S if is_theirs else TIMEOUT_S
 
 
 def _files(folder: Path) -> Iterator[tuple[Stage, Path]]:
@@ -161,16 +207,18 @@ def _text(path: Path, kind: str) -> str:
         raise UsageError(f"{kind} {path}: cannot be read: {error.strerror}", hint) from None
 
 
-def _actions(path: Path, stage: Stage) -> list[Action]:
-    """What one file is to do: a script one thing, a file of functions one for each stage and place of theirs."""
-    plain = structs.replace(declared(path), stage=stage)
+def _actions(path: Path, stage: Stage, timeout_s: float) -> list[Action]:
+    """What one file is to do: a script one thing, a file of functions one for each stage and place of theirs, a library
+    nothing."""
+    plain = structs.replace(declared(path, timeout_s=timeout_s), stage=stage)
     if path.suffix != ".py":
         return [plain]
     from primus.launch import decorated  # needs Python's own parser, which costs milliseconds
 
-    functions = decorated.functions(path, _text(path, "hook"), plain)
+    text = _text(path, "hook")
+    functions = decorated.functions(path, text, plain)
     if not functions:
-        return [plain]
+        return [] if decorated.is_library(text) else [plain]
     return [
         structs.replace(like, functions=tuple(each.name for each in functions if each.action == like))
         for like in dict.fromkeys(each.action for each in functions)
