@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,13 @@ class Wrong(Exception):
         self.status, self.code = status, code
 
 
+NAME = re.compile(r"[a-z][-a-z0-9.]{0,44}[a-z0-9]")
+"""DisplayNameRule of SaFE/webhooks/pkg/utils.go for a PyTorchJob."""
+
+
 def _created(safe: Safe, body: dict[str, Any]) -> str:
+    name = body.get("displayName", "")
+    _demand(bool(NAME.fullmatch(name)), f"the name({name}) must consist of 1 to 44 lower case alphanumeric characters")
     if safe.is_legacy:
         _demand(isinstance(body.get("resource"), dict), "the resource is empty")
         _demand(isinstance(body.get("image"), str) and isinstance(body.get("entryPoint"), str), "image and entryPoint")

@@ -271,9 +271,24 @@ def test_names_of_pods_are_labels_of_dns(typed: str | None, experiment: str, nod
     assert order.job_name(Options(name="llama3-8b"), experiment, run) == "llama3-8b"
 
 
+@given(typed=NAMES, experiment=st.text(max_size=80), nodes=st.integers(1, 9999))
+@example(typed="a" * 60, experiment="", nodes=1)
+@example(typed=None, experiment="llama3.1-405b-pretraining-with-a-long-name", nodes=64)
+@example(typed="a", experiment="x", nodes=1)
+def test_primus_safe_takes_each_name(typed: str | None, experiment: str, nodes: int) -> None:
+    """DisplayNameRule with MaxPytorchJobNameLen of AMD-AGI/Primus-SaFE, whose text says at most 44 characters."""
+    run = "20261121_200405-ab12"
+    name = order.job_name(Options(name=typed, replica=nodes, url="http://safe"), experiment, run)
+    assert re.fullmatch(r"[a-z][-a-z0-9.]{0,44}[a-z0-9]", name) and len(name) <= 44
+    if typed is None:
+        assert name.endswith("20261121-200405-ab12")
+
+
 def test_two_names_that_look_alike_stay_two() -> None:
     names = {order.job_name(Options(name=name), "x", "r") for name in ("a b", "a.b", "A-b", "a-b", "b" * 70, "b" * 71)}
     assert len(names) == 6
+    safe = {order.job_name(Options(name=name, url="http://s"), "x", "r") for name in ("b" * 44, "b" * 45, "b" * 46)}
+    assert len(safe) == 3
 
 
 def in_pod(folder: Path, script: Path, *words: str) -> subprocess.CompletedProcess[str]:

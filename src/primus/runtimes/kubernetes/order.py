@@ -20,6 +20,10 @@ from primus.secret import masked
 
 LONGEST_LABEL = 63
 """RFC 1123; the name of a pod is its host name."""
+SAFE_LABEL = 44
+"""Longest name of a PyTorchJob of Primus-SaFE: 63 less the 5 random characters and the dash of a generated name, less
+the 13 of its pods (MaxPytorchJobNameLen in SaFE/common/pkg/utils/utils.go of AMD-AGI/Primus-SaFE). Its webhook refuses
+longer ones, and those of a single character (DisplayNameRule in SaFE/webhooks/pkg/utils.go)."""
 NO_VOLUME = PurePosixPath("/primus/output")
 """Where run folders are that end with their pod."""
 LEFT_HERE = ("launch.", jobs.RECORD)
@@ -122,14 +126,15 @@ def secret_references(options: Options) -> dict[str, tuple[str, str]]:
 def job_name(options: Options, name: str, run_id: str) -> str:
     """The name of a job, unique by its run where none was typed; what is no label of DNS is made one.
 
-    The longest name that is made of it is that of a pod: JOB-node-0-NUMBER-abcde.
+    The longest name that is made of it is that of a pod: JOB-node-0-NUMBER-abcde; Primus-SaFE has a limit of its own.
     """
-    longest = LONGEST_LABEL - len(f"-node-0-{options.replica - 1}-abcde")
+    is_safe = options.kind == "safe"
+    longest = SAFE_LABEL if is_safe else LONGEST_LABEL - len(f"-node-0-{options.replica - 1}-abcde")
     if options.name is None:
         suffix = _slug(run_id)
         return f"{_slug(name)[: longest - len(suffix) - 1].strip('-') or 'run'}-{suffix}"
     slug = _slug(options.name)
-    if slug and slug == options.name and len(slug) <= longest:
+    if slug and slug == options.name and 1 + is_safe <= len(slug) <= longest:
         return slug
     digest = hashlib.sha256(options.name.encode()).hexdigest()[:6]
     return f"{slug[: longest - 7].strip('-') or 'run'}-{digest}"
