@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -176,14 +177,16 @@ def _with_workers(
             print(f"primus-cli: {note}", file=sys.stderr)
     from primus.launch import local
 
-    if hasattr(task, "run"):
-        start = partial(local.perform, launch, for_task.say)
-        return task.run(options, structs.replace(_placed(for_task, launch.plan, context), launch=start)) or EXIT_OK
-    run, outcome = local.perform(launch, for_task.say)
-    is_heard = launch.plan.layout is None or launch.plan.layout.node_rank == 0 or "SLURM_STEP_ID" not in context.environ
-    if is_heard:  # the nodes of a Slurm step speak to one terminal, and have the same to say
-        _report(outcome, run, command.options)
-    return outcome.exit_code or EXIT_OK
+    with ExitStack() as leaving:  # left together with the other nodes, when all is said
+        if hasattr(task, "run"):
+            start = partial(local.perform, launch, for_task.say, leaving)
+            here = _placed(for_task, launch.plan, context)
+            return task.run(options, structs.replace(here, launch=start)) or EXIT_OK
+        run, outcome = local.perform(launch, for_task.say, leaving)
+        shape = launch.plan.layout
+        if shape is None or shape.node_rank == 0 or "SLURM_STEP_ID" not in context.environ:
+            _report(outcome, run, command.options)  # the nodes of a step speak to one terminal, and say the same
+        return outcome.exit_code or EXIT_OK
 
 
 def _in_this_process(

@@ -29,7 +29,20 @@ SILENCE_S = 30.0
 SEND_LIMIT_S = 5.0
 PART_BYTES = 2**16
 Kind = Literal[
-    "alive", "lost", "failed", "signal", "hang", "look", "seen", "times", "end", "ended", "decision", "again"
+    "alive",
+    "lost",
+    "failed",
+    "signal",
+    "hang",
+    "look",
+    "seen",
+    "times",
+    "end",
+    "ended",
+    "decision",
+    "again",
+    "finished",
+    "leave",
 ]
 
 
@@ -60,7 +73,11 @@ class Bond:
     def __init__(self, connections: Mapping[int, socket.socket], hosts: Mapping[int, str]) -> None:
         self.hosts = dict(hosts)
         self.lost: dict[int, str] = {}
-        """Why a node that is lost is so, by its rank."""
+        """Why a node that is lost is so, by its rank; one that says so itself is still connected."""
+        self.finished: set[int] = set()
+        """Nodes that have done all they had to do."""
+        self._gone: set[int] = set()
+        """Nodes whose connection has ended, or that are silent."""
         self._connections = dict(connections)
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._halves = dict.fromkeys(connections, b"")
@@ -77,13 +94,18 @@ class Bond:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Nodes that are still there."""
+        """Nodes that take part in the work."""
         return frozenset(self._connections) - frozenset(self.lost)
+
+    @property
+    def connected(self) -> frozenset[int]:
+        """Nodes that are still there, though they may have given up the work."""
+        return frozenset(self._connections) - self._gone
 
     def send(self, message: Message, to: Iterable[int] | None = None) -> None:
         """Tell all nodes, or some; one that cannot be told is lost."""
         line = msgspec.json.encode(message) + b"\n"
-        for rank in self.ranks if to is None else set(to) & self.ranks:
+        for rank in self.ranks if to is None else set(to) & self.connected:
             try:
                 with self._sending:
                     self._connections[rank].sendall(line)
@@ -102,7 +124,7 @@ class Bond:
     def close(self, patience_s: float = 0.0) -> None:
         """End the connections; with patience once the others have ended theirs, so that they have read everything."""
         deadline = time.monotonic() + patience_s
-        while self.ranks and time.monotonic() < deadline:
+        while self.connected and time.monotonic() < deadline:
             time.sleep(0.01)
         self._closed.set()
         if self._thread.is_alive():
@@ -117,11 +139,11 @@ class Bond:
         while not self._closed.is_set():
             now = time.monotonic()
             if now - said > ALIVE_INTERVAL_S:
-                self.send(alive)
+                self.send(alive, self.connected)
                 said = now
             for key, _ in self._selector.select(timeout=0.1):
                 self._read(key.data)
-            for rank in self.ranks:
+            for rank in self.connected:
                 if now - self._heard[rank] > SILENCE_S:
                     self._lose(rank, f"it has said nothing for {SILENCE_S:.0f} s")
 
@@ -141,19 +163,22 @@ class Bond:
             with contextlib.suppress(msgspec.MsgspecError):
                 message = msgspec.json.decode(line, type=Message)
                 if message.kind == "lost":
-                    self._lose(rank, message.text)
+                    self._note_lost(rank, message.text)
+                elif message.kind == "finished":
+                    self.finished.add(rank)
                 elif message.kind != "alive":
                     self._inbox.put((rank, message))
 
     def _lose(self, rank: int, reason: str) -> None:
-        if rank in self.lost:
+        """A node is not there any more; where it said why before it went, that stays the reason."""
+        if rank in self._gone:
             return
-        self.lost[rank] = reason
+        self._gone.add(rank)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._connections[rank])
-        self._inbox.put((rank, Message(kind="lost", text=reason)))
+        self._note_lost(rank, reason)
 
-
-def alone() -> Bond:
-    """The bond of a single node."""
-    return Bond({}, {})
+    def _note_lost(self, rank: int, reason: str) -> None:
+        if rank not in self.lost:
+            self.lost[rank] = reason
+            self._inbox.put((rank, Message(kind="lost", text=reason)))

@@ -1,4 +1,8 @@
-"""Run a program in this terminal, as if its user had started it."""
+"""Run a program in this terminal, as if its user had started it.
+
+The program gets a session of its own, so that the terminal's signals reach this process alone, and the program through
+it: once, and in the form that it takes for what the user means. A program that reads the keyboard stays in ours.
+"""
 
 from __future__ import annotations
 
@@ -7,53 +11,78 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
+from typing import TypeAlias
 
 from primus.errors import PrimusError
 
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are meant for the program; SIGINT of a terminal reaches it without us."""
+"""Signals that are meant for the program, besides the terminal's SIGINT."""
+POLL_S = 0.1
+"""Time that a signal may take until it is passed on; a second one counts as such after `signals.INSISTS_AFTER_S`."""
+
+Child: TypeAlias = "subprocess.Popen[bytes]"
 
 
-def call(argv: Sequence[str], environ: Mapping[str, str], stdin: str | None = None, *, passes_on: bool = True) -> int:
+def send_signal(child: Child, number: int) -> None:
+    """Send a signal to the program itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child.pid, number)
+
+
+def call(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    has_terminal: bool = False,
+    deliver: Callable[[Child, int], None] = send_signal,
+    prepare: Callable[[], None] | None = None,
+) -> int:
     """Run `argv` until its end, passing signals on; gives its exit code, 128 + N where signal N ended it.
 
     Args:
         argv: Program and arguments.
         environ: Its variables.
-        stdin: Text for its standard input; None for ours.
-        passes_on: Whether signals are passed on; not where whoever sends them sends them to the program as well.
+        has_terminal: Whether it reads the keyboard, and hears the terminal's signals itself.
+        deliver: Passes a signal on; called between the handlers, so that it may take its time.
+        prepare: Called in the child before the program is.
 
     Raises:
         PrimusError: It cannot be started.
     """
     sys.stdout.flush()
-    try:
-        child = subprocess.Popen(argv, env=dict(environ), stdin=None if stdin is None else subprocess.PIPE)
-    except OSError as error:
-        raise PrimusError(f"{argv[0]}: cannot be started: {error.strerror}") from None
-    with child, _passing_on(child, passes_on):
-        if child.stdin is not None and stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(stdin.encode())
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.close()
-        code = child.wait()
+    heard: list[int] = []
+    with _hearing(heard):
+        try:
+            child = subprocess.Popen(argv, env=dict(environ), start_new_session=not has_terminal, preexec_fn=prepare)
+        except OSError as error:
+            raise PrimusError(f"{argv[0]}: cannot be started: {error.strerror}") from None
+        with child:
+            while (code := _waited(child)) is None:
+                while heard:
+                    number = heard.pop(0)
+                    if not (has_terminal and number == signal.SIGINT and _is_foreground()):
+                        deliver(child, number)
     return code if code >= 0 else 128 - code
 
 
+def _waited(child: Child) -> int | None:
+    try:
+        return child.wait(POLL_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
 @contextlib.contextmanager
-def _passing_on(child: subprocess.Popen[bytes], passes_on: bool) -> Iterator[None]:
-    """While open, signals to this process reach `child` instead; an interrupt does where no terminal sends it there."""
+def _hearing(heard: list[int]) -> Iterator[None]:
+    """While open, signals to this process are noted; those that it was started to ignore, as nohup wants, stay so."""
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        if not passes_on or (number == signal.SIGINT and _is_foreground()):
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, number)
+    def note(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (*PASSED_ON, signal.SIGINT)}
+    numbers = [each for each in (*PASSED_ON, signal.SIGINT) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield
     finally:

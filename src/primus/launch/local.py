@@ -10,15 +10,16 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from msgspec import structs
 
 from primus.errors import PrimusError
-from primus.launch import actions, execute, folder, meet, plan, show, supervise
+from primus.launch import actions, execute, folder, meet, parting, plan, show, supervise
 from primus.launch.actions import Given, Scene
-from primus.launch.bond import Bond
+from primus.launch.bond import Bond, Message
 from primus.launch.guard import Guard
 from primus.launch.meet import Guest
 from primus.launch.plan import Variable
@@ -39,22 +40,62 @@ CONFIG_FILE = "config/primus_config.yaml"
 Say = Callable[[str], None]
 
 
-def perform(launch: Launch, say: Say) -> tuple[Run, Outcome]:
+def perform(launch: Launch, say: Say, leaving: ExitStack) -> tuple[Run, Outcome]:
     """Execute a prepared launch and record it; gives its run folder and how it ended.
+
+    Args:
+        launch: What is done.
+        say: For people.
+        leaving: Closed once there is nothing more to say; then the nodes of the job leave together.
 
     Raises:
         PrimusError: Something that the launcher itself does fails, or a hook; a failing worker is an Outcome.
     """
     shape = launch.plan.layout
     assert shape is not None
+    nodes = _Nodes(launch, shape)
+    leaving.push(nodes.part)
     if shape.node_rank > 0:
-        return _follow(launch, shape, say)
+        return _follow(launch, shape, say, nodes)
     if shape.master_port is not None:
         meet.check_port_free(shape.master_port)
-    return _lead(launch, shape, say)
+    return _lead(launch, shape, say, nodes)
 
 
-def _lead(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
+class _Nodes:
+    """The other nodes of the job, from the first word with them to the last."""
+
+    def __init__(self, launch: Launch, shape: Layout) -> None:
+        self.kept: dict[int, Guest] = {}
+        """Filled by the rendezvous."""
+        self._shape = shape
+        self._bond: Bond | None = None
+        after = [each.timeout_s for each in launch.plan.actions if each.stage != "before"]
+        self._limit_s = sum(after) + parting.MARGIN_S
+
+    @property
+    def bond(self) -> Bond:
+        """The connections to the nodes that have come."""
+        if self._bond is None:
+            connections = {rank: guest.connection for rank, guest in self.kept.items()}
+            self._bond = Bond(connections, {rank: guest.host for rank, guest in self.kept.items()})
+        return self._bond
+
+    def connect(self) -> None:
+        """Show the others that this node is alive, which a thread of the connections does."""
+        assert self.bond
+
+    def part(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Leave together with them; an error that they may not know of is told first, an unforeseen one ends it."""
+        if isinstance(error, PrimusError):
+            self.bond.send(Message(kind="lost", text=error.problem), to=self.bond.connected)
+        if kind is None or isinstance(error, PrimusError):
+            parting.part(self.bond, self._shape.node_rank, self._limit_s)
+        else:
+            self.bond.close()
+
+
+def _lead(launch: Launch, shape: Layout, say: Say, nodes: _Nodes) -> tuple[Run, Outcome]:
     """Node 0, or the only one."""
     run = _open(launch)
     with run.lock() as is_ours:
@@ -66,26 +107,28 @@ def _lead(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
         scene = _scene(launch, shape, run.directory, run, say)
         begun = _Begun(launch, run)
         try:
-            _begin(begun, scene)
-            bond = _gather(begun, run, shape)
-            outcome = supervise.supervised(_crew(begun.launch, run, bond, say, keeps_record=True), begun.launch)
+            _begin(begun, scene, nodes)
+            _gather(begun, run, shape, nodes)
+            outcome = supervise.supervised(_crew(begun.launch, run, nodes.bond, say, keeps_record=True), begun.launch)
         except PrimusError as error:
+            nodes.connect()
             _conclude(begun.launch, scene, actions.outcome_of(error), run)
             raise
         _conclude(begun.launch, scene, outcome, run)
         return run, outcome
 
 
-def _follow(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
+def _follow(launch: Launch, shape: Layout, say: Say, nodes: _Nodes) -> tuple[Run, Outcome]:
     """Another node: do what comes before, meet node 0, then work in the run folder that it names."""
     private = Path(tempfile.mkdtemp(prefix="primus-node-"))
     folder.write_files(private, launch.job)
     scene = _scene(launch, shape, private, None, say)
     begun = _Begun(launch, None)
     try:
-        _begin(begun, scene)
-        launch, bond = _agreed(begun, shape)
+        _begin(begun, scene, nodes)
+        launch = _agreed(begun, shape, nodes)
     except PrimusError as error:
+        nodes.connect()
         _afterwards(begun.launch, scene, actions.outcome_of(error), None)
         if not any(scene.logs.glob("*.log")):
             shutil.rmtree(private)
@@ -96,7 +139,7 @@ def _follow(launch: Launch, shape: Layout, say: Say) -> tuple[Run, Outcome]:
     scene = _scene(launch, shape, run.directory, run, say)
     with run.lock() as is_ours:
         try:
-            outcome = supervise.supervised(_crew(launch, run, bond, say, keeps_record=is_ours), launch)
+            outcome = supervise.supervised(_crew(launch, run, nodes.bond, say, keeps_record=is_ours), launch)
         except PrimusError as error:
             _conclude(launch, scene, actions.outcome_of(error), run, keeps_record=is_ours)
             raise
@@ -146,7 +189,7 @@ def _who(variable: Variable | None) -> str:
     return variable.source if variable else "the shell"
 
 
-def _begin(begun: _Begun, scene: Scene) -> None:
+def _begin(begun: _Begun, scene: Scene, nodes: _Nodes) -> None:
     """Check this node, and perform the hooks and patches that come before the workers; all nodes learn of a failure.
 
     Raises:
@@ -160,19 +203,19 @@ def _begin(begun: _Begun, scene: Scene) -> None:
     except PrimusError as error:
         if shape.nnodes > 1:
             scene.say(f"{error.problem}; telling the other nodes")
-            _tell_others(error, launch, shape)
+            _tell_others(error, launch, shape, nodes)
         raise
 
 
-def _tell_others(error: PrimusError, launch: Launch, shape: Layout) -> None:
+def _tell_others(error: PrimusError, launch: Launch, shape: Layout, nodes: _Nodes) -> None:
     assert shape.master_port is not None
     reason = f"node {shape.node_rank} ({socket.gethostname()}): {error.problem}"
     if shape.node_rank == 0:
-        meet.dismiss(shape.master_port, shape.nnodes, reason, error.exit_code)
+        meet.dismiss(shape.master_port, shape.nnodes, reason, error.exit_code, nodes.kept)
         return
     with contextlib.suppress(PrimusError):  # what this node failed of is the better message
         place = (shape.master_addr, shape.master_port, shape.node_rank)
-        meet.give_up(*place, reason, error.exit_code, _patience_s(launch))
+        meet.give_up(*place, reason, error.exit_code, _patience_s(launch), nodes.kept)
 
 
 def _patience_s(launch: Launch) -> float:
@@ -234,22 +277,16 @@ def _move(source: Path, target: Path, shape: Layout) -> None:
         write_text(target / record, (source / record).read_text(encoding="utf-8"))
 
 
-def _agreed(begun: _Begun, shape: Layout) -> tuple[Launch, Bond]:
-    """The launch of another node than 0 in the run folder, and with the settings, that node 0 names; and its bond."""
+def _agreed(begun: _Begun, shape: Layout, nodes: _Nodes) -> Launch:
+    """The launch of another node than 0 in the run folder, and with the settings, that node 0 names."""
     assert shape.master_port is not None
     place = (shape.master_addr, shape.master_port, shape.node_rank)
-    kept: dict[int, Guest] = {}
-    welcome = meet.join(*place, _fingerprint(begun.alike, shape), _patience_s(begun.launch), kept)
+    welcome = meet.join(*place, _fingerprint(begun.alike, shape), _patience_s(begun.launch), nodes.kept)
     launch = begun.launch
     directory = Path(launch.directory).parent / welcome.run_id
     job = structs.replace(launch.job, resume=str(directory) if directory.exists() else None)
     there = planned(job, launch.request, launch.command, launch.context, directory, welcome.attempt)
-    return amended(there, welcome.env, welcome.extra), _bond(kept)
-
-
-def _bond(kept: dict[int, Guest]) -> Bond:
-    connections = {rank: guest.connection for rank, guest in kept.items()}
-    return Bond(connections, {rank: guest.host for rank, guest in kept.items()})
+    return amended(there, welcome.env, welcome.extra)
 
 
 def _fingerprint(launch: Launch, shape: Layout) -> str:
@@ -279,17 +316,15 @@ def _write_plan(launch: Launch, run: Run, shape: Layout) -> None:
         file.write(f"[{now}] attempt {launch.attempt} on {socket.gethostname()}\n{show.text(launch.plan)}\n")
 
 
-def _gather(begun: _Begun, run: Run, shape: Layout) -> Bond:
-    """Node 0 waits for the others, and tells them the run and what was set for all; gives the bond to them."""
-    kept: dict[int, Guest] = {}
+def _gather(begun: _Begun, run: Run, shape: Layout, nodes: _Nodes) -> None:
+    """Node 0 waits for the others, and tells them the run and what was set for all."""
     if shape.nnodes == 1:
-        return _bond(kept)
+        return
     assert shape.master_port is not None
     host = socket.gethostname()
     welcome = meet.Welcome(run.id, begun.launch.attempt, env=begun.env, extra=begun.extra, host=host)
     patience_s = _patience_s(begun.launch)
-    meet.lead(shape.master_port, shape.nnodes, welcome, _fingerprint(begun.alike, shape), patience_s, kept)
-    return _bond(kept)
+    meet.lead(shape.master_port, shape.nnodes, welcome, _fingerprint(begun.alike, shape), patience_s, nodes.kept)
 
 
 def _crew(launch: Launch, run: Run, bond: Bond, say: Say, *, keeps_record: bool) -> Crew:

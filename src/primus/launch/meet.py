@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TypeVar
 
@@ -110,32 +110,41 @@ def lead(
     waiting: dict[int, Guest] = {}
     with closing(listener):
         try:
-            _gather(listener, nnodes, fingerprint, time.monotonic() + timeout_s, waiting)
+            _gather(listener, nnodes, fingerprint, time.monotonic() + timeout_s, waiting, kept)
         except NodeFailed as error:
-            _farewell(listener, nnodes, error.problem, error.exit_code, waiting)
+            _farewell(listener, nnodes, error.problem, error.exit_code, waiting, kept)
             raise
         except PrimusError as error:
-            _answer(waiting.values(), Welcome("", 0, error.problem))
+            _answer(waiting, Welcome("", 0, error.problem), kept)
             raise
-        if kept is None:
-            _answer(waiting.values(), welcome)
-            return
-        for rank, guest in waiting.items():
-            kept[rank] = guest
-            with contextlib.suppress(OSError):  # who has gone is found out soon enough
-                guest.connection.sendall(msgspec.json.encode(welcome) + b"\n")
+        _answer(waiting, welcome, kept)
 
 
-def dismiss(port: int, nnodes: int, failure: str, exit_code: int) -> None:
-    """Node 0, which cannot begin: tell the other nodes why, as far as they come within a short time."""
+def dismiss(port: int, nnodes: int, failure: str, exit_code: int, kept: dict[int, Guest] | None = None) -> None:
+    """Node 0, which cannot begin: tell the other nodes why, as far as they come within a short time.
+
+    Args:
+        port: Where node 0 listens.
+        nnodes: Number of nodes, node 0 included.
+        failure: Why it cannot begin.
+        exit_code: With which all nodes are to end.
+        kept: Filled with the nodes, whose connections then stay open.
+    """
     with contextlib.suppress(OSError), closing(_listener(port)) as listener:
-        _farewell(listener, nnodes, failure, exit_code, {})
+        _farewell(listener, nnodes, failure, exit_code, {}, kept)
 
 
-def _farewell(listener: socket.socket, nnodes: int, failure: str, exit_code: int, waiting: dict[int, Guest]) -> None:
+def _farewell(
+    listener: socket.socket,
+    nnodes: int,
+    failure: str,
+    exit_code: int,
+    waiting: dict[int, Guest],
+    kept: dict[int, Guest] | None,
+) -> None:
     """Tell those that wait, and those that come within a short time, that nothing starts."""
     last_word = Welcome("", 0, failure=failure, exit_code=exit_code)
-    _answer(waiting.values(), last_word)
+    _answer(waiting, last_word, kept)
     told = set(waiting)
     deadline = time.monotonic() + FAREWELL_S
     while len(told) < nnodes - 1 and time.monotonic() < deadline:
@@ -144,12 +153,22 @@ def _farewell(listener: socket.socket, nnodes: int, failure: str, exit_code: int
             connection, _ = listener.accept()
             connection.settimeout(10)
             hello = _receive(connection, Hello)
-            told |= {hello.node_rank} if hello else set()
-            _answer([Guest(connection)], last_word)
+            if hello is None:
+                connection.close()
+                continue
+            told.add(hello.node_rank)
+            _answer({hello.node_rank: Guest(connection, hello.host)}, last_word, kept)
 
 
-def _gather(listener: socket.socket, nnodes: int, fingerprint: str, deadline: float, waiting: dict[int, Guest]) -> None:
-    """Fill `waiting` with a connection of each other node."""
+def _gather(
+    listener: socket.socket,
+    nnodes: int,
+    fingerprint: str,
+    deadline: float,
+    waiting: dict[int, Guest],
+    kept: dict[int, Guest] | None,
+) -> None:
+    """Fill `waiting` with a connection of each other node; that of one which is refused goes to `kept`."""
     started = time.monotonic()
     while missing := [rank for rank in range(1, nnodes) if not _is_open(waiting.get(rank))]:
         listener.settimeout(max(0.01, deadline - time.monotonic()))
@@ -166,27 +185,33 @@ def _gather(listener: socket.socket, nnodes: int, fingerprint: str, deadline: fl
         if hello is None:
             connection.close()
         elif hello.node_rank not in range(1, nnodes) or _is_open(waiting.get(hello.node_rank)):
-            _answer([Guest(connection)], Welcome("", 0, f"the nodes are 1 to {nnodes - 1}, each started once"))
+            refusal = f"the nodes are 1 to {nnodes - 1}, each started once"
+            _answer({hello.node_rank: Guest(connection)}, Welcome("", 0, refusal))
         elif hello.failure:
             waiting[hello.node_rank] = Guest(connection, hello.host)
             raise NodeFailed(hello.failure, hello.exit_code)
         elif hello.fingerprint != fingerprint:
-            _answer([Guest(connection)], Welcome("", 0, "its configuration differs from that of node 0"))
+            answer = Welcome("", 0, "its configuration differs from that of node 0")
+            _answer({hello.node_rank: Guest(connection, hello.host)}, answer, kept)
             raise UsageError(
                 f"node {hello.node_rank} was started with another configuration than node 0",
                 "use the same experiment file, overrides and number of processes on every node",
             )
         else:
-            _answer(
-                [waiting.pop(hello.node_rank)] if hello.node_rank in waiting else [], Welcome("", 0, "it came again")
-            )
+            if hello.node_rank in waiting:
+                _answer({hello.node_rank: waiting.pop(hello.node_rank)}, Welcome("", 0, "it came again"))
             waiting[hello.node_rank] = Guest(connection, hello.host)
 
 
-def _answer(guests: Iterable[Guest], welcome: Welcome) -> None:
-    for guest in guests:
-        with closing(guest.connection), contextlib.suppress(OSError):  # who has gone needs no answer
+def _answer(guests: Mapping[int, Guest], welcome: Welcome, kept: dict[int, Guest] | None = None) -> None:
+    """Answer nodes by their rank; their connections go to `kept`, or end."""
+    for rank, guest in guests.items():
+        with contextlib.suppress(OSError):  # who has gone is found out soon enough
             guest.connection.sendall(msgspec.json.encode(welcome) + b"\n")
+        if kept is None:
+            guest.connection.close()
+        else:
+            kept[rank] = guest
 
 
 def _is_open(guest: Guest | None) -> bool:
@@ -233,13 +258,21 @@ def join(
     return answer
 
 
-def give_up(address: str, port: int, node_rank: int, failure: str, exit_code: int, timeout_s: float) -> None:
-    """Another node, which cannot begin: tell node 0, and through it all nodes.
+def give_up(
+    address: str,
+    port: int,
+    node_rank: int,
+    failure: str,
+    exit_code: int,
+    timeout_s: float,
+    kept: dict[int, Guest] | None = None,
+) -> None:
+    """Another node, which cannot begin: tell node 0, and through it all nodes; `kept` gets node 0, as in `join`.
 
     Raises:
         PrimusError: Node 0 was not reached in time.
     """
-    _ask(address, port, Hello(node_rank, "", failure, exit_code), timeout_s)
+    _ask(address, port, Hello(node_rank, "", failure, exit_code), timeout_s, kept)
 
 
 def _ask(address: str, port: int, hello: Hello, timeout_s: float, kept: dict[int, Guest] | None = None) -> Welcome:
@@ -252,7 +285,7 @@ def _ask(address: str, port: int, hello: Hello, timeout_s: float, kept: dict[int
                 connection.sendall(msgspec.json.encode(hello) + b"\n")
                 connection.settimeout(max(0.01, deadline - time.monotonic()))
                 answer = _receive(connection, Welcome)
-                if kept is not None and answer is not None and not (answer.failure or answer.refusal):
+                if kept is not None and answer is not None:
                     kept[0] = Guest(connection, answer.host or address)
                     stack.pop_all()
         except OSError as error:

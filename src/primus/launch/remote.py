@@ -7,6 +7,8 @@ which ends in `primus-cli direct -- <task>` on each node. A job with a run folde
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +16,12 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus import registry
-from primus.errors import UsageError
+from primus.errors import EXIT_FAILED, EXIT_OK, UsageError
 from primus.launch import chain, folder, foreground, jobs
 from primus.launch.plan import Context, Job, LaunchPlan, Variable, shown
 from primus.launch.request import Request, Segment, by_name
 from primus.runs.files import write_json, write_text
-from primus.runs.store import Outcome, Run, State, new_id
+from primus.runs.store import Metadata, Outcome, Run, State, new_id
 from primus.secret import mask_words
 
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
@@ -156,10 +158,9 @@ def _performed(remote: Remote, run: Run | None, say: Say) -> int:
     if hasattr(runtime, "start"):
         code: int = runtime.start(remote, run, say)
         return code
+    before = run.metadata() if run else None
     code = foreground.call(remote.plan.argv, remote.environ)
-    if run:
-        settle(run, code, remote.plan.argv[0])
-    return code
+    return conclude(run, before, code, f"{remote.plan.argv[0]} ended with exit code {code}")
 
 
 def _opened(remote: Remote) -> Run:
@@ -179,17 +180,36 @@ def node_rank(environ: Mapping[str, str]) -> int:
     return next((int(environ[name]) for name in RANKS if environ.get(name, "").isdecimal()), 0)
 
 
-def settle(run: Run, code: int, program: str) -> None:
-    """Record the end of a run whose nodes could not: they never began, or ended without a word.
+def conclude(run: Run | None, before: Metadata | None, code: int, reason: str, *, state: State | None = None) -> int:
+    """Give the exit code of what was started elsewhere: that of the run, not of the tool that carried it.
+
+    A node that records how the run has ended says so as well. Where none could, because none had begun or their
+    launchers died, that is recorded and said here.
 
     Args:
-        run: The run.
-        code: Exit code of what was started here.
-        program: Its name, for the reason.
+        run: The run; None where there is no run folder.
+        before: Its metadata before the start: what has not changed since is of an earlier start.
+        code: Exit code of the tool.
+        reason: What the tool says of the end.
+        state: How it has ended, where its exit code does not tell.
     """
-    if code == 0 or run.metadata().outcome.state not in ("planned", "running"):
-        return
-    began = "before any node had begun" if run.metadata().outcome.state == "planned" else "and no node said why"
-    state: State = "interrupted" if code > 128 else "failed"
-    outcome = Outcome(state=state, exit_code=code, reason=f"{program} ended with exit code {code}, {began}")
+    if run is None or before is None:
+        return code
+    now = run.metadata()
+    is_ended = now.outcome.state not in ("planned", "running")
+    if is_ended and (now.ended, now.outcome) != (before.ended, before.outcome):
+        return EXIT_OK if now.outcome.state == "done" else now.outcome.exit_code or code or EXIT_FAILED
+    if code == EXIT_OK:
+        return code
+    nodes = "before any node had begun" if now.attempts == before.attempts else "and no node said why"
+    how: State = state or ("interrupted" if code > 128 and code != 128 + signal.SIGKILL else "failed")
+    outcome = Outcome(state=how, exit_code=code, reason=f"{reason}, {nodes}")
     run.update(ended=time.time(), outcome=outcome)
+    say_end(outcome)
+    return code
+
+
+def say_end(outcome: Outcome) -> None:
+    """Say how a run has ended, in the line that its nodes use."""
+    if outcome.state != "done":
+        print(f"primus-cli: run {outcome.state}: {outcome.reason}", file=sys.stderr, flush=True)

@@ -33,7 +33,6 @@ NO_RESTART_VARIABLE = "PRIMUS_NO_RESTART_CODE"
 HEAR_S = 0.1
 LATE_S = 8.0
 """Time that another node has to end its ranks after a failure, over that of the ranks."""
-PARTING_S = 2.0
 NUM_EVIDENCE = 3
 
 Say = Callable[[str], None]
@@ -66,8 +65,6 @@ def supervised(crew: Crew, launch: Launch) -> Outcome:
             failed = Outcome(state="failed", exit_code=error.exit_code, reason=error.problem)
             crew.bond.send(Message(kind="lost", text=error.problem, outcome=failed))
             raise
-        finally:
-            crew.bond.close()
 
 
 def _lead(crew: Crew, launch: Launch, signals: Signals) -> Outcome:
@@ -207,7 +204,6 @@ def _stop(crew: Crew, outcome: Outcome, decision: Decision) -> Outcome:
     if decision.is_final:
         outcome = structs.replace(outcome, exit_code=no_restart_code(crew.environ, outcome.exit_code))
     crew.bond.send(Message(kind="decision", decision=decision, outcome=outcome))
-    crew.bond.close(PARTING_S)
     return outcome
 
 

@@ -39,7 +39,7 @@ def start(remote: Remote, run: Run | None, say: Callable[[str], None]) -> int:
     Raises:
         PrimusError: It cannot be started.
     """
-    from primus.launch.remote import settle
+    from primus.launch.remote import conclude
     from primus.runtimes.container import lifecycle
 
     options = planning.limited(parse(remote.request.runtimes[0].words))
@@ -48,10 +48,11 @@ def start(remote: Remote, run: Run | None, say: Callable[[str], None]) -> int:
         if note.startswith(planning.SAID):
             say(note)
     scene = _scene(container, options, remote.context.environ, remote.plan, run, say)
+    before = run.metadata() if run else None
     code = lifecycle.perform(scene, remote.plan.argv, removes_ended=options.clean)
-    if run and not options.shell and container.rank == 0:
-        settle(run, code, container.engine.program)
-    return code
+    if options.shell or container.rank:
+        return code
+    return conclude(run, before, code, f"{container.engine.program} ended with exit code {code}")
 
 
 def run(options: Typed, here: TaskContext) -> int:

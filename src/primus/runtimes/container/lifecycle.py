@@ -117,7 +117,7 @@ def _run(scene: Scene, argv: Sequence[str]) -> int:
         _impatient(scene, label),
     ):
         try:
-            code = foreground.call(words, environ, passes_on="SLURM_STEP_ID" not in scene.environ)
+            code = foreground.call(words, environ, has_terminal=scene.container.has_terminal)
         except BaseException:
             _stop(scene, label)
             raise

@@ -21,14 +21,6 @@ LEVEL = "cluster"
 
 __all__ = ["LEVEL", "SPELLINGS", "Options", "after_step", "cancel", "parse", "start", "states", "wrap"]
 
-SRUN_DEFAULTS = {
-    "ntasks-per-node": "1",
-    "kill-on-bad-exit": "1",
-    "wait": "60",
-    "input": "none",
-    "unbuffered": None,
-}
-"""Options of a step in the foreground, where its user does not say."""
 OF_A_TERMINAL = ("input", "unbuffered", "wait")
 """Those that a step with a terminal (--pty) does without."""
 
@@ -41,9 +33,9 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
 def _step(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     given = {each.name for each in options.typed}
     ours = [
-        f"--{name}" if value is None else f"--{name}={value}"
-        for name, value in SRUN_DEFAULTS.items()
-        if name not in given and not ("pty" in given and name in OF_A_TERMINAL)
+        option
+        for option in script.step_options(with_workers=context.starts_workers)
+        if (name := option[2:].partition("=")[0]) not in given and not ("pty" in given and name in OF_A_TERMINAL)
     ]
     return LaunchPlan(
         argv=("srun", *ours, *options.slurm, *context.there), env=plan.env, notes=_notes(plan, options), inner=plan
@@ -59,7 +51,12 @@ def _job(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
             "submit each by itself; an array is for tasks that share their work, such as data encode",
         )
     batch = script.Batch(
-        options=options, run=context.directory, name=context.name, command=context.there, primus=entry()
+        options=options,
+        run=context.directory,
+        name=context.name,
+        command=context.there,
+        primus=entry(),
+        has_workers=context.starts_workers,
     )
     file = f"{context.directory}/job.sh"
     _, others = script.placed(batch)

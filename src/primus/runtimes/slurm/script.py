@@ -10,8 +10,6 @@ from msgspec import Struct
 
 from primus.runtimes.slurm.options import Options, Typed, nodes_of, value_of
 
-STEP = ("--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=60", "--input=none", "--unbuffered")
-"""One launcher on each node; where one fails the others end, and where one is done the others have a minute."""
 MAX_LEAD_S, MIN_LEAD_S = 600, 60
 """Time for the last checkpoint before a time limit. Slurm sends the signal up to a minute early (sbatch(1))."""
 PATIENCE_S = 20
@@ -32,6 +30,19 @@ class Batch(Struct, frozen=True, kw_only=True):
     """What each node starts."""
     primus: str
     """The `primus-cli` of the cluster's nodes."""
+    has_workers: bool = True
+    """Whether the task starts workers, so that its nodes depend on each other."""
+
+
+def step_options(*, with_workers: bool) -> tuple[str, ...]:
+    """Options of srun for one launcher on each node.
+
+    The launchers of a job with workers leave together: where one fails all the same the others end, and where one has
+    gone the others have a minute. Without workers each node does what it does, and may take longer than another one, or
+    fail alone; no node is ended for that (srun(1), --kill-on-bad-exit and --wait, 0 of which is no limit).
+    """
+    ends = ("--kill-on-bad-exit=1", "--wait=60") if with_workers else ("--kill-on-bad-exit=0", "--wait=0")
+    return ("--ntasks-per-node=1", *ends, "--input=none", "--unbuffered")
 
 
 def placed(batch: Batch) -> tuple[list[str], list[str]]:
@@ -51,7 +62,12 @@ def text(batch: Batch) -> str:
     """The script: one launcher on each node, again after what can be survived; of an array, once."""
     options, typed = batch.options, batch.options.typed
     head, _ = placed(batch)
-    step = " ".join([*STEP, *([] if value_of(typed, "cpus-per-task") else ["--cpu-bind=none"])])
+    step = " ".join(
+        [
+            *step_options(with_workers=batch.has_workers),
+            *([] if value_of(typed, "cpus-per-task") else ["--cpu-bind=none"]),
+        ]
+    )
     if options.is_array:
         return _ARRAY_TEMPLATE.format(
             head="\n".join(head),

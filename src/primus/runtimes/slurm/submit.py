@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError, nearest
-from primus.launch import foreground, job_logs, jobs
+from primus.launch import job_logs, jobs
 from primus.launch.jobs import Submission
-from primus.launch.remote import Remote, Say, settle
+from primus.launch.remote import Remote, Say
 from primus.runs.events import EventLog
 from primus.runs.files import to_json
 from primus.runs.store import Outcome, Run, runs_of
-from primus.runtimes.slurm import queries, script
+from primus.runtimes.slurm import queries, script, step
 from primus.runtimes.slurm.options import KNOWN, Options, Typed, parse, value_of
 from primus.secret import mask_words
 
@@ -48,10 +48,7 @@ def start(remote: Remote, run: Run | None, say: Say) -> int:
     if options.test_only:
         return _ask_only(remote, run, environ)
     if options.command == "srun":
-        code = foreground.call(remote.plan.argv, environ)
-        if run:
-            settle(run, code, "srun")
-        return code
+        return step.run_step(remote, run, environ, say)
     assert run is not None, "a batch script is a file of a run folder"
     submission = _submitted(remote, run, options, environ, say)
     _tell(remote, submission, say)
