@@ -133,12 +133,14 @@ def test_a_folder_that_cannot_be_made_yet_is_refused(place: Place) -> None:
     assert not place.runs, "a run that stays planned for ever"
 
 
-def test_a_refused_job_is_said_and_recorded(place: Place) -> None:
+def test_a_refused_job_is_said_and_leaves_nothing(place: Place) -> None:
+    place.primus("slurm", "sbatch", *TASK)
+    latest = os.readlink(place.folder / "out/night/latest")
     place.slurm.answers(sbatch="echo 'sbatch: error: invalid partition specified: x' >&2; exit 1", squeue="")
     said = place.primus("slurm", "sbatch", "-p", "x", *TASK, code=1)
     assert "the job was not accepted: sbatch: error: invalid partition specified: x" in said
-    assert place.metadata.outcome.state == "failed"
-    assert not (place.runs[0] / "submission.json").exists()
+    assert [run.name for run in place.runs] == [latest]
+    assert os.readlink(place.folder / "out/night/latest") == latest
 
 
 def test_the_option_that_was_meant_is_named(place: Place) -> None:

@@ -15,11 +15,12 @@ from msgspec import structs
 
 from primus import __version__, registry
 from primus.config import flags
-from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, PrimusError, UsageError, place_of
+from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, place_of
 from primus.interpreter import exclude_working_folder
 from primus.launch import chain, hooks, launcher_file, show
 from primus.launch.plan import Action, Context, Job, LaunchPlan, lengthens, shown
 from primus.launch.prepare import prepare
+from primus.launch.signals import exit_code_of
 from primus.machine.cluster import Layout
 from primus.machine.facts import Facts
 from primus.runs.files import to_json
@@ -52,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
         return EXIT_OK
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("primus-cli: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return exit_code_of(error)
     except Exception as error:
         if is_debug:
             raise

@@ -256,6 +256,8 @@ def _no_task(words: Sequence[str], runtimes: list[Segment], tasks: Sequence[str]
             f"'{stray[0]}' is a task: ' -- ' must stand before it", f"primus-cli {runtimes[-1].name} -- {stray[0]} ..."
         )
     if not words:
+        for segment in runtimes:  # a word that is none of its options says more
+            options_of(segment)
         name = runtimes[-1].name
         commands = "|".join(getattr(registry.load("runtimes", name), "COMMANDS", ()))
         own = f", or primus-cli {name} {commands}" if commands else ""

@@ -24,6 +24,8 @@ from primus.launch import ranks
 from primus.launch.guard import Guard
 from primus.launch.plan import LaunchPlan
 from primus.launch.verdict import Ended
+from primus.machine import oom
+from primus.machine.oom import OomKills
 from primus.runs import events
 from primus.runs.attempt import LAUNCHER_VARIABLE
 from primus.runs.files import write_json, write_text
@@ -65,6 +67,7 @@ def execute(
     for path, text in plan.files.items():
         write_text(Path(path), text)
     mark = f"{run.id}.{number}.{os.getpid()}.{os.urandom(4).hex()}"
+    kills = oom.read_oom_kills()
     child = _start(plan, run, dict(environ) | {MARK: mark})
     returncode: int | None = None
     try:
@@ -75,7 +78,7 @@ def execute(
     finally:
         if returncode != 0:  # after a good end what a worker has left behind on purpose may stay
             process.end(child, mark=f"{MARK}={mark}")
-    return _ended(returncode, run, plan, number, guard)
+    return _ended(returncode, run, plan, number, guard, kills)
 
 
 def _start(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -137,8 +140,11 @@ def _link_logs(run: Run, plan: LaunchPlan, number: int) -> None:
         os.replace(temporary, link)
 
 
-def _ended(returncode: int | None, run: Run, plan: LaunchPlan, number: int, guard: Guard) -> Ended:
-    """What has come of the attempt here; without `returncode` we have ended it ourselves."""
+def _ended(returncode: int | None, run: Run, plan: LaunchPlan, number: int, guard: Guard, kills: OomKills) -> Ended:
+    """What has come of the attempt here; without `returncode` we have ended it ourselves.
+
+    `kills` is what the kernel had killed for lack of memory before the attempt.
+    """
     folder = run.attempt(number)
     failures: list[Failure] = []
     silent: list[Failure] = []
@@ -153,6 +159,7 @@ def _ended(returncode: int | None, run: Run, plan: LaunchPlan, number: int, guar
             silent.append(_failure(rank, code, when, run, number))
         if returncode and not failures and not silent:
             silent = [_silent_end(returncode, run, plan, number)]
+        silent = [_with_memory(failure, kills) for failure in silent]
         for failure in silent:
             with contextlib.suppress(PrimusError):  # a full disk: the failure is told all the same
                 write_json(folder / f"rank_{failure.rank}.error.json", failure)
@@ -191,6 +198,14 @@ def _said_by_agent(run: Run, plan: LaunchPlan, number: int) -> dict[int, int]:
     text = launch_log(run, plan).read_text(encoding="utf-8", errors="replace")
     found = _DEAD_RANK.findall(text.rpartition(f"] attempt {number} on ")[2])
     return {int(local_rank): int(code) for code, local_rank in reversed(found)}
+
+
+def _with_memory(failure: Failure, before: OomKills) -> Failure:
+    """A failure by SIGKILL, with what the kernel's counters say of it."""
+    if failure.exit_code != 128 + signal.SIGKILL:
+        return failure
+    said = oom.describe_oom(before, oom.read_oom_kills())
+    return structs.replace(failure, problem=f"{failure.problem}, {said}") if said else failure
 
 
 def _failure(rank: int, code: int | None, when: float, run: Run, number: int) -> Failure:

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError, nearest
+from primus.launch.signals import exit_code_of, raising
 from primus.runs.files import read_json, write_json
 from primus.runs.store import Outcome, Run
 
@@ -32,6 +33,8 @@ State = Literal["queued", "running", "done", "failed", "cancelled", "gone", "unk
 ENDED: frozenset[State] = frozenset(("done", "failed", "cancelled"))
 NUM_GONE = 5
 """Looks in a row at which a job is gone before that is believed: some servers hear of a job seconds later."""
+GONE_AFTER_S = 120.0
+"""Age from which a job that is gone was there before: its run can wait for nothing any more."""
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
 """Time between two questions for a job's state: it grows, since a scheduler serves many."""
 
@@ -71,6 +74,8 @@ class JobState(Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     restarts: int = 0
     """As the scheduler counts them."""
+    is_deleted: bool = False
+    """Of a job that is gone, whether its scheduler keeps jobs until somebody, or their age, removes them."""
 
 
 def remember(submission: Submission, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -134,7 +139,10 @@ def states(submissions: Sequence[Submission], environ: Mapping[str, str]) -> dic
                 with contextlib.suppress(PrimusError):  # it cannot be written: it is asked for again
                     _keep_end(each, state, environ)
                 with contextlib.suppress(PrimusError):
-                    _settle(each, state)
+                    settle(each, state)
+            elif state.is_deleted and time.time() - each.submitted > GONE_AFTER_S:
+                with contextlib.suppress(PrimusError):
+                    settle(each, state)
     return found
 
 
@@ -235,8 +243,62 @@ def shown(state: JobState) -> str:
     return state.state + (f" ({state.reason})" if state.reason else "")
 
 
+class Waiting(Struct):
+    """Waiting for a job, which a signal may have ended."""
+
+    exit_code: int = EXIT_INTERRUPTED
+    """128 + the signal."""
+
+
+@contextlib.contextmanager
+def detachable(name: str, cancel: str, say: Callable[[str], None]) -> Iterator[Waiting]:
+    """While open, Ctrl-C, SIGTERM and SIGHUP end the waiting and not the job, which is said.
+
+    Args:
+        name: How the job is called.
+        cancel: Words of `primus-cli` that end it.
+        say: For people.
+    """
+    waiting = Waiting()
+    with raising():
+        try:
+            yield waiting
+        except KeyboardInterrupt as error:
+            waiting.exit_code = exit_code_of(error)
+            say(f"job {name} goes on; primus-cli {cancel} ends it")
+
+
+def end_of(submission: Submission) -> Outcome | None:
+    """How the job's run has ended as the run itself says; None where it does not, or a later job has it."""
+    if "array" in submission.place:
+        return None
+    try:
+        holder = read_json(Path(submission.directory) / RECORD, Submission)
+        metadata = Run(Path(submission.directory)).metadata()
+    except PrimusError:  # the run folder is gone
+        return None
+    is_new = metadata.ended is not None and metadata.ended >= submission.submitted
+    is_ours = (holder.runtime, holder.id) == (submission.runtime, submission.id)
+    return metadata.outcome if is_ours and is_new and metadata.outcome.state not in ("planned", "running") else None
+
+
+def conclude(submission: Submission, state: JobState, say: Callable[[str], None]) -> int:
+    """Say how a job that was waited for has ended, and give the exit code: those of its run, where that says so.
+
+    A job that its scheduler ended at the time limit has the exit code 124 whatever its run could still say.
+    """
+    outcome = end_of(submission)
+    if outcome is None or state.state in ("queued", "running", "unknown"):
+        return exit_code(state)
+    if outcome.state != "done":
+        say(f"primus-cli: run {outcome.state}: {outcome.reason}")
+    if state.exit_code == EXIT_TIMED_OUT:
+        return EXIT_TIMED_OUT
+    return EXIT_OK if outcome.state == "done" else outcome.exit_code or EXIT_FAILED
+
+
 def exit_code(state: JobState) -> int:
-    """Exit code of a command that has waited for a job."""
+    """Exit code of a command that has waited for a job of which no run says more."""
     if state.state == "done":
         return EXIT_OK
     if state.state == "cancelled":
@@ -265,20 +327,35 @@ def _keep_end(submission: Submission, state: JobState, environ: Mapping[str, str
     write_json(_end_file(submission, environ), state)
 
 
-def _settle(submission: Submission, state: JobState) -> None:
-    """Record the end of a run whose nodes could not: it was cancelled in the queue, or they were killed."""
+def settle(submission: Submission, state: JobState) -> None:
+    """Record the end of a run whose nodes could not.
+
+    It was cancelled in the queue, they were killed, or they write another folder than this one. A run that goes on in
+    another job is left alone.
+    """
     run = Run(Path(submission.directory))
     try:
         before = run.metadata().outcome.state
+        holder = read_json(run.directory / RECORD, Submission)
     except PrimusError:  # the run folder is gone
         return
-    if state.state == "done" and before == "planned" and "array" in submission.place:  # none of its jobs records it
-        run.update(ended=time.time(), outcome=Outcome(state="done", exit_code=EXIT_OK))
-    if state.state == "done" or before not in ("planned", "running"):
+    if before not in ("planned", "running") or holder.id != submission.id:
         return
-    reason = f"job {submission.id} of {submission.runtime} was {state.state}" + (f": {state.raw}" if state.raw else "")
-    how: Literal["interrupted", "failed"] = "interrupted" if state.state == "cancelled" else "failed"
-    run.update(ended=time.time(), outcome=Outcome(state=how, exit_code=exit_code(state), reason=reason))
+    if state.state == "done":
+        if before == "planned":  # its nodes do not share the folder, or no job of an array keeps the record
+            run.update(ended=time.time(), outcome=Outcome(state="done", exit_code=EXIT_OK))
+        return
+    how: Literal["interrupted", "failed"] = "failed" if state.state == "failed" else "interrupted"
+    run.update(
+        ended=time.time(), outcome=Outcome(state=how, exit_code=exit_code(state), reason=_reason(submission, state))
+    )
+
+
+def _reason(submission: Submission, state: JobState) -> str:
+    """What the scheduler says of the end, in its own word as well."""
+    verb = {"failed": "failed", "cancelled": "was cancelled"}.get(state.state, "is gone")
+    said = "; ".join(filter(None, (state.reason, state.raw if state.raw not in state.reason else "")))
+    return f"job {submission.id} of {submission.runtime} {verb}" + (f": {said}" if said else "")
 
 
 def _file_name(submission: Submission) -> str:

@@ -7,6 +7,9 @@ which ends in `primus-cli direct -- <task>` on each node. A job with a run folde
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import signal
 import sys
 import time
@@ -16,10 +19,11 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus import registry
-from primus.errors import EXIT_FAILED, EXIT_OK, UsageError
+from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
 from primus.launch import chain, folder, foreground, jobs
 from primus.launch.plan import Context, Job, LaunchPlan, Variable, shown
-from primus.launch.request import Request, Segment, by_name
+from primus.launch.request import Request, Segment, by_name, named_variables
+from primus.launch.signals import raising
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Metadata, Outcome, Run, State, new_id
 from primus.secret import mask_words
@@ -73,7 +77,7 @@ def prepare(
     ours.check_start()
     directory, attempt = _place(ours)
     words = ("--run", str(directory), *(ours.elsewhere or ())) if is_planned else request.words
-    runtimes, typed = _by_name(request.runtimes)
+    runtimes, typed = _by_name(request.runtimes, context.environ)
     secrets = _masked_in_folder(ours) | typed
     going = Request(runtimes=runtimes, task=request.task, words=_without_secrets(words))
     context = structs.replace(context, directory=str(directory), attempt=attempt, name=ours.name)
@@ -98,8 +102,10 @@ def _place(job: Job) -> tuple[Path, int]:
     return Path(job.workspace).absolute() / job.name / new_id(), 0
 
 
-def _by_name(runtimes: tuple[Segment, ...]) -> tuple[tuple[Segment, ...], dict[str, Variable]]:
-    """The runtimes without secrets in their words, and these as variables."""
+def _by_name(
+    runtimes: tuple[Segment, ...], environ: Mapping[str, str]
+) -> tuple[tuple[Segment, ...], dict[str, Variable]]:
+    """The runtimes without secrets in their words, and as variables these, and what the innermost one names."""
     kept: list[Segment] = []
     found: dict[str, Variable] = {}
     for segment in runtimes:
@@ -107,6 +113,9 @@ def _by_name(runtimes: tuple[Segment, ...]) -> tuple[tuple[Segment, ...], dict[s
         references = getattr(registry.load("runtimes", segment.name), "REFERENCES", ())
         kept.append(Segment(segment.name, _without_secrets(words, references)))
         found |= {name: Variable(value, "--env", is_secret=True) for name, value in secrets.items()}
+        if registry.load("runtimes", segment.name).LEVEL == "node":  # the others pass on themselves what they name
+            named = {name: Variable(environ[name], "--env") for name in named_variables(words, environ)}
+            found = named | found
     return tuple(kept), found
 
 
@@ -140,9 +149,26 @@ def perform(remote: Remote, say: Say) -> int:
     Raises:
         PrimusError: It cannot be started, or the run belongs to another job.
     """
+    with raising():
+        return _performed_in_folder(remote, say)
+
+
+def _performed_in_folder(remote: Remote, say: Say) -> int:
+    latest = _latest(remote)
     run = _opened(remote) if remote.needs_folder else None
-    if run is None or not remote.plan.files:
-        return _performed(remote, run, say)
+    try:
+        if run is None or not remote.plan.files:
+            return _performed(remote, run, say)
+        return _claimed(remote, run, say)
+    except NotAccepted:
+        _forget(remote, run, latest)
+        raise
+    except OnlyAsked as asked:
+        _forget(remote, run, latest)
+        return asked.exit_code
+
+
+def _claimed(remote: Remote, run: Run, say: Say) -> int:
     with jobs.claimed(run, remote.context.environ):  # the files are for a scheduler, and may be another job's already
         return _performed(remote, run, say)
 
@@ -163,6 +189,47 @@ def _performed(remote: Remote, run: Run | None, say: Say) -> int:
     return conclude(run, before, code, f"{remote.plan.argv[0]} ended with exit code {code}")
 
 
+class NotAccepted(PrimusError):
+    """A scheduler has refused a job: the run folder that was made for it is removed."""
+
+    @classmethod
+    def from_error(cls, error: PrimusError) -> NotAccepted:
+        """The same, with its exit code."""
+        found = cls(error.problem, error.hint)
+        found.exit_code = error.exit_code
+        return found
+
+
+class OnlyAsked(Exception):
+    """A scheduler was asked and nothing was submitted: the run folder that was made for it is removed."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def _latest(remote: Remote) -> str:
+    """Which run of the experiment `latest` names before there is another one."""
+    try:
+        return os.readlink(Path(remote.directory).parent / "latest")
+    except OSError:
+        return ""
+
+
+def _forget(remote: Remote, run: Run | None, latest: str) -> None:
+    """Remove the run folder, where it was made for this; `latest` is what it was, unless another run has it by now."""
+    if run is None or remote.job.resume:
+        return
+    beside = run.directory.parent
+    shutil.rmtree(run.directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        if _latest(remote) == run.id:
+            (beside / "latest").unlink()
+            if latest:
+                (beside / "latest").symlink_to(latest)
+        beside.rmdir()  # where nothing else is in it
+
+
 def _opened(remote: Remote) -> Run:
     directory = Path(remote.directory)
     is_new = not remote.job.resume
@@ -180,7 +247,15 @@ def node_rank(environ: Mapping[str, str]) -> int:
     return next((int(environ[name]) for name in RANKS if environ.get(name, "").isdecimal()), 0)
 
 
-def conclude(run: Run | None, before: Metadata | None, code: int, reason: str, *, state: State | None = None) -> int:
+def conclude(
+    run: Run | None,
+    before: Metadata | None,
+    code: int,
+    reason: str,
+    *,
+    state: State | None = None,
+    is_said: bool = False,
+) -> int:
     """Give the exit code of what was started elsewhere: that of the run, not of the tool that carried it.
 
     A node that records how the run has ended says so as well. Where none could, because none had begun or their
@@ -192,21 +267,29 @@ def conclude(run: Run | None, before: Metadata | None, code: int, reason: str, *
         code: Exit code of the tool.
         reason: What the tool says of the end.
         state: How it has ended, where its exit code does not tell.
+        is_said: Whether people know the reason already.
     """
     if run is None or before is None:
         return code
-    now = run.metadata()
-    is_ended = now.outcome.state not in ("planned", "running")
-    if is_ended and (now.ended, now.outcome) != (before.ended, before.outcome):
-        return EXIT_OK if now.outcome.state == "done" else now.outcome.exit_code or code or EXIT_FAILED
+    told = told_outcome(run, before)
+    if told is not None:
+        return EXIT_OK if told.state == "done" else told.exit_code or code or EXIT_FAILED
     if code == EXIT_OK:
         return code
-    nodes = "before any node had begun" if now.attempts == before.attempts else "and no node said why"
+    nodes = "before any node had begun" if run.metadata().attempts == before.attempts else "and no node said why"
     how: State = state or ("interrupted" if code > 128 and code != 128 + signal.SIGKILL else "failed")
-    outcome = Outcome(state=how, exit_code=code, reason=f"{reason}, {nodes}")
+    outcome = Outcome(state=how, exit_code=code, reason=reason if is_said else f"{reason}, {nodes}")
     run.update(ended=time.time(), outcome=outcome)
-    say_end(outcome)
+    if not is_said:
+        say_end(outcome)
     return code
+
+
+def told_outcome(run: Run, before: Metadata) -> Outcome | None:
+    """How the run has ended as its nodes have recorded since `before`; None where they have not."""
+    now = run.metadata()
+    is_new = (now.ended, now.outcome) != (before.ended, before.outcome)
+    return now.outcome if is_new and now.outcome.state not in ("planned", "running") else None
 
 
 def say_end(outcome: Outcome) -> None:

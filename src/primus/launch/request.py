@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -66,3 +66,16 @@ def by_name(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
             kept.append(word)
         after_env = word in ENV_FLAGS or (after_env and not word.startswith("-"))
     return tuple(kept), found
+
+
+def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Names in `environ` that `words` of a runtime pass on by `--env NAME`."""
+    found: list[str] = []
+    after_env = False
+    for word in words:
+        flag, equals, value = word.partition("=")
+        text = value if flag in ENV_FLAGS and equals else word if after_env else ""
+        if text in environ:
+            found.append(text)
+        after_env = word in ENV_FLAGS or (after_env and not word.startswith("-"))
+    return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 INSISTS_AFTER_S = 1.0
@@ -58,3 +60,33 @@ class Signals:
         if number != signal.SIGUSR1 and now - self._heard.setdefault(number, now) > INSISTS_AFTER_S:
             self.insists = True
         self.note(number)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, where they are to end this process as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def exit_code_of(error: KeyboardInterrupt) -> int:
+    """128 + the signal."""
+    return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """While open, SIGTERM and SIGHUP raise `Terminated`, so that what was begun is told or undone before the end."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    before = {each: signal.signal(each, stop) for each in numbers if signal.getsignal(each) is not signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -21,6 +21,8 @@ def of_words(words: Iterable[str], flag: str, environ: Mapping[str, str]) -> dic
         if not word or ("=" in word and flag == "--env"):
             name, _, value = word.partition("=")
             variables[checked_name(name, "--env")] = Variable(value, "--env")
+        elif word in variables:  # a value that a runtime around has set, as the image may have another one
+            continue
         elif word in environ:
             variables[word] = Variable(environ[word], "--env")
         else:

@@ -16,6 +16,7 @@ SIGNATURES = (
             *signs(": Out Of Memory", "OOMKilled", "Some of your processes may have been killed by the cgroup"),
             Sign("out of memory: Killed process"),
             Sign("Out of memory: Killed process"),
+            Sign("by the kernel's out-of-memory killer"),  # as `launch.execute` reads its counters
             *signs("invoked oom-killer", "oom_reaper: reaped process", "The node was low on resource: memory"),
             *signs("std::bad_alloc"),
             Sign("DefaultCPUAllocator: ", r"(can't|not enough) (allocate )?memory"),

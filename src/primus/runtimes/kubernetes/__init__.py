@@ -14,18 +14,21 @@ from primus.errors import EXIT_OK, PrimusError, UsageError
 from primus.launch import jobs
 from primus.launch.jobs import JobState, Submission
 from primus.launch.plan import Context, LaunchPlan, Mount
-from primus.launch.remote import Remote, Say
+from primus.launch.remote import NotAccepted, Remote, Say
+from primus.launch.signals import exit_code_of
 from primus.runs.files import write_text
 from primus.runs.store import Outcome, Run
 from primus.runtimes.kubernetes import entry, order, volumes
 from primus.runtimes.kubernetes.commands import run, target, write_log
 from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, implied, parse, takes
+from primus.runtimes.kubernetes.target import Unsure
 from primus.secret import mask_words
 
 __all__ = ["COMMANDS", "LEVEL", "REFERENCES", "Options", "cancel", "implied", "logs", "parse", "run", "shown", "start"]
 __all__ += ["states", "takes", "wrap"]
 
 LEVEL = "cluster"
+DELETED = JobState(state="cancelled", raw="deleted")
 FOLDER = "kubernetes"
 """Folder of a run folder with what the job was made of."""
 
@@ -76,8 +79,14 @@ def start(remote: Remote, run_folder: Run | None, say: Say) -> int:
         place = server.place(options, environ)
         write_text(run_folder.directory / FOLDER / "job.txt", server.shown(wanted, as_json=False) + "\n")
         identity = server.create(wanted, place, environ, say)
-    except PrimusError as error:
+    except Unsure as error:
         outcome = Outcome(state="failed", exit_code=error.exit_code, reason=error.problem)
+        run_folder.update(ended=time.time(), outcome=outcome)
+        raise
+    except PrimusError as error:
+        raise NotAccepted.from_error(error) from None
+    except KeyboardInterrupt as error:
+        outcome = Outcome(state="interrupted", exit_code=exit_code_of(error), reason="interrupted while it was made")
         run_folder.update(ended=time.time(), outcome=outcome)
         raise
     jobs.remember(
@@ -112,8 +121,9 @@ def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
 
 
 def cancel(submission: Submission) -> None:
-    """End a job, and remove what was made for it."""
+    """End a job, and remove what was made for it; its run waits for nothing any more."""
     target(submission.place["target"]).delete(submission.place, submission.id, os.environ)
+    jobs.settle(submission, DELETED)
 
 
 def logs(submission: Submission, follow: bool, tail: int | None) -> None:

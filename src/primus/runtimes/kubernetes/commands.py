@@ -6,13 +6,13 @@ import importlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import Any, cast
 
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError
 from primus.launch import jobs
-from primus.launch.jobs import JobState
+from primus.launch.jobs import JobState, Submission
 from primus.runtimes.kubernetes import status
 from primus.runtimes.kubernetes.options import OF_A_JOB, Options
 from primus.runtimes.kubernetes.target import JobView, NodeView, Place, Refused, Target
@@ -57,7 +57,21 @@ def place_of(options: Options, environ: Mapping[str, str]) -> Place:
     typed = (options.url, options.target, options.namespace, options.context, options.kubeconfig, options.workspace)
     known = jobs.known(environ) if options.job_id and not any(typed) else []
     here = [each for each in known if each.runtime == "kubernetes" and each.id == options.job_id]
-    return dict(here[-1].place) if here else target(options.kind).place(options, environ)
+    if here:
+        return dict(here[-1].place)
+    place = target(options.kind).place(options, environ)
+    is_open = options.job_id and options.target is None and MODULES[place["target"]] == "objects"
+    return _place_with_job(place, options.job_id, environ) if is_open else place
+
+
+def _place_with_job(place: Place, job: str, environ: Mapping[str, str]) -> Place:
+    """`place` with the kind of which there is a job of this name; the default one where there is none."""
+    for kind in (name for name, module in MODULES.items() if module == "objects"):
+        candidate = {**place, "target": kind}
+        with suppress(UsageError, Refused):  # there is none, or the cluster does not have this kind
+            target(kind).get(candidate, job, environ)
+            return candidate
+    return place
 
 
 def _get(server: Target, place: Place, options: Options, context: TaskContext) -> int:
@@ -67,10 +81,11 @@ def _get(server: Target, place: Place, options: Options, context: TaskContext) -
 
 
 def _list(server: Target, place: Place, options: Options, context: TaskContext) -> int:
-    views = server.jobs(place, context.environ)
+    views = _all_jobs(place, context) if options.target is None else server.jobs(place, context.environ)
     rows = [
         (
             each.id,
+            each.kind or "-",
             each.state.state,
             each.state.raw,
             _or_dash(each.replicas),
@@ -80,9 +95,33 @@ def _list(server: Target, place: Place, options: Options, context: TaskContext) 
         )
         for each in views
     ]
-    head = ("JOB", "STATE", "SAID", "NODES", "RESTARTS", "RUN", "CREATED")
+    head = ("JOB", "KIND", "STATE", "SAID", "NODES", "RESTARTS", "RUN", "CREATED")
     context.result(views, _table(head, rows) if rows else f"no jobs in {place.get('namespace') or place.get('url')}")
     return EXIT_OK
+
+
+def _all_jobs(place: Place, context: TaskContext) -> list[JobView]:
+    """The jobs of all kinds that primus makes at `place`; a kind that the cluster does not have is left out.
+
+    Raises:
+        PrimusError: The server cannot be reached, or refuses all of them.
+    """
+    kinds = [name for name, module in MODULES.items() if module == MODULES[place["target"]]]
+    found: list[JobView] = []
+    refused: list[Refused] = []
+    for kind in kinds:
+        try:
+            found += target(kind).jobs({**place, "target": kind}, context.environ)
+        except Refused as error:
+            if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
+                raise
+            refused.append(error)
+    if len(refused) == len(kinds):
+        raise refused[0]
+    for each in refused:
+        if each.status == HTTPStatus.FORBIDDEN:
+            context.say(f"left out: {each.problem}")
+    return sorted(found, key=lambda view: (view.created, view.id))
 
 
 def _logs(server: Target, place: Place, options: Options, context: TaskContext) -> int:
@@ -152,6 +191,8 @@ def _delete(server: Target, place: Place, options: Options, context: TaskContext
             context.say("nothing was deleted")
             return EXIT_FAILED
     server.delete(place, options.job_id, context.environ)
+    for submission in _submissions(options.job_id, context.environ):
+        jobs.settle(submission, JobState(state="cancelled", raw="deleted"))
     context.result({"deleted": options.job_id}, f"deleted {options.job_id}")
     return EXIT_OK
 
@@ -168,8 +209,23 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
     return (node.name, ready, str(node.gpus), _or_dash(node.gpus_used), node.model or "-", node.message)
 
 
+def _submissions(job: str, environ: Mapping[str, str]) -> list[Submission]:
+    """What was remembered of the submission of `job` from here."""
+    return [each for each in jobs.known(environ) if (each.runtime, each.id) == ("kubernetes", job)][-1:]
+
+
 def _wait(server: Target, place: Place, options: Options, context: TaskContext) -> int:
-    """Wait for the job's end; its exit code, or 124 where it takes longer than is waited for."""
+    """Wait for the job's end; the exit code of its run, or 124 where it takes longer than is waited for."""
+    with jobs.detachable(options.job_id, f"kubernetes delete {options.job_id}", _say) as waiting:
+        waiting.exit_code = _waited(server, place, options, context)
+    return waiting.exit_code
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _waited(server: Target, place: Place, options: Options, context: TaskContext) -> int:
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
     patience, said = _Patience(), ""
     while True:
@@ -177,7 +233,11 @@ def _wait(server: Target, place: Place, options: Options, context: TaskContext) 
             state = _state_of(server, place, options, context, was_there=bool(said))
             if state.state in jobs.ENDED:
                 context.result(state, f"{options.job_id}: {_state_text(state)}")
-                return jobs.exit_code(state)
+                known = _submissions(options.job_id, context.environ)
+                if not known:
+                    return jobs.exit_code(state)
+                jobs.settle(known[0], state)
+                return jobs.conclude(known[0], state, _say)
             if state.raw != said:
                 said = state.raw
                 print(f"{options.job_id}: {state.raw}", file=sys.stderr, flush=True)

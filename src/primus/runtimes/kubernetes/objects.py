@@ -15,7 +15,7 @@ from primus.runtimes.kubernetes.client import Server, place_of
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.order import secret_references
 from primus.runtimes.kubernetes.pod import Manifest, resources
-from primus.runtimes.kubernetes.target import JobView, NodeView, Order, Place, Reader, Refused, Write
+from primus.runtimes.kubernetes.target import JobView, NodeView, Order, Place, Reader, Refused, Unsure, Write
 
 PATHS = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
@@ -109,6 +109,11 @@ def create(order: Order, place: Place, environ: Mapping[str, str], say: Callable
         for path, each in zip(paths, wanted, strict=True):
             begun.append(path)
             _make(server, path, each, order)
+    except PrimusError as error:
+        _unmake(server, begun, order)
+        if len(begun) > 1 and not isinstance(error, Refused):  # the server was there before
+            raise Unsure(error.problem, f"look for {order.name} with 'kubernetes list' before you try again") from None
+        raise
     except BaseException:
         _unmake(server, begun, order)
         raise
@@ -157,16 +162,18 @@ def _adopt(server: Server, paths: Sequence[str], job: Manifest, job_path: str, s
 def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
     """How jobs stand; `gone` for one that is not there."""
     found = {each.id: each.state for each in jobs(place, environ)}
-    gone = JobState(state="gone", raw="NotFound", reason="it was deleted, or its time to be kept is over")
+    reason = "it was deleted, or its time to be kept is over"
+    gone = JobState(state="gone", raw="NotFound", is_deleted=True, reason=reason)
     return {each: found.get(each, gone) for each in ids}
 
 
 def jobs(place: Place, environ: Mapping[str, str]) -> list[JobView]:
     """The jobs that primus made, without their pods; newest last."""
     server = Server(place)
-    folder = PATHS[KINDS[place["target"]]].format(server.namespace)
-    items = server.items(folder, labelSelector=f"{names.OURS}=primus")
-    views = [status.job_view(each, (), ()) for each in items]
+    kind = KINDS[place["target"]]
+    items = server.items(PATHS[kind].format(server.namespace), labelSelector=f"{names.OURS}=primus")
+    own = [each for each in items if not each["metadata"].get("ownerReferences")]  # a TrainJob makes a JobSet
+    views = [status.job_view({"kind": kind, **each}, (), ()) for each in own]  # items of a list do not name their kind
     return sorted(views, key=lambda view: (view.created, view.id))
 
 

@@ -15,7 +15,7 @@ from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.rest import DELAYS_S, Server, Uncertain, checked_url, segment
 from primus.runtimes.kubernetes.safe_payload import payload, script
-from primus.runtimes.kubernetes.target import JobView, NodeView, Order, Place, Pod, Reader, Refused, Write
+from primus.runtimes.kubernetes.target import JobView, NodeView, Order, Place, Pod, Reader, Refused, Unsure, Write
 from primus.secret import MASK
 
 PAGE = 100
@@ -141,7 +141,7 @@ def create(order: Order, place: Place, environ: Mapping[str, str], say: Callable
             raise PrimusError(f"{place['url']}: the answer has no workloadId", "is --api right?") from None
     assert problem
     hint = f"it may be there all the same: look for {order.name} with 'kubernetes list' before you try again"
-    raise PrimusError(problem.problem, hint)
+    raise Unsure(problem.problem, hint)
 
 
 def _find(server: Server, place: Place, order: Order) -> str | None:
@@ -191,7 +191,7 @@ def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict
             found[item["workloadId"]] = _state(item)
         if not missing:
             break
-    return found | {each: JobState(state="gone", raw="NotFound") for each in missing}
+    return found | {each: JobState(state="gone", raw="NotFound", is_deleted=True) for each in missing}
 
 
 def jobs(place: Place, environ: Mapping[str, str]) -> list[JobView]:
@@ -298,6 +298,7 @@ def _view(item: Mapping[str, Any]) -> JobView:
     return JobView(
         id=str(item["workloadId"]),
         name=str(item.get("displayName") or ""),
+        kind=str((item.get("groupVersionKind") or {}).get("kind") or ""),
         state=_state(item, pods),
         replicas=_replicas(item),
         created=str(item.get("creationTime") or ""),

@@ -32,6 +32,7 @@ def job_view(job: Any, pods: Sequence[Any], warnings: Sequence[Any]) -> JobView:
     return JobView(
         id=meta["name"],
         name=meta["name"],
+        kind=job.get("kind") or "",
         state=state,
         replicas=_replicas(job),
         created=meta.get("creationTimestamp") or "",

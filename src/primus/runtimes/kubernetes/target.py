@@ -30,6 +30,10 @@ class Refused(PrimusError):
         self.status = status
 
 
+class Unsure(PrimusError):
+    """The job may have been made, though that could not be heard."""
+
+
 class Order(Struct, frozen=True, kw_only=True):
     """A task that is to become a job."""
 
@@ -74,6 +78,8 @@ class JobView(Struct, frozen=True, kw_only=True):
 
     id: str
     name: str = ""
+    kind: str = ""
+    """JobSet, TrainJob, or Primus-SaFE's kind."""
     state: JobState
     replicas: int | None = None
     created: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from primus.errors import EXIT_FAILED
 from primus.launch import ends
 from primus.launch.policy import Decision, End, Policy, decide
 from primus.runs import events
@@ -14,7 +15,7 @@ from primus.runs.events import EventLog
 from primus.runs.store import Outcome, Run
 from primus.runtimes.slurm import queries
 
-KIND = "step_ended"
+KIND, SUBMITTED = "step_ended", "submitted"
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -48,11 +49,16 @@ def after_step(run: Run, step: Step, environ: Mapping[str, str]) -> tuple[str, s
     is_lost = end.kind == "lost node"
     past = ends.ends_of(run) or [end]
     decision = decide(step.policy, past, can_exclude=has_spares or (is_lost and step.can_requeue))
-    return _line(decision, end, step, nodes, has_spares)
+    return _line(decision, end, structs.replace(step, exit_code=_exit_code(run, step)), nodes, has_spares)
+
+
+def _exit_code(run: Run, step: Step) -> int:
+    """That of the run, which its nodes have recorded: srun gives the highest of its tasks, which it may have killed."""
+    return run.metadata().outcome.exit_code or step.exit_code or EXIT_FAILED
 
 
 def _line(decision: Decision, end: End, step: Step, nodes: Sequence[str], has_spares: bool) -> tuple[str, str]:
-    code = step.exit_code or 1
+    code = step.exit_code
     if end.kind == "preempted":
         if step.can_requeue:
             return "requeue", decision.reason
@@ -90,11 +96,21 @@ def _end(run: Run, step: Step, nodes: Sequence[str], *, has_spares: bool) -> End
         return End(attempt=number, kind="lost node", action="exclude", hosts=lost, step=newest, reason=reason)
     reason = f"srun ended with exit code {step.exit_code}"
     if not is_begun:  # nor will it the next time
-        reason = f"{reason}, and no attempt had begun"
+        told = run.metadata().outcome.reason if _is_told(run) else ""  # such as of a hook
+        reason = told or f"{reason}, and no attempt had begun"
         return End(attempt=number, kind="failed", action="stop", step=newest, reason=reason)
     if noted and noted.kind == "lost node":  # its launcher was, and may be started there again
         return structs.replace(noted, kind="failed", hosts=(), reason=f"{noted.reason}; the node answers")
     return noted or End(attempt=number, kind="failed", step=newest, reason=reason)
+
+
+def _is_told(run: Run) -> bool:
+    """Whether a node has recorded how the run has ended since the job, or the step before, began."""
+    metadata = run.metadata()
+    since = [event["time"] for event in events.read(run.events) if event["kind"] in (KIND, SUBMITTED)]
+    is_new = metadata.ended is not None and metadata.ended >= max(since, default=0.0)
+    is_begun = metadata.attempts > _num_begun(run)
+    return metadata.outcome.state not in ("planned", "running") and (is_begun or is_new)
 
 
 def _num_begun(run: Run) -> int:
@@ -123,16 +139,16 @@ def _names(hosts: Sequence[str], nodes: Sequence[str]) -> list[str]:
 
 def _note(run: Run, step: Step, end: End) -> None:
     """Record how the step ended; and the run, where no node has."""
-    metadata = run.metadata()
+    metadata, is_told = run.metadata(), _is_told(run)
     if end not in ends.ends_of(run):
         ends.note(run, end)
-    log = EventLog(run.events)
-    log.append(KIND, exit_code=step.exit_code, attempts=metadata.attempts, end=end.kind, hosts=end.hosts)
-    log.close()
     if end.kind == "done" and metadata.outcome.state == "planned":
         run.update(ended=time.time(), outcome=Outcome(state="done", exit_code=0))
-    elif end.kind != "done" and metadata.outcome.state in ("planned", "running"):
+    elif end.kind != "done" and not is_told:
         state = Outcome(
             state="interrupted" if end.kind == "preempted" else "failed", exit_code=step.exit_code, reason=end.reason
         )
         run.update(ended=time.time(), outcome=state)
+    log = EventLog(run.events)  # after the record, whose time says that it is of this step
+    log.append(KIND, exit_code=step.exit_code, attempts=metadata.attempts, end=end.kind, hosts=end.hosts)
+    log.close()

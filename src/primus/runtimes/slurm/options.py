@@ -54,6 +54,16 @@ SPELLINGS = {f"--{name}": f"--{name}" for name in VALUED | BARE | OPTIONAL} | {
 }
 """Long names of Slurm's options by each spelling."""
 
+INSTEAD = {
+    "scancel": "primus-cli direct -- jobs cancel JOB",
+    "squeue": "primus-cli direct -- jobs list",
+    "sacct": "primus-cli direct -- jobs list --all",
+    "scontrol": "primus-cli direct -- jobs show JOB",
+    "sattach": "primus-cli direct -- jobs logs JOB --follow",
+    "salloc": "salloc itself, then slurm srun inside",
+}
+"""What does here what other commands of Slurm do."""
+
 REFUSED = {
     "wrap": "what is run stands after ' -- '",
     "multi-prog": "what is run stands after ' -- '",
@@ -231,6 +241,8 @@ def _in_full(name: str) -> str:
 
 
 def _stray(word: str, before: Sequence[Typed], command: str) -> UsageError:
+    if not before and word in INSTEAD:
+        return UsageError(f"slurm: '{word}' is none of {', '.join(COMMANDS)}", f"use {INSTEAD[word]}")
     if not before and nearest(word, COMMANDS):
         return UsageError(f"no Slurm command '{word}'", did_you_mean(word, COMMANDS))
     after = f" after {' '.join(before[-1].words)}" if before else ""

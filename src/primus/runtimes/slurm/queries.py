@@ -45,6 +45,16 @@ NEEDS_PERSON = {
 """Reasons that waiting does not mend (squeue(1), JOB REASON CODES), and what to do; {id} is the job."""
 
 
+MEANINGS = {
+    "NODE_FAIL": "a node of the job failed",
+    "BOOT_FAIL": "a node of the job did not boot",
+    "OUT_OF_MEMORY": "the job used more memory than it has (--mem)",
+    "TIMEOUT": "the time limit of the job (--time) was over",
+    "DEADLINE": "the job's deadline was over",
+    "PREEMPTED": "another job has preempted it",
+}
+"""What states of failed jobs mean (squeue(1), JOB STATE CODES)."""
+
 HEADLESS = "its first node is lost, and its script with it; needs a person: cancel it, and submit its run again"
 """With --no-kill, which spare nodes take, Slurm goes on with such a job until its time limit (tried with 22.05)."""
 
@@ -210,7 +220,7 @@ def _state(
     word = raw.split(" ")[0].rstrip("+")  # such as `CANCELLED by 1000`
     state = STATES.get(word, "unknown")
     is_left_over = state in ("done", "cancelled")  # of the time when it waited
-    said = "" if is_left_over or reason in ("None", "(null)") else reason
+    said = MEANINGS.get(word) or ("" if is_left_over or reason in ("None", "(null)") else reason)
     if state == "queued" and NEEDS_PERSON.get(said):
         said = f"{said}, needs a person: {NEEDS_PERSON[said].format(id=number)}"
     code = 124 if word == "TIMEOUT" else exit_code  # as timeout(1) has it

@@ -13,14 +13,15 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError, nearest
 from primus.launch import job_logs, jobs
 from primus.launch.jobs import Submission
-from primus.launch.remote import Remote, Say
+from primus.launch.remote import NotAccepted, OnlyAsked, Remote, Say
 from primus.runs.events import EventLog
 from primus.runs.files import to_json
-from primus.runs.store import Outcome, Run, runs_of
+from primus.runs.store import Outcome, Run
 from primus.runtimes.slurm import queries, script, step
 from primus.runtimes.slurm.options import KNOWN, Options, Typed, parse, value_of
 from primus.secret import mask_words
@@ -43,10 +44,11 @@ def start(remote: Remote, run: Run | None, say: Say) -> int:
     program = remote.plan.argv[0]
     environ = environment(remote.environ, options.command, {*remote.plan.env})
     if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
-        _forget(remote, run)
-        raise UsageError(f"{program} is not installed here", "type this on a login node of a Slurm cluster")
+        raise NotAccepted.from_error(
+            UsageError(f"{program} is not installed here", "type this on a login node of a Slurm cluster")
+        )
     if options.test_only:
-        return _ask_only(remote, run, environ)
+        _ask_only(remote, environ)
     if options.command == "srun":
         return step.run_step(remote, run, environ, say)
     assert run is not None, "a batch script is a file of a run folder"
@@ -79,39 +81,20 @@ def environment(environ: Mapping[str, str], command: str, planned: set[str]) -> 
     return {name: value for name, value in environ.items() if not is_dropped(name)}
 
 
-def _ask_only(remote: Remote, run: Run | None, environ: Mapping[str, str]) -> int:
-    """Ask whether and when the job could start; nothing is left of it."""
-    try:
-        said = queries.ask(remote.plan.argv, environ, SUBMIT_LIMIT_S)
-    finally:
-        _forget(remote, run)
+def _ask_only(remote: Remote, environ: Mapping[str, str]) -> NoReturn:
+    """Ask whether and when the job could start."""
+    said = queries.ask(remote.plan.argv, environ, SUBMIT_LIMIT_S)
     sys.stdout.write(said.out)
     print(said.err, file=sys.stderr)
-    return EXIT_FAILED if said.code is None else said.code
-
-
-def _forget(remote: Remote, run: Run | None) -> None:
-    """Remove the run folder, where it was made for this; `latest` points to the run before again."""
-    if run is None or remote.job.resume:
-        return
-    beside = run.directory.parent
-    shutil.rmtree(run.directory)
-    with contextlib.suppress(OSError):
-        (beside / "latest").unlink()
-        others = runs_of(beside)
-        if others:
-            (beside / "latest").symlink_to(others[-1].id)
-        else:
-            beside.rmdir()
+    raise OnlyAsked(EXIT_FAILED if said.code is None else said.code)
 
 
 def _submitted(remote: Remote, run: Run, options: Options, environ: Mapping[str, str], say: Say) -> Submission:
     typed = options.typed
     try:
         logs = _make_log_folders(options, run)
-    except PrimusError:
-        _forget(remote, run)
-        raise
+    except PrimusError as error:
+        raise NotAccepted.from_error(error) from None
     name = value_of(typed, "job-name") or remote.context.name
     comment = value_of(typed, "comment") or script.comment(str(run.directory))
     try:
@@ -173,7 +156,8 @@ def _found_after_all(said: queries.Said, name: str, comment: str, environ: Mappi
     """Id of the job, where Slurm has accepted it without being heard.
 
     Raises:
-        PrimusError: It has not, or that cannot be known.
+        NotAccepted: It has not.
+        PrimusError: That cannot be known.
     """
     problem = said.err or said.out.strip() or f"exit code {said.code}"
     try:
@@ -184,8 +168,7 @@ def _found_after_all(said: queries.Said, name: str, comment: str, environ: Mappi
         raise PrimusError(unknown, f"before you submit it again: squeue --me --name={name}") from None
     if number is not None:
         return number
-    run.update(ended=time.time(), outcome=Outcome(state="failed", exit_code=EXIT_FAILED, reason=f"sbatch: {problem}"))
-    raise PrimusError(f"the job was not accepted: {problem}", _meant(problem))
+    raise NotAccepted(f"the job was not accepted: {problem}", _meant(problem))
 
 
 def _meant(problem: str) -> str:
@@ -265,14 +248,13 @@ def _tell(remote: Remote, submission: Submission, say: Say) -> None:
 
 
 def _attended(submission: Submission, options: Options, remote: Remote, say: Say) -> int:
-    """Wait for the job's end, printing its log where that is wanted; gives its exit code."""
-    try:
+    """Wait for the job's end, printing its log where that is wanted; gives the exit code of its run."""
+    cancel = f"direct -- jobs cancel {submission.id}"
+    with jobs.detachable(submission.id, cancel, say) as waiting:
         if options.follow:
             out = sys.stderr if remote.is_json else sys.stdout
             state = job_logs.follow(submission, remote.context.environ, out, say)
         else:
             state = jobs.wait(submission, remote.context.environ, say)
-    except KeyboardInterrupt:
-        say(f"job {submission.id} goes on; primus-cli direct -- jobs cancel {submission.id} ends it")
-        return EXIT_INTERRUPTED
-    return jobs.exit_code(state)
+        waiting.exit_code = jobs.conclude(submission, state, say)
+    return waiting.exit_code

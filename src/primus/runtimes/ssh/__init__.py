@@ -107,6 +107,7 @@ def start(remote: Remote, run: Run | None, say: Say) -> int:
         nodes.Target(
             host=host,
             argv=ssh_command(host, options),
+            login=host.format_login(options.option),
             script=script.text(remote.plan.inner.argv, directory, {**values, "NODE_RANK": str(rank)}),
         )
         for rank, host in enumerate(hosts.parse(options.hosts, options.hostfile, options.user, options.port))

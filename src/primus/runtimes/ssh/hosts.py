@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,11 +28,11 @@ class Host(Struct, frozen=True):
         """How messages and files call it."""
         return self.name if self.port is None else f"{self.name}:{self.port}"
 
-    @property
-    def by_hand(self) -> str:
-        """What a person types after `ssh`."""
-        port = "" if self.port is None else f"-p {self.port} "
-        return port + (f"{self.user}@{self.name}" if self.user else self.name)
+    def format_login(self, options: Sequence[str] = ()) -> str:
+        """What a person types after `ssh` or `ssh-copy-id`: `options` of ssh_config(5), the port, the user."""
+        words = [word for option in options for word in ("-o", option)]
+        words += [] if self.port is None else ["-p", str(self.port)]
+        return shlex.join([*words, f"{self.user}@{self.name}" if self.user else self.name])
 
 
 def parse(words: Sequence[str], files: Sequence[str], user: str | None, port: int | None) -> tuple[Host, ...]:

@@ -20,7 +20,8 @@ from msgspec import Struct
 
 from primus.errors import EXIT_FAILED, EXIT_UNFIT, PrimusError
 from primus.launch.foreground import PASSED_ON
-from primus.runs.store import Outcome, Run, State
+from primus.launch.remote import conclude, told_outcome
+from primus.runs.store import Metadata, Run
 from primus.runtimes.ssh import script
 from primus.runtimes.ssh.hosts import Host
 
@@ -43,6 +44,8 @@ class Target(Struct, frozen=True, kw_only=True):
 
     host: Host
     argv: tuple[str, ...]
+    login: str
+    """What a person types after `ssh` to reach the host in the same way."""
     script: str
     """What its host is told on standard input; it holds the values of variables."""
 
@@ -67,6 +70,7 @@ def perform(targets: Sequence[Target], environ: Mapping[str, str], run: Run | No
         PrimusError: ssh is not installed.
     """
     sys.stdout.flush()
+    before = run.metadata() if run else None
     folder = run.directory / LOGS if run else None
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +83,7 @@ def perform(targets: Sequence[Target], environ: Mapping[str, str], run: Run | No
         finally:
             for connection in connections:
                 connection.close()
-    return _conclude(connections, failure, signals, run)
+    return _conclude(connections, failure, signals, run, before)
 
 
 class Connection:
@@ -89,6 +93,7 @@ class Connection:
         self.rank = rank
         self.host = target.host
         self.label = self.host.label
+        self.login = target.login
         self.log = folder / f"{rank}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.label)}.log" if folder and rank else None
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         self._words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -200,8 +205,8 @@ def _first_failure(connections: Sequence[Connection]) -> Failure | None:
 
 
 _REASONS = (
-    (r"Host key verification failed", "its host key is not known, or has changed", "log in once by hand: ssh {host}"),
-    (r"Permission denied \((.*)\)", "it does not let us in: {0}", "a key is needed, no password: ssh-copy-id {host}"),
+    (r"Host key verification failed", "its host key is not known, or has changed", "log in once by hand: ssh {login}"),
+    (r"Permission denied \((.*)\)", "it does not let us in: {0}", "a key is needed, no password: ssh-copy-id {login}"),
     (r"Could not resolve hostname [^:]*: (.*)", "its name is not known: {0}", ""),
     (
         r"connect to (?:host|address) .*: (.*)",
@@ -232,7 +237,7 @@ def _failure(connection: Connection, code: int) -> Failure:
         match = re.search(pattern, said)
         if match:
             problem = f"{who}: {meaning.format(*match.groups())}"
-            return _named(connection, problem, hint.format(host=connection.host.by_hand), EXIT_UNFIT)
+            return _named(connection, problem, hint.format(login=connection.login), EXIT_UNFIT)
     if _LOST.search(said):
         return _named(connection, f"{who}: the connection was lost", "the host may be down", EXIT_FAILED)
     killed = 128 + signal.SIGKILL
@@ -243,22 +248,26 @@ def _named(connection: Connection, problem: str, hint: str, code: int) -> Failur
     return Failure(rank=connection.rank, host=connection.label, problem=problem, hint=hint, exit_code=code)
 
 
-def _conclude(connections: Sequence[Connection], failure: Failure | None, signals: _Signals, run: Run | None) -> int:
-    """Say how it ended, and record it where no node could."""
-    if failure is None and not signals.seen:
-        return 0
+def _conclude(
+    connections: Sequence[Connection],
+    failure: Failure | None,
+    signals: _Signals,
+    run: Run | None,
+    before: Metadata | None,
+) -> int:
+    """Say how it ended, and record it where no node could; gives the exit code of the run, where the hosts share it."""
     codes = [connection.process.returncode for connection in connections]
     if signals.seen:
         cut = [connection.label for connection, code in zip(connections, codes, strict=True) if code < 0]
         if cut:
             print(f"primus-cli: {', '.join(cut)} did not end in time; left to end there", file=sys.stderr)
         code = next((code for code in codes if 0 < code != SSH_FAILED), 128 + signals.seen[0] if any(codes) else 0)
-        _record(run, code, f"{signal.Signals(signals.seen[0]).name}, before the nodes had begun")
-        return code
-    assert failure
-    _explain(connections[failure.rank], failure)
-    _record(run, failure.exit_code, failure.problem)
-    return failure.exit_code
+        return conclude(run, before, code, signal.Signals(signals.seen[0]).name, state="interrupted")
+    if failure is None:
+        return conclude(run, before, 0, "")
+    if run is None or before is None or told_outcome(run, before) is None:  # else node 0 has said it
+        _explain(connections[failure.rank], failure)
+    return conclude(run, before, failure.exit_code, failure.problem, is_said=True)
 
 
 def _explain(connection: Connection, failure: Failure) -> None:
@@ -267,13 +276,6 @@ def _explain(connection: Connection, failure: Failure) -> None:
         print(f"  {failure.hint}", file=sys.stderr)
     if connection.log and connection.tail:
         print("".join(f"  | {line}\n" for line in connection.tail) + f"  log: {connection.log}", file=sys.stderr)
-
-
-def _record(run: Run | None, code: int, reason: str) -> None:
-    """The end of a run whose nodes could not record it."""
-    if run and code and run.metadata().outcome.state in ("planned", "running"):
-        state: State = "interrupted" if code > 128 and code != 128 + signal.SIGKILL else "failed"
-        run.update(ended=time.time(), outcome=Outcome(state=state, exit_code=code, reason=reason))
 
 
 class _Signals:

@@ -21,7 +21,9 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options, context: TaskContext) -> int:
-    """Wait, and give the job's exit code: 130 where it was cancelled, 124 where its time or `--timeout` is over.
+    """Wait, and give the exit code of the job's run, which is 130 where it was cancelled before it began.
+
+    It is 124 where the job's time or `--timeout` is over.
 
     Raises:
         UsageError: There is no such job.
@@ -31,6 +33,8 @@ def run(options: Options, context: TaskContext) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    state = jobs.wait(submission, context.environ, say, options.timeout)
-    context.result({"id": submission.id, "state": state}, f"job {submission.id}: {jobs.shown(state)}")
-    return jobs.exit_code(state)
+    with jobs.detachable(submission.id, f"direct -- jobs cancel {submission.id}", say) as waiting:
+        state = jobs.wait(submission, context.environ, say, options.timeout)
+        context.result({"id": submission.id, "state": state}, f"job {submission.id}: {jobs.shown(state)}")
+        waiting.exit_code = jobs.conclude(submission, state, say)
+    return waiting.exit_code

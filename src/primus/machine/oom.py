@@ -1,0 +1,86 @@
+"""How often the kernel has killed a process here for lack of memory: of this control group, and of the whole host.
+
+Sources, of Linux: Documentation/admin-guide/cgroup-v2.rst (memory.events, memory.max) and cgroup-v1/memory.rst there
+(memory.oom_control, memory.stat), mm/vmstat.c (oom_kill of /proc/vmstat). A container sees its own group at the root of
+/sys/fs/cgroup, whatever /proc/self/cgroup calls it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from msgspec import Struct
+
+GIB = 2**30
+NO_LIMIT_BYTES = 2**60
+"""Version 1 shows a number near 2^63 where there is no limit."""
+
+
+class OomKills(Struct, frozen=True):
+    """Counters, from the start of the group and of the host; None where they cannot be read."""
+
+    group: int | None = None
+    host: int | None = None
+    limit_bytes: int | None = None
+    """Of the group or one above it; None where there is none."""
+
+
+def read_oom_kills(root: Path = Path("/")) -> OomKills:
+    """The counters now; a few small files."""
+    host = _counter(root / "proc/vmstat")
+    places = _places(root)
+    for place in places:
+        for name in ("memory.events", "memory.oom_control"):
+            group = _counter(place / name)
+            if group is not None:
+                return OomKills(group, host, _limit(places))
+    return OomKills(None, host)
+
+
+def describe_oom(before: OomKills, after: OomKills) -> str:
+    """Why a process that was killed meanwhile may have been: empty where the kernel has killed none for memory."""
+    if _grew(before.group, after.group):
+        limit = "" if after.limit_bytes is None else f": its limit is {after.limit_bytes / GIB:.3g} GiB"
+        return f"by the kernel's out-of-memory killer{limit}, of the container or job around it"
+    if _grew(before.host, after.host):
+        return "maybe by the kernel's out-of-memory killer, which has ended a process of this host meanwhile"
+    return ""
+
+
+def _grew(before: int | None, after: int | None) -> bool:
+    return before is not None and after is not None and after > before
+
+
+def _places(root: Path) -> list[Path]:
+    """Folders of this process's group and of those above it, in both versions, the nearest first."""
+    found: list[Path] = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if number != "0" and "memory" not in controllers.split(","):
+            continue
+        bases = ("sys/fs/cgroup", "sys/fs/cgroup/unified") if number == "0" else ("sys/fs/cgroup/memory",)
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for base in bases:
+            found += [root.joinpath(base, *parts[:count]) for count in range(len(parts), -1, -1)]
+    return found
+
+
+def _limit(places: list[Path]) -> int | None:
+    limits = [int(text) for place in places if (text := _text(place / "memory.max").strip()).isdecimal()]
+    for place in places:
+        match = re.search(r"^hierarchical_memory_limit (\d+)$", _text(place / "memory.stat"), re.MULTILINE)
+        limits += [int(match[1])] if match else []
+    return min((limit for limit in limits if limit < NO_LIMIT_BYTES), default=None)
+
+
+def _counter(path: Path) -> int | None:
+    match = re.search(r"^oom_kill (\d+)$", _text(path), re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
