@@ -74,7 +74,7 @@ class Api:
                 return 409, {"reason": "AlreadyExists", "message": f'"{body["metadata"]["name"]}" already exists'}
             self.objects[name] = {**body, "metadata": {**body["metadata"], "uid": str(len(self.requests))}}
             return 201, self.objects[name]
-        if method == "GET" and path.rpartition("/")[2] in ("jobsets", "pods", "events", "nodes"):
+        if method == "GET" and path.rpartition("/")[2] in ("jobsets", "trainjobs", "pods", "events", "nodes"):
             return 200, {"items": [each for name, each in self.objects.items() if name.startswith(f"{path}/")]}
         if path not in self.objects:
             return 404, {"reason": "NotFound", "message": f'"{path.rpartition("/")[2]}" not found'}

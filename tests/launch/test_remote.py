@@ -105,6 +105,18 @@ def test_a_secret_of_an_inner_runtime_travels_by_name(workplace: Path) -> None:
     assert "PLAIN=x y  # --env" in dump
 
 
+def test_a_variable_that_the_innermost_runtime_names_travels_by_its_name(workplace: Path) -> None:
+    """Else it would be looked for where it is not, as inside a container."""
+    task = ("direct", "--env", "MINE", "A_TOKEN", "--env=LD_X", "--", *TRAIN)
+    variables = {"MINE": "a b", "A_TOKEN": "canary", "LD_X": "/lib x"}
+    done = run(workplace, "--dry-run", "container", "--engine", "podman", "--image", "x", "--", *task, **variables)
+    assert done.returncode == 0, done.stderr
+    outer, _, inner = done.stdout.partition(" x /")
+    assert "--env A_TOKEN " in outer and "--env MINE " in outer
+    assert "direct --env 'LD_X=/lib x' --env MINE A_TOKEN --env=LD_X" in inner.partition("environment")[0]
+    assert "canary" not in done.stdout
+
+
 def test_each_node_keeps_its_own_plan_of_what_it_starts(workplace: Path) -> None:
     assert run(workplace, "box", "--", *TRAIN).returncode == 0
     found = only_run(workplace)

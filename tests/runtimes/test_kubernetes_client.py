@@ -99,7 +99,7 @@ def test_a_server_that_stays_ill_is_given_up_and_nothing_is_left(api: Api, workp
     waits = [later - before for before, later in itertools.pairwise(moments)]
     assert all(wait >= least for wait, least in zip(waits, (0.05, 0.1, 0.2), strict=True)), "each wait is longer"
     assert not list((workplace / "state").rglob("*.json"))
-    assert runs_under(workplace / "output")[0].metadata().outcome.state == "failed"
+    assert not runs_under(workplace / "output"), "nor is a run that nothing will ever do"
 
 
 def test_a_refusal_is_not_tried_again(api: Api, workplace: Path) -> None:
@@ -216,10 +216,50 @@ def test_a_program_may_log_in(api: Api, workplace: Path) -> None:
     config["users"][0]["user"] = {"exec": wanted}
     (workplace / "by-program").write_text(json.dumps(config))
     k8s(api, workplace, "list", "--kubeconfig", "by-program")
-    assert api.headers == ["Bearer canary-x"]
+    assert set(api.headers) == {"Bearer canary-x"}
     login.write_text("#!/bin/sh\necho no ticket >&2\nexit 1\n")
     assert "no ticket" in k8s(api, workplace, "list", "--kubeconfig", "by-program").stderr
-    assert api.headers[1] == "", "and a server would refuse that"
+    assert api.headers[-1] == "", "and a server would refuse that"
+
+
+def test_all_kinds_of_jobs_are_listed_and_found(api: Api, workplace: Path) -> None:
+    k8s(api, workplace, *CREATE)
+    k8s(api, workplace, "create", "--name", "other", "--image", "X", "--target", "trainjob", "--exp", "night.yaml")
+    api.objects[f"{JOBSETS}/other"] = {  # as the trainer makes it
+        "metadata": {"name": "other", "labels": {"app.kubernetes.io/managed-by": "primus"}, "ownerReferences": [{}]},
+        "spec": {},
+    }
+    listed = json.loads(k8s(api, workplace, "--json", "list").stdout)
+    assert sorted((each["id"], each["kind"]) for each in listed) == [("job", "JobSet"), ("other", "TrainJob")]
+    assert "TrainJob" not in k8s(api, workplace, "list", "--target", "jobset").stdout
+    del api.objects[f"{JOBSETS}/other"]
+    nowhere = {"XDG_STATE_HOME": str(workplace / "another home")}  # nothing is remembered there
+    assert "other" in k8s(api, workplace, "get", "other", **nowhere).stdout
+
+
+def test_a_cluster_without_a_kind_lists_the_other(api: Api, workplace: Path) -> None:
+    k8s(api, workplace, *CREATE)
+    missing = '{"message": "the server could not find the requested resource"}'
+    api.faults = [Fault(404, method="GET", path="trainjobs", text=missing)]
+    assert "job  JobSet" in k8s(api, workplace, "list").stdout
+    api.faults = [Fault(404, method="GET", path=kind, text=missing) for kind in ("jobsets", "trainjobs")]
+    assert "404" in k8s(api, workplace, "list", code=1).stderr
+
+
+@pytest.mark.parametrize("words", [("k8s", "delete", "job"), ("direct", "--", "jobs", "cancel", "job"), ()])
+def test_the_run_of_a_deleted_job_waits_no_more(api: Api, workplace: Path, words: tuple[str, ...]) -> None:
+    """Deleted by us, or by somebody else, which is found when its job is asked for."""
+    k8s(api, workplace, *CREATE)
+    (run,) = runs_under(workplace / "output")
+    assert run.metadata().outcome.state == "planned"
+    if not words:
+        del api.objects[f"{JOBSETS}/job"]
+    old = HASTY + "import primus.launch.jobs as j; j.GONE_AFTER_S = 0\n"
+    done = cli.run(*(words or ("direct", "--", "jobs", "list")), cwd=workplace, before=old, **of_user(api, workplace))
+    assert done.returncode == 0, done.stderr
+    outcome = run.metadata().outcome
+    assert outcome.state == "interrupted"
+    assert "deleted" in outcome.reason
 
 
 def test_a_dry_run_of_a_command_asks_nobody(api: Api, workplace: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 NO_LIMIT_BYTES = 2**60
 """Version 1 shows a number near 2^63 where there is no limit."""
 
@@ -41,11 +41,15 @@ def read_oom_kills(root: Path = Path("/")) -> OomKills:
 def describe_oom(before: OomKills, after: OomKills) -> str:
     """Why a process that was killed meanwhile may have been: empty where the kernel has killed none for memory."""
     if _grew(before.group, after.group):
-        limit = "" if after.limit_bytes is None else f": its limit is {after.limit_bytes / GIB:.3g} GiB"
-        return f"by the kernel's out-of-memory killer{limit}, of the container or job around it"
+        limit = "" if after.limit_bytes is None else f" of {_format_bytes(after.limit_bytes)}"
+        return f"by the kernel's out-of-memory killer: the memory limit{limit} of its container or job was reached"
     if _grew(before.host, after.host):
         return "maybe by the kernel's out-of-memory killer, which has ended a process of this host meanwhile"
     return ""
+
+
+def _format_bytes(count: int) -> str:
+    return f"{count / GIB:.4g} GiB" if count >= GIB else f"{count / MIB:.4g} MiB"
 
 
 def _grew(before: int | None, after: int | None) -> bool:

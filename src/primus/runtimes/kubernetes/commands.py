@@ -191,7 +191,7 @@ def _delete(server: Target, place: Place, options: Options, context: TaskContext
             context.say("nothing was deleted")
             return EXIT_FAILED
     server.delete(place, options.job_id, context.environ)
-    for submission in _submissions(options.job_id, context.environ):
+    for submission in _submissions(options.job_id, place, context.environ):
         jobs.settle(submission, JobState(state="cancelled", raw="deleted"))
     context.result({"deleted": options.job_id}, f"deleted {options.job_id}")
     return EXIT_OK
@@ -209,9 +209,18 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
     return (node.name, ready, str(node.gpus), _or_dash(node.gpus_used), node.model or "-", node.message)
 
 
-def _submissions(job: str, environ: Mapping[str, str]) -> list[Submission]:
-    """What was remembered of the submission of `job` from here."""
-    return [each for each in jobs.known(environ) if (each.runtime, each.id) == ("kubernetes", job)][-1:]
+SERVER = ("url", "kubeconfig", "context", "namespace")
+"""What tells one server's jobs from another's; both may have one of the same id."""
+
+
+def _submissions(job: str, place: Place, environ: Mapping[str, str]) -> list[Submission]:
+    """What was remembered of the submission of `job` at `place` from here."""
+
+    def is_meant(each: Submission) -> bool:
+        is_there = all(each.place.get(key) == place.get(key) for key in SERVER)
+        return (each.runtime, each.id) == ("kubernetes", job) and is_there
+
+    return [each for each in jobs.known(environ) if is_meant(each)][-1:]
 
 
 def _wait(server: Target, place: Place, options: Options, context: TaskContext) -> int:
@@ -233,7 +242,7 @@ def _waited(server: Target, place: Place, options: Options, context: TaskContext
             state = _state_of(server, place, options, context, was_there=bool(said))
             if state.state in jobs.ENDED:
                 context.result(state, f"{options.job_id}: {_state_text(state)}")
-                known = _submissions(options.job_id, context.environ)
+                known = _submissions(options.job_id, place, context.environ)
                 if not known:
                     return jobs.exit_code(state)
                 jobs.settle(known[0], state)
