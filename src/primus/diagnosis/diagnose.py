@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from primus.diagnosis import kernel_log, line, logs, sources, witness
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
 from primus.diagnosis.judge import ERROR_SUFFIX, judge
+from primus.diagnosis.known import SIGNATURES
 from primus.diagnosis.logs import Content, Log
-from primus.diagnosis.scan import Scan, Scanner
+from primus.diagnosis.scan import Scan, Scanner, is_progress
 from primus.diagnosis.witness import Witness
 from primus.errors import PrimusError, UsageError
 from primus.runs.store import Run
@@ -30,12 +32,19 @@ MANY_LOGS = 16
 NUM_TAIL = 20
 NUM_UNKNOWN = 2000
 """Last lines in which an exception is looked for."""
+NUM_FATAL = 50
+"""Last lines in which a fatal error without an exception is looked for."""
+NUM_TAILS = 512
+"""Logs whose end is read where no signature is known: who failed first is among them, and a file system is slow."""
 KERNEL_S = 3600.0
 """Before the last change of the logs: what the kernel wrote earlier is of something else."""
 KILLS = ("killed", "died-silently")
 """Signatures after which the kernel's log is looked at: it may have killed for want of memory."""
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Failure)\b(?::.*)?$")
-_TRACEBACK = b"Traceback (most recent call last)"
+_FATAL = re.compile(
+    r"\b(?:FATAL|CRITICAL|PANIC)\b|^(?:fatal|panic): |\(core dumped\)|^Aborted\b|terminate called after"
+)
+"""Words by which programs that raise no exception say that they end."""
 
 
 def of_run(
@@ -77,7 +86,7 @@ def of_run(
         notes += [note] if note else []
         diagnosis = judge([*scans, *found], said, seen_before)
     if diagnosis.cause is None:
-        diagnosis = _unknown(diagnosis, said, everything)
+        diagnosis = _unknown(diagnosis, said, everything, is_failure=True)
         if not diagnosis.reason and told:
             diagnosis = structs.replace(diagnosis, reason=line.excerpt((told[0].data or b"").decode()))
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
@@ -114,7 +123,7 @@ def of_logs(
         scans, notes = [*scans, *found], notes + ([note] if note else [])
     diagnosis = judge(scans, Witness(), lambda name: False)
     if diagnosis.cause is None:
-        diagnosis = _unknown(diagnosis, Witness(), everything)
+        diagnosis = _unknown(diagnosis, Witness(), everything, is_failure=diagnosis.first_rank is not None)
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
@@ -170,37 +179,86 @@ def _kernel_scan(began: float | None) -> tuple[list[Scan], str]:
     return [Scanner().scan(log, logs.read(log, len(data)))], ""
 
 
-def _unknown(diagnosis: Diagnosis, said: Witness, everything: Sequence[Log]) -> Diagnosis:
-    """The diagnosis with the end of the log of who failed first."""
-    log, lines = _tail_log(diagnosis.first_rank, everything)
-    if log is None:
+class _LastWords(Struct, frozen=True, kw_only=True):
+    """The end of a log behind the last step that it reports."""
+
+    log: Log
+    lines: tuple[str, ...] = ()
+    error: str = ""
+    """The exception, or the last line that speaks of a fatal error."""
+    is_cascade: bool = False
+    """Whether the error follows from another rank's failure."""
+    time: float | None = None
+
+    @property
+    def order(self) -> tuple[bool, bool, float, int]:
+        """Sorts who failed first to the front."""
+        rank = self.log.rank if self.log.rank is not None else 1 << 30
+        return not self.error, self.is_cascade, self.time if self.time is not None else math.inf, rank
+
+
+def _unknown(diagnosis: Diagnosis, said: Witness, everything: Sequence[Log], *, is_failure: bool) -> Diagnosis:
+    """The diagnosis with the end of the log of who failed first.
+
+    Args:
+        diagnosis: Without a known cause.
+        said: What else is known.
+        everything: All logs.
+        is_failure: Whether it is known that something failed; otherwise the logs have to show it.
+    """
+    words = _last_words(diagnosis.first_rank, everything)
+    if words is None or not (is_failure or words.error or diagnosis.reason):
         return diagnosis
-    shown = tuple(line.excerpt(text) for text in lines[-NUM_TAIL:])
+    shown = tuple(line.excerpt(text) for text in words.lines[-NUM_TAIL:])
     reason = diagnosis.reason
-    if not said.failures:
-        last = next((text for text in reversed(lines) if _EXCEPTION.match(line.bare(text).strip())), None)
-        reason = reason or (line.excerpt(line.bare(last).strip()) if last else "")
-    rank = diagnosis.first_rank if diagnosis.first_rank is not None else log.rank
+    if words.error and not said.failures and not (reason and diagnosis.first_rank is not None):
+        reason = line.excerpt(line.bare(words.error).strip()) if not words.is_cascade else reason
+    rank = diagnosis.first_rank if diagnosis.first_rank is not None else words.log.rank
     host = diagnosis.first_host or said.host_of(rank)
-    return structs.replace(diagnosis, reason=reason, tail=shown, tail_file=log.name, first_rank=rank, first_host=host)
+    return structs.replace(
+        diagnosis, reason=reason, tail=shown, tail_file=words.log.name, first_rank=rank, first_host=host
+    )
 
 
-def _tail_log(rank: int | None, everything: Sequence[Log]) -> tuple[Log | None, list[str]]:
-    """The log of `rank`, else the first one with a traceback, else the last one of a rank, with its last lines."""
+def _last_words(rank: int | None, everything: Sequence[Log]) -> _LastWords | None:
+    """Of the log of `rank`, else of the rank that failed first, else of the last log that says anything."""
     files = [log for log in everything if log.path or not log.name.endswith(".json")]
     mine = [log for log in files if rank is not None and log.rank == rank]
-    fallback: tuple[Log | None, list[str]] = (None, [])
-    for log in mine or files:
-        try:
-            content = logs.read(log, logs.SMALLEST)
-        except PrimusError:
-            continue
-        if not content.windows:
-            continue
-        raw = content.windows[-1]
-        lines = [text for text in map(line.plain, raw.lines[-NUM_UNKNOWN:]) if text.strip()]
-        if mine or _TRACEBACK in raw.data:
-            return log, lines
-        if lines and (log.rank is not None or fallback[0] is None or fallback[0].rank is None):
-            fallback = (log, lines)
-    return fallback
+    found = [words for log in (mine or files)[:NUM_TAILS] if (words := _read_last_words(log))]
+    if not found:
+        return None
+    first = min(found, key=lambda words: words.order)
+    return first if first.error or mine else ([words for words in found if words.log.rank is not None] or found)[-1]
+
+
+def _read_last_words(log: Log) -> _LastWords | None:
+    try:
+        content = logs.read(log, logs.SMALLEST)
+    except PrimusError:
+        return None
+    if not content.windows:
+        return None
+    raw = content.windows[-1].lines[-NUM_UNKNOWN:]
+    begin = next((index + 1 for index in range(len(raw) - 1, -1, -1) if is_progress(raw[index])), 0)
+    lines = [text for text in map(line.plain, raw) if text.strip()]
+    if not lines:
+        return None
+    late = [text for text in map(line.plain, raw[begin:]) if text.strip()]
+    index = _find_error(late)
+    error = late[index] if index is not None else ""
+    time = next(
+        (found for text in reversed(late[: (index or 0) + 1]) if (found := line.time_of(text, content.mtime))), None
+    )
+    is_cascade = any(signature.role == "cascade" and signature.is_shown_by(error) for signature in SIGNATURES)
+    return _LastWords(log=log, lines=tuple(lines), error=error, is_cascade=is_cascade, time=time)
+
+
+def _find_error(lines: Sequence[str]) -> int | None:
+    """Index of the last exception; without one, of the last line that speaks of a fatal error."""
+    for index in range(len(lines) - 1, -1, -1):
+        if _EXCEPTION.match(line.bare(lines[index]).strip()):
+            return index
+    for index in range(len(lines) - 1, max(-1, len(lines) - NUM_FATAL - 1), -1):
+        if _FATAL.search(lines[index]):
+            return index
+    return None

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import structs
 
-from primus.diagnosis import line
+from primus.diagnosis import collective_timeout, line
+from primus.diagnosis.collective_timeout import CollectiveTimeout
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
 from primus.diagnosis.logs import lines_before
 from primus.diagnosis.scan import Block, Hit, Scan
@@ -52,12 +53,23 @@ def judge(scans: Sequence[Scan], witness: Witness, seen_before: Callable[[str], 
     diagnosis = Diagnosis(causes=causes, first_rank=first_rank, first_host=first_host, notes=notes, num_logs=len(scans))
     cause = diagnosis.cause
     if cause is None:
-        return structs.replace(diagnosis, **_effects_only(causes, witness, victims))
+        timeout = _collective_timeout(scans, hits, witness)
+        return structs.replace(diagnosis, **_effects_only(causes, witness, victims, timeout))
     rank, host = _place_of(ordered[0], witness)
     if rank is None and host is None:
         rank, host = first_rank, first_host
     reason = cause.summary + _where(rank, host)
     return structs.replace(diagnosis, first_rank=rank, first_host=host, action=cause.action, reason=reason)
+
+
+def _collective_timeout(scans: Sequence[Scan], hits: Sequence[Hit], witness: Witness) -> CollectiveTimeout | None:
+    """Who is missing in the collective that timed out, where the watchdogs' lines tell."""
+    lines = [
+        (hit.rank, hit.text) for hit in hits if hit.signature.name == collective_timeout.SIGNATURE and not hit.survived
+    ]
+    known = {scan.log.rank for scan in scans if scan.log.rank is not None} | set(witness.beats)
+    world_size = max((scan.world_size for scan in scans), default=0)
+    return collective_timeout.find_missing_ranks(lines, known, world_size)
 
 
 def _few(notes: Sequence[str]) -> tuple[str, ...]:
@@ -220,13 +232,18 @@ def _where(rank: int | None, host: str | None) -> str:
     return f" ({' '.join(words)})" if words else ""
 
 
-def _effects_only(causes: Sequence[Cause], witness: Witness, victims: set[int | None]) -> dict[str, object]:
+def _effects_only(
+    causes: Sequence[Cause], witness: Witness, victims: set[int | None], timeout: CollectiveTimeout | None
+) -> dict[str, object]:
     """Action and reason where no root is known."""
     first = witness.failures[0] if witness.failures else None
     action: Action = first.action if first else "retry"
-    effects = [cause for cause in causes if cause.role == "cascade"]
+    effects = [cause for cause in causes if cause.role == "cascade" and not cause.survived]
     if first and first.rank not in victims:
         return {"action": action, "reason": f"{line.excerpt(first.problem)}{_where(first.rank, first.host)}"}
+    if timeout:
+        rank = timeout.missing[0]
+        return {"action": action, "reason": timeout.reason, "first_rank": rank, "first_host": witness.host_of(rank)}
     if effects:
         return {"action": action, "reason": f"the logs show only what followed: {effects[0].summary}"}
     return {"action": action, "reason": ""}

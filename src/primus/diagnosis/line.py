@@ -18,6 +18,8 @@ _RANK = re.compile(
     r"\[rank[ -]?(\d+)(?:/\d+)?\]|\[(?:[^\[\]]*\b)?Rank (\d+)\]"
     r"|\brank\s*[:=]?\s*(\d+)(?: was killed| ended with| on | of \d|\))"
 )
+_BLAMED_RANK = re.compile(r"\bUnexpected result \S+ on rank (\d+)\b|\b[Rr]ank (\d+): found (?:NaN|Inf)\b")
+"""Megatron-LM's checks of results name the rank that had the value; the prefix of the line is the rank that prints."""
 _LOCAL_RANK = re.compile(r"local_rank:? (\d+)|^\s*\[default(\d+)\]:")
 _TASK = re.compile(r"\btask (\d+): |^ *(\d+): ")
 _HOST = re.compile(
@@ -58,8 +60,14 @@ def excerpt(text: str, around: int = 0) -> str:
 
 
 def rank_of(text: str, tasks_are_ranks: bool = False) -> int | None:
-    """Rank that the line names as its own."""
-    found = _RANK.search(text) or _LOCAL_RANK.search(text) or (tasks_are_ranks and _TASK.search(text)) or None
+    """Rank that the line names as its own, or as the one at fault."""
+    found = (
+        _BLAMED_RANK.search(text)
+        or _RANK.search(text)
+        or _LOCAL_RANK.search(text)
+        or (tasks_are_ranks and _TASK.search(text))
+        or None
+    )
     return _number(found) if found else None
 
 

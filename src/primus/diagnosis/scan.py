@@ -30,8 +30,17 @@ _DIGITS = b"0123456789"
 _EXIT_TEXTS = (b"exitcode", b"exit code", b"Exit Code", b"exitCode", b"exited with code")
 _EXIT_CODE = re.compile(r"(?i)\bexit(?:ed with)?[ _]?code\b\"?\s*[:=]?\s*(-?\d{1,3})\b")
 _ROOT_CAUSE = b"Root Cause (first observed failure)"
-_PROGRESS = re.compile(rb"(?i)iteration +/ |\bstep[: ].*(loss|tokens/s|tps)|training epoch .*iteration|completed step:")
-_STEP_NUMBER = re.compile(r"(?i)(?:iteration|step)\D{0,3}\s*(\d+)")
+_PROGRESS = re.compile(
+    rb"(?i)iteration +/ |\bstep[: =].*(loss|tokens/s|tps|skipped)|training epoch .*iteration|completed step:"
+    rb"|'loss': .*'epoch': |\[batch=/\]"
+)
+"""Lines by which trainers report a step, without their digits: Megatron-LM, torchtitan, DeepSpeed, NeMo, MaxText, the
+Hugging Face Trainer, llm-foundry."""
+_DONE_TEXTS = (b"after training is done", b"Training completed", b"'train_runtime'", b"`Trainer.fit` stopped: `max_")
+"""Last words of a training that succeeded: Megatron-LM, torchtitan, the Hugging Face Trainer, Lightning."""
+_STEP_NUMBER = re.compile(r"(?i)(?:iteration|step|'epoch'|batch)\D{0,3}\s*([\d.]+)")
+_RETRY = re.compile(r"(?i)\battempt (\d+) ?(?:of|/) ?(\d+)|\bretry(?:ing)? (?:in|after) |\bwill (?:be )?retr(?:y|ied)")
+"""The program tries again, and would say so if it gave up."""
 STEPS_OF_OTHERS = 3
 """Steps after a line that show it did no harm, where several ranks write: others may tell of a step or two that were
 over before they began to wait for the rank that failed."""
@@ -89,6 +98,8 @@ class Scan(Struct, kw_only=True):
     mtime: float = 0.0
     hits: list[Hit] = []
     blocks: list[Block] = []
+    world_size: int = 0
+    """Ranks of the job, where the log says; else 0."""
 
 
 class _Shape(Struct, frozen=True):
@@ -98,6 +109,7 @@ class _Shape(Struct, frozen=True):
     may_exit: bool = False
     is_block: bool = False
     is_progress: bool = False
+    is_done: bool = False
 
     @property
     def is_dull(self) -> bool:
@@ -105,7 +117,8 @@ class _Shape(Struct, frozen=True):
 
 
 _DULL = _Shape()
-_GOES_ON = _Shape(is_progress=True)
+_STEP = _Shape(is_progress=True)
+_DONE = _Shape(is_progress=True, is_done=True)
 
 
 def _without_digits(text: str) -> bytes:
@@ -116,8 +129,9 @@ _BY_NEEDLE: dict[bytes, list[tuple[Sign, Signature]]] = {}
 for _signature in SIGNATURES:
     for _sign in _signature.signs:
         _BY_NEEDLE.setdefault(_without_digits(_sign.text), []).append((_sign, _signature))
-_PROGRESS_TEXTS = (b"iteration", b"step")
-_WANTED = (*_BY_NEEDLE, *_EXIT_TEXTS, _ROOT_CAUSE, *_PROGRESS_TEXTS)
+_PROGRESS_TEXTS = (b"iteration", b"step", b"'epoch'", b"[batch=")
+_WANTED = (*_BY_NEEDLE, *_EXIT_TEXTS, _ROOT_CAUSE, *_PROGRESS_TEXTS, *_DONE_TEXTS)
+_WORLD_SIZE = re.compile(rb"(?i)\b(?:nranks|world[_ ]size)\W{1,4}(\d{1,7})\b")
 _ADVICE = tuple(text.encode() for text in ADVICE)
 
 
@@ -141,8 +155,10 @@ class Scanner:
         found = {shape: self._shapes[shape] for shape in here}
         interesting = {shape: each for shape, each in found.items() if not (each.is_dull or each.is_progress)}
         if interesting:
-            progress = {shape for shape, each in found.items() if each.is_progress}
+            progress = {shape: each.is_done for shape, each in found.items() if each.is_progress}
             _collect(scan, window, shapes, interesting, _progress(scan.log, window, shapes, progress))
+            size = _WORLD_SIZE.search(window.data)
+            scan.world_size = max(scan.world_size, int(size[1]) if size else 0)
 
     def _learn(self, strange: list[bytes]) -> None:
         if len(self._shapes) > MOST_SHAPES:
@@ -151,12 +167,26 @@ class Scanner:
         self._shapes.update(_telling(strange))
 
 
-def _progress(log: Log, window: Window, shapes: list[bytes], wanted: set[bytes]) -> tuple[int, int]:
-    """Indices of the lines before which nothing was fatal, and perhaps nothing was, as training went on; else -1."""
+def is_progress(text: bytes) -> bool:
+    """Whether the line reports a step, or the end of a training that succeeded."""
+    return any(done in text for done in _DONE_TEXTS) or _PROGRESS.search(text.translate(None, _DIGITS)) is not None
+
+
+def _progress(log: Log, window: Window, shapes: list[bytes], wanted: dict[bytes, bool]) -> tuple[int, int]:
+    """Indices of the lines before which nothing was fatal, and perhaps nothing was, as training went on; else -1.
+
+    Args:
+        log: The log.
+        window: The part of it.
+        shapes: Its lines without digits.
+        wanted: Shapes that report a step, with whether they report the end of the training.
+    """
     steps: set[str] = set()
     last = -1
     for index in range(len(shapes) - 1, -1, -1) if wanted else ():
         if shapes[index] in wanted:
+            if wanted[shapes[index]]:
+                return index, max(last, index)
             number = _STEP_NUMBER.search(lines_of.plain(window.lines[index]))
             steps.add(number[1] if number else "")
             last = max(last, index)
@@ -199,7 +229,9 @@ def _shape_of(shape: bytes, needles: list[bytes]) -> _Shape:
     may_exit = any(text in needles for text in _EXIT_TEXTS)
     is_block = _ROOT_CAUSE in needles
     if not signs and not may_exit and not is_block:
-        return _GOES_ON if _PROGRESS.search(shape) else _DULL
+        if any(text in shape for text in _DONE_TEXTS):
+            return _DONE
+        return _STEP if _PROGRESS.search(shape) else _DULL
     if any(text in shape for text in _ADVICE) or _SAID.search(shape):
         return _DULL
     return _Shape(signs, may_exit, is_block)
@@ -292,9 +324,14 @@ def _hit(
         host=lines_of.host_of(text) or log.host,
         time=time if time is not None else log.time,
         is_own_time=own is not None or (time is None and log.time is not None),
-        survived=index < progress[0],
+        survived=index < progress[0] or _is_retried(text),
         is_doubtful=index < progress[1],
     )
+
+
+def _is_retried(text: str) -> bool:
+    found = _RETRY.search(text)
+    return found is not None and (found[1] is None or int(found[1]) < int(found[2]))
 
 
 _STAMP = re.compile(rb"^\[ *(\d+\.\d+)\]")

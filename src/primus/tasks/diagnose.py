@@ -163,7 +163,8 @@ def _of_logs(options: Options, context: TaskContext) -> Answer:
         raise UsageError("standard input: is empty", "give a log: diagnose - < FILE")
     found = diagnose.of_logs(paths, kernel=options.kernel_log, texts=texts)
     found = structs.replace(found, notes=(*notes, *found.notes))
-    return Answer(what=", ".join(options.what), is_known=found.cause is not None, diagnosis=found)
+    is_known = found.cause is not None or not found.reason
+    return Answer(what=", ".join(options.what), is_known=is_known, diagnosis=found)
 
 
 def _absent(path: str | Path) -> UsageError:
@@ -221,11 +222,8 @@ def _cause_rows(cause: Cause, found: Diagnosis) -> list[tuple[str, str]]:
 def _unknown_rows(answer: Answer) -> list[tuple[str, str]]:
     found = answer.diagnosis
     if answer.is_known:
-        return [("cause", found.reason)]
-    if answer.run is None and not found.reason:
-        rows = [("cause", "no sign of a failure was found")]
-    else:
-        rows = [("cause", "unknown" + (f": {found.reason}" if found.reason else ""))]
+        return [("cause", found.reason or "no sign of a failure was found")]
+    rows = [("cause", "unknown" + (f": {found.reason}" if found.reason else ""))]
     rows += [("first", _place(found))] if _place(found) else []
     rows += [("launcher", _launcher(found))] if answer.run else []
     if found.tail:

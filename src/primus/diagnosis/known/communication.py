@@ -22,6 +22,26 @@ SIGNATURES = (
         source="NVIDIA/nccl#1405, #1814",
     ),
     Signature(
+        name="rdma-connection",
+        role="root",
+        action="exclude",
+        strength="likely",
+        signs=(
+            Sign(
+                "ibv_modify_qp failed",
+                r"ibv_modify_qp failed with (error |\d+ )?(Connection timed out|No route|Network)",
+            ),
+            Sign(
+                "Failed to modify QP to RT", r"Failed to modify QP to RT[RS]: (Connection timed out|Network|No route)"
+            ),
+        ),
+        systems=("RDMA",),
+        cause="two RDMA adapters could not connect: the packets of one do not reach the other",
+        fix="compare GID index and subnet of both ports (`direct -- preflight --network`); on a network with rails "
+        "--env NCCL_CROSS_NIC=0; --env NCCL_IB_GID_INDEX=3 for RoCE v2",
+        source="NVIDIA/nccl#2013; NVIDIA/nccl-tests#227, #185; uccl-project/uccl#641",
+    ),
+    Signature(
         name="rdma-peer-flushed",
         role="cascade",
         signs=(Sign("Got completion from peer", r"with status=5 "),),
@@ -99,7 +119,10 @@ SIGNATURES = (
         signs=(
             *signs("Watchdog caught collective operation timeout", "Timed out waiting for operation"),
             *signs(
-                "watchdog got stuck", "Some NCCL operations have failed or timed out", "detected by watchdog at work"
+                "watchdog got stuck",
+                "Timeout at NCCL work: ",
+                "Some NCCL operations have failed or timed out",
+                "detected by watchdog at work",
             ),
             Sign("monitoredBarrier", r"failed to pass monitoredBarrier"),
             Sign("waitUntil", r"Timed out waiting \d+ms for (recv|send) operation"),
@@ -192,7 +215,10 @@ SIGNATURES = (
         role="root",
         action="retry",
         strength="likely",
-        signs=(Sign("No route to host", r"^(?!.*ssh: ).*No route to host"), Sign("Network is unreachable")),
+        signs=(
+            Sign("No route to host", r"^(?!.*(ssh: |ibv_|modify QP)).*No route to host"),
+            Sign("Network is unreachable", r"^(?!.*(ibv_|modify QP)).*Network is unreachable"),
+        ),
         cause="there is no route to another host: it is down, or a firewall refuses",
         fix="open the ports between the nodes, and check that --master_addr and NCCL_SOCKET_IFNAME are of one network",
         source="errno(3): EHOSTUNREACH, ENETUNREACH",

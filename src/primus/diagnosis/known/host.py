@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from primus.diagnosis.signature import Sign, Signature, signs
 
+SHARED_MEMORY = r"(/dev/shm|shm_open|posix_fallocate|shared memory|</torch_\d+_)"
+"""What a line with "No space left on device" also names where /dev/shm is full. `</torch_1_2_3>` is a file of
+torch's shared tensors (pytorch/pytorch#5040)."""
+
 SIGNATURES = (
     Signature(
         name="host-out-of-memory",
@@ -35,9 +39,8 @@ SIGNATURES = (
             Sign("DataLoader worker (pid", r"killed by signal: Bus error"),
             *signs("insufficient shared memory (shm)"),
             Sign("Error while creating shared memory segment"),
-            Sign(
-                "No space left on device", r"(/dev/shm|shm_open|posix_fallocate|shared memory).*No space left on device"
-            ),
+            Sign("No space left on device", SHARED_MEMORY),
+            Sign("unable to mmap", r"unable to mmap \d+ bytes from file </torch_\w+>: Cannot allocate memory"),
         ),
         systems=("containers", "Kubernetes"),
         cause="the shared memory (/dev/shm) is too small",
@@ -49,7 +52,7 @@ SIGNATURES = (
         role="root",
         action="stop",
         signs=(
-            Sign("No space left on device", r"^(?!.*(/dev/shm|shm_open|posix_fallocate|shared memory)).*No space left"),
+            Sign("No space left on device", rf"^(?!.*{SHARED_MEMORY})"),
             *signs("Disk quota exceeded", "[Errno 122]", "no space left: it needs"),
         ),
         cause="a disk is full, or a quota is used up",

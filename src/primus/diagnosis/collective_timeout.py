@@ -1,0 +1,102 @@
+"""Which rank a timed out collective waited for, by what the watchdogs of all ranks report.
+
+torch's NCCL watchdog names the rank, the collective and the last work that the rank enqueued
+(torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). A rank that enqueued less than the others had not reached it. A rank
+that reports nothing, while others do, was not in it at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+SIGNATURE = "collective-timeout"
+_GROUP = re.compile(r"\[PG (?:ID )?(\S+?)(?: PG GUID \S+)?(?: \(\S+\))? Rank (\d+)\]|\[(?:[^\s\[\]]+ )*Rank (\d+)\]")
+_WORK = re.compile(r"WorkNCCL\((?:[^()]*\b)?SeqNum=(\d+), OpType=(\w+)")
+_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
+
+
+class CollectiveTimeout(Struct, frozen=True, kw_only=True):
+    """What the watchdogs report together."""
+
+    missing: tuple[int, ...]
+    """Ranks that the others waited for."""
+    reason: str
+    """In one sentence, without a full stop."""
+
+
+class _Report(Struct):
+    """What the watchdog of one rank reports."""
+
+    sequence: int | None = None
+    operation: str = ""
+    enqueued: dict[str, int] = {}
+    """Last enqueued work of each process group."""
+
+
+def find_missing_ranks(
+    reports: Iterable[tuple[int | None, str]], known: Iterable[int], world_size: int
+) -> CollectiveTimeout | None:
+    """The ranks that a timed out collective waited for; None where the reports do not tell.
+
+    Args:
+        reports: Rank and text of each line of a watchdog.
+        known: Ranks that have a log or a heartbeat.
+        world_size: Ranks of the job; 0 where it is not known.
+    """
+    by_rank: dict[int, _Report] = {}
+    for rank, text in reports:
+        _read(by_rank, rank, text)
+    if not by_rank:
+        return None
+    return _behind(by_rank) or _silent(by_rank, {*known, *range(world_size)})
+
+
+def _read(by_rank: dict[int, _Report], rank: int | None, text: str) -> None:
+    head = _GROUP.search(text)
+    named = next((group for group in head.groups()[1:] if group), None) if head else None
+    if rank is None:
+        rank = int(named) if named else None
+    if rank is None:
+        return
+    report = by_rank.setdefault(rank, _Report())
+    if work := _WORK.search(text):
+        report.sequence, report.operation = int(work[1]), work[2]
+    if (enqueued := _ENQUEUED.search(text)) and head and head[1]:
+        report.enqueued[head[1]] = max(int(enqueued[1]), report.enqueued.get(head[1], -1))
+
+
+def _behind(by_rank: dict[int, _Report]) -> CollectiveTimeout | None:
+    """Ranks that enqueued less than most others in the same process group."""
+    groups = {group for report in by_rank.values() for group in report.enqueued}
+    for group in sorted(groups):
+        enqueued = {rank: report.enqueued[group] for rank, report in by_rank.items() if group in report.enqueued}
+        newest = max(enqueued.values())
+        behind = tuple(sorted(rank for rank, number in enqueued.items() if number < newest))
+        if behind and 2 * len(behind) < len(enqueued):
+            numbers = sorted({enqueued[rank] for rank in behind})
+            last = numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+            reason = f"{_operation(by_rank)} timed out: {_ranks(behind)} had enqueued {last}, the others up to {newest}"
+            return CollectiveTimeout(missing=behind, reason=reason)
+    return None
+
+
+def _silent(by_rank: dict[int, _Report], ranks: set[int]) -> CollectiveTimeout | None:
+    """Ranks whose watchdog reports nothing, where they are the fewer."""
+    silent = tuple(sorted(ranks - set(by_rank)))
+    if not silent or len(silent) >= len(by_rank):
+        return None
+    reason = f"{_operation(by_rank)} timed out: {_ranks(silent)} did not report it, {len(by_rank)} others did"
+    return CollectiveTimeout(missing=silent, reason=reason)
+
+
+def _operation(by_rank: dict[int, _Report]) -> str:
+    first = next((report for _, report in sorted(by_rank.items()) if report.sequence is not None), None)
+    return f"collective {first.sequence} ({first.operation})" if first else "a collective"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -1,0 +1,105 @@
+"""Logs of runs that did not fail, and logs that show a failure without a known signature."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from primus.cli.main import main
+from primus.diagnosis.diagnose import of_logs
+
+MEGATRON = " [2025-05-27 15:23:0{step}] iteration        {step}/    24 | consumed samples: 1024 | lm loss: 1.0E+01 |"
+TITAN = "[titan] 2026-02-24 19:46:1{step},508 - root - INFO - step:  {step}  loss:  7.62585  tps: 10,050"
+TRAINER = "{{'loss': 1.5{step}, 'grad_norm': 1.2, 'learning_rate': 1e-05, 'epoch': 0.0{step}}}"
+DEEPSPEED = "[2025-05-27 15:23:0{step},123] [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, skipped=0, lr=[1e-05]"
+MAXTEXT = "completed step: {step}, seconds: 1.341, TFLOP/s/device: 257.929, total_weights: 262144, loss: 0.000"
+FOUNDRY = "[batch={step}/100]:"
+TRAINERS = [MEGATRON, TITAN, TRAINER, DEEPSPEED, MAXTEXT, FOUNDRY]
+
+SURVIVED = [
+    "[W1121 10:00:00.0 socket.cpp:697] [c10d] The client socket has failed (errno: 111 - Connection refused).",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.",
+    "ModuleNotFoundError: No module named 'apex'",
+    "OSError: [Errno 28] No space left on device",
+]
+
+
+@pytest.mark.parametrize("step", TRAINERS)
+@pytest.mark.parametrize("line", SURVIVED)
+def test_an_error_that_training_survived_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: str, line: str
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("\n".join([line, *(step.format(step=number) for number in range(1, 6))]) + "\n")
+    assert main(["direct", "--", "diagnose", str(log)]) == 0
+    shown = capsys.readouterr().out
+    assert "no sign of a failure was found" in shown and "training went on after it" in shown
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        "[after training is done] datetime: 2025-05-27 15:23:07",
+        "[titan] 2026-02-24 19:46:17,508 - root - INFO - Training completed",
+        "{'train_runtime': 12.5, 'train_samples_per_second': 25.6, 'train_loss': 1.2, 'epoch': 1.0}",
+        "`Trainer.fit` stopped: `max_steps=100` reached.",
+    ],
+)
+def test_the_end_of_a_training_forgives_what_was_before(tmp_path: Path, done: str) -> None:
+    (tmp_path / "a.log").write_text(f"{SURVIVED[0]}\n{done}\n")
+    assert of_logs([tmp_path / "a.log"]).reason == ""
+
+
+def test_what_is_tried_again_is_no_failure_until_the_last_time(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("connect to 10.0.0.1: Connection refused, attempt 1 of 30\nconnected\n")
+    assert of_logs([log]).reason == ""
+    log.write_text("connect to 10.0.0.1: Connection refused, attempt 30 of 30\n")
+    assert of_logs([log]).reason
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "mypackage.errors.StrangeError: the moon is full",
+        "Segmentation fault (core dumped)",
+        "2026-01-10 12:00:00 FATAL the moon is full",
+    ],
+)
+def test_an_unknown_failure_is_told_from_a_healthy_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], last: str
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("\n".join([*(TITAN.format(step=number) for number in range(1, 6)), last]) + "\n")
+    code = main(["direct", "--", "diagnose", str(log)])
+    shown = capsys.readouterr().out
+    assert code == (0 if "Segmentation" in last else 4) and last.split()[-1] in shown
+    log.write_text("\n".join([last, *(TITAN.format(step=number) for number in range(1, 6))]) + "\n")
+    assert main(["direct", "--", "diagnose", str(log)]) == 0
+
+
+def test_the_headline_of_many_ranks_is_the_first_exception(tmp_path: Path) -> None:
+    for rank in range(64):
+        second = 10 if rank == 41 else 30
+        lines = [TITAN.format(step=1), f"[2026-03-10 12:00:{second}]", f"ValueError: shape {rank} is odd"]
+        (tmp_path / f"rank_{rank}.log").write_text("\n".join(lines) + "\n")
+    found = of_logs([tmp_path])
+    assert (found.first_rank, found.reason) == (41, "ValueError: shape 41 is odd")
+
+
+def test_an_exception_that_follows_from_another_rank_is_no_headline(tmp_path: Path) -> None:
+    (tmp_path / "rank_0.log").write_text("RuntimeError: Connection closed by peer [127.0.0.1]:46806\n")
+    (tmp_path / "rank_1.log").write_text("ValueError: odd\n")
+    found = of_logs([tmp_path])
+    assert (found.first_rank, found.reason) == (1, "ValueError: odd")
+
+
+def test_megatron_names_the_rank_that_had_the_value(tmp_path: Path) -> None:
+    line = (
+        "[rank0]: ERROR:megatron.core.rerun_state_machine:Unexpected result nan on rank 3 at iteration #3 "
+        "invocation #2 (message='found NaN in local grad norm for bucket #0 in backward pass')"
+    )
+    (tmp_path / "a.log").write_text(line + "\n")
+    found = of_logs([tmp_path / "a.log"])
+    assert found.cause and found.cause.signature == "not-finite" and found.first_rank == 3
