@@ -73,6 +73,8 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """What is a document in a .txt file."""
     max_bad: int = 0
     """Bad documents that may be left out."""
+    shuffle_seed: int | None = None
+    """Seed of the order of documents; None for that of the input."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from primus.data.documents import Text
+from primus.data.encoding import shuffle
 from primus.data.indexed import Tokens, smallest_dtype
 from primus.data.manifest import Recipe
 from primus.data.pipeline import inputs
@@ -71,29 +72,40 @@ class EncodeStage:
         self._canary = self._canary or Canary(self.tokenizer, self.recipe.add_special_tokens)
 
     def run(self, shard: Shard, output: Output) -> None:
-        """Write a shard's files ``bin``, ``lengths`` (int32) and ``ends`` (a byte for each sequence).
+        """Write a shard's files ``bin``, ``lengths`` (int32) and ``ends`` (a byte for each sequence), sorted if asked.
 
         Raises:
             PrimusError: A file is damaged, or changed meanwhile, or the fast tokenizer is wrong.
         """
         output.durable = False  # merging checks every file
-        largest = 0
-        with ExitStack() as stack:
-            names = ("bin", "lengths", "ends")
-            tokens, lengths, ends = (stack.enter_context(output.path(name).open("wb")) for name in names)
-            for batch in _batches(self._texts(shard, output)):
-                encoded = encode_batch(batch, self.tokenizer, self.recipe, self._canary)
-                largest = max(largest, int(encoded.tokens.max(initial=0)))
-                tokens.write(encoded.tokens.data)
-                lengths.write(encoded.lengths.data)
-                ends.write(encoded.ends_document.data)
-                output.count(**_counts(encoded))
-        output.facts["largest"] = largest
+        if self.recipe.shuffle_seed is None:
+            with ExitStack() as stack:
+                names = ("bin", "lengths", "ends")
+                self._encode(shard, output, [stack.enter_context(output.path(name).open("wb")) for name in names])
+        else:
+            with shuffle.unsorted_files(output) as files:
+                self._encode(shard, output, files)
+                for file in files:
+                    file.flush()
+                shuffle.sort_shard(output, shard.index, self.recipe.shuffle_seed, stored_dtype(self.tokenizer))
         if self.tokenizer.fast and self.tokenizer.fast.failure:
             output.facts["fast_failure"] = self.tokenizer.fast.failure
         output.facts["contents"] = inputs.contents(shard)
         for part in shard.parts:
             inputs.check_stamp(part.file, self.stamps[part.file])
+
+    def _encode(self, shard: Shard, output: Output, files: Sequence[BinaryIO]) -> None:
+        """Write tokens, lengths and ends of a shard into files, in the order of the input."""
+        tokens, lengths, ends = files
+        largest = 0
+        for batch in _batches(self._texts(shard, output)):
+            encoded = encode_batch(batch, self.tokenizer, self.recipe, self._canary)
+            largest = max(largest, int(encoded.tokens.max(initial=0)))
+            tokens.write(encoded.tokens.data)
+            lengths.write(encoded.lengths.data)
+            ends.write(encoded.ends_document.data)
+            output.count(**_counts(encoded))
+        output.facts["largest"] = largest
 
     def _texts(self, shard: Shard, output: Output) -> Iterator[Text]:
         """The texts of a shard; what is bad is left out, if it may be."""
@@ -104,6 +116,11 @@ class EncodeStage:
                     yield item
                 else:
                     output.bad(item.where, item.reason)
+
+
+def stored_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
+    """Type of the tokens in the files."""
+    return smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
 
 
 def encode_batch(texts: list[Text], tokenizer: Tokenizer, recipe: Recipe, canary: Canary | None = None) -> Encoded:
@@ -134,7 +151,7 @@ def _rough_place(text: Text) -> str:
 
 def _tokens(strings: list[str], tokenizer: Tokenizer, add_special_tokens: bool) -> tuple[Tokens, NDArray[np.int64]]:
     """Token ids of texts as they are stored; a long text, which is alone, is tokenized in pieces if it may be."""
-    dtype = smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
+    dtype = stored_dtype(tokenizer)
     if len(strings) != 1 or len(strings[0]) <= LONG_CHARACTERS or add_special_tokens:
         tokens, lengths = tokenizer.encode_batch(strings, add_special_tokens)
         return tokens.astype(dtype), lengths

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 import xxhash
 
+from primus.data.encoding import shuffle
+from primus.data.encoding.encode import EncodeStage
 from primus.data.fingerprint import Fingerprint
 from primus.data.indexed import IndexedWriter
 from primus.data.pipeline.work import Board, Row
@@ -33,6 +37,15 @@ def merge(board: Board, rows: Sequence[Row], writer: IndexedWriter) -> Fingerpri
         PrimusError: A file is not as it was written; its shard is not done any more.
     """
     fingerprint = Fingerprint()
+    assert isinstance(board.stage, EncodeStage)
+    if board.stage.recipe.shuffle_seed is not None:
+        for row, suffix in product(rows, shuffle.SUFFIXES):
+            deque(_checked(board, row, suffix, TOKEN_BYTES), maxlen=0)
+        for batch in shuffle.merged(board, rows, writer.dtype.newbyteorder("<")):
+            writer.add_tokens(batch.tokens)
+            writer.add_sequences(batch.lengths, batch.ends_document)
+            fingerprint.add(*batch)
+        return fingerprint
     for row in rows:
         for content in _checked(board, row, "bin", TOKEN_BYTES):
             tokens = np.frombuffer(content, writer.dtype)

@@ -37,6 +37,10 @@ class EncodeOptions(Struct, frozen=True, kw_only=True):
     """What is a document in a .txt file."""
     max_bad: Annotated[int, Meta(ge=0)] = 0
     """Bad documents (broken JSON, no such field, null, not UTF-8) that may be left out; they are listed in a file."""
+    shuffle: bool = False
+    """Write the documents in a random order, the same for any number of workers."""
+    shuffle_seed: Annotated[int, Meta(ge=0)] | None = None
+    """Seed of that order; 0 by default."""
     workers: Annotated[int, Meta(ge=1)] | None = None
     """Processes that tokenize; all cores for a large input by default."""
     executor: Literal["local", "ray"] = "local"
@@ -71,6 +75,8 @@ def make_job(options: EncodeOptions, output: Path, tokenizer: str, append_eod: b
     from primus.data.encoding.prepare import Job
     from primus.data.manifest import Recipe
 
+    if options.shuffle_seed is not None and not options.shuffle:
+        raise UsageError("--shuffle-seed without --shuffle", "give --shuffle too")
     settings: dict[str, Any] = {
         "output": output,
         "tokenizer": tokenizer,
@@ -83,6 +89,7 @@ def make_job(options: EncodeOptions, output: Path, tokenizer: str, append_eod: b
             parse_special_tokens=options.parse_special_tokens,
             text_documents=options.text_documents,
             max_bad=options.max_bad,
+            shuffle_seed=(options.shuffle_seed or 0) if options.shuffle else None,
         ),
         "workers": options.workers,
         "executor": options.executor,

@@ -38,10 +38,15 @@ def mix(*words: int) -> int:
 
 def permutation(size: int, key: int) -> NDArray[np.int64]:
     """A uniformly random order [size] of 0..size-1, which `key` decides."""
+    return np.argsort(random_words(size, key), kind="stable")
+
+
+def random_words(size: int, key: int) -> NDArray[np.uint64]:
+    """Random numbers [size] of 64 bits, all different, which `key` decides."""
     states = np.arange(1, size + 1, dtype=np.uint64)
     states *= np.uint64(GAMMA)
     states += np.uint64(_finalise(key & MASK))
-    return np.argsort(_finalise_all(states), kind="stable")  # the states differ, and so do the numbers: no ties
+    return _finalise_all(states)
 
 
 def permute(position: int, size: int, key: int) -> int:
