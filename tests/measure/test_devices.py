@@ -12,7 +12,7 @@ from msgspec import structs
 
 from primus.measure import collectives, gemm, memory
 from primus.measure.gemm import Rotation
-from primus.measure.timing import FULL, QUICK, Effort, HostClock, measure, percentile, summary, within
+from primus.measure.timing import FULL, MOST_QUEUED, QUICK, Effort, HostClock, measure, percentile, summary, within
 
 CPU = torch.device("cpu")
 BRIEF = Effort(warm_up_calls=1, warm_up_s=0.01, longest_warm_up_s=0.02, calls=10, measure_s=0.02, fewest_calls=3)
@@ -26,14 +26,21 @@ class DeviceClock:
         self.call_s = call_s
         self.resolution_s = resolution_s
         self.waits = 0
-        self.marks_since_wait = 0
+        self.queued: list[float] = []
+        self.most_queued = 0
+        self.was_idle = False
 
     def call(self) -> None:
         self.now_s += self.call_s
 
     def mark(self) -> object:
-        self.marks_since_wait += 1
+        self.queued.append(self.now_s)
+        self.most_queued = max(self.most_queued, len(self.queued))
         return self.now_s
+
+    def wait(self, mark: object) -> None:
+        self.queued = self.queued[self.queued.index(mark) + 1 :]  # type: ignore[arg-type]
+        self.was_idle = self.was_idle or not self.queued
 
     def seconds(self, begin: object, end: object) -> float:
         assert isinstance(begin, float) and isinstance(end, float)
@@ -41,7 +48,7 @@ class DeviceClock:
 
     def synchronize(self) -> None:
         self.waits += 1
-        self.marks_since_wait = 0
+        self.queued = []
 
 
 def test_a_summary_holds_median_percentiles_and_deviation() -> None:
@@ -56,6 +63,13 @@ def test_samples_are_not_waited_for_one_by_one() -> None:
     found = measure(clock.call, clock, structs.replace(BRIEF, fewest_calls=500))
     assert found.n == 500
     assert clock.waits < 200  # of warm-up rounds and batches; none within the samples
+
+
+def test_marks_are_read_before_a_driver_runs_out_of_them_and_the_device_never_waits() -> None:
+    clock = DeviceClock(call_s=1e-3, resolution_s=5e-7)
+    found = measure(clock.call, clock, structs.replace(BRIEF, fewest_calls=20_000))
+    assert found.n == 20_000 and found.median_s == pytest.approx(1e-3, rel=1e-2)
+    assert clock.most_queued <= 2 * MOST_QUEUED and not clock.was_idle
 
 
 def test_calls_shorter_than_the_clock_sees_are_batched() -> None:
@@ -182,6 +196,15 @@ def test_wrong_values_in_memory_are_found(name: str) -> None:
     )
     assert found.wrong == 1
     assert found.problem
+
+
+@pytest.mark.parametrize(("num_local", "num_copies"), [(1, 0), (2, 2), (8, 8), (16, 16), (17, 9), (63, 16), (64, 16)])
+def test_few_ranks_of_a_node_open_a_context_on_another_device(num_local: int, num_copies: int) -> None:
+    peers = {rank: memory.peer_of(rank, num_local) for rank in range(num_local)}
+    copies = {rank: peer for rank, peer in peers.items() if peer is not None}
+    assert len(copies) == num_copies
+    assert sorted(copies.values()) == sorted(copies)  # each device of them receives one copy
+    assert all(rank != peer and peer < num_local for rank, peer in copies.items())
 
 
 def test_the_last_level_cache_is_read_from_the_kernel(tmp_path: Path) -> None:

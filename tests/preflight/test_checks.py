@@ -612,6 +612,14 @@ def test_no_check_hides_that_it_broke_off(monkeypatch: pytest.MonkeyPatch) -> No
     assert [(finding.check, finding.status) for finding in report.findings] == [("host.broken", "fail")]
 
 
+def test_the_limit_of_all_checks_lets_tools_and_pytorch_use_up_theirs() -> None:
+    where = node(GPUS)
+    assert check.limit_s_of(where) > where.limits.smi_limit_s + torch_view.limit_s(where) >= 90
+    parts = tuple(Partition(index=index) for index in range(64))
+    divided = node(structs.replace(GPUS, devices=(structs.replace(CARDS[0], partitions=parts),)))
+    assert torch_view.limit_s(divided) > torch_view.limit_s(where)
+
+
 def test_a_check_that_never_ends_is_left_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     end = threading.Event()
 

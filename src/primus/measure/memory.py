@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ SCALAR = 0.4
 """BabelStream's, as are the operations, their names and what counts as moved (UoB-HPC/BabelStream, README)."""
 CACHES_IN_ARRAY = 4
 """Arrays are at least this many times the last-level cache (STREAM's rule, cs.virginia.edu/stream/ref.html)."""
+MOST_PEER_COPIES = 16
+"""Ranks of a node that copy to another device at once: one for each device of the largest servers."""
 CHECKED_AT_ONCE = 2**24
 """Elements that a check converts to fp64 at a time."""
 
@@ -127,11 +130,24 @@ def host_copies(device: torch.device, clock: Clock, effort: Effort, num_bytes: i
         yield _copy(name, target, source, clock, effort, "pinned")
 
 
+def peer_of(local_rank: int, num_local: int) -> int | None:
+    """The device whose memory a rank of a node copies to: the next one; None where it copies nothing.
+
+    Each copy opens a second context, on the other device. Of the 64 partitions of a node in CPX mode every fourth
+    copies, to the one four further on: half of these copies are between cards.
+    """
+    step = math.ceil(num_local / MOST_PEER_COPIES)
+    if num_local < 2 or local_rank % step:
+        return None
+    following = local_rank + step
+    return following if following < num_local else 0
+
+
 def peer_copy(device: torch.device, peer: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> Figure:
     """GB/s from `device` to the memory of `peer`."""
     source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
     target = torch.empty(num_bytes, dtype=torch.uint8, device=peer)
-    return _copy("peer_copy", target, source, clock, effort, f"{device} to {peer}, all devices of the node at once")
+    return _copy("peer_copy", target, source, clock, effort, f"{device} to {peer}, all pairs of the node at once")
 
 
 def _copy(name: str, target: torch.Tensor, source: torch.Tensor, clock: Clock, effort: Effort, how: str) -> Figure:

@@ -211,9 +211,9 @@ class Suite:
             yield from memory.run(device, clock, effort, cache_bytes=cache_bytes, max_bytes=max_bytes)
         elif device.type == "cuda":
             yield from memory.host_copies(device, clock, effort, COPY_BYTES)
-            if 1 < self._num_local <= torch.cuda.device_count():
-                peer = torch.device("cuda", (self._attempt.local_rank + 1) % self._num_local)
-                yield memory.peer_copy(device, peer, clock, effort, COPY_BYTES)
+            peer = memory.peer_of(self._attempt.local_rank, self._num_local)
+            if peer is not None and self._num_local <= torch.cuda.device_count():
+                yield memory.peer_copy(device, torch.device("cuda", peer), clock, effort, COPY_BYTES)
 
     def _effort(self, full: Effort) -> Effort:
         return within(QUICK if self._asked.is_quick else full, self._asked.timeout_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -17,6 +18,9 @@ SHORTEST_SAMPLE_S = 50e-6
 """Samples shorter than this are batched: the clock of events resolves 0.5 microseconds (CUDA runtime API,
 cudaEventElapsedTime), which is 1 % of it, and an event of HIP can give 0."""
 MAX_CALLS = 1024
+MOST_QUEUED = 512
+"""Samples whose marks are kept at a time: drivers have pools of events, which some 20,000 pairs exhaust. Where so many
+are queued the older half is read, while the device works on the other."""
 SETTLED_WITHIN = 0.02
 """Medians of successive warm-up rounds that differ less are steady."""
 ROUND = 5
@@ -59,7 +63,10 @@ class Clock(Protocol):
         """A moment, put into the queue without waiting."""
 
     def seconds(self, begin: object, end: object) -> float:
-        """Time between two marks, after `synchronize`; may be 0."""
+        """Time between two marks that were waited for; may be 0."""
+
+    def wait(self, mark: object) -> None:
+        """Wait until the device has come to a mark."""
 
     def synchronize(self) -> None:
         """Wait until the queue is empty."""
@@ -74,6 +81,9 @@ class HostClock:
     def seconds(self, begin: object, end: object) -> float:
         assert isinstance(begin, float) and isinstance(end, float)
         return end - begin
+
+    def wait(self, mark: object) -> None:
+        return
 
     def synchronize(self) -> None:
         return
@@ -94,6 +104,10 @@ class EventClock:
         assert isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
         return begin.elapsed_time(end) / 1e3
 
+    def wait(self, mark: object) -> None:
+        assert isinstance(mark, torch.cuda.Event)
+        mark.synchronize()
+
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
 
@@ -104,7 +118,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def measure(call: Callable[[], object], clock: Clock, effort: Effort) -> Timing:
-    """Time `call` after a warm-up; no sample waits for the device, only the end of them all does."""
+    """Time `call` after a warm-up; no sample waits for the device, which always has more work in its queue."""
     is_settled = _warm_up(call, clock, effort)
     calls, sample_s = _calls_a_sample(call, clock)
     num_samples = max(effort.fewest_calls, min(effort.calls, math.ceil(effort.measure_s / sample_s)))
@@ -168,12 +182,16 @@ def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, floa
 def _samples(call: Callable[[], object], clock: Clock, num_samples: int, calls: int) -> tuple[list[float], float]:
     """Seconds of `num_samples` times `calls` calls, and of everything by the host's clock."""
     begun = time.perf_counter()
-    marks = []
+    found: list[float] = []
+    queued: deque[tuple[object, object]] = deque()
     for _ in range(num_samples):
         begin = clock.mark()
         for _ in range(calls):
             call()
-        marks.append((begin, clock.mark()))
+        queued.append((begin, clock.mark()))
+        if len(queued) == MOST_QUEUED:
+            clock.wait(queued[MOST_QUEUED // 2 - 1][1])
+            found += [clock.seconds(*queued.popleft()) for _ in range(MOST_QUEUED // 2)]
     clock.synchronize()
     wall_s = time.perf_counter() - begun
-    return [clock.seconds(begin, end) for begin, end in marks], wall_s
+    return found + [clock.seconds(begin, end) for begin, end in queued], wall_s

@@ -23,13 +23,14 @@ from primus.preflight import (
     site_checks,
     software,
     storage,
+    torch_view,
 )
 from primus.preflight.finding import Finding, NodeReport
 from primus.preflight.node import GROUPS, Group, Node
 
 Check = Callable[[Node], Iterator[Finding]]
-LIMIT_S = 75.0
-"""A little more than the slowest check may take, which is the import of PyTorch."""
+MARGIN_S = 15.0
+"""What a check may take beside the programs that it waits for."""
 CHECKS: dict[Group, tuple[Check, ...]] = {
     "host": host.CHECKS + kernel_log.CHECKS + error_counts.HOST_CHECKS + site_checks.HOST_CHECKS,
     "gpu": gpu.CHECKS + gpu_health.CHECKS + error_counts.GPU_CHECKS + site_checks.GPU_CHECKS,
@@ -39,8 +40,14 @@ CHECKS: dict[Group, tuple[Check, ...]] = {
 }
 
 
-def run(node: Node, groups: Iterable[Group] = GROUPS, limit_s: float = LIMIT_S) -> NodeReport:
-    """Do the checks of `groups` side by side; one that has not ended at the limit has failed."""
+def limit_s_of(node: Node) -> float:
+    """Seconds that the slowest check may take: the one of the devices, which asks their tools and then PyTorch."""
+    return node.limits.smi_limit_s + torch_view.limit_s(node) + MARGIN_S
+
+
+def run(node: Node, groups: Iterable[Group] = GROUPS, limit_s: float | None = None) -> NodeReport:
+    """Do the checks of `groups` side by side; one that has not ended at the limit (`limit_s_of`) has failed."""
+    limit_s = limit_s_of(node) if limit_s is None else limit_s
     began = time.monotonic()
     asked = set(groups)
     chosen = [(group, check) for group in GROUPS if group in asked for check in CHECKS[group]]

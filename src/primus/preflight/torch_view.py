@@ -14,6 +14,10 @@ from primus.preflight.finding import Finding
 from primus.preflight.node import Node, info, judged, listed
 
 LIMIT_S = 60.0
+"""Starting PyTorch on a node of 8 devices takes 10 to 15 s, more where its files are on a network file system."""
+USUAL_DEVICES = 8
+DEVICE_LIMIT_S = 1.0
+"""For each further device, such as the 64 partitions of a node in CPX mode."""
 REASON = "ranks take their devices from PyTorch"
 ADVICE = "is PyTorch built for this driver (see software.torch), and may this user open /dev/kfd and /dev/dri?"
 PROGRAM = """\
@@ -32,12 +36,17 @@ class View(Struct, frozen=True):
     """Pairs of devices of which the first cannot reach the second's memory."""
 
 
+def limit_s(node: Node) -> float:
+    """Seconds that PyTorch has to look at the devices of a node."""
+    return LIMIT_S + DEVICE_LIMIT_S * max(0, len(node.facts.partitions) - USUAL_DEVICES)
+
+
 def seen(node: Node, python: str = sys.executable) -> Iterator[Finding]:
     """PyTorch sees the devices that the driver shows, and those of one hive reach each other."""
     if not node.has_devices or not node.tree.is_live:
         return
     expected = len(visible.usable(node.facts, node.environ))
-    answer = node.call(interpreter.code_command(python, PROGRAM), LIMIT_S)
+    answer = node.call(interpreter.code_command(python, PROGRAM), limit_s(node))
     if "No module named 'torch'" in answer.problem:
         yield info("gpu.torch_count", "PyTorch is not installed here")
         return
