@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import cache
 
-from primus.errors import PrimusError, UnfitError, UsageError, did_you_mean, nearest
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from primus.errors import (
+    PrimusError,
+    UnfitError,
+    UsageError,
+    did_you_mean,
+    edit_distance,
+    escape_controls,
+    nearest,
+)
 
 
 @pytest.mark.parametrize(("kind", "code"), [(PrimusError, 1), (UsageError, 2), (UnfitError, 3)])
@@ -36,3 +48,45 @@ def test_a_hint_names_the_nearest_or_all() -> None:
     assert did_you_mean("dirct", ["direct", "slurm"]) == "did you mean 'direct'?"
     assert did_you_mean("x", ["slurm", "direct"]) == "valid: direct, slurm"
     assert did_you_mean("x", []) == ""
+
+
+def test_a_hint_about_many_names_shows_similar_ones_or_some() -> None:
+    names = [f"llama{n}_8B" for n in range(30)]
+    assert did_you_mean("lama3_9", names).startswith("similar: llama3_8B, ")
+    assert did_you_mean("???", names).endswith(" and 10 more")
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("no_load_rng", None),
+        ("profile", None),
+        ("seqlength", "seq_length"),
+        ("sqe_length", "seq_length"),
+        ("lrr", "lr"),
+        ("l", None),
+        ("train", None),
+        ("train_d", "train_data_path"),
+    ],
+)
+def test_a_name_that_is_not_near_is_not_suggested(word: str, name: str | None) -> None:
+    valid = ["q_lora_rank", "lr", "seq_length", "train_iters", "train_data_path", "split"]
+    assert nearest(word, valid) == name
+
+
+@given(st.text(st.sampled_from("ab_"), max_size=6), st.text(st.sampled_from("ab_"), max_size=6))
+def test_the_edit_distance_is_one_of_alignments(a: str, b: str) -> None:
+    @cache
+    def plain(i: int, j: int) -> int:
+        if not i or not j:
+            return i + j
+        found = min(plain(i - 1, j) + 1, plain(i, j - 1) + 1, plain(i - 1, j - 1) + (a[i - 1] != b[j - 1]))
+        swapped = i > 1 and j > 1 and a[i - 1] == b[j - 2] and a[i - 2] == b[j - 1]
+        return min(found, plain(i - 2, j - 2) + 1) if swapped else found
+
+    assert edit_distance(a, b, limit=20) == plain(len(a), len(b))
+    assert edit_distance(a, b, limit=1) > 1 or plain(len(a), len(b)) <= 1
+
+
+def test_what_a_terminal_would_obey_is_spelled_out() -> None:
+    assert escape_controls("a\x1b[2J\n\tb\u202e\ud800\xe9") == "a\\x1b[2J\n\tb\\u202e\\ud800\xe9"

@@ -156,6 +156,33 @@ def test_a_broken_task_is_one_message(plug: Callable[[str, str], None], capsys: 
     assert main(["--help"]) == 0, "help does not import it"
 
 
+def test_an_exception_of_a_plug_in_names_its_file(
+    plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plug("tasks/bad.py", TASK.partition("    text =")[0] + "    return options.name / 0\n")
+    assert main(["direct", "--", "bad", "Ann"]) == 1
+    error = capsys.readouterr().err
+    line = TASK.partition("    text =")[0].count("\n") + 1
+    assert f"plugins/tasks/bad.py:{line} failed: TypeError: unsupported operand" in error
+    assert "report" not in error
+    plug("tasks/worse.py", TASK.partition("    text =")[0] + "    import json\n    json.loads('{')\n")
+    assert main(["direct", "--", "worse", "Ann"]) == 1
+    assert "plugins/tasks/worse.py:20 failed: JSONDecodeError" in capsys.readouterr().err
+
+
+def test_an_exception_of_the_package_names_the_plug_in_that_called_it(
+    plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = "    from primus.config.source import display\n    display(3)\n"
+    plug("tasks/bad.py", TASK.partition("    text =")[0] + body)
+    assert main(["direct", "--", "bad", "Ann"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("primus-cli: internal error at ")
+    assert "config/source.py:" in error
+    assert "plugins/tasks/bad.py:20 called it" in error
+    assert "report it" not in error
+
+
 def test_a_runtime_of_an_unknown_level_is_one_message(
     plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

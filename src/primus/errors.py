@@ -52,6 +52,14 @@ class FinalError(PrimusError):
     """The same would happen again: a person has to decide, a restart is no use."""
 
 
+def escape_controls(text: str) -> str:
+    """`text` for a terminal: lines and tabs stay, other characters that are not printable are spelled out."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 def place_of(error: BaseException) -> str:
     """`file.py:12` where `error` was raised."""
     frame = error.__traceback__
@@ -132,4 +140,6 @@ def did_you_mean(word: str, valid: Iterable[str]) -> str:
     import difflib  # not for what is right
 
     similar = difflib.get_close_matches(word[:LONGEST_COMPARED], valid, n=SIMILAR, cutoff=0.4)
-    return f"similar: {', '.join(similar)} (of {len(valid)})" if similar else f"valid: {', '.join(valid)}"
+    if similar:
+        return f"similar: {', '.join(similar)} (of {len(valid)})"
+    return f"valid: {', '.join(valid[:MOST_LISTED])} and {len(valid) - MOST_LISTED} more"

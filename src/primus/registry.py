@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from primus.errors import PrimusError, UsageError, did_you_mean, place_of
 
@@ -51,6 +51,9 @@ MEMBERS = {
     "nics": ("NIC",),
 }
 """What a plug-in of a kind must have."""
+
+PLUG_IN_MODULES = "primus_plugins"
+"""Package in whose name files of the user are imported."""
 
 SINGULAR = {kind: kind.removesuffix("s") for kind in FOLDERS} | {"patches": "patch"}
 
@@ -101,6 +104,41 @@ def summary(kind: str, name: str) -> str:
     return first.lstrip("#").removeprefix('"""').removesuffix('"""').strip()
 
 
+class PlugInPlace(NamedTuple):
+    """Where an exception passed through a plug-in that is not the package's own."""
+
+    place: str
+    """`file.py:12`."""
+    is_origin: bool
+    """Whether it was raised there, or in a library that the plug-in called, rather than in the package."""
+
+
+def plug_in_of(error: BaseException) -> PlugInPlace | None:
+    """The innermost line of a plug-in that `error` passed through; None where only the package was involved."""
+    frames = []
+    trace = error.__traceback__
+    while trace:
+        frames.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    is_origin = True
+    for frame, line in reversed(frames):
+        file, module = Path(frame.f_code.co_filename), str(frame.f_globals.get("__name__", ""))
+        if _is_foreign(file, module):
+            return PlugInPlace(f"{file}:{line}", is_origin)
+        is_origin = is_origin and not file.is_relative_to(PACKAGE)
+    return None
+
+
+def _is_foreign(file: Path, module: str) -> bool:
+    """Whether a module is part of a plug-in: of a file of the user, or of a package with entry points."""
+    roots = [Path(root).expanduser() for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
+    packages = {
+        point.value.partition(":")[0].partition(".")[0] for kind in FOLDERS for point in _entry_points(kind).values()
+    }
+    is_users = module.startswith(f"{PLUG_IN_MODULES}.") or any(file.is_relative_to(root) for root in roots)
+    return is_users or (module.partition(".")[0] in packages and not file.is_relative_to(PACKAGE))
+
+
 def _checked(kind: str, name: str, shown: str, load_it: Callable[[], ModuleType]) -> ModuleType:
     """A plug-in of somebody else, loaded and found to have what its kind needs."""
     what = f"{SINGULAR[kind]} '{name}'"
@@ -121,7 +159,7 @@ def _checked(kind: str, name: str, shown: str, load_it: Callable[[], ModuleType]
 
 
 def _load_file(kind: str, name: str, file: Path) -> ModuleType:
-    module_name = f"primus_plugins.{kind}.{_key(name).replace(' ', '.')}"
+    module_name = f"{PLUG_IN_MODULES}.{kind}.{_key(name).replace(' ', '.')}"
     if module_name in sys.modules and sys.modules[module_name].__file__ == str(file):
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, file)

@@ -100,6 +100,38 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         ("direct -- train pretrain --replay nothing", "nothing is not a run folder", "'runs list' shows the runs"),
         ("direct -- train pretrain --run . --lr 1", "--run continues a run as it is; it takes no --lr", "new run"),
         ("direct -- config check", "task 'config check' needs --config", "Experiment file."),
+        (
+            "direct -- train pretrain --confg e.yaml",
+            "task 'train pretrain': unknown option --confg",
+            "did you mean '--config'?",
+        ),
+        ("direct -- config check --confg=e.yaml", "task 'config check': unknown option --confg", "'--config'"),
+        (
+            "direct -- train pretrain e.yaml",
+            "task 'train pretrain': unexpected word 'e.yaml'",
+            "given as --config e.yaml",
+        ),
+        ("direct -- config show none.toml --lr 1", "task 'config show': unexpected word 'none.toml'", "--config none"),
+        (
+            f"direct {PRETRAIN} --nproc 2",
+            "task 'train pretrain': --nproc is an option of the runtime 'direct'",
+            "it belongs before the --: primus-cli direct --nproc 2 -- train pretrain ...",
+        ),
+        (f"direct {PRETRAIN} --nproc_per_node=8", "task 'train pretrain': --nproc_per_node is an option", "--nproc 8"),
+        (
+            f"slurm srun -N 2 {PRETRAIN} --requeue",
+            "task 'train pretrain': --requeue is an option of the runtime 'slurm'",
+            "",
+        ),
+        (
+            f"box {PRETRAIN} --image x",
+            "task 'train pretrain': --image is an option of the runtime 'box'",
+            "box --image",
+        ),
+        (f"direct {PRETRAIN} --learning_rate 1", "--learning_rate: unknown key 'learning_rate'; use lr", ""),
+        (f"direct {PRETRAIN} --no_load_rng", "--no_load_rng: unknown key 'no_load_rng'; it is a setting of Mega", ""),
+        (f"direct {PRETRAIN} --exp_name \x1b[2J", "--exp_name: exp_name '\\x1b[2J' holds a control character", ""),
+        (f"direct {PRETRAIN} --model a\x07b", "--model: no model 'a\\x07b'", " more"),
         ("direct -- config init lama3", "no model 'lama3'", "similar: llama3"),
     ],
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +155,34 @@ def test_a_moved_folder_is_the_same_run(make: Make, capsys: pytest.CaptureFixtur
     assert {**after, "id": "", "directory": ""} == {**before, "id": "", "directory": ""}
 
 
+def test_losses_are_compared_by_how_much_they_differ(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    make(1, losses=(8.0, 0.5, 4.0, None, 1.0, 2.0))
+    make(2, losses=(8.0, 0.25, 3.5, None, None, 2.0))
+    found = run_task("runs diff 20250101 20250102 --json", capsys)["losses"]
+    assert found == {
+        "common_steps": 6,
+        "different_steps": 3,
+        "first_step": 2,
+        "first_absolute": 0.25,
+        "max_absolute": 0.5,
+        "max_absolute_step": 3,
+        "max_relative": 0.5,
+        "max_relative_step": 2,
+    }
+    same = run_task("runs diff 20250101 20250101 --json", capsys)["losses"]
+    assert (same["different_steps"], same["first_step"], same["max_absolute"]) == (0, None, None)
+
+
+def test_a_run_shows_the_command_that_opens_its_curves(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(1)
+    assert "tensorboard:" not in run_task("runs show night", capsys)
+    (run.directory / "tensorboard").mkdir()
+    line = next(line for line in run_task("runs show night", capsys).splitlines() if line.startswith("tensorboard: "))
+    words = shlex.split(line)[1:]
+    assert words[1:] == ["-m", "tensorboard.main", "--logdir", str(run.directory / "tensorboard")]
+    assert Path(words[0]).samefile(sys.executable)
+
+
 def test_a_comparison_names_what_differs_and_where_losses_part(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = make(1, losses=(5.0, 4.0, 3.0)), make(2, losses=(5.0, 4.0, 3.5, 3.0))
     for run, lr in ((a, 0.1), (b, 0.2)):
@@ -172,10 +202,13 @@ def test_a_comparison_names_what_differs_and_where_losses_part(make: Make, capsy
     assert value["configuration"] == [{"what": "lr", "a": 0.1, "b": 0.2}]
     assert value["environment"] == [{"what": "X", "a": "0.1", "b": "0.2"}]
     assert value["packages"] == [{"what": "torch", "a": "0.1", "b": "0.2"}]
-    assert value["results"][-1] == {"what": "losses", "a": "differ from step 3 on", "b": ""}
+    verdict = (
+        "differ on 1 of 3 common steps, from step 3 on (by 0.5); at most by 0.5 (step 3), relatively 0.143 (step 3)"
+    )
+    assert value["results"][-1] == {"what": "losses", "a": verdict, "b": ""}
     text = run_task("runs diff 20250101 20250102", capsys)
     assert "configuration:\n" in text
-    assert "differ from step 3 on" in text
+    assert verdict in text
     assert "equal bit by bit on all 3 common steps" in run_task("runs diff 20250101 20250101", capsys)
     assert "losses" in run_task("runs diff night 20250101_000000-0001", capsys)
 

@@ -15,11 +15,12 @@ from msgspec import structs
 
 from primus import __version__, registry
 from primus.config import flags
-from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, place_of
+from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, escape_controls, place_of
 from primus.interpreter import exclude_working_folder
 from primus.launch import chain, hooks, launcher_file, show
 from primus.launch.plan import Action, Context, Job, LaunchPlan, lengthens, shown
 from primus.launch.prepare import prepare
+from primus.launch.request import Request
 from primus.launch.signals import exit_code_of
 from primus.machine.cluster import Layout
 from primus.machine.facts import Facts
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PrimusError as error:
         if is_debug:
             raise
-        print(f"primus-cli: {_without_secrets(str(error), words)}", file=sys.stderr)
+        print(f"primus-cli: {escape_controls(_without_secrets(str(error), words))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
@@ -59,14 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if is_debug:
             raise
-        print(f"primus-cli: {_without_secrets(_unexpected(error), words)}", file=sys.stderr)
+        print(f"primus-cli: {escape_controls(_without_secrets(_unexpected(error), words))}", file=sys.stderr)
         return EXIT_FAILED
 
 
 def _unexpected(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    problem = f"internal error at {place_of(error)}: {type(error).__name__}: {error}"
+    what = f"{type(error).__name__}: {error}"
+    plug_in = registry.plug_in_of(error)
+    if plug_in and plug_in.is_origin:
+        return f"the plug-in {plug_in.place} failed: {what}\n  run again with --debug for the whole traceback"
+    problem = f"internal error at {place_of(error)}: {what}"
+    if plug_in:
+        return f"{problem}\n  the plug-in {plug_in.place} called it; run again with --debug for the whole traceback"
     return f"{problem}\n  run again with --debug for the whole traceback, and report it"
 
 
@@ -110,14 +117,13 @@ def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[s
         here = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run, facts=facts)
         return runtime.run(chain.options_of(request.runtimes[-1]), here) or EXIT_OK
     task = registry.load("tasks", request.task)
-    takes_overrides = getattr(task, "OVERRIDES", False)
-    options, extra = flags.parse(task.Options, request.words, f"task '{request.task}'", extra=takes_overrides)
+    options, extra = _parse(task, request, request.words)
     context = _context(environ, given.dry_run)
     for_task = TaskContext(
         environ=environ,
         json=given.json,
         dry_run=given.dry_run,
-        overrides=tuple(extra),
+        overrides=extra,
         facts=lambda: context.facts(None),
         patches=getattr(chain.options_of(request.runtimes[-1]), "patch", ()),
     )
@@ -131,6 +137,21 @@ def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[s
     if job is None:
         return _in_this_process(command, task, options, for_task, context)
     return _with_workers(command, words, job, task, options, for_task, context)
+
+
+def _parse(task: ModuleType, request: Request, words: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
+    """The options of a task, and the words that change its experiment."""
+
+    def check_extra(extra: list[str]) -> None:
+        from primus.cli import misplaced  # only where there are such words
+
+        misplaced.check(extra, task, request)
+
+    takes_overrides = getattr(task, "OVERRIDES", False)
+    options, extra = flags.parse(
+        task.Options, words, f"task '{request.task}'", extra=takes_overrides, check_extra=check_extra
+    )
+    return options, tuple(extra)
 
 
 def _is_unicode(word: str) -> bool:
@@ -228,11 +249,9 @@ def _with_hooks(
 
     request = command.request
     words = list(request.words)
-    takes_overrides = getattr(task, "OVERRIDES", False)
 
     def parsed() -> tuple[Any, tuple[str, ...]]:
-        options, extra = flags.parse(task.Options, words, f"task '{request.task}'", extra=takes_overrides)
-        return options, tuple(extra)
+        return _parse(task, request, words)
 
     def accept(given: Given) -> list[str]:
         kept = [

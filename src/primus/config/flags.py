@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -42,7 +42,14 @@ def flags_of(options: type[Struct]) -> list[Flag]:
     return [_flag(field) for field in msgspec.structs.fields(options)]
 
 
-def parse(options: type[Options], words: Sequence[str], what: str, *, extra: bool = False) -> tuple[Options, list[str]]:
+def parse(
+    options: type[Options],
+    words: Sequence[str],
+    what: str,
+    *,
+    extra: bool = False,
+    check_extra: Callable[[list[str]], None] | None = None,
+) -> tuple[Options, list[str]]:
     """Read `words` into `options`.
 
     Args:
@@ -50,6 +57,7 @@ def parse(options: type[Options], words: Sequence[str], what: str, *, extra: boo
         words: The command line after the name.
         what: How errors name this part of the command line: ``runtime 'direct'``.
         extra: Whether words that are no flags are given back rather than refused.
+        check_extra: Looks at these words first, since one of them may be a misspelt flag that is missing then.
 
     Raises:
         UsageError: A flag is unknown, lacks its value, has a wrong one or is missing.
@@ -58,6 +66,8 @@ def parse(options: type[Options], words: Sequence[str], what: str, *, extra: boo
     given, unknown = _parser(flags, what).parse_known_args(list(words))
     if unknown and not extra:
         raise _unknown_word(unknown[0], flags, what)
+    if unknown and check_extra:
+        check_extra(unknown)
     values = {
         flag.field: converted(flag, getattr(given, flag.field), what) for flag in flags if hasattr(given, flag.field)
     }

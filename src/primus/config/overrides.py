@@ -47,19 +47,19 @@ def parse_overrides(words: Sequence[str], stage: str | None = None) -> Tree:
     return tree
 
 
+def is_known(name: str) -> bool:
+    """Whether `name` is something that an override can set."""
+    path = _normalised(name)
+    is_nested = len(path) > 1 and path[0] in NESTED
+    return is_nested or path[-1] in OWNERS or (len(path) == 1 and path[0] in (*TOP_KEYS, *MODULE_KEYS))
+
+
 def _is_value(option: str, word: str) -> bool:
     """Whether `word` is the value of `option` rather than the next override."""
     if word.startswith("--"):
         return False
     match = _ASSIGNMENT.fullmatch(word)
-    return not match or not (_normalised(option[2:])[-1] in IS_SWITCH or _is_known(match["name"]))
-
-
-def _is_known(name: str) -> bool:
-    """Whether `name` is something that an override can set."""
-    path = _normalised(name)
-    is_nested = len(path) > 1 and path[0] in NESTED
-    return is_nested or path[-1] in OWNERS or (len(path) == 1 and path[0] in (*TOP_KEYS, *MODULE_KEYS))
+    return not match or not (_normalised(option[2:])[-1] in IS_SWITCH or is_known(match["name"]))
 
 
 def _put_flag(tree: Tree, name: str) -> None:

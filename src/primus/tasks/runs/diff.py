@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,27 @@ class Change(Struct, frozen=True):
     b: Any
 
 
+class LossDifference(Struct, frozen=True, kw_only=True):
+    """How far the losses of two runs are apart."""
+
+    common_steps: int
+    """Steps that both runs have taken."""
+    different_steps: int
+    """Of these, steps whose losses are not equal bit by bit."""
+    first_step: int | None
+    """The first of these."""
+    first_absolute: float | None
+    """Difference there; None where one of the losses is not a number."""
+    max_absolute: float | None
+    """Largest difference."""
+    max_absolute_step: int | None
+    """Step of it."""
+    max_relative: float | None
+    """Largest difference relative to the larger loss of the two."""
+    max_relative_step: int | None
+    """Step of it."""
+
+
 def run(options: Options, context: TaskContext) -> None:
     """Print what differs.
 
@@ -46,7 +68,9 @@ def run(options: Options, context: TaskContext) -> None:
         "packages": _changes(_packages(a), _packages(b)),
         "results": _results(a, b),
     }
-    value = {"a": str(a.directory), "b": str(b.directory), **sections}
+    losses = _compare_losses(a, b)
+    sections["results"].append(Change("losses", _format_losses(losses), ""))
+    value = {"a": str(a.directory), "b": str(b.directory), **sections, "losses": losses}
     context.result(value, "\n\n".join(_block(title, changes, a, b) for title, changes in sections.items()))
 
 
@@ -80,12 +104,51 @@ def _packages(run: Run) -> dict[str, str]:
 def _results(a: Run, b: Run) -> list[Change]:
     first, second = summary.of(a), summary.of(b)
     names = ("state", "steps", "last_loss", "eval_loss", "tokens_per_s", "duration_s")
-    changes = [Change(name, getattr(first, name), getattr(second, name)) for name in names]
+    return [Change(name, getattr(first, name), getattr(second, name)) for name in names]
+
+
+def _compare_losses(a: Run, b: Run) -> LossDifference:
+    """How far the losses of two runs are apart on the steps that both have taken; no number equals no number."""
     losses_a, losses_b = ({event["step"]: event.get("loss") for event in events.steps(run.events)} for run in (a, b))
     common = sorted(losses_a.keys() & losses_b.keys())
-    apart = next((step for step in common if losses_a[step] != losses_b[step]), None)
-    verdict = f"equal bit by bit on all {len(common)} common steps" if apart is None else f"differ from step {apart} on"
-    return [*changes, Change("losses", verdict, "")]
+    pairs = {step: (_number(losses_a[step]), _number(losses_b[step])) for step in common}
+    apart = [step for step, (x, y) in pairs.items() if x != y]
+    gaps = {step: abs(x - y) for step in apart for x, y in [pairs[step]] if x is not None and y is not None}
+    relative = {step: gap / max(abs(each or 0.0) for each in pairs[step]) for step, gap in gaps.items()}
+    widest, widest_relative = (
+        max(gaps, key=gaps.__getitem__, default=None),
+        max(relative, key=relative.__getitem__, default=None),
+    )
+    return LossDifference(
+        common_steps=len(common),
+        different_steps=len(apart),
+        first_step=apart[0] if apart else None,
+        first_absolute=gaps.get(apart[0]) if apart else None,
+        max_absolute=None if widest is None else gaps[widest],
+        max_absolute_step=widest,
+        max_relative=None if widest_relative is None else relative[widest_relative],
+        max_relative_step=widest_relative,
+    )
+
+
+def _number(loss: Any) -> float | None:
+    """A loss; None where it is missing or not finite."""
+    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+
+
+def _format_losses(found: LossDifference) -> str:
+    if found.common_steps == 0:
+        return "no common steps"
+    if found.first_step is None:
+        return f"equal bit by bit on all {found.common_steps} common steps"
+    text = f"differ on {found.different_steps} of {found.common_steps} common steps, from step {found.first_step} on"
+    if found.max_absolute is None:
+        return text
+    first = f" (by {found.first_absolute:.3g})" if found.first_absolute is not None else ""
+    return (
+        f"{text}{first}; at most by {found.max_absolute:.3g} (step {found.max_absolute_step}), "
+        f"relatively {found.max_relative:.3g} (step {found.max_relative_step})"
+    )
 
 
 def _block(title: str, changes: list[Change], a: Run, b: Run) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 from msgspec import Struct
@@ -34,7 +36,12 @@ def run(options: Options, context: TaskContext) -> None:
     metadata, item = found.metadata(), summary.of(found)
     steps = events.steps(found.events)[-LAST_STEPS:]
     values = {"metadata": metadata, "summary": item, "last_steps": steps}
-    context.result(values, "\n\n".join([_facts(metadata, item), _steps(steps), _files(found)]).rstrip())
+    context.result(
+        values,
+        "\n\n".join(
+            part for part in [_facts(metadata, item), _steps(steps), _viewer(found), _files(found)] if part
+        ).rstrip(),
+    )
 
 
 def _facts(metadata: Metadata, item: summary.Summary) -> str:
@@ -75,6 +82,14 @@ def _steps(steps: list[events.Event]) -> str:
     names = ["step", "loss", "grad_norm", "learning_rate", "tokens_per_s"]
     rows = [[table.number(step.get(name)) if name != "step" else str(step[name]) for name in names] for step in steps]
     return table.table(["step", "loss", "grad norm", "lr", "tokens/s"], rows, right=range(5))
+
+
+def _viewer(found: Run) -> str:
+    """The command that shows the run's TensorBoard files; its package need not be on the PATH."""
+    folder = found.directory / "tensorboard"
+    if not folder.is_dir():
+        return ""
+    return f"tensorboard: {shlex.join([sys.executable, '-m', 'tensorboard.main', '--logdir', str(folder)])}"
 
 
 def _files(found: Run) -> str:
