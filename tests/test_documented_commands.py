@@ -1,0 +1,123 @@
+"""The commands of README.md and docs/quickstart.md work as they are typed there.
+
+They run one after the other in an empty folder beside the checkout's `primus-cli` and `examples`. Two steps are enough of
+a training command. What needs a scheduler, a container engine, a cluster or a quiet machine to measure runs dry.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from primus import registry
+from primus.config.overrides import is_known
+from primus.launch.chain import is_runtime
+
+ROOT = Path(__file__).parents[1]
+QUICK_START = "./primus-cli direct -- train pretrain --config examples/quickstart.yaml"
+SHORT = ("--train_iters", "2", "--eval_iters", "1")
+"""Behind each training command, unless it repeats a run as it was."""
+DRY = ("container", "slurm", "ssh", "kubernetes", "logs", "cancel", "--perf", "--nproc 8")
+"""Words of commands that only run dry here."""
+EXIT_CODES = {"preflight": (0, 1, 3), "diagnose": (0, 1, 4)}
+"""Exit codes of tasks whose answer depends on the machine; 0 for all others."""
+PLACEHOLDERS = {
+    "FILE": "examples/quickstart.yaml",
+    "FILES": "my-texts",
+    "IMAGE": "rocm/primus:v26.5",
+    "ID": "20250101-000000-abcd",
+    "...": "examples/quickstart.yaml",
+}
+
+
+def commands_of(page: Path) -> list[str]:
+    """The commands of a page: its indented lines and code spans, the latter completed where they are parts of one."""
+    text = re.sub(r"\\\n\s*", "", page.read_text(encoding="utf-8"))
+    found: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("    "):
+            found += [line.strip()] if line.strip().startswith("./primus-cli") else []
+            continue
+        found += _completed(re.findall(r"`([^`]+)`", line))
+    return found
+
+
+def _completed(spans: list[str]) -> Iterator[str]:
+    """Code spans of one line as whole commands; what is neither a command nor a part of one is left out."""
+    tasks = registry.names("tasks")
+    last = QUICK_START
+    for span in spans:
+        words = span.removeprefix("... ").split()
+        name = words[0].partition("=")[0]
+        if words[0] == "./primus-cli":
+            last = span
+            yield from [span] if len(words) > 1 else []
+        elif " ".join(words[:2]) in tasks and len(words) > 2:
+            yield f"./primus-cli direct -- {' '.join(words)}"
+        elif is_known(name.removeprefix("--")) and ("=" in words[0] or len(words) > 1):
+            yield f"{QUICK_START} {' '.join(words)}"
+        elif words[0].startswith("--") and not is_known(name.removeprefix("--")) and len(words) == 1:
+            yield f"{last} {span}"
+
+
+def runnable(command: str, folder: Path) -> list[str]:
+    """The words of a command with the placeholders replaced, and short or dry where it would take long."""
+    runs = sorted(path.name for path in (folder / "output/quickstart").glob("*-*") if path.is_dir())
+    values = PLACEHOLDERS | ({"A": runs[0], "B": runs[-1]} if runs else {})
+    words = [values.get(word, word) for word in shlex.split(command)]
+    if any(word in command.split() or f" {word} " in f" {command} " for word in DRY):
+        return [*words[:1], "--dry-run", *(word for word in words[1:] if word != "--dry-run")]
+    if "train" in words and "--replay" not in words:
+        return [*words, *SHORT]
+    return words
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    for name in ("primus-cli", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "my-texts").mkdir()
+    for name in ("configuration.md", "training.md", "data.md", "jobs.md"):
+        (tmp_path / "my-texts" / name.replace(".md", ".txt")).write_text((ROOT / "docs" / name).read_text())
+    return tmp_path
+
+
+@pytest.mark.native
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_commands_of_a_page_work_as_typed(page: str, workplace: Path) -> None:
+    commands = commands_of(ROOT / page)
+    assert QUICK_START in commands
+    environ = os.environ | {
+        "VIRTUAL_ENV": sys.prefix,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    for command in commands:
+        words = runnable(command, workplace)
+        done = subprocess.run(
+            words, cwd=workplace, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+        )
+        task = next((word for word in words if word in EXIT_CODES), "")
+        assert done.returncode in EXIT_CODES.get(task, (0,)), f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr, f"{shlex.join(words)}\n{done.stderr}"
+
+
+def test_every_command_of_the_pages_is_found() -> None:
+    for page in ("README.md", "docs/quickstart.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert sum(command.startswith("./primus-cli") for command in commands_of(ROOT / page)) >= text.count(
+            "./primus-cli "
+        )
+    found = commands_of(ROOT / "README.md")
+    for part in ("--lr 1e-4", "--lr=1e-4", " lr=1e-4"):
+        assert any(command.endswith(part) and command.startswith(QUICK_START) for command in found)
+    runtimes = {word for command in found for word in command.split() if is_runtime(word)}
+    assert {"direct", "container", "slurm", "ssh", "kubernetes"} <= runtimes
