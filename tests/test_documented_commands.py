@@ -1,7 +1,7 @@
 """The commands of README.md and docs/quickstart.md work as they are typed there.
 
-They run one after the other in an empty folder beside the checkout's `primus-cli` and `examples`. Two steps are enough of
-a training command. What needs a scheduler, a container engine, a cluster or a quiet machine to measure runs dry.
+They run one after the other in an empty folder with the checkout's `primus-cli` and `examples`. Training is cut
+to two steps. What needs a scheduler, a container engine, a cluster or a quiet machine to measure runs dry.
 """
 
 from __future__ import annotations
