@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from primus.errors import UsageError
-from primus.preflight import cluster, report, together
+from primus.preflight import cluster, grouping, report, together
 from primus.preflight.cluster import ClusterReport, Verdict
 from primus.preflight.finding import Finding, NodeReport, Status
 
@@ -143,8 +145,54 @@ def test_figures_of_many_devices_are_one_row() -> None:
     figures = [
         finding("ok", "gpu.temperature", subject=f"GPU {i}", measured=f"{40 + i} C", value=40.0 + i) for i in range(8)
     ]
-    (line,) = report.lines([("a", figure) for figure in figures])
+    (line,) = grouping.lines([("a", figure) for figure in figures])
     assert (line.subjects, line.measured) == ("GPU 0 .. GPU 7 (8)", "40 C .. 47 C, median 43 C")
+
+
+def many(num_nodes: int) -> ClusterReport:
+    """Nodes with the same faults, of which one has another as well."""
+    nodes = []
+    for node in range(num_nodes):
+        busy = [
+            finding("fail", "gpu.memory_used", subject=f"GPU {gpu}", measured=f"{3 + gpu} GiB", value=3.0 + gpu)
+            for gpu in range(8)
+        ]
+        own = [finding("fail", "gpu.count", measured="7", expected="8")] if node == 5 else []
+        nodes.append(of(f"node{node:02d}", finding("fail"), *busy, finding("unknown", "gpu.tool"), *own))
+    return together_of(*nodes)
+
+
+def test_equal_findings_of_many_nodes_are_said_once() -> None:
+    judged = many(16)
+    text = report.markdown(judged)
+    assert text.count("host.memlock") == 2  # in the table of the host, and in what is wrong
+    assert text.count("gpu.memory\\_used") == 2
+    sections = re.findall(r"^## (.*): (unfit|not known to be fit)$", text, re.MULTILINE)
+    assert sections == [("node[00-15]", "unfit"), ("node05", "unfit")]
+    assert r"- gpu.memory\_used (GPU 0 .. GPU 7 (8)): 3 GiB .. 10 GiB, median 6 GiB" in text
+    assert len(text.splitlines()) < 60
+    assert "node[00-15]" in report.text(judged, is_coloured=False)
+    (extra,) = set(report.reasons(judged, "node05")) - set(report.reasons(judged, "node04"))
+    assert extra == "gpu.count: 7, expected 8"
+
+
+def test_a_fault_of_one_device_is_never_told_of_another_node() -> None:
+    rows = [
+        ("a", finding("fail", "gpu.pcie_link", subject="GPU 2")),
+        ("b", finding("fail", "gpu.pcie_link", subject="GPU 5")),
+    ]
+    assert [(line.hosts, line.subjects) for line in grouping.lines(rows)] == [(("a",), "GPU 2"), (("b",), "GPU 5")]
+    same = [("a", rows[0][1]), ("b", rows[0][1])]
+    assert [(line.hosts, line.subjects) for line in grouping.lines(same)] == [(("a", "b"), "GPU 2")]
+
+
+@given(st.sets(st.from_regex(r"[a-z]{1,3}[0-9]{0,3}(-[a-z])?", fullmatch=True), min_size=1))
+def test_a_folded_list_of_nodes_expands_to_the_same_nodes(hosts: set[str]) -> None:
+    assert sorted(together.expanded(grouping.fold(hosts))) == sorted(hosts)
+
+
+def test_nodes_are_folded_as_slurm_lists_them() -> None:
+    assert grouping.fold(["n10", "n08", "n09", "n12", "login", "r1n1"]) == "n[08-10,12],r1n1,login"
 
 
 def test_markdown_keeps_its_tables_whole() -> None:

@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from msgspec import Struct
-
 from primus.preflight.cluster import ClusterReport, Verdict
 from primus.preflight.finding import Finding, Status
+from primus.preflight.grouping import MOST_NAMES, WEIGHT, Line, Row, by_hosts, fold, lines
 from primus.report import page, table
 from primus.runs.files import write_json, write_text
 
@@ -29,12 +28,8 @@ SAID: dict[Verdict, str] = {"pass": "fit", "unknown": "not known to be fit", "fa
 BADGES: dict[Verdict, str] = {"pass": "ok", "unknown": "unknown", "fail": "fail"}
 COLOURS: dict[Status, str] = {"ok": "32", "info": "34", "warn": "33", "unknown": "35", "fail": "31"}
 """Colour codes of terminals (ECMA-48)."""
-WEIGHT: dict[Status, int] = {"fail": 0, "unknown": 1, "warn": 2, "info": 3, "ok": 3}
-MOST_NAMES = 3
-"""Of more nodes or subjects the first, the last and their number are shown."""
-
-Row = tuple[str, Finding]
-"""A host and one of its findings."""
+LONGEST_HOSTS = 40
+"""Characters of a list of nodes in a table."""
 
 
 def write(report: ClusterReport, folder: Path) -> Path:
@@ -88,58 +83,6 @@ def _counted(findings: Sequence[Finding]) -> str:
     return shown or f"{len(findings)} checks, nothing to complain of"
 
 
-class Line(Struct, frozen=True, kw_only=True):
-    """What one or more findings say in one row."""
-
-    status: Status
-    hosts: str
-    check: str
-    subjects: str
-    measured: str
-    expected: str
-    reason: str
-    advice: str
-
-
-def lines(rows: Iterable[Row]) -> list[Line]:
-    """Rows as they are shown, the worst first; those that say the same of several nodes or subjects are one line."""
-    bundles: dict[tuple[object, ...], list[Row]] = {}
-    for host, finding in rows:
-        is_figure = finding.value is not None and finding.status in ("ok", "info")
-        said = (finding.expected, "" if is_figure else finding.measured, finding.reason, finding.advice)
-        bundles.setdefault((finding.check, finding.status, *said), []).append((host, finding))
-    found = [_line(bundle) for bundle in bundles.values()]
-    return sorted(found, key=lambda line: WEIGHT[line.status])
-
-
-def _line(bundle: Sequence[Row]) -> Line:
-    finding = bundle[0][1]
-    return Line(
-        status=finding.status,
-        hosts=_several(host for host, _ in bundle),
-        check=finding.check,
-        subjects=_several(finding.subject for _, finding in bundle),
-        measured=_spread([finding for _, finding in bundle]),
-        expected=finding.expected,
-        reason=finding.reason,
-        advice=finding.advice if finding.status not in ("ok", "info") else "",
-    )
-
-
-def _spread(findings: Sequence[Finding]) -> str:
-    """What was measured; of several figures the smallest, the largest and the one in the middle."""
-    if len({finding.measured for finding in findings}) == 1:
-        return findings[0].measured
-    ranked = sorted(findings, key=lambda finding: finding.value or 0.0)
-    low, middle, high = ranked[0].measured, ranked[(len(ranked) - 1) // 2].measured, ranked[-1].measured
-    return f"{low} .. {high}" + (f", median {middle}" if len(ranked) > 2 else "")
-
-
-def _several(names: Iterable[str]) -> str:
-    shown = [name for name in dict.fromkeys(names) if name]
-    return ", ".join(shown) if len(shown) <= MOST_NAMES else f"{shown[0]} .. {shown[-1]} ({len(shown)})"
-
-
 def rows_of(report: ClusterReport, group: str) -> list[Row]:
     """The findings of a group, node by node, then those of all nodes."""
     own = [(host, finding) for host in report.expected_nodes for finding in report.of(host) if finding.group == group]
@@ -162,7 +105,7 @@ def _text_table(shown: Sequence[Line], has_hosts: bool, *, is_coloured: bool) ->
     cells = [
         [
             line.status,
-            *([line.hosts] if has_hosts else []),
+            *([_hosts(line)] if has_hosts else []),
             line.check.partition(".")[2],
             line.subjects,
             _compared(line),
@@ -178,6 +121,14 @@ def _text_table(shown: Sequence[Line], has_hosts: bool, *, is_coloured: bool) ->
         if line.advice:
             printed += [f"  {'':9}{words}" for words in (line.reason, f"-> {line.advice}") if words]
     return "\n".join(printed)
+
+
+def _hosts(line: Line) -> str:
+    """The nodes of a line, all of them as long as that is short."""
+    if len(line.hosts) <= MOST_NAMES:
+        return ", ".join(line.hosts)
+    folded = fold(line.hosts)
+    return folded if len(folded) <= LONGEST_HOSTS else f"{line.hosts[0]} .. {line.hosts[-1]} ({len(line.hosts)})"
 
 
 def _compared(line: Line) -> str:
@@ -232,22 +183,23 @@ LINE_HEADER = ("status", "node", "check", "of", "found", "expected", "why", "wha
 
 
 def _cells(line: Line) -> list[str]:
-    return [line.hosts, line.check, line.subjects, line.measured, line.expected, line.reason, line.advice]
+    return [_hosts(line), line.check, line.subjects, line.measured, line.expected, line.reason, line.advice]
 
 
 def reasons(report: ClusterReport, host: str) -> list[str]:
     """Why a node is not fit, each reason as one sentence."""
-    return _sentences(report, report.of(host))
+    return [_sentence(line) for line in lines(_counting(report, [(host, each) for each in report.of(host)]))]
 
 
-def _sentences(report: ClusterReport, findings: Iterable[Finding]) -> list[str]:
+def _counting(report: ClusterReport, rows: Iterable[Row]) -> list[Row]:
+    """The rows that make a node unfit."""
     counted = ("fail", "unknown", "warn") if report.is_strict else ("fail", "unknown")
-    return [
-        f"{finding.check}{f' ({finding.subject})' if finding.subject else ''}: {finding.measured}"
-        + (f", expected {finding.expected}" if finding.expected else "")
-        for finding in findings
-        if finding.status in counted
-    ]
+    return [(host, finding) for host, finding in rows if finding.status in counted]
+
+
+def _sentence(line: Line) -> str:
+    subjects = f" ({line.subjects})" if line.subjects else ""
+    return f"{line.check}{subjects}: {line.measured}" + (f", expected {line.expected}" if line.expected else "")
 
 
 def _unfit(report: ClusterReport) -> list[str]:
@@ -255,10 +207,19 @@ def _unfit(report: ClusterReport) -> list[str]:
 
 
 def _causes(report: ClusterReport) -> list[tuple[str, Verdict, list[str]]]:
-    """Each node that is not fit, and what is wrong with no node in particular: who, how, and why."""
-    causes = [(host, report.verdict(host), reasons(report, host)) for host in _unfit(report)]
-    general = _sentences(report, report.general())
-    return [*causes, *([("all nodes together", report.overall, general)] if general else [])]
+    """What makes nodes unfit, and what is wrong with no node in particular: who, how, and why.
+
+    What is wrong with several nodes is said once for all of them.
+    """
+    rows = _counting(report, [(host, each) for host in _unfit(report) for each in report.of(host)])
+    causes = [_cause(fold(hosts), found) for hosts, found in by_hosts(lines(rows)).items()]
+    general = lines(_counting(report, [("", each) for each in report.general()]))
+    return [*causes, *([_cause("all nodes together", general)] if general else [])]
+
+
+def _cause(who: str, found: Sequence[Line]) -> tuple[str, Verdict, list[str]]:
+    worst = min((line.status for line in found), key=WEIGHT.__getitem__)
+    return who, "unknown" if worst == "unknown" else "fail", [_sentence(line) for line in found]
 
 
 def markdown(report: ClusterReport) -> str:
