@@ -142,6 +142,15 @@ def test_folders_of_backends_in_a_checkout_of_primus_are_left_to_its_hooks(tmp_p
     assert [(Path(each.file).name, each.timeout_s) for each in found] == [("a.sh", 600), ("b.sh", 600)]
 
 
+def test_a_hook_whose_work_is_all_that_is_wanted_ends_the_launch_well(tmp_path: Path) -> None:
+    place = checkout(tmp_path, **{"00_tune_sh": "echo env.PRIMUS_SKIP_MAIN_LAUNCH=1\n"})
+    done = train(tmp_path, place)
+    assert done.returncode == 0, done.stderr
+    assert "no workers were started: PRIMUS_SKIP_MAIN_LAUNCH=1, set by hook:" in done.stdout
+    run = next(tmp_path.glob("out*/*/latest")).resolve()
+    assert not list(run.glob("logs/rank_*.log"))
+
+
 WORKS = {
     "a call": "import subprocess\ndef f(): ...\nsubprocess.run(['true'])\n",
     "a call whose result is kept": "import subprocess\ndef f(): ...\nDONE = subprocess.run(['true'])\n",

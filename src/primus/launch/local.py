@@ -38,6 +38,8 @@ HOOK_LOGS = "logs/hooks"
 CONFIG_FILE = "config/primus_config.yaml"
 
 Say = Callable[[str], None]
+SKIP_VARIABLE = "PRIMUS_SKIP_MAIN_LAUNCH"
+"""Set to 1 by a hook whose work is all that is wanted, as the offline GEMM tuning of AMD-AGI/Primus."""
 
 
 def perform(launch: Launch, say: Say, leaving: ExitStack) -> tuple[Run, Outcome]:
@@ -109,7 +111,7 @@ def _lead(launch: Launch, shape: Layout, say: Say, nodes: _Nodes) -> tuple[Run, 
         try:
             _begin(begun, scene, nodes)
             _gather(begun, run, shape, nodes)
-            outcome = supervise.supervised(_crew(begun.launch, run, nodes.bond, say, keeps_record=True), begun.launch)
+            outcome = _run_workers(_crew(begun.launch, run, nodes.bond, say, keeps_record=True), begun.launch, say)
         except PrimusError as error:
             nodes.connect()
             _conclude(begun.launch, scene, actions.outcome_of(error), run)
@@ -139,7 +141,7 @@ def _follow(launch: Launch, shape: Layout, say: Say, nodes: _Nodes) -> tuple[Run
     scene = _scene(launch, shape, run.directory, run, say)
     with run.lock() as is_ours:
         try:
-            outcome = supervise.supervised(_crew(launch, run, nodes.bond, say, keeps_record=is_ours), launch)
+            outcome = _run_workers(_crew(launch, run, nodes.bond, say, keeps_record=is_ours), launch, say)
         except PrimusError as error:
             _conclude(launch, scene, actions.outcome_of(error), run, keeps_record=is_ours)
             raise
@@ -245,6 +247,15 @@ def _afterwards(launch: Launch, scene: Scene, outcome: Outcome, run: Run | None)
         for problem in problems:
             log.append("hook_failed", node_rank=scene.layout.node_rank, problem=problem)
         log.close()
+
+
+def _run_workers(crew: supervise.Crew, launch: Launch, say: Say) -> Outcome:
+    """Run the workers until their end, unless a hook or the user asks for none."""
+    if _environment(launch).get(SKIP_VARIABLE) != "1":
+        return supervise.supervised(crew, launch)
+    reason = f"no workers were started: {SKIP_VARIABLE}=1, set by {_who(launch.plan.env.get(SKIP_VARIABLE))}"
+    say(reason)
+    return Outcome(state="done", exit_code=0, reason=reason)
 
 
 def _environment(launch: Launch) -> dict[str, str]:
