@@ -279,3 +279,14 @@ def test_minutes_without_a_burn_in_are_told_to_have_no_effect(tmp_path: Path) ->
     done = preflight("--software", "--minutes", "5", "--json", cwd=tmp_path)
     assert "--minutes has no effect" in done.stderr
     assert preflight("--level", "soak", "--minutes", "2000", cwd=tmp_path).returncode == 2
+
+
+def test_what_a_node_measures_by_itself_starts_no_workers(tmp_path: Path) -> None:
+    done = nodes(tmp_path, 2, "--software", "--tests", "rdma,storage", "--quick", "--json")
+    assert [node.returncode for node in done] == [0, 0], [node.stdout + node.stderr for node in done]
+    found = json.loads(done[0].stdout)["report"]["findings"]
+    hosts = {one["host"] for one in found if one["check"] == "performance.storage"}
+    host = socket.gethostname().partition(".")[0]
+    assert hosts == {f"{host}-0", f"{host}-1"}, "each node's own figures are in the report of node 0"
+    assert any("not measured on" in one["measured"] for one in found if one["check"] == "performance.rdma_bandwidth")
+    assert not list(tmp_path.glob("output/preflight/*"))

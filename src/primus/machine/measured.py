@@ -23,7 +23,9 @@ GROUP_TESTS = ("collectives", "pairs")
 TESTS = DEVICE_TESTS + GROUP_TESTS
 SOAK_TESTS = ("host_memory", "quickstart", "burn_in")
 """Those of `--level soak` besides."""
-ALL_TESTS = TESTS + SOAK_TESTS
+NODE_TESTS = ("rdma", "storage")
+"""Those that need no process of PyTorch: of `--level soak` as well."""
+ALL_TESTS = TESTS + SOAK_TESTS + NODE_TESTS
 
 FILE = "report/performance.json"
 """What rank 0 gathered, in the run folder; absent where the tests ended early."""

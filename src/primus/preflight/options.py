@@ -62,7 +62,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Measure with short times and few sizes; looking is quick anyway."""
     tests: str | None = None
     """What to measure, separated by commas: sanity, gemm, memory, copies, collectives, pairs, host_memory, quickstart,
-    burn_in; implies --perf."""
+    burn_in, rdma, storage; implies --perf."""
     comm_sizes_mb: str | None = None
     """Sizes of the collectives in MiB, separated by commas."""
     report: Annotated[str | None, Meta(extra={"aliases": ("--dump-path",)})] = None
@@ -154,7 +154,22 @@ class Options(Struct, frozen=True, kw_only=True):
     @property
     def burns_in(self) -> bool:
         """Whether the devices are loaded for a time."""
-        return "burn_in" in self.tests.split(",") if self.tests else self.level == "soak"
+        return "burn_in" in self.chosen_tests
+
+    @property
+    def chosen_tests(self) -> tuple[str, ...]:
+        """What is measured, in order.
+
+        Raises:
+            UsageError: --tests names nothing that can be measured.
+        """
+        everything = measured.ALL_TESTS if self.level == "soak" else measured.TESTS
+        return (_tests(self.tests) or everything) if self.measures else ()
+
+    @property
+    def starts_workers(self) -> bool:
+        """Whether something is measured that needs processes of PyTorch."""
+        return any(test not in measured.NODE_TESTS for test in self.chosen_tests)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -227,13 +242,12 @@ def asked_of(options: Options, context: TaskContext, facts: Facts) -> Asked:
         UsageError: --tests, or an option of sizes, names nothing that can be measured.
     """
     limit_s = min(options.time_limit, options.per_gpu_timeout_sec or options.time_limit)
-    is_soak = options.level == "soak"
     asked = performance.plan(facts, demands_of(options, context, facts), is_quick=options.quick, timeout_s=limit_s)
-    tests, sizes = _tests(options.tests), _sizes("comm", options.comm_sizes_mb)
+    sizes = _sizes("comm", options.comm_sizes_mb)
     return structs.replace(
         asked,
         device=options.device,
-        tests=tests or (measured.ALL_TESTS if is_soak else asked.tests),
+        tests=options.chosen_tests,
         burn_in_s=60 * (options.minutes or DEFAULT_MINUTES),
         sizes_bytes=sizes or asked.sizes_bytes,
         ring_sizes_bytes=_sizes("ring-p2p", options.ring_p2p_sizes_mb),

@@ -22,7 +22,19 @@ from primus.machine.facts import Facts
 from primus.machine.measured import Asked, RankResult
 from primus.machine.profile import Floor
 from primus.machine.tree import Tree
-from primus.preflight import adapters, check, cluster, error_counts, performance, report, site, site_checks, together
+from primus.preflight import (
+    adapters,
+    check,
+    cluster,
+    error_counts,
+    performance,
+    rdma_session,
+    report,
+    site,
+    site_checks,
+    storage_speed,
+    together,
+)
 from primus.preflight.cluster import ClusterReport
 from primus.preflight.finding import Finding, NodeReport
 from primus.preflight.node import Expected, Node, judged, ranges, unknown
@@ -35,6 +47,8 @@ from primus.task import TaskContext
 
 RUN = "performance.run"
 """The check that the measurements ended as they should."""
+Started = tuple[Run, Outcome] | PrimusError
+"""How the workers ended, or why they did not start."""
 SILENT_FILE = "config/silent"
 """There where the workers shall not write on standard output."""
 
@@ -48,7 +62,7 @@ def prepare(options: Options, context: TaskContext) -> Job | None:
     limits_of(options)
     site_of(options)
     check_names(options)
-    if not options.measures:
+    if not options.starts_workers:
         return None
     facts = Facts() if context.dry_run or options.device == "cpu" else context.facts()
     asked = asked_of(options, context, facts)
@@ -108,7 +122,7 @@ class Told(Struct, frozen=True):
 
 
 def _alone(own: NodeReport, node: Node, options: Options, context: TaskContext) -> int:
-    found = _measured(node, {0: own.host}, options, context) if context.launch else Measured([])
+    found = _measured(node, {0: own.host}, options, context) if options.measures else Measured([])
     code = _told(_report_of(options, node, [own], found.findings), node, options, context)
     return EXIT_INTERRUPTED if found.is_interrupted else code
 
@@ -123,7 +137,7 @@ def _led(own: NodeReport, node: Node, options: Options, context: TaskContext) ->
     first, decision = together.lead(
         own, node.layout, node.limits.clock_skew_s, options.time_limit, judge, _decided, names
     )
-    if not context.launch:
+    if not options.measures:
         return _told(first, node, options, context)
     if not decision.goes_on:
         skipped = unknown(RUN, "not measured", "measured on all nodes", "a node is missing", "start it, and run again")
@@ -160,10 +174,12 @@ def _found_elsewhere(
 def _followed(own: NodeReport, node: Node, options: Options, context: TaskContext) -> int:
     """Another node: only what is wrong with it is said here; node 0 has the report."""
     decision = together.follow(own, node.layout, time.time(), options.time_limit)
-    if decision and decision.goes_on and context.launch:
-        started, during = _watched(node, context)
+    if decision and decision.goes_on and options.measures:
+        started, during = _watched(node, options, context)
         if _is_interrupted(started):
             raise KeyboardInterrupt
+        if "rdma" in options.chosen_tests:
+            rdma_session.follow(node, own.host, is_quick=options.quick)
         own = structs.replace(own, findings=(*_own_trouble(started, node.layout), *during))
         limit_s = options.time_limit * len(measured.ALL_TESTS)
         decision = together.follow(own, node.layout, time.time(), limit_s)
@@ -244,11 +260,29 @@ def _measured(node: Node, hosts: Mapping[int, str], options: Options, context: T
     Args:
         hosts: Name of each node in the report, by rank.
     """
-    started, during = _watched(node, context)
-    during = [structs.replace(finding, host=hosts.get(node.layout.node_rank, "")) for finding in during]
+    started, during = _watched(node, options, context)
+    host = hosts.get(node.layout.node_rank, "")
+    found = [structs.replace(finding, host=host) for finding in during]
+    is_interrupted = _is_interrupted(started)
+    if started is not None:
+        found = [*_of_workers(started, node, hosts, options, context), *found]
+    if "rdma" in options.chosen_tests and not is_interrupted:
+        found += rdma_session.lead(node, host, hosts, _show_progress, is_quick=options.quick)
+    return Measured(found, is_interrupted)
+
+
+def _show_progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
+
+
+def _of_workers(
+    started: Started, node: Node, hosts: Mapping[int, str], options: Options, context: TaskContext
+) -> list[Finding]:
+    """Findings of what the workers measured."""
     if isinstance(started, PrimusError):
-        advice = started.hint or "mend it, and measure again"
-        return Measured([unknown(RUN, started.problem, "measured", "the workers did not start", advice), *during])
+        advice = started.hint or "correct it, and measure again"
+        return [unknown(RUN, started.problem, "measured", "the workers did not start", advice)]
     run_folder, outcome = started
     asked = asked_of(options, context, node.facts)
     results = performance.read(run_folder.directory, asked, node.layout.world_size)
@@ -260,18 +294,24 @@ def _measured(node: Node, hosts: Mapping[int, str], options: Options, context: T
         failure = outcome.first_failure
         host = hosts.get(failure.rank // node.layout.nproc, "") if failure else ""
         found.append(_broken(outcome, host, run_folder))
-    return Measured([*found, *during], _is_interrupted(started))
+    return found
 
 
-def _is_interrupted(started: tuple[Run, Outcome] | PrimusError) -> bool:
-    return not isinstance(started, PrimusError) and started[1].exit_code == EXIT_INTERRUPTED
+def _is_interrupted(started: Started | None) -> bool:
+    return isinstance(started, tuple) and started[1].exit_code == EXIT_INTERRUPTED
 
 
-def _watched(node: Node, context: TaskContext) -> tuple[tuple[Run, Outcome] | PrimusError, list[Finding]]:
-    """Run the workers; gives how they ended, and the errors that this node counted meanwhile."""
+def _watched(node: Node, options: Options, context: TaskContext) -> tuple[Started | None, list[Finding]]:
+    """Run the workers and what this node measures by itself; gives how the workers ended, and what was found: errors
+    that were counted meanwhile, and the node's own figures."""
     ports, counts = adapters.read_counters(node), error_counts.read_counts(node)
-    started = _launched(context)
-    found = [one for one in adapters.grown(ports, adapters.read_counters(node), is_loaded=True) if one.status == "warn"]
+    started = _launched(context) if context.launch else None
+    found: list[Finding] = []
+    if "storage" in options.chosen_tests and not _is_interrupted(started):
+        found += storage_speed.measure(node, is_quick=options.quick)
+    found += [
+        one for one in adapters.grown(ports, adapters.read_counters(node), is_loaded=True) if one.status == "warn"
+    ]
     return started, [*found, *error_counts.grown(counts, error_counts.read_counts(node))]
 
 
@@ -302,8 +342,10 @@ def _broken(outcome: Outcome, host: str, run: Run) -> Finding:
     )
 
 
-def _own_trouble(started: tuple[Run, Outcome] | PrimusError, layout: Layout) -> list[Finding]:
+def _own_trouble(started: Started | None, layout: Layout) -> list[Finding]:
     """What this node alone may know of how its workers ended: where node 0 does not see its files."""
+    if started is None:
+        return []
     if isinstance(started, PrimusError):
         return [unknown(RUN, started.problem, "measured", "the workers did not start here", started.hint)]
     run, outcome = started
@@ -327,7 +369,7 @@ def _unmeasured(complete: Set[int], hosts: Mapping[int, str], nproc: int) -> Ite
             )
 
 
-def _launched(context: TaskContext) -> tuple[Run, Outcome] | PrimusError:
+def _launched(context: TaskContext) -> Started:
     assert context.launch is not None
     try:
         return context.launch()

@@ -55,6 +55,8 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     """Free space where runs, data and models are kept: a small checkpoint with its optimizer state."""
     temporary_free_gib: float = 1.0
     """Free space for temporary files: the compiler caches of one node."""
+    storage_mb_per_s: float = 100.0
+    """Least rate of writing and reading where runs are kept: a checkpoint of 100 GB then takes a quarter of an hour."""
     free_inodes: int = 10_000
     """Files that may still be made in each folder."""
     outlier_percent: float = 5.0

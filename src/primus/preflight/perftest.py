@@ -1,0 +1,146 @@
+"""Run `ib_write_bw` of perftest as a server or a client on one RDMA port, and read its table."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from msgspec import Struct
+
+from primus import process
+
+PROGRAM = "ib_write_bw"
+MESSAGE_BYTES = 8 << 20
+"""Size at which ROCm/cvs states its floors for 400 Gb/s."""
+LISTEN_LIMIT_S = 10.0
+POLL_S = 0.02
+UNITS = {"Gb/sec": 1.0, "MB/sec": 8 * 2**20 / 1e9, "MiB/sec": 8 * 2**20 / 1e9}
+"""Gb/s of each unit of perftest's header; its MB is 2^20 bytes (linux-rdma/perftest, perftest_resources)."""
+
+
+class Rail(Struct, frozen=True, kw_only=True):
+    """An RDMA port; those with the same index on all nodes belong together."""
+
+    index: int
+    hca: str
+    port: int
+    rate_gbps: float | None = None
+    gid_index: int | None = None
+    """RoCE needs one; InfiniBand does not."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.hca} port {self.port}"
+
+
+class Reading(Struct, frozen=True, kw_only=True):
+    """What one transfer reached."""
+
+    gbps: float | None = None
+    problem: str = ""
+
+
+def argv(rail: Rail, tcp_port: int, seconds: int, address: str = "") -> list[str]:
+    """The command of a server, or with the address of one of its client."""
+    gid = [] if rail.gid_index is None else ["-x", str(rail.gid_index)]
+    words = ["-d", rail.hca, "-i", str(rail.port), "-p", str(tcp_port), "-s", str(MESSAGE_BYTES), "-D", str(seconds)]
+    return [PROGRAM, *words, *gid, "-F", "--report_gbits", *([address] if address else [])]
+
+
+def parse(text: str) -> float | None:
+    """Average bandwidth in Gb/s in the row under the header of perftest's table; None where there is no such row."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        header = re.search(r"#bytes.*?BW average\[([\w/]+)\]", line)
+        if header is None or header[1] not in UNITS:
+            continue
+        columns = re.findall(r"#?\w[\w ]*?(?:\[[\w/]+\])?(?=\s{2,}|$)", line.strip())
+        place = next((i for i, column in enumerate(columns) if column.startswith("BW average")), None)
+        for row in lines[number + 1 :]:
+            words = row.split()
+            if place is not None and len(words) > place and all(re.fullmatch(r"\d+(\.\d+)?", word) for word in words):
+                return float(words[place]) * UNITS[header[1]]
+    return None
+
+
+def send(rail: Rail, address: str, tcp_port: int, seconds: int, environ: Mapping[str, str], limit_s: float) -> Reading:
+    """Send to a server for some seconds."""
+    answer = process.call(argv(rail, tcp_port, seconds, address), environ, limit_s)
+    gbps = parse(answer.text) if answer.state == "ok" else None
+    return Reading(gbps=gbps, problem="" if gbps is not None else answer.problem or "its table has no row of figures")
+
+
+class Server:
+    """A server that waits for one client; `end` kills it with all that it started.
+
+    Args:
+        rail: The port that it serves.
+        seconds: As its client has them: perftest compares the two.
+        environ: Its environment.
+    """
+
+    def __init__(self, rail: Rail, seconds: int, environ: Mapping[str, str]) -> None:
+        self.tcp_port = _free_port()
+        self.problem = ""
+        self._child: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
+        program = shutil.which(PROGRAM, path=environ.get("PATH", os.defpath))
+        if program is None:
+            self.problem = f"{PROGRAM} is not installed"
+            return
+        words = [program, *argv(rail, self.tcp_port, seconds)[1:]]
+        try:
+            self._child = subprocess.Popen(
+                words, env=dict(environ), stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            self.problem = f"{PROGRAM}: {error.strerror}"
+            return
+        self._wait()
+
+    def _wait(self) -> None:
+        """Until it listens: a client that comes too early gives up."""
+        assert self._child is not None
+        deadline = time.monotonic() + LISTEN_LIMIT_S
+        while not is_listening(self.tcp_port):
+            if self._child.poll() is not None:
+                self._said.seek(0)
+                said = self._said.read().decode(errors="replace").strip()
+                self.problem = said.rpartition("\n")[2][:200] or f"{PROGRAM} ended with {self._child.returncode}"
+                return
+            if time.monotonic() > deadline:
+                self.problem = f"{PROGRAM} did not listen within {LISTEN_LIMIT_S:g} s"
+                return
+            time.sleep(POLL_S)
+
+    def end(self) -> None:
+        if self._child is not None:
+            process.end(self._child)
+        self._said.close()
+
+
+def is_listening(tcp_port: int, tables: Sequence[Path] = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))) -> bool:
+    """Whether a program listens on a port of this machine (Linux Documentation/networking/proc_net_tcp)."""
+    wanted = re.compile(rf"^\s*\d+: [0-9A-F]+:{tcp_port:04X} [0-9A-F:]+ 0A ", re.MULTILINE)
+    for table in tables:
+        try:
+            if wanted.search(table.read_text()):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
