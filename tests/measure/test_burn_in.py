@@ -34,11 +34,10 @@ def burn(multiply: gemm.Multiply = gemm.multiply, dtype: gemm.Dtype = "fp32", se
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_healthy_device_repeats_its_products_bit_by_bit(dtype: gemm.Dtype) -> None:
-    found = burn(dtype=dtype)
+    found = burn(dtype=dtype, seconds=1.0)
     assert (found.wrong_words, found.wrong_memory, found.wrong_at_first, found.first_wrong_s) == (0, 0, 0, None)
-    assert found.products > 10
-    assert len(found.windows) >= 2
-    assert found.duration_s >= 0.3
+    assert found.products >= len(found.windows) >= 1
+    assert found.duration_s >= 1.0
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

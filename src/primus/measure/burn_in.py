@@ -56,8 +56,8 @@ def run(
         on_window: Told the result so far after each window.
         is_stopped: Whether to end early.
     """
-    load = _Load(device, size, dtype, clock, memory_bytes, multiply)
     window_s = min(LONGEST_WINDOW_S, duration_s / WINDOWS)
+    load = _Load(device, size, dtype, clock, memory_bytes, multiply, min(BATCH_S, window_s / 2))
     begun = time.monotonic()
     result = BurnIn(key=comparable_key(device, size, dtype), digest=load.digest, wrong_at_first=load.wrong_at_first)
     while True:
@@ -83,7 +83,14 @@ class _Load:
     """Operands with their first products, and memory that holds a pattern."""
 
     def __init__(
-        self, device: torch.device, size: int, dtype: Dtype, clock: Clock, memory_bytes: int, multiply: Multiply
+        self,
+        device: torch.device,
+        size: int,
+        dtype: Dtype,
+        clock: Clock,
+        memory_bytes: int,
+        multiply: Multiply,
+        batch_s: float,
     ) -> None:
         self._clock, self._multiply = clock, multiply
         self._sets = gemm.operands(device, size, gemm.DTYPES[dtype], 0, 0)
@@ -98,14 +105,15 @@ class _Load:
         self._first = [one.out.clone() for one in self._sets]
         self.wrong_at_first = sum(gemm.wrong_elements(one) for one in self._sets)
         self.digest = "".join(checksum(product.view(self._words)) for product in self._first)
-        self._calls = self._num_calls()
+        self._calls = self._num_calls(batch_s)
 
-    def _num_calls(self) -> int:
+    def _num_calls(self, batch_s: float) -> int:
         """Products of one batch."""
         begin = time.perf_counter()
-        self._product(0)
+        for index in range(len(self._sets)):
+            self._product(index)
         self._clock.synchronize()
-        return max(1, round(BATCH_S / max(time.perf_counter() - begin, 1e-6)))
+        return max(1, round(batch_s * len(self._sets) / max(time.perf_counter() - begin, 1e-6)))
 
     def window(self, seconds: float) -> float:
         """Fill the memory, multiply for a time, look at both; gives TFLOP/s."""
