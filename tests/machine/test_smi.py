@@ -176,6 +176,7 @@ PRETTY = json.dumps(json.loads(MI355X_LIST), indent=4)
 AROUND = {
     "a warning before": f"WARNING: User is missing the following required groups: render\n{PRETTY}",
     "a warning in brackets before": f"[WARNING] [amdsmi] driver is old {{1}}\n[1] 4242\n{PRETTY}",
+    "a prompt on the same line": f"[sudo] password for x: {MI355X_LIST}",
     "words on the same line": f"result: {MI355X_LIST}",
     "words behind": f"{PRETTY}\nWARNING: some values [2] could not be read\n",
     "words behind on the same line": f"{MI355X_LIST} done {{ok}}",
@@ -187,11 +188,15 @@ def test_text_around_json_costs_nothing(said: str) -> None:
     assert smi.entries(said)[0]["bdf"] == "0000:05:00.0"
 
 
+@pytest.mark.parametrize("indent", [None, 4])
 @pytest.mark.parametrize("cut", [40, -2])
-def test_no_part_of_broken_json_passes_for_the_whole(cut: int) -> None:
-    nested = json.dumps({"gpu_data": json.loads(MI355X_LIST) * 2}, indent=4)
+def test_no_part_of_broken_json_passes_for_the_whole(cut: int, indent: int | None) -> None:
+    nested = json.dumps({"gpu_data": json.loads(MI355X_LIST) * 2}, indent=indent)
     with pytest.raises(ValueError):
         smi.entries(f"[1]\n{nested[:cut]}")
+    cards = json.dumps({f"card{index}": {"Card Series": "x"} for index in range(2)}, indent=indent)
+    with pytest.raises(ValueError):
+        smi.loads(cards[:cut])
 
 
 @pytest.mark.parametrize("said", ["", "no devices", '{"gpu_data":', '{"system": {}}', "[1, 2]"])

@@ -142,5 +142,6 @@ run_cleanup_hooks() {
     exit "$code"
 }
 
-while read -r _ _ name; do export -f "${name?}"; done < <(declare -F)
+# shellcheck disable=SC2046 # a word for each function
+export -f $(declare -F | cut -d ' ' -f 3)
 exec "$@"

@@ -243,24 +243,25 @@ def loads(said: str) -> Any:
         ValueError: There is none, or it is broken.
     """
     decoder, best, place, longest = json.JSONDecoder(), None, 0, 0
-    while (start := _FIRST_BRACKET.search(said, place)) is not None:
-        begin = start.start(1)
+    while (bracket := _BRACKET.search(said, place)) is not None:
+        begin = bracket.start()
         try:
             value, place = decoder.raw_decode(said, begin)
         except json.JSONDecodeError as error:
-            if "\n" in said[begin : error.pos].strip() and error.pos - begin > longest:
+            inside = said[begin + 1 : error.pos]
+            if "\n" in inside.strip() and error.pos - begin > longest:
                 raise  # broken JSON of several lines, of which no inner value may pass for the whole
-            place = _end_of_line(said, begin)
+            is_prose = not inside.strip()  # a word in brackets, such as [WARNING]
+            place = begin + 1 if is_prose else _end_of_line(said, begin)
             continue
         if place - begin > longest:
             best, longest = value, place - begin
-        place = _end_of_line(said, place)
     if not longest:
         raise ValueError("no JSON")
     return best
 
 
-_FIRST_BRACKET = re.compile(r"^[^\[{\n]*([\[{])", re.MULTILINE)
+_BRACKET = re.compile(r"[\[{]")
 
 
 def _end_of_line(said: str, place: int) -> int:
