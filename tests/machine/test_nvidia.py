@@ -8,11 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from machines.tree import grow
-from primus.machine import nvidia, nvml, pci
+from primus.machine import health_nvidia, nvidia, nvml, pci
+from primus.machine.facts import Device
 from primus.machine.probe import probe
 from primus.machine.tree import Tree
+from primus.machine.vitals import RowRemapping
 
 NVML = r"""
 #include <stdio.h>
@@ -29,10 +32,26 @@ static int info(int bus, pci_t *p) {
   p->ids = 0x233010de; snprintf(p->bus_id, 32, "00000000:%02X:00.0", bus); return 0;
 }
 int nvmlDeviceGetPciInfo_v3(void *h, pci_t *p) { return info(*(int *)h, p); }
-int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = 85520809984ULL; return UNSUPPORTED ? 3 : 0; }
+int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) {
+  m->total = 85520809984ULL; m->used = 4ULL << 20; return UNSUPPORTED ? 3 : 0;
+}
 int nvmlDeviceGetCudaComputeCapability(void *h, int *a, int *b) { *a = 9; *b = 0; return 0; }
 int nvmlDeviceGetName(void *h, char *t, unsigned n) { strncpy(t, "NVIDIA H100 80GB HBM3", n); return 0; }
 int nvmlDeviceGetUUID(void *h, char *t, unsigned n) { snprintf(t, n, "GPU-%08x-0000", *(int *)h); return 0; }
+int nvmlDeviceGetTemperature(void *h, unsigned s, unsigned *c) { *c = 32; return 0; }
+int nvmlDeviceGetTotalEccErrors(void *h, unsigned type, unsigned counter, unsigned long long *n) {
+  *n = type == 0 ? 7 : 1; return UNSUPPORTED ? 3 : 0;
+}
+int nvmlDeviceGetRemappedRows(void *h, unsigned *c, unsigned *u, unsigned *pending, unsigned *failed) {
+  *c = 1; *u = 2; *pending = 1; *failed = *(int *)h == 0x43; return UNSUPPORTED ? 3 : 0;
+}
+int nvmlDeviceGetRowRemapperHistogram(void *h, unsigned *banks) {
+  unsigned found[5] = {636, 2, 1, 1, 0}; memcpy(banks, found, sizeof found); return 0;
+}
+typedef struct { unsigned pid; unsigned long long memory; unsigned gpu, compute; } process_t;
+int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, process_t *p) {
+  *n = 2; p[0].pid = 77; p[0].memory = 512ULL << 20; p[1].pid = 78; p[1].memory = ~0ULL; return 0;
+}
 int nvmlDeviceGetVbiosVersion(void *h, char *t, unsigned n) { return 3; }
 int nvmlDeviceGetNvLinkState(void *h, unsigned l, unsigned *on) { *on = l < 4; return l < 6 ? 0 : 2; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *h, unsigned l, pci_t *p) {
@@ -96,6 +115,31 @@ def test_a_query_that_a_card_does_not_support_costs_that_value_only(tmp_path: Pa
     ]
     assert [(link.first, link.second, link.num_links) for link in links] == [(0, 1, 4)]
     assert tree.problems == []
+
+
+CARDS = [Device(index=index, vendor="nvidia", bdf=f"0000:{bus}:00.0") for index, bus in enumerate(("1b", "43"))]
+
+
+def test_the_library_tells_of_rows_errors_and_processes_where_there_is_no_tool(tmp_path: Path) -> None:
+    tree = Tree()
+    first, second = health_nvidia.by_library(tree, CARDS, library(tmp_path)).values()
+    assert (first.temperature_c, first.memory_used_bytes, first.ecc_correctable, first.ecc_uncorrectable) == (
+        32, 4 << 20, 7, 1,
+    )  # fmt: skip
+    banks = {"max": 636, "high": 2, "partial": 1, "low": 1, "none": 0}
+    rows = RowRemapping(corrected=1, uncorrected=2, is_pending=True, has_failed=False, banks=banks)
+    assert first.remapping == rows and second.remapping == structs.replace(rows, has_failed=True)
+    assert [(one.pid, one.memory_bytes) for one in first.processes or ()] == [(77, 512 << 20), (78, None)]
+    assert tree.problems == []
+
+
+def test_a_lost_card_and_unsupported_values_have_no_vitals(tmp_path: Path) -> None:
+    lost = health_nvidia.by_library(Tree(), CARDS, library(tmp_path, LOST=1))
+    assert list(lost) == [1]
+    (tmp_path / "other").mkdir()  # of one path a library is loaded once
+    found = health_nvidia.by_library(Tree(), CARDS, library(tmp_path / "other", UNSUPPORTED=1))[0]
+    assert (found.memory_used_bytes, found.ecc_uncorrectable, found.remapping) == (None, None, None)
+    assert found.shares_host_memory and found.processes
 
 
 def test_a_library_without_newer_functions_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct, field, structs
 
 from primus.machine import health_amd, health_nvidia, smi
-from primus.machine.facts import Facts, Problem
+from primus.machine.facts import Device, Facts, Problem
 from primus.machine.tree import Tree
 from primus.machine.vitals import ToolCall, Vitals
 
@@ -49,7 +49,21 @@ def health(facts: Facts, environ: Mapping[str, str], timeout_s: float = LIMIT_S,
         if tree.is_live:
             for source, vitals, made in kind.by_tools(cards, environ, timeout_s):
                 devices, calls = _filled(devices, vitals, source), [*calls, *made]
+            if vendor == "nvidia" and _is_incomplete(devices, cards) and not _has_hung(calls, timeout_s):
+                devices = _filled(devices, health_nvidia.by_library(tree, cards), "nvml")
     return Health(devices=devices, calls=tuple(calls), problems=tuple(tree.problems))
+
+
+def _is_incomplete(devices: Sequence[DeviceHealth], cards: Sequence[Device]) -> bool:
+    """Whether some card's memory in use is not known, though it has memory."""
+    indexes = {card.index for card in cards}
+    own = [device for device in devices if device.index in indexes]
+    return any(device.memory_used_bytes is None and not device.shares_host_memory for device in own)
+
+
+def _has_hung(calls: Sequence[ToolCall], timeout_s: float) -> bool:
+    """Whether a tool was ended at the limit: the driver's library would hang as well."""
+    return any(call.seconds >= timeout_s for call in calls)
 
 
 def _filled(devices: Sequence[DeviceHealth], found: Mapping[int, Vitals], source: str) -> tuple[DeviceHealth, ...]:

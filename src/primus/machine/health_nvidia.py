@@ -11,14 +11,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus import process
 from primus.machine import pci, smi
 from primus.machine.facts import Device
+from primus.machine.nvidia import LIBRARY
 from primus.machine.smi import integer, number, size
 from primus.machine.tree import Tree
-from primus.machine.vitals import Process, RowRemapping, ToolCall, Vitals, by_address, percent, understood
+from primus.machine.vitals import BANKS, Process, RowRemapping, ToolCall, Vitals, by_address, percent, understood
 
 TOOL = "nvidia-smi"
 GPU_FIELDS = (
@@ -39,8 +40,6 @@ GPU_FIELDS = (
     "clocks.max.sm",
     "clocks.mem",
 )
-BANKS = ("max", "high", "partial", "low", "none")
-"""How many spare rows a bank of memory has left (nvmlRowRemapperHistogramValues_t)."""
 ROW_FIELDS = (
     "gpu_bus_id",
     "remapped_rows.correctable",
@@ -90,6 +89,21 @@ def by_tools(
         answers = list(pool.map(lambda query: ask(query, environ, timeout_s), QUERIES.items()))
     calls = [answer.call for answer in answers if answer.call]
     yield TOOL, nvidia_smi(answers, cards, calls), calls
+
+
+def by_library(tree: Tree, cards: Sequence[Device], library: str = LIBRARY) -> dict[int, Vitals]:
+    """What NVML says of each card, where nvidia-smi is not installed or does not answer."""
+    from primus.machine import nvml  # a machine without NVIDIA cards needs none
+
+    addresses = by_address(cards)
+    found = nvml.vitals(tree, library).items()
+    return {index: _with_names(tree, values) for bdf, values in found if (index := addresses.get(bdf)) is not None}
+
+
+def _with_names(tree: Tree, values: Vitals) -> Vitals:
+    """The values with the names of processes, which NVML does not give."""
+    named = (structs.replace(each, name=tree.text(f"proc/{each.pid}/comm") or "") for each in values.processes or ())
+    return values if values.processes is None else structs.replace(values, processes=tuple(named))
 
 
 def ask(query: tuple[str, Sequence[str]], environ: Mapping[str, str], timeout_s: float) -> Answer:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from primus.machine import pci
 from primus.machine.nvidia import Reading
 from primus.machine.tree import Tree
+from primus.machine.vitals import BANKS, Process, RowRemapping, Vitals
 
 LIMIT_S = 30.0
 """Without persistence mode the first call loads the driver, which takes seconds for each card; a driver that hangs
 never answers."""
 MAX_LINKS = 18
 """NVLinks of a card: NVML_NVLINK_MAX_LINKS."""
+MAX_PROCESSES = 512
+NOT_AVAILABLE = 2**64 - 1
+"""NVML_VALUE_NOT_AVAILABLE, as a number of 64 bits."""
 NOT_SUPPORTED = 3
 """NVML_ERROR_NOT_SUPPORTED: this card has no such value, as GB10 has no memory of its own."""
 ERRORS = {
@@ -40,18 +45,31 @@ ERRORS = {
 
 
 def readings(tree: Tree, library: str) -> list[Reading] | None:
-    """What NVML says of each card that answers; None, and a problem, where it cannot be asked or does not answer in
-    time.
+    """What NVML says of each card; None, and a problem, where it cannot be asked or does not answer in time.
 
     A card that failed is a problem of its own and hides no other: it has a reading with what is still known of it.
     """
-    found: list[Reading] = []
+    return _ask(tree, library, _Nvml.reading)
+
+
+def vitals(tree: Tree, library: str) -> dict[str, Vitals]:
+    """Live values of each card that answers, by its address."""
+    found = _ask(tree, library, _Nvml.vitals) or []
+    return {bdf: values for bdf, values in found if bdf is not None}
+
+
+Answer = TypeVar("Answer")
+
+
+def _ask(tree: Tree, library: str, of_card: Callable[[_Nvml, int], Answer]) -> list[Answer] | None:
+    """`of_card` of each card, in a thread that is left where the driver hangs."""
+    found: list[Answer] = []
     problems: list[str] = []
     failure: list[str] = [f"gave no answer in {LIMIT_S:g} s"]
 
     def ask() -> None:
         try:
-            found.extend(_Nvml(library, problems).readings())
+            found.extend(_Nvml(library, problems).of_cards(of_card))
             failure.clear()
         except (OSError, AttributeError, _NvmlError) as error:
             failure[:] = [str(error)]
@@ -91,6 +109,23 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t, as the third version of its function fills it."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("memory", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class _Banks(ctypes.Structure):
+    """nvmlRowRemapperHistogramValues_t."""
+
+    _fields_ = tuple((level, ctypes.c_uint) for level in BANKS)
+
+
 class _Nvml:
     """The library, opened and initialised; what fails for one card is noted in `problems`."""
 
@@ -109,11 +144,11 @@ class _Nvml:
         if code:
             raise _NvmlError(f"{name} failed: {_explain(code)}")
 
-    def readings(self) -> list[Reading]:
+    def of_cards(self, of_card: Callable[[_Nvml, int], Answer]) -> list[Answer]:
         try:
             count = ctypes.c_uint()
             self.require("nvmlDeviceGetCount_v2", ctypes.byref(count))
-            return [self.reading(index) for index in range(count.value)]
+            return [of_card(self, index) for index in range(count.value)]
         finally:
             self.call("nvmlShutdown")
 
@@ -132,6 +167,59 @@ class _Nvml:
             architecture=self.architecture(index, device),
             vbios=self.text("nvmlDeviceGetVbiosVersion", device),
             peers=tuple(self.peers(device)),
+        )
+
+    def vitals(self, index: int) -> tuple[str | None, Vitals]:
+        """Address and live values of a card; what it does not support, or does not answer, is None."""
+        device, info, memory = ctypes.c_void_p(), _PciInfo(), _Memory()
+        if self.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
+            return None, Vitals()
+        if self.call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(info)):
+            return None, Vitals()
+        code = self.call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
+        corrected, uncorrected = (self.ecc_errors(device, kind) for kind in (0, 1))
+        return pci.address(info.bus_id.decode(errors="replace")), Vitals(
+            temperature_c=self.count("nvmlDeviceGetTemperature", device, ctypes.c_uint(0)),
+            memory_used_bytes=memory.used if code == 0 else None,
+            shares_host_memory=True if code == NOT_SUPPORTED else None,
+            ecc_correctable=corrected,
+            ecc_uncorrectable=uncorrected,
+            remapping=self.remapping(device),
+            processes=self.processes(device),
+        )
+
+    def count(self, name: str, *arguments: object) -> int | None:
+        value = ctypes.c_uint()
+        return None if self.call(name, *arguments, ctypes.byref(value)) else value.value
+
+    def ecc_errors(self, device: ctypes.c_void_p, kind: int) -> int | None:
+        """Corrected (0) or uncorrected (1) errors since the driver was loaded."""
+        value = ctypes.c_ulonglong()
+        volatile = ctypes.c_uint(0)
+        code = self.call("nvmlDeviceGetTotalEccErrors", device, ctypes.c_uint(kind), volatile, ctypes.byref(value))
+        return None if code else value.value
+
+    def remapping(self, device: ctypes.c_void_p) -> RowRemapping | None:
+        rows, banks = [ctypes.c_uint() for _ in range(4)], _Banks()
+        if self.call("nvmlDeviceGetRemappedRows", device, *map(ctypes.byref, rows)):
+            return None
+        corrected, uncorrected, pending, failed = (row.value for row in rows)
+        has_banks = self.call("nvmlDeviceGetRowRemapperHistogram", device, ctypes.byref(banks)) == 0
+        return RowRemapping(
+            corrected=corrected,
+            uncorrected=uncorrected,
+            is_pending=bool(pending),
+            has_failed=bool(failed),
+            banks={level: getattr(banks, level) for level in BANKS} if has_banks else {},
+        )
+
+    def processes(self, device: ctypes.c_void_p) -> tuple[Process, ...] | None:
+        room, found = ctypes.c_uint(MAX_PROCESSES), (_Process * MAX_PROCESSES)()
+        if self.call("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(room), found):
+            return None
+        return tuple(
+            Process(pid=each.pid, memory_bytes=None if each.memory == NOT_AVAILABLE else each.memory)
+            for each in found[: room.value]
         )
 
     def is_told(self, index: int, name: str, *arguments: object) -> bool:

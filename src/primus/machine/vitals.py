@@ -23,6 +23,10 @@ class Process(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
 
 
+BANKS = ("max", "high", "partial", "low", "none")
+"""How many spare rows a bank of memory has left (NVML, nvmlRowRemapperHistogramValues_t)."""
+
+
 class RowRemapping(Struct, frozen=True, kw_only=True):
     """How a card has replaced failed rows of its memory by spare ones; None where it does not say.
 
@@ -38,7 +42,7 @@ class RowRemapping(Struct, frozen=True, kw_only=True):
     has_failed: bool | None = None
     """Whether a row could not be replaced: the flag by which cards are returned."""
     banks: dict[str, int] = {}
-    """Number of memory banks by the spare rows that they have left: `max`, `high`, `partial`, `low`, `none`."""
+    """Number of memory banks by the spare rows that they have left, by the words of `BANKS`."""
 
 
 class Vitals(Struct, frozen=True, kw_only=True):
