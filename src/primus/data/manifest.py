@@ -75,6 +75,10 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """Bad documents that may be left out."""
     shuffle_seed: int | None = None
     """Seed of the order of documents; None for that of the input."""
+    split_sentences: str | None = None
+    """Language in which documents are divided into sentences, each a sequence; None where they are not."""
+    keep_newlines: bool = False
+    """Keep white space between sentences."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):

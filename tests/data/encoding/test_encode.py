@@ -33,6 +33,7 @@ texts = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(texts=texts, append_eod=st.booleans())
 def test_a_batch_is_its_texts_one_after_the_other(tokenizer: Tokenizer, texts: list[Text], append_eod: bool) -> None:
+    texts = [text for text in texts if text.text or (text.begins and text.ends)]  # see test_megatron_rules.py
     encoded = encode_batch(texts, tokenizer, Recipe(append_eod=append_eod))
     kept = [text for text in texts if text.text or not (text.begins and text.ends)]
     expected = [[*tokenizer.encode(text.text), *([0] if append_eod and text.ends else [])] for text in kept]

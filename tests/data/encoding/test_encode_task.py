@@ -20,9 +20,11 @@ def test_the_options_of_megatrons_script_are_taken(tmp_path: Path, tokenizer_fil
     (tmp_path / "merges.txt").write_text("\n".join(" ".join(pair) for pair in described["merges"]))
     theirs = ("--output-prefix", tmp_path / "theirs", "--tokenizer-type", "GPT2BPETokenizer", "--workers", 1)
     files = ("--vocab-file", tmp_path / "vocab.json", "--merge-file", tmp_path / "merges.txt", "--log-interval", 10)
+    files += ("--keep-sequential-samples", "--partitions", 1)  # type: ignore[assignment]
     done = encode("--input", tmp_path / "a.jsonl", *theirs, *files)
     assert done.returncode == 0, done.stderr
-    assert "--log-interval has no effect" in done.stderr
+    for option in ("--log-interval", "--keep-sequential-samples", "--partitions"):
+        assert f"{option} has no effect" in done.stderr
     [without_ends] = json.loads(done.stdout)
     assert without_ends["prefix"] == f"{tmp_path}/theirs_text_document"
     [ours] = json.loads(
@@ -44,6 +46,10 @@ def test_the_options_of_megatrons_script_are_taken(tmp_path: Path, tokenizer_fil
             "give --vocab-file and",
         ),
         (["--input", "a", "--output", "o", "--vocab-file", "v"], "needs both"),
+        (["--input", "a", "--output", "o", "--tokenizer", "t", "--lang", "german"], "--lang without --split-sentences"),
+        (["--input", "a", "--output", "o", "--tokenizer", "t", "--keep-newlines"], "give --split-sentences too"),
+        (["--input", "a", "--output", "o", "--tokenizer", "t", "--shuffle-seed", "1"], "give --shuffle too"),
+        (["--input", "a", "--output", "o", "--tokenizer", "t", "--tiktoken-pattern", "v1"], "TikTokenizer"),
         (["--input", "a", "--output", "o", "--tokenizer-type", "HuggingFace"], "did you mean 'HuggingFaceTokenizer'?"),
         (["--input", "a", "--output", "o", "--tokenizer", "t", "--tokenizer-model", "m"], "several tokenizers: t, m"),
     ],

@@ -121,7 +121,7 @@ def test_an_interrupted_shuffle_goes_on_with_the_shards_that_are_left(
                 raise KeyboardInterrupt
             return commit(output, shard)
 
-        work.Output.commit = stop_after_three  # type: ignore[method-assign]
+        work.Output.commit = stop_after_three  # type: ignore[assignment,method-assign]
         encoded(corpus, tokenizer_file, tmp_path / "out")
 
     process = multiprocessing.get_context("fork").Process(target=interrupted)

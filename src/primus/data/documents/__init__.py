@@ -39,6 +39,7 @@ def read(
     cut: bool = True,
     fields: bool = False,
     longest_line: int = LONGEST_LINE,
+    lists: bool = False,
 ) -> Iterator[Text | Bad]:
     """Documents of one file or part of it, in its order and in constant memory.
 
@@ -49,6 +50,7 @@ def read(
         cut: Cut long text files at line ends, so that one file can be shuffled and split.
         fields: Give the other fields of each record too.
         longest_line: A line of more bytes is a bad document.
+        lists: Take a list of texts in a JSON record for a document in pieces, not for a bad one.
 
     Raises:
         UsageError: A table has no such column.
@@ -65,7 +67,7 @@ def read(
             yield from tables.cells(part, stream, key, fields, longest_line)
         elif suffix in RECORDS:
             groups = line_groups(stream, part.first, part.last, longest_line)
-            yield from records.records(part, groups, key, fields, longest_line)
+            yield from records.records(part, groups, key, fields, longest_line, lists)
         elif suffix == ".txt" and text_documents == "line":
             yield from texts.by_line(part, line_groups(stream, part.first, part.last, longest_line), longest_line)
         elif suffix == ".txt" and text_documents == "paragraph":

@@ -17,7 +17,7 @@ RecordReader = Callable[[bytes], tuple[str, "dict[str, Any] | None"]]
 
 
 def records(
-    part: Part, groups: Iterable[list[bytes | None]], key: str, fields: bool, longest: int
+    part: Part, groups: Iterable[list[bytes | None]], key: str, fields: bool, longest: int, lists: bool = False
 ) -> Iterator[Text | Bad]:
     """The text of each line; lines of white space are none.
 
@@ -27,6 +27,7 @@ def records(
         key: Field that holds the text.
         fields: Give the other fields too.
         longest: Longest line in bytes.
+        lists: Take a list of texts for a document in pieces.
     """
     decode, decode_any = _decoder(key), _with_fields if fields else _without_fields
     before = 0
@@ -41,7 +42,8 @@ def records(
             if line is None:
                 yield Bad(place(part, number), too_long(longest))
             elif line and not line.isspace():
-                yield _record(part, number, line.strip(), key, decode_any)
+                item = _record(part, number, line.strip(), key, decode_any)
+                yield from _pieces(item, part, number, line, key) if lists and isinstance(item, Bad) else (item,)
         before += len(lines)
 
 
@@ -94,6 +96,21 @@ def _record(
     if isinstance(text, Bad):
         return Bad(place(part, number), text.reason)
     return Text(text, True, True, rest(record, key), part, number)
+
+
+def _pieces(bad: Bad, part: Part, number: int, line: bytes, key: str) -> Iterator[Text | Bad]:
+    """The texts of a record that is bad for having a list of them, as a document in pieces; else what is bad."""
+    try:
+        record = msgspec.json.decode(line.strip())
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        record = None
+    texts = record.get(key) if isinstance(record, dict) else None
+    if not isinstance(texts, list) or not all(isinstance(checked(text, key), str) for text in texts):
+        yield bad
+        return
+    kept = [text for text in texts if text] or [""]
+    for index, text in enumerate(kept):
+        yield Text(text, index == 0, index == len(kept) - 1, None, part, number)
 
 
 def _text_of(record: Any, key: str) -> str | Bad:

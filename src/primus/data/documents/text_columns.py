@@ -70,8 +70,13 @@ def _columns(file: str) -> dict[str, bool]:
         found: dict[str, bool] = {}
         for _, line in islice(numbered(line_groups(stream, 0, None, LONGEST_LOOKED_AT)), LOOKED_AT):
             for name, value in _record(line or b"").items():
-                found[name] = found.get(name, False) or isinstance(value, str)
+                found[name] = found.get(name, False) or isinstance(value, str) or (name == USUAL and _is_texts(value))
         return found
+
+
+def _is_texts(value: object) -> bool:
+    """Whether a value is a list of texts, as the sentences of a document are."""
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def _record(line: bytes) -> dict[str, object]:

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.documents import Text
-from primus.data.encoding import shuffle
+from primus.data.documents import Bad, Text
+from primus.data.encoding import sentences, shuffle
 from primus.data.indexed import Tokens, smallest_dtype
 from primus.data.manifest import Recipe
 from primus.data.pipeline import inputs
@@ -111,11 +111,13 @@ class EncodeStage:
         """The texts of a shard; what is bad is left out, if it may be."""
         cut = not self.recipe.add_special_tokens
         for part in shard.parts:
-            for item in inputs.read(part, self.recipe.json_key, self.recipe.text_documents, cut):
-                if isinstance(item, Text):
-                    yield item
-                else:
+            for item in inputs.read(part, self.recipe.json_key, self.recipe.text_documents, cut, lists=True):
+                if isinstance(item, Bad):
                     output.bad(item.where, item.reason)
+                elif self.recipe.split_sentences:
+                    yield from _sentences(item, self.recipe.split_sentences, self.recipe.keep_newlines)
+                else:
+                    yield item
 
 
 def stored_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
@@ -130,18 +132,60 @@ def encode_batch(texts: list[Text], tokenizer: Tokenizer, recipe: Recipe, canary
     tokens, lengths = _tokens(strings, tokenizer, recipe.add_special_tokens)
     if canary:
         checked(tokenizer, canary.sample(strings, tokens, lengths, lambda place: _rough_place(kept[place])))
+    empty = len(texts) - len(kept)
     ends = np.fromiter((text.ends for text in kept), np.bool_, len(kept))
+    if len(lengths) and not lengths.all():
+        stays, ends, without_tokens = _without_empty(kept, lengths)
+        lengths, ends, empty = lengths[stays], ends[stays], empty + without_tokens
     if recipe.append_eod:
         assert tokenizer.eod_id is not None
-        tokens, lengths = _with_eod(tokens, lengths, ends, tokenizer.eod_id, recipe.add_special_tokens)
+        has_end = recipe.add_special_tokens and _template_ends(tokenizer)
+        wanted = np.zeros_like(ends) if has_end else ends
+        tokens, lengths = _with_eod(tokens, lengths, wanted, tokenizer.eod_id)
     return Encoded(
         tokens=tokens,
         lengths=lengths.astype("<i4"),
         ends_document=ends,
         characters=sum(map(len, strings)),
-        empty=len(texts) - len(kept),
+        empty=empty,
         special_strings=sum(text.count(tokenizer.eod) for text in strings) if tokenizer.eod else 0,
     )
+
+
+def _sentences(text: Text, language: str, keep_newlines: bool) -> Iterator[Text]:
+    """A text, or piece of one, in sentences."""
+    found = sentences.split(text.text, language, keep_newlines) or [""]
+    for index, sentence in enumerate(found):
+        begins, ends = text.begins and index == 0, text.ends and index == len(found) - 1
+        yield Text(sentence, begins, ends, None, text.part, text.number)
+
+
+def _without_empty(texts: list[Text], lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_], int]:
+    """Which pieces of a batch stay, which of all end a document, and how many documents have no tokens.
+
+    The end of a document passes to its last piece that has tokens. Where that was in an earlier batch, an empty piece
+    stays for it.
+    """
+    stays, ends = lengths > 0, np.zeros(len(texts), np.bool_)
+    without_tokens = start = 0
+    for index, text in enumerate(texts):
+        if not text.ends:
+            continue
+        with_tokens = np.flatnonzero(stays[start : index + 1])
+        if len(with_tokens):
+            ends[start + with_tokens[-1]] = True
+        elif texts[start].begins:
+            without_tokens += 1
+        else:
+            stays[index] = ends[index] = True
+        start = index + 1
+    return stays, ends, without_tokens
+
+
+def _template_ends(tokenizer: Tokenizer) -> bool:
+    """Whether what the tokenizer's template puts around a text ends with the end of a document."""
+    ids, _ = tokenizer.encode_batch(["a"], add_special_tokens=True)
+    return len(ids) > 0 and int(ids[-1]) == tokenizer.eod_id
 
 
 def _rough_place(text: Text) -> str:
@@ -164,14 +208,10 @@ def _tokens(strings: list[str], tokenizer: Tokenizer, add_special_tokens: bool) 
 
 
 def _with_eod(
-    tokens: Tokens, lengths: NDArray[np.int64], ends: NDArray[np.bool_], eod_id: int, from_template: bool
+    tokens: Tokens, lengths: NDArray[np.int64], wanted: NDArray[np.bool_], eod_id: int
 ) -> tuple[Tokens, NDArray[np.int64]]:
-    """The ids with one end-of-document token at the end of each document, also where a template has added it."""
-    positions = np.cumsum(lengths)
-    wanted = ends.copy()
-    if from_template:
-        wanted[lengths > 0] &= tokens[positions[lengths > 0] - 1] != eod_id
-    return np.insert(tokens, positions[wanted], eod_id), lengths + wanted
+    """The ids with an end-of-document token at the end of each sequence that is wanted to have one."""
+    return np.insert(tokens, np.cumsum(lengths)[wanted], eod_id), lengths + wanted
 
 
 def _counts(encoded: Encoded) -> dict[str, int]:
@@ -194,7 +234,8 @@ def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
             batch, size = [], 0
         batch.append(text)
         size += len(text.text)
-        if size >= BATCH_CHARACTERS or len(batch) == BATCH_TEXTS:
+        is_full = size >= BATCH_CHARACTERS or len(batch) >= BATCH_TEXTS
+        if is_full and (text.ends or size >= LONG_CHARACTERS):  # the end of a document may pass to an earlier piece
             yield batch
             batch, size = [], 0
     if batch:

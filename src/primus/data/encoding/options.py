@@ -62,7 +62,15 @@ def output_prefix(given: str) -> Path:
     return Path(given).expanduser()
 
 
-def make_job(options: EncodeOptions, output: Path, tokenizer: str, append_eod: bool = True, **changes: Any) -> Job:
+def make_job(
+    options: EncodeOptions,
+    output: Path,
+    tokenizer: str,
+    append_eod: bool = True,
+    split_sentences: str | None = None,
+    keep_newlines: bool = False,
+    **changes: Any,
+) -> Job:
     """The job that the options describe.
 
     Args:
@@ -70,6 +78,8 @@ def make_job(options: EncodeOptions, output: Path, tokenizer: str, append_eod: b
         output: Prefix of the files.
         tokenizer: Name of the tokenizer.
         append_eod: What to do where the options do not say it.
+        split_sentences: See `primus.data.manifest.Recipe`.
+        keep_newlines: See `primus.data.manifest.Recipe`.
         changes: Fields of the job that are not as in the options.
     """
     from primus.data.encoding.prepare import Job
@@ -90,6 +100,8 @@ def make_job(options: EncodeOptions, output: Path, tokenizer: str, append_eod: b
             text_documents=options.text_documents,
             max_bad=options.max_bad,
             shuffle_seed=(options.shuffle_seed or 0) if options.shuffle else None,
+            split_sentences=split_sentences,
+            keep_newlines=keep_newlines,
         ),
         "workers": options.workers,
         "executor": options.executor,

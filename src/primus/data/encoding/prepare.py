@@ -14,7 +14,7 @@ from primus import registry
 from primus.data import atomic, documents
 from primus.data import manifest as manifests
 from primus.data import tokenizer as tokenizers
-from primus.data.encoding import publish, trained
+from primus.data.encoding import publish, sentences, trained
 from primus.data.encoding.encode import EncodeStage
 from primus.data.indexed import bin_path, idx_path
 from primus.data.manifest import Manifest, Recipe
@@ -107,7 +107,8 @@ def prepare(job: Job, say: Say = lambda text: None, show: Show = lambda progress
 
 def output_prefix(job: Job, key: str) -> Path:
     """Prefix of the token files of one JSON key."""
-    return job.output.with_name(f"{job.output.name}_{key}_document")
+    level = "sentence" if job.recipe.split_sentences else "document"
+    return job.output.with_name(f"{job.output.name}_{key}_{level}")
 
 
 def _check(job: Job) -> None:
@@ -124,6 +125,8 @@ def _check(job: Job) -> None:
         raise UsageError(
             f"text documents '{job.recipe.text_documents}'", f"valid: {', '.join(documents.TEXT_DOCUMENTS)}"
         )
+    if job.recipe.split_sentences:
+        sentences.load(job.recipe.split_sentences, job.recipe.keep_newlines)
     if trained.is_trained(job.tokenizer):
         trained.check(job.tokenizer, job.eod)
 

@@ -71,7 +71,7 @@ def _sample(shards: list[Shard], key: str, text_documents: str) -> Iterator[str]
     """The same amount of text from each of some shards; what is bad is told when it is encoded."""
     chosen = shards[:: -(-len(shards) // TRAINING_SHARDS)]
     for shard in chosen:
-        items = (item for part in shard.parts for item in inputs.read(part, key, text_documents))
+        items = (item for part in shard.parts for item in inputs.read(part, key, text_documents, lists=True))
         texts = (item.text for item in items if isinstance(item, Text))
         yield from _first(texts, TRAINING_CHARACTERS // len(chosen))
 

@@ -208,12 +208,14 @@ def open_dataset(name: str) -> Inputs:
     return Inputs((Input(file, (file,)),), {file: version}, [Shard(0, (Part(file),), 0)])
 
 
-def read(part: Part, key: str, text_documents: str = "file", cut: bool = True) -> Iterator[Text | Bad]:
+def read(
+    part: Part, key: str, text_documents: str = "file", cut: bool = True, lists: bool = False
+) -> Iterator[Text | Bad]:
     """Documents of a part of an input; see `primus.data.documents.read`."""
     if part.file.startswith(DATASET):
         yield from _dataset(part.file.removeprefix(DATASET))
     else:
-        yield from documents.read(part, key, text_documents, cut)
+        yield from documents.read(part, key, text_documents, cut, lists=lists)
 
 
 def check_stamp(file: str, before: str) -> None:

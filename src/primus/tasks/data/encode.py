@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from primus.data.encoding.options import EncodeOptions, check_packages, make_job, output_prefix, summary
 from primus.errors import UsageError, did_you_mean
 from primus.task import TaskContext
@@ -9,6 +11,16 @@ from primus.task import TaskContext
 SENTENCE_PIECE = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 WITH_MODEL = ("HuggingFaceTokenizer", "TikTokenizer", *SENTENCE_PIECE)
 WITH_FILES = ("GPT2BPETokenizer",)
+
+NO_EFFECT = (
+    "partitions",
+    "keep_sequential_samples",
+    "tokenizer_hf_no_include_special_tokens",
+    "tokenizer_hf_no_use_fast",
+    "make_vocab_size_divisible_by",
+    "log_interval",
+)
+"""Options of Megatron-LM's script that change no token here."""
 
 
 class Options(EncodeOptions, frozen=True, kw_only=True):
@@ -24,8 +36,24 @@ class Options(EncodeOptions, frozen=True, kw_only=True):
     """vocab.json of a GPT-2 tokenizer, with --merge-file."""
     merge_file: str | None = None
     """merges.txt of a GPT-2 tokenizer, with --vocab-file."""
+    split_sentences: bool = False
+    """Divide documents into sentences by nltk's Punkt, each a sequence; the files are PREFIX_text_sentence."""
+    keep_newlines: bool = False
+    """With --split-sentences: keep white space between sentences."""
+    lang: str | None = None
+    """With --split-sentences: language of the text; english by default."""
+    tiktoken_pattern: Literal["v1", "v2"] | None = None
+    """With --tokenizer-type TikTokenizer: pattern that splits a text; v2 by default."""
     partitions: int | None = None
     """No effect: the work is always divided."""
+    keep_sequential_samples: bool = False
+    """No effect: without --shuffle, documents have the order of the input."""
+    tokenizer_hf_no_include_special_tokens: bool = False
+    """No effect: without --add-special-tokens, the tokenizer's template is not applied."""
+    tokenizer_hf_no_use_fast: bool = False
+    """No effect: the tokens are those of the tokenizer's file."""
+    make_vocab_size_divisible_by: int | None = None
+    """No effect: a setting of the model."""
     log_interval: int | None = None
     """No effect: a terminal shows how far it is."""
 
@@ -45,17 +73,22 @@ def run(options: Options, context: TaskContext) -> None:
     from primus.data.encoding.prepare import prepare
     from primus.data.pipeline.display import Display
 
+    if not options.split_sentences and (options.keep_newlines or options.lang):
+        name = "--keep-newlines" if options.keep_newlines else "--lang"
+        raise UsageError(f"{name} without --split-sentences", "give --split-sentences too, or leave it out")
     output = output_prefix(options.output or options.output_prefix or "")
     job = make_job(
         options,
         output,
         tokenizer,
         append_eod=not options.output_prefix,
+        split_sentences=(options.lang or "english") if options.split_sentences else None,
+        keep_newlines=options.keep_newlines,
         follow_declared=_follows_megatron(options) and options.tokenizer_type not in SENTENCE_PIECE,
     )
     with Display() as display:
-        for name in ("partitions", "log_interval"):
-            if getattr(options, name) is not None:
+        for name in NO_EFFECT:
+            if getattr(options, name) not in (None, False):
                 display.say(f"--{name.replace('_', '-')} has no effect here")
         prepared = prepare(job, display.say, display.show)
     values = [summary(each) for each in prepared]
@@ -89,4 +122,6 @@ def _tokenizer(options: Options) -> str:
             "no tokenizer",
             "give --vocab-file and --merge-file" if files_needed else "give --tokenizer PATH, a hub name or bpe:VOCAB",
         )
-    return given[0]
+    if options.tiktoken_pattern and kind != "TikTokenizer":
+        raise UsageError("--tiktoken-pattern", "it is of --tokenizer-type TikTokenizer")
+    return f"tiktoken:v1:{given[0]}" if options.tiktoken_pattern == "v1" else given[0]
