@@ -166,6 +166,21 @@ def test_a_device_that_the_fabric_manager_has_not_set_up_is_named(state: str, st
     assert [(one.subject, one.status) for one in found] == [("GPU 0", "ok"), ("GPU 1", judged)]
 
 
+def test_a_fabric_with_degraded_bandwidth_is_named() -> None:
+    health = "Success\n        Health\n            Summary : Unhealthy\n            Bandwidth : Degraded"
+    found = list(error_counts.fabric_findings(QUERY.format("Completed", health)))
+    assert [one.status for one in found] == ["ok", "fail"]
+    assert found[1].measured == "Completed, Success, Summary Unhealthy, Bandwidth Degraded"
+
+
+def test_the_traffic_of_newer_links_is_no_error() -> None:
+    text = "GPU 0: NVIDIA B200 (UUID: GPU-1)\n\t Link 0: Tx packets: {}\n\t Link 0: Link recovery failed events: {}\n"
+    before, after = (error_counts.nvlink_counts(text.format(*counts)) for counts in ((10, 0), (900, 0)))
+    assert not list(error_counts.grown(before, after))
+    (failed,) = error_counts.grown(before, error_counts.nvlink_counts(text.format(900, 1)))
+    assert failed.status == "fail"
+
+
 def test_a_driver_that_prints_no_fabric_is_not_judged() -> None:
     assert not list(error_counts.fabric_findings(QUERY.format("", "").replace("    Fabric\n", "")))
 

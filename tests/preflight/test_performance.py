@@ -11,7 +11,7 @@ from msgspec import structs
 
 from primus.errors import UsageError
 from primus.machine import measured
-from primus.machine.facts import Device, Facts, Partition
+from primus.machine.facts import Device, Facts, Partition, RdmaDevice, RdmaPort
 from primus.machine.measured import Asked, Collective, Figure, Pair, Part, RankResult, Results, Wrong
 from primus.machine.profile import Floor, Profile
 from primus.preflight.finding import Finding, worst
@@ -216,6 +216,43 @@ def test_the_bus_bandwidth_of_eight_devices_is_held_against_the_floor() -> None:
     assert of(judged(high), "all_reduce")[0].status == "ok"
     two = communicated(collective(47.7, 8 * 2**30, n=2))
     assert of(judged(two), "all_reduce")[0].status == "info"
+
+
+@pytest.mark.parametrize(
+    ("operation", "gib", "busbw", "status"),
+    [
+        ("all_reduce", 16, 303.0, "fail"),
+        ("all_reduce", 1, 280.0, "ok"),
+        ("all_reduce", 1, 270.0, "fail"),  # below 90 % of the floor of 304 at 8 GiB
+        ("all_gather", 4, 270.0, "fail"),
+        ("reduce_scatter", 16, 280.0, "ok"),
+        ("all_to_all", 8, 40.0, "info"),
+    ],
+)
+def test_large_collectives_of_a_node_are_held_against_the_floor_of_its_type(
+    operation: str, gib: int, busbw: float, status: str
+) -> None:
+    found = communicated(collective(busbw, gib * 2**30, operation=operation))
+    assert of(judged(found), operation)[0].status == status
+
+
+@pytest.mark.parametrize(
+    ("rate", "busbw", "status"), [(400, 230.0, "fail"), (400, 300.0, "ok"), (200, 230.0, "ok"), (200, 120.0, "fail")]
+)
+def test_collectives_between_nodes_are_held_against_what_their_adapters_can_do(
+    rate: float, busbw: float, status: str
+) -> None:
+    port = RdmaPort(state="ACTIVE", physical_state="LinkUp", rate_gbps=rate)
+    facts = structs.replace(machine(), rdma=tuple(RdmaDevice(name=f"mlx5_{i}", ports=(port,)) for i in range(8)))
+    between = structs.replace(collective(busbw, 8 * 2**30, n=16), scope="all")
+    found = of(judged(communicated(between, nodes=2), facts=facts), "all_reduce_between_nodes")
+    assert [one.status for one in found] == [status]
+
+
+def test_collectives_over_sockets_have_no_floor() -> None:
+    between = structs.replace(collective(2.0, 8 * 2**30, n=16), scope="all")
+    found = of(judged(communicated(between, nodes=2)), "all_reduce_between_nodes")
+    assert [one.status for one in found] == ["info"]
 
 
 def test_a_demanded_bandwidth_counts_at_its_size() -> None:

@@ -17,7 +17,8 @@ from primus.measure.timing import Clock
 
 BATCH_S = 0.25
 """Products that are queued at once; longer queues delay the end, shorter ones let the device idle."""
-LONGEST_WINDOW_S = 10.0
+LONGEST_WINDOW_S = 20.0
+"""Between two windows the memory is looked at, which takes a second or two where it is large."""
 WINDOWS = 12
 """At least so many, such that the first ones can be compared with the last ones."""
 PATTERNS = (0x00000000, 0x7FFFFFFF, 0x55555555, 0x2AAAAAAA, None)

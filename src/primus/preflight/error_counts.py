@@ -28,10 +28,14 @@ RAS_FILE = re.compile(r"(\w+)_err_count$")
 MEMORY_BLOCK = "umc"
 """Its errors are those of the device's memory: gpu.ecc_correctable and gpu.ecc_uncorrectable."""
 NVLINK_LINE = re.compile(r"Link (\d+): ([\w ]+?)(?: Errors?| Error Counter)?: (\d{1,20})\s*$")
-NVLINK_LOST = ("recovery",)
+NVLINK_LOST = "recovery"
 """A recovery retrains the link; what replays and CRC errors spoil is resent (NVML API, nvmlNvLinkErrorCounter)."""
+NVLINK_TRAFFIC = re.compile(r"(tx|rx) (packets|bytes)")
+"""What NVLink 5 counts beside errors."""
 FABRIC_READY = ("completed", "n/a", "not supported")
 """States of a device that may use NVLink through switches, or that has none (NVML API, nvmlGpuFabricState)."""
+FABRIC_HEALTH = {"Summary": "Unhealthy", "Bandwidth": "Degraded"}
+"""What a section ``Health`` says of a device whose fabric is set up and does not do (NVML API, fabric definitions)."""
 NVLINK = ("nvidia-smi", "nvlink", "--errorcounters")
 FABRIC = ("nvidia-smi", "-q")
 
@@ -144,7 +148,9 @@ def nvlink_counts(said: str) -> Counts:
         match = NVLINK_LINE.search(line)
         if match and subject:
             kind = match[2].lower()
-            severity: Severity = "fatal" if kind.startswith(NVLINK_LOST) else "recovered"
+            if NVLINK_TRAFFIC.fullmatch(kind):
+                continue
+            severity: Severity = "fatal" if NVLINK_LOST in kind else "recovered"
             place = Place("gpu.nvlink_errors", subject, f"link {match[1]} {kind}", severity)
             found[place] = found.get(place, 0) + int(match[3])
     return found
@@ -238,9 +244,11 @@ def fabric_findings(said: str) -> Iterator[Finding]:
         values = dict(re.findall(r"^ +([^:\n]+?) *: (.*?) *$", section[1] if section else "", re.MULTILINE))
         state, status = values.get("State", "N/A"), values.get("Status", "N/A")
         is_ready = state.lower() in FABRIC_READY and status.lower() in ("success", "n/a", "not supported")
+        unhealthy = [f"{name} {values[name]}" for name, bad in FABRIC_HEALTH.items() if values.get(name) == bad]
+        shown = [state, *([status] if status != "N/A" else []), *unhealthy]
         if section:
             yield judged(
-                is_ready, "fail", "gpu.fabric", f"{state}, {status}" if status != "N/A" else state,
+                is_ready and not unhealthy, "fail", "gpu.fabric", ", ".join(shown),
                 "Completed, Success, or N/A without NVLink switches",
                 "without the fabric manager CUDA does not start on devices behind NVLink switches "
                 "(NVIDIA Fabric Manager user guide)",

@@ -30,8 +30,8 @@ CONFIG_FILE = "config/preflight.json"
 
 __all__ = ["CONFIG_FILE", "Asked", "Demands", "Results", "demanded", "findings", "plan", "read"]
 
-GPU_SIZES = tuple(2**power for power in range(3, 34))
-"""8 B to 8 GiB, as nccl-tests users sweep."""
+GPU_SIZES = tuple(2**power for power in range(3, 35))
+"""8 B to 16 GiB, as nccl-tests users sweep."""
 CPU_SIZES = tuple(2**power for power in range(3, 27, 3))
 BUFFERS_SHARE = 6
 """Part of a device's memory that a message may have: it is sent, received and checked there."""

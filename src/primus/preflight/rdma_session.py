@@ -23,6 +23,9 @@ SECONDS, QUICK_SECONDS = 5, 1
 SLACK_S = 20.0
 """For perftest's set-up, and for nodes to find each other."""
 
+ARRIVAL_LIMIT_S = 300.0
+"""Nodes come here from measurements of their own, of which that of slow folders takes longest."""
+
 
 class Send(Struct, frozen=True, kw_only=True):
     """One transfer, as its sender is told."""
@@ -130,7 +133,7 @@ def lead(
     seconds = QUICK_SECONDS if is_quick else SECONDS
     performer = Performer(node, seconds)
     try:
-        with steps.Leader(node.layout, host, performer.perform, Reply, _limit_s(seconds)) as leader:
+        with steps.Leader(node.layout, host, performer.perform, Reply, _limit_s(seconds), ARRIVAL_LIMIT_S) as leader:
             return _led(leader, node, hosts, say)
     finally:
         performer.close()
@@ -182,7 +185,7 @@ def follow(node: Node, host: str, *, is_quick: bool = False) -> None:
     seconds = QUICK_SECONDS if is_quick else SECONDS
     performer = Performer(node, seconds)
     try:
-        steps.follow(node.layout, host, performer.perform, Order, _limit_s(seconds) + LISTEN_LIMIT_S)
+        steps.follow(node.layout, host, performer.perform, Order, _limit_s(seconds) + LISTEN_LIMIT_S, ARRIVAL_LIMIT_S)
     finally:
         performer.close()
 

@@ -267,7 +267,10 @@ def _measured(node: Node, hosts: Mapping[int, str], options: Options, context: T
     if started is not None:
         found = [*_of_workers(started, node, hosts, options, context), *found]
     if "rdma" in options.chosen_tests and not is_interrupted:
-        found += rdma_session.lead(node, host, hosts, _show_progress, is_quick=options.quick)
+        try:
+            found += rdma_session.lead(node, host, hosts, _show_progress, is_quick=options.quick)
+        except KeyboardInterrupt:
+            is_interrupted = True
     return Measured(found, is_interrupted)
 
 

@@ -148,7 +148,8 @@ def _read(tree: Tree, kind: type[Struct]) -> Any:
     hints, values = get_type_hints(kind), {}
     for key, item in tree.items():
         if key not in hints:
-            raise UsageError(f"{place(item)}: unknown key '{key}'", did_you_mean(key, hints))
+            longer = [name for name in hints if name.startswith(key)]  # of gpu, gpus is nearer than cpu
+            raise UsageError(f"{place(item)}: unknown key '{key}'", did_you_mean(key, longer or hints))
         values[key] = _converted(item, hints[key], key)
     return kind(**values)
 

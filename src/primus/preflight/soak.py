@@ -145,9 +145,10 @@ class Soak:
         low = pairs.outliers(clocks)
         for name, (rank, card) in cards.items():
             about = {"subject": f"GPU {card.card}", "host": self._yardstick.host(rank.rank)}
-            bad = [*_unhealthy(card), *([f"clock {low[name].below:.0%} below the median"] if name in low else [])]
+            held = _unhealthy(card)
+            bad = [*held, *([f"clock {low[name].below:.0%} below the median"] if name in low else [])]
             yield judged(
-                not bad, "fail", "performance.telemetry", listed([*bad, *_shown(card)]),
+                not bad, "fail" if held else "warn", "performance.telemetry", listed([*bad, *_shown(card)]),
                 "no thermal or hardware throttling, no new errors, clocks as the others", "sampled under load",
                 "check its cooling and its power supply; see the kernel log", value=card.clock_mean_mhz, **about,
             )  # fmt: skip

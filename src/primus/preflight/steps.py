@@ -33,22 +33,30 @@ class Leader(Generic[Order, Reply]):
         perform: Does this node's own part of a step.
         reply_type: What each node replies.
         limit_s: Time that one step may take.
+        arrival_limit_s: Time that the nodes may take to come, by which one may be behind the others.
 
     Raises:
         PrimusError: The port is in use.
     """
 
     def __init__(
-        self, layout: Layout, host: str, perform: Perform[Order, Reply], reply_type: type[Reply], limit_s: float
+        self,
+        layout: Layout,
+        host: str,
+        perform: Perform[Order, Reply],
+        reply_type: type[Reply],
+        limit_s: float,
+        arrival_limit_s: float | None = None,
     ) -> None:
         self._layout, self._host, self._perform, self._limit_s = layout, host, perform, limit_s
+        self._arrival_limit_s = arrival_limit_s or limit_s
         self._reply_type = reply_type
         self._meeting: Meeting | None = None
         self.lost: tuple[int, ...] = ()
         """Ranks of the nodes that did not come in time."""
 
     def __enter__(self) -> Leader[Order, Reply]:
-        self._gather()
+        self._gather(self._arrival_limit_s)
         return self
 
     def __exit__(
@@ -62,7 +70,7 @@ class Leader(Generic[Order, Reply]):
             return {}
         self._answer(orders)
         replies = {0: self._perform(orders[0])} if 0 in orders else {}
-        return replies | {rank: reply for rank, reply in self._gather().items() if rank in orders}
+        return replies | {rank: reply for rank, reply in self._gather(self._limit_s).items() if rank in orders}
 
     def _answer(self, orders: Mapping[int, Order]) -> None:
         if self._meeting is not None:
@@ -70,10 +78,10 @@ class Leader(Generic[Order, Reply]):
             self._meeting.__exit__()
             self._meeting = None
 
-    def _gather(self) -> dict[int, Reply]:
+    def _gather(self, limit_s: float) -> dict[int, Reply]:
         if self._layout.nnodes == 1:
             return {}
-        self._meeting = self._opened()
+        self._meeting = self._opened(limit_s)
         found: dict[int, Reply] = {}
         came = self._meeting.gather(self._host)
         self.lost = tuple(sorted({*range(1, self._layout.nnodes)} - {node.node_rank for node in came}))
@@ -83,29 +91,37 @@ class Leader(Generic[Order, Reply]):
                 found[node.node_rank] = reply
         return found
 
-    def _opened(self) -> Meeting:
+    def _opened(self, limit_s: float) -> Meeting:
         """A meeting on the port of the last one, which a program that is just being started may hold for a moment."""
         assert self._layout.master_port is not None
         deadline = time.monotonic() + PORT_LIMIT_S
         while True:
             try:
-                return Meeting(self._layout.master_port, self._layout.nnodes, self._limit_s)
+                return Meeting(self._layout.master_port, self._layout.nnodes, limit_s)
             except PrimusError:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(RETRY_S)
 
 
-def follow(layout: Layout, host: str, perform: Perform[Order, Reply], order_type: type[Order], limit_s: float) -> None:
+def follow(
+    layout: Layout,
+    host: str,
+    perform: Perform[Order, Reply],
+    order_type: type[Order],
+    limit_s: float,
+    arrival_limit_s: float | None = None,
+) -> None:
     """Another node's side: perform what node 0 orders until it lets this node go, or is gone."""
     assert layout.master_port is not None
-    report = b"null"
+    report, patience_s = b"null", arrival_limit_s or limit_s
     while True:
         arrival = Arrival(node_rank=layout.node_rank, host=host, time=time.time())
         try:
-            answer = gather.deliver(layout.master_addr, layout.master_port, arrival, report, limit_s)
+            answer = gather.deliver(layout.master_addr, layout.master_port, arrival, report, patience_s)
         except PrimusError:
             return
+        patience_s = limit_s
         orders = _decoded(answer or b"", dict[int, order_type])  # type: ignore[valid-type]
         if not orders:
             return

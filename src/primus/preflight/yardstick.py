@@ -17,7 +17,15 @@ MIB = 2**20
 GIB = 2**30
 FLOOR_RANKS = 8
 """Devices whose collectives the profiles' floors are of."""
-FLOOR_SIZES = {64 * MIB: "all_reduce_64m", 8 * GIB: "all_reduce"}
+SMALL_BYTES, LARGE_BYTES, LARGEST_BYTES = 64 * MIB, GIB, 8 * GIB
+"""Sizes for which floors are stated: 64 MiB, and 8 GiB and above; from 1 GiB on `LARGE_SHARE` of the latter counts."""
+LARGE_SHARE = 0.9
+"""Of the floor at 8 GiB that 1 GiB must reach, and that rings of all_gather and reduce_scatter must reach at any large
+size: on 8 H100 they reach 361 and 363 where all_reduce reaches 367 (stas00/ml-engineering)."""
+RING_OPERATIONS = ("all_gather", "reduce_scatter")
+NETWORK_SHARE = 0.7
+"""Of the rate of all RDMA ports of a node that a collective between nodes must reach at 8 GiB: of 400 GB/s, which are 8
+ports of 400 Gb/s, ROCm/cvs demands 330 and AMD-AGI/Primus-SaFE 288 between two nodes."""
 
 
 class Demands(Struct, frozen=True, kw_only=True):
@@ -56,6 +64,7 @@ class Yardstick:
         self.ranks = {rank.rank: rank for rank in results.ranks}
         self.on_gpu = any(rank.device.startswith("cuda") for rank in results.ranks) or bool(facts.devices)
         self._profile = profile
+        self._facts = facts
         self._of_card = len(facts.devices) / len(facts.partitions) if facts.partitions else 1.0
         """Part of a card that a process has."""
 
@@ -98,15 +107,46 @@ class Yardstick:
         return best * self._of_card if best else None
 
     def collective_floor(self, found: Collective) -> Floor | None:
-        """The least bus bandwidth of a node's all_reduce, where one is known for its size and its number of ranks."""
-        if found.operation != "all_reduce" or found.scope != "node":
-            return None
+        """The least bus bandwidth of a collective, where one is known for its size and for the type of its node."""
         demands = self.demands
-        if demands.rccl_gbs_min is not None and _is_near(found.size_bytes, demands.rccl_size_mb * MIB):
+        is_own = found.scope == "node" and found.operation == "all_reduce"
+        if is_own and demands.rccl_gbs_min is not None and _is_near(found.size_bytes, demands.rccl_size_mb * MIB):
             return Floor(value=demands.rccl_gbs_min, unit="GB/s", source="as demanded")
-        test = next((test for size, test in FLOOR_SIZES.items() if _is_near(found.size_bytes, size)), None)
-        is_comparable = len(found.ranks) == FLOOR_RANKS and self._of_card == 1
-        return self._known_floor(test) if test and is_comparable else None
+        if found.operation not in ("all_reduce", *RING_OPERATIONS) or self._of_card != 1:
+            return None
+        if found.scope == "all":
+            return self._floor_between_nodes(found)
+        return self._floor_in_node(found) if len(found.ranks) == FLOOR_RANKS else None
+
+    def _floor_in_node(self, found: Collective) -> Floor | None:
+        if _is_near(found.size_bytes, SMALL_BYTES):
+            return self._known_floor("all_reduce_64m") if found.operation == "all_reduce" else None
+        floor = self._known_floor("all_reduce")
+        if floor is None or _is_below(found.size_bytes, LARGE_BYTES):
+            return None
+        if found.operation == "all_reduce" and not _is_below(found.size_bytes, LARGEST_BYTES):
+            return floor
+        source = f"{LARGE_SHARE:.0%} of the floor of all_reduce at 8 GiB: {floor.source}"
+        return structs.replace(floor, value=floor.value * LARGE_SHARE, source=source)
+
+    def _floor_between_nodes(self, found: Collective) -> Floor | None:
+        """By the network adapters of each node, unless the links inside a node are slower; for whole nodes of 8."""
+        nodes = {rank.node for rank in self.ranks.values() if rank.rank in found.ranks}
+        is_whole = len(nodes) > 1 and len(found.ranks) == FLOOR_RANKS * len(nodes)
+        inside, network = self._known_floor("all_reduce"), self._network_gb_per_s()
+        if not is_whole or inside is None or not network or _is_below(found.size_bytes, LARGEST_BYTES):
+            return None
+        value = min(NETWORK_SHARE * network, LARGE_SHARE * inside.value)
+        source = (
+            f"{NETWORK_SHARE:.0%} of {network:g} GB/s of the RDMA ports, at most {LARGE_SHARE:.0%} of a node's floor"
+        )
+        return Floor(value=value, unit="GB/s", source=f"{source} (ROCm/cvs rccl_config.json)")
+
+    def _network_gb_per_s(self) -> float:
+        """Of the active RDMA ports of the fastest kind of a node; slower ones are for management."""
+        rates = [port.rate_gbps for device in self._facts.rdma for port in device.ports if port.is_active]
+        known = [rate for rate in rates if rate]
+        return sum(rate for rate in known if rate == max(known)) / 8
 
     def host(self, rank: Hashable) -> str:
         """Short name of a rank's node, as reports have it; empty where the rank never spoke."""
@@ -132,3 +172,8 @@ def device_name(rank: RankResult) -> str:
 def _is_near(size_bytes: int, wanted_bytes: int) -> bool:
     """Whether a size is the wanted one, rounded to whole elements for each rank."""
     return abs(size_bytes - wanted_bytes) <= wanted_bytes // 1000
+
+
+def _is_below(size_bytes: int, wanted_bytes: int) -> bool:
+    """Whether a size is smaller than the wanted one, which is rounded to whole elements."""
+    return size_bytes < wanted_bytes and not _is_near(size_bytes, wanted_bytes)
