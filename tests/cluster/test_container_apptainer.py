@@ -15,7 +15,7 @@ import pytest
 
 from cluster import containers
 from cluster.seeing import EXPERIMENT, HOSTILE, SEE, seen, started_inside
-from fakes import cli
+from fakes import cli, terminal
 
 pytestmark = [pytest.mark.cluster("apptainer"), pytest.mark.slow]
 
@@ -139,3 +139,12 @@ def test_an_experiment_is_trained_in_a_container(image: Path, workplace: Path) -
     assert json.loads((folder / "metadata.json").read_text())["outcome"]["state"] == "done"
     record = json.loads((folder / "container.json").read_text())
     assert record["version"].startswith("apptainer version") and record["size_bytes"] == image.stat().st_size
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_training_in_a_terminal_saves_and_ends(number: signal.Signals, image: Path, workplace: Path) -> None:
+    experiment = EXPERIMENT.replace("train_iters: 5", "train_iters: 1000000")
+    with terminal.training(*words(image), cwd=workplace, experiment=experiment) as shown:
+        shown.tell(number)
+        terminal.check_saved(shown, workplace, number)

@@ -46,13 +46,13 @@ def run_of(cluster: Cluster, name: str) -> Run:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_step_saves_when_its_launcher_is_told_to_end(cluster: Cluster, number: int, code: int) -> None:
-    name = signal.Signals(number).name
+def test_a_step_saves_when_its_launcher_is_told_to_end(cluster: Cluster, number: signal.Signals, code: int) -> None:
+    name = number.name
     with terminal.opened(
         line("slurm", "srun", "-N", "2", "-c", "2", name=name), cluster.folder, cluster.environ
     ) as one:
         one.wait_for("iteration ")
-        one.type(CTRL_C) if number == signal.SIGINT else os.kill(one.process.pid, number)
+        one.tell(number)
         assert one.ended() == code, one.shown
     run = run_of(cluster, name)
     outcome = run.metadata().outcome
@@ -109,12 +109,12 @@ def test_a_step_whose_launcher_is_killed_saves(cluster: Cluster) -> None:
     assert run.metadata().outcome.reason.startswith("SIGUSR1; saved at step")
 
 
-@pytest.mark.parametrize(("typed", "code"), [(CTRL_C, 130), (None, 143)])
-def test_whoever_follows_a_job_can_leave_it_running(cluster: Cluster, typed: bytes | None, code: int) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_follows_a_job_can_leave_it_running(cluster: Cluster, number: signal.Signals, code: int) -> None:
     words = line("slurm", "sbatch", "-N", "2", "-c", "2", "--follow", name=f"followed{code}")
     with terminal.opened(words, cluster.folder, cluster.environ) as one:
         one.wait_for("iteration ")
-        one.type(typed) if typed else os.kill(one.process.pid, signal.SIGTERM)
+        one.tell(number)
         assert one.ended(20) == code, one.shown
     assert "goes on; primus-cli direct -- jobs cancel" in one.shown
     assert run_of(cluster, f"followed{code}").metadata().outcome.state == "running"

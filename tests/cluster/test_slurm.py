@@ -152,7 +152,8 @@ def test_a_cancelled_job_saves_and_stays_cancelled(cluster: Cluster) -> None:
     job, run = cluster.submit("stopped", "--requeue")
     cluster.wait_for_step(run, 5)
     cluster.primus("direct", "--", "jobs", "cancel", job)
-    cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "60", code=130)
+    waited = cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "60", code=143)
+    assert "run interrupted: SIGTERM; saved at step" in waited.stderr
     assert "interrupted" in [event["kind"] for event in events.read(run.events)]
     assert "has ended already: cancelled" in cluster.primus("direct", "--", "jobs", "cancel", job).stdout
 

@@ -9,10 +9,15 @@ import pty
 import select
 import signal
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from fakes import cli
+from primus.runs import events
+from primus.runs.store import Run
 
 CTRL_C = b"\x03"
 
@@ -24,6 +29,13 @@ class Terminal:
         self.process = process
         self.shown = ""
         self._leader = leader
+
+    def tell(self, number: signal.Signals) -> None:
+        """Press Ctrl-C, or send another signal to the command alone."""
+        if number == signal.SIGINT:
+            self.type(CTRL_C)
+        else:
+            os.kill(self.process.pid, number)
 
     def type(self, keys: bytes) -> None:
         """Press keys."""
@@ -89,3 +101,25 @@ def opened(words: Sequence[str], cwd: Path, environ: Mapping[str, str]) -> Itera
             process.kill()
         process.wait()
         os.close(leader)
+
+
+@contextlib.contextmanager
+def training(*runtime: str, cwd: Path, experiment: str, **environ: str | None) -> Iterator[Terminal]:
+    """`primus-cli RUNTIME -- train pretrain` of the experiment `e`, in a terminal, once it has made a step."""
+    (cwd / "e.yaml").write_text(experiment)
+    words = [sys.executable, "-m", "primus.cli.main", *runtime, "--", "train", "pretrain", "--config", "e.yaml"]
+    with opened(words, cwd, cli.environment(**environ)) as terminal:
+        terminal.wait_for("iteration ", 100)
+        yield terminal
+
+
+def check_saved(terminal: Terminal, cwd: Path, number: signal.Signals) -> None:
+    """The run has saved when it was told to stop, and its exit code and its reason are what the terminal shows."""
+    code = terminal.ended()
+    folder = next(cwd.glob("output/*/2*/metadata.json")).parent
+    outcome = Run(folder).metadata().outcome
+    saved = [event["step"] for event in events.read(folder / "events.jsonl") if event["kind"] == "checkpoint_saved"]
+    assert saved[-1] == events.steps(folder / "events.jsonl")[-1]["step"]
+    assert (outcome.state, outcome.reason) == ("interrupted", f"{number.name}; saved at step {saved[-1]}")
+    assert code == outcome.exit_code == 128 + number, terminal.shown
+    assert f"primus-cli: run interrupted: {outcome.reason}" in terminal.shown

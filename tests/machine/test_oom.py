@@ -52,7 +52,7 @@ def test_version_1_counts_elsewhere(tmp_path: Path, place: str) -> None:
 def test_what_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     assert read_oom_kills(tmp_path) == OomKills()
     assert describe_oom(OomKills(), OomKills(group=3, host=4)) == ""
-    assert describe_oom(OomKills(group=1, host=1), OomKills(group=1, host=1)) == ""
+    assert describe_oom(OomKills(group=1, host=1), OomKills(group=1, host=2)) == "", "another group's process"
 
 
 def test_the_group_says_more_than_the_host() -> None:

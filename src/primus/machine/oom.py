@@ -39,11 +39,15 @@ def read_oom_kills(root: Path = Path("/")) -> OomKills:
 
 
 def describe_oom(before: OomKills, after: OomKills) -> str:
-    """Why a process that was killed meanwhile may have been: empty where the kernel has killed none for memory."""
+    """Why a process of this group that was killed meanwhile has been: empty where the kernel has not, for memory.
+
+    The group counts what any out-of-memory killer does to it; the host's number counts other groups as well, so it is
+    asked only where the group's cannot be read.
+    """
     if _grew(before.group, after.group):
         limit = "" if after.limit_bytes is None else f" of {_format_bytes(after.limit_bytes)}"
         return f"by the kernel's out-of-memory killer: the memory limit{limit} of its container or job was reached"
-    if _grew(before.host, after.host):
+    if after.group is None and _grew(before.host, after.host):
         return "maybe by the kernel's out-of-memory killer, which has ended a process of this host meanwhile"
     return ""
 

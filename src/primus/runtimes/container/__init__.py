@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from primus.launch.plan import Context, LaunchPlan
+from primus.machine.oom import describe_oom, read_oom_kills
 from primus.runs.store import Run, new_id
 from primus.runtimes.container import engines, planning
 from primus.runtimes.container.options import Options, Typed, misspelt, parse
@@ -48,11 +50,17 @@ def start(remote: Remote, run: Run | None, say: Callable[[str], None]) -> int:
         if note.startswith(planning.SAID):
             say(note)
     scene = _scene(container, options, remote.context.environ, remote.plan, run, say)
-    before = run.metadata() if run else None
+    before, kills = run.metadata() if run else None, read_oom_kills()
     code = lifecycle.perform(scene, remote.plan.argv, removes_ended=options.clean)
     if options.shell or container.rank:
         return code
-    return conclude(run, before, code, f"{container.engine.program} ended with exit code {code}")
+    reason = f"{container.engine.program} ended with exit code {code}"
+    if code == 128 + signal.SIGKILL:  # of the launcher inside: of a rank the launcher says it
+        said = describe_oom(kills, read_oom_kills())
+        reason += f": what ran in the container was killed{', ' * bool(said)}{said}"
+        if run is None:
+            say(reason)
+    return conclude(run, before, code, reason)
 
 
 def run(options: Typed, here: TaskContext) -> int:

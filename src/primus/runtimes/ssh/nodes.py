@@ -265,7 +265,8 @@ def _conclude(
         return conclude(run, before, code, signal.Signals(signals.seen[0]).name, state="interrupted")
     if failure is None:
         return conclude(run, before, 0, "")
-    if run is None or before is None or told_outcome(run, before) is None:  # else node 0 has said it
+    is_told = run is not None and before is not None and told_outcome(run, before) is not None
+    if not is_told or connections[failure.rank].process.returncode == SSH_FAILED:  # else node 0 has said it
         _explain(connections[failure.rank], failure)
     return conclude(run, before, failure.exit_code, failure.problem, is_said=True)
 
