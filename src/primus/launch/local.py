@@ -70,6 +70,8 @@ class _Nodes:
     def __init__(self, launch: Launch, shape: Layout) -> None:
         self.kept: dict[int, Guest] = {}
         """Filled by the rendezvous."""
+        self.run: Run | None = None
+        """On node 0."""
         self._shape = shape
         self._bond: Bond | None = None
         after = [each.timeout_s for each in launch.plan.actions if each.stage != "before"]
@@ -83,16 +85,28 @@ class _Nodes:
             self._bond = Bond(connections, {rank: guest.host for rank, guest in self.kept.items()})
         return self._bond
 
+    def _record(self) -> None:
+        if self.run is None or self._shape.nnodes == 1:
+            return
+        with contextlib.suppress(OSError, PrimusError):  # a full disk: all is said, and Slurm notices by itself
+            log = EventLog(self.run.events)
+            log.append("nodes_left")
+            log.close()
+
     def connect(self) -> None:
         """Show the others that this node is alive, which a thread of the connections does."""
         assert self.bond
 
     def part(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Leave together with them; an error that they may not know of is told first, an unforeseen one ends it."""
+        """Leave together with them; an error that they may not know of is told first, an unforeseen one ends it.
+
+        Node 0 records it: whoever waits for the processes of a lost node, as srun does, need not do so any longer.
+        """
         if isinstance(error, PrimusError):
             self.bond.send(Message(kind="lost", text=error.problem), to=self.bond.connected)
         if kind is None or isinstance(error, PrimusError):
             parting.part(self.bond, self._shape.node_rank, self._limit_s)
+            self._record()
         else:
             self.bond.close()
 
@@ -107,6 +121,7 @@ def _lead(launch: Launch, shape: Layout, say: Say, nodes: _Nodes) -> tuple[Run, 
             )
         write_json(run.directory / "plan.json", plan.shown(launch.plan))
         scene = _scene(launch, shape, run.directory, run, say)
+        nodes.run = run
         begun = _Begun(launch, run)
         try:
             _begin(begun, scene, nodes)

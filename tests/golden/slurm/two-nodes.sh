@@ -39,19 +39,13 @@ on_warning() {
 }
 trap on_warning USR1
 
-# srun waits for a node that has died until Slurm has noticed (SlurmdTimeout); the other launchers know at once.
-num_ends() { grep -cE '"kind":"attempt_ended","end":"('"$1"')"' "$run/events.jsonl" 2>/dev/null; }
+# srun waits for a node that has died until Slurm has noticed (SlurmdTimeout). The other launchers know at once, do
+# their hooks, and leave together.
+num_partings() { grep -c '"kind":"nodes_left"' "$run/events.jsonl" 2>/dev/null; }
 watch() {
-    local lost failed
-    lost=$(num_ends 'lost node')
-    failed=$(num_ends 'failed|hang')
-    until (($(num_ends 'lost node') > ${lost:-0})); do
-        sleep 1
-        if (($(num_ends 'failed|hang') > ${failed:-0})); then
-            sleep 20
-            break
-        fi
-    done
+    local before
+    before=$(num_partings)
+    until (($(num_partings) > ${before:-0})); do sleep 1; done
     sleep 5
     kill -TERM "$1" 2>/dev/null && sleep 2
     kill -KILL "$1" 2>/dev/null

@@ -12,8 +12,8 @@ from primus.runtimes.slurm.options import Options, Typed, nodes_of, value_of
 
 MAX_LEAD_S, MIN_LEAD_S = 600, 60
 """Time for the last checkpoint before a time limit. Slurm sends the signal up to a minute early (sbatch(1))."""
-PATIENCE_S = 20
-"""Time that srun has to end after a failure; a step whose node was lost does not end by itself."""
+PATIENCE_S = 5
+"""Time that srun has to end once the launchers have; a step whose node was lost does not end by itself."""
 LINE_LIMIT = 1000
 """Longest option on a line of the script; sbatch of Slurm 22.05 refuses lines of a few thousand characters."""
 
@@ -262,20 +262,14 @@ on_warning() {{
 }}
 trap on_warning USR1
 
-# srun waits for a node that has died until Slurm has noticed (SlurmdTimeout); the other launchers know at once.
-num_ends() {{ grep -cE '"kind":"attempt_ended","end":"('"$1"')"' "$run/events.jsonl" 2>/dev/null; }}
+# srun waits for a node that has died until Slurm has noticed (SlurmdTimeout). The other launchers know at once, do
+# their hooks, and leave together.
+num_partings() {{ grep -c '"kind":"nodes_left"' "$run/events.jsonl" 2>/dev/null; }}
 watch() {{
-    local lost failed
-    lost=$(num_ends 'lost node')
-    failed=$(num_ends 'failed|hang')
-    until (($(num_ends 'lost node') > ${{lost:-0}})); do
-        sleep 1
-        if (($(num_ends 'failed|hang') > ${{failed:-0}})); then
-            sleep {patience}
-            break
-        fi
-    done
-    sleep 5
+    local before
+    before=$(num_partings)
+    until (($(num_partings) > ${{before:-0}})); do sleep 1; done
+    sleep {patience}
     kill -TERM "$1" 2>/dev/null && sleep 2
     kill -KILL "$1" 2>/dev/null
 }}
