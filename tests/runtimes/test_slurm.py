@@ -165,7 +165,7 @@ def test_time_limits_are_read_as_sbatch_does(text: str, seconds: int | None) -> 
         ("scancel 3", "slurm: 'scancel' is none of srun, sbatch", "use primus-cli direct -- jobs cancel"),
         ("3", "srun: '3' is no option", "a task or another runtime stands"),
         ("sbath -N 2", "no Slurm command 'sbath'", "did you mean 'sbatch'?"),
-        ("sbatch -N 2 bash", "sbatch: 'bash' after -N 2 is no option", "did you mean '--bcast'?"),
+        ("sbatch -N 2 bash", "sbatch: 'bash' after -N 2 is no option", "a task or another runtime stands"),
         ("sbatch partition=x", "sbatch: 'partition=x' is no option", "did you mean '--partition'?"),
         ("-N 2 --exclusive 7xyz", "srun: '7xyz' after --exclusive is no option", "a task or another runtime stands"),
         ("sbatch -N", "sbatch: -N needs a value", ""),
