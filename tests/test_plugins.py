@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +140,22 @@ def test_a_backend_a_model_and_a_trainer_preset_are_one_file_each(
     assert done.returncode == 0, done.stderr
     assert '"step":7,"loss":0.5' in (tmp_path / "output/e/latest/events.jsonl").read_text()
     assert "num_layers: 3" in (tmp_path / "output/e/latest/config/model_config.yaml").read_text()
+
+
+def test_a_key_of_a_backend_may_be_typed_though_a_runtime_has_such_an_option(
+    plug: Callable[[str, str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plug("backends/thinking.py", BACKEND + '\n\nKEYS = {"nnodes", "master_port"}\n')
+    plug("models/mine.yaml", MODEL)
+    plug("trainers/quick.yaml", TRAINER)
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    words = "direct -- config show --config e.yaml --master-port 3 --nnodes=2 --json"
+    assert main(words.split()) == 0
+    shown = json.loads(capsys.readouterr().out)["backend_args"]
+    assert {key: item["value"] for key, item in shown.items()} == {
+        "backend_args.master_port": 3,
+        "backend_args.nnodes": 2,
+    }
 
 
 @pytest.mark.parametrize("kind", ["benchmarks", "sources"])

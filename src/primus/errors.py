@@ -139,7 +139,7 @@ def did_you_mean(word: str, valid: Iterable[str]) -> str:
         return f"valid: {', '.join(valid)}" if valid else ""
     import difflib  # not for what is right
 
-    similar = difflib.get_close_matches(word[:LONGEST_COMPARED], valid, n=SIMILAR, cutoff=0.4)
+    similar = difflib.get_close_matches(word[:LONGEST_COMPARED], valid, n=SIMILAR, cutoff=0.6)
     if similar:
         return f"similar: {', '.join(similar)} (of {len(valid)})"
     return f"valid: {', '.join(valid[:MOST_LISTED])} and {len(valid) - MOST_LISTED} more"

@@ -232,7 +232,10 @@ def test_a_wrong_key_is_named_with_its_line_and_the_nearest_name(
         ("lr: .nan", "lr: expected a finite number (nan)"),
         ("lr: 1e999", "lr: expected a finite number (inf)"),
         (f"train_iters: {5000 * '9'}", f"train_iters: expected int <= 9223372036854775807 ({80 * '9'}... (5,000 char"),
-        (f"train_iters: 0x{5000 * 'f'}", f"train_iters: expected int, got str ('0x{77 * 'f'}... (5,004 char"),
+        (
+            f"train_iters: 0x{5000 * 'f'}",
+            f"train_iters: expected int <= 9223372036854775807 (0x{78 * 'f'}... (5,002 char",
+        ),
         ('load: "a\\0b"', "load: text cannot hold a NUL character"),
         ("lr_decay_style: cosin", "lr_decay_style: 'cosin' is not possible; did you mean 'cosine'?"),
         ("dataset: 5", "dataset: expected "),
@@ -338,13 +341,13 @@ def test_a_backend_takes_keys_of_its_own(write: Write, tmp_path: Path, monkeypat
     assert "did you mean 'overlap_grad_reduce'" in problem_of(lambda: load(write(text), "--overlap_grad_reduc=1"))
 
 
-def test_ten_thousand_unknown_keys_are_counted_in_little_time(write: Write) -> None:
-    lines = "".join(f"\n  unknown_setting_number_{n}: {n}" for n in range(10_000))
+def test_many_unknown_keys_are_counted_in_time_that_grows_with_their_number(write: Write) -> None:
+    lines = "".join(f"\n  unknown_setting_number_{n}: {n}" for n in range(30_000))
     file = write(module(f"model: tiny.yaml\noverrides:{lines}"))
     started = time.process_time()
     found = problem_of(lambda: load(file))
-    assert time.process_time() - started < 3, "of a process that shares its cores"
-    assert "... and 9,990 more unknown keys (10,000 in all)" in found
+    assert time.process_time() - started < 6, "of a process that shares its cores"
+    assert "... and 29,990 more unknown keys (30,000 in all)" in found
     assert len(found.splitlines()) == 12
 
 

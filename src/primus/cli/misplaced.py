@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
@@ -14,7 +15,7 @@ from primus import registry
 from primus.config import flags
 from primus.config.overrides import is_known
 from primus.config.schema import OWNERS, TOP_KEYS
-from primus.errors import UsageError, nearest
+from primus.errors import PrimusError, UsageError, nearest
 from primus.launch.request import Request
 
 FILES = (".yaml", ".yml", ".toml", ".json")
@@ -56,7 +57,7 @@ def check(extra: Sequence[str], task: ModuleType, request: Request) -> None:
             _check_file(stray.word, own, request)
             continue
         name = stray.word.partition("=")[0]
-        if is_known(name.lstrip("-").removeprefix("no-").removeprefix("no_")):
+        if is_known(name.lstrip("-").removeprefix("no-").removeprefix("no_")) or _is_of_a_backend(name):
             continue
         _check_runtimes(stray, name, request)
         close = nearest(name.removeprefix("--"), [*(each.removeprefix("--") for each in own), *OWNERS, *TOP_KEYS])
@@ -74,6 +75,16 @@ def _strays(extra: Sequence[str]) -> Iterator[_Stray]:
             yield _Stray(word, (words.pop(0),))
         elif word.startswith("-") or "=" not in word:
             yield _Stray(word)
+
+
+def _is_of_a_backend(name: str) -> bool:
+    """Whether a backend has a key `name`; one that cannot be loaded has none, and is named where it is asked for."""
+    key = name.removeprefix("--").replace("-", "_").partition(".")[0]
+    for backend in registry.names("backends"):
+        with contextlib.suppress(PrimusError):
+            if key in getattr(registry.load("backends", backend), "KEYS", ()):
+                return True
+    return False
 
 
 def _check_file(word: str, own: Sequence[str], request: Request) -> None:

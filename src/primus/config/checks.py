@@ -140,7 +140,7 @@ def _check_dataset(data: DataConfig, origins: dict[str, str]) -> None:
             registry.path("sources", data.dataset.partition(":")[0])
         except UsageError as error:
             problem = f"{origins['dataset']}: no dataset '{data.dataset}'"
-            raise UsageError(problem, f"{error.hint}; OWNER/NAME is one of the Hugging Face hub") from None
+            raise UsageError(problem, f"{error.hint} (OWNER/NAME is a dataset of the Hugging Face hub)") from None
     if not data.tokenizer_model and data.tokenizer_type != "ByteLevelBPE":
         raise UsageError(
             f"{origins['dataset']}: the dataset {data.dataset} needs a tokenizer",

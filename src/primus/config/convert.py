@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -132,7 +133,10 @@ def conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationEr
 
 def _is_large_integer(value: Any) -> bool:
     """Whether `value` is an integer that the reader has left as text, since no tensor can hold it."""
-    return isinstance(value, str) and value.lstrip("+-").replace("_", "").isdigit()
+    return isinstance(value, str) and _INTEGER.fullmatch(value) is not None
+
+
+_INTEGER = re.compile(r"[-+]?(0x[0-9a-fA-F]+|\d[\d_]*)")
 
 
 def _shown(value: Any, *, quoted: bool = True) -> str:

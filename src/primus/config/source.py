@@ -285,12 +285,12 @@ class _Reader:
         self.loader = loader
         self.shown = shown
         self.environ = environ
-        self.own_keys: dict[int, list[int]] = {}
+        self.own_keys: dict[int, set[int]] = {}
         """Keys that each mapping writes itself, before `<<` brings in others; an alias leads to a mapping again."""
 
     def mapping(self, node: yaml.MappingNode) -> Tree:
         tree: Tree = {}
-        own = self.own_keys.setdefault(id(node), [id(key_node) for key_node, _ in node.value])
+        own = self.own_keys.setdefault(id(node), {id(key_node) for key_node, _ in node.value})
         self.loader.flatten_mapping(node)
         seen: set[str] = set()
         for key_node, value_node in node.value:
