@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes.torch_wheels import write_torch
+
 REPOSITORY = Path(__file__).parent.parent
 BASE_PYTHON = Path(os.path.realpath(sys.executable))
 TOOLS = ("cat", "cksum", "cp", "dirname", "grep", "mkdir", "mv", "readlink", "rm", "sed", "sh", "tail", "uname")
@@ -30,6 +32,11 @@ FAKE_PIP = f"""
 import json, os, sys, time
 from pathlib import Path
 
+if sys.argv[1] == "config":
+    sys.exit()
+if sys.argv[1] == "index":
+    print("Available versions: 2.13.0+cpu")
+    sys.exit()
 with open(os.environ["PIP_CALLS"], "a") as calls:
     calls.write(json.dumps({{"argv": sys.argv[1:]}}) + "\\n")
 test = Path(os.environ["PIP_CALLS"]).parent
@@ -40,6 +47,11 @@ if (test / "pip_fails_once").exists():
 while (test / "pip_hangs").exists():
     time.sleep(0.02)
 (Path(sys.prefix) / "bin/primus-cli").write_text({COMMAND!r})
+if not list(Path(sys.prefix).glob("lib/python3*/site-packages/primus-shared.pth")):
+    site = next(Path(sys.prefix).glob("lib/python3*/site-packages"))
+    sys.path.insert(0, {str(REPOSITORY / "tests")!r})
+    from fakes.torch_wheels import write_torch
+    write_torch(site, "2.13.0+cpu")
 """
 
 FAKE_PYTHON = """\
@@ -58,6 +70,9 @@ class Checkout:
         self.root.mkdir()
         for name in ("primus-cli", "pyproject.toml", "constraints.txt"):
             shutil.copy(REPOSITORY / name, self.root / name)
+        (self.root / "src/primus").mkdir(parents=True)
+        shutil.copy(REPOSITORY / "src/primus/__init__.py", self.root / "src/primus")
+        shutil.copytree(REPOSITORY / "src/primus/bootstrap", self.root / "src/primus/bootstrap")
         self.calls = folder / "pip_calls"
         self.pip_fails_once = folder / "pip_fails_once"
         self.pip_hangs = folder / "pip_hangs"
@@ -71,6 +86,7 @@ class Checkout:
         for tool in TOOLS:
             (self.bin / tool).symlink_to(str(shutil.which(tool)))
         self.env = {"PATH": str(self.bin), "HOME": str(folder), "PIP_CALLS": str(self.calls)}
+        self.env |= {"PRIMUS_MACHINE_ROOT": str(folder / "no devices"), "PRIMUS_TORCH_INDEX": str(folder)}
         self.venv = self.root / ".venv"
 
     def executable(self, name: str, text: str) -> Path:
@@ -377,21 +393,18 @@ def test_a_primus_that_python3_can_import_is_used_and_nothing_is_made(checkout: 
     assert not checkout.venv.exists()
 
 
-def give_torch(checkout: Checkout, version: str) -> None:
+def give_torch(checkout: Checkout, version: str, cuda: str | None = None, hip: str | None = None) -> None:
     """The interpreter's own torch, as an image brings it."""
-    (checkout.packages / "torch.py").write_text(f"__version__ = {version!r}\n")
-    info = checkout.packages / f"torch-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    write_torch(checkout.packages, version, cuda, hip)
 
 
 def test_a_torch_that_the_interpreter_has_is_used_and_not_pinned_to_another(checkout: Checkout) -> None:
-    give_torch(checkout, "2.9.1+rocm7.0")
+    give_torch(checkout, "2.9.1+rocm7.0", hip="7.0.1")
     done = checkout.run()
     answer(done)
-    assert "using torch 2.9.1+rocm7.0" in done.stderr
+    assert "using PyTorch 2.9.1 (built for ROCm 7.0)" in done.stderr
     seen = output([checkout.venv / "bin/python", "-c", "import torch; print(torch.__file__)"])
-    assert seen.strip() == str(checkout.packages / "torch.py")
+    assert seen.strip() == str(checkout.packages / "torch/__init__.py")
     pins = (checkout.venv / "primus-constraints.txt").read_text()
     assert "\ntorch==" not in pins and "\nmsgspec==" in pins
 
@@ -399,7 +412,7 @@ def test_a_torch_that_the_interpreter_has_is_used_and_not_pinned_to_another(chec
 def test_a_torch_that_is_too_old_is_not_used_and_that_is_said(checkout: Checkout) -> None:
     give_torch(checkout, "2.4.0")
     done = checkout.run()
-    assert "torch 2.4.0, older than 2.6" in done.stderr
+    assert "PyTorch 2.4.0" in done.stderr and "older than 2.6" in done.stderr
     assert "\ntorch==" in (checkout.venv / "primus-constraints.txt").read_text()
 
 

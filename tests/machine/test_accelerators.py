@@ -96,6 +96,11 @@ def test_a_build_for_a_newer_cuda_major_than_the_driver_is_refused_and_a_newer_m
 ) -> None:
     install_torch("2.13.0", cuda="13.0")
     assert "driver 570.86.15 runs CUDA 12.x, the build is for CUDA 13.x and needs driver 580" in refused(nvidia)
+    compat = nvidia / "usr/local/cuda-13.0/compat"
+    compat.mkdir(parents=True)
+    (compat / "libcuda.so.580.65.06").touch()
+    accepted(nvidia)  # by the package of NVIDIA's that is made for this
+    shutil.rmtree(compat)
     install_torch("2.8.0", cuda="12.9")
     accepted(nvidia)
 

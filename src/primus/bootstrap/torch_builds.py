@@ -23,6 +23,7 @@ DRIVER_CUDA: tuple[tuple[int, Version], ...] = (
     (530, (12, 1)),
     (525, (12, 0)),
     (450, (11, 0)),
+    (0, (10, 2)),
 )
 """CUDA version that each branch of the NVIDIA driver brings, newest first. A driver runs every build of the same major
 version or an older one (docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; CUDA toolkit
@@ -42,6 +43,23 @@ ROCM_TARGETS = (
 )
 """AMD architectures that the ROCm builds are compiled for (PYTORCH_ROCM_ARCH in pytorch/.ci/docker/manywheel/build.sh).
 The graphics part of a processor is mostly another one, and computes nothing."""
+
+CUDA_INDEXES: tuple[Version, ...] = ((13, 2), (13, 0), (12, 9), (12, 8), (12, 6), (12, 4), (11, 8))
+ROCM_INDEXES: tuple[Version, ...] = ((7, 14), (7, 2), (7, 1), (7, 0), (6, 4), (6, 3), (6, 2))
+"""Versions that PyTorch 2.6 to 2.14 are published for, newest first (PyTorch RELEASE.md, release compatibility matrix;
+pytorch.org/get-started/previous-versions)."""
+INDEX_NAMES = {(6, 2): "rocm6.2.4"}
+"""Indexes that are not named by two numbers."""
+ROCM_RELEASES_AHEAD = 2
+"""By how many releases a ROCm build may be newer than the driver (ROCm, user and kernel-space support matrix)."""
+
+PYPI_CUDA: tuple[tuple[Version, Version], ...] = (
+    ((2, 11), (13, 0)),
+    ((2, 8), (12, 8)),
+    ((2, 7), (12, 6)),
+    ((2, 6), (12, 4)),
+)
+"""CUDA version of the builds for Linux on PyPI, whose versions do not tell, by the first version of PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +94,9 @@ class Hardware:
     """Installed ROCm."""
     device_ids: tuple[int, ...] = ()
     """PCI device ids."""
+    has_driver: bool = True
+    has_compat: bool = False
+    """Whether there is a library by which data-centre devices run a newer CUDA version than their driver's."""
 
     @property
     def cuda(self) -> Version | None:
@@ -101,6 +122,11 @@ def build_of_version(text: str) -> Build:
     if cuda:
         return Build("cuda", (int(cuda[1]), int(cuda[2])), torch)
     return Build("cpu" if local.startswith("cpu") else "", torch=torch)
+
+
+def has_forward_compatibility(root: Path) -> bool:
+    """Whether the package cuda-compat is installed, as in images of NGC (CUDA compatibility guide)."""
+    return any(root.glob("usr/local/cuda*/compat*/**/libcuda.so.*"))
 
 
 def find_installed_build(path: Iterable[str]) -> Build | None:
@@ -144,7 +170,7 @@ def find_mismatch(build: Build, hardware: Hardware) -> str | None:
 
 def _cuda_mismatch(build: Build, hardware: Hardware) -> str | None:
     driver = hardware.cuda
-    if driver and build.version[0] > driver[0]:
+    if driver and build.version[0] > driver[0] and not hardware.has_compat:
         least = min((branch for branch, cuda in DRIVER_CUDA if cuda[0] == build.version[0]), default=0)
         needed = f" and needs driver {least} or newer" if least else ""
         return f"driver {hardware.driver} runs CUDA {driver[0]}.x, the build is for CUDA {build.version[0]}.x{needed}"
@@ -153,3 +179,82 @@ def _cuda_mismatch(build: Build, hardware: Hardware) -> str | None:
     if any(0 < number < FIRST_TURING_ID for number in hardware.device_ids) and build.version > VOLTA_CUDA:
         return f"devices older than Turing need CUDA 12.6 or older, the build is for {build}"
     return None
+
+
+def choose_indexes(hardware: Hardware) -> list[Build]:
+    """The builds to look for on PyTorch's own indexes, best first."""
+    if hardware.vendor == "amd":
+        return [Build("rocm", version) for version in _choose_rocm(hardware.rocm)]
+    if hardware.vendor == "nvidia":
+        driver = hardware.cuda or CUDA_INDEXES[0]
+        # A version that the driver itself brings comes first; a newer minor version works as well.
+        ordered = sorted(
+            CUDA_INDEXES, key=lambda cuda: (cuda > driver, (-cuda[0], -cuda[1]) if cuda <= driver else cuda)
+        )
+        builds = [Build("cuda", version) for version in ordered]
+        return [build for build in builds if find_mismatch(build, hardware) is None]
+    return [Build("cpu")]
+
+
+def _choose_rocm(installed: Version | None) -> list[Version]:
+    """Not newer than what is installed, newest first; then the few newer ones that its driver still runs."""
+    if installed is None:
+        return list(ROCM_INDEXES)
+    older = [version for version in ROCM_INDEXES if version <= installed]
+    newer = [version for version in reversed(ROCM_INDEXES) if version > installed]
+    return older + newer[:ROCM_RELEASES_AHEAD]
+
+
+def name_index(build: Build) -> str:
+    """Name of the index of PyTorch's that holds builds like `build`: ``rocm7.2``, ``cu126``, ``cpu``."""
+    major, minor = build.version
+    if build.kind == "rocm":
+        return INDEX_NAMES.get(build.version, f"rocm{major}.{minor}")
+    return f"cu{major}{minor}" if build.kind == "cuda" else "cpu"
+
+
+def choose_version(
+    versions: Iterable[str], wanted: Iterable[Build], hardware: Hardware, pin: str, least: str, *, is_pypi: bool = False
+) -> str | None:
+    """The best of the `versions` that an index offers; None where none of them works.
+
+    Args:
+        versions: As the index names them: ``2.13.0+cu126``.
+        wanted: Builds that work, best first.
+        hardware: What they must work on.
+        pin: Version of PyTorch that is preferred over every other one.
+        least: The oldest that will do.
+        is_pypi: Whether versions that do not tell their build are those of PyPI.
+    """
+    order = {(build.kind, build.version): rank for rank, build in enumerate(wanted)}
+    ranked = []
+    for text in versions:
+        build = build_of_version(text)
+        if not build.kind and is_pypi:
+            build = _build_of_pypi(build, hardware)
+        place = order.get((build.kind, build.version))
+        if (
+            place is None
+            or not re.fullmatch(r"[\d.]+", build.torch)
+            or parse_version(build.torch) < parse_version(least)
+        ):
+            continue
+        by_rocm = (
+            place if build.kind == "rocm" and hardware.rocm else 0
+        )  # its driver decides; any CUDA of one major version will do
+        ranked.append((-by_rocm, build.torch == pin, parse_version(build.torch), -place, text))
+    return max(ranked)[-1] if ranked else None
+
+
+def _build_of_pypi(build: Build, hardware: Hardware) -> Build:
+    """What PyPI's build is for. On a machine without accelerators any build works."""
+    if not hardware.vendor:
+        return Build("cpu", torch=build.torch)
+    major_minor = parse_version(build.torch)[:2]
+    cuda = next((cuda for first, cuda in PYPI_CUDA if major_minor >= first), (0, 0))
+    return Build("cuda", cuda, build.torch)
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """The numbers of a version such as ``2.13.0``."""
+    return tuple(int(part) for part in re.findall(r"\d+", text))

@@ -11,7 +11,14 @@ from pathlib import Path
 
 from msgspec import structs
 
-from primus.bootstrap.torch_builds import ROCM_TARGETS, Build, Hardware, find_installed_build, find_mismatch
+from primus.bootstrap.torch_builds import (
+    ROCM_TARGETS,
+    Build,
+    Hardware,
+    find_installed_build,
+    find_mismatch,
+    has_forward_compatibility,
+)
 from primus.errors import UnfitError
 from primus.machine import devices
 from primus.machine.facts import Device, DeviceKind, Facts
@@ -57,7 +64,7 @@ def check_launch(asked: DeviceKind, facts: Facts, environ: Mapping[str, str]) ->
     root = root_of(environ)
     reason = next(iter(_certain_reasons(build, facts, environ, root)), None) if build else None
     if reason:
-        raise _unusable(build, facts, "cannot use them", [reason])
+        raise _unusable(build, facts, root, "cannot use them", [reason])
 
 
 def choose_device_type(asked: DeviceKind, num_visible: int, environ: Mapping[str, str], error: str = "") -> str:
@@ -83,13 +90,13 @@ def choose_device_type(asked: DeviceKind, num_visible: int, environ: Mapping[str
         reasons = [*_certain_reasons(build, facts, environ, root), *_likely_reasons(facts, root)]
         if error and not reasons:
             reasons.append(f"PyTorch says: {error}")
-        raise _unusable(build, facts, "sees none of them", reasons)
+        raise _unusable(build, facts, root, "sees none of them", reasons)
     if asked == "cuda":
         raise _absent()
     return "cpu"
 
 
-def hardware_of(facts: Facts) -> Hardware:
+def hardware_of(facts: Facts, root: Path) -> Hardware:
     """What decides which build of PyTorch works here."""
     found = find_accelerators(facts)
     if not found:
@@ -100,6 +107,7 @@ def hardware_of(facts: Facts) -> Hardware:
         name=describe_devices(found),
         driver=facts.software.nvidia_driver or "",
         device_ids=tuple(device.device_id for device in found if device.device_id),
+        has_compat=has_forward_compatibility(root),
     )
 
 
@@ -116,13 +124,13 @@ def _absent() -> UnfitError:
     )
 
 
-def _unusable(build: Build | None, facts: Facts, sees: str, reasons: list[str]) -> UnfitError:
+def _unusable(build: Build | None, facts: Facts, root: Path, sees: str, reasons: list[str]) -> UnfitError:
     present = describe_devices(find_accelerators(facts))
     what = f"PyTorch {build.torch} (built for {build})" if build else "PyTorch"
     because = f": {'; '.join(reasons)}" if reasons else ""
     vendor = find_accelerators(facts)[0].vendor
     image = "rocm/primus" if vendor == "amd" else "nvcr.io/nvidia/pytorch"
-    mismatched = build is not None and find_mismatch(build, hardware_of(facts)) is not None
+    mismatched = build is not None and find_mismatch(build, hardware_of(facts, root)) is not None
     repair = (
         f"./primus-cli setup installs the build for this machine, or use an image such as {image} (docs/install.md)"
         if mismatched
@@ -133,7 +141,7 @@ def _unusable(build: Build | None, facts: Facts, sees: str, reasons: list[str]) 
 
 def _certain_reasons(build: Build | None, facts: Facts, environ: Mapping[str, str], root: Path) -> Iterator[str]:
     """What certainly keeps every process from the accelerators, by files and variables."""
-    mismatch = find_mismatch(build, hardware_of(facts)) if build else None
+    mismatch = find_mismatch(build, hardware_of(facts, root)) if build else None
     if mismatch:
         yield mismatch
     if not facts.partitions:

@@ -157,7 +157,8 @@ def _chunks(task: Task, dtype: np.dtype[Any]) -> Iterator[tuple[int, NDArray[Any
     path = bin_path(task.prefix)
     with path.open("rb", buffering=0) as file:
         offset, size = task.first * dtype.itemsize, (task.last - task.first) * dtype.itemsize
-        os.posix_fadvise(file.fileno(), offset, size, os.POSIX_FADV_SEQUENTIAL)
+        if hasattr(os, "posix_fadvise"):  # macOS has none
+            os.posix_fadvise(file.fileno(), offset, size, os.POSIX_FADV_SEQUENTIAL)
         file.seek(offset)
         for start in range(task.first, task.last, task.chunk):
             chunk = buffer[: min(task.chunk, task.last - start)]

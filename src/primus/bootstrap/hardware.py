@@ -1,0 +1,94 @@
+"""The accelerators of this machine from a few files, for the choice of a build of PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from primus.bootstrap.torch_builds import ROCM_TARGETS, Hardware, Version, has_forward_compatibility
+
+AMD, NVIDIA = 0x1002, 0x10DE
+PROCESSING_ACCELERATOR, CONTROLLER_3D, CONTROLLER_VGA = 0x1200, 0x0302, 0x0300
+"""PCI classes (pci.ids). A data-centre device is one of the first two; a VGA controller counts with its driver."""
+
+
+def read_hardware(root: Path = Path("/")) -> Hardware:
+    """The devices of one vendor, NVIDIA's before AMD's: those may be the processor's graphics.
+
+    A device without a driver counts only where its class says that it is there to compute.
+    """
+    return _nvidia(root) or _amd(root) or Hardware()
+
+
+def _nvidia(root: Path) -> Hardware | None:
+    driver = _driver(root)
+    on_bus = list(_functions(root, NVIDIA))
+    folders = list((root / "proc/driver/nvidia/gpus").glob("*"))
+    has_driver = bool(driver or folders)
+    counted = [device for kind, device in on_bus if kind == CONTROLLER_3D or (has_driver and kind == CONTROLLER_VGA)]
+    number = len(folders) or len(counted)
+    if not number:
+        return None
+    name = f"{number} x NVIDIA GPU, {f'driver {driver}' if driver else 'no driver'}"
+    compat = has_forward_compatibility(root)
+    return Hardware("nvidia", number, name, driver, device_ids=tuple(counted), has_driver=has_driver, has_compat=compat)
+
+
+def _driver(root: Path) -> str:
+    """Version of the NVIDIA driver's kernel module, from a line that differs between its open and its closed one."""
+    text = _read(root / "proc/driver/nvidia/version")
+    match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text + " ")
+    return match[1] if match else _read(root / "sys/module/nvidia/version").strip()
+
+
+def _amd(root: Path) -> Hardware | None:
+    targets = [target for target in _kfd_targets(root) if target in ROCM_TARGETS]
+    has_driver = bool(targets)
+    if not targets:
+        targets = ["AMD GPU"] * sum(1 for kind, _ in _functions(root, AMD) if kind == PROCESSING_ACCELERATOR)
+    if not targets:
+        return None
+    rocm = _rocm(root)
+    names = ", ".join(f"{count} x {name}" for name, count in Counter(targets).items())
+    version = f"ROCm {rocm[0]}.{rocm[1]}" if rocm else "no ROCm installed"
+    return Hardware("amd", len(targets), f"{names}, {version}", rocm=rocm, has_driver=has_driver)
+
+
+def _kfd_targets(root: Path) -> Iterator[str]:
+    """Architecture of each device of the driver: 90402 is gfx942 (kernel, kfd_topology.c: gfx_target_version)."""
+    for file in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")):
+        values = dict(re.findall(r"^(\w+) (\d+)$", _read(file), re.MULTILINE))
+        number = int(values.get("gfx_target_version", 0))
+        if int(values.get("simd_count", 0)) > 0 and number:
+            yield f"gfx{number // 10000}{number // 100 % 100:x}{number % 100:x}"
+
+
+def _rocm(root: Path) -> Version | None:
+    for file in sorted(root.glob("opt/rocm/.info/version*")) + sorted(root.glob("opt/rocm-*/.info/version*")):
+        match = re.match(r"(\d+)\.(\d+)", _read(file))
+        if match:
+            return int(match[1]), int(match[2])
+    return None
+
+
+def _functions(root: Path, vendor: int) -> Iterator[tuple[int, int]]:
+    """Class and device id of each PCI function of a vendor."""
+    for folder in sorted(root.glob("sys/bus/pci/devices/*")):
+        if _number(folder / "vendor") == vendor:
+            yield _number(folder / "class") >> 8, _number(folder / "device")
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(_read(file).strip() or "0", 16)
+    except ValueError:
+        return 0
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,226 @@
+"""pip and uv: what they are configured with, what an index offers, and one installation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import sysconfig
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+REACH_S = 5.0
+"""An index that does not answer in this time counts as out of reach: pip itself tries for minutes."""
+QUERY_LIMIT_S = 120.0
+CONFIGURED = ("index-url", "extra-index-url", "find-links", "no-index", "cert")
+
+
+@dataclass(frozen=True)
+class PipConfig:
+    """Where pip looks for packages, by its files and variables."""
+
+    values: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def get(self, name: str) -> tuple[str, ...]:
+        """Values of an option such as ``extra-index-url``."""
+        return self.values.get(name, ())
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether pip asks no index."""
+        return any(value.lower() in ("1", "true", "yes", "on") for value in self.get("no-index"))
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether anything but PyPI is configured."""
+        return any(self.get(name) for name in ("index-url", "extra-index-url", "find-links"))
+
+
+def read_pip_config() -> PipConfig:
+    """The configuration of this interpreter's pip; an environment variable wins over its files."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    text = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    values: dict[str, tuple[str, ...]] = {}
+    lines = [re.match(r"([\w:.-]+?)\.([\w-]+)='?(.*?)'?$", line) for line in text.splitlines()]
+    for match in sorted(filter(None, lines), key=lambda match: match[1] == ":env:"):
+        if match[2] in CONFIGURED and match[1] in ("global", "install", ":env:", "site", "user"):
+            values[match[2]] = tuple(match[3].replace("\\n", " ").split())
+    return PipConfig(values)
+
+
+def list_versions(options: Sequence[str], log: TextIO) -> list[str]:
+    """Versions of PyTorch that pip finds for this interpreter and machine; empty where it finds none."""
+    limits = ["--timeout", f"{REACH_S:g}", "--retries", "0", "--no-input", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "index", "versions", "torch", *limits, *options]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUERY_LIMIT_S, env=_environment()
+        )
+    except subprocess.TimeoutExpired:
+        return []
+    log.write(f"$ {mask(' '.join(command))}\n{mask(done.stdout + done.stderr)}")
+    log.flush()
+    match = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
+    return match[1].split(", ") if match else []
+
+
+@dataclass(frozen=True)
+class Page:
+    """What an index answered."""
+
+    status: int = 0
+    """0 where it gave no answer."""
+    text: str = ""
+    problem: str = ""
+
+
+def open_page(url: str, config: PipConfig, method: str = "GET") -> tuple[Page, int | None]:
+    """The page at `url` and the length that it states, within the time limit: a name server may take longer."""
+    found: list[tuple[Page, int | None]] = []
+    thread = threading.Thread(target=lambda: found.append(_open(url, config, method)), daemon=True)
+    thread.start()
+    thread.join(2 * REACH_S)
+    return found[0] if found else (Page(problem=f"no answer in {2 * REACH_S:g} s"), None)
+
+
+def _open(url: str, config: PipConfig, method: str) -> tuple[Page, int | None]:
+    parts = urllib.parse.urlsplit(url)
+    headers = {"User-Agent": "primus-cli"}
+    if parts.username:
+        import base64
+
+        pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+        url = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    try:
+        context = ssl.create_default_context(cafile=next(iter(config.get("cert")), None))
+        request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310  the user's own index
+        with urllib.request.urlopen(request, timeout=REACH_S, context=context) as answer:  # noqa: S310
+            length = answer.headers.get("Content-Length")
+            body = answer.read(32 << 20).decode(errors="replace") if method == "GET" else ""
+            return Page(200, body), int(length) if length else None
+    except urllib.error.HTTPError as error:
+        return Page(error.code, problem=f"HTTP status {error.code}"), None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):
+            return Page(1, problem=str(reason)), None  # it is there; pip may know its certificate
+        return Page(problem=str(reason)), None
+
+
+def find_size(page: Page, index: str, version: str, config: PipConfig) -> int | None:
+    """Bytes of the wheel of PyTorch `version` for this interpreter, by the page of an index; None where not told."""
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    machine = sysconfig.get_platform().rpartition("-")[2]
+    for link in re.findall(r'href="([^"#]+\.whl)', page.text):
+        name = urllib.parse.unquote(link.rpartition("/")[2])
+        fits = name.endswith((f"{machine}.whl", "any.whl")) and (f"-{python}-{python}-" in name or "-py3-none-" in name)
+        if name.startswith(f"torch-{version}-") and fits:
+            return open_page(urllib.parse.urljoin(f"{index.rstrip('/')}/torch/", link), config, "HEAD")[1]
+    return None
+
+
+def find_uv() -> str | None:
+    """Path of uv; $PRIMUS_INSTALLER=pip does without."""
+    return None if os.environ.get("PRIMUS_INSTALLER") == "pip" else shutil.which("uv")
+
+
+def install(
+    root: Path, requirements: Sequence[str], options: Sequence[str], config: PipConfig, uv: str | None, log: TextIO
+) -> int:
+    """Install into this interpreter's environment, and give the exit code.
+
+    Args:
+        root: Folder of the checkout, which is ``.`` in the requirements.
+        requirements: Words such as ``--editable .[native]``, and files of constraints.
+        options: Where else to look, as pip's words.
+        config: Where pip looks, which uv does not know of its own accord.
+        uv: uv's path; pip installs where it is None.
+        log: Gets what the installer prints.
+    """
+    command = [sys.executable, "-m", "pip", "install", *options, *requirements]
+    environ = _environment()
+    if uv:
+        # unsafe-best-match is what pip does: an index of PyTorch's holds old versions of other packages too.
+        strategy = ["--index-strategy", "unsafe-best-match"]
+        command = [uv, "pip", "install", "--python", sys.executable, *strategy]
+        command += [*_for_uv(config, environ), *options, *requirements]
+        if config.get("cert"):
+            environ.setdefault("SSL_CERT_FILE", config.get("cert")[0])
+    log.write(f"$ {mask(' '.join(command))}\n")
+    log.flush()
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, cwd=root).returncode
+
+
+def remove_other_version(name: str, version: str, log: TextIO) -> None:
+    """Uninstall a package of another version: an installed 2.13.0+cpu would do for a wanted 2.13.0."""
+    from importlib.metadata import distributions
+
+    site = sysconfig.get_path("purelib")
+    installed = [each.version for each in distributions(path=[site], name=name)]
+    if installed and installed[0] != version:
+        command = [sys.executable, "-m", "pip", "uninstall", "--yes", name]
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment())
+
+
+def _for_uv(config: PipConfig, environ: dict[str, str]) -> list[str]:
+    if any(name in environ for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")):
+        return []
+    words = [word for name in CONFIGURED[:3] for value in config.get(name) for word in (f"--{name}", value)]
+    return [*words, "--no-index"] if config.is_offline else words
+
+
+def _environment() -> dict[str, str]:
+    """Variables for pip: nothing that leads it out of the environment, nothing that makes it ask."""
+    environ = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PIP_TARGET", "PIP_PREFIX")
+    }
+    return {**environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+
+
+def mask(text: str) -> str:
+    """`text` without the credentials of its URLs."""
+    return re.sub(r"(\w+://)[^/\s@]+@", r"\1***@", text)
+
+
+def ask_python(python: str, program: str, limit_s: float = 300.0) -> tuple[dict[str, object], str]:
+    """What the last line of a program prints as JSON, and what it said on standard error."""
+    try:
+        done = subprocess.run(
+            [python, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s
+        )
+        found = json.loads(done.stdout.strip().rpartition("\n")[2] or "{}")
+    except subprocess.TimeoutExpired:
+        return {}, f"no answer in {limit_s:g} s"
+    except (OSError, ValueError) as error:
+        return {}, str(error)
+    return found, next(iter(reversed(done.stderr.strip().splitlines())), "")
+
+
+def names_in(folders: Sequence[str]) -> set[str]:
+    """Packages that are installed in `folders`, in lower case with hyphens."""
+    from importlib.metadata import distributions
+
+    return {normalize(each.metadata["Name"]) for each in distributions(path=list(folders)) if each.metadata["Name"]}
+
+
+def normalize(name: str) -> str:
+    """The name by which indexes compare packages (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def folder_of(text: str) -> Path | None:
+    """The folder that a path or a file: URL names; None for other URLs."""
+    if text.startswith("file:"):
+        return Path(urllib.request.url2pathname(urllib.parse.urlsplit(text).path))
+    return None if "://" in text else Path(text).expanduser()
