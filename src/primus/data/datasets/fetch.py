@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,10 +17,12 @@ import msgspec
 from msgspec import Struct
 
 from primus.data import atomic, documents
-from primus.data.datasets import hub
+from primus.data.datasets import hub, splits
 from primus.data.datasets.hub import HubFile, Listing
-from primus.data.documents import Bad
+from primus.data.datasets.splits import SplitPart
+from primus.data.documents import Bad, columns
 from primus.data.documents.compression import zstandard
+from primus.data.documents.kinds import kind
 from primus.data.documents.remote import hub_endpoint
 from primus.data.pipeline.document_writer import open_writer
 from primus.data.pipeline.work import BadItem
@@ -43,7 +47,7 @@ class Job:
     output: Path
     """Folder of the files."""
     split: str = "train"
-    """Split of the dataset."""
+    """Split of the dataset, several, or rows of them; see `primus.data.datasets.splits`."""
     revision: str | None = None
     """Commit, branch or tag; the newest commit when None."""
     num_samples: int | None = None
@@ -52,6 +56,20 @@ class Job:
     """Read the dataset's files without storing them."""
     workers: int = 4
     """Files that are downloaded at a time."""
+
+
+class FileSlice(Struct, frozen=True, kw_only=True):
+    """Consecutive rows of a file."""
+
+    file: HubFile
+    first: int
+    last: int
+    """One past the last."""
+
+    @property
+    def name(self) -> str:
+        """Stands for it in the notes."""
+        return f"{self.file.path}[{self.first}:{self.last}]"
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -65,6 +83,8 @@ class Request(Struct, frozen=True, kw_only=True):
     streaming: bool
     listing: Listing
     """Files of the hub, at one commit however long fetching takes."""
+    slices: tuple[FileSlice, ...] | None = None
+    """Rows of these files, where the split names rows that are not its first ones."""
 
 
 class Done(Struct, frozen=True, kw_only=True):
@@ -137,7 +157,14 @@ def fetch(job: Job, say: Say = lambda text: None, show: Callable[[Progress], Non
 
 def folder_of(data_path: Path, dataset: str, split: str) -> Path:
     """Where a dataset of the hub lies in the data folder when no other place is named."""
-    return Path(os.path.expanduser(data_path)) / folder_name(dataset) / f"raw-{split}"
+    return Path(os.path.expanduser(data_path)) / folder_name(dataset) / f"raw-{_folder_of_split(split)}"
+
+
+def _folder_of_split(split: str) -> str:
+    """A split as part of a folder's name, without what shells and patterns take for theirs."""
+    if re.fullmatch(r"[\w.-]+", split):
+        return split
+    return f"{re.sub(r'[^A-Za-z0-9]+', '-', split).strip('-')}-{hashlib.sha256(split.encode()).hexdigest()[:8]}"
 
 
 def folder_name(dataset: str) -> str:
@@ -162,12 +189,13 @@ def _fetch_locked(job: Job, say: Say, show: Callable[[Progress], None]) -> Fetch
         left.unlink()  # of a download that was killed; the hub's library uses none twice
     for left in folder.glob("part-*.tmp.*"):
         left.unlink()
-    done = _present(folder, listing)
+    done = _present(folder, request)
     if _complete(request, done):
         say(f"{folder}: nothing to do, {len(done)} files of {job.dataset} are there")
-        return Fetched(folder, request, _in_order(listing, done), made=False)
-    size = sum(file.bytes for file in listing.files)
-    progress = Progress(len(done), len(listing.files), sum(each.bytes for each in done.values()), size)
+        return Fetched(folder, request, _in_order(request, done), made=False)
+    files = listing.files if request.slices is None else [each.file for each in request.slices]
+    size = sum(file.bytes for file in files)
+    progress = Progress(len(done), len(files), sum(each.bytes for each in done.values()), size)
     for each in (
         _samples(job, request, done, progress, show)
         if _rewrites(request)
@@ -177,7 +205,7 @@ def _fetch_locked(job: Job, say: Say, show: Callable[[Progress], None]) -> Fetch
         done[each.source] = each
         progress.files += 1
         show(progress)
-    return Fetched(folder, request, _in_order(listing, done), made=True)
+    return Fetched(folder, request, _in_order(request, done), made=True)
 
 
 def _request(job: Job, say: Say) -> Request:
@@ -195,10 +223,8 @@ def _request(job: Job, say: Say) -> Request:
         raise UsageError(f"{path}: damaged, {error}", "delete the folder and fetch again") from None
     names = ("dataset", "split", "revision", "num_samples", "streaming")
     if noted is None:
-        listing = hub.listing(job.dataset, job.split, job.revision, say)
-        if listing.note:
-            say(listing.note)
-        noted = Request(listing=listing, **{name: getattr(job, name) for name in names})
+        listing, slices = _listed(job, say)
+        noted = Request(listing=listing, slices=slices, **{name: getattr(job, name) for name in names})
         with atomic.staged({path: msgspec.json.encode(noted)}) as publish:
             publish()
         return noted
@@ -209,18 +235,78 @@ def _request(job: Job, say: Say) -> Request:
     return noted
 
 
+def _listed(job: Job, say: Say) -> tuple[Listing, tuple[FileSlice, ...] | None]:
+    """The files of all splits that are named, and which of their rows, where that is not all or the first ones."""
+    parts = splits.parse(job.split)
+    if job.num_samples is not None and not all(part.is_whole for part in parts):
+        raise UsageError(f"--num-samples with --split '{job.split}'", "leave one of them out")
+    listings: dict[str, Listing] = {}
+    for part in parts:
+        if part.split not in listings:
+            first = next(iter(listings.values()), None)
+            listings[part.split] = hub.listing(job.dataset, part.split, first.revision if first else job.revision, say)
+    for note in dict.fromkeys(listing.note for listing in listings.values() if listing.note):
+        say(note)
+    files = tuple(dict.fromkeys(file for listing in listings.values() for file in listing.files))
+    listing = msgspec.structs.replace(listings[parts[0].split], split=job.split, files=files)
+    if all(part.is_whole for part in parts) or _limit(job) is not None:
+        return listing, None
+    say(f"{job.dataset}: counting the rows of {len(files)} files, which '{job.split}' needs")
+    counts = {file.path: _num_rows(job, listing, file) for file in files}
+    slices = tuple(_slices(parts, listings, counts))
+    if not slices:
+        raise UsageError(f"split '{job.split}': no rows, of {sum(counts.values()):,}", "name more")
+    return listing, slices
+
+
+def _slices(parts: Iterable[SplitPart], listings: dict[str, Listing], counts: dict[str, int]) -> Iterator[FileSlice]:
+    """The rows of files that parts of splits are."""
+    for part in parts:
+        files, before = listings[part.split].files, 0
+        rows = part.rows(sum(counts[file.path] for file in files))
+        for file in files:
+            first, last = max(rows.start - before, 0), min(rows.stop - before, counts[file.path])
+            if first < last:
+                yield FileSlice(file=file, first=first, last=last)
+            before += counts[file.path]
+
+
+def _num_rows(job: Job, listing: Listing, file: HubFile) -> int:
+    """Rows of a file: of parquet what its end says, which is all that is read of it; else by reading the file."""
+    if kind(file.path) == ".parquet":
+        return columns.num_rows(_streamed(listing, file))
+    source = _source(job, listing, file)
+    return sum(1 for _ in documents.read(source, listing.text or documents.text_column([source]), "line"))
+
+
+def _limit(job: Job | Request) -> int | None:
+    """How many of the first documents are wanted, where that is known beforehand."""
+    if job.num_samples is not None:
+        return job.num_samples
+    parts = splits.parse(job.split)
+    return parts[0].num_first if len(parts) == 1 else None
+
+
 def _rewrites(request: Request) -> bool:
-    return request.streaming or request.num_samples is not None
+    return request.streaming or request.slices is not None or _limit(request) is not None
 
 
 def _complete(request: Request, done: dict[str, Done]) -> bool:
-    if request.num_samples is not None and sum(each.documents for each in done.values()) >= request.num_samples:
+    limit = _limit(request)
+    if limit is not None and sum(each.documents for each in done.values()) >= limit:
         return True
-    return len(done) == len(request.listing.files)
+    return len(done) == len(_names(request))
 
 
-def _in_order(listing: Listing, done: dict[str, Done]) -> list[Done]:
-    return [done[file.path] for file in listing.files if file.path in done]
+def _names(request: Request) -> list[str]:
+    """What is to be fetched, in order: files, or rows of files."""
+    if request.slices is not None:
+        return [each.name for each in request.slices]
+    return [file.path for file in request.listing.files]
+
+
+def _in_order(request: Request, done: dict[str, Done]) -> list[Done]:
+    return [done[name] for name in _names(request) if name in done]
 
 
 def _note(folder: Path, done: Done) -> None:
@@ -230,10 +316,10 @@ def _note(folder: Path, done: Done) -> None:
         os.fsync(notes.fileno())
 
 
-def _present(folder: Path, listing: Listing) -> dict[str, Done]:
+def _present(folder: Path, request: Request) -> dict[str, Done]:
     """Files that are noted as complete and have their size; a killed writer's last note may be broken."""
     path = folder / NOTES / "done.jsonl"
-    known = {file.path for file in listing.files}
+    known = set(_names(request))
     found: dict[str, Done] = {}
     for line in path.read_bytes().split(b"\n") if path.exists() else []:
         try:
@@ -330,18 +416,25 @@ def _samples(
     job: Job, request: Request, done: dict[str, Done], progress: Progress, show: Callable[[Progress], None]
 ) -> Iterator[Done]:
     """Documents of each file as compressed JSON lines, up to the number that was asked for."""
-    listing = request.listing
+    listing, limit = request.listing, _limit(request)
     progress.documents = sum(each.documents for each in done.values())
-    for index, file in enumerate(listing.files):
-        left = None if job.num_samples is None else job.num_samples - progress.documents
+    wanted = request.slices or [FileSlice(file=file, first=0, last=-1) for file in listing.files]
+    for index, (name, each) in enumerate(zip(_names(request), wanted, strict=True)):
+        left = None if limit is None else limit - progress.documents
         if left is not None and left <= 0:
             return
-        if file.path in done:
+        if name in done:
             continue
-        source = _streamed(listing, file) if job.streaming else str(_from_hub(listing, file, lambda num_bytes: None))
-        sample = _Sample(job.output / f"part-{index:05}.jsonl.zst", source, listing.text, left)
-        yield sample.write(file, progress, show)
-        progress.bytes += file.bytes
+        rows = None if request.slices is None else range(each.first, each.last)
+        path = job.output / f"part-{index:05}.jsonl.zst"
+        sample = _Sample(path, _source(job, listing, each.file), listing.text, left, rows, name)
+        yield sample.write(each.file, progress, show)
+        progress.bytes += each.file.bytes
+
+
+def _source(job: Job, listing: Listing, file: HubFile) -> str:
+    """Where a file is read that is not kept: on the hub, or in the hub's cache."""
+    return _streamed(listing, file) if job.streaming else str(_from_hub(listing, file, lambda num_bytes: None))
 
 
 def _streamed(listing: Listing, file: HubFile) -> str:
@@ -356,6 +449,10 @@ class _Sample:
     source: str
     text: str | None
     most: int | None
+    rows: range | None
+    """Rows to take; all when None."""
+    name: str
+    """What stands for it in the notes."""
 
     def write(self, file: HubFile, progress: Progress, show: Callable[[Progress], None]) -> Done:
         """Make the file of these documents, complete or not at all."""
@@ -364,7 +461,8 @@ class _Sample:
         written, bad = atomic.temporary(self.path), list[BadItem]()
         try:
             with open_writer(written, key) as writer:
-                for item in documents.read(self.source, key, "line", fields=True):
+                items = documents.read(self.source, key, "line", fields=True)
+                for item in islice(items, self.rows.start, self.rows.stop) if self.rows else items:
                     if isinstance(item, Bad):
                         bad.append(BadItem(item.where, item.reason))
                         continue
@@ -379,4 +477,4 @@ class _Sample:
             atomic.publish(written, self.path)
         finally:
             written.unlink(missing_ok=True)
-        return Done(file=self.path.name, source=file.path, bytes=size, checksum="", documents=writer.documents, bad=bad)
+        return Done(file=self.path.name, source=self.name, bytes=size, checksum="", documents=writer.documents, bad=bad)

@@ -61,6 +61,22 @@ def schema(file: str) -> dict[str, bool]:
     return {field.name: _is_text(pa, field.type) for field in found}
 
 
+def num_rows(file: str) -> int:
+    """Rows of a parquet file, of which only the end is read.
+
+    Raises:
+        PrimusError: The file is damaged.
+    """
+    pa = _pyarrow(file)
+    from pyarrow import parquet
+
+    try:
+        with whole_file_errors(file), open_seekable(file) as stream, parquet.ParquetFile(stream) as table:
+            return int(table.metadata.num_rows)
+    except pa.ArrowException as error:
+        raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
+
+
 def row_group_sizes(file: str) -> list[int]:
     """Bytes in the file of each row group of a parquet file.
 

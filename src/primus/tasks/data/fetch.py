@@ -28,7 +28,7 @@ class Options(Struct, frozen=True, kw_only=True):
     list: bool = False
     """Print the named datasets."""
     split: str = "train"
-    """Split of the dataset."""
+    """Split of the dataset, or as of the package datasets: train+test, train[:1%], train[:1000000]."""
     output: str | None = None
     """Folder of the files; below --data-path by default."""
     data_path: str = "./data"

@@ -19,7 +19,7 @@ class Options(EncodeOptions, frozen=True, kw_only=True):
     dataset: str | None = None
     """Named dataset, or OWNER/NAME[:CONFIG] on the Hugging Face hub, instead of files; see --list."""
     split: str = "train"
-    """Split of a dataset of the hub."""
+    """Split of a dataset of the hub, or as of the package datasets: train+test, train[:1%], train[:1000000]."""
     num_samples: Annotated[int, Meta(ge=1)] | None = None
     """Take the first documents of a dataset of the hub only."""
     list: bool = False
