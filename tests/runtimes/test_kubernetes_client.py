@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from fakes import cli
+from fakes import cli, terminal
 from fakes.kubernetes_api import Api, Fault, serving
 from primus.errors import PrimusError, UsageError
 from primus.launch import jobs
-from primus.runs.store import runs_under
+from primus.runs.store import Outcome, runs_under
 from primus.runtimes import kubernetes
 from primus.runtimes.kubernetes import objects
 
@@ -260,6 +263,32 @@ def test_the_run_of_a_deleted_job_waits_no_more(api: Api, workplace: Path, words
     outcome = run.metadata().outcome
     assert outcome.state == "interrupted"
     assert "deleted" in outcome.reason
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_waits_for_a_job_can_leave_it_running(api: Api, workplace: Path, number: int, code: int) -> None:
+    k8s(api, workplace, *CREATE)
+    path = f"{JOBSETS}/job"
+    words = [sys.executable, "-m", "primus.cli.main", "k8s", "wait", "job"]
+    environ = cli.environment(**of_user(api, workplace))
+    with terminal.opened(words, workplace, environ) as one:
+        cli.wait_for(lambda: any(asked == path for method, asked, _ in api.requests if method == "GET"), "a question")
+        one.wait_for("job: ")
+        one.tell(signal.Signals(number))
+        assert one.ended() == code, one.shown
+    assert "job job goes on; primus-cli kubernetes delete job ends it" in one.shown
+    assert path in api.objects
+
+
+def test_waiting_ends_with_the_runs_own_code_and_reason(api: Api, workplace: Path) -> None:
+    """As far as the run folder here is that of the pods."""
+    k8s(api, workplace, *CREATE)
+    (run,) = runs_under(workplace / "output")
+    reason = "rank 3 was killed by SIGSEGV"
+    run.update(ended=time.time(), outcome=Outcome(state="failed", exit_code=139, reason=reason))
+    conditions = [{"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "jobset failed"}]
+    api.objects[f"{JOBSETS}/job"]["status"] = {"conditions": conditions, "terminalState": "Failed"}
+    assert f"primus-cli: run failed: {reason}" in k8s(api, workplace, "wait", "job", code=139).stderr
 
 
 def test_a_dry_run_of_a_command_asks_nobody(api: Api, workplace: Path) -> None:
