@@ -116,7 +116,7 @@ def test_nvidia_smi_with_units_without_and_without_values() -> None:
 
 
 def test_a_failed_card_costs_its_own_row_only() -> None:
-    failed = "[Unknown Error], [Unknown Error], 00000000:03:00.0, [GPU is lost], 580.65.06\n"
+    failed = "[Unknown Error], [GPU requires reset], 00000000:03:00.0, [GPU is lost], 580.65.06\n"
     found = smi.nvidia_smi([f"{failed}1, NVIDIA H100 80GB HBM3, 00000000:43:00.0, 81559 MiB, 580.65.06\n"])
     assert [(one.index, one.name, one.bdf) for one in found] == [
         (0, None, "0000:03:00.0"),

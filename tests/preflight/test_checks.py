@@ -260,6 +260,8 @@ CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
     ("gpu.bad_pages", "warn", vitals(), node(GPUS), vitals(bad_pages=255, bad_page_threshold=256), node(GPUS)),
     ("gpu.bad_pages", "fail", vitals(), node(GPUS), vitals(bad_pages=256, bad_page_threshold=256), node(GPUS)),
     ("gpu.bad_pages", "fail", vitals(), node(GPUS), vitals(bad_pages=9, has_exceeded_bad_pages=True), node(GPUS)),
+    ("gpu.bad_pages", "fail", vitals(bad_pages=None, has_exceeded_bad_pages=False), node(GPUS),
+     vitals(bad_pages=None, has_exceeded_bad_pages=True), node(GPUS)),
     ("gpu.pending_pages", "warn", vitals(), node(GPUS), vitals(pending_pages=1), node(GPUS)),
     ("gpu.unreservable_pages", "fail", vitals(), node(GPUS), vitals(unreservable_pages=1), node(GPUS)),
     ("gpu.remap_failure", "fail", REPAIRED, node(GPUS), vitals(remapping=RowRemapping(has_failed=True)), node(GPUS)),

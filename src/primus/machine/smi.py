@@ -305,13 +305,10 @@ def dig(value: Any, *keys: str) -> Any:
 
 
 def text(value: Any) -> str | None:
-    """Text that says something: not N/A in any of its spellings."""
+    """Text that says something: not N/A in any of its spellings, nor what nvidia-smi writes in brackets in its place:
+    ``[Unknown Error]``, ``[GPU is lost]``, ``[GPU requires reset]``, ``[Insufficient Permissions]``."""
     said = str(value).strip() if value is not None else ""
-    return (
-        None
-        if not said or re.fullmatch(r"\[?(n/a|not supported|not found|unknown error|gpu is lost|none)\]?", said.lower())
-        else said
-    )
+    return None if not said or re.fullmatch(r"\[[^\]]*\]|n/a|not supported|not found|none", said.lower()) else said
 
 
 def number(value: Any) -> float | None:

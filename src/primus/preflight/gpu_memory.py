@@ -73,34 +73,47 @@ def _recovery(device: DeviceHealth, subject: str) -> Iterator[Finding]:
 
 
 def _pages(device: DeviceHealth, subject: str) -> Iterator[Finding]:
-    if device.bad_pages is not None:
-        yield _bad_pages(device, device.bad_pages, subject)
-    for name, count, status, reason, advice in (
-        ("pending_pages", device.pending_pages, "warn", "they are taken out of use soon", "reset the device once idle"),
-        (
-            "unreservable_pages", device.unreservable_pages, "fail", "memory that failed is still in use",
+    if device.bad_pages is not None or device.has_exceeded_bad_pages is not None:
+        yield _bad_pages(device, subject)
+    source = "(Linux amdgpu, ras/gpu_vram_bad_pages)"
+    if device.pending_pages is not None:
+        yield judged(
+            device.pending_pages == 0,
+            "warn",
+            "gpu.pending_pages",
+            str(device.pending_pages),
+            "0",
+            f"they are taken out of use soon {source}",
+            "reset the device once it is idle",
+            subject=subject,
+            value=device.pending_pages,
+        )
+    if device.unreservable_pages is not None:
+        yield judged(
+            device.unreservable_pages == 0,
+            "fail",
+            "gpu.unreservable_pages",
+            str(device.unreservable_pages),
+            "0",
+            f"memory that failed is still in use {source}",
             "boot the node again; have the card replaced where they stay",
-        ),
-    ):  # fmt: skip
-        if count is not None:
-            because = f"{reason} (Linux amdgpu, ras/gpu_vram_bad_pages)"
-            is_good = count == 0
-            severity: Status = "warn" if status == "warn" else "fail"
-            yield judged(
-                is_good, severity, f"gpu.{name}", str(count), "0", because, advice, subject=subject, value=count
-            )
+            subject=subject,
+            value=device.unreservable_pages,
+        )
 
 
-def _bad_pages(device: DeviceHealth, count: int, subject: str) -> Finding:
+def _bad_pages(device: DeviceHealth, subject: str) -> Finding:
     """Retired pages cost a little memory; from the driver's threshold on the card is to be replaced."""
-    threshold = device.bad_page_threshold
-    has_exceeded = bool(device.has_exceeded_bad_pages) or (threshold is not None and 0 < threshold <= count)
+    count, threshold = device.bad_pages, device.bad_page_threshold
+    is_reached = count is not None and threshold is not None and 0 < threshold <= count
+    has_exceeded = is_reached or bool(device.has_exceeded_bad_pages)
     limit = "the driver's threshold" if threshold is None else f"{threshold}, the driver's threshold"
+    unnumbered = "more than the driver allows" if has_exceeded else "fewer than the driver's threshold"
     return judged(
-        count == 0 and not has_exceeded,
+        not count and not has_exceeded,
         "fail" if has_exceeded else "warn",
         "gpu.bad_pages",
-        str(count),
+        unnumbered if count is None else str(count),
         "0" if not has_exceeded else f"fewer than {limit}",
         f"pages that failed are no longer used ({AMD})",
         RETURN if has_exceeded else f"watch their number: the card is to be replaced from {limit} on",
