@@ -22,7 +22,7 @@ from primus.launch.plan import Action
 from primus.machine.tree import natural
 
 TIMEOUT_S = 600.0
-PRIMUS_TIMEOUT_S = 4 * 3600.0
+PRIMUS_TIMEOUT_S = 3600.0
 """Of hooks of AMD-AGI/Primus, which build packages and prepare data, and declare no limit."""
 PRIMUS_RUNNER = "execute_hooks.sh"
 """Lies beside the folder of hooks of AMD-AGI/Primus."""

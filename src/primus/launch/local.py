@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import structs
 
 from primus.errors import PrimusError
-from primus.launch import actions, execute, folder, meet, parting, plan, show, supervise
+from primus.launch import actions, execute, folder, hooks, meet, parting, plan, show, supervise
 from primus.launch.actions import Given, Scene
 from primus.launch.bond import Bond, Message
 from primus.launch.guard import Guard
@@ -236,8 +236,13 @@ def _tell_others(error: PrimusError, launch: Launch, shape: Layout, nodes: _Node
 
 
 def _patience_s(launch: Launch) -> float:
-    """Seconds that nodes wait for each other: starting them by hand, and what each of them does before."""
-    return MEETING_TIMEOUT_S + sum(each.timeout_s for each in launch.plan.actions if each.stage == "before")
+    """Seconds that nodes wait for each other: starting them by hand, and what each of them does before.
+
+    Of hooks with long limits, such as a folder of AMD-AGI/Primus, only one counts in full: nodes do not wait for a node
+    that is gone as long as all hooks together might take.
+    """
+    limits = sorted(each.timeout_s for each in launch.plan.actions if each.stage == "before")
+    return MEETING_TIMEOUT_S + sum(limits[-1:]) + sum(min(limit, hooks.TIMEOUT_S) for limit in limits[:-1])
 
 
 def _conclude(launch: Launch, scene: Scene, outcome: Outcome, run: Run, *, keeps_record: bool = True) -> None:
@@ -264,7 +269,7 @@ def _afterwards(launch: Launch, scene: Scene, outcome: Outcome, run: Run | None)
         log.close()
 
 
-def _run_workers(crew: supervise.Crew, launch: Launch, say: Say) -> Outcome:
+def _run_workers(crew: Crew, launch: Launch, say: Say) -> Outcome:
     """Run the workers until their end, unless a hook or the user asks for none."""
     if _environment(launch).get(SKIP_VARIABLE) != "1":
         return supervise.supervised(crew, launch)
