@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fakes import cli
-from primus.launch import actions, hooks
+from primus.launch import actions, hooks, local
 
 CHECKOUT = os.environ.get("PRIMUS_TEST_PRIMUS_CHECKOUT")
 """A checkout of AMD-AGI/Primus, for the last two tests."""
@@ -149,6 +151,14 @@ def test_a_hook_whose_work_is_all_that_is_wanted_ends_the_launch_well(tmp_path: 
     assert "no workers were started: PRIMUS_SKIP_MAIN_LAUNCH=1, set by hook:" in done.stdout
     run = next(tmp_path.glob("out*/*/latest")).resolve()
     assert not list(run.glob("logs/rank_*.log"))
+
+
+def test_nodes_do_not_wait_for_a_lost_node_as_long_as_all_hooks_might_take(tmp_path: Path) -> None:
+    place = checkout(tmp_path, **{f"{number:02d}_a_sh": "" for number in range(14)})
+    found = hooks.find("tiny", {"PRIMUS_HOOKS": str(place), "HOME": str(tmp_path)}, starts_workers=True)
+    launch: Any = SimpleNamespace(plan=SimpleNamespace(actions=found))
+    assert len(found) == 14
+    assert local._patience_s(launch) == local.MEETING_TIMEOUT_S + hooks.PRIMUS_TIMEOUT_S + 13 * hooks.TIMEOUT_S
 
 
 WORKS = {
