@@ -448,7 +448,10 @@ def test_management_ports_are_left_out_and_named() -> None:
 
 
 TORCH = "__version__ = '2.9.1'\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n"
-NVIDIA = Facts(devices=(Device(index=0, vendor="nvidia"),), software=Software(cuda="12.4"))
+
+
+def nvidia(driver: str | None, toolkit: str | None = None) -> Facts:
+    return Facts(devices=(Device(index=0, vendor="nvidia"),), software=Software(nvidia_driver=driver, cuda=toolkit))
 
 
 @pytest.mark.parametrize(
@@ -457,8 +460,12 @@ NVIDIA = Facts(devices=(Device(index=0, vendor="nvidia"),), software=Software(cu
         (GPUS, "None", "'6.4'", {"software.torch": "ok"}),
         (GPUS, "'12.8'", "None", {"software.torch": "fail"}),
         (GPUS, "None", "None", {"software.torch": "fail"}),
-        (NVIDIA, "'12.8'", "None", {"software.torch": "ok", "software.cuda_driver": "ok"}),
-        (NVIDIA, "'13.0'", "None", {"software.torch": "ok", "software.cuda_driver": "fail"}),
+        (nvidia("550.54.15"), "'12.8'", "None", {"software.torch": "ok", "software.cuda_driver": "ok"}),
+        (nvidia("550.54.15"), "'13.0'", "None", {"software.torch": "ok", "software.cuda_driver": "fail"}),
+        (nvidia("535.161.08", "13.0"), "'13.0'", "None", {"software.torch": "ok", "software.cuda_driver": "fail"}),
+        (nvidia("580.65.06", "11.8"), "'13.0'", "None", {"software.torch": "ok", "software.cuda_driver": "ok"}),
+        (nvidia("470.82.01"), "'11.8'", "None", {"software.torch": "ok", "software.cuda_driver": "ok"}),
+        (nvidia(None, "12.4"), "'13.0'", "None", {"software.torch": "ok", "software.cuda_driver": "info"}),
         (Facts(), "None", "None", {"software.torch": "info"}),
     ],
 )
@@ -469,6 +476,17 @@ def test_pytorch_must_be_built_for_the_devices(
     (tmp_path / "torch" / "version.py").write_text(TORCH.format(cuda=cuda, hip=hip))
     found = software.find_torch([str(tmp_path / "nowhere"), str(tmp_path)])
     assert {one.check: one.status for one in software.torch_findings(node(facts), found)} == expected
+
+
+def test_a_package_for_forward_compatibility_lets_an_older_driver_pass_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text(TORCH.format(cuda="'13.0'", hip="None"))
+    library = tmp_path / "usr/local/cuda-13.0/compat/lib.real/libcuda.so.580.65.06"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    where = node(nvidia("535.161.08"), tmp_path)
+    found = software.torch_findings(where, software.find_torch([str(tmp_path)]))
+    assert {one.check: one.status for one in found}["software.cuda_driver"] == "warn"
 
 
 def test_a_folder_that_cannot_be_written_fails_and_nothing_is_left_in_one_that_can(tmp_path: Path) -> None:

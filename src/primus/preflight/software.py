@@ -10,11 +10,15 @@ from importlib import metadata
 from pathlib import Path
 
 from primus import interpreter
+from primus.bootstrap import torch_builds
 from primus.preflight.finding import Finding
 from primus.preflight.node import Node, info, judged, listed, ok
 
 LOAD_LIMIT_S = 20.0
 TOOL_LIMIT_S = 5.0
+COMPAT = "usr/local/cuda*/compat*/**/libcuda.so.*"
+"""Libraries by which data center devices run a newer CUDA version than their driver's (CUDA compatibility guide,
+forward compatibility); images of NGC bring them."""
 PACKAGES = (
     "torch",
     "transformers",
@@ -80,21 +84,30 @@ def torch_findings(node: Node, found: Torch | None) -> Iterator[Finding]:
     )
     if found is None:
         return
-    if wanted == "CUDA" and found.cuda and node.facts.software.cuda:
-        yield judged(
-            _major(found.cuda) <= _major(node.facts.software.cuda),
-            "fail",
-            "software.cuda_driver",
-            f"PyTorch for CUDA {found.cuda}, driver for {node.facts.software.cuda}",
-            f"a driver for CUDA {_major(found.cuda)} or newer",
-            "minor versions of one major fit (CUDA compatibility guide)",
-            "update the driver, or install an older build of PyTorch",
-        )
+    if wanted == "CUDA" and found.cuda:
+        yield _cuda_driver(node, found.folder / "version.py")
 
 
-def _major(version: str) -> int:
-    match = re.match(r"\d+", version)
-    return int(match[0]) if match else 0
+def _cuda_driver(node: Node, file: Path) -> Finding:
+    """The driver runs the CUDA version that PyTorch is built for; what toolkit is installed does not matter."""
+    build, driver = torch_builds.read_build(file), node.facts.software.nvidia_driver
+    runs = torch_builds.cuda_of_driver(driver)
+    reason = "a driver runs builds of its own CUDA major version and older ones (CUDA compatibility guide)"
+    if runs is None:
+        return info("software.cuda_driver", f"PyTorch for {build}, driver {driver or 'not known'}", reason)
+    hardware = torch_builds.Hardware(vendor="nvidia", driver=driver or "")
+    mismatch = torch_builds.find_mismatch(build, hardware)
+    has_compat = any(node.tree.root.glob(COMPAT))
+    return judged(
+        mismatch is None,
+        "warn" if has_compat else "fail",
+        "software.cuda_driver",
+        f"PyTorch for {build}, driver {driver} for CUDA {runs[0]}.{runs[1]}"
+        + (", forward compatibility package installed" if mismatch and has_compat else ""),
+        f"a driver for CUDA {build.version[0]} or newer",
+        reason,
+        "update the driver, or install an older build of PyTorch",
+    )
 
 
 def versions(node: Node) -> Iterator[Finding]:
