@@ -32,6 +32,7 @@ FOLDERS = {
     "profiles": "machine/profiles",
     "architectures": "machine/architectures",
     "nics": "machine/nics",
+    "frameworks": "machine/frameworks",
     "sources": "data/sources",
     "models": "presets/models",
     "trainers": "presets/trainers",
@@ -49,6 +50,7 @@ MEMBERS = {
     "profiles": ("PROFILES",),
     "architectures": ("LAYER",),
     "nics": ("NIC",),
+    "frameworks": ("LIBRARIES", "settings"),
 }
 """What a plug-in of a kind must have."""
 

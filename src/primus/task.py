@@ -47,6 +47,8 @@ class TaskContext(Struct, frozen=True, kw_only=True):
     """Where this node stands among the nodes of the launch; known in `run`."""
     variables: Mapping[str, Assignment] = {}
     """Variables of `direct --env`; known in `run`."""
+    shell: Mapping[str, str] | None = None
+    """The environment without those; None where it is `environ`."""
     patches: tuple[str, ...] = ()
     """Files of `direct --patch`."""
     launch: Callable[[], tuple[Run, Outcome]] | None = None

@@ -7,6 +7,7 @@ import pytest
 from primus.errors import UsageError
 from primus.machine import profile
 from primus.machine.assume import assumed
+from primus.machine.network import choose
 
 
 def test_a_model_alone_is_a_usual_node() -> None:
@@ -35,6 +36,26 @@ def test_cards_are_linked_within_their_hives_only() -> None:
     assert not any(link.first < 4 <= link.second for link in facts.links)
     assert assumed("l40s:4").links == ()
     assert {link.kind for link in assumed("h100:2").links} == {"nvlink"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"), [("ainic", "ionic_0"), ("mellanox", "mlx5_0"), ("broadcom", "bnxt_re_0"), ("slingshot", "cxi0")]
+)
+def test_the_adapters_of_a_machine_can_be_named_too(kind: str, first: str) -> None:
+    facts = assumed("mi300x", kind)
+    assert len(facts.rdma) == 8 and {device.kind for device in facts.rdma} == {kind}
+    assert facts.rdma[0].name == first
+    assert choose(facts, 2, {}).nic_kind == kind and not choose(facts, 2, {}).hcas
+
+
+def test_adapters_that_are_not_known_name_the_nearest() -> None:
+    with pytest.raises(UsageError, match="no kind of adapters 'mellanx'") as error:
+        assumed("mi300x", "mellanx")
+    assert "mellanox" in error.value.hint
+
+
+def test_a_rack_of_72_is_assumed_tray_by_tray() -> None:
+    assert len(assumed("gb200").devices) == 4
 
 
 def test_a_machine_without_gpus_is_called_cpu() -> None:

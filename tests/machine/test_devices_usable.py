@@ -82,3 +82,40 @@ def test_the_processors_graphics_beside_nvidia_devices_are_not_counted(simds: st
     for environ in LISTS:
         assert count(environ, root) == len(usable(facts, environ)), environ
     assert count({}, root) == 8
+
+
+def divided(tmp_path: Path, *minors: int) -> Path:
+    """Eight H100, of which some are divided into two parts that compute."""
+    root = grow("h100-8", tmp_path)
+    for number, folder in enumerate(sorted((root / "proc/driver/nvidia/gpus").iterdir())):
+        with (folder / "information").open("a") as file:
+            file.write(f"Device Minor: \t {number}\n")
+    for minor in minors:
+        for instance in ("gi1/ci0", "gi2/ci0"):
+            part = root / f"proc/driver/nvidia/capabilities/gpu{minor}/mig/{instance}"
+            part.mkdir(parents=True)
+            (part / "access").write_text("DeviceFileMinor: 12\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("minors", "visible", "number"),
+    [
+        (range(8), None, 1),
+        (range(8), "MIG-4a5b6c7d-0000-0000-0000-000000000000", 1),
+        (range(8), "MIG-GPU-8d1b0f3e-0000/1/0", 1),
+        (range(8), "MIG-4a5b6c7d-0000,MIG-4a5b6c7d-0001", 2),
+        ([0], None, 7),
+        ([0], "1,2", 2),
+        ([], "MIG-4a5b6c7d-0000-0000-0000-000000000000", 1),
+        ([], None, 8),
+    ],
+)
+def test_a_part_of_a_divided_card_is_a_device(
+    tmp_path: Path, minors: list[int], visible: str | None, number: int
+) -> None:
+    root = divided(tmp_path, *minors)
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    facts = probe(root)
+    assert [device.partition_mode == "MIG" for device in facts.devices] == [index in minors for index in range(8)]
+    assert len(usable(facts, environ)) == count(environ, root) == number

@@ -22,8 +22,9 @@ from primus.machine.environment import (
     find_rocm_library,
 )
 from primus.machine.facts import Facts, Software
-from primus.machine.network import Network
+from primus.machine.network import Network, choose
 from primus.machine.profile import Setting
+from primus.machine.workload import Workload
 
 
 class Typed(Struct, frozen=True):
@@ -37,6 +38,7 @@ NO_NETWORK = Network()
 RAILS = Network(interface="eth0", hcas=("mlx5_0:1", "mlx5_10:1"), gid_index=3, nic_kind="mellanox")
 ONE = Layout(nproc=8)
 TWO = Layout(nproc=8, nnodes=2, master_addr="a")
+MEGATRON = Workload(framework="megatron")
 
 
 def decided(
@@ -48,10 +50,21 @@ def decided(
     hooks: dict[str, Typed] | None = None,
     patches: dict[str, Typed] | None = None,
     rocm_library: str | None = None,
+    workload: Workload | None = MEGATRON,
+    torch: str | None = None,
 ) -> Environment:
     facts = assumed(model) if isinstance(model, str) else model
     return environment(
-        facts, network, layout, environ or {}, typed or {}, hooks=hooks, patches=patches, rocm_library=rocm_library
+        facts,
+        network,
+        layout,
+        environ or {},
+        typed or {},
+        workload=workload,
+        torch=torch,
+        hooks=hooks,
+        patches=patches,
+        rocm_library=rocm_library,
     )
 
 
@@ -80,7 +93,7 @@ def test_no_layer_chooses_devices_preloads_or_xla_flags(model: str) -> None:
 
 
 @pytest.mark.parametrize("model", NVIDIA)
-@pytest.mark.parametrize("nic", ["mellanox", "broadcom", "ainic"])
+@pytest.mark.parametrize("nic", ["mellanox", "broadcom", "ainic", "slingshot"])
 def test_nvidia_gets_no_variable_of_amd(model: str, nic: str) -> None:
     network = structs.replace(RAILS, nic_kind=nic)
     for flags in ({}, {"PRIMUS_DETERMINISTIC": "1"}):
@@ -128,14 +141,6 @@ def test_infiniband_gets_no_gid() -> None:
     assert choice("NCCL_IB_GID_INDEX", decided("mi300x", network, TWO)).value is None
 
 
-def test_ainic_uses_what_rccl_has_built_in_only_where_it_has_it() -> None:
-    network = Network(hcas=("ionic_0:1",), nic_kind="ainic")
-    for version, expected in (("7.2.1", "none"), ("7.10.0", "none"), ("7.2.0-43", None), ("6.4.3", None), (None, None)):
-        facts = structs.replace(assumed("mi355x"), software=Software(rocm=version))
-        item = decided(facts, network, TWO).variables.get("NCCL_NET_PLUGIN")
-        assert (item.value if item else None) == expected, version
-
-
 def test_one_node_needs_no_network() -> None:
     names = decided("mi300x", RAILS, ONE).variables
     assert not [
@@ -175,7 +180,7 @@ def test_gpus_of_different_models_get_what_they_share() -> None:
     assert choice("HSA_NO_SCRATCH_RECLAIM", result).value == "1"
     assert "different models (MI300A, MI300X): only what they share is set" in result.warnings[0]
     both = structs.replace(mixed, devices=(*assumed("h100:1").devices, *assumed("mi300x:1").devices))
-    assert {item.layer for item in decided(both).variables.values()} == {"gpu"}
+    assert {item.layer for item in decided(both, workload=None).variables.values()} == {"gpu"}
 
 
 def unknown(name: str, architecture: str | None = None) -> Facts:
@@ -334,3 +339,100 @@ def test_a_layer_that_chooses_devices_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(base, "LAYER", structs.replace(base.LAYER, settings=greedy))
     with pytest.raises(PrimusError, match="layer 'base' sets HIP_VISIBLE_DEVICES"):
         decided()
+
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+@pytest.mark.parametrize("model", ["mi300x", "mi250x", "h100", "b200"])
+def test_native_gets_nothing_of_other_backends(model: str) -> None:
+    names = decided(model, layout=TWO, workload=Workload(framework="native")).variables
+    foreign = (CONNECTIONS, "NVTE_", "PRIMUS_TURBO_", "NCCL_NVLS_ENABLE", "XLA_", "NVLINK_DOMAIN_SIZE")
+    assert not [name for name in names if name.startswith(foreign)]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "value"),
+    [
+        ("h100", {"tensor": 8}, "1"),
+        ("h100", {"context": 2}, "1"),
+        ("mi300x", {"tensor": 2}, "1"),
+        ("h100", {"options": {"use_torch_fsdp2": True}}, "32"),
+        ("mi355x", {"options": {"use_megatron_fsdp": True}, "tensor": 2}, "32"),
+        ("mi300x", {"options": {"use_torch_fsdp2": False}}, "1"),
+        ("h100", {"options": {"overlap_moe_expert_parallel_comm": True}, "expert": 8}, "32"),
+        ("b200", {"tensor": 8}, "32"),
+    ],
+)
+def test_the_layout_decides_the_number_of_queues_of_megatron(model: str, layout: dict[str, object], value: str) -> None:
+    item = choice(CONNECTIONS, decided(model, workload=Workload(framework="megatron", **layout)))  # type: ignore[arg-type]
+    assert (item.value, item.layer) == (value, "backend:megatron")
+
+
+def test_multiprocessors_are_left_to_communication_only_where_a_layout_communicates() -> None:
+    margin = "NVTE_FWD_LAYERNORM_SM_MARGIN"
+    assert margin not in decided("h100").variables
+    assert choice(margin, decided("h100", workload=Workload(framework="megatron", tensor=2))).value == "20"
+
+
+@pytest.mark.parametrize(("model", "value"), [("mi300x", "1"), ("mi325x", "1"), ("mi355x", "0"), ("mi250x", "0")])
+def test_turbo_sums_with_fp32_atomics_on_cdna_3_as_amd_documents(model: str, value: str) -> None:
+    assert choice("PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32", decided(model)).value == value
+    names = decided(model, workload=Workload(framework="torchtitan")).variables
+    assert names["PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32"].value == value
+    assert not [name for name in names if name.startswith("NVTE_")]
+
+
+def test_transformer_engine_sums_with_fp32_atomics_on_cdna_3_only() -> None:
+    assert choice("NVTE_CK_IS_V3_ATOMIC_FP32", decided("mi300x")).value == "1"
+    assert "NVTE_CK_IS_V3_ATOMIC_FP32" not in decided("mi355x").variables
+
+
+@pytest.mark.parametrize(("torch", "is_set"), [("2.7.1", True), ("2.8.0", False), ("2.13.0", False), (None, False)])
+def test_record_streams_are_avoided_by_variable_before_torch_2_8_only(torch: str | None, is_set: bool) -> None:
+    assert ("TORCH_NCCL_AVOID_RECORD_STREAMS" in decided("h100", torch=torch).variables) is is_set
+
+
+@pytest.mark.parametrize(("model", "domain"), [("gb200", ("72", "1")), ("b200", ("8", "0"))])
+def test_experts_know_how_far_nvlink_reaches(model: str, domain: tuple[str, str]) -> None:
+    found = decided(model, RAILS, TWO, workload=Workload(framework="megatron", expert=8)).variables
+    assert (found["NVLINK_DOMAIN_SIZE"].value, found["USE_MNNVL"].value) == domain
+    assert ("NCCL_MNNVL_ENABLE" in found) is (model == "gb200")
+
+
+@pytest.mark.parametrize(
+    ("rocm", "plugin"),
+    [("7.2.1", "none"), ("7.10.0", "none"), ("7.2.0-43", "librccl-anp.so"), ("6.4.3", "librccl-anp.so"), (None, None)],
+)
+def test_rccl_has_the_plugin_of_ainic_inside_from_rocm_7_2_1_on(rocm: str | None, plugin: str | None) -> None:
+    facts = structs.replace(assumed("mi355x"), software=Software(rocm=rocm))
+    found = decided(facts, Network(hcas=("ionic_0:1",), nic_kind="ainic"), TWO).variables
+    assert (found["NCCL_NET_PLUGIN"].value if "NCCL_NET_PLUGIN" in found else None) == plugin
+
+
+def test_what_the_adapters_are_configured_for_wins_over_their_usual_traffic_class() -> None:
+    facts = structs.replace(assumed("mi355x"), traffic_classes=(40, 184))
+    found = decided(facts, Network(hcas=("ionic_0:1",), nic_kind="ainic"), TWO).variables
+    assert (found["NCCL_IB_TC"].value, found["NCCL_IB_FIFO_TC"].value) == ("40", "184")
+    assert [(lost.layer, lost.value) for lost in found["NCCL_IB_TC"].overrode] == [("nic:ainic", "104")]
+
+
+def test_slingshot_is_reached_by_libfabric_and_not_by_verbs() -> None:
+    facts = assumed("mi250x", "slingshot")
+    found = decided(facts, choose(facts, 2, {}), TWO).variables
+    assert found["FI_CXI_DEFAULT_CQ_SIZE"].layer == "nic:slingshot"
+    assert found["NCCL_CROSS_NIC"].value == "1" and found["NCCL_IB_GID_INDEX"].value is None
+    assert "NCCL_IB_HCA" not in found
+
+
+def test_a_value_typed_last_shows_those_of_the_file_and_of_the_shell_that_it_beat() -> None:
+    result = environment(
+        assumed("cpu"),
+        NO_NETWORK,
+        ONE,
+        {"NCCL_DEBUG": "WARN"},
+        {"NCCL_DEBUG": Typed("INFO")},
+        typed=({"NCCL_DEBUG": Typed("VERSION", "--env-file")}, {"NCCL_DEBUG": Typed("TRACE", "--env")}),
+    )
+    lost = [(lost.layer, lost.value) for lost in choice("NCCL_DEBUG", result).overrode]
+    assert lost == [("--env", "VERSION"), ("user", "WARN"), ("experiment", "INFO")]

@@ -35,6 +35,20 @@ def test_a_recorded_host_tells_its_processors() -> None:
     assert cpu.governors == {"performance": 4}
 
 
+def test_a_processor_of_arm_is_told_by_its_part_and_its_topology(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    each = "processor\t: {}\nBogoMIPS\t: 2000.00\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU part\t: 0xd4f\n\n"
+    (tmp_path / "proc/cpuinfo").write_text("".join(each.format(number) for number in range(8)))
+    for number in range(8):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{number // 4}\n")
+        (folder / "core_id").write_text(f"{number % 4}\n")
+    found = host.cpu(Tree(tmp_path), {})
+    assert (found.model, found.architecture) == ("Arm Neoverse-V2", "aarch64")
+    assert (found.sockets, found.cores, found.threads) == (2, 8, 8)
+
+
 def test_every_processors_governor_counts(tmp_path: Path) -> None:
     for number, governor in enumerate(["performance", "powersave", "performance"]):
         write(tmp_path, f"sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor", governor)

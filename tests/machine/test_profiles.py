@@ -11,6 +11,7 @@ from primus import registry
 from primus.errors import PrimusError, UsageError
 from primus.machine import profile
 from primus.machine.profile import Profile
+from primus.preflight.thresholds import FLOORS
 
 PROFILES = profile.all_profiles()
 
@@ -71,6 +72,10 @@ def test_figures_obey_the_rules_of_the_hardware(model: Profile) -> None:
 )
 def test_a_peak_is_known_and_not_that_of_a_namesake(name: str, dtype: profile.Dtype, peak: float) -> None:
     assert profile.peak_tflops(name, dtype) == peak
+
+
+def test_every_floor_is_of_a_test_that_is_measured() -> None:
+    assert {test for model in PROFILES for test in model.floors} <= set(FLOORS)
 
 
 def test_names_and_device_ids_are_unique() -> None:
@@ -186,7 +191,6 @@ def test_layers_go_from_what_is_common_to_the_model() -> None:
         "base",
         "gpu",
         "nvidia",
-        "sm90",
         "sm100",
         "sm103",
         "gb300",

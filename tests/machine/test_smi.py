@@ -98,6 +98,13 @@ def test_rocm_smi_gives_the_model_by_id_in_both_forms() -> None:
     assert smi.rocm_smi([lower])[0].device_id == 0x7408
 
 
+def test_the_card_model_of_an_older_rocm_smi_is_no_device_id() -> None:
+    old = '{"card0": {"Card series": "Instinct MI210", "Card model": "0x0c34", "Card SKU": "D67301"}}'
+    assert [reading.device_id for reading in smi.rocm_smi([old])] == [None]
+    new = '{"card0": {"Card Series": "Instinct MI210", "Card Model": "0x0c34", "Device ID": "0x740f"}}'
+    assert [reading.device_id for reading in smi.rocm_smi([new])] == [0x740F]
+
+
 def test_rocminfo_gives_the_agents_that_are_gpus() -> None:
     (reading,) = smi.rocminfo([ROCMINFO])
     assert (reading.bdf, reading.device_id, reading.architecture) == ("0000:c6:00.0", 29857, "gfx942")

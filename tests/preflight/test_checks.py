@@ -92,6 +92,15 @@ def nic(name: str, *ports: RdmaPort, **changes: Any) -> RdmaDevice:
     return RdmaDevice(name=name, ports=ports or (port(),), **({"numa_node": 0, "firmware": "28.39"} | changes))
 
 
+def rails(number: int, first: int = 0, *, is_off: bool = False, function: int = 0) -> tuple[RdmaDevice, ...]:
+    """Adapters of one kind, each in a slot of its own."""
+    state = port(state="DOWN", physical_state="Disabled") if is_off else port()
+    return tuple(
+        nic(f"mlx5_{index}{function or ''}", state, kind="mellanox", bdf=f"0000:{index + 16:02x}:00.{function}")
+        for index in range(first, first + number)
+    )
+
+
 CARDS = tuple(card(index) for index in range(4))
 LINKS = tuple(Link(kind="xgmi", first=a, second=b) for a in range(4) for b in range(a))
 NICS = (nic("mlx5_0"), nic("mlx5_1", numa_node=1))
@@ -277,6 +286,12 @@ CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
     ("gpu.power_cap", "fail", vitals(), node(GPUS), vitals(power_cap_w=550.0), node(GPUS)),
     ("network.rdma_port", "fail", ports.rdma, node(GPUS), ports.rdma,
      node(Facts(rdma=(*NICS, nic("mlx5_2", port(state="DOWN", physical_state="Polling")))))),
+    ("network.rdma_disabled", "warn", ports.rdma,
+     node(structs.replace(GPUS, rdma=(*rails(4), *rails(2, first=4, is_off=True)))),
+     ports.rdma, node(structs.replace(GPUS, rdma=(*rails(3), *rails(1, first=3, is_off=True))))),
+    ("network.rdma_disabled", "warn", ports.rdma,
+     node(structs.replace(GPUS, rdma=(*rails(2), *rails(2, is_off=True, function=1)))),
+     ports.rdma, node(structs.replace(GPUS, rdma=(*rails(3), *rails(1, first=3, is_off=True))))),
     ("network.rdma_rate", "fail", ports.rdma, node(GPUS), ports.rdma,
      node(Facts(rdma=(*NICS, nic("mlx5_2", port(rate_gbps=200.0)))))),
     ("network.gid", "fail", ports.rdma, node(GPUS), ports.rdma,

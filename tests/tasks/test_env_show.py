@@ -17,6 +17,7 @@ from primus.errors import UsageError
 from primus.machine.assume import assumed
 from primus.machine.cluster import Layout
 from primus.machine.facts import Facts, Gid, Interface, RdmaDevice, RdmaPort
+from primus.machine.workload import Workload
 from primus.runs.files import to_json
 from primus.task import TaskContext
 
@@ -48,12 +49,14 @@ def shown(capsys: pytest.CaptureFixture[str], environ: dict[str, str] | None = N
 @pytest.mark.parametrize("model", MODELS)
 def test_what_each_model_gets(model: str, golden: Callable[[str, str], None]) -> None:
     facts = assumed(model)
-    report = show.report(facts, Layout(nproc=max(1, len(facts.partitions)), nnodes=2), {}, {})
+    workload = Workload(framework="megatron", tensor=2)
+    report = show.report(facts, Layout(nproc=max(1, len(facts.partitions)), nnodes=2), {}, {}, workload=workload)
     golden(f"env/{model}.json", to_json(report) + "\n")
 
 
 def test_people_see_each_variable_below_its_purpose(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, {"NCCL_DEBUG": "INFO", "HSA_NO_SCRATCH_RECLAIM": "1"}, assume="mi300a:4").splitlines()
+    environ = {"NCCL_DEBUG": "INFO", "HSA_NO_SCRATCH_RECLAIM": "1"}
+    lines = shown(capsys, environ, assume="mi300a:4", framework="megatron").splitlines()
     assert lines[0] == "4 x MI300A (gfx942, 1 node, assumed)"
     assert lines[2].split() == ["variable", "value", "from", "instead", "of"]
     sections = [line for line in lines if line and not line.startswith(" ") and line[0] != "4"]
@@ -67,7 +70,7 @@ def test_people_see_each_variable_below_its_purpose(capsys: pytest.CaptureFixtur
 
 
 def test_a_variable_that_is_left_unset_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    row = next(line for line in shown(capsys, assume="mi210").splitlines() if "MXFP8" in line)
+    row = next(line for line in shown(capsys, assume="mi210", framework="megatron").splitlines() if "MXFP8" in line)
     assert row.split()[1] == "(unset)"
     assert row.endswith("1 (amd)")
     text = shown(capsys, {"NCCL_ALGO": ""}, assume="mi210")
@@ -178,3 +181,26 @@ def _cpu_s(words: tuple[str, ...], folder: Path) -> float:
     subprocess.run(argv, check=True, cwd=folder, stdout=subprocess.DEVNULL, timeout=60)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_what_the_shell_had_is_shown_beside_the_value_typed_for_this_launch(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    assert main(["direct", "--env", "NCCL_DEBUG=INFO", "--", "env", "show", "--assume", "mi300x"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "NCCL_DEBUG" in line]
+    assert line.split() == ["NCCL_DEBUG", "INFO", "--env", "WARN", "(user)"]
+
+
+def test_the_layout_of_an_experiment_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in shown(capsys, assume="h100")
+    assert "backend:megatron" in shown(capsys, assume="h100", framework="megatron")
+    with pytest.raises(UsageError, match="no backend 'megatronn'"):
+        shown(capsys, assume="h100", framework="megatronn")
+
+
+@pytest.mark.parametrize("kind", ["ainic", "slingshot"])
+def test_adapters_of_an_assumed_machine_get_their_settings(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    assert f"nic:{kind}" in shown(capsys, assume="mi300x", assume_nic=kind, nnodes=2)
+    with pytest.raises(UsageError, match="describes an assumed machine"):
+        shown(capsys, assume_nic=kind)

@@ -222,7 +222,7 @@ def _in_this_process(
     if command.options.dry_run:
         return _show(plan, command)
     typed = {name: variable for name, variable in plan.env.items() if variable.source.startswith("--env")}
-    here = structs.replace(_placed(for_task, folded, context), variables=typed)
+    here = structs.replace(_placed(for_task, folded, context), variables=typed, shell=dict(for_task.environ))
     os.environ.update({name: variable.value for name, variable in typed.items()})
     if not actions:
         return task.run(options, here) or EXIT_OK

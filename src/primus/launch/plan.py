@@ -11,6 +11,7 @@ from primus.hook import Stage
 from primus.launch.policy import Policy
 from primus.machine.cluster import Layout
 from primus.machine.facts import DeviceKind, Facts
+from primus.machine.workload import Workload
 from primus.secret import MASK, mask_words, masked
 
 
@@ -98,6 +99,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """What the workers compute on (see machine/accelerators.py); None where the launch does not check that."""
     framework: str | None = None
     """Backend of the experiment, which may have hooks of its own."""
+    workload: Workload | None = None
+    """What the variables of its workers depend on; None for a job of no backend."""
     elsewhere: tuple[str, ...] | None = None
     """Words that follow `--run DIR` where the job is done on another machine in a run folder that was made here; None
     where the task is done there as it was typed."""
@@ -127,6 +130,8 @@ class Context(Struct, frozen=True, kw_only=True):
     """Patch files that the job brings."""
     settings: Mapping[str, Variable] = {}
     """What hooks and patches set."""
+    workload: Workload | None = None
+    """What the variables of the workers depend on."""
     terminal: str | None = None
     """Path of the terminal that progress may be drawn on."""
     is_here: bool = True

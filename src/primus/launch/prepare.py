@@ -55,6 +55,7 @@ def planned(
     worker = interpreter.module_command(context.python, "primus.worker", str(directory), str(attempt))
     innermost = LaunchPlan(argv=worker, env=job.env, notes=job.notes)
     context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
+    context = structs.replace(context, workload=job.workload)
     folded = chain.fold(request, innermost, _seen_by_workers(context, job))
     assert folded.layout is not None, "the chain ends on a node"
     job.check(folded.layout.world_size)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import combinations
 
+from primus import registry
 from primus.errors import UsageError, did_you_mean
 from primus.machine import profile
-from primus.machine.facts import Device, Facts, Link, LinkKind, Partition, PcieLink
-from primus.machine.profile import Profile
+from primus.machine.facts import Device, Facts, Link, LinkKind, Partition, PcieLink, RdmaDevice, RdmaPort
+from primus.machine.profile import Nic, Profile
 
 USUAL_DEVICES = 8
 """Devices of a node where no number is given."""
@@ -15,19 +16,25 @@ MAX_CARDS = 72
 """Cards of the largest node that acts as one: NVL72."""
 
 
-def assumed(text: str) -> Facts:
+def assumed(text: str, adapters: str | None = None) -> Facts:
     """The machine that ``MODEL[:CARDS]`` or ``cpu`` names, as its profile describes it.
 
+    Args:
+        text: The machine.
+        adapters: Kind of its network adapters, one for each card.
+
     Raises:
-        UsageError: There is no such model, or the number is none of 1 to 72.
+        UsageError: There is no such model or kind, or the number is none of 1 to 72.
     """
     word, colon, number = text.partition(":")
     model = _model(word)
+    nic = _nic(adapters) if adapters is not None else None
     if model.vendor == "cpu":
-        return Facts(assumed=True)
-    cards = _cards(text, number) if colon else max(1, USUAL_DEVICES // model.devices_per_card)
+        return Facts(assumed=True, rdma=_adapters(nic, 1))
+    usual = max(model.server_sizes, default=max(1, USUAL_DEVICES // model.devices_per_card))
+    cards = _cards(text, number) if colon else usual
     devices = tuple(_device(model, index) for index in range(cards))
-    return Facts(assumed=True, devices=devices, links=_links(model, devices))
+    return Facts(assumed=True, devices=devices, links=_links(model, devices), rdma=_adapters(nic, cards))
 
 
 def _model(word: str) -> Profile:
@@ -36,6 +43,24 @@ def _model(word: str) -> Profile:
     except UsageError:
         models = [profile.typed_name(known) for known in profile.all_profiles()]
         raise UsageError(f"--assume: no GPU model '{word}'", did_you_mean(word, models)) from None
+
+
+def _nic(kind: str) -> Nic:
+    found = profile.nic(kind.lower())
+    if found is None:
+        known = registry.names("nics")
+        raise UsageError(f"--assume-nic: no kind of adapters '{kind}'", did_you_mean(kind.lower(), known))
+    return found
+
+
+def _adapters(nic: Nic | None, number: int) -> tuple[RdmaDevice, ...]:
+    """Adapters with one active port each, named as their driver names them."""
+    if nic is None:
+        return ()
+    prefix = nic.name_prefixes[0] if nic.name_prefixes else nic.kind
+    prefix = prefix if prefix.endswith("_") or nic.link_layer == "Slingshot" else f"{prefix}_"
+    port = RdmaPort(state="ACTIVE", physical_state="LinkUp", link_layer=nic.link_layer)
+    return tuple(RdmaDevice(name=f"{prefix}{index}", kind=nic.kind, ports=(port,)) for index in range(number))
 
 
 def _cards(text: str, number: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 
 from primus.machine.facts import Facts, Partition
@@ -12,6 +13,8 @@ from primus.machine.tree import LARGEST, as_int
 AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """Variables that limit what a process sees of AMD devices: the ROCm runtime applies all three, one after the other."""
 NVIDIA_VISIBLE = ("CUDA_VISIBLE_DEVICES",)
+MIG = "MIG"
+"""Partition mode of an NVIDIA card that is divided."""
 
 
 def count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
@@ -27,8 +30,27 @@ def count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
     """
     amd, nvidia = _amd(root), _nvidia(root)
     is_amd = bool(amd) and (not nvidia or _has_instinct(amd))
+    if not is_amd and nvidia and _mig_minors(root):
+        return _count_with_mig(environ, root, nvidia)
     limits = [_listed(environ[name]) for name in (AMD_VISIBLE if is_amd else NVIDIA_VISIBLE) if name in environ]
     return min([len(amd) if is_amd else nvidia, *limits])
+
+
+def _count_with_mig(environ: Mapping[str, str], root: Path, cards: int) -> int:
+    """CUDA shows the cards that are not divided; where all are, one part, unless parts are chosen by name."""
+    whole = cards - len(_mig_minors(root))
+    text = environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return whole or 1
+    words = [word.strip() for word in text.split(",")]
+    parts = next((index for index, word in enumerate(words) if not word.upper().startswith("MIG-")), len(words))
+    return parts or min(_listed(text), whole or 1)
+
+
+def _mig_minors(root: Path) -> set[str]:
+    """Minor numbers of the NVIDIA cards that are divided into MIG parts with compute instances."""
+    instances = root.glob("proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*")
+    return {path.parts[-4] for path in instances}
 
 
 def usable(facts: Facts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
@@ -38,11 +60,38 @@ def usable(facts: Facts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
     (CUDA programming guide, environment variables; ROCm, GPU isolation techniques).
     """
     found = facts.partitions
+    if any(device.partition_mode == MIG for device in facts.devices) or _names_parts(environ):
+        return _usable_with_mig(facts, environ)
     is_amd = any(device.vendor == "amd" for device in facts.devices)
     for name in AMD_VISIBLE if is_amd else NVIDIA_VISIBLE:
         if name in environ:
             found = _chosen(found, environ[name])
     return found
+
+
+def _names_parts(environ: Mapping[str, str]) -> bool:
+    """Whether parts of NVIDIA cards are chosen; a container may not see how the cards are divided."""
+    return environ.get("CUDA_VISIBLE_DEVICES", "").strip().upper().startswith("MIG-")
+
+
+def _usable_with_mig(facts: Facts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
+    """What CUDA shows of NVIDIA cards some of which are divided: parts that are chosen by name, the cards that are
+    whole, or of divided cards one part (NVIDIA MIG user guide, CUDA device enumeration)."""
+    text = environ.get("CUDA_VISIBLE_DEVICES")
+    words = [word.strip() for word in (text or "").split(",")]
+    named = list(takewhile(lambda word: word.upper().startswith("MIG-"), words))
+    if named:
+        return tuple(_mig_part(facts, word, index) for index, word in enumerate(dict.fromkeys(named)))
+    whole = tuple(part for device in facts.devices if device.partition_mode != MIG for part in device.partitions)
+    found = whole or facts.partitions[:1]
+    return found if text is None else _chosen(found, text)
+
+
+def _mig_part(facts: Facts, word: str, index: int) -> Partition:
+    """A part that is named by its own UUID, or in the older form by its card's: MIG-GPU-UUID/INSTANCE/INSTANCE."""
+    card = word[4:].partition("/")[0].lower()
+    parents = [device for device in facts.devices if device.uuid and device.uuid.lower() == card]
+    return Partition(index=index, bdf=parents[0].bdf if parents else None, uuid=word)
 
 
 def _chosen(found: tuple[Partition, ...], text: str) -> tuple[Partition, ...]:

@@ -1,14 +1,14 @@
 """The variables that a machine's processes get, each with who set it, why, and what it overrode.
 
-Who wins, lowest first: base, vendor, architecture, GPU model, kind of network adapter, network, deterministic mode,
-hooks, patches, the experiment's `env:`, the user's shell, `--env`. What the user set is never changed; an empty value
-of the user's says that the variable should not be set, and stays as it is.
+Who wins, lowest first: base, vendor, architecture, GPU model, backend, kind of network adapter, network, deterministic
+mode, hooks, patches, the experiment's `env:`, the user's shell, `--env`. What the user set is never changed; an empty
+value of the user's says that the variable should not be set, and stays as it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from itertools import takewhile
 from pathlib import Path
@@ -20,9 +20,11 @@ from primus.errors import PrimusError, UsageError
 from primus.machine import profile
 from primus.machine.cluster import Layout
 from primus.machine.facts import Device, Facts
+from primus.machine.framework import Framework, find_framework
 from primus.machine.network import SOCKET_VARIABLES, Network, validate
 from primus.machine.profile import CORES_PER_PROCESS, Condition, Setting
 from primus.machine.tree import as_int
+from primus.machine.workload import Workload
 
 Settings = Mapping[str, Setting]
 
@@ -109,8 +111,8 @@ class Choice(Struct, frozen=True, kw_only=True):
     value: str | None
     """None leaves it unset."""
     layer: str
-    """``base``, ``amd``, ``gfx942``, ``mi300x``, ``nic:broadcom``, ``network``, ``deterministic``, ``hook``, ``patch``,
-    ``experiment``, ``user`` (the shell) or ``--env``."""
+    """``base``, ``amd``, ``gfx942``, ``mi300x``, ``backend:megatron``, ``nic:broadcom``, ``network``,
+    ``deterministic``, ``hook``, ``patch``, ``experiment``, ``user`` (the shell) or ``--env``."""
     reason: str
     source: str
     overrode: tuple[Overridden, ...] = ()
@@ -131,6 +133,9 @@ def environment(
     environ: Mapping[str, str],
     given: Mapping[str, Assignment],
     *,
+    typed: Sequence[Mapping[str, Assignment]] = (),
+    workload: Workload | None = None,
+    torch: str | None = None,
     hooks: Mapping[str, Assignment] | None = None,
     patches: Mapping[str, Assignment] | None = None,
     rocm_library: str | None = None,
@@ -142,7 +147,10 @@ def environment(
         network: How its nodes reach each other.
         layout: Where this node stands; None is one node.
         environ: The user's shell.
-        given: Values of the experiment and of `--env`, told apart by their source.
+        given: Values of the experiment and of a run that is replayed, told apart by their source.
+        typed: Values that were typed for this launch, the last winning: of files, of `--env`.
+        workload: The job that they run; None for one of no backend.
+        torch: Version of the PyTorch that they use; None where it is not known.
         hooks: Values that hooks print.
         patches: Values that patches print.
         rocm_library: Folder of ROCm's libraries where there is one, see `find_rocm_library`.
@@ -150,11 +158,14 @@ def environment(
     Raises:
         UsageError: The user contradicts deterministic mode, or names an interface by an address.
     """
-    written, typed = _told_apart(given)
-    persons = {**_values(written), **environ, **_values(typed)}
+    written, repeated = _told_apart(given)
+    asked = [repeated, *typed]
+    persons = {**_values(written), **environ, **_values({name: item for some in asked for name, item in some.items()})}
     machine, warnings = _machine_layers(facts)
-    needs = _needs(facts, network, layout)
-    ours = [*machine, *_paths(persons), *_adapter(facts, network, needs), *_network(facts, network, needs)]
+    framework = find_framework(workload.framework) if workload else None
+    needs = _needs(facts, network, layout, torch) | set(framework.LIBRARIES if framework else ())
+    ours = [*machine, *_paths(persons), *_backend(facts, workload, framework)]
+    ours += [*_adapter(facts, network, needs), *_network(facts, network, needs)]
     if _is_on(persons.get(DETERMINISTIC, "")):
         ours += [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
     chosen: dict[str, Choice] = {}
@@ -164,8 +175,9 @@ def environment(
         *_set_by("patch", patches or {}),
     ):
         _put(chosen, choice)
-    shell = _shell(environ, known={*chosen, *given})
-    for choice in (*_set_by("experiment", written), *shell, *_set_by("--env", typed)):
+    shell = _shell(environ, known={*chosen, *given, *(name for some in typed for name in some)})
+    last = [choice for some in asked for choice in _set_by("--env", some)]
+    for choice in (*_set_by("experiment", written), *shell, *last):
         _put(chosen, choice)
     _check_determinism(chosen)
     _check_interfaces(chosen)
@@ -183,15 +195,27 @@ def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str
     return None
 
 
-def _needs(facts: Facts, network: Network, layout: Layout | None) -> set[Condition]:
+def find_torch_version(facts: Facts, path: Iterable[str]) -> str | None:
+    """Version of the PyTorch that an import would take from `path`; asked only where a setting depends on it."""
+    if facts.assumed or not any(device.vendor == "nvidia" for device in facts.devices):
+        return None
+    from primus.bootstrap.torch_builds import find_installed_build  # not for machines without such a setting
+
+    build = find_installed_build(path)
+    return build.torch if build else None
+
+
+def _needs(facts: Facts, network: Network, layout: Layout | None, torch: str | None) -> set[Condition]:
     """Which conditions hold for this launch."""
     holds: set[Condition] = {"always"}
     if layout is not None and layout.nproc > 1 and facts.cpu.usable:
         holds.add("several processes")
     if layout is not None and layout.nnodes > 1:
         holds |= {"several nodes", "rdma"} if network.hcas or network.ports else {"several nodes"}
-    if _version(facts.software.rocm or "") >= (7, 2, 1):
-        holds.add("rocm 7.2.1")
+    if facts.software.rocm:
+        holds.add("rocm 7.2.1" if _version(facts.software.rocm) >= (7, 2, 1) else "rocm before 7.2.1")
+    if torch and _version(torch) < (2, 8):
+        holds.add("torch before 2.8")
     return holds
 
 
@@ -242,6 +266,17 @@ def _paths(persons: Mapping[str, str]) -> Iterator[tuple[str, Settings]]:
         yield "base", {"HF_HOME": Setting(value=home, reason="below DATA_PATH", source=LAUNCHER)}
 
 
+def _backend(facts: Facts, workload: Workload | None, framework: Framework | None) -> Iterator[tuple[str, Settings]]:
+    """What the backend of the job needs for its layout; only where there are GPUs."""
+    if workload is None or framework is None or not facts.devices:
+        return
+    device = profile.by_name(facts.model) if facts.model else None
+    is_amd = any(card.vendor == "amd" for card in facts.devices)
+    settings = framework.settings(workload, device)
+    kept = {name: item for name, item in settings.items() if is_amd or not name.startswith(AMD_ONLY)}
+    yield f"backend:{workload.framework}", kept
+
+
 def _adapter(facts: Facts, network: Network, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
     found = profile.nic(network.nic_kind) if network.nic_kind and "rdma" in needs else None
     if found is None or not facts.devices:
@@ -249,6 +284,16 @@ def _adapter(facts: Facts, network: Network, needs: set[Condition]) -> Iterator[
     is_amd = any(device.vendor == "amd" for device in facts.devices)
     settings = {name: item for name, item in found.settings.items() if is_amd or not name.startswith(AMD_ONLY)}
     yield f"nic:{found.kind}", settings
+    if found.kind == "ainic" and facts.traffic_classes:
+        data, control = facts.traffic_classes
+        told = "what the adapters map to the lossless queue, and to the strict one (nicctl show qos)"
+        yield (
+            f"nic:{found.kind}",
+            {
+                "NCCL_IB_TC": Setting(value=str(data), reason=told, source="this machine"),
+                "NCCL_IB_FIFO_TC": Setting(value=str(control), reason=told, source="this machine"),
+            },
+        )
 
 
 def _network(facts: Facts, network: Network, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
@@ -279,8 +324,10 @@ def _ours(layers: Iterable[tuple[str, Settings]], needs: set[Condition], cores_p
         for name, setting in settings.items():
             if name in NEVER_SET:
                 raise PrimusError(f"layer '{layer}' sets {name}", "this choice is the user's or the scheduler's")
-            if setting.when in needs:
-                value = cores_per_process if setting.value == CORES_PER_PROCESS else setting.value
+            others = [value for condition, value in setting.alternatives.items() if condition in needs]
+            if setting.when in needs or others:
+                value = setting.value if setting.when in needs else others[0]
+                value = cores_per_process if value == CORES_PER_PROCESS else value
                 yield Choice(name=name, value=value, layer=layer, reason=setting.reason, source=setting.source)
 
 

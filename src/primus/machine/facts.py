@@ -240,6 +240,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     master_interface: str | None = None
     """Interface by which this node reaches the master of the launch; None where that is unknown or nobody asked."""
     rdma: tuple[RdmaDevice, ...] = ()
+    traffic_classes: tuple[int, int] | None = None
+    """Traffic class of data and of control messages, as the adapters are configured; None where nobody told."""
     cpu: Cpu = Cpu()
     memory: Memory = Memory()
     limits: Limits = Limits()

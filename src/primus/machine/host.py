@@ -16,6 +16,18 @@ from primus.process import count_usable_cpus
 
 CPUS = "sys/devices/system/cpu"
 CGROUP = "sys/fs/cgroup"
+ARM_PARTS = {
+    (0x41, 0xD0C): "Arm Neoverse-N1",
+    (0x41, 0xD40): "Arm Neoverse-V1",
+    (0x41, 0xD49): "Arm Neoverse-N2",
+    (0x41, 0xD4F): "Arm Neoverse-V2",
+    (0x41, 0xD83): "Arm Neoverse-V3AE",
+    (0x41, 0xD84): "Arm Neoverse-V3",
+    (0x41, 0xD8E): "Arm Neoverse-N3",
+    (0x46, 0x001): "Fujitsu A64FX",
+    (0xC0, 0xAC3): "Ampere-1",
+}
+"""Server processors by implementer and part (util-linux sys-utils/lscpu-arm.c); Grace is a Neoverse-V2."""
 SCHEDULERS = {
     "SPUR_JOB_ID": "spur",
     "SLURM_JOB_ID": "slurm",
@@ -45,21 +57,38 @@ def name(tree: Tree) -> str:
 def cpu(tree: Tree, environ: Mapping[str, str]) -> Cpu:
     """The processors. `usable` heeds the process's affinity (on the running machine) and its control group's quota."""
     text = tree.text("proc/cpuinfo") or ""
-    sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)", text, re.MULTILINE))) or None
-    cores = re.search(r"^cpu cores\s*:\s*(\d{1,9})$", text, re.MULTILINE)
+    sockets, cores = _sockets_and_cores(tree, text)
     threads = _online(tree) or len(re.findall(r"^processor\s*:", text, re.MULTILINE)) or None
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     nodes = [node for node in tree.names("sys/devices/system/node") if re.fullmatch(r"node\d+", node)]
     return Cpu(
-        model=model[1].strip() if model else "unknown",
+        model=model[1].strip() if model else _arm_model(text),
         architecture=_architecture(tree, text),
         sockets=sockets,
-        cores=int(cores[1]) * sockets if cores and sockets else None,
+        cores=cores,
         threads=threads,
         usable=_usable(tree, threads),
         numa_nodes=len(nodes) or None,
         governors=_governors(tree),
     )
+
+
+def _sockets_and_cores(tree: Tree, cpuinfo: str) -> tuple[int | None, int | None]:
+    """By /proc/cpuinfo; on Arm, whose file tells neither, by the topology of each processor."""
+    sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)", cpuinfo, re.MULTILINE)))
+    per_socket = re.search(r"^cpu cores\s*:\s*(\d{1,9})$", cpuinfo, re.MULTILINE)
+    if sockets:
+        return sockets, int(per_socket[1]) * sockets if per_socket else None
+    folders = [f"{CPUS}/{cpu}/topology" for cpu in tree.names(CPUS) if re.fullmatch(r"cpu\d+", cpu)]
+    places = {(tree.text(f"{folder}/physical_package_id"), tree.text(f"{folder}/core_id")) for folder in folders}
+    known = {place for place in places if place[0] and place[1]}
+    return len({package for package, _ in known}) or None, len(known) or None
+
+
+def _arm_model(cpuinfo: str) -> str:
+    """Name of an Arm processor by its implementer and part; `unknown` where the table has none."""
+    found = re.search(r"^CPU implementer\s*:\s*(0x[0-9a-f]+)$.*?^CPU part\s*:\s*(0x[0-9a-f]+)$", cpuinfo, re.M | re.S)
+    return ARM_PARTS.get((int(found[1], 16), int(found[2], 16)), "unknown") if found else "unknown"
 
 
 def memory(tree: Tree) -> Memory:

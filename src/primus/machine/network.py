@@ -54,7 +54,7 @@ def choose(facts: Facts, nnodes: int, environ: Mapping[str, str], expected: int 
         expected: Number of ports, before PRIMUS_EXPECT_IB.
     """
     if facts.assumed:
-        return Network(warnings=(UNKNOWN,) if nnodes > 1 else ())
+        return _assumed_network(facts, nnodes, environ)
     ports, excluded = _data_ports(facts)
     names = tuple((device.name, port.number) for device, port in ports)
     kind, kind_reason = _nic_kind(ports, environ)
@@ -81,6 +81,18 @@ def choose(facts: Facts, nnodes: int, environ: Mapping[str, str], expected: int 
         hca_reason = f"{kind} is not reached by verbs"
     return _with_reasons(
         network, interface=way if interface else "", hcas=hca_reason, gid_index=gid_reason, nic_kind=kind_reason
+    )
+
+
+def _assumed_network(facts: Facts, nnodes: int, environ: Mapping[str, str]) -> Network:
+    """What is known without the machine: the kind of its adapters, not their names."""
+    ports = [(device, port) for device in facts.rdma for port in device.ports]
+    kind, _ = _nic_kind(ports, environ)
+    return Network(
+        nic_kind=kind,
+        ports=tuple((device.name, port.number) for device, port in ports),
+        warnings=(UNKNOWN,) if nnodes > 1 else (),
+        reasons={"nic_kind": "--assume-nic"} if ports else {},
     )
 
 

@@ -3,18 +3,22 @@ PCI bus."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from msgspec import Struct, structs
 
 from primus.machine import pci, profile
+from primus.machine.devices import MIG
 from primus.machine.facts import Device, Link, Partition, PcieLink
 from primus.machine.profile import Profile
 from primus.machine.sourced import Sourced, device
 from primus.machine.tree import Tree
 
 GPUS = "proc/driver/nvidia/gpus"
+CAPABILITIES = "proc/driver/nvidia/capabilities"
+"""Has a folder gpuMINOR/mig/giN/ciN for each part of a divided card (NVIDIA MIG user guide, device nodes)."""
 LIBRARY = "libnvidia-ml.so.1"
 SWITCH = -1
 """Stands for whatever a link leads to that is no card: on the usual servers a switch that joins all cards."""
@@ -93,6 +97,7 @@ def _card(tree: Tree, index: int, reading: Reading, source: str, functions: Sequ
         "uuid": (reading.uuid, source),
         "architecture": (reading.architecture or (known.architecture if known else None), source),
         "memory_bytes": (memory, source),
+        "partition_mode": (_mode(tree, reading), "proc"),
         "numa_node": (pci.numa_node(tree, on_bus.bdf) if on_bus else None, "pci"),
         "pci_path": (pci.path(tree, on_bus.bdf) if on_bus else (), "pci"),
         "pcie": (pci.link(tree, on_bus.bdf) if on_bus else PcieLink(), "pci"),
@@ -100,6 +105,18 @@ def _card(tree: Tree, index: int, reading: Reading, source: str, functions: Sequ
     }
     parts = (Partition(index=index, bdf=reading.bdf, memory_bytes=memory, uuid=reading.uuid),)
     return device(index, "nvidia", found, () if source == "pci" or reading.is_lost else parts)
+
+
+def _mode(tree: Tree, reading: Reading) -> str | None:
+    """MIG where the card is divided into parts that compute; the driver numbers cards by their minor there."""
+    folder = next((name for name in tree.names(GPUS) if pci.address(name) == reading.bdf), None)
+    text = (tree.text(f"{GPUS}/{folder}/information") or "") if folder else ""
+    minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
+    if not minor:
+        return None
+    instances = f"{CAPABILITIES}/gpu{minor[1]}/mig"
+    parts = [f"{instances}/{name}" for name in tree.names(instances) if name.startswith("gi")]
+    return MIG if any(name.startswith("ci") for part in parts for name in tree.names(part)) else None
 
 
 def _profile(device_id: int | None, name: str) -> Profile | None:

@@ -56,6 +56,7 @@ def probe(
     devices, drivers = _by_tools(tree, devices, environ, tools or ("missing" if tree.is_live else "never"))
     software = host.software(tree)
     found = interfaces.interfaces(tree)
+    rdma = _rdma(tree)
     return Facts(
         host=host.name(tree),
         files_only=tree.files_only,
@@ -63,7 +64,8 @@ def probe(
         links=links,
         interfaces=found,
         master_interface=interfaces.route(tree, found, master) if master else None,
-        rdma=_rdma(tree),
+        rdma=rdma,
+        traffic_classes=_traffic_classes(tree, rdma),
         cpu=host.cpu(tree, environ),
         memory=host.memory(tree),
         limits=host.limits(tree),
@@ -112,6 +114,14 @@ def _rdma(tree: Tree) -> tuple[RdmaDevice, ...]:
     from primus.machine import rdma
 
     return rdma.devices(tree)
+
+
+def _traffic_classes(tree: Tree, rdma: Sequence[RdmaDevice]) -> tuple[int, int] | None:
+    if not tree.may_ask or not any(device.kind == "ainic" for device in rdma):
+        return None
+    from primus.machine import qos
+
+    return qos.ask(tree)
 
 
 def _overridden(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:

@@ -18,8 +18,20 @@ from primus.errors import PrimusError, UsageError, did_you_mean
 from primus.machine.facts import Vendor
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
-Condition = Literal["always", "several processes", "several nodes", "rdma", "rocm 7.2.1"]
-"""`rdma` is several nodes that use RDMA; `rocm 7.2.1` is that version or a newer one."""
+Library = Literal["transformer engine", "primus turbo"]
+Condition = Literal[
+    "always",
+    "several processes",
+    "several nodes",
+    "rdma",
+    "rocm 7.2.1",
+    "rocm before 7.2.1",
+    "torch before 2.8",
+    "transformer engine",
+    "primus turbo",
+]
+"""`rdma` is several nodes that use RDMA; `rocm 7.2.1` is that version or a newer one; a library is one that the job's
+backend computes with (see `primus.machine.framework`)."""
 
 LinkLayout = Literal["mesh", "partial", "bridge"]
 """How the cards of a hive are linked: `mesh` links every two, by the board or a switch; `partial` links each to some of
@@ -44,6 +56,8 @@ class Setting(Struct, frozen=True, kw_only=True):
     source: str
     """Public origin: ``AMD-AGI/Primus base_env.sh``, ``AMD-AGI/Primus#1178``."""
     when: Condition = "always"
+    alternatives: dict[Condition, str] = {}
+    """Values under other conditions, where `when` does not hold."""
 
 
 class Floor(Struct, frozen=True, kw_only=True):

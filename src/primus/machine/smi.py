@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from primus import interpreter
-from primus.machine import pci
+from primus.machine import pci, profile
 from primus.machine.facts import Problem, Vendor
 from primus.process import call
 
@@ -115,7 +115,7 @@ def rocm_smi(texts: Sequence[str]) -> list[Reading]:
                 index=index,
                 bdf=pci.address(low.get("pci bus", "")),
                 name=text(low.get("card series")),
-                device_id=hexadecimal(low.get("card model")) or hexadecimal(low.get("device id")),
+                device_id=hexadecimal(low.get("device id")) or _known_id(low.get("card model")),
                 memory_bytes=int(memory) if memory else None,
                 architecture=architecture(text(low.get("gfx version"))),
                 power_w=number(low.get("max graphics package power (w)")),
@@ -123,6 +123,12 @@ def rocm_smi(texts: Sequence[str]) -> list[Reading]:
             )
         )
     return found
+
+
+def _known_id(card_model: str | None) -> int | None:
+    """The device id that newer versions call the card's model; older ones give the board's subsystem id there."""
+    found = hexadecimal(card_model)
+    return found if found is not None and profile.by_id("amd", found) else None
 
 
 def _rocm_smi_json(said: str) -> dict[int, dict[str, str]]:

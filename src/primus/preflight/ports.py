@@ -91,9 +91,41 @@ def rdma(node: Node) -> Iterator[Finding]:
         yield info("network.rdma_count", "none", "nodes then talk over sockets", value=0)
     else:
         yield ok("network.rdma_count", f"{len(kept)} ports", "at least one", value=len(kept))
+    yield from _disabled(node, kept)
     fastest = max((port.rate_gbps or 0 for _, port in kept), default=0)
     for device, port in kept:
         yield from _port(device, port, fastest)
+
+
+def _disabled(node: Node, kept: list[tuple[RdmaDevice, RdmaPort]]) -> Iterator[Finding]:
+    """Disabled adapters of the kind that carries data, where that leaves fewer of them than GPUs: nobody says that
+    they should be off. The second port of an adapter may be."""
+    if node.expected.rdma_nics is not None or node.expected.rdma_nic_allowlist or node.environ.get("NCCL_IB_HCA"):
+        return
+    cards, used = len(node.facts.devices), {_adapter(device) for device, _ in kept}
+    kinds = {_kind(device) for device, _ in kept}
+    off = [
+        device
+        for device in node.facts.rdma
+        if _kind(device) in kinds
+        and _adapter(device) not in used
+        and all(port.physical_state in ("Disabled", "Sleep") for port in device.ports)
+    ]
+    if off and len(used) < cards <= len(used) + len(off):
+        yield judged(
+            False,
+            "warn",
+            "network.rdma_disabled",
+            f"{len(used)} of {cards}: {listed(device.name for device in off)} disabled",
+            "an adapter for each GPU",
+            "as many adapters of this kind are installed as there are GPUs",
+            "enable the port, or say with --expected-rdma-nics that it is meant so",
+        )
+
+
+def _adapter(device: RdmaDevice) -> str:
+    """What the ports of one adapter have in common: the place on the bus without the function."""
+    return (device.bdf or device.name).partition(".")[0]
 
 
 def _port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[Finding]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -63,8 +64,9 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     """
     shape = layout_of(options, context)
     from_files = variables.of_words(options.env_file, "--env-file", {})
-    given = plan.env | from_files | variables.of_words(options.env, "--env", context.environ)
-    env, warnings = _variables(shape, given, context) if context.starts_workers else (given, ())
+    typed = (from_files, variables.of_words(options.env, "--env", context.environ))
+    given = plan.env | typed[0] | typed[1]
+    env, warnings = _variables(shape, plan.env, typed, context) if context.starts_workers else (given, ())
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
     if context.starts_workers and shape.world_size > 1 and usable(context.facts(_master(shape)), context.environ):
@@ -116,13 +118,17 @@ def _num_devices(context: Context) -> int:
 
 
 def _variables(
-    shape: Layout, given: Mapping[str, Variable], context: Context
+    shape: Layout, given: Mapping[str, Variable], typed: Sequence[Mapping[str, Variable]], context: Context
 ) -> tuple[dict[str, Variable], tuple[str, ...]]:
-    """What this machine needs, hooks and patches said and was `given`; and what is odd about it.
+    """What this machine needs, hooks and patches said, was `given` and was `typed`; and what is odd about it.
 
     What the user's shell has already is not among it.
     """
-    from primus.machine.environment import environment, find_rocm_library  # not for what starts no workers
+    from primus.machine.environment import (
+        environment,
+        find_rocm_library,
+        find_torch_version,
+    )  # not for what starts no workers
     from primus.machine.network import choose
 
     facts = context.facts(_master(shape))
@@ -132,11 +138,14 @@ def _variables(
         shape,
         context.environ,
         given,
+        typed=typed,
+        workload=context.workload,
+        torch=find_torch_version(facts, sys.path),
         hooks=_of(context.settings, "hook"),
         patches=_of(context.settings, "patch"),
         rocm_library=find_rocm_library(context.environ),
     )
-    said = {**context.settings, **given}
+    said = {**context.settings, **given, **typed[0], **typed[1]}
     decisions = {
         name: said[name] if choice.layer in SAID else Variable(choice.value, f"{choice.layer}: {choice.reason}")
         for name, choice in decided.variables.items()

@@ -49,25 +49,58 @@ LAYER = Layer(
             value="2", reason="one queue for computation and one for communication", source=LAUNCHER
         ),
         "NVTE_USE_CAST_TRANSPOSE_TRITON": Setting(
-            value="1", reason="Transformer Engine's faster cast and transpose", source=LAUNCHER
+            value="1",
+            reason="Transformer Engine's faster cast and transpose",
+            source=LAUNCHER,
+            when="transformer engine",
         ),
         "NVTE_USE_OPTIMIZED_HIPIFIED_CAST_TRANSPOSE": Setting(
-            value="0", reason="the Triton kernel does it", source=LAUNCHER
+            value="0",
+            reason="the Triton kernel does it",
+            source=LAUNCHER,
+            when="transformer engine",
         ),
         "NVTE_ROCM_ENABLE_MXFP8": Setting(
-            value="1", reason="Transformer Engine may use MXFP8 where the GPU has it", source=LAUNCHER
+            value="1",
+            reason="Transformer Engine may use MXFP8 where the GPU has it",
+            source=LAUNCHER,
+            when="transformer engine",
         ),
         "NVTE_CK_USES_BWD_V3": Setting(
-            value="1", reason="Transformer Engine's faster attention gradient", source=LAUNCHER
+            value="1",
+            reason="Transformer Engine's faster attention gradient",
+            source=LAUNCHER,
+            when="transformer engine",
         ),
-        "NVTE_DEBUG": Setting(value="0", reason="Transformer Engine is quiet", source=LAUNCHER),
-        "NVTE_DEBUG_LEVEL": Setting(value="0", reason="Transformer Engine is quiet", source=LAUNCHER),
-        "NVTE_FUSED_ATTN_LOG_CONFIG": Setting(value="0", reason="Transformer Engine is quiet", source=LAUNCHER),
+        "NVTE_DEBUG": Setting(
+            value="0",
+            reason="Transformer Engine is quiet",
+            source=LAUNCHER,
+            when="transformer engine",
+        ),
+        "NVTE_DEBUG_LEVEL": Setting(
+            value="0",
+            reason="Transformer Engine is quiet",
+            source=LAUNCHER,
+            when="transformer engine",
+        ),
+        "NVTE_FUSED_ATTN_LOG_CONFIG": Setting(
+            value="0",
+            reason="Transformer Engine is quiet",
+            source=LAUNCHER,
+            when="transformer engine",
+        ),
         "PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32": Setting(
-            value="0", reason="Primus-Turbo's attention gradient sums without fp32 atomics", source=LAUNCHER
+            value="0",
+            reason="Primus-Turbo's attention gradient sums without fp32 atomics",
+            source=LAUNCHER,
+            when="primus turbo",
         ),
         "PRIMUS_TURBO_DEEPEP_TIMEOUT": Setting(
-            value="600", reason="seconds that expert parallel waits for a slow peer", source=LAUNCHER
+            value="600",
+            reason="seconds that expert parallel waits for a slow peer",
+            source=LAUNCHER,
+            when="primus turbo",
         ),
     },
 )

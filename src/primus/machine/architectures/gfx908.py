@@ -8,9 +8,17 @@ LAYER = Layer(
     name="gfx908",
     parent="amd",
     settings={
-        "NVTE_ROCM_ENABLE_MXFP8": Setting(value=None, reason="no fp8 in hardware", source="AMD MI100 data sheet"),
+        "NVTE_ROCM_ENABLE_MXFP8": Setting(
+            value=None,
+            reason="no fp8 in hardware",
+            source="AMD MI100 data sheet",
+            when="transformer engine",
+        ),
         "NVTE_CK_USES_BWD_V3": Setting(
-            value="0", reason="the faster attention gradient is for CDNA 3 and later", source=LAUNCHER
+            value="0",
+            reason="the faster attention gradient is for CDNA 3 and later",
+            source=LAUNCHER,
+            when="transformer engine",
         ),
     },
 )

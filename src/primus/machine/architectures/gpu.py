@@ -6,11 +6,6 @@ LAYER = Layer(
     name="gpu",
     parent="base",
     settings={
-        "CUDA_DEVICE_MAX_CONNECTIONS": Setting(
-            value="1",
-            reason="one queue keeps the order in which tensor parallel overlaps its communication",
-            source="Megatron-LM; AMD-AGI/Primus base_env.sh",
-        ),
         "TORCH_NCCL_HIGH_PRIORITY": Setting(
             value="1",
             reason="communication goes before computation that waits for it",

@@ -9,7 +9,10 @@ LAYER = Layer(
     parent="gpu",
     settings={
         "TORCH_NCCL_AVOID_RECORD_STREAMS": Setting(
-            value="1", reason="memory of collectives is free again sooner", source=RECIPES
+            value="1",
+            reason="memory of collectives is free again sooner; PyTorch does so by itself from 2.8 on, and warns of it",
+            source=RECIPES,
+            when="torch before 2.8",
         ),
         "PYTORCH_CUDA_ALLOC_CONF": Setting(
             value="expandable_segments:True", reason="less memory lost to fragments", source=RECIPES

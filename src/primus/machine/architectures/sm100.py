@@ -1,15 +1,8 @@
-"""Blackwell: as Hopper, but for its queues."""
+"""Blackwell: nothing beyond what every NVIDIA GPU gets."""
 
-from primus.machine.profile import Layer, Setting
+from primus.machine.profile import Layer
 
 LAYER = Layer(
     name="sm100",
-    parent="sm90",
-    settings={
-        "CUDA_DEVICE_MAX_CONNECTIONS": Setting(
-            value="32",
-            reason="streams need not share a queue to overlap",
-            source="NVIDIA-NeMo/Megatron-Bridge Llama 3 recipes",
-        ),
-    },
+    parent="nvidia",
 )

@@ -1,21 +1,8 @@
-"""Hopper."""
+"""Hopper: nothing beyond what every NVIDIA GPU gets."""
 
-from primus.machine.profile import Layer, Setting
-
-RECIPES = "NVIDIA-NeMo/Megatron-Bridge Llama 3 recipes"
+from primus.machine.profile import Layer
 
 LAYER = Layer(
     name="sm90",
     parent="nvidia",
-    settings={
-        "NCCL_NVLS_ENABLE": Setting(
-            value="0", reason="memory for the model rather than for faster all-reduce in the switch", source=RECIPES
-        ),
-        "NVTE_FWD_LAYERNORM_SM_MARGIN": Setting(
-            value="20", reason="multiprocessors left to communication", source=RECIPES
-        ),
-        "NVTE_BWD_LAYERNORM_SM_MARGIN": Setting(
-            value="20", reason="multiprocessors left to communication", source=RECIPES
-        ),
-    },
 )

@@ -38,7 +38,11 @@ NIC = Nic(
             value="1", reason="RCCL's own support of these adapters", source=LAUNCHER, when="rocm 7.2.1"
         ),
         "NCCL_NET_PLUGIN": Setting(
-            value="none", reason="the plug-in is part of RCCL", source=LAUNCHER, when="rocm 7.2.1"
+            value="none",
+            reason="the plug-in for these adapters is part of RCCL from ROCm 7.2.1 on, and a library before",
+            source=LAUNCHER,
+            when="rocm 7.2.1",
+            alternatives={"rocm before 7.2.1": "librccl-anp.so"},
         ),
     },
 )

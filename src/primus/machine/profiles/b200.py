@@ -24,7 +24,6 @@ PROFILES = (
         achieved={"bf16": 1745, "fp8": 3432},
         floors={
             "gemm_bf16": Floor(value=1396, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
-            "gemm_fp8": Floor(value=2745, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
             "all_reduce": Floor(value=545, unit="GB/s", source="80 % of the best in stas00/ml-engineering"),
         },
     ),

@@ -18,7 +18,6 @@ PROFILES = (
         achieved={"bf16": 1769, "fp8": 3353},
         floors={
             "gemm_bf16": Floor(value=1415, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
-            "gemm_fp8": Floor(value=2682, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
         },
     ),
 )

@@ -1,6 +1,6 @@
 """NVIDIA GB200: the figures of one of its GPUs."""
 
-from primus.machine.profile import Floor, Profile
+from primus.machine.profile import Floor, Profile, Setting
 
 PROFILES = (
     Profile(
@@ -19,7 +19,20 @@ PROFILES = (
         achieved={"bf16": 1822, "fp8": 3615},
         floors={
             "gemm_bf16": Floor(value=1458, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
-            "gemm_fp8": Floor(value=2892, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
+        },
+        settings={
+            "NCCL_MNNVL_ENABLE": Setting(
+                value="1",
+                reason="nodes of one rack reach each other over NVLink; an error where that is down, not slow NICs",
+                source="AMD-AGI/Primus benchmark/kernel/rccl/run_benchmark_gb200.sh; NCCL user guide",
+                when="several nodes",
+            ),
+            "NCCL_CUMEM_ENABLE": Setting(
+                value="1",
+                reason="NVLink between nodes needs memory of the driver's virtual memory calls",
+                source="NCCL user guide",
+                when="several nodes",
+            ),
         },
     ),
 )

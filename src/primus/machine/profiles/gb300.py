@@ -1,6 +1,6 @@
 """NVIDIA GB300: the figures of one of its GPUs."""
 
-from primus.machine.profile import Profile
+from primus.machine.profile import Profile, Setting
 
 PROFILES = (
     Profile(
@@ -16,5 +16,19 @@ PROFILES = (
         server_sizes=(4,),
         fp8_format="e4m3fn",
         peaks={"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500, "fp8": 5000, "fp4": 15000},
+        settings={
+            "NCCL_MNNVL_ENABLE": Setting(
+                value="1",
+                reason="nodes of one rack reach each other over NVLink; an error where that is down, not slow NICs",
+                source="AMD-AGI/Primus benchmark/kernel/rccl/run_benchmark_gb200.sh; NCCL user guide",
+                when="several nodes",
+            ),
+            "NCCL_CUMEM_ENABLE": Setting(
+                value="1",
+                reason="NVLink between nodes needs memory of the driver's virtual memory calls",
+                source="NCCL user guide",
+                when="several nodes",
+            ),
+        },
     ),
 )

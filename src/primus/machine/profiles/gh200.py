@@ -19,7 +19,6 @@ PROFILES = (
         achieved={"bf16": 828.6, "fp8": 1535},
         floors={
             "gemm_bf16": Floor(value=663, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
-            "gemm_fp8": Floor(value=1228, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
         },
     ),
     Profile(

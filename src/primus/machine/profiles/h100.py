@@ -24,7 +24,6 @@ PROFILES = (
         achieved={"bf16": 794.5, "fp8": 1402.6},
         floors={
             "gemm_bf16": Floor(value=636, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
-            "gemm_fp8": Floor(value=1122, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
             "all_reduce": Floor(value=293, unit="GB/s", source="80 % of the best in stas00/ml-engineering"),
         },
     ),

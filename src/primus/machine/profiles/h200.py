@@ -22,7 +22,6 @@ PROFILES = (
         peaks={"fp32": 67, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1979},
         achieved={"fp8": 1453},
         floors={
-            "gemm_fp8": Floor(value=1162, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
             "all_reduce": Floor(value=293, unit="GB/s", source="80 % of the best in stas00/ml-engineering"),
         },
     ),

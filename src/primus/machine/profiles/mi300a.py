@@ -39,7 +39,10 @@ PROFILES = (
                 value="100", reason="per cent of the memory that a process may use", source=LAUNCHER
             ),
             "NVTE_CK_USES_BWD_V3": Setting(
-                value="0", reason="as the existing launcher has it; its reason is not public", source=LAUNCHER
+                value="0",
+                reason="as the existing launcher has it; its reason is not public",
+                source=LAUNCHER,
+                when="transformer engine",
             ),
         },
     ),

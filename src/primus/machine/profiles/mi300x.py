@@ -29,7 +29,6 @@ PROFILES = (
         floors={
             "gemm_bf16": Floor(value=534, unit="TFLOP/s", source="80 % of the best in stas00/ml-engineering"),
             "gemm_fp16": Floor(value=523, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
-            "gemm_fp8": Floor(value=981, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
             "gemm_fp32": Floor(value=100, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
             "memory_copy": Floor(value=4177.285, unit="GB/s", source=ACCEPTANCE),
             "memory_triad": Floor(value=3885.301, unit="GB/s", source=ACCEPTANCE),

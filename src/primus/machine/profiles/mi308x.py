@@ -22,9 +22,7 @@ PROFILES = (
         floors={
             "gemm_bf16": Floor(value=172, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
             "gemm_fp16": Floor(value=172, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
-            "gemm_fp8": Floor(value=336, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
             "gemm_fp32": Floor(value=26, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
-            "gemm_tf32": Floor(value=96, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
         },
     ),
 )

@@ -27,7 +27,6 @@ PROFILES = (
         floors={
             "gemm_bf16": Floor(value=554, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
             "gemm_fp16": Floor(value=524, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
-            "gemm_fp8": Floor(value=983, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
             "memory_copy": Floor(value=3488, unit="GB/s", source="80 % of the least in AMD-AGI/Primus#712"),
             "all_reduce_64m": Floor(value=100, unit="GB/s", source="AMD-AGI/Primus node-smoke default"),
         },

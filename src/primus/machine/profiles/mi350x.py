@@ -26,7 +26,6 @@ PROFILES = (
         floors={
             "gemm_bf16": Floor(value=956, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
             "gemm_fp16": Floor(value=946, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
-            "gemm_fp8": Floor(value=2061, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
             "all_reduce": Floor(value=350, unit="GB/s", source="AMD Instinct customer acceptance guide"),
             "all_reduce_64m": Floor(value=100, unit="GB/s", source="AMD-AGI/Primus node-smoke default"),
         },

@@ -27,7 +27,6 @@ PROFILES = (
         floors={
             "gemm_bf16": Floor(value=956, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
             "gemm_fp16": Floor(value=946, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
-            "gemm_fp8": Floor(value=2061, unit="TFLOP/s", source="ROCm/ROCmValidationSuite gst"),
             "memory_copy": Floor(value=5525.433, unit="GB/s", source="AMD-AGI/Primus-SaFE Bench preflight"),
             "memory_triad": Floor(value=5447.277, unit="GB/s", source="AMD-AGI/Primus-SaFE Bench preflight"),
             "all_reduce": Floor(value=350, unit="GB/s", source="AMD Instinct customer acceptance guide"),

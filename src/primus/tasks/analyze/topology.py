@@ -29,6 +29,8 @@ class Options(Struct, frozen=True, kw_only=True):
     """Root of a recorded machine: a folder that holds its sys and proc; this node without it."""
     assume: str | None = None
     """A machine that is only named: MODEL[:CARDS], as in mi300x:8."""
+    assume_nic: str | None = None
+    """Network adapters of the assumed machine: ainic, broadcom, mellanox or slingshot."""
     full: bool = False
     """Show how adapters stand to each other, too; without it, how they stand to the cards."""
 
@@ -67,10 +69,12 @@ def _output(options: Options) -> Path | None:
 def _facts(options: Options, context: TaskContext) -> Facts:
     if options.root is not None and options.assume is not None:
         raise UsageError("--root and --assume name two machines", "give one of them")
+    if options.assume_nic is not None and options.assume is None:
+        raise UsageError("--assume-nic describes an assumed machine", "give --assume MODEL as well")
     if options.assume is not None:
         from primus.machine.assume import assumed
 
-        return assumed(options.assume)
+        return assumed(options.assume, options.assume_nic)
     if options.root is None:
         return context.facts()
     root = Path(options.root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -10,14 +11,16 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, structs
 
+from primus import registry
 from primus.config.load import load_experiment
-from primus.errors import UsageError
+from primus.errors import UsageError, did_you_mean
 from primus.launch.plan import Variable
 from primus.machine import network
 from primus.machine.assume import assumed
 from primus.machine.cluster import Layout
-from primus.machine.environment import Assignment, Choice, environment, find_rocm_library
+from primus.machine.environment import Assignment, Choice, environment, find_rocm_library, find_torch_version
 from primus.machine.facts import Facts
+from primus.machine.workload import Workload, workload_of
 from primus.report.table import table
 from primus.secret import masked
 from primus.task import TaskContext
@@ -43,6 +46,10 @@ class Options(Struct, frozen=True, kw_only=True):
     """Experiment file, whose variables count as well."""
     assume: str | None = None
     """Plan for another machine: MODEL or MODEL:CARDS, such as mi355x:8, or cpu."""
+    assume_nic: str | None = None
+    """Network adapters of the assumed machine: ainic, broadcom, mellanox or slingshot."""
+    framework: str | None = None
+    """Backend whose variables count as well; that of --config by default."""
     nnodes: int | None = None
     """Nodes of the launch; one needs less than several."""
 
@@ -63,13 +70,27 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: The machine or the number of nodes is impossible, or the user's variables are.
     """
-    facts = assumed(options.assume) if options.assume is not None else context.facts()
-    given = {**_experiments(options.config, context), **context.variables}
-    shown = report(facts, _layout(options, facts, context.layout), context.environ, given)
+    if options.assume_nic is not None and options.assume is None:
+        raise UsageError("--assume-nic describes an assumed machine", "give --assume MODEL as well")
+    facts = assumed(options.assume, options.assume_nic) if options.assume is not None else context.facts()
+    given, workload = _experiments(options.config, context)
+    if options.framework is not None:
+        workload = _workload(options.framework, workload)
+    shape = _layout(options, facts, context.layout)
+    shell = context.environ if context.shell is None else context.shell
+    shown = report(facts, shape, shell, given, typed=context.variables, workload=workload)
     context.result(shown, _text(shown))
 
 
-def report(facts: Facts, layout: Layout, environ: Mapping[str, str], given: Mapping[str, Assignment]) -> Report:
+def report(
+    facts: Facts,
+    layout: Layout,
+    environ: Mapping[str, str],
+    given: Mapping[str, Assignment],
+    *,
+    typed: Mapping[str, Assignment] | None = None,
+    workload: Workload | None = None,
+) -> Report:
     """What the processes of a machine get.
 
     Raises:
@@ -77,7 +98,17 @@ def report(facts: Facts, layout: Layout, environ: Mapping[str, str], given: Mapp
     """
     chosen = network.choose(facts, layout.nnodes, environ)
     library = None if facts.assumed else find_rocm_library(environ)
-    decided = environment(facts, chosen, layout, environ, given, rocm_library=library)
+    decided = environment(
+        facts,
+        chosen,
+        layout,
+        environ,
+        given,
+        typed=(typed or {},),
+        workload=workload,
+        torch=find_torch_version(facts, sys.path),
+        rocm_library=library,
+    )
     return Report(
         machine=_machine(facts, layout),
         variables=tuple(_masked(choice) for choice in decided.variables.values()),
@@ -86,12 +117,25 @@ def report(facts: Facts, layout: Layout, environ: Mapping[str, str], given: Mapp
     )
 
 
-def _experiments(file: str | None, context: TaskContext) -> dict[str, Assignment]:
-    """Variables that an experiment file sets, each with the line that does."""
+def _experiments(file: str | None, context: TaskContext) -> tuple[dict[str, Assignment], Workload | None]:
+    """Variables that an experiment file sets, each with the line that does, and what others depend on."""
     if file is None:
-        return {}
+        return {}, None
     resolved = load_experiment(Path(file), (), environ=context.environ)
-    return {name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in resolved.experiment.env.items()}
+    given = {name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in resolved.experiment.env.items()}
+    return dict(given), workload_of(resolved.experiment)
+
+
+def _workload(framework: str, of_file: Workload | None) -> Workload:
+    """The workload of another backend.
+
+    Raises:
+        UsageError: Nothing is known of it.
+    """
+    known = registry.names("frameworks")
+    if framework not in known:
+        raise UsageError(f"--framework: no backend '{framework}' has variables", did_you_mean(framework, known))
+    return structs.replace(of_file, framework=framework) if of_file else Workload(framework=framework)
 
 
 def _layout(options: Options, facts: Facts, layout: Layout | None) -> Layout:

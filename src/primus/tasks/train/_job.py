@@ -17,6 +17,7 @@ from primus.errors import PrimusError, UnfitError, UsageError
 from primus.launch import jobs
 from primus.launch.plan import Job, Variable
 from primus.machine.facts import DeviceKind
+from primus.machine.workload import workload_of
 from primus.runs import lock
 from primus.runs.files import read_json
 from primus.runs.store import Run, runs_of
@@ -141,7 +142,14 @@ def _amendable(
         changed = structs.replace(job, notes=(*job.notes, *notes))
         if keeps is None:
             fresh = _job(found, {**files, **_before_hooks(job.files)}, resume=None)
-            changed = structs.replace(changed, files=fresh.files, env=fresh.env, check=fresh.check, device=fresh.device)
+            changed = structs.replace(
+                changed,
+                files=fresh.files,
+                env=fresh.env,
+                workload=fresh.workload,
+                check=fresh.check,
+                device=fresh.device,
+            )
         elif not _has(keeps, {name: files[name] for name in COMPARED}):
             raise UsageError(
                 f"{' '.join(words)} changes a run that was begun otherwise",
@@ -192,6 +200,7 @@ def _job(resolved: Resolved, files: dict[str, str], resume: Run | None) -> Job:
         check=check,
         device=_device(asked),
         framework=asked.trainer.framework,
+        workload=workload_of(asked),
         elsewhere=(),
         resume=str(resume.directory) if resume else None,
         notes=(f"continues {resume.directory.name} from its newest checkpoint",) if resume else (),

@@ -1,0 +1,33 @@
+"""What a job's backend and its parallel layout mean for the variables of its processes.
+
+A backend's part is a file of `machine/frameworks` with its name. It names the libraries that the backend computes with,
+whose settings in the machine's layers then apply, and gives the variables that depend on the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from primus import registry
+from primus.machine.profile import Library, Profile, Setting
+from primus.machine.workload import Workload
+
+
+class Framework(Protocol):
+    """What a file of `machine/frameworks` holds."""
+
+    LIBRARIES: tuple[Library, ...]
+    """Libraries that the backend computes with."""
+
+    def settings(self, workload: Workload, device: Profile | None) -> Mapping[str, Setting]:
+        """Variables by the layout of a job, on devices of a model; None where the model is not known."""
+        ...
+
+
+def find_framework(name: str) -> Framework | None:
+    """The part of the backend `name`; None where it has none."""
+    if name not in registry.names("frameworks"):
+        return None
+    found: Framework = registry.load("frameworks", name)
+    return found

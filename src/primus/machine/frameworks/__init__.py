@@ -1,0 +1,1 @@
+"""Backends' variables by their parallel layout; each file is a plug-in with LIBRARIES and settings."""

@@ -1,0 +1,13 @@
+"""The native backend: plain PyTorch, sharded by FSDP2, which needs CUDA's own number of queues to overlap."""
+
+from __future__ import annotations
+
+from primus.machine.profile import Library, Profile, Setting
+from primus.machine.workload import Workload
+
+LIBRARIES: tuple[Library, ...] = ()
+
+
+def settings(workload: Workload, device: Profile | None) -> dict[str, Setting]:
+    """Nothing: FSDP2 overlaps best with what CUDA, HIP and NCCL do by themselves."""
+    return {}

@@ -1,0 +1,13 @@
+"""torchtitan: PyTorch's own parallelism, with Primus-Turbo's kernels on AMD."""
+
+from __future__ import annotations
+
+from primus.machine.profile import Library, Profile, Setting
+from primus.machine.workload import Workload
+
+LIBRARIES: tuple[Library, ...] = ("primus turbo",)
+
+
+def settings(workload: Workload, device: Profile | None) -> dict[str, Setting]:
+    """Nothing: FSDP2 overlaps best with what CUDA, HIP and NCCL do by themselves."""
+    return {}
