@@ -269,6 +269,36 @@ def test_no_process_of_a_hook_outlives_a_killed_launcher(tmp_path: Path) -> None
     cli.wait_for(lambda: all(map(is_gone, pids)), "the end of the hook", timeout_s=15)
 
 
+LINGER = """
+import time
+from pathlib import Path
+from msgspec import Struct
+
+class Options(Struct):
+    pass
+
+def run(options, context):
+    Path("ready").touch()
+    time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_a_task_without_workers_runs_its_failure_hook(tmp_path: Path, number: signal.Signals) -> None:
+    write(
+        tmp_path,
+        plugins__tasks__linger_py=LINGER,
+        hooks__linger__failure__1_f_sh='echo "$PRIMUS_OUTCOME $PRIMUS_EXIT_CODE $PRIMUS_REASON" >said\n',
+    )
+    plugins = str(tmp_path / "plugins")
+    with cli.started("direct", "--", "linger", cwd=tmp_path, PRIMUS_PLUGINS=plugins) as process:
+        cli.wait_for((tmp_path / "ready").exists, "the task to work")
+        process.send_signal(number)
+        process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert (tmp_path / "said").read_text() == f"interrupted {128 + number} {number.name}\n"
+
+
 def test_a_hook_that_prints_secrets_shows_them_nowhere(tmp_path: Path) -> None:
     text = (
         "env\necho leaking $HF_TOKEN >&2\necho env.MADE_TOKEN=canary-made\necho env.COPY=$HF_TOKEN\n"

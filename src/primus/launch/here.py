@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError
+from primus.errors import EXIT_FAILED, PrimusError
 from primus.launch import actions
 from primus.launch.actions import Given, Scene
 from primus.launch.plan import Action
 from primus.launch.request import Request
+from primus.launch.signals import exit_code_of, raising
 from primus.machine.cluster import Layout
 from primus.runs.store import Outcome
 
@@ -52,13 +54,15 @@ def perform(
         )
         try:
             actions.before(planned, scene, lambda: environ, accept)
-            code = task()
+            with raising():
+                code = task()
             outcome = Outcome(state="failed" if code else "done", exit_code=code)
         except PrimusError as error:
             outcome = actions.outcome_of(error)
             raise
-        except KeyboardInterrupt:
-            outcome = Outcome(state="interrupted", exit_code=EXIT_INTERRUPTED, reason="SIGINT")
+        except KeyboardInterrupt as error:
+            code = exit_code_of(error)
+            outcome = Outcome(state="interrupted", exit_code=code, reason=signal.Signals(code - 128).name)
             raise
         finally:
             actions.afterwards(planned, scene, environ, outcome)
