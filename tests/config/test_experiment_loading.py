@@ -299,6 +299,20 @@ def test_a_key_that_is_set_replaces_its_alternatives_below(write: Write) -> None
     assert same.data.mock_data, "null takes nothing's place"
 
 
+def test_a_key_replaces_its_alternatives_of_a_file_or_preset_that_is_extended(write: Write) -> None:
+    write(
+        module("model: tiny.yaml\nconfig: far.yaml\noverrides:\n  mock_data: true\n  lr_warmup_fraction: 0.5"),
+        "base.yaml",
+    )
+    write("min_lr_ratio: 0.5", "near.yaml")
+    write("extends: near.yaml\nmin_lr: 1.0e-6", "far.yaml")
+    file = write("extends: base.yaml\n" + module("overrides:\n  lr_warmup_iters: 3\n  seed: 5"))
+    trainer = load(file).experiment.trainer
+    assert (trainer.optimizer.lr_warmup_iters, trainer.optimizer.lr_warmup_fraction) == (3, None)
+    assert (trainer.optimizer.min_lr, trainer.optimizer.min_lr_ratio) == (1e-6, None)
+    assert (trainer.data.mock_data, trainer.training.seed) == (True, 5)
+
+
 # -- unknown keys --
 
 MEGATRON_FILE = "platform: slurm\n" + module(

@@ -102,8 +102,22 @@ def _extended(
     merged: Tree = {}
     for leaf in _as_leaves(extends):
         base = _locate(kind, leaf, file.parent)
-        merged = _merge(merged, _extended(base, environ, kind, (*seen, path)))
-    return _merge(merged, tree)
+        merged = _extend(merged, _extended(base, environ, kind, (*seen, path)))
+    return _extend(merged, tree)
+
+
+def _extend(base: Tree, over: Tree) -> Tree:
+    """A preset or an experiment file `over` the one that it extends, whose alternatives it replaces at either level."""
+    merged = _override(base, over)
+    modules, below, above = (tree.get("modules") for tree in (merged, base, over))
+    if isinstance(modules, dict) and isinstance(below, dict) and isinstance(above, dict):
+        for stage, module in modules.items():
+            settings = [
+                each.get("overrides") for each in (below.get(stage), above.get(stage)) if isinstance(each, dict)
+            ]
+            if isinstance(module, dict) and len(settings) == 2 and all(isinstance(each, dict) for each in settings):
+                module["overrides"] = _override(*cast("list[Tree]", settings))
+    return merged
 
 
 def _preset_name(path: Path) -> str | None:

@@ -105,3 +105,14 @@ def test_a_rate_is_never_above_the_peak_nor_negative(style, warmup, train_iters,
 
 def as_dict(spec: ModelSpec) -> dict:
     return {name: getattr(spec, name) for name in spec.__struct_fields__}
+
+
+@pytest.mark.parametrize("style", ["cosine", "linear", "WSD"])
+def test_a_ratio_follows_the_learning_rate_to_the_same_bits(style: str) -> None:
+    rate = OptimizerConfig(lr=2e-3, min_lr=0.1 * 2e-3, lr_decay_style=style, lr_warmup_iters=3)
+    ratio = OptimizerConfig(lr=2e-3, min_lr_ratio=0.1, lr_decay_style=style, lr_warmup_iters=3)
+    assert [learning_rate(step, ratio, 20) for step in range(1, 25)] == [
+        learning_rate(step, rate, 20) for step in range(1, 25)
+    ]
+    lower = OptimizerConfig(lr=1e-4, min_lr_ratio=0.1, lr_decay_style=style)
+    assert learning_rate(20, lower, 20) == pytest.approx(1e-5)

@@ -96,6 +96,13 @@ def test_evaluation_is_due_at_its_interval_and_at_the_end(make_run: MakeRun, tra
     assert found[0]["perplexity"] == pytest.approx(math.exp(found[0]["loss"]))
 
 
+def test_no_iterations_of_evaluation_mean_none(make_run: MakeRun, train: Train) -> None:
+    run = make_run(eval_interval=3, eval_iters=0)
+    train(run)
+    assert kinds(run, "eval") == []
+    assert len(kinds(run, "step")) == 8
+
+
 def test_evaluation_does_not_change_the_training(make_run: MakeRun, train: Train) -> None:
     with_eval, without = make_run("with", eval_interval=2), make_run("without")
     train(with_eval)
