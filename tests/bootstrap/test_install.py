@@ -191,7 +191,9 @@ def test_a_blackwell_device_gets_no_build_without_code_for_it(machine: Machine, 
 
 def test_a_machine_without_accelerator_gets_the_small_build_for_cpus(machine: Machine, index: str) -> None:
     assert machine.installed(PRIMUS_TORCH_INDEX=index) == "2.13.0+cpu"
-    assert "for a machine without accelerator" in machine.said
+    assert "for a machine without accelerator" in machine.said and "downloading" in machine.said
+    assert machine.installed(PRIMUS_TORCH_INDEX=index) == "2.13.0+cpu"
+    assert "downloading" not in machine.said
 
 
 def test_an_aarch64_machine_gets_a_build_for_it_or_is_told_that_there_is_none(machine: Machine, index: str) -> None:

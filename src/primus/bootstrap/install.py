@@ -112,8 +112,9 @@ class Installation:
         words = ["--constraint", str(constraints), "--editable", f".[{','.join(extras)}]"]
         uv = None if shared else packages.find_uv()  # uv does not see packages of shared folders
         self._say(f"installing the packages that primus needs with {'uv' if uv else 'pip'}: a few minutes at most")
-        if choice:
-            packages.remove_other_version("torch", choice.version, self.log)
+        installed = packages.installed_version("torch")
+        if choice and installed and installed != choice.version:
+            packages.uninstall("torch", self.log)  # an installed 2.13.0+cpu would do for a wanted 2.13.0
         code = packages.install(self.root, words, choice.options if choice else (), self.config, uv, self.log)
         if code:
             return FAILED
@@ -271,6 +272,8 @@ class Installation:
         if build.torch != self.pin:
             self._say(f"PyTorch {self.pin}, with which primus is tested, is not there; taking {build.torch}")
         self._say(f"PyTorch {choice.version} for {about}, from {choice.source}")
+        if packages.installed_version("torch") == choice.version:
+            return
         self._say(f"downloading {size}, and about {LIBRARIES_GB[kind]:g} GB of its libraries (log: {self.log_path})")
 
     def _constraints(self, choice: Choice | None, shared: Sequence[str]) -> list[str]:

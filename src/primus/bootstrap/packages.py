@@ -162,15 +162,17 @@ def install(
     return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, cwd=root).returncode
 
 
-def remove_other_version(name: str, version: str, log: TextIO) -> None:
-    """Uninstall a package of another version: an installed 2.13.0+cpu would do for a wanted 2.13.0."""
+def installed_version(name: str) -> str | None:
+    """Version of a package that is installed in this environment itself."""
     from importlib.metadata import distributions
 
-    site = sysconfig.get_path("purelib")
-    installed = [each.version for each in distributions(path=[site], name=name)]
-    if installed and installed[0] != version:
-        command = [sys.executable, "-m", "pip", "uninstall", "--yes", name]
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment())
+    return next((each.version for each in distributions(path=[sysconfig.get_path("purelib")], name=name)), None)
+
+
+def uninstall(name: str, log: TextIO) -> None:
+    """Remove a package from this environment."""
+    command = [sys.executable, "-m", "pip", "uninstall", "--yes", name]
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment())
 
 
 def _for_uv(config: PipConfig, environ: dict[str, str]) -> list[str]:
