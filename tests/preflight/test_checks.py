@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import sys
 import threading
@@ -629,6 +630,16 @@ def test_a_network_plugin_is_loaded_as_a_worker_will(tmp_path: Path, name: str, 
     where = live(tmp_path, GPUS)
     found = software.libraries(structs.replace(where, environ={**where.environ, "NCCL_NET_PLUGIN": name}))
     assert {one.check: one.status for one in found}["software.net_plugin"] == status
+
+
+def test_slingshot_needs_a_plugin_that_loads(tmp_path: Path) -> None:
+    where = live(tmp_path, structs.replace(GPUS, rdma=(nic("cxi0", kind="slingshot"),)))
+    assert {one.check: one.status for one in software.libraries(where)}["software.net_plugin"] == "warn"
+    library = ctypes.util.find_library("m")
+    source = next(path for folder in ("/lib", "/usr/lib") for path in Path(folder).rglob(str(library)))
+    (tmp_path / "librccl-net.so").symlink_to(source)
+    there = structs.replace(where, environ={**where.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    assert {one.check: one.status for one in software.libraries(there)}["software.net_plugin"] == "ok"
 
 
 def test_statistics_of_interfaces_are_read_once_a_tool_is_there(tmp_path: Path) -> None:

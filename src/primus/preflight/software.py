@@ -11,6 +11,7 @@ from pathlib import Path
 
 from primus import interpreter
 from primus.bootstrap import torch_builds
+from primus.machine import profile
 from primus.preflight.finding import Finding
 from primus.preflight.node import Node, info, judged, listed, ok
 
@@ -159,6 +160,30 @@ def libraries(node: Node) -> Iterator[Finding]:
             f"{name} loads",
             "$NCCL_NET_PLUGIN",
             "set LD_LIBRARY_PATH to its folder, or unset NCCL_NET_PLUGIN",
+        )
+    elif plugin is None:
+        yield from _plugins_of_adapters(node)
+
+
+def _plugins_of_adapters(node: Node) -> Iterator[Finding]:
+    """The library that NCCL or RCCL needs for adapters which it does not reach by itself."""
+    kinds = {device.kind for device in node.facts.rdma if any(port.is_active for port in device.ports)}
+    for found in (profile.nic(kind) for kind in sorted(filter(None, kinds))):
+        if found is None or not found.plugins:
+            continue
+        answers = (
+            node.call(interpreter.code_command(sys.executable, f"import ctypes; ctypes.CDLL({name!r})"), LOAD_LIMIT_S)
+            for name in found.plugins
+        )
+        loads = next((name for name, answer in zip(found.plugins, answers, strict=True) if answer.state == "ok"), None)
+        yield judged(
+            loads is not None,
+            "warn",
+            "software.net_plugin",
+            loads or f"none of {listed(found.plugins)} loads",
+            f"a plug-in for {found.title}",
+            "nodes otherwise talk over sockets, which is slow",
+            "install aws-ofi-rccl or aws-ofi-nccl, and set LD_LIBRARY_PATH to its folder",
         )
 
 
