@@ -21,6 +21,11 @@ from primus.runs.store import Metadata, Outcome, Run, create
 from primus.runtimes.slurm import queries
 
 
+def run_id(number: str) -> str:
+    """Id of the run of job `number`."""
+    return f"20260101_000000-{int(number):04x}"
+
+
 class Desk:
     """Somebody who has submitted jobs."""
 
@@ -30,9 +35,8 @@ class Desk:
         self.environ = self.slurm.environ | {"XDG_STATE_HOME": str(folder / "state")}
 
     def submitted(self, number: str, name: str = "night", **changes: object) -> Run:
-        run = create(
-            self.folder / "out" / name / f"run{number}", Metadata(id=f"run{number}", name=name, task="t", created=1)
-        )
+        identity = run_id(number)
+        run = create(self.folder / "out" / name / identity, Metadata(id=identity, name=name, task="t", created=1))
         (run.directory / "logs").mkdir()
         values = {"logs": (f"logs/slurm-{number}.out",), "submitted": float(number)} | changes
         submission = Submission(runtime="slurm", id=number, name=name, directory=str(run.directory), **values)  # type: ignore[arg-type]
@@ -127,7 +131,7 @@ def test_a_job_is_found_by_its_number_name_or_run(desk: Desk) -> None:
     desk.slurm.answers(squeue="echo '11|RUNNING|None|n1'; echo '12|RUNNING|None|n1'")
     run = desk.submitted("11", "night")
     desk.submitted("12", "night")
-    for name, number in (("11", "11"), ("night", "12"), ("run11", "11"), (str(run.directory), "11")):
+    for name, number in (("11", "11"), ("night", "12"), (run_id("11"), "11"), (str(run.directory), "11")):
         assert json.loads(desk.jobs("show", name, as_json=True).stdout)["id"] == number
     assert "did you mean 'night'?" in desk.jobs("show", "nihgt", code=2).stderr
     assert "jobs list --all shows them" in desk.jobs("show", "9/9", code=2).stderr
@@ -189,7 +193,7 @@ def test_an_array_whose_jobs_are_done_is_done(desk: Desk) -> None:
     desk.slurm.answers(squeue="echo '12_0|COMPLETED||n1'", sacct=accounted.replace("11", "12"))
     desk.jobs("wait", "12")
     assert run.metadata().outcome.state == "failed"
-    assert Run(run.directory.with_name("run12")).metadata().outcome.state == "done"
+    assert Run(run.directory.with_name(run_id("12"))).metadata().outcome.state == "done"
 
 
 def test_why_a_job_has_waited_is_not_why_it_has_ended(desk: Desk) -> None:
