@@ -234,9 +234,11 @@ def document_lengths(
 
 
 def lengths_in(file: IndexedTokens) -> Iterator[NDArray[np.int64]]:
-    """Tokens of each document of a token file; see `document_lengths`."""
+    """Tokens of each document of a token file, in constant memory; see `document_lengths`."""
     width = file.dtype.itemsize
-    return document_lengths(file.pointers, file.borders, file.num_tokens * width, width)
+    for lengths in document_lengths(file.pointers, file.borders, file.num_tokens * width, width):
+        yield lengths
+        file.release_index()
 
 
 class Range(NamedTuple):

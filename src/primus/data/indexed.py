@@ -7,6 +7,7 @@ i32 length[N] in tokens | i64 pointer[N] in bytes | i64 border[D] in sequences |
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Iterator
@@ -78,7 +79,9 @@ class IndexedTokens:
         _, _, code, self.num_sequences, num_borders = header
         self.dtype = np.dtype(CODES[code])
         self.num_documents = num_borders - 1
-        raw = np.asarray(np.memmap(idx_path(prefix), dtype=np.uint8, mode="r"))
+        with idx_path(prefix).open("rb") as file:
+            self._mapped_index = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        raw = np.frombuffer(self._mapped_index, np.uint8)
         ends = np.cumsum([HEADER.size, 4 * self.num_sequences, 8 * self.num_sequences, 8 * num_borders])
         self.lengths = raw[ends[0] : ends[1]].view("<i4")
         self.pointers = raw[ends[1] : ends[2]].view("<i8")
@@ -96,6 +99,11 @@ class IndexedTokens:
         if length < 0 or start < 0 or start + length > self.num_tokens:
             raise _broken(self.prefix, f"sequence {index} lies outside the .bin")
         return self.tokens[start : start + length]
+
+    def release_index(self) -> None:
+        """Give back the memory of what was read of the index, on the way through a huge one."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped_index.madvise(mmap.MADV_DONTNEED)
 
     def offset(self, index: int) -> int:
         """First token of a sequence in the .bin; `index` may be one past the last."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data.indexed import IndexedTokens, IndexedWriter
+from primus.data.indexed import HEADER, MAGIC, IndexedTokens, IndexedWriter, bin_path, idx_path
 from primus.data.inspection import survey
 from primus.data.inspection.survey import PERCENTILES
 from primus.errors import UsageError
@@ -61,3 +63,27 @@ def test_a_document_is_all_of_its_sequences(tmp_path: Path) -> None:
     assert [survey.document(file, number, None).ids for number in (0, 1)] == [[1, 2, 3], [4, 5]]
     with pytest.raises(UsageError, match="no document 2"):
         survey.document(file, 2, None)
+
+
+def test_memory_does_not_grow_with_the_number_of_documents(tmp_path: Path) -> None:
+    def peak_mib(documents: int) -> float:
+        """Memory that a survey adds to a process of its own."""
+        prefix = tmp_path / f"of_{documents}"
+        numbers = np.arange(documents + 1)
+        header = HEADER.pack(MAGIC, 1, 8, documents, documents + 1)
+        arrays = np.full(documents, 5, "<i4"), (10 * numbers[:-1]).astype("<i8"), numbers.astype("<i8")
+        idx_path(prefix).write_bytes(header + b"".join(array.tobytes() for array in arrays))
+        with bin_path(prefix).open("wb") as file:
+            file.truncate(10 * documents)
+        code = (
+            "import sys\nfrom pathlib import Path\n"
+            "from primus.data.indexed import IndexedTokens\nfrom primus.data.inspection.survey import survey\n"
+            "lines = lambda: open('/proc/self/status').readlines()\n"
+            "memory = lambda: int(next(line for line in lines() if 'VmHWM' in line).split()[1]) / 1024\n"
+            "before = memory()\nsurvey(IndexedTokens(Path(sys.argv[1])), None)\nprint(memory() - before)"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(prefix)], capture_output=True, text=True, timeout=120)
+        return float(done.stdout)
+
+    few, many = peak_mib(4_000_000), peak_mib(10_000_000)  # whose index has 200 MB
+    assert many < few + 30

@@ -20,7 +20,7 @@ from primus.data.fingerprint import of_prefixes
 from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
 from primus.data.manifest import Manifest, Recipe, manifest_path
 from primus.data.tokenizer import Tokenizer
-from primus.data.verification import index_checks, manifest_checks, token_checks
+from primus.data.verification import alignment, index_checks, manifest_checks, sample_checks, token_checks
 from primus.data.verification import verify as verifying
 from primus.data.verification.sample_checks import Source
 from primus.data.verification.token_checks import Scan
@@ -497,3 +497,75 @@ def test_long_documents_are_decoded_in_part(
         writer.add_document(np.array(tokens))
         writer.commit()
     assert ("samples: " in said(check(tmp_path / "x", tokenizer=str(tokenizer_file)))) == is_wrong
+
+
+def prose_tokens(vocabulary: int, count: int = 60_000) -> np.ndarray:
+    """Tokens of a Zipf distribution, as those of text are; the frequency of a token is no matter of its id."""
+    random = np.random.default_rng(vocabulary)
+    ranks = np.arange(1, vocabulary)
+    chosen = random.choice(vocabulary - 1, count, p=(1 / ranks) / (1 / ranks).sum())
+    ids: np.ndarray = (1 + random.permutation(vocabulary - 1))[chosen]
+    ids[99::100] = 0
+    return ids
+
+
+def write_shifted(prefix: Path, tokens: np.ndarray, dtype: str, shift: int, first: int = 0) -> None:
+    """Token files of documents of 100 tokens whose stream has gained (or lost, where negative) bytes at a token."""
+    with IndexedWriter(prefix, np.dtype(dtype)) as writer:
+        for document in np.split(tokens, len(tokens) // 100):
+            writer.add_document(document)
+        writer.commit()
+    content, place = bin_path(prefix).read_bytes(), first * np.dtype(dtype).itemsize
+    moved = content[:place] + (bytes(shift) if shift > 0 else b"") + content[place + max(0, -shift) :]
+    bin_path(prefix).write_bytes((moved + bytes(8))[: len(content)])
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype", "shift"),
+    [
+        *((vocabulary, "uint16", shift) for vocabulary in (200, 2000, 32_000, 50_257) for shift in (1, -1)),
+        *(
+            (vocabulary, "int32", shift)
+            for vocabulary in (200, 32_000, 128_256, 200_000)
+            for shift in (1, 2, 3, -1, -2)
+        ),
+    ],
+)
+def test_a_stream_that_is_shifted_by_bytes_is_found_without_a_manifest(
+    tmp_path: Path, vocabulary: int, dtype: str, shift: int
+) -> None:
+    tokens = prose_tokens(vocabulary)
+    write_shifted(tmp_path / "right", tokens, dtype, 0)
+    assert check(tmp_path / "right").findings == []
+    write_shifted(tmp_path / "wrong", tokens, dtype, shift)
+    assert {finding.check for finding in check(tmp_path / "wrong").findings} & {"alignment", "tokens"}
+
+
+def test_a_byte_that_is_lost_in_the_middle_is_found_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alignment, "WINDOW_TOKENS", 8192)
+    write_shifted(tmp_path / "x", prose_tokens(50_257), "uint16", -1, first=30_000)
+    (found,) = [finding for finding in check(tmp_path / "x").findings if finding.check == "alignment"]
+    assert 2 * 20_000 < (found.places[0].byte or 0) < 2 * 34_000
+    assert 3 <= found.count <= 5
+
+
+@pytest.mark.parametrize("kind", ["uniform", "counting", "few", "constant"])
+def test_streams_that_are_no_text_are_not_taken_for_shifted(tmp_path: Path, kind: str) -> None:
+    tokens = {
+        "uniform": np.random.default_rng(1).integers(0, 50_000, 50_000),
+        "counting": np.arange(50_000),
+        "few": np.arange(50_000) % 7 * 256,
+        "constant": np.full(50_000, 256),
+    }[kind]
+    write_shifted(tmp_path / "x", tokens, "uint16", 0)
+    assert not [finding for finding in check(tmp_path / "x").findings if finding.check == "alignment"]
+
+
+def test_equal_tokenizers_beside_several_files_are_loaded_once(corpus: Path, tmp_path: Path) -> None:
+    prefixes = []
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        prefixes.append(copy_of(corpus, tmp_path / name))
+    sample_checks._from_content.cache_clear()
+    assert [report.findings for report in verify(prefixes, Settings())] == [[], [], []]
+    assert sample_checks._from_content.cache_info().misses == 1

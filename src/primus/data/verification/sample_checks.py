@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -142,13 +143,23 @@ def _beside(prefix: Path) -> Path | None:
     return next((path for path in named if path.is_file()), None)
 
 
+@lru_cache(maxsize=2)
+def _from_content(content: bytes, eod: str | None) -> Tokenizer:
+    """The tokenizer of a file, loaded once for all prefixes that have the same beside them.
+
+    Raises:
+        PrimusError: The file is damaged.
+    """
+    return tokenizers.from_content(content, "the tokenizer beside the files", eod, fast=False)
+
+
 def _load(path: Path, manifest: Manifest | None) -> tuple[Source, list[Finding]]:
     """The tokenizer beside the files."""
     if not path.is_file():
         problem = "no such file; the manifest names it as the tokenizer of the data"
         return Source(), [finding("tokenizer", path, problem)]
     try:
-        loaded = tokenizers.load(path, manifest.tokenizer.eod if manifest else None, fast=False)
+        loaded = _from_content(path.read_bytes(), manifest.tokenizer.eod if manifest else None)
     except PrimusError as error:
         return Source(), [finding("tokenizer", path, f"cannot be loaded, {error}")]
     source = Source(loaded, str(path))

@@ -15,7 +15,7 @@ from primus.data.fingerprint import CHUNK_TOKENS, combine
 from primus.data.indexed import bin_path
 from primus.data.manifest import Manifest
 from primus.data.pool import process_pool
-from primus.data.verification import index_checks, manifest_checks, sample_checks, token_checks
+from primus.data.verification import alignment, index_checks, manifest_checks, sample_checks, token_checks
 from primus.data.verification.findings import MAX_PLACES, Finding, Place, finding, missing, unreadable
 from primus.data.verification.index_checks import Index
 from primus.data.verification.sample_checks import Sample
@@ -196,6 +196,8 @@ def _check_tokens(made: Plan, scan: Scan) -> None:
         wrong, intact = manifest_checks.check(made.prefix, made.manifest, found, index)
         report.findings += wrong
     else:
+        if not scan.outside.count:  # which says more
+            report.findings += alignment.check(made.prefix, np.dtype(report.dtype), report.tokens)
         report.notes.append("no manifest: a token that was replaced by another of the vocabulary is not noticed")
     _judge_zeros(made, scan, intact)
     if index and made.sources.tokenizer:
