@@ -196,7 +196,7 @@ def _check_tokens(made: Plan, scan: Scan) -> None:
         wrong, intact = manifest_checks.check(made.prefix, made.manifest, found, index)
         report.findings += wrong
     else:
-        if not scan.outside.count:  # which says more
+        if report.dtype and not scan.outside.count:  # which says more
             report.findings += alignment.check(made.prefix, np.dtype(report.dtype), report.tokens)
         report.notes.append("no manifest: a token that was replaced by another of the vocabulary is not noticed")
     _judge_zeros(made, scan, intact)
