@@ -18,9 +18,9 @@ from primus.checkpoint.shape import shape_of
 from primus.config.load import Resolved, load_experiment, load_model
 from primus.config.schema import Experiment, LoggingConfig, ModelSpec, Trainer
 from primus.errors import UsageError
+from primus.redaction import redact_value
 from primus.runs.files import write_text
 from primus.runs.store import Run
-from primus.secret import masked
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
 
@@ -83,7 +83,7 @@ def test_any_experiment_survives_a_run_folder(
     project: str,
     **top: str,
 ) -> None:
-    env = {name: value for name, value in env.items() if masked(name, value) == value}
+    env = {name: value for name, value in env.items() if redact_value(name, value) == value}
     logging = LoggingConfig(sample_prompt=prompt, wandb_project=project)
     trainer = Trainer(model=load_model("tiny"), logging=logging, backend_args=backend_args)
     asked = Experiment(env=env, trainer=trainer, **top)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -12,15 +13,21 @@ from msgspec import structs
 from primus import model_checks, registry
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
-from primus.config.schema import GROUPS, Experiment
+from primus.config.schema import GROUPS, OWNERS, Experiment, Trainer
 from primus.config.source import dump
+from primus.errors import UsageError
+from primus.redaction import MASK, holds_secret, is_secret_name, learn, redact_value
 from primus.runs.files import to_json
 from primus.runs.store import Run
-from primus.secret import MASK, masked
 
 CONFIG_FILE = "config/primus_config.yaml"
 MODEL_FILE = "config/model_config.yaml"
 ORIGINS_FILE = "config/origins.json"
+
+
+SETTINGS_VARIABLE = "PRIMUS_SECRET_SETTINGS"
+"""Variable that gives workers the settings which hold secrets, as JSON by key; the run folder has their keys alone."""
+NAMES = ("work_group", "user_name", "exp_name", "workspace")
 
 
 def resolve(file: Path, overrides: Sequence[str], environ: Mapping[str, str], stage: str | None = None) -> Resolved:
@@ -30,8 +37,20 @@ def resolve(file: Path, overrides: Sequence[str], environ: Mapping[str, str], st
         UsageError: The configuration is wrong, contradicts itself, or its backend cannot train it.
     """
     resolved = load_experiment(file, overrides, environ=environ, stage=stage)
+    learn(resolved.experiment.env)
+    _check_names(resolved)
     check(resolved)
     return resolved
+
+
+def _check_names(resolved: Resolved) -> None:
+    """What names folders cannot be hidden in them."""
+    for key in NAMES:
+        if holds_secret(getattr(resolved.experiment, key)):
+            raise UsageError(
+                f"{resolved.origins[key]}: {key} holds a secret, which the names of folders would show",
+                "take another name; secrets travel as variables: env: or --env NAME",
+            )
 
 
 def check(resolved: Resolved) -> None:
@@ -56,16 +75,9 @@ def files_of(resolved: Resolved) -> dict[str, str]:
     """The experiment as the files of a run folder, from which `of_run` gives it back; secrets are masked."""
     experiment = resolved.experiment
     trainer = experiment.trainer
-    settings: dict[str, Any] = {}
-    for group in GROUPS:
-        if group != "model":
-            settings |= msgspec.to_builtins(getattr(trainer, group))
-    if trainer.backend_args:
-        settings["backend_args"] = trainer.backend_args
-    top: dict[str, Any] = {
-        key: getattr(experiment, key) for key in ("work_group", "user_name", "exp_name", "workspace")
-    }
-    top["env"] = {name: masked(name, value) for name, value in experiment.env.items()}
+    settings = {key: redact_setting(key, value) for key, value in _settings_of(experiment).items()}
+    top: dict[str, Any] = {key: getattr(experiment, key) for key in NAMES}
+    top["env"] = {name: redact_value(name, value) for name, value in experiment.env.items()}
     module = {"framework": trainer.framework, "model": Path(MODEL_FILE).name, "overrides": settings}
     whole = {**top, "modules": {experiment.stage: module}}
     return {
@@ -75,13 +87,69 @@ def files_of(resolved: Resolved) -> dict[str, str]:
     }
 
 
-def of_run(run: Run) -> Resolved:
-    """The experiment that a run folder holds; its secret variables are left to today's environment."""
+def secret_settings(experiment: Experiment) -> dict[str, Any]:
+    """Settings that hold secrets, by key."""
+    return {key: value for key, value in _settings_of(experiment).items() if redact_setting(key, value) != value}
+
+
+def _settings_of(experiment: Experiment) -> dict[str, Any]:
+    """All settings but those of the model, by key."""
+    trainer = experiment.trainer
+    settings: dict[str, Any] = {}
+    for group in GROUPS:
+        if group != "model":
+            settings |= msgspec.to_builtins(getattr(trainer, group))
+    return settings | ({"backend_args": trainer.backend_args} if trainer.backend_args else {})
+
+
+def redact_setting(key: str, value: Any) -> Any:
+    """`value` without secrets; keys of the schema hold none by their names, those of backends may."""
+    if isinstance(value, str):
+        return redact_value("" if key in OWNERS else key, value)
+    if isinstance(value, dict):
+        return {name: redact_setting(name, item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [redact_setting(key, item) for item in value]
+    return MASK if key not in OWNERS and is_secret_name(key) and type(value) in (int, float) else value
+
+
+def of_run(run: Run, environ: Mapping[str, str] = MappingProxyType({})) -> Resolved:
+    """The experiment that a run folder holds.
+
+    Its secret variables are left to today's environment, and settings that hold secrets are taken from it.
+
+    Raises:
+        UsageError: There is such a setting, and the environment does not have it.
+    """
     resolved = load_experiment(run.directory / CONFIG_FILE, environ=None)
-    env = {name: value for name, value in resolved.experiment.env.items() if MASK not in value}
-    return Resolved(structs.replace(resolved.experiment, env=env), resolved.origins)
+    asked = resolved.experiment
+    env = {name: value for name, value in asked.env.items() if MASK not in value}
+    hidden = [key for key, value in _settings_of(asked).items() if MASK in str(value)]
+    trainer = _restored(asked.trainer, hidden, run, environ) if hidden else asked.trainer
+    return Resolved(structs.replace(asked, env=env, trainer=trainer), resolved.origins)
 
 
-def experiment_of(run: Run) -> Experiment:
+def _restored(trainer: Trainer, hidden: Sequence[str], run: Run, environ: Mapping[str, str]) -> Trainer:
+    """`trainer` with the settings `hidden`, as the environment has them."""
+    try:
+        given = msgspec.json.decode(environ.get(SETTINGS_VARIABLE, "{}"), type=dict[str, Any])
+    except msgspec.MsgspecError:
+        given = {}
+    missing = [key for key in hidden if key not in given]
+    if missing:
+        raise UsageError(
+            f"{run.directory}: {', '.join(missing)} held a secret, which the run folder does not keep",
+            f'export {SETTINGS_VARIABLE}=\'{{"{missing[0]}": "..."}}\', and start it again',
+        )
+    for key in hidden:
+        if key == "backend_args":
+            trainer = structs.replace(trainer, backend_args=given[key])
+        else:
+            group = getattr(trainer, OWNERS[key])
+            trainer = structs.replace(trainer, **{OWNERS[key]: structs.replace(group, **{key: given[key]})})
+    return trainer
+
+
+def experiment_of(run: Run, environ: Mapping[str, str] = MappingProxyType({})) -> Experiment:
     """The experiment that a run trains."""
-    return of_run(run).experiment
+    return of_run(run, environ).experiment

@@ -17,6 +17,7 @@ from primus.experiment import experiment_of
 from primus.interpreter import exclude_working_folder_of_children
 from primus.launch.request import Request
 from primus.process import end_with
+from primus.redaction import learn, redacting
 from primus.runs.attempt import Attempt, forget_stacks, write_stacks_when_asked
 from primus.runs.files import read_json
 from primus.runs.store import Run
@@ -28,6 +29,7 @@ others fail without, ahead of these."""
 
 def main(argv: list[str], environ: Mapping[str, str]) -> int:
     """Do this rank's part of the run in `argv`; every output goes to the rank's log."""
+    learn(environ)
     run, number = Run(Path(argv[0])), int(argv[1])
     rank = int(environ.get("RANK", "0"))
     console = _redirect(run.attempt(number) / f"rank_{rank}.log")
@@ -65,7 +67,7 @@ def _patch(attempt: Attempt, environ: Mapping[str, str]) -> None:
         PrimusError: One of them failed.
     """
     applied = []
-    for choice in patch.choices(environ, lambda: _backend(attempt.run)):
+    for choice in patch.choices(environ, lambda: _backend(attempt.run, environ)):
         if not choice.applies:
             continue
         patch.apply(choice)
@@ -77,20 +79,21 @@ def _patch(attempt: Attempt, environ: Mapping[str, str]) -> None:
         attempt.event("patches", applied=applied)
 
 
-def _backend(run: Run) -> str | None:
+def _backend(run: Run, environ: Mapping[str, str]) -> str | None:
     """Backend of the run's experiment, where it has one."""
-    return experiment_of(run).trainer.framework if run.config.is_file() else None
+    return experiment_of(run, environ).trainer.framework if run.config.is_file() else None
 
 
 def _redirect(log: Path) -> TextIO:
     """Send standard output and error of this process, C libraries included, to `log`; gives the former output."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    console = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="backslashreplace")
+    console = redacting(os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="backslashreplace"))
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(file, stream.fileno())
     os.close(file)
+    sys.stdout, sys.stderr = redacting(sys.stdout), redacting(sys.stderr)
     return console
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from primus.diagnosis import line
-from primus.diagnosis.redact import redacted
-from primus.secret import MASK
+from primus.redaction import MASK
+from primus.redaction import redact_log_text as redacted
 
 NEAR = time.mktime((2026, 3, 1, 0, 0, 0, -1, -1, -1))
 

@@ -16,8 +16,8 @@ from fakes import cli
 from primus.errors import UsageError
 from primus.launch import chain
 from primus.launch.request import Segment, by_name
+from primus.redaction import is_secret_name
 from primus.runs.store import Run, runs_under
-from primus.secret import is_secret
 
 EXPERIMENT = """\
 exp_name: night
@@ -197,7 +197,7 @@ def test_no_secret_value_is_left_in_the_words_of_a_runtime(typed: list[tuple[str
         name, _, value = before.removeprefix("--env=").partition("=")
         assert after == before or (name in found and after == before[: len(before) - len(value) - 1])
     assert not any("pw@" in word for word in kept)
-    assert not any(is_secret(name) and f"{name}=" in word for _, name, _ in typed for word in kept)
+    assert not any(is_secret_name(name) and f"{name}=" in word for _, name, _ in typed for word in kept)
 
 
 def test_a_segment_keeps_words_that_are_no_variables() -> None:

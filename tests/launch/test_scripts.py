@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
+from primus import redaction
 from primus.launch import scripts
-from primus.launch.masks import Masks
 from primus.launch.scripts import Ended
 
 PATH = {"PATH": os.environ["PATH"]}
@@ -26,7 +26,9 @@ def run(log: Path, text: str, environ: dict[str, str] | None = None, timeout_s: 
     file = log.parents[1] / "script.sh"
     file.write_text(text)
     env = PATH | (environ or {})
-    return scripts.run(("bash", str(file), "a word"), env, timeout_s, log, Masks(env), **options)
+    with redaction.scope():
+        redaction.learn(env)
+        return scripts.run(("bash", str(file), "a word"), env, timeout_s, log, **options)
 
 
 def is_gone(pid: int) -> bool:
@@ -169,7 +171,7 @@ def test_bytes_that_are_no_text_stay_readable(log: Path) -> None:
 
 
 def test_a_command_that_is_missing_is_a_problem_not_an_error(log: Path) -> None:
-    ended = scripts.run(("no-such-shell", "x"), PATH, 5, log, Masks({}))
+    ended = scripts.run(("no-such-shell", "x"), PATH, 5, log)
     assert ended.problem == "no-such-shell cannot be started: No such file or directory"
 
 

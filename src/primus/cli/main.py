@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import structs
 
-from primus import __version__, registry
+from primus import __version__, redaction, registry
 from primus.config import flags
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, escape_controls, place_of
 from primus.interpreter import exclude_working_folder
@@ -24,9 +25,9 @@ from primus.launch.request import Request
 from primus.launch.signals import exit_code_of
 from primus.machine.cluster import Layout
 from primus.machine.facts import Facts
+from primus.redaction import redact_args
 from primus.runs.files import to_json
 from primus.runs.store import Outcome, Run
-from primus.secret import mask_words
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
@@ -38,17 +39,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         exclude_working_folder()
     words = list(sys.argv[1:] if argv is None else argv)
-    is_debug = "--debug" in words
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    with redaction.scope(), redaction.redirected_streams():
+        redaction.learn(os.environ)
+        redaction.learn_args(words)
+        return _guarded(words)
+
+
+def _guarded(words: list[str]) -> int:
+    """The exit code; every error is one message, or with `--debug` a traceback."""
+    is_debug = "--debug" in words
     try:
         code = _main(words, os.environ)
         sys.stdout.flush()
         return code
     except PrimusError as error:
         if is_debug:
-            raise
+            traceback.print_exc()
+            return error.exit_code
         print(f"primus-cli: {escape_controls(_without_secrets(str(error), words))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
@@ -59,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code_of(error)
     except Exception as error:
         if is_debug:
-            raise
+            traceback.print_exc()
+            return EXIT_FAILED
         print(f"primus-cli: {escape_controls(_without_secrets(_unexpected(error), words))}", file=sys.stderr)
         return EXIT_FAILED
 
@@ -79,7 +90,7 @@ def _unexpected(error: Exception) -> str:
 
 def _without_secrets(text: str, words: Sequence[str]) -> str:
     """`text` with each word of the command line that holds a secret masked."""
-    for word, shown_word in zip(words, mask_words(words), strict=True):
+    for word, shown_word in zip(words, redact_args(words), strict=True):
         text = text.replace(word, shown_word) if word != shown_word else text
     return text
 

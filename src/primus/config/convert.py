@@ -12,6 +12,7 @@ import msgspec
 from primus.config.schema import GROUPS, NEEDS_VALUE, ZERO_IS_NONE
 from primus.config.source import Leaf, Tree, plain, scalar
 from primus.errors import UsageError, nearest
+from primus.redaction import MASK, is_secret_name, redact
 
 DEFAULT = "default"
 """Origin of what nobody has set."""
@@ -123,12 +124,12 @@ def conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationEr
         choices = [str(choice) for option in alternatives(kind) for choice in get_args(option)]
         close = nearest(str(item.value), choices)
         hint = f"did you mean '{close}'?" if close else f"valid: {', '.join(choices)}"
-        return f"{_shown(item.value)} is not possible; {hint}"
+        return f"{_shown(item)} is not possible; {hint}"
     if item.value is None and type(None) not in alternatives(kind):
         return f"{reason}; leave it out for the default"
     if _is_large_integer(item.value) and int in alternatives(kind):
-        return f"expected int <= {2**63 - 1} ({_shown(item.text or item.value, quoted=False)})"
-    return f"{reason} ({_shown(item.value)})"
+        return f"expected int <= {2**63 - 1} ({_shown(item, quoted=False)})"
+    return f"{reason} ({_shown(item)})"
 
 
 def _is_large_integer(value: Any) -> bool:
@@ -139,8 +140,10 @@ def _is_large_integer(value: Any) -> bool:
 _INTEGER = re.compile(r"[-+]?(0x[0-9a-fA-F]+|\d[\d_]*)")
 
 
-def _shown(value: Any, *, quoted: bool = True) -> str:
-    text = repr(value) if quoted else str(value)
+def _shown(item: Leaf, *, quoted: bool = True) -> str:
+    if any(is_secret_name(name) for name in item.origin.split(", ") if name.startswith("$")):
+        return MASK
+    text = redact(repr(item.value) if quoted else str(item.text or item.value))
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text):,} characters)"
 
 

@@ -11,6 +11,7 @@ import yaml
 from msgspec import Struct
 
 from primus.errors import UsageError
+from primus.redaction import learn
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOT_OURS = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
@@ -299,6 +300,7 @@ class _Reader:
                 raise UsageError(f"{self.where(key_node)}: key '{key}' is given twice")
             if id(key_node) in own:  # those that `<<` merges in may be given again
                 seen.add(key)
+            _learn(key, value_node)
             tree[key] = self.mapping(value_node) if isinstance(value_node, yaml.MappingNode) else self.leaf(value_node)
         return tree
 
@@ -328,6 +330,12 @@ class _Reader:
 
     def where(self, node: yaml.Node) -> str:
         return f"{self.shown}:{node.start_mark.line + 1}"
+
+
+def _learn(key: str, node: yaml.Node) -> None:
+    """Let redaction know what a file holds of secrets: below keys that say so, and inside of any value."""
+    if isinstance(node, yaml.ScalarNode) and "${" not in node.value:
+        learn({key: node.value})
 
 
 def plain(tree: Tree) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 import time
 from datetime import datetime, timezone
 
-from primus.diagnosis.redact import redacted
+from primus.redaction import redact_log_text
 
 LONGEST = 300
 """Characters of a line that are shown."""
@@ -54,7 +54,7 @@ def excerpt(text: str, around: int = 0) -> str:
     """`text` to be shown: without secrets, and short, with the character `around` in it."""
     begin = max(0, min(around - LONGEST // 3, len(text) - LONGEST)) if len(text) > LONGEST else 0
     safe_begin = text.rfind(" ", 0, begin) + 1 if begin else 0  # a word that is cut might hide what makes it a secret
-    shown = redacted(text[safe_begin : begin + 2 * LONGEST])[: LONGEST + begin - safe_begin]
+    shown = redact_log_text(text[safe_begin : begin + 2 * LONGEST])[: LONGEST + begin - safe_begin]
     after = "..." if begin + LONGEST < len(text) else ""
     return ("..." if safe_begin else "") + shown.strip() + after
 

@@ -21,14 +21,13 @@ from primus.errors import PrimusError, UsageError
 from primus.hook import RESULT_VARIABLE, Reply, Stage
 from primus.launch import hooks, scripts
 from primus.launch.execute import OF_ONE_RANK
-from primus.launch.masks import Masks
 from primus.launch.patch_record import Recorder
 from primus.launch.plan import Action, Variable
 from primus.launch.scripts import Ended
 from primus.launch.signals import Signals
 from primus.machine.cluster import Layout
+from primus.redaction import holds_secret, is_secret_name, learn, learn_args, learn_value, redact_log_text
 from primus.runs.store import Outcome, Run, State
-from primus.secret import is_secret
 
 SKIPPED = 2
 """Exit code by which a patch says that it does not apply, as in the existing system."""
@@ -99,8 +98,9 @@ def before(
         for action in _of_stage(actions, "before", scene.layout):
             scene.say(f"{action.kind} {action.file}")
             if action.kind == "patch":
-                recorder.start(action, Masks(environ()))
-            ended, reply, masks = _perform(action, scene, signals, environ())
+                learn(environ())
+                recorder.start(action)
+            ended, reply = _perform(action, scene, signals, environ())
             is_skipped = action.kind == "patch" and ended.exit_code == SKIPPED
             if action.kind == "patch":
                 recorder.end("skipped" if is_skipped else "failed" if ended.problem else "applied", ended.exit_code)
@@ -109,7 +109,7 @@ def before(
             elif ended.problem:
                 raise _failure(action, scene, ended)
             else:
-                _accept(_given(action, reply, masks), scene, accept)
+                _accept(_given(action, reply), scene, accept)
         if signals.first is not None:  # between two of them, or after the last
             raise Interrupted(f"interrupted by {signal.Signals(signals.first).name}", signals.first)
 
@@ -126,7 +126,7 @@ def afterwards(actions: Sequence[Action], scene: Scene, environ: Mapping[str, st
     with Signals() as signals:
         for action in _of_stage(actions, stage, scene.layout):
             scene.say(f"{stage} hook {action.file}")
-            ended, _, _ = _perform(action, scene, signals, {**environ, **told})
+            ended, _ = _perform(action, scene, signals, {**environ, **told})
             if ended.problem:
                 problems.append(str(_failure(action, scene, ended)))
                 print(f"primus-cli: {problems[-1]}", file=sys.stderr, flush=True)
@@ -149,10 +149,12 @@ def _accept(given: Given, scene: Scene, accept: Callable[[Given], Sequence[str]]
         raise UsageError(f"{action.kind} {action.file}: {error.problem}", error.hint) from None
 
 
-def _perform(action: Action, scene: Scene, signals: Signals, environ: Mapping[str, str]) -> tuple[Ended, Reply, Masks]:
-    """Run one; gives how it ended, what it wants set, and what must be hidden of that."""
-    masks = Masks(environ)
-    masks.learn_words(scene.words)
+def _perform(action: Action, scene: Scene, signals: Signals, environ: Mapping[str, str]) -> tuple[Ended, Reply]:
+    """Run one; gives how it ended, and what it wants set."""
+    learn(environ)
+    learn_args(scene.words)
+    with contextlib.suppress(OSError):  # it cannot be read: it cannot be run either, which is said below
+        learn_value(Path(action.file).read_text(encoding="utf-8", errors="replace"), is_secret=False)
     log = scene.logs / _log_name(action, scene.layout)
     with _alone(action, signals) as refused, tempfile.TemporaryDirectory(prefix="primus-hook-") as private:
         result = Path(private) / "result.json"
@@ -160,20 +162,21 @@ def _perform(action: Action, scene: Scene, signals: Signals, environ: Mapping[st
         env = {**environ, **_told(action, scene), **own, RESULT_VARIABLE: str(result)}
         speaks = action.stage == "before" and not action.functions
         ended = refused or scripts.run(
-            _argv(action, scene), env, action.timeout_s, log, masks, speaks=speaks, interrupted=lambda: signals.first
+            _argv(action, scene), env, action.timeout_s, log, speaks=speaks, interrupted=lambda: signals.first
         )
         reply = _reply(result) if action.functions else Reply(env=ended.env, extra=ended.extra)
     if reply is None:
         ended = structs.replace(ended, problem=ended.problem or "it ended before its functions returned")
-        return ended, Reply(), masks
-    masks.learn(reply.env)
+        return ended, Reply()
+    learn(reply.env)
     if reply.stop:
-        hint = (masks.apply(reply.hint),) if reply.hint else ()
-        ended = structs.replace(ended, problem=masks.apply(f"it stopped the launch: {reply.stop}"), tail=hint)
-    return ended, reply, masks
+        hint = (redact_log_text(reply.hint, assigned_only=True),) if reply.hint else ()
+        problem = redact_log_text(f"it stopped the launch: {reply.stop}", assigned_only=True)
+        ended = structs.replace(ended, problem=problem, tail=hint)
+    return ended, reply
 
 
-def _given(action: Action, reply: Reply, masks: Masks) -> Given:
+def _given(action: Action, reply: Reply) -> Given:
     """The reply as variables and words.
 
     Raises:
@@ -190,8 +193,8 @@ def _given(action: Action, reply: Reply, masks: Masks) -> Given:
     if wrong:
         raise PrimusError(f"{what}: {wrong[0]!r} with its value is no variable of the environment")
     source = f"{action.kind}:{action.file}"
-    env = {name: Variable(value, source, is_secret=masks.hides(value)) for name, value in reply.env.items()}
-    secrets = [name for name, value in reply.extra.items() if is_secret(name) or masks.hides(value)]
+    env = {name: Variable(value, source, is_secret=holds_secret(value)) for name, value in reply.env.items()}
+    secrets = [name for name, value in reply.extra.items() if is_secret_name(name) or holds_secret(value)]
     if secrets:
         raise PrimusError(
             f"{what}: extra.{secrets[0]} holds a secret, which the run folder would show",

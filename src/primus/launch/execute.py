@@ -26,6 +26,7 @@ from primus.launch.plan import LaunchPlan
 from primus.launch.verdict import Ended
 from primus.machine import oom
 from primus.machine.oom import OomKills
+from primus.redaction import redact_file
 from primus.runs import events
 from primus.runs.attempt import LAUNCHER_VARIABLE
 from primus.runs.files import write_json, write_text
@@ -78,6 +79,7 @@ def execute(
     finally:
         if returncode != 0:  # after a good end what a worker has left behind on purpose may stay
             process.end(child, mark=f"{MARK}={mark}")
+    _redact_logs(run, plan, number)
     return _ended(returncode, run, plan, number, guard, kills)
 
 
@@ -170,6 +172,15 @@ def _ended(returncode: int | None, run: Run, plan: LaunchPlan, number: int, guar
         failures=tuple(failures),
         interruption=_interruption(run, number),
     )
+
+
+def _redact_logs(run: Run, plan: LaunchPlan, number: int) -> None:
+    """Remove secrets from what the processes of this node wrote to their logs past Python's streams."""
+    shape = plan.layout
+    first, count = (shape.node_rank * shape.nproc, shape.nproc) if shape else (0, 1)
+    logs = [run.attempt(number) / f"rank_{rank}.log" for rank in range(first, first + count)]
+    for log in (*logs, launch_log(run, plan)):
+        redact_file(log)
 
 
 def _interruption(run: Run, number: int) -> str | None:

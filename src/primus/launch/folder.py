@@ -10,9 +10,9 @@ from pathlib import Path
 from primus import __version__, process
 from primus.launch.plan import Job
 from primus.launch.request import Request, without_secrets
+from primus.redaction import redact_args
 from primus.runs.files import to_json, write_json, write_text
 from primus.runs.store import Metadata, Run, create
-from primus.secret import mask_words
 
 
 def make(directory: Path, job: Job, request: Request, command: tuple[str, ...]) -> Run:
@@ -46,7 +46,7 @@ def _metadata(directory: Path, job: Job, request: Request, command: tuple[str, .
     return Metadata(
         id=directory.name,
         name=job.name,
-        command=mask_words(command),
+        command=redact_args(command),
         task=request.task,
         runtimes=[segment.name for segment in request.runtimes],
         user=getpass.getuser(),

@@ -22,7 +22,7 @@ from primus.config import flags
 from primus.errors import UsageError, did_you_mean
 from primus.launch import chain
 from primus.launch.request import Request, Segment
-from primus.secret import mask_words
+from primus.redaction import redact_args
 
 USER_FILE = "~/.primus.yaml"
 VARIABLE = "PRIMUS_LAUNCHER_FILE"
@@ -107,7 +107,7 @@ def applied(command: chain.Command, choice: Choice, environ: Mapping[str, str]) 
         added = [word for default in new for word in _words(segment.name, default)]
         words = (*segment.words[:position], *added, *segment.words[position:])
         runtimes.append(Segment(segment.name, words))
-        notes += [f"{segment.name}: {' '.join(mask_words(_words(segment.name, each)))}, {each.origin}" for each in new]
+        notes += [f"{segment.name}: {' '.join(redact_args(_words(segment.name, each)))}, {each.origin}" for each in new]
     return structs.replace(
         command,
         options=structs.replace(command.options, **given, no_config=True),

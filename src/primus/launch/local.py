@@ -27,11 +27,11 @@ from primus.launch.prepare import Launch, amended, planned
 from primus.launch.supervise import Crew
 from primus.launch.verdict import Ended
 from primus.machine.cluster import Layout
+from primus.redaction import MASK, is_secret_name, learn, redact
 from primus.runs import patches, snapshot
 from primus.runs.events import EventLog
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Outcome, Run
-from primus.secret import MASK, is_secret
 
 MEETING_TIMEOUT_S = 600.0
 HOOK_LOGS = "logs/hooks"
@@ -113,6 +113,7 @@ class _Nodes:
 
 def _lead(launch: Launch, shape: Layout, say: Say, nodes: _Nodes) -> tuple[Run, Outcome]:
     """Node 0, or the only one."""
+    learn(_environment(launch))
     run = _open(launch)
     with run.lock() as is_ours:
         if not is_ours:
@@ -196,7 +197,7 @@ class _Begun:
         if not given.action.once:
             self.alike = amended(self.alike, given.env, given.extra)
             return []
-        secrets = [name for name, each in given.env.items() if is_secret(name) or each.is_secret]
+        secrets = [name for name, each in given.env.items() if is_secret_name(name) or each.is_secret]
         self.env |= {name: each for name, each in given.env.items() if name not in secrets}
         self.extra += given.extra
         return [f"{', '.join(secrets)} is a secret, and stays on this node"] if secrets else []
@@ -344,7 +345,8 @@ def _write_plan(launch: Launch, run: Run, shape: Layout) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     with log.open("a", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(f"[{now}] attempt {launch.attempt} on {socket.gethostname()}\n{show.text(launch.plan)}\n")
+        text = f"[{now}] attempt {launch.attempt} on {socket.gethostname()}\n{show.text(launch.plan)}\n"
+        file.write(redact(text))
 
 
 def _gather(begun: _Begun, run: Run, shape: Layout, nodes: _Nodes) -> None:

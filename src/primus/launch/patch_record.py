@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec import structs
 
 from primus.errors import PrimusError
-from primus.launch.masks import Masks
 from primus.launch.plan import Action
+from primus.redaction import redact_log_text
 from primus.runs import patches
 from primus.runs.patches import PatchRecord, State
 
@@ -27,7 +27,7 @@ class Recorder:
         self._node_rank = node_rank
         self._records: list[PatchRecord] = []
 
-    def start(self, action: Action, masks: Masks) -> None:
+    def start(self, action: Action) -> None:
         """Record the patch that is about to run; its copy has none of the secrets.
 
         Raises:
@@ -40,7 +40,7 @@ class Recorder:
         except OSError as error:
             raise PrimusError(f"patch {action.file}: cannot be read: {error.strerror}") from None
         text = content.decode("utf-8", "surrogateescape")
-        shown = "\n".join(masks.apply(line) for line in text.split("\n"))
+        shown = "\n".join(redact_log_text(line, assigned_only=True) for line in text.split("\n"))
         own_name = _own_name(Path(action.file))
         record = PatchRecord(
             file=own_name or action.file,

@@ -12,7 +12,7 @@ from primus.launch.policy import Policy
 from primus.machine.cluster import Layout
 from primus.machine.facts import DeviceKind, Facts
 from primus.machine.workload import Workload
-from primus.secret import MASK, mask_words, masked
+from primus.redaction import MASK, redact_args, redact_value
 
 
 class Variable(Struct, frozen=True):
@@ -26,7 +26,7 @@ class Variable(Struct, frozen=True):
 
     def shown(self, name: str) -> str:
         """The value of the variable `name`, or the mask."""
-        return MASK if self.is_secret else masked(name, self.value)
+        return MASK if self.is_secret else redact_value(name, self.value)
 
 
 class Mount(Struct, frozen=True):
@@ -155,7 +155,7 @@ def lengthens(name: str, value: str, before: str | None) -> bool:
 def shown(plan: LaunchPlan) -> dict[str, Any]:
     """`plan` as JSON values with every secret masked."""
     values = structs.asdict(plan)
-    values["argv"] = mask_words(plan.argv)
+    values["argv"] = redact_args(plan.argv)
     values["env"] = {
         name: {"value": variable.shown(name), "source": variable.source} for name, variable in plan.env.items()
     }

@@ -24,9 +24,9 @@ from primus.launch import chain, folder, foreground, jobs
 from primus.launch.plan import Context, Job, LaunchPlan, Variable, shown
 from primus.launch.request import Request, Segment, by_name, named_variables
 from primus.launch.signals import raising
+from primus.redaction import HIDDEN_VARIABLE, holds_secret, is_secret_name, learn, redact, redact_args
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Metadata, Outcome, Run, State, new_id
-from primus.secret import mask_words
 
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
 """Variables that tell a node its place among the others."""
@@ -79,6 +79,10 @@ def prepare(
     words = ("--run", str(directory), *(ours.elsewhere or ())) if is_planned else request.words
     runtimes, typed = _by_name(request.runtimes, context.environ)
     secrets = _masked_in_folder(ours) | typed
+    learn({name: variable.value for name, variable in secrets.items()})
+    hidden = sorted(name for name in secrets if not is_secret_name(name))
+    if hidden:
+        secrets[HIDDEN_VARIABLE] = Variable(",".join(hidden), "redaction")
     going = Request(runtimes=runtimes, task=request.task, words=_without_secrets(words))
     context = structs.replace(context, directory=str(directory), attempt=attempt, name=ours.name)
     plan = chain.fold_outer(going, context, secrets, given)
@@ -134,7 +138,7 @@ def _without_secrets(words: tuple[str, ...], references: Sequence[str] = ()) -> 
     Raises:
         UsageError: One of them is a secret.
     """
-    for before, word, safe in zip(("", *words), words, mask_words(words), strict=False):
+    for before, word, safe in zip(("", *words), words, redact_args(words), strict=False):
         if word != safe and before not in references and word.partition("=")[0] not in references:
             raise UsageError(
                 f"a secret must not stand in the command line of another program: {safe}",
@@ -177,6 +181,11 @@ def _performed(remote: Remote, run: Run | None, say: Say) -> int:
     if run:
         _note_plan(remote, run)
     for path, text in remote.plan.files.items():
+        if holds_secret(text):
+            raise UsageError(
+                f"{Path(path).name}: a secret would stand in this script: {redact(_first_secret_line(text))}",
+                "set it as a variable of your shell, and pass it on by its name: --env NAME",
+            )
         write_text(Path(path), text)
     if run:
         say(f"run {run.directory}")
@@ -228,6 +237,10 @@ def _forget(remote: Remote, run: Run | None, latest: str) -> None:
             if latest:
                 (beside / "latest").symlink_to(latest)
         beside.rmdir()  # where nothing else is in it
+
+
+def _first_secret_line(text: str) -> str:
+    return next((line for line in text.splitlines() if holds_secret(line)), "").strip()
 
 
 def _opened(remote: Remote) -> Run:

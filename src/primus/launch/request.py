@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from primus.secret import mask_words, masked
+from primus.redaction import redact_args, redact_value
 
 ENV_FLAGS = ("--env", "-e")
 """Options of runtimes whose values are NAME=VALUE."""
@@ -32,8 +32,8 @@ class Request(Struct, frozen=True, kw_only=True):
 
 def without_secrets(request: Request) -> Request:
     """`request` as a run folder may hold it."""
-    runtimes = tuple(Segment(segment.name, tuple(mask_words(segment.words))) for segment in request.runtimes)
-    return Request(runtimes=runtimes, task=request.task, words=tuple(mask_words(request.words)))
+    runtimes = tuple(Segment(segment.name, tuple(redact_args(segment.words))) for segment in request.runtimes)
+    return Request(runtimes=runtimes, task=request.task, words=tuple(redact_args(request.words)))
 
 
 VARIABLES = {"--hf_token": "HF_TOKEN", "--hf-token": "HF_TOKEN"}
@@ -59,7 +59,7 @@ def by_name(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
             continue
         text = assignment if flag in ENV_FLAGS and equals else word if after_env else ""
         name, has_value, value = text.partition("=")
-        if has_value and masked(name, value) != value:
+        if has_value and redact_value(name, value) != value:
             found[name] = value
             kept.append(word[: len(word) - len(value) - 1])
         else:

@@ -1,4 +1,4 @@
-"""Run one script of a hook or patch: in a session of its own, for a limited time, its output read, masked and kept.
+"""Run one script of a hook or patch: in a session of its own, for a limited time, its output read, redacted and kept.
 
 A script says what it wants set by lines on its standard output, as in the existing system:
 
@@ -25,8 +25,7 @@ from typing import IO
 
 from msgspec import Struct
 
-from primus import process, secret
-from primus.launch.masks import Masks
+from primus import process, redaction
 
 LOG_LIMIT_BYTES = 8 * 2**20
 LINE_LIMIT_BYTES = 64 * 2**10
@@ -58,15 +57,14 @@ class Ended(Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     extra: dict[str, str] = {}
     tail: tuple[str, ...] = ()
-    """Last lines of its output, secrets masked."""
+    """Last lines of its output, secrets redacted."""
 
 
 class Log:
-    """The log of one script: lines are masked, and only so many are kept."""
+    """The log of one script: lines are redacted, and only so many are kept."""
 
-    def __init__(self, file: IO[bytes], masks: Masks) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._masks = masks
         self._left_bytes = LOG_LIMIT_BYTES
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
 
@@ -80,14 +78,17 @@ class Log:
 
     def note(self, text: str) -> None:
         """Append a line of the launcher itself."""
-        self._file.write(f"[{self._masks.apply(text)}]\n".encode("utf-8", "backslashreplace"))
+        self._file.write(
+            f"[{redaction.redact_log_text(text, assigned_only=True)}]\n".encode("utf-8", "backslashreplace")
+        )
 
     def tail(self) -> tuple[str, ...]:
         """Last lines of the script."""
         return tuple(map(self._shown, self._tail))
 
     def _shown(self, line: bytes) -> str:
-        return self._masks.apply(line.decode("utf-8", "backslashreplace"))[:LINE_LIMIT_BYTES]
+        text = line.decode("utf-8", "backslashreplace")
+        return redaction.redact_log_text(text, assigned_only=True)[:LINE_LIMIT_BYTES]
 
 
 def run(
@@ -95,7 +96,6 @@ def run(
     environ: Mapping[str, str],
     timeout_s: float,
     file: Path,
-    masks: Masks,
     *,
     speaks: bool = True,
     interrupted: Callable[[], int | None] = lambda: None,
@@ -109,16 +109,15 @@ def run(
         environ: Its whole environment.
         timeout_s: Time limit in seconds.
         file: Log to append to.
-        masks: Secrets; those that the script sets are added.
         speaks: Whether lines of its standard output may set something.
         interrupted: The signal that asks the launcher to stop, if there was one.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as handle:
-        log = Log(handle, masks)
-        log.note(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(secret.mask_words(argv))}")
+        log = Log(handle)
+        log.note(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(redaction.redact_args(argv))}")
         started = time.monotonic()
-        output = _Output(log, masks, speaks=speaks)
+        output = _Output(log, speaks=speaks)
         mark = f"{os.getpid()}.{time.time_ns()}"
         try:
             child = _started(argv, {**environ, MARK: mark})
@@ -194,11 +193,10 @@ def _problem(returncode: int) -> str:
 class _Output:
     """Lines of both streams: what they set is collected, all else is logged."""
 
-    def __init__(self, log: Log, masks: Masks, *, speaks: bool) -> None:
+    def __init__(self, log: Log, *, speaks: bool) -> None:
         self.env: dict[str, str] = {}
         self.extra: dict[str, str] = {}
         self._log = log
-        self._masks = masks
         self._speaks = speaks
         self._begun = {True: b"", False: b""}
 
@@ -246,7 +244,7 @@ class _Output:
             return False
         if env:
             self.env[env[1]] = env[2]
-            self._masks.learn({env[1]: env[2]})
+            redaction.learn({env[1]: env[2]})
         if extra:
             self.extra[extra[1]] = extra[2]
         return bool(env or extra)

@@ -6,7 +6,7 @@ import shlex
 
 from primus.launch.plan import Action, LaunchPlan
 from primus.launch.policy import Policy
-from primus.secret import mask_words
+from primus.redaction import redact_args
 
 
 def text(plan: LaunchPlan) -> str:
@@ -21,7 +21,7 @@ def text(plan: LaunchPlan) -> str:
 
 
 def _level(plan: LaunchPlan) -> list[str]:
-    lines = ["command:", f"  {shlex.join(mask_words(plan.argv))}"]
+    lines = ["command:", f"  {shlex.join(redact_args(plan.argv))}"]
     if plan.layout:
         shape = plan.layout
         lines += ["layout:"]

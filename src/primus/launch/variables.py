@@ -8,6 +8,7 @@ from pathlib import Path
 
 from primus.errors import UsageError
 from primus.launch.plan import Variable
+from primus.redaction import learn
 
 
 def of_words(words: Iterable[str], flag: str, environ: Mapping[str, str]) -> dict[str, Variable]:
@@ -27,6 +28,7 @@ def of_words(words: Iterable[str], flag: str, environ: Mapping[str, str]) -> dic
             variables[word] = Variable(environ[word], "--env")
         else:
             variables |= _file_variables(word, flag)
+    learn({name: variable.value for name, variable in variables.items()})
     return variables
 
 

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import msgspec
 
+from primus.redaction import redact_tree
+
 Event = dict[str, Any]
 
 
@@ -23,7 +25,7 @@ class EventLog:
 
     def append(self, kind: str, **fields: Any) -> None:
         """Append an event of `kind`; `fields` must be JSON values."""
-        self._file.write(self._encode({"time": round(time.time(), 6), "kind": kind, **fields}) + b"\n")
+        self._file.write(self._encode({"time": round(time.time(), 6), "kind": kind, **redact_tree(fields)}) + b"\n")
 
     def close(self) -> None:
         self._file.close()

@@ -10,16 +10,21 @@ from typing import Any, TypeVar
 import msgspec
 
 from primus.errors import PrimusError
+from primus.redaction import redact, redact_tree
 
 T = TypeVar("T")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text` in one step: a reader sees the old file or the new one.
+    """Replace `path` by `text` without its secrets in one step: a reader sees the old file or the new one.
 
     Raises:
         PrimusError: The file cannot be written, for example because the disk is full.
     """
+    _replace(path, redact(text))
+
+
+def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,13 +39,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by `value` as indented JSON."""
-    write_text(path, to_json(value) + "\n")
+    """Replace `path` by `value` as indented JSON, without its secrets."""
+    _replace(path, to_json(value) + "\n")
 
 
 def to_json(value: Any) -> str:
-    """`value` as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    """`value` as indented JSON, without its secrets."""
+    tree = redact_tree(msgspec.to_builtins(value, str_keys=True))
+    return msgspec.json.format(msgspec.json.encode(tree), indent=2).decode()
 
 
 def read_json(path: Path, kind: type[T]) -> T:

@@ -9,11 +9,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from primus.errors import PrimusError
+from primus.redaction import MASK
 from primus.runs import events, patches
 from primus.runs.files import read_json
 from primus.runs.snapshot import SystemInfo, packages, system_info
 from primus.runs.store import Run
-from primus.secret import MASK
 
 NUMERIC_PACKAGES = ("torch", "numpy", "tokenizers", "primus")
 """Packages whose version may change a loss."""

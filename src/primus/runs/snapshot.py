@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from primus.machine.facts import Facts, Software
 from primus.machine.probe import probe
+from primus.redaction import redact_value
 from primus.runs.files import write_json, write_text
-from primus.secret import masked
 
 
 class SystemInfo(Struct, frozen=True, kw_only=True):
@@ -44,7 +44,9 @@ def write_environment(
         sources: Who set a variable; the others came from the shell.
         facts: The machine, where it is known already.
     """
-    lines = [f"{name}={masked(name, value)}  # {sources.get(name, 'shell')}" for name, value in sorted(environ.items())]
+    lines = [
+        f"{name}={redact_value(name, value)}  # {sources.get(name, 'shell')}" for name, value in sorted(environ.items())
+    ]
     write_text(folder / "primus_env_dump.txt", "\n".join(lines) + "\n")
     system = system_info(facts)
     write_json(folder / "system_info.json", system)

@@ -13,6 +13,7 @@ import msgspec
 
 from primus.config.schema import Experiment, LoggingConfig
 from primus.errors import PrimusError, UnfitError
+from primus.redaction import redact_tree
 from primus.runs.store import Run
 
 Scalars = Mapping[str, float]
@@ -178,7 +179,7 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     """The experiment's settings, without its variables and the server's address, which may hold secrets."""
     settings: dict[str, Any] = msgspec.to_builtins(experiment)
     del settings["env"], settings["trainer"]["logging"]["mlflow_tracking_uri"]
-    return settings
+    return redact_tree(settings)  # type: ignore[no-any-return]
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from primus.config.flags import Flag, converted, flags_of
 from primus.errors import UsageError
-from primus.secret import mask_words
+from primus.redaction import redact_args
 
 WHAT = "runtime 'container'"
 
@@ -149,7 +149,7 @@ def _passed(word: str, before: Sequence[str]) -> str:
         raise UsageError(
             f"{word}: primus waits for its container", "leave it out; put the whole command in the background"
         )
-    safe = mask_words([*before, word])[-1]
+    safe = redact_args([*before, word])[-1]
     if safe != word:
         raise UsageError(
             f"a secret must not stand in the command line of another program: {safe}",

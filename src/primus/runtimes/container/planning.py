@@ -16,12 +16,12 @@ from primus.launch.chain import NODE_END
 from primus.launch.plan import Context, LaunchPlan, Mount, Variable
 from primus.launch.remote import node_rank
 from primus.machine.facts import Facts
+from primus.redaction import is_secret_name, redact_args
 from primus.runtimes.container import engines, mounts
 from primus.runtimes.container.devices import node_of
 from primus.runtimes.container.engines import Container, Engine
 from primus.runtimes.container.options import Typed, kinds
 from primus.runtimes.container.variables import HIDDEN, changes_client
-from primus.secret import is_secret, mask_words
 
 AMD_IMAGE = "rocm/primus:v26.5"
 """AMD-AGI/Primus `runner/.primus.yaml`."""
@@ -69,7 +69,7 @@ def planned(plan: LaunchPlan, options: Typed, context: Context, root: Path = ROO
         notes.append(f"warning: {visible[0]} chooses among the GPUs that your options choose, which are numbered anew")
     notes += [f"variables of {file} are read on each node" for file in unread]
     if options.shell and plan.argv:
-        notes.append(f"{TASK_NOTE}{shlex.join(mask_words(inner.argv))}")
+        notes.append(f"{TASK_NOTE}{shlex.join(redact_args(inner.argv))}")
     literal = _users_own(container, context.environ)
     if options.shell:
         literal |= {name: each.value for name, each in everything.items() if name not in by_name}
@@ -158,7 +158,7 @@ def _inner(argv: tuple[str, ...], typed: Mapping[str, Variable], everything: Map
     words: list[str] = []
     for name, variable in everything.items():
         if changes_client(name):
-            if is_secret(name) or variable.is_secret:
+            if is_secret_name(name) or variable.is_secret:
                 raise UsageError(
                     f"--env {name}: a secret that the engine's own client reads, so it cannot be passed by its name",
                     "log in with the engine (docker login), or use another name",

@@ -16,13 +16,13 @@ from primus.launch.jobs import JobState, Submission
 from primus.launch.plan import Context, LaunchPlan, Mount
 from primus.launch.remote import NotAccepted, Remote, Say
 from primus.launch.signals import exit_code_of
+from primus.redaction import redact_args
 from primus.runs.files import write_text
 from primus.runs.store import Outcome, Run
 from primus.runtimes.kubernetes import entry, order, volumes
 from primus.runtimes.kubernetes.commands import run, target, write_log
 from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, implied, parse, takes
 from primus.runtimes.kubernetes.target import Unsure
-from primus.secret import mask_words
 
 __all__ = ["COMMANDS", "LEVEL", "REFERENCES", "Options", "cancel", "implied", "logs", "parse", "run", "shown", "start"]
 __all__ += ["states", "takes", "wrap"]
@@ -98,7 +98,7 @@ def start(remote: Remote, run_folder: Run | None, say: Say) -> int:
             submitted=time.time(),
             host=socket.gethostname(),
             user=getpass.getuser(),
-            command=tuple(mask_words(remote.command)),
+            command=tuple(redact_args(remote.command)),
             place=place,
             logs=(),
         ),

@@ -13,10 +13,10 @@ from primus.launch import folder, jobs
 from primus.launch.plan import Context, LaunchPlan
 from primus.launch.remote import Remote
 from primus.launch.variables import checked_name, is_name
+from primus.redaction import redact_value
 from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import Order
-from primus.secret import masked
 
 LONGEST_LABEL = 63
 """RFC 1123; the name of a pod is its host name."""
@@ -95,7 +95,7 @@ def variables(options: Options, plan: LaunchPlan, context: Context) -> tuple[dic
     if context.environ.get("HF_TOKEN"):
         found.setdefault("HF_TOKEN", context.environ["HF_TOKEN"])
     found = {name: value for name, value in found.items() if name not in referenced}
-    secrets = {name: value for name, value in found.items() if name in hidden or masked(name, value) != value}
+    secrets = {name: value for name, value in found.items() if name in hidden or redact_value(name, value) != value}
     return {name: value for name, value in found.items() if name not in secrets}, secrets
 
 

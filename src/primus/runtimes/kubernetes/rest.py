@@ -18,8 +18,8 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from primus.errors import PrimusError, UsageError
+from primus.redaction import MASK
 from primus.runtimes.kubernetes.target import Place, Refused
-from primus.secret import MASK
 
 BASE = "/api/v1"
 TOKEN_VARIABLE = "PRIMUS_SAFE_TOKEN"  # noqa: S105  # its name

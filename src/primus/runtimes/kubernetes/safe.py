@@ -11,12 +11,12 @@ from typing import Any
 
 from primus.errors import PrimusError, UsageError
 from primus.launch.jobs import JobState, State
+from primus.redaction import MASK
 from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.rest import DELAYS_S, Server, Uncertain, checked_url, segment
 from primus.runtimes.kubernetes.safe_payload import payload, script
 from primus.runtimes.kubernetes.target import JobView, NodeView, Order, Place, Pod, Reader, Refused, Unsure, Write
-from primus.secret import MASK
 
 PAGE = 100
 NUM_LOG_LINES = 1000

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from primus.config.flags import Positional
 from primus.errors import UsageError, did_you_mean, nearest
-from primus.secret import is_secret
+from primus.redaction import is_secret_name
 
 COMMANDS = ("srun", "sbatch")
 
@@ -257,7 +257,7 @@ def _check(typed: Sequence[Typed]) -> None:
             raise UsageError(f"slurm: {each.words[0].partition('=')[0]} cannot be used here", REFUSED[each.name])
     for assignment in (value_of(typed, "export") or "").split(","):
         name, equals, _ = assignment.partition("=")
-        if equals and is_secret(name):
+        if equals and is_secret_name(name):
             raise UsageError(
                 f"slurm: --export: the value of {name} would be readable by everyone on the cluster",
                 f"set {name} in your shell: variables reach the job by themselves",

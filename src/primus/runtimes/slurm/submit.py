@@ -19,12 +19,12 @@ from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError
 from primus.launch import job_logs, jobs
 from primus.launch.jobs import Submission
 from primus.launch.remote import NotAccepted, OnlyAsked, Remote, Say
+from primus.redaction import redact_args
 from primus.runs.events import EventLog
 from primus.runs.files import to_json
 from primus.runs.store import Outcome, Run
 from primus.runtimes.slurm import queries, script, step
 from primus.runtimes.slurm.options import KNOWN, Options, Typed, parse, value_of
-from primus.secret import mask_words
 
 SUBMIT_LIMIT_S = 120.0
 OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI", "OMPI", "PRTE_", "PALS_")
@@ -125,7 +125,7 @@ def _remembered(
         submitted=time.time(),
         host=socket.gethostname(),
         user=getpass.getuser(),
-        command=tuple(mask_words(remote.command)),
+        command=tuple(redact_args(remote.command)),
         place=({"cluster": cluster} if cluster else {}) | _array(options.typed),
         logs=tuple(_of_job(each, number, options) for each in logs),
     )

@@ -21,6 +21,7 @@ from msgspec import Struct
 from primus.errors import EXIT_FAILED, EXIT_UNFIT, PrimusError
 from primus.launch.foreground import PASSED_ON
 from primus.launch.remote import conclude, told_outcome
+from primus.redaction import redact
 from primus.runs.store import Metadata, Run
 from primus.runtimes.ssh import script
 from primus.runtimes.ssh.hosts import Host
@@ -156,12 +157,13 @@ class Connection:
         prefix = b"" if self.rank == 0 else f"{self.label}: ".encode()
         with stream, open(self.log, "ab") if self.log else contextlib.nullcontext() as log:
             for line in stream:
-                self.tail.append(line.decode(errors="replace").rstrip())
+                self.tail.append(redact(line.decode(errors="replace")).rstrip())
+                shown = redact(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
                 if log:
-                    log.write(line)
+                    log.write(shown)
                     log.flush()
                 else:
-                    sys.stderr.buffer.write(prefix + line)
+                    sys.stderr.buffer.write(prefix + shown)
                     sys.stderr.flush()
 
 

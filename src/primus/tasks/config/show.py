@@ -12,7 +12,7 @@ from primus import experiment
 from primus.config.convert import DEFAULT
 from primus.config.load import Resolved
 from primus.config.schema import GROUPS
-from primus.secret import masked
+from primus.redaction import redact_tree, redact_value
 from primus.task import TaskContext
 
 OVERRIDES = True
@@ -43,11 +43,14 @@ def run(options: Options, context: TaskContext) -> None:
 def _sections(resolved: Resolved) -> dict[str, dict[str, dict[str, Any]]]:
     asked = resolved.experiment
     top = {key: getattr(asked, key) for key in ("work_group", "user_name", "exp_name", "workspace")}
-    top |= {f"env.{name}": masked(name, value) for name, value in asked.env.items()}
+    top |= {f"env.{name}": redact_value(name, value) for name, value in asked.env.items()}
     sections = {"experiment": top | {"framework": asked.trainer.framework}}
     for group in GROUPS:
-        sections[group] = msgspec.to_builtins(getattr(asked.trainer, group))
-    sections["backend_args"] = {f"backend_args.{key}": value for key, value in asked.trainer.backend_args.items()}
+        sections[group] = redact_tree(msgspec.to_builtins(getattr(asked.trainer, group)))
+    sections["backend_args"] = {
+        f"backend_args.{key}": experiment.redact_setting(key, value)
+        for key, value in asked.trainer.backend_args.items()
+    }
     origins = resolved.origins
     return {
         title: {key: {"value": value, "origin": origins.get(key, DEFAULT)} for key, value in values.items()}

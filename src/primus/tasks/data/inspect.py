@@ -209,7 +209,7 @@ def _inspect_step(options: Options, context: TaskContext) -> None:
         from primus.runs import store
 
         found = store.find(options.run, Path(options.workspace))
-        trained = experiment.of_run(found).experiment
+        trained = experiment.of_run(found, context.environ).experiment
         number = options.step or step_samples.step_of_sample(found, options.sample[0])
         step, recorded = step_samples.of_run(found, trained, number)
     else:

@@ -21,8 +21,8 @@ from primus.machine.cluster import Layout
 from primus.machine.environment import Assignment, Choice, environment, find_rocm_library, find_torch_version
 from primus.machine.facts import Facts
 from primus.machine.workload import Workload, workload_of
+from primus.redaction import redact_value
 from primus.report.table import table
-from primus.secret import masked
 from primus.task import TaskContext
 
 PURPOSES = {
@@ -151,7 +151,7 @@ def _layout(options: Options, facts: Facts, layout: Layout | None) -> Layout:
 
 def _masked(choice: Choice) -> Choice:
     def hide(value: str | None) -> str | None:
-        return None if value is None else masked(choice.name, value)
+        return None if value is None else redact_value(choice.name, value)
 
     lost = tuple(structs.replace(item, value=hide(item.value)) for item in choice.overrode)
     return structs.replace(choice, value=hide(choice.value), overrode=lost)

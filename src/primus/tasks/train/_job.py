@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 
 from primus import experiment, patch, registry
@@ -51,7 +52,7 @@ def continued(directory: str, context: TaskContext) -> Job:
             f"--run continues a run as it is; it takes no {context.overrides[0]}", "start a new run with --config"
         )
     run = _existing(directory)
-    resolved = experiment.of_run(run)
+    resolved = experiment.of_run(run, context.environ)
     job = _job(resolved, {}, resume=run)
     origin = run.metadata().replay_of
     if origin and (Path(origin) / "metadata.json").is_file():
@@ -70,7 +71,7 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
     from primus.runs import patches  # what only a replay needs is not for every launch
 
     run = _existing(directory)
-    resolved = experiment.of_run(run)
+    resolved = experiment.of_run(run, context.environ)
     numeric = _numeric_differences(run, resolved, context)
     if numeric and not is_forced:
         raise UnfitError(
@@ -188,6 +189,7 @@ def _of_run(run: Run, extra: tuple[str, ...]) -> Resolved:
 
 def _job(resolved: Resolved, files: dict[str, str], resume: Run | None) -> Job:
     asked = resolved.experiment
+    variables = {name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in asked.env.items()}
 
     def check(world_size: int) -> None:
         checks.accumulation_steps(resolved, world_size)
@@ -196,7 +198,7 @@ def _job(resolved: Resolved, files: dict[str, str], resume: Run | None) -> Job:
         name=asked.exp_name,
         workspace=asked.workspace,
         files=files,
-        env={name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in asked.env.items()},
+        env={**_secret_settings(asked), **variables},
         check=check,
         device=_device(asked),
         framework=asked.trainer.framework,
@@ -212,6 +214,15 @@ def _device(asked: Experiment) -> DeviceKind | None:
     device = asked.trainer.training.device
     backend = registry.load("backends", asked.trainer.framework)
     return device if device == "cpu" or getattr(backend, "USES_TORCH", False) else None
+
+
+def _secret_settings(asked: Experiment) -> dict[str, Variable]:
+    """Settings that the files of a run must not show, as a variable of its workers."""
+    settings = experiment.secret_settings(asked)
+    if not settings:
+        return {}
+    text = msgspec.json.encode(settings).decode()
+    return {experiment.SETTINGS_VARIABLE: Variable(text, ", ".join(settings), is_secret=True)}
 
 
 def _existing(directory: str) -> Run:

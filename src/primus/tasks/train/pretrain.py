@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
@@ -59,5 +60,5 @@ def _planned(options: Options, context: TaskContext) -> Job:
 
 def work(attempt: Attempt) -> None:
     """Train, as one rank of a run."""
-    asked = experiment.experiment_of(attempt.run)
+    asked = experiment.experiment_of(attempt.run, os.environ)
     registry.load("backends", asked.trainer.framework).train(asked, attempt)

@@ -6,32 +6,58 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.secret import MASK, is_secret, mask_words, masked
+from primus.config.schema import OWNERS
+from primus.machine import network
+from primus.machine.assume import assumed
+from primus.machine.cluster import Layout
+from primus.machine.environment import environment
+from primus.redaction import MASK, is_secret_name, redact_args, redact_value
 
 SECRET = "HF_TOKEN WANDB_API_KEY MLFLOW_TRACKING_PASSWORD AWS_SECRET_ACCESS_KEY GITHUB_PAT hf_token --api-key".split()
 SECRET += "KEY A_KEY GOOGLE_JSON_KEY SENTRY_DSN MY_CREDENTIALS env.HF_TOKEN NPM_AUTH DB_PASSWD --hf-token TOKEN".split()
 SECRET += ["TOKENIZER_TOKEN"]
+SECRET += (
+    "DB_PASS MYSQL_PWD PGPASS PGPASSWORD PASSPHRASE PIN ACCESSKEY WANDB_API_KEY2 JWT COOKIE WEBHOOK APIKEY".split()
+)
+SECRET += "dbPassword wandbApiKey2 AZURE_STORAGE_CONNECTION_STRING SLACK_WEBHOOK_URL SESSION_ID GITHUB_TOKEN_2".split()
+SECRET += "HF_TOKEN_READ AWS_ACCESS_KEY_ID SSH_PRIVATE_KEY OPENAI_KEY_V2 CARD_PIN SLURM_JWT X-Api-Key HFTOKEN".split()
 HARMLESS = "TOKENIZER_MODEL tokenizer_model TOKENIZERS_PARALLELISM TOKENIZED_DATA_PATH MAX_TOKENS sample_tokens".split()
 HARMLESS += "KEYBOARD PATH PATTERN AUTHOR MONKEY NCCL_DEBUG --lr TOKENS_PER_S NUM_TOKENS --token-file".split()
+HARMLESS += "PWD OLDPWD PINNED PIN_MEMORY BYPASS COMPASS num_passes forward_pass eos_token bos_token_id".split()
+HARMLESS += "moe_token_dispatcher_type calculate_per_token_loss token_drop_policy PUBLIC_KEY KEYS key_padding".split()
+HARMLESS += "GOOGLE_APPLICATION_CREDENTIALS_FILE SSH_AUTH_SOCK TOKEN_LENGTH QUERY_KEY_NORM COOKIECUTTER AUTHORS".split()
 HARMLESS += ["--json-key", "--fim_prefix_token", "data.fim_suffix_token"]
+
+PROFILES = ("mi300x:8", "mi355x:8", "h100:8", "cpu")
 
 
 @pytest.mark.parametrize("name", SECRET)
 def test_a_secret_is_known_by_its_name(name: str) -> None:
-    assert is_secret(name)
-    assert masked(name, "canary") == MASK
+    assert is_secret_name(name)
+    assert redact_value(name, "canary") == MASK
 
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_only_sounds_like_a_secret_is_shown(name: str) -> None:
-    assert not is_secret(name)
-    assert masked(name, "value") == "value"
+    assert not is_secret_name(name)
+    assert redact_value(name, "value") == "value"
+
+
+def test_no_setting_and_no_variable_of_a_profile_has_the_name_of_a_secret() -> None:
+    variables = {name for facts in PROFILES for name in _variables_of(facts)}
+    assert len(variables) > 20
+    assert [name for name in (*OWNERS, *variables) if is_secret_name(name)] == []
+
+
+def _variables_of(machine: str) -> list[str]:
+    facts = assumed(machine)
+    return list(environment(facts, network.choose(facts, 2, {}), Layout(nproc=8, nnodes=2), {}, {}).variables)
 
 
 @pytest.mark.parametrize("name", ["HTTPS_PROXY", "MLFLOW_TRACKING_URI"])
 def test_a_password_inside_an_address_is_masked_under_any_name(name: str) -> None:
-    assert masked(name, "http://ann:canary@host:1/x") == f"http://ann:{MASK}@host:1/x"
-    assert masked(name, "http://host:8080/a@b") == "http://host:8080/a@b"
+    assert redact_value(name, "http://ann:canary@host:1/x") == f"http://ann:{MASK}@host:1/x"
+    assert redact_value(name, "http://host:8080/a@b") == "http://host:8080/a@b"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +77,7 @@ def test_a_password_inside_an_address_is_masked_under_any_name(name: str) -> Non
     ],
 )
 def test_a_command_line_is_shown_without_its_secrets(words: list[str], shown: list[str]) -> None:
-    assert mask_words(words) == shown
+    assert redact_args(words) == shown
 
 
 @given(st.text(min_size=8).filter(lambda text: not text.startswith("--") and "canary" not in text))
@@ -63,4 +89,4 @@ def test_no_value_of_a_token_survives(value: str) -> None:
         [f"--env=HF_TOKEN={canary}"],
         ["--env.A_KEY", canary],
     ]
-    assert all("canary" not in word for way in ways for word in mask_words(way))
+    assert all("canary" not in word for way in ways for word in redact_args(way))

@@ -1,0 +1,47 @@
+"""Redaction: no text that primus writes shows a secret.
+
+There is one mechanism for every place where text leaves the process: files of the run folder, events, standard output
+and error, logs, generated scripts, reports. A secret is known in three ways:
+
+    by name     the variable, option or key that holds it: names.is_secret_name
+    by form     tokens of known makers, passwords in URLs and connection strings, private keys: forms.find_secrets
+    by value    what was found in either way is a secret in any other place, too: known.KnownSecrets
+
+Values are known to the process as a whole, since any text may hold any of them. What reads a variable, an option or a
+configuration file teaches them (`learn`), and what writes text asks (`redact`).
+"""
+
+from primus.redaction.args import redact_args, redact_value
+from primus.redaction.forms import MASK
+from primus.redaction.known import (
+    HIDDEN_VARIABLE,
+    holds_secret,
+    learn,
+    learn_args,
+    learn_value,
+    redact,
+    redact_log_text,
+    redact_tree,
+    scope,
+)
+from primus.redaction.names import is_secret_name
+from primus.redaction.streams import redact_file, redacting, redirected_streams
+
+__all__ = [
+    "HIDDEN_VARIABLE",
+    "MASK",
+    "holds_secret",
+    "is_secret_name",
+    "learn",
+    "learn_args",
+    "learn_value",
+    "redact",
+    "redact_args",
+    "redact_file",
+    "redact_log_text",
+    "redact_tree",
+    "redact_value",
+    "redacting",
+    "redirected_streams",
+    "scope",
+]

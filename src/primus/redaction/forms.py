@@ -1,0 +1,149 @@
+"""Secrets that their form gives away, in any text: tokens of known makers, URLs, connection strings, assignments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from primus.redaction.names import is_secret_name
+
+MASK = "<secret>"
+Span = tuple[int, int]
+Naming = Literal["none", "assigned", "any"]
+"""Which names before a value count: none, those of `NAME=VALUE`, or also those of `NAME: VALUE` and `--name VALUE`."""
+
+_SHAPES = re.compile(
+    r"\bhf_[A-Za-z0-9]{8,}"  # Hugging Face
+    r"|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}"  # GitHub
+    r"|\bgl(?:pat|ptt|dt|rt)-[\w-]{16,}"  # GitLab
+    r"|\bxox[abeprs]-[\w-]{8,}|https://hooks\.slack\.com/[^\s\"'<>]+"  # Slack
+    r"|\bsk-[\w-]{16,}|\b[rs]k_(?:live|test)_\w{12,}|\bwhsec_\w{12,}"  # OpenAI, Anthropic, Stripe
+    r"|\bA(?:KIA|SIA)[A-Z0-9]{12,}"  # AWS
+    r"|\bAIza[\w-]{30,}|\bya29\.[\w-]{16,}"  # Google
+    r"|\bnpm_[A-Za-z0-9]{16,}|\bpypi-[\w-]{16,}|\bdckr_pat_[\w-]{16,}|\bnvapi-[\w-]{16,}|\bhvs\.[\w-]{16,}|\bdapi[0-9a-f]{32}\b"
+    r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)*"  # JSON web tokens (RFC 7519)
+)
+"""Tokens by how their makers begin them."""
+_PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----(?P<secret>.+?)(?:-----END|\Z)", re.DOTALL)
+_HEADER = re.compile(
+    r"Authorization[\"']?\s*[:=]\s*[\"']?(?:(?:Bearer|Basic|Token|Digest|Negotiate)\s+)?(?P<secret>[^\s\"',;]{4,})",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"\bBearer\s+(?=\S*\d)(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE)
+_CURL_USER = re.compile(r"\b(?:curl|wget|http)\b[^\n]*?\s(?:-u|--user|--proxy-user)[ =][^\s:]+:(?P<secret>\S+)")
+_LOGIN = re.compile(r"\blogin\s+(?P<secret>[0-9a-f]{32,})\b")
+_SIGNED = re.compile(
+    r"\b(?:X-Amz-Signature|X-Amz-Security-Token|X-Amz-Credential|X-Goog-Signature|sig|AccountKey|SharedAccessKey"
+    r"|SharedAccessSignature)(?:=|%3D)(?P<secret>[^\s&;\"'<>]{8,})",
+    re.IGNORECASE,
+)
+_COOKIE = re.compile(r"\b(?:Set-)?Cookie:\s*(?P<secret>[^\r\n\"']+)", re.IGNORECASE)
+_ASSIGNED_PASSWORD = re.compile(
+    r"(?:^|[;\s\"'])(?:Password|Pwd|User Password|Access Key|Secret)\s*=\s*(?P<secret>\"[^\"]*\"|'[^']*'|[^;\s\"']+)",
+    re.IGNORECASE,
+)
+"""In a connection string: `Server=h;Uid=u;Pwd=p;`."""
+_FORMS = (_PEM, _HEADER, _BEARER, _CURL_USER, _LOGIN, _SIGNED, _COOKIE, _ASSIGNED_PASSWORD)
+
+_AUTHORITY = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>[^\s\"'<>|]*)")
+_PORT = re.compile(r"[^:/?#]*:\d{1,5}(?:[/?#]|$)")
+_ANY_AUTHORITY = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>\S*)")
+"""In a value that is a URL as a whole, quotes belong to it."""
+_TOKEN_SCHEMES = frozenset(("http", "https", "ws", "wss", "ftp", "ftps"))
+"""Schemes in which what stands alone before `@` may be a token; elsewhere, as in `ssh://ann@host`, it is a name."""
+
+_NAMED = re.compile(r"""(?P<option>--)?(?P<name>[A-Za-z_][\w.-]*)(?P<is>["']?\s{0,2}[=:]\s{0,2}|\s+)""")
+_VALUE = re.compile(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s"',;&)]+)""")
+_PLAIN = frozenset(("none", "null", "true", "false", "nan", "error"))
+
+
+def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) -> Iterator[Span]:
+    """Where `text` holds secrets by their form, in no order; spans may overlap.
+
+    Args:
+        text: Any text.
+        naming: Which names before a value are looked at.
+        is_value: Whether the text is one value, of a variable or a setting.
+    """
+    yield from (found.span() for found in _SHAPES.finditer(text))
+    for form in _FORMS:
+        yield from (found.span("secret") for found in form.finditer(text))
+    if "://" in text:
+        yield from _find_in_urls(text, _ANY_AUTHORITY if is_value else _AUTHORITY)
+    if naming != "none":
+        yield from _find_named(text, naming)
+
+
+def has_shape(text: str) -> bool:
+    """Whether `text` holds a token of a known maker."""
+    return _SHAPES.search(text) is not None
+
+
+def cover(text: str, spans: Iterator[Span] | list[Span]) -> str:
+    """`text` with each of `spans` replaced by the mask; what is the mask already stays."""
+    parts: list[str] = []
+    end = 0
+    for begin, finish in sorted(span for span in spans if text[span[0] : span[1]].strip("\"'") != MASK):
+        if finish <= end or finish == begin:
+            continue
+        if begin >= end:
+            parts += [text[end:begin], MASK]
+        end = finish
+    return "".join([*parts, text[end:]]) if end else text
+
+
+def _find_in_urls(text: str, pattern: re.Pattern[str]) -> Iterator[Span]:
+    """Passwords and tokens before the host of a URL, and secret values of its query.
+
+    A password ends at the last `@`, since people write passwords as they are. Without one, an `@` behind a host
+    with a port belongs to the path.
+    """
+    for url in pattern.finditer(text):
+        begin, rest = url.start("rest"), url["rest"]
+        authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+        is_host = "@" in authority or ":" not in authority or rest.startswith("[") or _PORT.match(rest)
+        userinfo, at, _ = (authority if is_host else rest).rpartition("@")
+        user, colon, _ = userinfo.partition(":")
+        if colon and at:
+            yield begin + len(user) + 1, begin + len(userinfo)
+            yield begin + len(user) + 1, begin + rest.rindex("@")  # a slash may belong to the password, too
+            if _is_token(user):
+                yield begin, begin + len(user)
+        elif at and user not in ("", "git", MASK) and (_is_token(user) or _takes_tokens(url["scheme"])):
+            yield begin, begin + len(user)
+        for part in re.finditer(r"[?&#;](?P<name>[^=&#;]+)=(?P<value>[^&#;]+)", rest):
+            if is_secret_name(part["name"]) or part["name"].lower() in ("key", "code"):
+                yield begin + part.start("value"), begin + part.end("value")
+
+
+def _takes_tokens(scheme: str) -> bool:
+    return scheme.lower().rpartition("+")[2] in _TOKEN_SCHEMES
+
+
+def _is_token(word: str) -> bool:
+    """Whether a word looks like a token rather than a name."""
+    return len(word) >= 20 and any(c.isdigit() for c in word) and any(c.isalpha() for c in word)
+
+
+def _find_named(text: str, naming: Naming) -> Iterator[Span]:
+    """Values behind names and options that hold secrets."""
+    end = 0
+    for found in _NAMED.finditer(text):
+        sign = found["is"].strip()
+        if found.end() <= end or (naming == "assigned" and sign not in ("=", '"=', "'=", '":', "':")):
+            continue
+        if (not sign and not found["option"]) or not is_secret_name(found["name"]):
+            continue
+        value = _VALUE.match(text, found.end())
+        if value is None or _is_harmless(value[0].strip("\"'"), naming):
+            continue
+        end = value.end()
+        quoted = value[0][0] in "\"'" and naming == "assigned"
+        yield value.start() + quoted, end - (quoted and value[0][-1] == value[0][0] and len(value[0]) > 1)
+
+
+def _is_harmless(value: str, naming: Naming) -> bool:
+    if naming == "assigned" and value.startswith(("$", "<", "`")):
+        return True  # of a script: the value of another variable
+    return value.lower() in _PLAIN or (naming == "any" and value.isdigit()) or value in ("", MASK)

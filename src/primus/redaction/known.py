@@ -1,0 +1,218 @@
+"""Secrets by their value, as this process knows them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from primus.redaction.forms import Naming, Span, cover, find_secrets
+from primus.redaction.names import is_secret_name
+
+SHORTEST = 4
+"""Characters of the shortest value that is looked for in other text."""
+SHORTEST_ANYWHERE = 8
+"""A shorter value is looked for as a whole word, and only where it is not a plain word or number."""
+SHORTEST_NUMBER = 10
+COMMON = frozenset(
+    "true false none null auto default disabled enabled anonymous unknown password secret changeme localhost"
+    " pretrain posttrain preflight benchmark kubernetes container quickstart pre_trainer post_trainer native"
+    " required optional username production development".split()
+)
+"""Values that no text may lose, and that protect nothing."""
+
+
+class KnownSecrets:
+    """Values of secrets, and every form in which text may hold them."""
+
+    def __init__(self) -> None:
+        self._values: set[str] = set()
+        self._literals: tuple[str, ...] = ()
+        self._patterns: tuple[re.Pattern[str], ...] = ()
+        self._is_stale = False
+
+    def add(self, value: str) -> None:
+        """Learn a value; one that would hide ordinary text is left alone."""
+        for each in (value, value.strip(), *(line.strip() for line in value.splitlines() if "-----" not in line)):
+            if each not in self._values and is_distinctive(each):
+                self._values.add(each)
+                self._is_stale = True
+
+    def find(self, text: str) -> Iterator[Span]:
+        """Where `text` holds one of the values."""
+        if self._is_stale:
+            self._prepare()
+        for literal in self._literals:
+            if literal in text:
+                begin = text.find(literal)
+                while begin >= 0:
+                    yield begin, begin + len(literal)
+                    begin = text.find(literal, begin + len(literal))
+        for pattern in self._patterns:
+            yield from (found.span() for found in pattern.finditer(text))
+
+    def literals(self) -> tuple[str, ...]:
+        """The values in all forms, for a quick look at files."""
+        if self._is_stale:
+            self._prepare()
+        return (*self._literals, *(value for value in self._values if len(value) < SHORTEST_ANYWHERE))
+
+    def copy(self) -> KnownSecrets:
+        other = KnownSecrets()
+        other._values = set(self._values)
+        other._is_stale = True
+        return other
+
+    def _prepare(self) -> None:
+        literals: set[str] = set()
+        patterns = []
+        for value in self._values:
+            if len(value) < SHORTEST_ANYWHERE:
+                patterns.append(re.compile(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])"))
+                continue
+            literals |= set(_forms_of(value))
+            words = value.split()
+            if len(words) > 1:  # text may be folded between them, as YAML does
+                patterns.append(re.compile(r"(?:\s|\\[nrt]|\\\s*\n\s*\\?)+".join(map(re.escape, words))))
+        self._literals = tuple(sorted(literals, key=len, reverse=True))
+        self._patterns = tuple(patterns)
+        self._is_stale = False
+
+
+def is_distinctive(value: str) -> bool:
+    """Whether text that holds `value` most likely holds the secret: it is no number, common word or existing path."""
+    if len(value) < SHORTEST or value.lower() in COMMON or "<secret>" in value:
+        return False
+    if _is_number(value):
+        return value.isdigit() and len(value) >= SHORTEST_NUMBER
+    if len(value) < SHORTEST_ANYWHERE and value.isalpha():
+        return False
+    return not (value.startswith(("/", "~/", "./", "../")) and os.path.exists(os.path.expanduser(value)))
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _forms_of(value: str) -> Iterator[str]:
+    """`value` as JSON, Python, shells, YAML, URLs and HTTP headers write it."""
+    data = value.encode("utf-8", "surrogateescape")
+    yield value
+    yield json.dumps(value)[1:-1]
+    yield json.dumps(value, ensure_ascii=False)[1:-1]
+    yield repr(value)[1:-1]
+    yield value.replace("'", "''")
+    yield value.replace("'", "'\"'\"'")
+    yield value.replace("'", "'\\''")
+    yield value.encode("ascii", "backslashreplace").decode()
+    yield urllib.parse.quote(data, safe="")
+    yield urllib.parse.quote(data)
+    yield urllib.parse.quote_plus(data)
+    yield urllib.parse.unquote(value)
+    yield (
+        value.replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+        .replace('"', "&quot;")
+        .replace("'", "&#x27;")
+    )
+    yield data.hex()
+    for shift in range(3):  # base64 of a text in which it stands, such as `user:password`
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            core = encode(b"\0" * shift + data).decode().rstrip("=")
+            whole = core[4 * bool(shift) :][: -1 if (len(data) + shift) % 3 else None]
+            if len(whole) >= SHORTEST_ANYWHERE:
+                yield whole
+
+
+_known = [KnownSecrets()]
+"""What the process knows: the last one. A process is one command, but for tests, which run several in one."""
+
+
+@contextmanager
+def scope() -> Iterator[None]:
+    """What is learnt within is forgotten afterwards."""
+    _known.append(_known[-1].copy())
+    try:
+        yield
+    finally:
+        _known.pop()
+
+
+HIDDEN_VARIABLE = "PRIMUS_HIDDEN_VARIABLES"
+"""Variable that tells processes on other machines which variables are secret though their names do not say so."""
+
+
+def learn(variables: Mapping[str, str]) -> None:
+    """Learn the secrets among variables: those whose names say so, and those inside of any value."""
+    hidden = variables.get(HIDDEN_VARIABLE, "").split(",")
+    for name, value in variables.items():
+        if is_secret_name(name) or name in hidden:
+            _known[-1].add(value)
+        learn_value(value, is_secret=False)
+
+
+def learn_value(value: str, *, is_secret: bool = True) -> None:
+    """Learn a secret, or what of a text is one by its form."""
+    if is_secret:
+        _known[-1].add(value)
+    for begin, end in find_secrets(value, "assigned", is_value=True):
+        secret = value[begin:end]
+        _known[-1].add(secret)
+        _known[-1].add(urllib.parse.unquote(secret))
+
+
+def learn_args(args: Iterable[str]) -> None:
+    """Learn the values of secret options and assignments on a command line."""
+    is_next = False
+    for arg in args:
+        name, equals, value = arg.partition("=")
+        if is_next and not arg.startswith("--"):
+            learn_value(arg)
+        elif equals:
+            inner = value.partition("=")
+            learn({name.lstrip("-"): value, **({inner[0]: inner[2]} if inner[1] else {})})
+        else:
+            learn_value(arg, is_secret=False)
+        is_next = arg.startswith("--") and not equals and is_secret_name(arg)
+
+
+def holds_secret(text: str) -> bool:
+    """Whether `text` holds a secret that is known, or one by its form."""
+    return redact(text) != text
+
+
+def redact(text: str) -> str:
+    """`text` without secrets that are known by value or by form."""
+    return cover(text, [*_known[-1].find(text), *find_secrets(text)]) if text else text
+
+
+def redact_log_text(text: str, *, assigned_only: bool = False) -> str:
+    """`text` of a log or script without secrets, also those that only a name before them gives away."""
+    naming: Naming = "assigned" if assigned_only else "any"
+    return cover(text, [*_known[-1].find(text), *find_secrets(text, naming)]) if text else text
+
+
+def redact_tree(value: Any) -> Any:
+    """JSON values with every string redacted, keys included."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {redact(key) if isinstance(key, str) else key: redact_tree(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_tree(item) for item in value]
+    return value
+
+
+def known_literals() -> tuple[str, ...]:
+    """Every form of every value that is known."""
+    return _known[-1].literals()

@@ -1,0 +1,77 @@
+"""Redaction of what goes to standard output, standard error and logs."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from primus.redaction.forms import has_shape
+from primus.redaction.known import known_literals, redact
+
+
+class RedactingStream:
+    """A text stream that hides secrets in what is written to it; all else is the stream's."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(redact(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def redacting(stream: TextIO) -> TextIO:
+    """`stream` with redaction, once."""
+    return stream if isinstance(stream, RedactingStream) else cast(TextIO, RedactingStream(stream))
+
+
+@contextlib.contextmanager
+def redirected_streams() -> Iterator[None]:
+    """Standard output and error of this process with redaction, for a while."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = redacting(sys.stdout), redacting(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def redact_file(path: Path) -> None:
+    """Remove secrets from a log whose writers have ended; one that holds none is not touched.
+
+    What Python writes in a worker is redacted on its way. This is for libraries in C and for programs that they start,
+    which write to the file themselves.
+    """
+    try:
+        if not path.is_file() or path.is_symlink() or not _may_hold_secret(path):
+            return
+        temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
+        with path.open("rb") as source, temporary.open("wb") as target:
+            for line in source:
+                text = line.decode("utf-8", "surrogateescape")
+                target.write(redact(text).encode("utf-8", "surrogateescape"))
+        os.replace(temporary, path)
+    except OSError as error:
+        print(f"{path}: secrets in it cannot be redacted: {error.strerror}", file=sys.stderr)
+
+
+def _may_hold_secret(path: Path) -> bool:
+    if path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if any(content.find(literal.encode("utf-8", "surrogateescape")) >= 0 for literal in known_literals()):
+            return True
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return any(has_shape(line) or "://" in line for line in lines)
