@@ -80,7 +80,9 @@ def prepare(
     runtimes, typed = _by_name(request.runtimes, context.environ)
     secrets = _masked_in_folder(ours) | typed
     learn({name: variable.value for name, variable in secrets.items()})
-    hidden = sorted(name for name in secrets if not is_secret_name(name))
+    hidden = sorted(
+        name for name, each in secrets.items() if each.shown(name) != each.value and not is_secret_name(name)
+    )
     if hidden:
         secrets[HIDDEN_VARIABLE] = Variable(",".join(hidden), "redaction")
     going = Request(runtimes=runtimes, task=request.task, words=_without_secrets(words))

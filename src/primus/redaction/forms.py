@@ -31,7 +31,7 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _BEARER = re.compile(r"\bBearer\s+(?=\S*\d)(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE)
-_CURL_USER = re.compile(r"\b(?:curl|wget|http)\b[^\n]*?\s(?:-u|--user|--proxy-user)[ =][^\s:]+:(?P<secret>\S+)")
+_CURL_USER = re.compile(r"\b(?:curl|wget)\b[^\n]{0,300}?\s(?:-u|--user|--proxy-user)[ =][^\s:]+:(?P<secret>\S+)")
 _LOGIN = re.compile(r"\blogin\s+(?P<secret>[0-9a-f]{32,})\b")
 _SIGNED = re.compile(
     r"\b(?:X-Amz-Signature|X-Amz-Security-Token|X-Amz-Credential|X-Goog-Signature|sig|AccountKey|SharedAccessKey"
@@ -44,16 +44,32 @@ _ASSIGNED_PASSWORD = re.compile(
     re.IGNORECASE,
 )
 """In a connection string: `Server=h;Uid=u;Pwd=p;`."""
-_FORMS = (_PEM, _HEADER, _BEARER, _CURL_USER, _LOGIN, _SIGNED, _COOKIE, _ASSIGNED_PASSWORD)
+_SHAPE_BEGINNINGS = tuple(
+    "hf_ ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- glptt- gldt- glrt- xox hooks.slack.com sk- k_live_ k_test_"
+    " whsec_ akia asia aiza ya29. npm_ pypi- dckr_pat_ nvapi- hvs. dapi eyj".split()
+)
+_FORMS = (
+    (_SHAPES, 0, _SHAPE_BEGINNINGS),
+    (_PEM, "secret", ("private key",)),
+    (_HEADER, "secret", ("authorization",)),
+    (_BEARER, "secret", ("bearer",)),
+    (_CURL_USER, "secret", ("curl", "wget")),
+    (_LOGIN, "secret", ("login",)),
+    (_SIGNED, "secret", ("sig=", "sig%3d", "x-amz-", "x-goog-", "accountkey", "sharedaccess")),
+    (_COOKIE, "secret", ("cookie:",)),
+    (_ASSIGNED_PASSWORD, "secret", ("password", "pwd", "access key", "secret")),
+)
+"""Each with the words without which it is not there: these are found 100 times faster than a pattern."""
 
-_AUTHORITY = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>[^\s\"'<>|]*)")
+# Beginnings and lengths are bounded: without that, a long line of letters takes time quadratic in its length.
+_AUTHORITY = re.compile(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>[^\s\"'<>|]*)")
 _PORT = re.compile(r"[^:/?#]*:\d{1,5}(?:[/?#]|$)")
-_ANY_AUTHORITY = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>\S*)")
+_ANY_AUTHORITY = re.compile(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>\S*)")
 """In a value that is a URL as a whole, quotes belong to it."""
 _TOKEN_SCHEMES = frozenset(("http", "https", "ws", "wss", "ftp", "ftps"))
 """Schemes in which what stands alone before `@` may be a token; elsewhere, as in `ssh://ann@host`, it is a name."""
 
-_NAMED = re.compile(r"""(?P<option>--)?(?P<name>[A-Za-z_][\w.-]*)(?P<is>["']?\s{0,2}[=:]\s{0,2}|\s+)""")
+_NAMED = re.compile(r"""(?<![\w.])(?P<option>--)?(?P<name>[A-Za-z_][\w.-]{0,100})(?P<is>["']?\s{0,2}[=:]\s{0,2}|\s+)""")
 _VALUE = re.compile(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s"',;&)]+)""")
 _PLAIN = frozenset(("none", "null", "true", "false", "nan", "error"))
 
@@ -66,9 +82,10 @@ def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) 
         naming: Which names before a value are looked at.
         is_value: Whether the text is one value, of a variable or a setting.
     """
-    yield from (found.span() for found in _SHAPES.finditer(text))
-    for form in _FORMS:
-        yield from (found.span("secret") for found in form.finditer(text))
+    lowered = text.lower()
+    for form, group, words in _FORMS:
+        if any(word in lowered for word in words):
+            yield from (found.span(group) for found in form.finditer(text))
     if "://" in text:
         yield from _find_in_urls(text, _ANY_AUTHORITY if is_value else _AUTHORITY)
     if naming != "none":
@@ -77,7 +94,8 @@ def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) 
 
 def has_shape(text: str) -> bool:
     """Whether `text` holds a token of a known maker."""
-    return _SHAPES.search(text) is not None
+    lowered = text.lower()
+    return any(word in lowered for word in _SHAPE_BEGINNINGS) and _SHAPES.search(text) is not None
 
 
 def cover(text: str, spans: Iterator[Span] | list[Span]) -> str:
@@ -112,7 +130,7 @@ def _find_in_urls(text: str, pattern: re.Pattern[str]) -> Iterator[Span]:
                 yield begin, begin + len(user)
         elif at and user not in ("", "git", MASK) and (_is_token(user) or _takes_tokens(url["scheme"])):
             yield begin, begin + len(user)
-        for part in re.finditer(r"[?&#;](?P<name>[^=&#;]+)=(?P<value>[^&#;]+)", rest):
+        for part in re.finditer(r"[?&#;](?P<name>[^=&#;?]{1,80})=(?P<value>[^&#;]+)", rest):
             if is_secret_name(part["name"]) or part["name"].lower() in ("key", "code"):
                 yield begin + part.start("value"), begin + part.end("value")
 
@@ -129,6 +147,8 @@ def _is_token(word: str) -> bool:
 def _find_named(text: str, naming: Naming) -> Iterator[Span]:
     """Values behind names and options that hold secrets."""
     end = 0
+    if naming == "assigned" and "=" not in text and ":" not in text:
+        return
     for found in _NAMED.finditer(text):
         sign = found["is"].strip()
         if found.end() <= end or (naming == "assigned" and sign not in ("=", '"=', "'=", '":', "':")):
