@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from primus.errors import UsageError
+from primus.interpreter import module_command
 from primus.launch.plan import Context, LaunchPlan, Variable
 from primus.machine.assume import assumed
 from primus.machine.facts import Cpu, Facts
@@ -35,7 +36,7 @@ def test_every_device_gets_a_process_of_torchrun() -> None:
     plan = planned(devices=8)
     assert plan.layout
     assert plan.layout.nproc == 8
-    assert plan.argv[:3] == ("python", "-m", "torch.distributed.run")
+    assert plan.argv[:3] == module_command("python", "torch.distributed.run")
     assert plan.argv[-4:] == ("-m", "primus.worker", "/run", "0")
 
 
