@@ -104,6 +104,14 @@ def test_what_is_learnt_is_forgotten_after_its_scope() -> None:
     assert redact("canary-of-a-scope") == "canary-of-a-scope"
 
 
+def test_the_values_of_options_are_learnt_but_for_names_of_secrets_that_are_kept_elsewhere() -> None:
+    args = ["--pull-secret", "registry-name", "--secret=X=some-name/some-key", "--api-key", "canary-of-args"]
+    with redaction.scope():
+        redaction.learn_args([*args, "--env=DB_PASS=canary-inside", "MY_TOKEN=canary-assigned"])
+        assert redact("registry-name some-name/some-key") == "registry-name some-name/some-key"
+        assert redact("canary-of-args canary-inside canary-assigned") == f"{MASK} {MASK} {MASK}"
+
+
 def test_a_stream_and_a_file_are_redacted(tmp_path: Path) -> None:
     log, clean = tmp_path / "rank_0.log", tmp_path / "rank_1.log"
     log.write_bytes(b"\xff\xfe before canary-of-a-file after\nhf_abcdefgh12345\n")

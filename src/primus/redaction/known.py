@@ -171,11 +171,18 @@ def learn_value(value: str, *, is_secret: bool = True) -> None:
         _known[-1].add(urllib.parse.unquote(secret))
 
 
+REFERENCES = frozenset(("--secret", "--pull-secret", "--pull_secret"))
+"""Options whose values name a secret that is kept elsewhere, in a Kubernetes cluster."""
+
+
 def learn_args(args: Iterable[str]) -> None:
     """Learn the values of secret options and assignments on a command line."""
     is_next = False
     for arg in args:
         name, equals, value = arg.partition("=")
+        if name in REFERENCES:
+            is_next = False
+            continue
         if is_next and not arg.startswith("--"):
             learn_value(arg)
         elif equals:
