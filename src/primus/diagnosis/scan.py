@@ -27,8 +27,8 @@ LOOK_BACK = 200
 """Lines before a hit in which a time is looked for."""
 
 _DIGITS = b"0123456789"
-_EXIT_TEXTS = (b"exitcode", b"exit code", b"Exit Code", b"exitCode", b"exited with code")
-_EXIT_CODE = re.compile(r"(?i)\bexit(?:ed with)?[ _]?code\b\"?\s*[:=]?\s*(-?\d{1,3})\b")
+_EXIT_TEXTS = (b"exitcode", b"exit code", b"Exit Code", b"exitCode", b"exited with code", b"return code")
+_EXIT_CODE = re.compile(r"(?i)\b(?:exit(?:ed with)?[ _]?code|exits with return code)\b\"?\s*[:=]?\s*(-?\d{1,3})\b")
 _ROOT_CAUSE = b"Root Cause (first observed failure)"
 _PROGRESS = re.compile(
     rb"(?i)iteration +/ |\bstep[: =].*(loss|tokens/s|tps|skipped)|training epoch .*iteration|completed step:"

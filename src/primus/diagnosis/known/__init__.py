@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from primus.diagnosis.known import cluster, communication, exit_codes, gpu, host, kernel, launching, training, xid
+from primus.diagnosis.known import (
+    cluster,
+    communication,
+    exit_codes,
+    gpu,
+    host,
+    kernel,
+    launching,
+    software,
+    training,
+    xid,
+)
 from primus.diagnosis.signature import Signature
 
 SIGNATURES: tuple[Signature, ...] = (
@@ -10,6 +21,7 @@ SIGNATURES: tuple[Signature, ...] = (
     *host.SIGNATURES,
     *communication.SIGNATURES,
     *launching.SIGNATURES,
+    *software.SIGNATURES,
     *training.SIGNATURES,
     *cluster.SIGNATURES,
     *kernel.SIGNATURES,

@@ -11,8 +11,10 @@ SIGNATURES = (
         action="exclude",
         strength="likely",
         signs=(
-            Sign("Got completion from peer", r"with status=(?!5 )\d+"),
-            Sign("got async event : port error"),
+            Sign("Got completion from peer", r"with (status=|error )(?!5[ ,])\d+"),
+            Sign("ot async event", r"[Gg]ot async event ?: (port error|local catastrophic|.*fatal)"),
+            Sign("Got completion with error", r"Got completion with error (?!5,)\d+"),
+            *signs("transport retry counter exceeded", "IBV_WC_RETRY_EXC_ERR", "ibv_poll_cq failed"),
             Sign("NET/IB", r"NET/IB.*(QP|CQ|GID) fatal error"),
         ),
         systems=("RDMA",),
@@ -29,8 +31,9 @@ SIGNATURES = (
         signs=(
             Sign(
                 "ibv_modify_qp failed",
-                r"ibv_modify_qp failed with (error |\d+ )?(Connection timed out|No route|Network)",
+                r"ibv_modify_qp failed with (error |\d+ )?(Connection timed out|No route|Network|Invalid|No such)",
             ),
+            *signs("roce_get_gid", "unable to find a valid GID"),
             Sign(
                 "Failed to modify QP to RT", r"Failed to modify QP to RT[RS]: (Connection timed out|Network|No route)"
             ),
@@ -44,7 +47,7 @@ SIGNATURES = (
     Signature(
         name="rdma-peer-flushed",
         role="cascade",
-        signs=(Sign("Got completion from peer", r"with status=5 "),),
+        signs=(Sign("Got completion from peer", r"with (status=|error )5[ ,]"),),
         systems=("RDMA",),
         cause="an RDMA request was flushed because the connection had failed already",
         fix="look for the first failing peer",
@@ -56,8 +59,9 @@ SIGNATURES = (
         action="stop",
         signs=(
             Sign("ibv_reg_mr", r"ibv_reg_mr.*Cannot allocate memory"),
-            Sign("ibv_create_", r"ibv_create_(qp|cq).*Cannot allocate memory"),
-            Sign("ibv_create_", r"Call to ibv_create_\w+ failed.*Cannot allocate memory"),
+            Sign("ibv_create_", r"ibv_create_\w+.*Cannot allocate memory"),
+            Sign("ibv_create_", r"Call to ibv_create_\w+ failed(?!.*[a-z])"),
+            Sign("Call to ibv_reg_mr", r"Call to ibv_reg_mr\w* failed(?!.*[a-z])"),
         ),
         systems=("RDMA",),
         cause="the limit of locked memory is too small to register memory with the adapter",
@@ -142,7 +146,17 @@ SIGNATURES = (
             *signs("ncclRemoteError", "ncclSystemError: System call", "NCCL communicator was aborted"),
             *signs("remote process exited or there was a network error", "socketStartConnect: Connect to"),
             *signs("Broken pipe", "Connection reset by peer", "ncclInternalError: Internal check failed"),
-            *signs("ncclUnhandledCudaError"),
+            *signs("ncclUnhandledCudaError", "failed to recv, got 0 bytes", "failed to send, got "),
+            Sign("Connection closed by", r"Connection closed by (remote peer|localRank)"),
+            *signs("before the previous operation returned ncclSuccess", "NCCL communication aborted"),
+            Sign("nhandled ", r"NCCL (error|failure).*unhandled (system|cuda) error"),
+            Sign("internal error", r"NCCL (error|failure).*internal error"),
+            *signs(
+                "Net : Call to recv from",
+                "Net : Call to send to",
+                "socketProgressOpt: Call to",
+                "recv failed while polling",
+            ),
             Sign("Could not receive type from", r"NET/Socket|Could not receive type"),
         ),
         systems=("AMD", "NVIDIA", "any"),
@@ -187,6 +201,33 @@ SIGNATURES = (
         cause="the master could not be reached",
         fix="look at node 0: it ended first, or its port is blocked; check --master_addr and --master_port",
         source="nvidia-cosmos/cosmos-rl#681",
+    ),
+    Signature(
+        name="launcher-absent",
+        role="root",
+        action="stop",
+        signs=(
+            Sign("expected, but not set", r"environment variable \w+ expected, but not set"),
+            Sign("env was not set", r"`(MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE)` env was not set"),
+            Sign("KeyError: ", r"KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"),
+            *signs("Default process group has not been initialized"),
+        ),
+        cause="a process expects the variables of a launcher, such as RANK, and was started without one",
+        fix="start it by primus, torchrun or srun; inside a container, pass the variables on",
+        source="pytorch/pytorch torch/distributed/rendezvous.py",
+    ),
+    Signature(
+        name="rank-used-twice",
+        role="root",
+        action="stop",
+        signs=(
+            Sign("has already checked in", r"rank \d+ of \d+ ranks has already checked in"),
+            Sign("mismatch in rank count", r"mismatch in rank count from procs \d+ : \d+"),
+            *signs("Global rank for key", "Duplicate ranks"),
+        ),
+        cause="two processes took the same rank, or expect different numbers of ranks",
+        fix="let one launcher count the ranks: compare RANK, WORLD_SIZE, --nnodes and --node_rank of all nodes",
+        source="NVIDIA/nccl src/bootstrap.cc; Lightning-AI/pytorch-lightning#14986",
     ),
     Signature(
         name="rendezvous-closed",

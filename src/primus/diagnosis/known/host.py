@@ -8,6 +8,9 @@ SHARED_MEMORY = r"(/dev/shm|shm_open|posix_fallocate|shared memory|</torch_\d+_)
 """What a line with "No space left on device" also names where /dev/shm is full. `</torch_1_2_3>` is a file of
 torch's shared tensors (pytorch/pytorch#5040)."""
 
+LIBRARY_NEEDED = r"^(?!.*(NCCL INFO|NCCL WARN|error while loading|dso_loader|Could not load dynamic library))"
+"""Not the words of NCCL and TensorFlow, which look for libraries that they can do without."""
+
 SIGNATURES = (
     Signature(
         name="host-out-of-memory",
@@ -18,13 +21,17 @@ SIGNATURES = (
             Sign("oom_kill event", r"Detected \d+ oom_kill event"),
             Sign("oom-kill event", r"Detected \d+ oom-kill event"),
             *signs(": Out Of Memory", "OOMKilled", "Some of your processes may have been killed by the cgroup"),
+            Sign("ut of memory: Kill process ", r"out of memory: Kill process \d+|Out of memory: Kill process \d+"),
             Sign("out of memory: Killed process"),
             Sign("Out of memory: Killed process"),
             Sign("by the kernel's out-of-memory killer"),  # as `launch.execute` reads its counters
             *signs("invoked oom-killer", "oom_reaper: reaped process", "The node was low on resource: memory"),
-            *signs("std::bad_alloc"),
+            *signs("std::bad_alloc", "Exceeded job memory limit", "oom-kill:constraint="),
+            Sign("exceeded memory limit", r"exceeded memory limit \("),
+            Sign("Unable to allocate ", r"MemoryError: Unable to allocate [\d.]+ [KMGTP]iB"),
+            *signs("due to the node running low on memory", "dup2: Cannot allocate memory"),
             Sign("DefaultCPUAllocator: ", r"(can't|not enough) (allocate )?memory"),
-            Sign("MemoryError", r"(^|[\s:\]])MemoryError(:|$)"),
+            Sign("MemoryError", r"(^|[\s:\]])MemoryError(?!: Unable to allocate [\d.]+ [KMGTP]iB)(:|$)"),
         ),
         systems=("any", "Slurm", "Kubernetes"),
         cause="the host ran out of memory, and the kernel killed a process",
@@ -40,6 +47,8 @@ SIGNATURES = (
             *signs("insufficient shared memory (shm)"),
             Sign("Error while creating shared memory segment"),
             Sign("No space left on device", SHARED_MEMORY),
+            Sign("unable to write to file", r"unable to write to file </torch_\w+>(?!.*No space left)"),
+            Sign("unable to open shared memory object", r"shared memory object </torch_\w+>(?!.*Too many open files)"),
             Sign("unable to mmap", r"unable to mmap \d+ bytes from file </torch_\w+>: Cannot allocate memory"),
         ),
         systems=("containers", "Kubernetes"),
@@ -52,8 +61,12 @@ SIGNATURES = (
         role="root",
         action="stop",
         signs=(
-            Sign("No space left on device", rf"^(?!.*{SHARED_MEMORY})"),
+            Sign("No space left on device", rf"^(?!.*({SHARED_MEMORY}|/sys/fs/cgroup|xcgroup_))"),
+            Sign("no space left on device", r"^(?!.*/dev/shm)"),
             *signs("Disk quota exceeded", "[Errno 122]", "no space left: it needs"),
+            *signs("The node was low on resource: ephemeral-storage", "ephemeral local storage usage exceeds"),
+            *signs("PytorchStreamWriter failed writing file"),
+            Sign("unexpected pos ", r"unexpected pos \d+ vs \d+"),
         ),
         cause="a disk is full, or a quota is used up",
         fix="free space: delete runs and checkpoints (`direct -- runs clean --failed --keep 3`), or set --keep_last_n",
@@ -75,6 +88,7 @@ SIGNATURES = (
         signs=(
             *signs("can't start new thread", "fork: retry: Resource temporarily unavailable"),
             *signs("pthread_create() failed", "pthread_create failed for thread"),
+            *signs("Thread creation failed: Resource temporarily", "fork: Resource temporarily unavailable"),
             Sign("[Errno 11]", r"BlockingIOError: \[Errno 11\] Resource temporarily unavailable"),
         ),
         cause="the limit of processes or threads is reached",
@@ -97,18 +111,24 @@ SIGNATURES = (
         action="exclude",
         signs=(
             *signs("[Errno 5] Input/output error", "Transport endpoint is not connected", "[Errno 121] Remote I/O"),
+            *signs("Cannot send after transport endpoint shutdown", "[Errno 112] Host is down", "No locks available"),
+            *signs("[Errno 14] Bad address", "[Errno 19] No such device", "Structure needs cleaning"),
         ),
         systems=("NFS", "any"),
         cause="a file system of the node does not work",
         fix="look at the node's mounts: `direct -- preflight --host` writes to each of them",
-        source="errno(3): EIO, ENOTCONN, EREMOTEIO",
+        source="errno(3): EIO, ENOTCONN, EREMOTEIO, ESHUTDOWN, ENOLCK",
     ),
     Signature(
         name="permission-denied",
         role="root",
         action="stop",
         strength="likely",
-        signs=signs("PermissionError: [Errno 13]", "PermissionError: [Errno 1]", "OSError: [Errno 30] Read-only file"),
+        signs=(
+            *signs("PermissionError: [Errno 13]", "PermissionError: [Errno 1]", "OSError: [Errno 30] Read-only file"),
+            Sign(": Permission denied", r"^(?!.*([Ww]arning|/dev/kfd|/dev/dri|ssh)).*: Permission denied\s*$"),
+            Sign("cannot create directory", r"mkdir: cannot create directory .*: (Permission|Read-only)"),
+        ),
         cause="a file may not be read or written",
         fix="look at the owner and the mode of the file, and at the user of the container",
         source="errno(3): EACCES, EPERM, EROFS",
@@ -118,8 +138,14 @@ SIGNATURES = (
         role="root",
         action="stop",
         signs=(
-            *signs("ModuleNotFoundError: ", "undefined symbol: ", "cannot open shared object file"),
-            Sign("ImportError: ", r"ImportError: (cannot import name|/|lib|DLL)"),
+            *signs("ModuleNotFoundError: ", "undefined symbol: "),
+            Sign("cannot open shared object file", LIBRARY_NEEDED),
+            Sign("ImportError: ", r"ImportError: (cannot import name|/|lib|DLL|numpy\.)"),
+            Sign(
+                "ImportError: ",
+                r"ImportError: .*\b(is required|requires? the|not installed|pip install|but was not found)",
+            ),
+            *signs("error while loading shared libraries: ", "PackageNotFoundError: ", "DistributionNotFound: "),
             Sign("' not found (required by", r"version `(GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found"),
         ),
         cause="a library is missing, or was built for another version",

@@ -81,7 +81,8 @@ SIGNATURES = (
         name="worker-group-failed",
         role="cascade",
         signs=(
-            *signs("ChildFailedError", "Worker group FAILED", "Stopping worker group"),
+            *signs("ChildFailedError", "Worker group FAILED", "Stopping worker group", "BackoffLimitExceeded"),
+            *signs("MPI_ABORT was invoked on rank", "CrashLoopBackOff", "Back-off restarting failed container"),
             Sign("Signal ", r"Signal \d+ \(SIG\w+\) received by PID \d+"),
         ),
         systems=("torchrun",),
