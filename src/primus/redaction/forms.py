@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Literal
 
 from primus.redaction.names import is_secret_name
@@ -13,7 +14,19 @@ Span = tuple[int, int]
 Naming = Literal["none", "assigned", "any"]
 """Which names before a value count: none, those of `NAME=VALUE`, or also those of `NAME: VALUE` and `--name VALUE`."""
 
-_SHAPES = re.compile(
+
+class _Pattern:
+    """A regular expression that is compiled on first use: all of them take 10 ms, and most commands need none."""
+
+    def __init__(self, text: str, flags: int = 0) -> None:
+        self._text, self._flags = text, flags
+
+    @cached_property
+    def compiled(self) -> re.Pattern[str]:
+        return re.compile(self._text, self._flags)
+
+
+_SHAPES = _Pattern(
     r"\bhf_[A-Za-z0-9]{8,}"  # Hugging Face
     r"|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}"  # GitHub
     r"|\bgl(?:pat|ptt|dt|rt)-[\w-]{16,}"  # GitLab
@@ -25,21 +38,21 @@ _SHAPES = re.compile(
     r"|\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)*"  # JSON web tokens (RFC 7519)
 )
 """Tokens by how their makers begin them."""
-_PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----(?P<secret>.+?)(?:-----END|\Z)", re.DOTALL)
-_HEADER = re.compile(
+_PEM = _Pattern(r"-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----(?P<secret>.+?)(?:-----END|\Z)", re.DOTALL)
+_HEADER = _Pattern(
     r"Authorization[\"']?\s*[:=]\s*[\"']?(?:(?:Bearer|Basic|Token|Digest|Negotiate)\s+)?(?P<secret>[^\s\"',;]{4,})",
     re.IGNORECASE,
 )
-_BEARER = re.compile(r"\bBearer\s+(?=\S*\d)(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE)
-_CURL_USER = re.compile(r"\b(?:curl|wget)\b[^\n]{0,300}?\s(?:-u|--user|--proxy-user)[ =][^\s:]+:(?P<secret>\S+)")
-_LOGIN = re.compile(r"\blogin\s+(?P<secret>[0-9a-f]{32,})\b")
-_SIGNED = re.compile(
+_BEARER = _Pattern(r"\bBearer\s+(?=\S*\d)(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE)
+_CURL_USER = _Pattern(r"\b(?:curl|wget)\b[^\n]{0,300}?\s(?:-u|--user|--proxy-user)[ =][^\s:]+:(?P<secret>\S+)")
+_LOGIN = _Pattern(r"\blogin\s+(?P<secret>[0-9a-f]{32,})\b")
+_SIGNED = _Pattern(
     r"\b(?:X-Amz-Signature|X-Amz-Security-Token|X-Amz-Credential|X-Goog-Signature|sig|AccountKey|SharedAccessKey"
     r"|SharedAccessSignature)(?:=|%3D)(?P<secret>[^\s&;\"'<>]{8,})",
     re.IGNORECASE,
 )
-_COOKIE = re.compile(r"\b(?:Set-)?Cookie:\s*(?P<secret>[^\r\n\"']+)", re.IGNORECASE)
-_ASSIGNED_PASSWORD = re.compile(
+_COOKIE = _Pattern(r"\b(?:Set-)?Cookie:\s*(?P<secret>[^\r\n\"']+)", re.IGNORECASE)
+_ASSIGNED_PASSWORD = _Pattern(
     r"(?:^|[;\s\"'])(?:Password|Pwd|User Password|Access Key|Secret)\s*=\s*(?P<secret>\"[^\"]*\"|'[^']*'|[^;\s\"']+)",
     re.IGNORECASE,
 )
@@ -62,15 +75,15 @@ _FORMS = (
 """Each with the words without which it is not there: these are found 100 times faster than a pattern."""
 
 # Beginnings and lengths are bounded: without that, a long line of letters takes time quadratic in its length.
-_AUTHORITY = re.compile(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>[^\s\"'<>|]*)")
-_PORT = re.compile(r"[^:/?#]*:\d{1,5}(?:[/?#]|$)")
-_ANY_AUTHORITY = re.compile(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>\S*)")
+_AUTHORITY = _Pattern(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>[^\s\"'<>|]*)")
+_PORT = _Pattern(r"[^:/?#]*:\d{1,5}(?:[/?#]|$)")
+_ANY_AUTHORITY = _Pattern(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>\S*)")
 """In a value that is a URL as a whole, quotes belong to it."""
 _TOKEN_SCHEMES = frozenset(("http", "https", "ws", "wss", "ftp", "ftps"))
 """Schemes in which what stands alone before `@` may be a token; elsewhere, as in `ssh://ann@host`, it is a name."""
 
-_NAMED = re.compile(r"""(?<![\w.])(?P<option>--)?(?P<name>[A-Za-z_][\w.-]{0,100})(?P<is>["']?\s{0,2}[=:]\s{0,2}|\s+)""")
-_VALUE = re.compile(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s"',;&)]+)""")
+_NAMED = _Pattern(r"""(?<![\w.])(?P<option>--)?(?P<name>[A-Za-z_][\w.-]{0,100})(?P<is>["']?\s{0,2}[=:]\s{0,2}|\s+)""")
+_VALUE = _Pattern(r"""(?:"(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s"',;&)]+)""")
 _PLAIN = frozenset(("none", "null", "true", "false", "nan", "error"))
 
 
@@ -85,9 +98,9 @@ def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) 
     lowered = text.lower()
     for form, group, words in _FORMS:
         if any(word in lowered for word in words):
-            yield from (found.span(group) for found in form.finditer(text))
+            yield from (found.span(group) for found in form.compiled.finditer(text))
     if "://" in text:
-        yield from _find_in_urls(text, _ANY_AUTHORITY if is_value else _AUTHORITY)
+        yield from _find_in_urls(text, (_ANY_AUTHORITY if is_value else _AUTHORITY).compiled)
     if naming != "none":
         yield from _find_named(text, naming)
 
@@ -95,7 +108,7 @@ def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) 
 def has_shape(text: str) -> bool:
     """Whether `text` holds a token of a known maker."""
     lowered = text.lower()
-    return any(word in lowered for word in _SHAPE_BEGINNINGS) and _SHAPES.search(text) is not None
+    return any(word in lowered for word in _SHAPE_BEGINNINGS) and _SHAPES.compiled.search(text) is not None
 
 
 def cover(text: str, spans: Iterator[Span] | list[Span]) -> str:
@@ -120,7 +133,7 @@ def _find_in_urls(text: str, pattern: re.Pattern[str]) -> Iterator[Span]:
     for url in pattern.finditer(text):
         begin, rest = url.start("rest"), url["rest"]
         authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-        is_host = "@" in authority or ":" not in authority or rest.startswith("[") or _PORT.match(rest)
+        is_host = "@" in authority or ":" not in authority or rest.startswith("[") or _PORT.compiled.match(rest)
         userinfo, at, _ = (authority if is_host else rest).rpartition("@")
         user, colon, _ = userinfo.partition(":")
         if colon and at:
@@ -147,15 +160,15 @@ def _is_token(word: str) -> bool:
 def _find_named(text: str, naming: Naming) -> Iterator[Span]:
     """Values behind names and options that hold secrets."""
     end = 0
-    if naming == "assigned" and "=" not in text and ":" not in text:
+    if naming == "assigned" and not any(sign in text for sign in ("=", "':", '":')):
         return
-    for found in _NAMED.finditer(text):
+    for found in _NAMED.compiled.finditer(text):
         sign = found["is"].strip()
         if found.end() <= end or (naming == "assigned" and sign not in ("=", '"=', "'=", '":', "':")):
             continue
         if (not sign and not found["option"]) or not is_secret_name(found["name"]):
             continue
-        value = _VALUE.match(text, found.end())
+        value = _VALUE.compiled.match(text, found.end())
         if value is None or _is_harmless(value[0].strip("\"'"), naming):
             continue
         end = value.end()

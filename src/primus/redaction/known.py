@@ -18,11 +18,14 @@ SHORTEST = 4
 """Characters of the shortest value that is looked for in other text."""
 SHORTEST_ANYWHERE = 8
 """A shorter value is looked for as a whole word, and only where it is not a plain word or number."""
+SHORTEST_WORD = 6
+"""Of letters alone."""
 SHORTEST_NUMBER = 10
 COMMON = frozenset(
     "true false none null auto default disabled enabled anonymous unknown password secret changeme localhost"
     " pretrain posttrain preflight benchmark kubernetes container quickstart pre_trainer post_trainer native"
-    " required optional username production development".split()
+    " required optional username production development public private direct docker podman master worker"
+    " output config backend machine compute running planned failed interrupted damaged session latest".split()
 )
 """Values that no text may lose, and that protect nothing."""
 
@@ -90,7 +93,7 @@ def is_distinctive(value: str) -> bool:
         return False
     if _is_number(value):
         return value.isdigit() and len(value) >= SHORTEST_NUMBER
-    if len(value) < SHORTEST_ANYWHERE and value.isalpha():
+    if len(value) < SHORTEST_WORD and value.isalpha():
         return False
     return not (value.startswith(("/", "~/", "./", "../")) and os.path.exists(os.path.expanduser(value)))
 
