@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from primus.data.indexed import bin_path, idx_path
 from primus.errors import UsageError
+from primus.redaction import redact_tree
 
 SAMPLED_PIECES = 64
 SAMPLED_BYTES = 1 << 16
@@ -153,7 +154,7 @@ def read(prefix: Path) -> Manifest | None:
 
 def encoded(manifest: Manifest) -> bytes:
     """Content of a manifest's file."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(redact_tree(msgspec.to_builtins(manifest))), indent=2) + b"\n"
 
 
 def fingerprint(prefix: Path, manifest: Manifest | None) -> str:

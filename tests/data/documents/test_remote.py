@@ -5,10 +5,12 @@ import importlib.util
 import io
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from local_hub import LocalHub
+from primus.cli.main import main
 from primus.data.documents import Text, find, lines, plan, read, remote, size_of
 from primus.errors import PrimusError, UsageError
 
@@ -121,3 +123,19 @@ def test_folders_and_patterns_of_a_store_are_searched() -> None:
             find("memory://nothing")
     finally:
         store.rm("/corpus", recursive=True)
+
+
+def test_a_token_in_the_address_of_an_input_is_in_no_file_that_is_made_of_it(
+    server: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.plain = {"a.jsonl": CONTENT}
+    words = ["data", "dedup", "--method", "exact", "--input", f"{server.url}/plain/a.jsonl?token=cnry-of-an-address"]
+    command = ["direct", "--", *words, "--output", str(tmp_path / "out"), "--workers", "1"]
+    assert main(command) == 0
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert "nothing to do" in said.out + said.err, "the input is known again without its token"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 2
+    assert not [path for path in files if b"cnry" in path.read_bytes()]
+    assert "cnry" not in said.out + said.err

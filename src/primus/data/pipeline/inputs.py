@@ -21,6 +21,7 @@ from primus.data.manifest import InputFacts
 from primus.data.pipeline import shards
 from primus.data.pipeline.shards import Part, Shard
 from primus.errors import PrimusError, UsageError
+from primus.redaction import redact
 
 DATASET = "dataset:"
 """What the part of a named dataset begins with, where that of a file has a path."""
@@ -111,14 +112,14 @@ class Inputs:
         """
         if len(facts) == len(self.given) and all(map(self._is_same, self.given, facts)):
             return ""
-        old, new = {each.path: each for each in facts}, {each.given: each for each in self.given}
+        old, new = {each.path: each for each in facts}, {redact(each.given): each for each in self.given}
         for path in old | new:
             if path not in old or path not in new or not self._is_same(new[path], old[path]):
                 return f"{path.removeprefix(DATASET)} is new, gone or changed"
         return "its inputs have another order"
 
     def _is_same(self, one: Input, before: InputFacts) -> bool:
-        if (before.path, before.stamp) == (one.given, self._stamp(one)):
+        if (before.path, before.stamp) == (redact(one.given), self._stamp(one)):
             return True
         now = self._facts(one, {})
         return (now.files, now.bytes) == (before.files, before.bytes) and self._read(one).sha256 == before.sha256
@@ -133,7 +134,7 @@ class Inputs:
     def _facts(self, one: Input, digests: dict[str, str]) -> InputFacts:
         lines = [f"{_name(one.given, file)}\n{digests.get(file) or self.stamps[file]}\n" for file in one.files]
         return InputFacts(
-            path=one.given,
+            path=redact(one.given),
             files=0 if one.given.startswith(DATASET) else len(one.files),
             bytes=sum(map(_bytes_of, one.files)),
             version=self.stamps[one.given] if one.given.startswith(DATASET) else "",

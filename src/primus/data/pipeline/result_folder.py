@@ -20,6 +20,7 @@ from primus.data.pipeline.inputs import Inputs
 from primus.data.pipeline.text_job import Say, TextJob, TextReport
 from primus.data.pipeline.work import Board, Row
 from primus.errors import PrimusError, UsageError
+from primus.redaction import redact, redact_tree
 
 PUBLISH_TIMEOUT_S = 3600.0
 
@@ -157,7 +158,7 @@ class ResultFolder(Generic[Report]):
             if not report.documents:
                 shutil.rmtree(self.work, ignore_errors=True)
                 raise UsageError(f"no text in {self.source}", "every document is empty or bad")
-            content = msgspec.json.format(msgspec.json.encode(report), indent=1)
+            content = msgspec.json.format(msgspec.json.encode(redact_tree(msgspec.to_builtins(report))), indent=1)
             with atomic.staged({list(folders.values())[-1] / self.report_name: content}) as publish:
                 publish()
             for place, folder in folders.items():
@@ -180,7 +181,7 @@ class ResultFolder(Generic[Report]):
 
     def _tidy(self, report: Report) -> None:
         """Write the pages, and delete what the result was made from; call it with the lock held."""
-        pages = {self.job.page(kind): page.encode() for kind, page in self.pages(report).items()}
+        pages = {self.job.page(kind): redact(page).encode() for kind, page in self.pages(report).items()}
         with atomic.staged(pages) as publish:
             publish()
         shutil.rmtree(self.work, ignore_errors=True)
