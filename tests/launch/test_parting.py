@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 import time
@@ -12,6 +13,16 @@ import pytest
 from fakes import cli
 from primus.launch import parting
 from primus.launch.bond import Bond, Message
+from primus.launch.signals import Signals
+
+
+@pytest.fixture(autouse=True)
+def restored_signal_handlers() -> Iterator[None]:
+    """A node that has left ignores signals; this process goes on with other tests."""
+    before = {number: signal.getsignal(number) for number in Signals.HANDLED}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
