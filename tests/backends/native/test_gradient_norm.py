@@ -69,3 +69,15 @@ def _write_norms(rank: int, folder: Path) -> None:
         distribute_tensor(copied, nested, [Replicate(), Shard(0)]),
     ]
     torch.save(compute_gradient_norm(gradients).item(), folder / f"norm_{rank}")
+
+
+def test_the_norm_has_the_same_bits_with_any_number_of_threads() -> None:
+    gradient = torch.randn(5_000_011, generator=torch.Generator().manual_seed(5))
+    before, norms = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            norms.add(compute_gradient_norm([gradient]).item())
+    finally:
+        torch.set_num_threads(before)
+    assert len(norms) == 1
