@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import re
 import urllib.parse
@@ -108,6 +106,9 @@ def _is_number(value: str) -> bool:
 
 def _forms_of(value: str) -> Iterator[str]:
     """`value` as JSON, Python, shells, YAML, URLs and HTTP headers write it."""
+    import base64  # these two only where there is a secret: every command imports this module
+    import json
+
     data = value.encode("utf-8", "surrogateescape")
     yield value
     yield json.dumps(value)[1:-1]

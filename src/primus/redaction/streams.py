@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -68,6 +67,8 @@ def redact_file(path: Path) -> None:
 
 
 def _may_hold_secret(path: Path) -> bool:
+    import mmap
+
     if path.stat().st_size == 0:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -15,15 +15,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    import threading
 
 FILE = ".lock"
 RENEWAL_S = 2.0
@@ -56,6 +57,8 @@ def hold(directory: Path) -> Iterator[bool]:
         if not _lock(file, fcntl.LOCK_EX):
             yield False
             return
+        import threading  # only by a process that executes a run
+
         over = threading.Event()
         renewing = threading.Thread(target=_renew, args=(file.fileno(), over), name="run-lock", daemon=True)
         _write(file.fileno(), renewal=0)
@@ -79,11 +82,11 @@ def find_holder(directory: Path) -> LockHolder | None:
     try:
         with path.open() as file:
             if not _lock(file, fcntl.LOCK_SH, tries=1):
-                return record or LockHolder(host=socket.gethostname(), pid=0)
+                return record or LockHolder(host=os.uname().nodename, pid=0)
             age_s = abs(time.time() - os.fstat(file.fileno()).st_mtime)
     except OSError:
         return None
-    is_elsewhere = record is not None and record.host != socket.gethostname()
+    is_elsewhere = record is not None and record.host != os.uname().nodename
     return record if is_elsewhere and age_s < STALE_S else None
 
 
@@ -117,7 +120,7 @@ def _renew(file: int, over: threading.Event) -> None:
 
 def _write(file: int, renewal: int) -> None:
     """Replace the record in place, all of it by one call: a rename would take the lock away, which is the file's."""
-    record = LockHolder(host=socket.gethostname(), pid=os.getpid(), renewal=renewal)
+    record = LockHolder(host=os.uname().nodename, pid=os.getpid(), renewal=renewal)
     with contextlib.suppress(OSError):  # a full disk: flock alone has to do
         os.pwrite(file, msgspec.json.encode(record).ljust(RECORD_BYTES), 0)
 
