@@ -6,7 +6,7 @@ VENV ?=
 in_venv = venv="$(or $(VENV),$$(./primus-cli setup --dev))" && PATH="$$venv/bin:$$PATH" &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-cluster quick core lint format golden docs bench
+.PHONY: help setup test retest test-cluster quick core lint format golden docs bench
 
 help:  ## list these
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -16,6 +16,9 @@ setup:  ## make the development environment, or bring it up to date
 
 test: lint  ## every check: the import directions, ruff, mypy, and all tests
 	@$(in_venv) python -m pytest
+
+retest: lint  ## the tests that failed last, once more
+	@$(in_venv) python -m pytest --last-failed --last-failed-no-failures none
 
 test-cluster:  ## install Slurm, containers, sshd and Kubernetes (Debian, root), and run the tests that need them
 	@sh tests/cluster/install.sh slurm docker podman apptainer sshd kubernetes
