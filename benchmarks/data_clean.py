@@ -99,12 +99,12 @@ def cpu():
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 before = cpu()
-from primus.data.pipeline import inputs
-from primus.data.cleaning import recipe, words
-from primus.data.cleaning.block import Block
-from primus.data.cleaning.rules import RULES
-from primus.data.cleaning.stage import BLOCK_CHARACTERS, CleanStage
-from primus.data.pipeline.work import open_board, work
+from primus.data.shards import inputs
+from primus.data.filter.cleaning import recipe, words
+from primus.data.filter.cleaning.block import Block
+from primus.data.filter.cleaning.rules import RULES
+from primus.data.filter.cleaning.stage import BLOCK_CHARACTERS, CleanStage
+from primus.data.shards.shard_queue import open_board, work
 file, place = sys.argv[1:]
 chain = recipe.load("fineweb")
 rules = {name: (RULES[name](),) for name in ("gopher_repetition", "gopher_quality", "c4", "fineweb_quality", "mc4")}

@@ -33,7 +33,7 @@ from launch_time import HERE, REPOSITORY
 from train_speed import machine
 from vocabularies import vocabulary
 
-from primus.data.pipeline.work import checksum
+from primus.data.shards.shard_queue import compute_checksum
 from primus.data.tokenizer import load
 
 ROOTS = (Path("/usr/share/doc"), Path(sysconfig.get_path("stdlib")))
@@ -210,7 +210,7 @@ def proportional(process: psutil.Process) -> int:
 def check_equal(sides: list[Side]) -> None:
     """Make sure that all sides have made the same files."""
     for end in ("bin", "idx"):
-        digests = {side.label: checksum(Path(f"{side.prefix}_text_document.{end}")) for side in sides}
+        digests = {side.label: compute_checksum(Path(f"{side.prefix}_text_document.{end}")) for side in sides}
         if len(set(digests.values())) > 1:
             raise SystemExit(f"the .{end} differ: {json.dumps(digests, indent=1)}")
 

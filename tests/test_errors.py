@@ -15,7 +15,7 @@ from primus.errors import (
     did_you_mean,
     edit_distance,
     escape_controls,
-    nearest,
+    find_nearest,
 )
 
 
@@ -41,7 +41,7 @@ def test_the_hint_stands_below_the_problem() -> None:
     ],
 )
 def test_the_nearest_name_is_found_over_case_and_dashes(word: str, name: str | None) -> None:
-    assert nearest(word, ["train_iters", "lr"]) == name
+    assert find_nearest(word, ["train_iters", "lr"]) == name
 
 
 def test_a_hint_names_the_nearest_or_all() -> None:
@@ -71,7 +71,7 @@ def test_a_hint_about_many_names_shows_similar_ones_or_some() -> None:
 )
 def test_a_name_that_is_not_near_is_not_suggested(word: str, name: str | None) -> None:
     valid = ["q_lora_rank", "lr", "seq_length", "train_iters", "train_data_path", "split"]
-    assert nearest(word, valid) == name
+    assert find_nearest(word, valid) == name
 
 
 @given(st.text(st.sampled_from("ab_"), max_size=6), st.text(st.sampled_from("ab_"), max_size=6))

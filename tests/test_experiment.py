@@ -13,8 +13,8 @@ from msgspec import structs
 
 from primus import experiment, registry
 from primus.checkpoint import manifest
-from primus.checkpoint.manifest import Manifest
-from primus.checkpoint.shape import shape_of
+from primus.checkpoint.manifest import CheckpointManifest
+from primus.checkpoint.shape import build_shape
 from primus.config.load import Resolved, load_experiment, load_model
 from primus.config.schema import Experiment, LoggingConfig, ModelSpec, Trainer
 from primus.errors import UsageError
@@ -35,7 +35,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def through_a_run_folder(asked: Experiment, folder: Path) -> Experiment:
-    for name, text in experiment.files_of(Resolved(asked, {})).items():
+    for name, text in experiment.format_files(Resolved(asked, {})).items():
         write_text(folder / name, text)
     return experiment.experiment_of(Run(folder))
 
@@ -46,7 +46,7 @@ def test_an_example_survives_a_run_folder(path: Path, tmp_path: Path) -> None:
     assert through_a_run_folder(asked, tmp_path) == asked
 
 
-@pytest.mark.parametrize("name", registry.names("models"))
+@pytest.mark.parametrize("name", registry.list_plug_ins("models"))
 def test_a_model_survives_a_run_folder(name: str, tmp_path: Path) -> None:
     asked = Experiment(exp_name="x", trainer=Trainer(model=load_model(name)))
     assert through_a_run_folder(asked, tmp_path) == asked
@@ -87,14 +87,14 @@ def test_any_experiment_survives_a_run_folder(
     logging = LoggingConfig(sample_prompt=prompt, wandb_project=project)
     trainer = Trainer(model=load_model("tiny"), logging=logging, backend_args=backend_args)
     asked = Experiment(env=env, trainer=trainer, **top)
-    files = experiment.files_of(Resolved(asked, {}))
+    files = experiment.format_files(Resolved(asked, {}))
     assume(not any(MASK in text for text in files.values()))  # a run folder keeps no secret, nor what looks like one
     assert through_a_run_folder(asked, tmp_path_factory.getbasetemp() / "any") == asked
 
 
 def test_secrets_of_an_experiment_stay_out_of_its_files(small: Path, tmp_path: Path) -> None:
     resolved = load_experiment(small, ["--env.HF_TOKEN=canary-1", "--env.PLAIN=shown"], environ={})
-    files = experiment.files_of(resolved)
+    files = experiment.format_files(resolved)
     assert "canary" not in "".join(files.values())
     assert "HF_TOKEN: <secret>" in files[experiment.CONFIG_FILE]
     for name, text in files.items():
@@ -107,7 +107,7 @@ def test_secrets_of_an_experiment_stay_out_of_its_files(small: Path, tmp_path: P
 
 def refused(file: Path, *overrides: str) -> UsageError:
     with pytest.raises(UsageError) as caught:
-        experiment.resolve(file, overrides, {})
+        experiment.resolve_experiment(file, overrides, {})
     return caught.value
 
 
@@ -181,19 +181,19 @@ def test_what_cannot_be_trained_is_refused(small: Path, overrides: list[str], pr
     ],
 )
 def test_a_schedule_that_fits_is_accepted(small: Path, overrides: list[str]) -> None:
-    experiment.resolve(small, overrides, {})
+    experiment.resolve_experiment(small, overrides, {})
 
 
 def checkpoint_of(spec: ModelSpec, folder: Path) -> Path:
     """A checkpoint of a model as far as its manifest tells."""
     step = folder / "step_00000100"
     step.mkdir(parents=True)
-    described = Manifest(
+    described = CheckpointManifest(
         backend="native",
         run="r",
         step=100,
         consumed_samples=1,
-        model=shape_of(spec),
+        model=build_shape(spec),
         data_fingerprint="",
         compiled=False,
         world_size=1,
@@ -202,13 +202,13 @@ def checkpoint_of(spec: ModelSpec, folder: Path) -> Path:
         algorithm="blake2b",
         files=[],
     )
-    manifest.write(step, described)
+    manifest.write_manifest(step, described)
     return step
 
 
 def test_a_checkpoint_of_another_shape_is_refused_before_anything_starts(small: Path, tmp_path: Path) -> None:
     spec = load_model("tiny")
-    experiment.resolve(small, [f"load={checkpoint_of(spec, tmp_path / 'same')}"], {})
+    experiment.resolve_experiment(small, [f"load={checkpoint_of(spec, tmp_path / 'same')}"], {})
     other = checkpoint_of(structs.replace(spec, hidden_size=2 * spec.hidden_size), tmp_path / "other")
     error = refused(small, f"load={other}")
     assert error.problem.startswith(f"load: {other} is of another model: hidden_size is {2 * spec.hidden_size} there")
@@ -228,7 +228,7 @@ def token_files(prefix: Path, vocab_size: int | None = None) -> Path:
 
 def test_a_vocabulary_smaller_than_that_of_the_data_is_refused(small: Path, tmp_path: Path) -> None:
     size = load_model("tiny").vocab_size
-    experiment.resolve(small, [f"train_data_path={token_files(tmp_path / 'fits', size)}"], {})
+    experiment.resolve_experiment(small, [f"train_data_path={token_files(tmp_path / 'fits', size)}"], {})
     error = refused(small, f"train_data_path={token_files(tmp_path / 'large', size + 1)}")
     assert f"the tokenizer big has ids up to {size}, but the model's vocab_size is {size}" in error.problem
     assert f"set vocab_size to {size + 1} or more" in error.hint
@@ -254,5 +254,5 @@ def test_native_refuses_what_it_does_not_build(small: Path, model: str) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_found_possible_but_for_its_data(path: Path) -> None:
     overrides = ["--mock_data", "--dataset=null", "--train_data_path=null"]
-    asked = experiment.resolve(path, overrides, {}).experiment
+    asked = experiment.resolve_experiment(path, overrides, {}).experiment
     assert structs.asdict(asked)["exp_name"] == path.stem

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from primus import hook as api
-from primus.hook import HookContext, Reply, Settings, Stop, hook
+from primus.hook import HookContext, HookReply, Settings, Stop, hook
 
 TOLD = {
     "PRIMUS_TASK": "train pretrain",
@@ -19,12 +19,12 @@ TOLD = {
 }
 
 
-def ran(tmp_path: Path, body: str, functions: str = "f", *words: str) -> tuple[int, Reply]:
+def ran(tmp_path: Path, body: str, functions: str = "f", *words: str) -> tuple[int, HookReply]:
     file = tmp_path / "1_a.py"
     file.write_text(f"from primus.hook import Settings, Stop, hook\n{body}")
     result = tmp_path / "result.json"
     code = api.main([str(file), functions, *words], {**TOLD, "PRIMUS_HOOK_RESULT": str(result)})
-    return code, msgspec.json.decode(result.read_bytes(), type=Reply)
+    return code, msgspec.json.decode(result.read_bytes(), type=HookReply)
 
 
 def test_the_context_is_what_the_launcher_tells() -> None:
@@ -61,12 +61,12 @@ def test_the_functions_of_a_file_are_called_in_order_and_later_ones_win(tmp_path
     )
     code, reply = ran(tmp_path, body, "f,g,h", "word")
     assert code == 0
-    assert reply == Reply(env={"A": "word", "B": "x"}, extra={"lr": "0.0001", "flag": "false"})
+    assert reply == HookReply(env={"A": "word", "B": "x"}, extra={"lr": "0.0001", "flag": "false"})
 
 
 def test_a_stop_ends_the_functions_with_its_reason(tmp_path: Path) -> None:
     body = "def f(context): raise Stop('no', 'do this')\ndef g(context): return 1 / 0\n"
-    assert ran(tmp_path, body, "f,g") == (1, Reply(stop="no", hint="do this"))
+    assert ran(tmp_path, body, "f,g") == (1, HookReply(stop="no", hint="do this"))
 
 
 def test_anything_but_settings_is_an_error(tmp_path: Path) -> None:

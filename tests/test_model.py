@@ -12,13 +12,13 @@ from primus.config.load import load_model
 from primus.config.schema import ModelSpec, ParallelConfig
 from primus.errors import UsageError
 from primus.model import (
+    count_parameters,
     flops_per_token,
     head_dim,
-    layers,
+    list_layers,
     num_moe_layers,
     num_query_groups,
     padded_vocab_size,
-    parameters,
 )
 from primus.model_checks import check, check_parallel
 
@@ -137,17 +137,17 @@ GOLDEN_FLOPS = [
 
 @pytest.mark.parametrize(("name", "total"), PUBLISHED.items())
 def test_parameters_of_a_preset_equal_the_published_weights(name: str, total: int) -> None:
-    assert parameters(load_model(name)).total == total
+    assert count_parameters(load_model(name)).total_parameters == total
 
 
 @pytest.mark.parametrize(("name", "active"), ACTIVE.items())
 def test_active_parameters_of_a_mixture_of_experts(name: str, active: int) -> None:
-    assert parameters(load_model(name)).active == active
+    assert count_parameters(load_model(name)).active_parameters == active
 
 
 @pytest.mark.parametrize(("name", "total"), WITHOUT_BALANCING_BIAS.items())
 def test_parameters_without_the_balancing_bias_equal_those_of_transformers(name: str, total: int) -> None:
-    assert parameters(replace(load_model(name), moe_router_enable_expert_bias=False)).total == total
+    assert count_parameters(replace(load_model(name), moe_router_enable_expert_bias=False)).total_parameters == total
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
@@ -156,10 +156,10 @@ def test_a_model_has_the_same_shape_under_the_name_of_another_framework(alias: s
 
 
 def test_every_preset_can_be_built_and_counted() -> None:
-    for name in registry.names("models"):
+    for name in registry.list_plug_ins("models"):
         spec = load_model(name)
         check(spec)
-        assert parameters(spec).total > 0
+        assert count_parameters(spec).total_parameters > 0
         assert flops_per_token(spec, 4096) > 0
 
 
@@ -174,23 +174,25 @@ def test_kimi_k3_has_the_parameters_of_its_tensors() -> None:
     residuals = 2 * 24 * 2 * h
     norms = (2 * 24 + 1) * h
     total = 18 * delta + 6 * latent_attention + dense + 23 * experts + residuals + norms + 2 * 151665 * h
-    assert parameters(spec).total == total
+    assert count_parameters(spec).total_parameters == total
 
 
 def test_feed_forwards_of_a_megatron_hybrid_are_layers() -> None:
-    kinds = layers(load_model("zebra_llama_1B"))
+    kinds = list_layers(load_model("zebra_llama_1B"))
     assert [layer.mixer for layer in kinds[:4]] == ["attention", "none", "mamba", "none"]
     assert [layer.feed_forward for layer in kinds[:4]] == [False, True, False, True]
 
 
 def test_every_second_layer_of_maverick_has_experts_beginning_with_the_second() -> None:
-    assert [layer.moe for layer in layers(load_model("llama4_17B128E"))][:4] == [False, True, False, True]
+    assert [layer.moe for layer in list_layers(load_model("llama4_17B128E"))][:4] == [False, True, False, True]
 
 
 def test_recurrent_layers_do_not_cost_more_for_a_longer_sequence() -> None:
     spec = load_model("mamba_370M")
     assert flops_per_token(spec, 1024) == flops_per_token(spec, 1_000_000)
-    assert flops_per_token(spec, 1024) > 6 * (parameters(spec).total - parameters(spec).embedding)
+    assert flops_per_token(spec, 1024) > 6 * (
+        count_parameters(spec).total_parameters - count_parameters(spec).embedding
+    )
 
 
 def test_flops_of_a_hybrid_equal_the_formula_of_megatron_lm() -> None:
@@ -204,30 +206,33 @@ def test_flops_of_a_hybrid_equal_the_formula_of_megatron_lm() -> None:
 
 
 def test_every_parameter_of_a_dense_model_is_active() -> None:
-    count = parameters(load_model("llama3.1_8B"))
-    assert count.active == count.total
+    count = count_parameters(load_model("llama3.1_8B"))
+    assert count.active_parameters == count.total_parameters
     assert count.experts == count.router == 0
 
 
 def test_published_active_counts_of_gpt_oss_leave_out_the_input_embedding() -> None:
     for name, billions in (("gpt_oss_20B", 3.61), ("gpt_oss_120B", 5.13)):
-        count = parameters(load_model(name))
-        assert round((count.active - count.embedding) / 1e9, 2) == billions
+        count = count_parameters(load_model(name))
+        assert round((count.active_parameters - count.embedding) / 1e9, 2) == billions
 
 
 def test_deepseek_v3_parts_equal_the_published_ones() -> None:
     spec = load_model("deepseek_v3")
-    count = parameters(spec)
+    count = count_parameters(spec)
     assert count.attention == 61 * 187_107_328
     assert count.mtp == 11_610_068_224
-    assert count.total - parameters(replace(spec, moe_router_enable_expert_bias=False)).total == 58 * 256
+    assert (
+        count.total_parameters - count_parameters(replace(spec, moe_router_enable_expert_bias=False)).total_parameters
+        == 58 * 256
+    )
 
 
 def test_a_tied_model_has_one_vocabulary_matrix() -> None:
     tied = load_model("llama3.2_1B")
     untied = replace(tied, untie_embeddings_and_output_weights=True)
-    assert parameters(tied).output == 0
-    assert parameters(untied).total == 1_498_482_688  # what a preset that forgets to tie gives
+    assert count_parameters(tied).output == 0
+    assert count_parameters(untied).total_parameters == 1_498_482_688  # what a preset that forgets to tie gives
     assert flops_per_token(tied, 8192) == flops_per_token(untied, 8192), "the head multiplies all the same"
 
 
@@ -239,7 +244,7 @@ def test_heads_may_be_wider_together_than_the_residual_stream(name: str, query_w
 
 def test_qwen2_5_differs_from_a_model_without_bias() -> None:
     spec = replace(load_model("qwen2.5_7B"), add_qkv_bias=False)
-    assert parameters(spec).total == 7_615_487_488
+    assert count_parameters(spec).total_parameters == 7_615_487_488
 
 
 @pytest.mark.parametrize(("name", "sequence", "causal", "full", "six_n"), GOLDEN_FLOPS)
@@ -281,12 +286,12 @@ def test_the_vocabulary_is_padded_to_a_multiple_of_128_for_each_device(size: int
 
 
 def test_every_second_layer_of_gpt_oss_has_a_window_beginning_with_the_first() -> None:
-    assert [layer.window for layer in layers(load_model("gpt_oss_20B"))][:4] == [128, None, 128, None]
+    assert [layer.window for layer in list_layers(load_model("gpt_oss_20B"))][:4] == [128, None, 128, None]
 
 
 def test_the_first_layers_of_deepseek_are_dense() -> None:
     spec = load_model("deepseek_v3")
-    assert [layer.moe for layer in layers(spec)][:4] == [False, False, False, True]
+    assert [layer.moe for layer in list_layers(spec)][:4] == [False, False, False, True]
     assert num_moe_layers(spec) == 58
 
 
@@ -419,7 +424,7 @@ def test_an_accepted_shape_has_the_parameters_of_its_tensors(spec: ModelSpec) ->
         check(spec)
     except UsageError:
         return
-    assert parameters(spec).total == sum(rows * columns for rows, columns in tensors(spec))
+    assert count_parameters(spec).total_parameters == sum(rows * columns for rows, columns in tensors(spec))
     assert flops_per_token(spec, 128, "full") > flops_per_token(spec, 128, "causal") > 0
 
 

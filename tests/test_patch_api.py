@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fakes import cli
 from primus import patch
 from primus.errors import PrimusError, UsageError
-from primus.patch import includes
+from primus.patch import includes_version
 
 PATCH = """\
 from datetime import date
@@ -42,7 +42,7 @@ def write(folder: Path, name: str, body: str = "print('doing it')", **changes: o
 
 
 def states(environ: dict[str, str] | None = None, backend: str | None = None) -> dict[str, str]:
-    found = patch.choices(environ or {}, lambda: backend)
+    found = patch.choose_patches(environ or {}, lambda: backend)
     return {choice.name: choice.state for choice in found if "inductor" not in choice.name}
 
 
@@ -67,24 +67,24 @@ def states(environ: dict[str, str] | None = None, backend: str | None = None) ->
 def test_ranges_are_those_of_pep_440_and_of_the_existing_system(
     versions: str, inside: list[str], outside: list[str]
 ) -> None:
-    assert [version for version in inside if not includes(versions, version)] == []
-    assert [version for version in outside if includes(versions, version)] == []
+    assert [version for version in inside if not includes_version(versions, version)] == []
+    assert [version for version in outside if includes_version(versions, version)] == []
 
 
 @pytest.mark.parametrize("versions", ["", "new", ">=", "=>1", ">=1.*", "~=1.2", "1.2 1.3", ">=1,,<2"])
 def test_a_range_that_cannot_be_understood_is_an_error(versions: str) -> None:
     with pytest.raises(PrimusError, match="is no range of versions"):
-        includes(versions, "1.0")
+        includes_version(versions, "1.0")
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4), st.lists(st.integers(0, 99), min_size=1, max_size=4))
 def test_of_two_versions_one_bounds_the_other(first: list[int], second: list[int]) -> None:
     a, b = (".".join(map(str, parts)) for parts in (first, second))
-    below, above, same = (includes(f"{sign}{b}", a) for sign in ("<", ">", "=="))
+    below, above, same = (includes_version(f"{sign}{b}", a) for sign in ("<", ">", "=="))
     assert [below, above, same].count(True) == 1
-    assert includes(f"<={b}", a) == (below or same)
-    assert includes(f">={b}", a) == (above or same)
-    assert includes(f"!={b}", a) == (not same)
+    assert includes_version(f"<={b}", a) == (below or same)
+    assert includes_version(f">={b}", a) == (above or same)
+    assert includes_version(f"!={b}", a) == (not same)
 
 
 def test_the_state_of_each_is_found(folder: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_state_of_each_is_found(folder: Path) -> None:
 
 def test_the_day_of_expiry_still_counts(folder: Path) -> None:
     write(folder, "old", expires="2020, 1, 1")
-    found = {choice.name: choice.state for choice in patch.choices({}, today=date(2020, 1, 1))}
+    found = {choice.name: choice.state for choice in patch.choose_patches({}, today=date(2020, 1, 1))}
     assert found["old"] == "applies"
 
 

@@ -11,7 +11,7 @@ import pytest
 from fakes import cli
 from primus import registry
 from primus.cli.main import main
-from primus.launch import chain
+from primus.launch import compose
 
 TASK = '''"""Say hello."""
 
@@ -83,7 +83,7 @@ def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
     def plug(name: str, text: str) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-        registry._listing.cache_clear()
+        registry._list_plug_in_files.cache_clear()
 
     return plug
 
@@ -113,9 +113,9 @@ def test_a_runtime_is_one_file(plug: Callable[[str, str], None], capfd: pytest.C
     plug("runtimes/moon.py", RUNTIME)
     plug("tasks/hello.py", TASK)
     assert main(["moon", "--crater", "Kepler", "--", "hello", "Ann"]) == 0
-    assert capfd.readouterr().out == f"moon Kepler {chain.entry()} direct -- hello Ann\n"
+    assert capfd.readouterr().out == f"moon Kepler {compose.find_entry_point()} direct -- hello Ann\n"
     assert main(["moon", "--", "direct", "--env", "A=1", "--", "hello", "Ann"]) == 0
-    assert capfd.readouterr().out == f"moon Tycho {chain.entry()} direct --env A=1 -- hello Ann\n"
+    assert capfd.readouterr().out == f"moon Tycho {compose.find_entry_point()} direct --env A=1 -- hello Ann\n"
     assert main(["moon", "--help"]) == 0
     assert "--crater TEXT  Where to land. (default: Tycho)" in capfd.readouterr().out
 
@@ -161,9 +161,9 @@ def test_a_key_of_a_backend_may_be_typed_though_a_runtime_has_such_an_option(
 @pytest.mark.parametrize("kind", ["benchmarks", "sources"])
 def test_a_plug_in_of_any_other_kind_is_found_and_loaded(plug: Callable[[str, str], None], kind: str) -> None:
     plug(f"{kind}/my_own.py", '"""My own."""\nANSWER = 42\n')
-    assert "my-own" in registry.names(kind)
-    assert registry.summary(kind, "my-own") == "My own."
-    assert registry.load(kind, "MY_OWN").ANSWER == 42
+    assert "my-own" in registry.list_plug_ins(kind)
+    assert registry.read_summary(kind, "my-own") == "My own."
+    assert registry.load_plug_in(kind, "MY_OWN").ANSWER == 42
 
 
 def test_a_broken_task_is_one_message(plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:

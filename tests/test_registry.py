@@ -22,7 +22,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        registry._listing.cache_clear()
+        registry._list_plug_in_files.cache_clear()
         return path
 
     return write
@@ -30,18 +30,20 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 @pytest.mark.parametrize("name", ["llama3.1_8B", "LLAMA3.1-8b", "llama3.1_8b.yaml", "Llama3.1_8B.YAML"])
 def test_case_dashes_and_the_ending_do_not_matter(name: str) -> None:
-    assert registry.path("models", name) == registry.PACKAGE / "presets/models/llama3.1_8B.yaml"
+    assert registry.find_plug_in_file("models", name) == registry.PACKAGE / "presets/models/llama3.1_8B.yaml"
 
 
 @pytest.mark.parametrize("name", ["runs list", "Runs_List".replace("_", " "), "RUNS LIST"])
 def test_a_task_in_a_folder_is_two_words(name: str) -> None:
-    assert registry.path("tasks", name) == registry.PACKAGE / "tasks/runs/list.py"
+    assert registry.find_plug_in_file("tasks", name) == registry.PACKAGE / "tasks/runs/list.py"
 
 
 def test_private_files_are_no_plug_ins() -> None:
-    assert not [name for kind in registry.FOLDERS for name in registry.names(kind) if name.startswith(("_", "-", "."))]
+    assert not [
+        name for kind in registry.FOLDERS for name in registry.list_plug_ins(kind) if name.startswith(("_", "-", "."))
+    ]
     with pytest.raises(UsageError):
-        registry.path("tasks", "train _job")
+        registry.find_plug_in_file("tasks", "train _job")
 
 
 @pytest.mark.parametrize(
@@ -56,26 +58,26 @@ def test_private_files_are_no_plug_ins() -> None:
 )
 def test_an_unknown_name_gets_the_nearest(kind: str, name: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        registry.path(kind, name)
+        registry.find_plug_in_file(kind, name)
     assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("kind", ["tasks", "runtimes", "backends", "patches", "profiles", "architectures", "nics"])
 def test_every_plug_in_of_the_package_has_what_its_kind_needs(kind: str) -> None:
-    for name in registry.names(kind):
-        module = registry.load(kind, name)
+    for name in registry.list_plug_ins(kind):
+        module = registry.load_plug_in(kind, name)
         assert all(hasattr(module, member) for member in registry.MEMBERS[kind]), name
-        assert registry.summary(kind, name).endswith("."), name
+        assert registry.read_summary(kind, name).endswith("."), name
         if kind == "tasks":
             assert hasattr(module, "run") or (hasattr(module, "prepare") and hasattr(module, "work")), name
 
 
 def test_the_users_file_wins_over_the_packages(write: Write) -> None:
     file = write("backends/native.py", '"""Mine."""\ncheck = train = print\n')
-    assert registry.path("backends", "native") == file
-    assert registry.load("backends", "native").train is print
-    assert registry.summary("backends", "native") == "Mine."
-    assert registry.names("backends").count("native") == 1
+    assert registry.find_plug_in_file("backends", "native") == file
+    assert registry.load_plug_in("backends", "native").train is print
+    assert registry.read_summary("backends", "native") == "Mine."
+    assert registry.list_plug_ins("backends").count("native") == 1
 
 
 def test_several_folders_are_searched_in_order(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,25 +85,25 @@ def test_several_folders_are_searched_in_order(write: Write, tmp_path: Path, mon
     write("b/backends/one.py", '"""Second."""\n')
     second = write("b/backends/two.py", '"""Two."""\n')
     monkeypatch.setenv("PRIMUS_PLUGINS", f"{tmp_path / 'a'}::{tmp_path / 'none'}:{tmp_path / 'b'}")
-    assert registry.path("backends", "one") == first
-    assert registry.path("backends", "two") == second
+    assert registry.find_plug_in_file("backends", "one") == first
+    assert registry.find_plug_in_file("backends", "two") == second
 
 
 def test_a_plug_in_may_be_a_package_and_import_its_parts(write: Write) -> None:
     write("backends/mine/__init__.py", '"""Mine."""\nfrom .part import check, train\n')
     write("backends/mine/part.py", "check = train = len\n")
-    assert registry.load("backends", "mine").check is len
+    assert registry.load_plug_in("backends", "mine").check is len
 
 
 def test_a_task_of_a_folder_may_be_a_package(write: Write) -> None:
     write("tasks/my_group/my_pack/__init__.py", '"""Mine."""\nOptions = run = print\n')
-    assert "my-group my-pack" in registry.names("tasks")
-    assert registry.load("tasks", "my-group my-pack").run is print
+    assert "my-group my-pack" in registry.list_plug_ins("tasks")
+    assert registry.load_plug_in("tasks", "my-group my-pack").run is print
 
 
 def test_a_plug_in_is_imported_once(write: Write) -> None:
     write("backends/once.py", "check = train = object()\n")
-    assert registry.load("backends", "once") is registry.load("backends", "ONCE")
+    assert registry.load_plug_in("backends", "once") is registry.load_plug_in("backends", "ONCE")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_a_plug_in_is_imported_once(write: Write) -> None:
 def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, problem: str, hint: str) -> None:
     write("backends/bad.py", text)
     with pytest.raises(PrimusError) as caught:
-        registry.load("backends", "bad")
+        registry.load_plug_in("backends", "bad")
     assert problem in caught.value.problem
     assert hint in caught.value.hint
 
@@ -129,6 +131,6 @@ def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, p
 def test_a_file_that_is_not_text_is_listed_all_the_same(write: Write) -> None:
     file = write("backends/odd.py", "")
     file.write_bytes(b"\xff\xfe")
-    assert registry.summary("backends", "odd") == ""
+    assert registry.read_summary("backends", "odd") == ""
     with pytest.raises(PrimusError, match=r"odd\.py"):
-        registry.load("backends", "odd")
+        registry.load_plug_in("backends", "odd")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engines.setting import BETAS, CLIP, EPSILON, LEARNING_RATE, SEED, WEIGHT_DECAY, Setting
-from primus.backends.native.model import build
+from primus.backends.native.model import build_model
 from primus.backends.native.optimizer import build_optimizer
-from primus.backends.native.step import prepare, train_step
+from primus.backends.native.step import prepare_model, train_step
 from primus.config.schema import ModelSpec, OptimizerConfig
 
 PACKAGES = ["torch"]
@@ -29,8 +29,8 @@ def make(setting: Setting):
         adam_eps=EPSILON,
         clip_grad=CLIP,
     )
-    model = build(spec, "cpu", SEED)
-    trainable = prepare(model, device="cpu", bf16=setting.bf16, compile=setting.compile)
+    model = build_model(spec, "cpu", SEED)
+    trainable = prepare_model(model, device="cpu", bf16=setting.bf16, compile=setting.compile)
     optimizer = build_optimizer(model, config)
 
     def step(tokens, targets) -> float:

@@ -60,7 +60,7 @@ def escape_controls(text: str) -> str:
     )
 
 
-def place_of(error: BaseException) -> str:
+def format_error_place(error: BaseException) -> str:
     """`file.py:12` where `error` was raised."""
     frame = error.__traceback__
     while frame and frame.tb_next:
@@ -78,17 +78,17 @@ SHORTEST_PREFIX = 4
 """Letters from which on the beginning of a name stands for it."""
 
 
-def nearest(word: str, valid: Iterable[str]) -> str | None:
+def find_nearest(word: str, valid: Iterable[str]) -> str | None:
     """The valid name that `word` was most likely meant to be, or None.
 
     Case, `-` and `_` do not matter. A name is near where few letters differ, in proportion to the length of `word`,
     or where `word` is the beginning of that name alone.
     """
-    names = {_letters(name): name for name in valid}
-    wanted = _letters(word)
+    names = {_keep_letters(name): name for name in valid}
+    wanted = _keep_letters(word)
     if wanted in names:
         return names[wanted]
-    limit = _tolerance(wanted)
+    limit = _allowed_edits(wanted)
     close = [
         (distance, letters)
         for letters in names
@@ -120,11 +120,11 @@ def edit_distance(a: str, b: str, limit: int) -> int:
     return above[-1]
 
 
-def _letters(name: str) -> str:
+def _keep_letters(name: str) -> str:
     return name.lower().replace("-", "_").replace("_", "")
 
 
-def _tolerance(word: str) -> int:
+def _allowed_edits(word: str) -> int:
     """Letters that may differ: one in a short word, at most about a fifth of a long one."""
     return 0 if len(word) < 2 else 1 if len(word) <= 5 else 2 if len(word) <= 12 else 3
 
@@ -132,7 +132,7 @@ def _tolerance(word: str) -> int:
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """A hint for an unknown `word`: the nearest valid name, else all of them, or similar ones where they are many."""
     valid = sorted(valid)
-    close = nearest(word, valid)
+    close = find_nearest(word, valid)
     if close:
         return f"did you mean '{close}'?"
     if len(valid) <= MOST_LISTED:

@@ -14,7 +14,7 @@ from primus import model_checks, registry
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import GROUPS, OWNERS, Experiment, Trainer
-from primus.config.source import dump
+from primus.config.source import dump_yaml
 from primus.errors import UsageError
 from primus.redaction import MASK, holds_secret, is_secret_name, learn, redact_value
 from primus.runs.files import to_json
@@ -30,7 +30,9 @@ SETTINGS_VARIABLE = "PRIMUS_SECRET_SETTINGS"
 NAMES = ("work_group", "user_name", "exp_name", "workspace")
 
 
-def resolve(file: Path, overrides: Sequence[str], environ: Mapping[str, str], stage: str | None = None) -> Resolved:
+def resolve_experiment(
+    file: Path, overrides: Sequence[str], environ: Mapping[str, str], stage: str | None = None
+) -> Resolved:
     """The experiment of `file` with the command line's `overrides`, checked as far as one machine's word allows.
 
     Raises:
@@ -56,7 +58,7 @@ def _check_names(resolved: Resolved) -> None:
 def check(resolved: Resolved) -> None:
     """Raises UsageError where the configuration contradicts itself, or its backend cannot train it."""
     trainer = resolved.experiment.trainer
-    backend = registry.load("backends", trainer.framework)
+    backend = registry.load_plug_in("backends", trainer.framework)
     model_checks.check(trainer.model, resolved.origins)
     model_checks.check_parallel(trainer.model, trainer.parallel, trainer.training.seq_length, resolved.origins)
     checks.check_lengths(resolved)
@@ -71,7 +73,7 @@ def _fewest_processes(resolved: Resolved) -> int:
     return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
 
 
-def files_of(resolved: Resolved) -> dict[str, str]:
+def format_files(resolved: Resolved) -> dict[str, str]:
     """The experiment as the files of a run folder, from which `of_run` gives it back; secrets are masked."""
     experiment = resolved.experiment
     trainer = experiment.trainer
@@ -81,8 +83,8 @@ def files_of(resolved: Resolved) -> dict[str, str]:
     module = {"framework": trainer.framework, "model": Path(MODEL_FILE).name, "overrides": settings}
     whole = {**top, "modules": {experiment.stage: module}}
     return {
-        CONFIG_FILE: dump(whole),
-        MODEL_FILE: dump(msgspec.to_builtins(trainer.model)),
+        CONFIG_FILE: dump_yaml(whole),
+        MODEL_FILE: dump_yaml(msgspec.to_builtins(trainer.model)),
         ORIGINS_FILE: to_json(resolved.origins) + "\n",
     }
 
@@ -113,7 +115,7 @@ def redact_setting(key: str, value: Any) -> Any:
     return MASK if key not in OWNERS and is_secret_name(key) and type(value) in (int, float) else value
 
 
-def of_run(run: Run, environ: Mapping[str, str] = MappingProxyType({})) -> Resolved:
+def load_run_experiment(run: Run, environ: Mapping[str, str] = MappingProxyType({})) -> Resolved:
     """The experiment that a run folder holds.
 
     Its secret variables are left to today's environment, and settings that hold secrets are taken from it.
@@ -125,11 +127,11 @@ def of_run(run: Run, environ: Mapping[str, str] = MappingProxyType({})) -> Resol
     asked = resolved.experiment
     env = {name: value for name, value in asked.env.items() if MASK not in value}
     hidden = [key for key, value in _settings_of(asked).items() if MASK in str(value)]
-    trainer = _restored(asked.trainer, hidden, run, environ) if hidden else asked.trainer
+    trainer = _restore_settings(asked.trainer, hidden, run, environ) if hidden else asked.trainer
     return Resolved(structs.replace(asked, env=env, trainer=trainer), resolved.origins)
 
 
-def _restored(trainer: Trainer, hidden: Sequence[str], run: Run, environ: Mapping[str, str]) -> Trainer:
+def _restore_settings(trainer: Trainer, hidden: Sequence[str], run: Run, environ: Mapping[str, str]) -> Trainer:
     """`trainer` with the settings `hidden`, as the environment has them."""
     try:
         given = msgspec.json.decode(environ.get(SETTINGS_VARIABLE, "{}"), type=dict[str, Any])
@@ -152,4 +154,4 @@ def _restored(trainer: Trainer, hidden: Sequence[str], run: Run, environ: Mappin
 
 def experiment_of(run: Run, environ: Mapping[str, str] = MappingProxyType({})) -> Experiment:
     """The experiment that a run trains."""
-    return of_run(run, environ).experiment
+    return load_run_experiment(run, environ).experiment

@@ -7,7 +7,7 @@
         return Settings(env={"NCCL_DEBUG": "WARN"}, extra={"log_interval": 10})
 
 The decorator is a declaration that is read from the file's text; its arguments are plain values. A file without
-decorated functions is a script: it speaks by lines on its standard output, see `primus.launch.scripts`.
+decorated functions is a script: it speaks by lines on its standard output, see `primus.launch.hooks.scripts`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Stop(Exception):
         self.hint = hint
 
 
-class Reply(Struct, frozen=True, kw_only=True):
+class HookReply(Struct, frozen=True, kw_only=True):
     """What the functions of one file say to the launcher."""
 
     env: dict[str, str] = {}
@@ -126,12 +126,14 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     stopped: Stop | None = None
     try:
         for name in names.split(","):
-            settings = _settings(name, functions[name](context))
-            env |= {key: _text(value) for key, value in settings.env.items()}
-            extra |= {key: _text(value) for key, value in settings.extra.items()}
+            settings = _check_settings(name, functions[name](context))
+            env |= {key: _format_value(value) for key, value in settings.env.items()}
+            extra |= {key: _format_value(value) for key, value in settings.extra.items()}
     except Stop as stop:
         stopped = stop
-    reply = Reply(env=env, extra=extra, stop=stopped.reason if stopped else "", hint=stopped.hint if stopped else "")
+    reply = HookReply(
+        env=env, extra=extra, stop=stopped.reason if stopped else "", hint=stopped.hint if stopped else ""
+    )
     Path(environ[RESULT_VARIABLE]).write_bytes(msgspec.json.encode(reply))
     return 1 if stopped else 0
 
@@ -155,7 +157,7 @@ def context_of(environ: Mapping[str, str], words: Sequence[str]) -> HookContext:
     )
 
 
-def _settings(name: str, result: object) -> Settings:
+def _check_settings(name: str, result: object) -> Settings:
     if result is None:
         return Settings()
     if not isinstance(result, Settings):
@@ -163,7 +165,7 @@ def _settings(name: str, result: object) -> Settings:
     return result
 
 
-def _text(value: Value) -> str:
+def _format_value(value: Value) -> str:
     """`value` as a variable or an override is written."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 

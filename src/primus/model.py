@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from primus.config.schema import ModelSpec
 from primus.model_layers import (
-    Layer,
+    LayerKind,
     attention_width,
     head_dim,
     keys_per_query,
-    layers,
+    list_layers,
     mixer_size,
     num_query_groups,
     value_head_dim,
@@ -26,17 +26,17 @@ from primus.model_layers import (
 
 __all__ = [
     "Convention",
-    "Layer",
+    "LayerKind",
     "ParameterCount",
+    "count_parameters",
     "expert_ffn_size",
     "flops_per_token",
     "head_dim",
-    "layers",
+    "list_layers",
     "num_dense_layers",
     "num_moe_layers",
     "num_query_groups",
     "padded_vocab_size",
-    "parameters",
     "value_head_dim",
 ]
 
@@ -71,12 +71,12 @@ class ParameterCount(Struct, frozen=True, kw_only=True):
     """Multi-token prediction layers, not part of `total`."""
 
     @property
-    def total(self) -> int:
+    def total_parameters(self) -> int:
         """Parameters of the main model."""
-        return self.active - self.active_experts + self.experts
+        return self.active_parameters - self.active_experts + self.experts
 
     @property
-    def active(self) -> int:
+    def active_parameters(self) -> int:
         """Parameters that one token uses, both vocabulary matrices included."""
         every_token = self.embedding + self.output + self.attention + self.dense_ffn + self.norm + self.residual
         return every_token + self.router + self.shared_experts + self.active_experts
@@ -92,12 +92,12 @@ def expert_ffn_size(spec: ModelSpec) -> int:
 
 def num_moe_layers(spec: ModelSpec) -> int:
     """Layers with a mixture of experts."""
-    return sum(layer.moe for layer in layers(spec))
+    return sum(layer.moe for layer in list_layers(spec))
 
 
 def num_dense_layers(spec: ModelSpec) -> int:
     """Layers with a dense feed-forward, those with experts beside it included."""
-    return sum(layer.feed_forward and (not layer.moe or spec.moe_parallel_dense) for layer in layers(spec))
+    return sum(layer.feed_forward and (not layer.moe or spec.moe_parallel_dense) for layer in list_layers(spec))
 
 
 def padded_vocab_size(vocab_size: int, tensor_model_parallel_size: int = 1, divisible_by: int = 128) -> int:
@@ -112,33 +112,33 @@ def padded_vocab_size(vocab_size: int, tensor_model_parallel_size: int = 1, divi
 # Parameters
 
 
-def parameters(spec: ModelSpec) -> ParameterCount:
+def count_parameters(spec: ModelSpec) -> ParameterCount:
     """Parameters of the model, part by part, exact.
 
     A dense model has L [h (n + 2g) d + n d h + 3 h f + 2 h] + h + V h (twice where untied), with (n + 2g) d more
     for each layer's q/k/v bias and 2 d for its head norms. The counts equal those of the published weights
     (tests/test_model.py); the bias that balances DeepSeek-V3's experts counts, as in its Hugging Face weights.
     """
-    kinds = layers(spec)
+    kinds = list_layers(spec)
     num_moe = num_moe_layers(spec)
     vocabulary = spec.vocab_size * spec.hidden_size
-    expert = _expert(spec)
+    expert = _count_expert(spec)
     return ParameterCount(
         embedding=vocabulary,
         output=vocabulary if spec.untie_embeddings_and_output_weights else 0,
         attention=sum(mixer_size(spec, layer.mixer).parameters for layer in kinds),
-        dense_ffn=num_dense_layers(spec) * _ffn(spec, spec.ffn_hidden_size),
+        dense_ffn=num_dense_layers(spec) * _count_ffn(spec, spec.ffn_hidden_size),
         experts=num_moe * (spec.num_experts or 0) * expert,
         active_experts=num_moe * spec.moe_router_topk * expert,
         shared_experts=num_moe * _shared_experts(spec),
-        router=num_moe * _router(spec),
-        norm=_norms(spec, kinds),
-        residual=_residual(spec),
+        router=num_moe * _count_router(spec),
+        norm=_count_norms(spec, kinds),
+        residual=_count_residual(spec),
         mtp=spec.mtp_num_layers * _mtp_layer(spec),
     )
 
 
-def _norms(spec: ModelSpec, kinds: list[Layer]) -> int:
+def _count_norms(spec: ModelSpec, kinds: list[LayerKind]) -> int:
     """h for each norm: before a mixer and a feed-forward, after them too (Gemma, Grok), and the last one.
 
     Gemma 4 has three more around experts that run beside a dense feed-forward.
@@ -149,7 +149,7 @@ def _norms(spec: ModelSpec, kinds: list[Layer]) -> int:
     return (norms + beside + 1) * spec.hidden_size
 
 
-def _residual(spec: ModelSpec) -> int:
+def _count_residual(spec: ModelSpec) -> int:
     """Weights that mix the residual streams.
 
     Hyper-connections of m streams: before each mixer and feed-forward (2 + m) m (m h + 1) + 3, at the end m (m h + 1) +
@@ -162,25 +162,25 @@ def _residual(spec: ModelSpec) -> int:
     return 2 * spec.num_layers * 2 * h if spec.attn_res_block_size else 0
 
 
-def _ffn(spec: ModelSpec, width: int, inputs: int | None = None) -> int:
+def _count_ffn(spec: ModelSpec, width: int, inputs: int | None = None) -> int:
     """Parameters of one gated unit of inner `width`: gate, up and down, 3 h width, with biases 2 width + h more."""
     bias = 2 * width + spec.hidden_size if spec.add_bias_linear else 0
     return 3 * (inputs or spec.hidden_size) * width + bias
 
 
-def _expert(spec: ModelSpec) -> int:
-    return _ffn(spec, expert_ffn_size(spec), spec.moe_latent_size) if spec.num_experts else 0
+def _count_expert(spec: ModelSpec) -> int:
+    return _count_ffn(spec, expert_ffn_size(spec), spec.moe_latent_size) if spec.num_experts else 0
 
 
 def _shared_experts(spec: ModelSpec) -> int:
     """The shared experts with their gate (Qwen3-Next), and the projections to and from the experts' latent width."""
     h, width, latent = spec.hidden_size, spec.moe_shared_expert_intermediate_size, spec.moe_latent_size
-    shared = _ffn(spec, width) if width else 0
+    shared = _count_ffn(spec, width) if width else 0
     gate = h if spec.moe_shared_expert_gate else 0
     return shared + gate + (2 * h * latent + latent if latent else 0)
 
 
-def _router(spec: ModelSpec) -> int:
+def _count_router(spec: ModelSpec) -> int:
     """Parameters of one router: h E, E more with a bias (gpt-oss), E more with a balancing bias (DeepSeek-V3).
 
     Gemma 4's scales its input and each expert: h + E more.
@@ -196,11 +196,11 @@ def _mtp_layer(spec: ModelSpec) -> int:
     """
     h = spec.hidden_size
     ffn = (
-        spec.num_experts * _expert(spec) + _shared_experts(spec) + _router(spec)
+        spec.num_experts * _count_expert(spec) + _shared_experts(spec) + _count_router(spec)
         if spec.num_experts
-        else _ffn(spec, spec.ffn_hidden_size)
+        else _count_ffn(spec, spec.ffn_hidden_size)
     )
-    return mixer_size(spec, layers(spec)[-1].mixer).parameters + ffn + 2 * h + 2 * h * h + 3 * h
+    return mixer_size(spec, list_layers(spec)[-1].mixer).parameters + ffn + 2 * h + 2 * h * h + 3 * h
 
 
 # FLOPs
@@ -226,17 +226,19 @@ def flops_per_token(spec: ModelSpec, seq_length: int, convention: Convention = "
             Multi-token prediction is no part of `full` and `6N`.
     """
     if convention in ("causal", "causal_window"):
-        prediction = [replace(layers(spec)[-1], window=None)] * spec.mtp_num_layers
-        kinds, windows = [*layers(spec), *prediction], convention == "causal_window"
+        prediction = [replace(list_layers(spec)[-1], window=None)] * spec.mtp_num_layers
+        kinds, windows = [*list_layers(spec), *prediction], convention == "causal_window"
         return 6 * _causal_weights(spec, kinds) + _attention_flops(spec, kinds, seq_length, windows)
-    count = parameters(spec)
+    count = count_parameters(spec)
     if convention == "6N":
-        return 6 * count.active
+        return 6 * count.active_parameters
     lookup = count.embedding if spec.untie_embeddings_and_output_weights else 0
-    return 6 * (count.active - lookup) + 2 * _attention_flops(spec, layers(spec), seq_length, windows=False)
+    return 6 * (count.active_parameters - lookup) + 2 * _attention_flops(
+        spec, list_layers(spec), seq_length, windows=False
+    )
 
 
-def _causal_weights(spec: ModelSpec, kinds: list[Layer]) -> float:
+def _causal_weights(spec: ModelSpec, kinds: list[LayerKind]) -> float:
     """Weights that multiply a token, as Megatron-LM counts them; multi-token prediction layers and states included.
 
     A prediction layer adds a layer like the last one, logits (h V), the projection (2 h^2) and three norms (3 h).
@@ -252,6 +254,6 @@ def _causal_weights(spec: ModelSpec, kinds: list[Layer]) -> float:
     return ffn + mixing + h * spec.vocab_size * (1 + depth) + depth * (3 * h + 2 * h * h)
 
 
-def _attention_flops(spec: ModelSpec, kinds: list[Layer], seq_length: int, windows: bool) -> float:
+def _attention_flops(spec: ModelSpec, kinds: list[LayerKind], seq_length: int, windows: bool) -> float:
     """FLOPs of scores and weighted values of one token; forward 2 n (d_qk + d_v) for each key that it sees."""
     return 6 * sum(attention_width(spec, layer) * keys_per_query(spec, layer, seq_length, windows) for layer in kinds)

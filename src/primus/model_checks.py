@@ -21,7 +21,7 @@ def check(spec: ModelSpec, origins: Mapping[str, str] | None = None) -> None:
     Raises:
         UsageError: It cannot; the message names the key to change.
     """
-    _raise_first(problems(spec), origins or {})
+    _raise_first(find_problems(spec), origins or {})
 
 
 def check_parallel(
@@ -41,10 +41,10 @@ def check_parallel(
     Raises:
         UsageError: It does not; the message names the key to change.
     """
-    _raise_first(parallel_problems(spec, parallel, seq_length), origins or {})
+    _raise_first(find_parallel_problems(spec, parallel, seq_length), origins or {})
 
 
-def problems(spec: ModelSpec) -> Iterator[Problem]:
+def find_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     """Everything that makes a shape impossible."""
     yield from _attention_problems(spec)
     yield from _latent_attention_problems(spec)
@@ -53,7 +53,9 @@ def problems(spec: ModelSpec) -> Iterator[Problem]:
     yield from _pattern_problems(spec)
 
 
-def parallel_problems(spec: ModelSpec, parallel: ParallelConfig, seq_length: int | None = None) -> Iterator[Problem]:
+def find_parallel_problems(
+    spec: ModelSpec, parallel: ParallelConfig, seq_length: int | None = None
+) -> Iterator[ModelProblem]:
     """Everything that keeps a layout from dividing the model, and the sequence where its length is given.
 
     Source: the argument checks of Megatron-LM (`validate_args`, `TransformerConfig.__post_init__`).
@@ -61,72 +63,86 @@ def parallel_problems(spec: ModelSpec, parallel: ParallelConfig, seq_length: int
     yield from _tensor_parallel_problems(spec, parallel)
     pipeline = parallel.pipeline_model_parallel_size
     if spec.num_layers % pipeline:
-        yield _indivisible("pipeline_model_parallel_size", pipeline, "num_layers", spec.num_layers)
+        yield _make_divisor_problem("pipeline_model_parallel_size", pipeline, "num_layers", spec.num_layers)
     yield from _expert_parallel_problems(spec, parallel)
     if seq_length is not None:
         yield from _sequence_problems(parallel, seq_length)
 
 
-def _raise_first(found: Iterator[Problem], origins: Mapping[str, str]) -> None:
+def _raise_first(found: Iterator[ModelProblem], origins: Mapping[str, str]) -> None:
     for problem in found:
         where = origins.get(problem.key, "default")
         key = problem.key if where in ("default", f"--{problem.key}") else f"{where}: {problem.key}"
         raise UsageError(f"{key}: {problem.text}", problem.hint)
 
 
-def _indivisible(key: str, value: int, whole: str, size: int) -> Problem:
-    choices = ", ".join(str(divisor) for divisor in _divisors(size)[:12])
-    return Problem(key, f"{value} does not divide {whole} {size}", f"use one of {choices}")
+def _make_divisor_problem(key: str, value: int, whole: str, size: int) -> ModelProblem:
+    choices = ", ".join(str(divisor) for divisor in _list_divisors(size)[:12])
+    return ModelProblem(key, f"{value} does not divide {whole} {size}", f"use one of {choices}")
 
 
-def _divisors(number: int) -> list[int]:
+def _list_divisors(number: int) -> list[int]:
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
 
 
-def _attention_problems(spec: ModelSpec) -> Iterator[Problem]:
+def _attention_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     n, g = spec.num_attention_heads, num_query_groups(spec)
     if n % g:
-        yield _indivisible("num_query_groups", g, "num_attention_heads", n)
+        yield _make_divisor_problem("num_query_groups", g, "num_attention_heads", n)
     if spec.window_size is None and spec.window_layer_period != 1:
-        yield Problem("window_layer_period", "there is no window", "set window_size, or remove window_layer_period")
+        yield ModelProblem(
+            "window_layer_period", "there is no window", "set window_size, or remove window_layer_period"
+        )
     if spec.qk_layernorm_across_heads and not spec.qk_layernorm:
-        yield Problem("qk_layernorm_across_heads", "there are no norms of queries and keys", "set qk_layernorm: true")
+        yield ModelProblem(
+            "qk_layernorm_across_heads", "there are no norms of queries and keys", "set qk_layernorm: true"
+        )
     if spec.multi_latent_attention:
         return
     if spec.kv_channels is None and spec.hidden_size % n:
-        problem = _indivisible("num_attention_heads", n, "hidden_size", spec.hidden_size)
-        yield Problem(problem.key, problem.text, "set kv_channels, the width of one head, or change one of the two")
+        problem = _make_divisor_problem("num_attention_heads", n, "hidden_size", spec.hidden_size)
+        yield ModelProblem(
+            problem.key, problem.text, "set kv_channels, the width of one head, or change one of the two"
+        )
     elif head_dim(spec) % 2:
         origin = "kv_channels" if spec.kv_channels else "hidden_size"
-        yield Problem(origin, f"heads are {head_dim(spec)} wide", "rotary embedding turns pairs: use an even width")
+        yield ModelProblem(
+            origin, f"heads are {head_dim(spec)} wide", "rotary embedding turns pairs: use an even width"
+        )
 
 
-def _latent_attention_problems(spec: ModelSpec) -> Iterator[Problem]:
+def _latent_attention_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     widths = ("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
     if not spec.multi_latent_attention:
         compressed = {"q_lora_rank", "qk_pos_emb_head_dim"} if spec.o_lora_rank else set()
         for key in (*widths, "q_lora_rank"):
             if getattr(spec, key) is not None and key not in compressed:
-                yield Problem(key, "only latent attention has it", "set multi_latent_attention: true, or remove it")
+                yield ModelProblem(
+                    key, "only latent attention has it", "set multi_latent_attention: true, or remove it"
+                )
         return
     for key in widths:
         if getattr(spec, key) is None:
-            yield Problem(key, "latent attention needs it", "DeepSeek uses 512, 128, 64, 128 for " + ", ".join(widths))
+            yield ModelProblem(
+                key, "latent attention needs it", "DeepSeek uses 512, 128, 64, 128 for " + ", ".join(widths)
+            )
     if spec.qk_pos_emb_head_dim and spec.qk_pos_emb_head_dim % 2:
-        yield Problem("qk_pos_emb_head_dim", f"{spec.qk_pos_emb_head_dim} is odd", "rotary embedding turns pairs")
+        yield ModelProblem("qk_pos_emb_head_dim", f"{spec.qk_pos_emb_head_dim} is odd", "rotary embedding turns pairs")
     for key in ("qk_layernorm", "add_qkv_bias", "add_bias_linear", "attention_sinks"):
         if getattr(spec, key):
-            yield Problem(key, "latent attention does not have it", f"set {key}: false")
+            yield ModelProblem(key, "latent attention does not have it", f"set {key}: false")
 
 
-def _rope_problems(spec: ModelSpec) -> Iterator[Problem]:
+def _rope_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     if spec.rope_type == "default" and spec.rotary_scaling_factor != 1.0:
-        yield Problem("rotary_scaling_factor", "rope_type default does not scale", "set rope_type: llama3 or yarn")
+        yield ModelProblem("rotary_scaling_factor", "rope_type default does not scale", "set rope_type: llama3 or yarn")
     if spec.rope_type == "llama3" and spec.rope_low_freq_factor >= spec.rope_high_freq_factor:
         text = f"{spec.rope_low_freq_factor} is not below rope_high_freq_factor {spec.rope_high_freq_factor}"
-        yield Problem("rope_low_freq_factor", text, "Llama 3 uses 1 and 4")
+        yield ModelProblem("rope_low_freq_factor", text, "Llama 3 uses 1 and 4")
     if spec.rope_type == "yarn" and spec.beta_slow >= spec.beta_fast:
-        yield Problem("beta_slow", f"{spec.beta_slow} is not below beta_fast {spec.beta_fast}", "yarn uses 1 and 32")
+        yield ModelProblem(
+            "beta_slow", f"{spec.beta_slow} is not below beta_fast {spec.beta_fast}", "yarn uses 1 and 32"
+        )
 
 
 _KEYS_OF_KINDS = {
@@ -139,18 +155,20 @@ _KEYS_OF_KINDS = {
 """What each character of hybrid_layer_pattern needs."""
 
 
-def _pattern_problems(spec: ModelSpec) -> Iterator[Problem]:
+def _pattern_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     pattern = spec.hybrid_layer_pattern or ""
     for character in dict.fromkeys(pattern):
         for key in _KEYS_OF_KINDS.get(character, ()):
             if getattr(spec, key) is None:
-                yield Problem(key, f"layers `{character}` of hybrid_layer_pattern need it", "set it in the model")
+                yield ModelProblem(key, f"layers `{character}` of hybrid_layer_pattern need it", "set it in the model")
     if pattern and spec.window_layer_period != 1:
-        yield Problem("window_layer_period", "hybrid_layer_pattern names the windowed layers", "remove one of the two")
+        yield ModelProblem(
+            "window_layer_period", "hybrid_layer_pattern names the windowed layers", "remove one of the two"
+        )
     inner = spec.mamba_expand * spec.hidden_size
     if "M" in pattern and inner % spec.mamba_head_dim:
         text = f"{spec.mamba_head_dim} does not divide mamba_expand x hidden_size = {inner}"
-        yield Problem("mamba_head_dim", text, "use a divisor")
+        yield ModelProblem("mamba_head_dim", text, "use a divisor")
 
 
 _EXPERT_DEFAULTS = {
@@ -160,64 +178,68 @@ _EXPERT_DEFAULTS = {
 }
 
 
-def _expert_problems(spec: ModelSpec) -> Iterator[Problem]:
+def _expert_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     if spec.num_experts is None:
         for key, default in _EXPERT_DEFAULTS.items():
             if getattr(spec, key) != default:
-                yield Problem(key, "a dense model has no experts", "set num_experts, or remove it")
+                yield ModelProblem(key, "a dense model has no experts", "set num_experts, or remove it")
         return
     if spec.moe_router_topk > spec.num_experts:
         text = f"{spec.moe_router_topk} is more than num_experts {spec.num_experts}"
-        yield Problem("moe_router_topk", text, "send each token to fewer experts")
+        yield ModelProblem("moe_router_topk", text, "send each token to fewer experts")
     if spec.first_k_dense_replace >= spec.num_layers:
         text = f"{spec.first_k_dense_replace} leaves none of {spec.num_layers} layers with experts"
-        yield Problem("first_k_dense_replace", text, "use fewer dense layers, or set num_experts: null")
+        yield ModelProblem("first_k_dense_replace", text, "use fewer dense layers, or set num_experts: null")
     yield from _expert_group_problems(spec, spec.num_experts)
 
 
-def _expert_group_problems(spec: ModelSpec, num_experts: int) -> Iterator[Problem]:
+def _expert_group_problems(spec: ModelSpec, num_experts: int) -> Iterator[ModelProblem]:
     groups, topk = spec.moe_router_num_groups, spec.moe_router_group_topk
     if groups is None and topk is None:
         return
     if groups is None or topk is None:
         missing = "moe_router_num_groups" if groups is None else "moe_router_group_topk"
-        yield Problem(missing, "group-limited routing needs it", "set both or neither of groups and groups of a token")
+        yield ModelProblem(
+            missing, "group-limited routing needs it", "set both or neither of groups and groups of a token"
+        )
         return
     if num_experts % groups:
-        yield _indivisible("moe_router_num_groups", groups, "num_experts", num_experts)
+        yield _make_divisor_problem("moe_router_num_groups", groups, "num_experts", num_experts)
     if topk > groups:
-        yield Problem("moe_router_group_topk", f"{topk} is more than moe_router_num_groups {groups}", "use fewer")
+        yield ModelProblem("moe_router_group_topk", f"{topk} is more than moe_router_num_groups {groups}", "use fewer")
     elif topk * (num_experts // groups) < spec.moe_router_topk:
         text = f"{topk} groups of {num_experts // groups} experts are fewer than moe_router_topk {spec.moe_router_topk}"
-        yield Problem("moe_router_group_topk", text, "let a token go to more groups, or to fewer experts")
+        yield ModelProblem("moe_router_group_topk", text, "let a token go to more groups, or to fewer experts")
 
 
-def _tensor_parallel_problems(spec: ModelSpec, parallel: ParallelConfig) -> Iterator[Problem]:
+def _tensor_parallel_problems(spec: ModelSpec, parallel: ParallelConfig) -> Iterator[ModelProblem]:
     key, size = "tensor_model_parallel_size", parallel.tensor_model_parallel_size
     if spec.num_attention_heads % size:
-        yield _indivisible(key, size, "num_attention_heads", spec.num_attention_heads)
+        yield _make_divisor_problem(key, size, "num_attention_heads", spec.num_attention_heads)
     groups = num_query_groups(spec)
     if not spec.multi_latent_attention and groups % size and size % groups:
         text = f"{size} neither divides num_query_groups {groups} nor is a multiple of it"
-        yield Problem(key, text, "key/value heads are shared out or repeated, whole")
+        yield ModelProblem(key, text, "key/value heads are shared out or repeated, whole")
     moe = num_moe_layers(spec)
     if moe < spec.num_layers and spec.ffn_hidden_size % size:
-        yield _indivisible(key, size, "ffn_hidden_size", spec.ffn_hidden_size)
+        yield _make_divisor_problem(key, size, "ffn_hidden_size", spec.ffn_hidden_size)
     if moe and expert_ffn_size(spec) % size:
-        yield _indivisible(key, size, "moe_ffn_hidden_size", expert_ffn_size(spec))
+        yield _make_divisor_problem(key, size, "moe_ffn_hidden_size", expert_ffn_size(spec))
     if parallel.sequence_parallel and size == 1:
-        yield Problem("sequence_parallel", "there is one tensor-parallel device", "raise tensor_model_parallel_size")
+        yield ModelProblem(
+            "sequence_parallel", "there is one tensor-parallel device", "raise tensor_model_parallel_size"
+        )
 
 
-def _expert_parallel_problems(spec: ModelSpec, parallel: ParallelConfig) -> Iterator[Problem]:
+def _expert_parallel_problems(spec: ModelSpec, parallel: ParallelConfig) -> Iterator[ModelProblem]:
     key, size = "expert_model_parallel_size", parallel.expert_model_parallel_size
     if size > 1 and spec.num_experts is None:
-        yield Problem(key, f"{size}, but a dense model has no experts", f"set {key}: 1")
+        yield ModelProblem(key, f"{size}, but a dense model has no experts", f"set {key}: 1")
     elif spec.num_experts and spec.num_experts % size:
-        yield _indivisible(key, size, "num_experts", spec.num_experts)
+        yield _make_divisor_problem(key, size, "num_experts", spec.num_experts)
 
 
-def _sequence_problems(parallel: ParallelConfig, seq_length: int) -> Iterator[Problem]:
+def _sequence_problems(parallel: ParallelConfig, seq_length: int) -> Iterator[ModelProblem]:
     """A device of a context-parallel group holds one chunk from each end, so that causal work is even."""
     tensor, context = parallel.tensor_model_parallel_size, parallel.context_parallel_size
     chunks = 2 * context if context > 1 else 1
@@ -225,10 +247,10 @@ def _sequence_problems(parallel: ParallelConfig, seq_length: int) -> Iterator[Pr
     if seq_length % (chunks * shards):
         text = f"{seq_length} does not divide into {chunks * shards} equal parts"
         why = "2 for each context-parallel device, each shared by the tensor-parallel ones of sequence_parallel"
-        yield Problem("seq_length", text, f"use a multiple of {chunks * shards} ({why})")
+        yield ModelProblem("seq_length", text, f"use a multiple of {chunks * shards} ({why})")
 
 
-class Problem(Struct, frozen=True):
+class ModelProblem(Struct, frozen=True):
     """Why a model cannot be built, or not with this layout."""
 
     key: str

@@ -34,7 +34,7 @@ COMPRESSION = {"compressed": 128, "sparse": 4}
 """Tokens that DeepSeek-V4 merges into one key (DeepSeek-V4 config.json, compress_ratios)."""
 
 
-class Layer(Struct, frozen=True, kw_only=True):
+class LayerKind(Struct, frozen=True, kw_only=True):
     """Kind of one transformer layer."""
 
     mixer: MixerKind = "attention"
@@ -63,12 +63,12 @@ class MixerSize(Struct, frozen=True):
         return self.matrices + self.vectors
 
 
-def layers(spec: ModelSpec) -> list[Layer]:
+def list_layers(spec: ModelSpec) -> list[LayerKind]:
     """Kind of each layer, the first one first."""
-    return [_layer(spec, index) for index in range(spec.num_layers)]
+    return [_make_layer(spec, index) for index in range(spec.num_layers)]
 
 
-def _layer(spec: ModelSpec, index: int) -> Layer:
+def _make_layer(spec: ModelSpec, index: int) -> LayerKind:
     pattern = spec.hybrid_layer_pattern
     mixer: MixerKind = PATTERN_KINDS[pattern[index % len(pattern)]] if pattern else "attention"
     # Megatron-LM's hybrid models give the feed-forward a layer of its own; a Mamba-2 layer never has one.
@@ -83,7 +83,7 @@ def _layer(spec: ModelSpec, index: int) -> Layer:
         window = spec.window_size if mixer in ("window", *COMPRESSION) else None
     else:
         window = spec.window_size if index % spec.window_layer_period == 0 else None
-    return Layer(mixer=mixer, feed_forward=feed_forward, moe=moe, window=window)
+    return LayerKind(mixer=mixer, feed_forward=feed_forward, moe=moe, window=window)
 
 
 # Heads
@@ -114,7 +114,7 @@ def mixer_size(spec: ModelSpec, kind: MixerKind) -> MixerSize:
     return _SIZES[kind](spec)
 
 
-def keys_per_query(spec: ModelSpec, layer: Layer, seq_length: int, windows: bool) -> float:
+def keys_per_query(spec: ModelSpec, layer: LayerKind, seq_length: int, windows: bool) -> float:
     """Keys that a query sees on average over a sequence: s/2, fewer with a window where `windows`, none when recurrent.
 
     DeepSeek-V4 sees its window and s/2 divided by the compression; the sparse kind `dsa_indexer_topk` of these at most.
@@ -136,14 +136,14 @@ def _window_keys(window: int | None, seq_length: int) -> float:
     return window * (1 - (window - 1) / (2 * seq_length))
 
 
-def attention_width(spec: ModelSpec, layer: Layer) -> int:
+def attention_width(spec: ModelSpec, layer: LayerKind) -> int:
     """n (d_qk + d_v): multiply-adds of a layer's attention for each key that a query sees."""
     if layer.mixer == "attention" and spec.global_kv_channels:
         return spec.num_attention_heads * 2 * spec.global_kv_channels
     return spec.num_attention_heads * (head_dim(spec) + value_head_dim(spec))
 
 
-def _attention(spec: ModelSpec) -> MixerSize:
+def _size_attention(spec: ModelSpec) -> MixerSize:
     """Full attention, of another width than the windowed layers' where the model says so (Gemma 4)."""
     if spec.multi_latent_attention:
         return _latent_attention(spec)
@@ -190,7 +190,7 @@ def _latent_attention(spec: ModelSpec) -> MixerSize:
     return MixerSize(query + key_value + n * d_v * h + gate + indexer, indexer_norm)
 
 
-def _mamba(spec: ModelSpec) -> MixerSize:
+def _size_mamba(spec: ModelSpec) -> MixerSize:
     """Mamba-2 (arXiv:2405.21060): in h (2 d_in + 2 G N + H), convolution over d_in + 2 G N, out d_in h.
 
     The scan counts 3.5 d_in N multiply-adds, as in Megatron-LM's `mamba_layer_flops`.
@@ -265,9 +265,9 @@ def _compressed_attention(spec: ModelSpec, ratio: int | None) -> MixerSize:
 
 
 _SIZES: dict[MixerKind, Callable[[ModelSpec], MixerSize]] = {
-    "attention": _attention,
+    "attention": _size_attention,
     "window": _window_attention,
-    "mamba": _mamba,
+    "mamba": _size_mamba,
     "gated_delta_net": _gated_delta_net,
     "kimi_delta": _kimi_delta,
     "short_conv": _short_conv,

@@ -22,7 +22,7 @@ from typing import Literal
 from msgspec import Struct
 
 from primus import registry
-from primus.errors import PrimusError, UsageError, did_you_mean, place_of
+from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
 
 VARIABLE = "PRIMUS_PATCHES"
 """Variable that chooses: all (the default), none, or names separated by commas."""
@@ -50,7 +50,7 @@ class Patch(Struct, frozen=True, kw_only=True):
     """Lower ones come first."""
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class PatchChoice(Struct, frozen=True, kw_only=True):
     """A patch, and whether it applies here."""
 
     name: str
@@ -70,7 +70,7 @@ def chosen_names(environ: Mapping[str, str]) -> tuple[list[str], bool]:
     Raises:
         UsageError: There is no such patch.
     """
-    known = registry.names("patches")
+    known = registry.list_plug_ins("patches")
     words = [word for word in re.split(r"[\s,]+", environ.get(VARIABLE, "")) if word]
     if words in ([], ["all"]):
         return known, False
@@ -82,9 +82,9 @@ def chosen_names(environ: Mapping[str, str]) -> tuple[list[str], bool]:
     return list(dict.fromkeys(word.replace("_", "-") for word in words)), True
 
 
-def choices(
+def choose_patches(
     environ: Mapping[str, str], backend: Callable[[], str | None] = lambda: None, today: date | None = None
-) -> list[Choice]:
+) -> list[PatchChoice]:
     """The patches that the user wants, in the order of their application.
 
     Args:
@@ -96,34 +96,34 @@ def choices(
         UsageError: There is no such patch, or one that was named does not apply here.
     """
     names, are_named = chosen_names(environ)
-    found = [_choice(name, backend, today or datetime.now(tz=timezone.utc).date()) for name in names]
+    found = [_choose_patch(name, backend, today or datetime.now(tz=timezone.utc).date()) for name in names]
     for choice in found:
         if are_named and choice.state in REFUSED:
             raise UsageError(f"${VARIABLE}: patch '{choice.name}' cannot be applied: {_why_not(choice)}")
     return sorted(found, key=lambda choice: (choice.patch.priority, choice.name))
 
 
-def _choice(name: str, backend: Callable[[], str | None], today: date) -> Choice:
-    plug_in = registry.load("patches", name)
+def _choose_patch(name: str, backend: Callable[[], str | None], today: date) -> PatchChoice:
+    plug_in = registry.load_plug_in("patches", name)
     patch: Patch = plug_in.PATCH
-    installed = _installed(patch.target)
-    state = _state(patch, installed, backend, today)
+    installed = _find_installed_version(patch.target)
+    state = _decide_state(patch, installed, backend, today)
     if state not in REFUSED and not getattr(plug_in, "needed", lambda: True)():
         state = "not needed"
-    return Choice(name=name, patch=patch, installed=installed, state=state)
+    return PatchChoice(name=name, patch=patch, installed=installed, state=state)
 
 
-def _state(patch: Patch, installed: str | None, backend: Callable[[], str | None], today: date) -> State:
+def _decide_state(patch: Patch, installed: str | None, backend: Callable[[], str | None], today: date) -> State:
     if installed is None:
         return "not installed"
-    if not includes(patch.versions, installed):
+    if not includes_version(patch.versions, installed):
         return "out of range"
     if patch.backend and backend() not in (None, patch.backend):
         return "other backend"
     return "expired" if today > patch.expires else "applies"
 
 
-def _why_not(choice: Choice) -> str:
+def _why_not(choice: PatchChoice) -> str:
     patch = choice.patch
     reasons = {
         "not installed": f"{patch.target} is not installed",
@@ -133,7 +133,7 @@ def _why_not(choice: Choice) -> str:
     return reasons[choice.state]
 
 
-def _installed(target: str) -> str | None:
+def _find_installed_version(target: str) -> str | None:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -142,23 +142,23 @@ def _installed(target: str) -> str | None:
         return None
 
 
-def apply(choice: Choice) -> None:
+def apply_patch(choice: PatchChoice) -> None:
     """Apply one patch.
 
     Raises:
         PrimusError: It failed; the message names it.
     """
     try:
-        registry.load("patches", choice.name).apply()
+        registry.load_plug_in("patches", choice.name).apply()
     except Exception as error:  # whatever a patch of a strange package runs into
         raise PrimusError(
-            f"patch '{choice.name}' of {choice.patch.target} {choice.installed} failed at {place_of(error)}:"
+            f"patch '{choice.name}' of {choice.patch.target} {choice.installed} failed at {format_error_place(error)}:"
             f" {type(error).__name__}: {error}",
             f"{VARIABLE}=none starts without patches; see {choice.patch.link}",
         ) from error
 
 
-def includes(versions: str, version: str) -> bool:
+def includes_version(versions: str, version: str) -> bool:
     """Whether `version` lies in the range `versions`.
 
     As PEP 440 has it: ``2.13.0+cpu`` is 2.13.0, a pre-release comes before its release and is not ``<`` it.
@@ -166,7 +166,7 @@ def includes(versions: str, version: str) -> bool:
     Raises:
         PrimusError: The range cannot be understood.
     """
-    return all(_holds(clause.strip(), _key(version)) for clause in versions.split(","))
+    return all(_holds_clause(clause.strip(), _version_key(version)) for clause in versions.split(","))
 
 
 _CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)?\s*v?(\d+(?:\.\d+)*(?:(?:a|b|rc|\.dev|\.post)\d+)*)(\.\*)?")
@@ -176,7 +176,7 @@ _PHASES = {"a": -3, "alpha": -3, "b": -2, "beta": -2, "c": -1, "rc": -1}
 Key = tuple[tuple[int, ...], int, int]
 
 
-def _key(version: str) -> Key:
+def _version_key(version: str) -> Key:
     """A version as values that compare: its release, its phase (development, alpha, ... final, post), its number."""
     match = _VERSION.match(version.partition("+")[0])
     if match is None:
@@ -191,14 +191,14 @@ def _key(version: str) -> Key:
     return release, {"dev": -4, "post": 1}[later[1]] if later else 0, int(later[2] or 0) if later else 0
 
 
-def _holds(clause: str, key: Key) -> bool:
+def _holds_clause(clause: str, key: Key) -> bool:
     first, tilde, last = clause.partition("~")
     if tilde and not clause.startswith("~"):
-        return _holds(f">={first}", key) and _holds(f"<={last}", key)
+        return _holds_clause(f">={first}", key) and _holds_clause(f"<={last}", key)
     match = _CLAUSE.fullmatch(clause)
     if match is None or (match[3] and match[1] not in (None, "==", "!=")):
         raise PrimusError(f"{clause!r} is no range of versions", "such as >=2.6,<2.14 or 0.8~1.2 or 1.*")
-    operator, bound = match[1] or "==", _key(match[2])
+    operator, bound = match[1] or "==", _version_key(match[2])
     if match[3]:
         prefix = tuple(int(part) for part in match[2].split("."))
         padded = key[0] + (0,) * len(prefix)

@@ -25,7 +25,7 @@ KILL_S = 2.0
 """Time that is waited for processes which were killed; one that the kernel holds may take longer."""
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class CommandResult(Struct, frozen=True, kw_only=True):
     """How a program answered."""
 
     state: Literal["ok", "missing", "failed", "slow"]
@@ -44,15 +44,15 @@ def count_usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def output(argv: Sequence[str], timeout_s: float = 5.0, cwd: Path | None = None) -> str | None:
+def read_output(argv: Sequence[str], timeout_s: float = 5.0, cwd: Path | None = None) -> str | None:
     """Standard output of a command without its last newline; None where it is missing, fails or takes too long."""
-    answer = call(argv, limit_s=timeout_s, cwd=cwd)
+    answer = run_command(argv, limit_s=timeout_s, cwd=cwd)
     return answer.text.rstrip("\n") if answer.state == "ok" else None
 
 
-def call(
+def run_command(
     argv: Sequence[str], environ: Mapping[str, str] | None = None, limit_s: float = 5.0, cwd: Path | None = None
-) -> Answer:
+) -> CommandResult:
     """What the program `argv` says; it and all that it started are killed at the limit, or when it has ended.
 
     Args:
@@ -60,29 +60,29 @@ def call(
     """
     program = shutil.which(argv[0], path=None if environ is None else environ.get("PATH", os.defpath))
     if program is None:
-        return Answer(state="missing", problem=f"{argv[0]} is not installed")
+        return CommandResult(state="missing", problem=f"{argv[0]} is not installed")
     began = time.monotonic()
     try:
-        child = _started([program, *argv[1:]], environ, cwd)
+        child = _start_program([program, *argv[1:]], environ, cwd)
     except OSError as error:
-        return Answer(state="failed", problem=f"{argv[0]}: {error.strerror}")
+        return CommandResult(state="failed", problem=f"{argv[0]}: {error.strerror}")
     with child:
         try:
             text, complaint = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            return Answer(state="slow", problem=f"{argv[0]} gave no answer in {limit_s:g} s", duration_s=limit_s)
+            return CommandResult(state="slow", problem=f"{argv[0]} gave no answer in {limit_s:g} s", duration_s=limit_s)
         finally:
-            end(child)
+            end_program(child)
             for pipe in (child.stdout, child.stderr):  # which another process may hold
                 if pipe is not None:
                     pipe.close()
             _running.discard(child.pid)
     duration_s = time.monotonic() - began
     if not child.returncode:
-        return Answer(state="ok", text=text, duration_s=duration_s)
+        return CommandResult(state="ok", text=text, duration_s=duration_s)
     said = (complaint.strip() or text.strip()).rpartition("\n")[2]
     problem = said or f"{argv[0]} ended with exit code {child.returncode}"
-    return Answer(state="failed", text=text, problem=problem[:200], duration_s=duration_s)
+    return CommandResult(state="failed", text=text, problem=problem[:200], duration_s=duration_s)
 
 
 _running: set[int] = set()
@@ -91,7 +91,7 @@ _starting = threading.Lock()
 """Held while a program is started and noted, so that none is missed."""
 
 
-def _started(argv: Sequence[str], environ: Mapping[str, str] | None, cwd: Path | None) -> subprocess.Popen[str]:
+def _start_program(argv: Sequence[str], environ: Mapping[str, str] | None, cwd: Path | None) -> subprocess.Popen[str]:
     with _starting:
         child = subprocess.Popen(
             argv,
@@ -116,7 +116,7 @@ def _kill_running() -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def end(child: subprocess.Popen[Any], patience_s: float = 0.0, mark: str = "") -> None:
+def end_program(child: subprocess.Popen[Any], patience_s: float = 0.0, mark: str = "") -> None:
     """End a program that leads a session, and what is left of all that it started.
 
     Args:
@@ -124,21 +124,21 @@ def end(child: subprocess.Popen[Any], patience_s: float = 0.0, mark: str = "") -
         patience_s: Time that they have after they are asked; without any they are killed at once.
         mark: ``NAME=VALUE`` in the environment of the program, by which what has left its session is found as well.
     """
-    if child.poll() is not None and not mark and not any(_session(child.pid)):
+    if child.poll() is not None and not mark and not any(_list_session(child.pid)):
         return
     found: dict[int, psutil.Process] = {}
     asked = [(signal.SIGTERM, patience_s)] if patience_s else []
     for number, limit_s in (*asked, (signal.SIGKILL, KILL_S)):
-        found |= {process.pid: process for process in _started_by(child, mark)}
+        found |= {process.pid: process for process in _find_started_processes(child, mark)}
         for process in found.values():
-            _send(process, number)
+            _send_signal(process, number)
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and (child.poll() is None or any(map(_is_alive, found.values()))):
             time.sleep(POLL_S)
     child.wait()
 
 
-def _started_by(child: subprocess.Popen[Any], mark: str) -> list[psutil.Process]:
+def _find_started_processes(child: subprocess.Popen[Any], mark: str) -> list[psutil.Process]:
     """The program, its tree, its session, and all that bear its mark."""
     import psutil  # takes 20 ms, and is seldom needed
 
@@ -146,24 +146,24 @@ def _started_by(child: subprocess.Popen[Any], mark: str) -> list[psutil.Process]
     with contextlib.suppress(psutil.NoSuchProcess):
         tree = psutil.Process(child.pid) if child.poll() is None else None
         found += [tree, *tree.children(recursive=True)] if tree else []
-    for pid in _session(child.pid):
+    for pid in _list_session(child.pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             found.append(psutil.Process(pid))
     name, _, value = mark.partition("=")
     if name:
-        found += [process for process in psutil.process_iter() if _environ(process).get(name) == value]
+        found += [process for process in psutil.process_iter() if _read_environ(process).get(name) == value]
     return [process for process in found if process.pid != os.getpid()]
 
 
-def _session(leader: int) -> Iterable[int]:
+def _list_session(leader: int) -> Iterable[int]:
     """Processes of the session that `leader` began."""
-    for pid in _pids():
+    for pid in _list_pids():
         with contextlib.suppress(OSError):
             if os.getsid(pid) == leader:
                 yield pid
 
 
-def _pids() -> Iterable[int]:
+def _list_pids() -> Iterable[int]:
     if os.path.isdir("/proc/self"):
         return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     import psutil
@@ -171,7 +171,7 @@ def _pids() -> Iterable[int]:
     return psutil.pids()
 
 
-def _environ(process: psutil.Process) -> Mapping[str, str]:
+def _read_environ(process: psutil.Process) -> Mapping[str, str]:
     """The variables that a process was started with; none where it is another user's."""
     import psutil
 
@@ -181,7 +181,7 @@ def _environ(process: psutil.Process) -> Mapping[str, str]:
         return {}
 
 
-def _send(process: psutil.Process, number: signal.Signals) -> None:
+def _send_signal(process: psutil.Process, number: signal.Signals) -> None:
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -197,7 +197,7 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def end_with(main: Callable[[], int]) -> NoReturn:
+def run_until_end(main: Callable[[], int]) -> NoReturn:
     """End this process with the exit code of `main`: all that atexit knows is called, Python's finalization is not.
 
     A thread of a library that takes the interpreter's lock during finalization ends the process by SIGABRT, when all

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from primus.errors import PrimusError, UsageError, did_you_mean, place_of
+from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -60,45 +60,45 @@ PLUG_IN_MODULES = "primus_plugins"
 SINGULAR = {kind: kind.removesuffix("s") for kind in FOLDERS} | {"patches": "patch"}
 
 
-def names(kind: str) -> list[str]:
+def list_plug_ins(kind: str) -> list[str]:
     """Names of all plug-ins of a `kind` as they are typed, sorted; a task in a folder is ``"folder name"``."""
-    files = [file for folder in _folders(kind) for file in _listing(folder, kind).values()]
+    files = [file for folder in _list_folders(kind) for file in _list_plug_in_files(folder, kind).values()]
     return sorted({_typed_name(kind, file) for file in files} | set(_entry_points(kind)))
 
 
-def path(kind: str, name: str) -> Path | None:
+def find_plug_in_file(kind: str, name: str) -> Path | None:
     """File of the plug-in `name`, None where an entry point provides it.
 
     Raises:
         UsageError: There is no such plug-in; the message names the nearest.
     """
-    for folder in _folders(kind):
-        found = _listing(folder, kind).get(_key(name))
+    for folder in _list_folders(kind):
+        found = _list_plug_in_files(folder, kind).get(_normalise_name(name))
         if found:
             return found
-    if _key(name) in map(_key, _entry_points(kind)):
+    if _normalise_name(name) in map(_normalise_name, _entry_points(kind)):
         return None
-    raise UsageError(f"no {SINGULAR[kind]} '{name}'", did_you_mean(name, names(kind)))
+    raise UsageError(f"no {SINGULAR[kind]} '{name}'", did_you_mean(name, list_plug_ins(kind)))
 
 
-def load(kind: str, name: str) -> ModuleType:
+def load_plug_in(kind: str, name: str) -> ModuleType:
     """Import the plug-in `name` of a `kind`.
 
     Raises:
         UsageError: There is no such plug-in; the message names the nearest.
     """
-    file = path(kind, name)
+    file = find_plug_in_file(kind, name)
     if file is None:
-        return _checked(kind, name, _entry_point(kind, name).value, _entry_point(kind, name).load)
+        return _load_checked(kind, name, _entry_point(kind, name).value, _entry_point(kind, name).load)
     if file.is_relative_to(PACKAGE):
         parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
         return importlib.import_module(".".join(part for part in parts if part != "__init__"))
-    return _checked(kind, name, str(file), lambda: _load_file(kind, name, file))
+    return _load_checked(kind, name, str(file), lambda: _load_file(kind, name, file))
 
 
-def summary(kind: str, name: str) -> str:
+def read_summary(kind: str, name: str) -> str:
     """First line of the plug-in's docstring (or leading comment of a YAML file), read without importing it."""
-    file = path(kind, name)
+    file = find_plug_in_file(kind, name)
     if file is None:
         return f"from {_entry_point(kind, name).value}"
     with file.open(encoding="utf-8", errors="ignore") as lines:
@@ -115,7 +115,7 @@ class PlugInPlace(NamedTuple):
     """Whether it was raised there, or in a library that the plug-in called, rather than in the package."""
 
 
-def plug_in_of(error: BaseException) -> PlugInPlace | None:
+def find_failing_plug_in(error: BaseException) -> PlugInPlace | None:
     """The innermost line of a plug-in that `error` passed through; None where only the package was involved."""
     frames = []
     trace = error.__traceback__
@@ -141,7 +141,7 @@ def _is_foreign(file: Path, module: str) -> bool:
     return is_users or (module.partition(".")[0] in packages and not file.is_relative_to(PACKAGE))
 
 
-def _checked(kind: str, name: str, shown: str, load_it: Callable[[], ModuleType]) -> ModuleType:
+def _load_checked(kind: str, name: str, shown: str, load_it: Callable[[], ModuleType]) -> ModuleType:
     """A plug-in of somebody else, loaded and found to have what its kind needs."""
     what = f"{SINGULAR[kind]} '{name}'"
     try:
@@ -151,7 +151,9 @@ def _checked(kind: str, name: str, shown: str, load_it: Callable[[], ModuleType]
     except SyntaxError as error:
         raise PrimusError(f"{error.filename}:{error.lineno}: {error.msg}", f"{what} cannot be loaded") from error
     except (Exception, SystemExit) as error:  # whatever a plug-in does while it is imported
-        raise PrimusError(f"{place_of(error)}: {type(error).__name__}: {error}", f"{what} cannot be loaded") from error
+        raise PrimusError(
+            f"{format_error_place(error)}: {type(error).__name__}: {error}", f"{what} cannot be loaded"
+        ) from error
     missing = [member for member in MEMBERS.get(kind, ()) if not hasattr(module, member)]
     if missing:
         raise PrimusError(
@@ -161,7 +163,7 @@ def _checked(kind: str, name: str, shown: str, load_it: Callable[[], ModuleType]
 
 
 def _load_file(kind: str, name: str, file: Path) -> ModuleType:
-    module_name = f"{PLUG_IN_MODULES}.{kind}.{_key(name).replace(' ', '.')}"
+    module_name = f"{PLUG_IN_MODULES}.{kind}.{_normalise_name(name).replace(' ', '.')}"
     if module_name in sys.modules and sys.modules[module_name].__file__ == str(file):
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, file)
@@ -176,7 +178,7 @@ def _load_file(kind: str, name: str, file: Path) -> ModuleType:
     return module
 
 
-def _key(name: str) -> str:
+def _normalise_name(name: str) -> str:
     return name.lower().replace("-", "_").removesuffix(".yaml")
 
 
@@ -188,7 +190,7 @@ def _typed_name(kind: str, file: Path) -> str:
     return (f"{plug_in.parent.name} {plug_in.stem}" if in_group else plug_in.stem).replace("_", "-")
 
 
-def _folders(kind: str) -> Iterator[Path]:
+def _list_folders(kind: str) -> Iterator[Path]:
     """Folders of a kind, the user's before the package's, so that a user's file wins."""
     for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep):
         if root:
@@ -197,7 +199,7 @@ def _folders(kind: str) -> Iterator[Path]:
 
 
 @cache
-def _listing(folder: Path, kind: str) -> dict[str, Path]:
+def _list_plug_in_files(folder: Path, kind: str) -> dict[str, Path]:
     """Plug-in files under `folder` by key."""
     if not folder.is_dir():
         return {}
@@ -207,16 +209,19 @@ def _listing(folder: Path, kind: str) -> dict[str, Path]:
         if entry.name.startswith(("_", ".")):
             continue
         if entry.suffix == suffix:
-            found[_key(entry.name.removesuffix(suffix))] = entry
+            found[_normalise_name(entry.name.removesuffix(suffix))] = entry
         elif kind == "tasks" and entry.is_dir():
-            found |= {f"{_key(entry.name)} {key}": file for key, file in _listing(entry, "group").items()}
+            found |= {
+                f"{_normalise_name(entry.name)} {key}": file
+                for key, file in _list_plug_in_files(entry, "group").items()
+            }
         elif (entry / "__init__.py").exists():
-            found[_key(entry.name)] = entry / "__init__.py"
+            found[_normalise_name(entry.name)] = entry / "__init__.py"
     return found
 
 
 def _entry_point(kind: str, name: str) -> EntryPoint:
-    return next(point for key, point in _entry_points(kind).items() if _key(key) == _key(name))
+    return next(point for key, point in _entry_points(kind).items() if _normalise_name(key) == _normalise_name(name))
 
 
 @cache

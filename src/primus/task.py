@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from primus.machine.cluster import Layout
-from primus.machine.facts import Facts
+from primus.machine.cluster import ClusterLayout
+from primus.machine.facts import MachineFacts
 from primus.runs.files import to_json
-from primus.runs.store import Outcome, Run
+from primus.runs.store import Run, RunOutcome
 
 if TYPE_CHECKING:
     from primus.machine.environment import Assignment
@@ -41,9 +41,9 @@ class TaskContext(Struct, frozen=True, kw_only=True):
     """Whether nothing may be touched; `run` is never called then."""
     overrides: tuple[str, ...] = ()
     """Words that change the experiment."""
-    facts: Callable[[], Facts] = Facts
+    facts: Callable[[], MachineFacts] = MachineFacts
     """What this machine is; read on the first call."""
-    layout: Layout | None = None
+    layout: ClusterLayout | None = None
     """Where this node stands among the nodes of the launch; known in `run`."""
     variables: Mapping[str, Assignment] = {}
     """Variables of `direct --env`; known in `run`."""
@@ -51,7 +51,7 @@ class TaskContext(Struct, frozen=True, kw_only=True):
     """The environment without those; None where it is `environ`."""
     patches: tuple[str, ...] = ()
     """Files of `direct --patch`."""
-    launch: Callable[[], tuple[Run, Outcome]] | None = None
+    launch: Callable[[], tuple[Run, RunOutcome]] | None = None
     """Starts the workers of the job that `prepare` gave, and waits for their end; known in `run`."""
 
     def say(self, text: str) -> None:

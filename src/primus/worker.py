@@ -15,8 +15,8 @@ from primus import patch, registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
 from primus.experiment import experiment_of
 from primus.interpreter import exclude_working_folder_of_children
-from primus.launch.request import Request
-from primus.process import end_with
+from primus.launch.request import LaunchRequest
+from primus.process import run_until_end
 from primus.redaction import learn, redacting
 from primus.runs.attempt import Attempt, forget_stacks, write_stacks_when_asked
 from primus.runs.files import read_json
@@ -32,23 +32,23 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     learn(environ)
     run, number = Run(Path(argv[0])), int(argv[1])
     rank = int(environ.get("RANK", "0"))
-    console = _redirect(run.attempt(number) / f"rank_{rank}.log")
+    console = _redirect_output(run.attempt_folder(number) / f"rank_{rank}.log")
     local_rank, world_size = int(environ.get("LOCAL_RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
-    write_stacks_when_asked(run.attempt(number), rank)
+    write_stacks_when_asked(run.attempt_folder(number), rank)
     attempt = Attempt(run, number, rank, local_rank, world_size, console)
-    attempt.listen()
+    attempt.listen_for_signals()
     exclude_working_folder_of_children()
     try:
-        request = read_json(run.directory / "request.json", Request)
-        _patch(attempt, environ)
-        registry.load("tasks", request.task).work(attempt)
+        request = read_json(run.directory / "request.json", LaunchRequest)
+        _apply_patches(attempt, environ)
+        registry.load_plug_in("tasks", request.task).work(attempt)
     except PrimusError as error:
         print(error, file=sys.stderr)
-        attempt.fail(error, error.exit_code)
+        attempt.record_failure(error, error.exit_code)
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
-        attempt.fail(error, EXIT_FAILED)
+        attempt.record_failure(error, EXIT_FAILED)
         if world_size > 1:
             time.sleep(PEERS_S)
         return EXIT_FAILED
@@ -60,17 +60,17 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     return EXIT_OK
 
 
-def _patch(attempt: Attempt, environ: Mapping[str, str]) -> None:
+def _apply_patches(attempt: Attempt, environ: Mapping[str, str]) -> None:
     """Apply the patches of upstream packages, and record them.
 
     Raises:
         PrimusError: One of them failed.
     """
     applied = []
-    for choice in patch.choices(environ, lambda: _backend(attempt.run, environ)):
+    for choice in patch.choose_patches(environ, lambda: _find_backend(attempt.run, environ)):
         if not choice.applies:
             continue
-        patch.apply(choice)
+        patch.apply_patch(choice)
         what = choice.patch
         late = f"; it expired on {what.expires}: look whether it is still needed" if choice.state == "expired" else ""
         print(f"patch {choice.name}: {what.target} {choice.installed}: {what.reason} ({what.link}){late}", flush=True)
@@ -79,12 +79,12 @@ def _patch(attempt: Attempt, environ: Mapping[str, str]) -> None:
         attempt.event("patches", applied=applied)
 
 
-def _backend(run: Run, environ: Mapping[str, str]) -> str | None:
+def _find_backend(run: Run, environ: Mapping[str, str]) -> str | None:
     """Backend of the run's experiment, where it has one."""
     return experiment_of(run, environ).trainer.framework if run.config.is_file() else None
 
 
-def _redirect(log: Path) -> TextIO:
+def _redirect_output(log: Path) -> TextIO:
     """Send standard output and error of this process, C libraries included, to `log`; gives the former output."""
     log.parent.mkdir(parents=True, exist_ok=True)
     console = redacting(os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="backslashreplace"))
@@ -98,4 +98,4 @@ def _redirect(log: Path) -> TextIO:
 
 
 if __name__ == "__main__":
-    end_with(lambda: main(sys.argv[1:], os.environ))
+    run_until_end(lambda: main(sys.argv[1:], os.environ))

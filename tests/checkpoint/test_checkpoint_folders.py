@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from primus.checkpoint import checksum, folders, manifest
-from primus.checkpoint.manifest import Manifest
-from primus.checkpoint.shape import FIELDS, first_difference, shape_of
+from primus.checkpoint.manifest import CheckpointManifest
+from primus.checkpoint.shape import FIELDS, build_shape, find_first_difference
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
 from primus.errors import PrimusError, UsageError
@@ -24,12 +24,12 @@ def checkpoint(folder: Path, step: int, content: bytes = b"tensors") -> Path:
     path = folders.step_folder(folder, step)
     path.mkdir(parents=True)
     (path / "data").write_bytes(content)
-    manifest.write(path, describing(path, step))
+    manifest.write_manifest(path, describing(path, step))
     return path
 
 
-def describing(path: Path, step: int, algorithm: str = checksum.BLAKE2B) -> Manifest:
-    return Manifest(
+def describing(path: Path, step: int, algorithm: str = checksum.BLAKE2B) -> CheckpointManifest:
+    return CheckpointManifest(
         backend="native",
         run="run",
         step=step,
@@ -41,15 +41,15 @@ def describing(path: Path, step: int, algorithm: str = checksum.BLAKE2B) -> Mani
         torch_version="2.13.0",
         created=1.0,
         algorithm=algorithm,
-        files=[manifest.entry(path, "data", algorithm)],
+        files=[manifest.build_entry(path, "data", algorithm)],
     )
 
 
 def test_a_manifest_reads_back_as_written(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, 100)
     assert path.name == "step_00000100"
-    assert manifest.read(path) == describing(path, 100)
-    assert manifest.damage(path, describing(path, 100)) == ""
+    assert manifest.read_manifest(path) == describing(path, 100)
+    assert manifest.find_damage(path, describing(path, 100)) == ""
 
 
 @given(st.binary(min_size=1, max_size=200), st.data())
@@ -57,42 +57,42 @@ def test_any_changed_byte_is_found(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, data: st.DataObject
 ) -> None:
     path = checkpoint(tmp_path_factory.mktemp("c"), 1, content)
-    written = manifest.read(path)
+    written = manifest.read_manifest(path)
     assert written is not None
     position = data.draw(st.integers(0, len(content) - 1))
     changed = bytearray(content)
     changed[position] ^= data.draw(st.integers(1, 255))
     (path / "data").write_bytes(changed)
-    assert manifest.damage(path, written) == "data does not have its checksum"
+    assert manifest.find_damage(path, written) == "data does not have its checksum"
 
 
 def test_damage_names_the_file_and_what_is_wrong(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, 1)
     written = describing(path, 1)
     (path / "data").write_bytes(b"short")
-    assert manifest.damage(path, written) == "data has 5 bytes instead of 7"
+    assert manifest.find_damage(path, written) == "data has 5 bytes instead of 7"
     (path / "data").unlink()
-    assert manifest.damage(path, written) == "data: No such file or directory"
-    assert manifest.damage(path, written, part=1, parts=2) == "", "another process looks at it"
+    assert manifest.find_damage(path, written) == "data: No such file or directory"
+    assert manifest.find_damage(path, written, part=1, parts=2) == "", "another process looks at it"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"step": "x"}', b"\xff\xfe", b"[]"])
 def test_a_damaged_manifest_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = checkpoint(tmp_path, 1)
-    (path / manifest.NAME).write_bytes(content)
+    (path / manifest.MANIFEST_NAME).write_bytes(content)
     with pytest.raises(PrimusError, match="damaged"):
-        manifest.read(path)
+        manifest.read_manifest(path)
 
 
 def test_every_available_checksum_finds_a_change(tmp_path: Path) -> None:
     file = tmp_path / "file"
-    for algorithm in {checksum.best_algorithm(), checksum.BLAKE2B}:
+    for algorithm in {checksum.choose_algorithm(), checksum.BLAKE2B}:
         file.write_bytes(b"a" * 1000)
-        before = checksum.checksum(file, algorithm)
+        before = checksum.compute_checksum(file, algorithm)
         file.write_bytes(b"a" * 999 + b"b")
-        assert checksum.checksum(file, algorithm) != before
+        assert checksum.compute_checksum(file, algorithm) != before
     with pytest.raises(PrimusError, match="unknown checksum 'md4'"):
-        checksum.checksum(file, "md4")
+        checksum.compute_checksum(file, "md4")
 
 
 def test_only_complete_checkpoints_count_and_order_is_by_step(tmp_path: Path) -> None:
@@ -101,47 +101,49 @@ def test_only_complete_checkpoints_count_and_order_is_by_step(tmp_path: Path) ->
     folders.step_folder(tmp_path, 30).mkdir()
     (tmp_path / "step_x").mkdir()
     (tmp_path / "notes.txt").write_text("")
-    assert [folders.step_of(path) for path in folders.checkpoints(tmp_path)] == [5, 20, 30, 100_000_000]
-    assert [folders.step_of(path) for path in folders.candidates(str(tmp_path))] == [100_000_000, 20, 5]
+    assert [folders.parse_step(path) for path in folders.list_checkpoints(tmp_path)] == [5, 20, 30, 100_000_000]
+    assert [folders.parse_step(path) for path in folders.find_candidates(str(tmp_path))] == [100_000_000, 20, 5]
 
 
 def test_pruning_keeps_the_newest_complete_ones(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         checkpoint(tmp_path, step)
-    (folders.step_folder(tmp_path, 2) / manifest.NAME).unlink()
+    (folders.step_folder(tmp_path, 2) / manifest.MANIFEST_NAME).unlink()
     folders.step_folder(tmp_path, 5).mkdir()
-    deleted = folders.prune(tmp_path, keep=2)
-    assert [folders.step_of(path) for path in deleted] == [1, 2]
-    assert [folders.step_of(path) for path in folders.checkpoints(tmp_path)] == [3, 4, 5], "5 may still be written"
+    deleted = folders.prune_checkpoints(tmp_path, keep=2)
+    assert [folders.parse_step(path) for path in deleted] == [1, 2]
+    assert [folders.parse_step(path) for path in folders.list_checkpoints(tmp_path)] == [3, 4, 5], (
+        "5 may still be written"
+    )
 
 
 def test_nothing_is_pruned_before_one_is_complete(tmp_path: Path) -> None:
     folders.step_folder(tmp_path, 1).mkdir()
-    assert folders.prune(tmp_path, keep=1) == []
+    assert folders.prune_checkpoints(tmp_path, keep=1) == []
 
 
 def test_what_load_means(tmp_path: Path) -> None:
     run = tmp_path / "run"
     first, second = checkpoint(run / "checkpoints", 1), checkpoint(run / "checkpoints", 2)
-    assert folders.candidates(str(first)) == [first]
-    assert folders.candidates(str(run / "checkpoints")) == [second, first]
-    assert folders.candidates(str(run)) == [second, first]
-    (second / manifest.NAME).unlink()
+    assert folders.find_candidates(str(first)) == [first]
+    assert folders.find_candidates(str(run / "checkpoints")) == [second, first]
+    assert folders.find_candidates(str(run)) == [second, first]
+    (second / manifest.MANIFEST_NAME).unlink()
     with pytest.raises(UsageError, match=r"not complete: it has no manifest.json\s+complete ones there: step_00000001"):
-        folders.candidates(str(second))
+        folders.find_candidates(str(second))
 
 
 def test_two_ways_to_write_a_model_are_one_shape() -> None:
     spec = load_model("tiny")
     written_out = structs.replace(spec, kv_channels=spec.hidden_size // spec.num_attention_heads)
-    assert shape_of(written_out) == shape_of(spec)
-    assert first_difference(shape_of(spec), shape_of(written_out)) is None
+    assert build_shape(written_out) == build_shape(spec)
+    assert find_first_difference(build_shape(spec), build_shape(written_out)) is None
 
 
 def test_the_first_field_that_differs_is_named() -> None:
     spec = load_model("tiny")
     other = structs.replace(spec, hidden_size=128, vocab_size=1024)
-    assert first_difference(shape_of(spec), shape_of(other)) == "hidden_size is 64 there and 128 here"
+    assert find_first_difference(build_shape(spec), build_shape(other)) == "hidden_size is 64 there and 128 here"
 
 
 def test_the_fields_of_a_shape_are_fields_of_a_model() -> None:

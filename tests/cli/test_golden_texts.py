@@ -14,9 +14,9 @@ import pytest
 from fakes import cli
 from primus import interpreter
 from primus.cli.main import main
-from primus.launch import chain
-from primus.machine.assume import assumed
-from primus.machine.facts import Cpu, Facts
+from primus.launch import compose
+from primus.machine.assumed_machine import build_assumed_machine
+from primus.machine.facts import Cpu, MachineFacts
 
 Golden = Callable[[str, str], None]
 
@@ -38,7 +38,7 @@ modules:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: Facts(cpu=Cpu(usable=16)))
+    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: MachineFacts(cpu=Cpu(usable=16)))
     (tmp_path / "night.yaml").write_text(EXPERIMENT)
     return tmp_path
 
@@ -56,7 +56,7 @@ def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         .out.replace(shlex.quote(sys.executable), "PYTHON")
         .replace(sys.executable, "PYTHON")
         .replace(interpreter.__file__, "primus/interpreter.py")
-        .replace(chain.entry(), "PRIMUS-CLI")
+        .replace(compose.find_entry_point(), "PRIMUS-CLI")
         .replace(str(Path.cwd()), "/here")
     )
     return re.sub(r"\d{8}_\d{6}-[0-9a-f]{4}", "RUN-ID", text)
@@ -108,7 +108,7 @@ def test_dry_run(
 def test_a_dry_run_names_what_the_machine_needs(
     workplace: Path, plugins: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
-    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: assumed("mi300x:8"))
+    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: build_assumed_machine("mi300x:8"))
     monkeypatch.setenv("HSA_ENABLE_SDMA", "0")
     text = shown("--dry-run direct --env GPU_MAX_HW_QUEUES=4 -- train pretrain --config night.yaml", capsys)
     golden("dry-run/direct-mi300x.txt", text)

@@ -15,7 +15,7 @@ import yaml
 
 from fakes import cli
 from fakes.kubelet import Api, Kubelet, serving
-from primus.runs.store import runs_under
+from primus.runs.store import list_workspace_runs
 
 pytest.importorskip("kubernetes")
 pytest.importorskip("kubeflow_trainer_api")
@@ -154,7 +154,7 @@ FULL = (
 
 def test_a_job_is_made_with_all_that_belongs_to_it_and_goes_with_it(api: Api, workplace: Path) -> None:
     stored = create(api, workplace, "whole", *FULL, HF_TOKEN="canary-token")
-    run = runs_under(workplace / "output")[0]
+    run = list_workspace_runs(workplace / "output")[0]
     sent = {
         each["kind"]: each for each in yaml.safe_load_all((run.directory / "kubernetes/job.txt").read_text()) if each
     }

@@ -55,11 +55,11 @@ def test_a_step_saves_when_its_launcher_is_told_to_end(cluster: Cluster, number:
         one.tell(number)
         assert one.ended() == code, one.shown
     run = run_of(cluster, name)
-    outcome = run.metadata().outcome
+    outcome = run.read_metadata().outcome
     assert (outcome.state, outcome.exit_code) == ("interrupted", code)
     assert f"primus-cli: run interrupted: {outcome.reason}" in one.shown.replace("\r\n", "\n")
-    saved = [event["step"] for event in events.read(run.events) if event["kind"] == "checkpoint_saved"]
-    assert saved[-1] == events.steps(run.events)[-1]["step"]
+    saved = [event["step"] for event in events.read_events(run.events) if event["kind"] == "checkpoint_saved"]
+    assert saved[-1] == events.read_steps(run.events)[-1]["step"]
     assert outcome.reason == f"{name}; saved at step {saved[-1]}"
 
 
@@ -76,7 +76,7 @@ def test_a_second_interrupt_ends_a_step_that_takes_its_time(cluster: Cluster) ->
         time.sleep(INSISTS_AFTER_S)  # as a person would: what comes sooner is the same event
         one.type(CTRL_C)
         assert one.ended(40) == 130, one.shown
-    assert run_of(cluster, "twice").metadata().outcome.state == "interrupted"
+    assert run_of(cluster, "twice").read_metadata().outcome.state == "interrupted"
 
 
 def test_an_interrupt_withdraws_a_step_that_waits_for_nodes(cluster: Cluster) -> None:
@@ -88,7 +88,7 @@ def test_an_interrupt_withdraws_a_step_that_waits_for_nodes(cluster: Cluster) ->
             one.wait_for("queued and waiting for resources")
             one.type(CTRL_C)
             assert one.ended(40) == 130, one.shown
-        outcome = run_of(cluster, "waits").metadata().outcome
+        outcome = run_of(cluster, "waits").read_metadata().outcome
         assert (outcome.state, outcome.exit_code) == ("interrupted", 130)
         assert outcome.reason == "SIGINT, before any node had begun"
         assert cluster.ask("squeue", "--noheader", "--format=%i").stdout.split() == [job]
@@ -103,10 +103,10 @@ def test_a_step_whose_launcher_is_killed_saves(cluster: Cluster) -> None:
         one.process.kill()
         run = run_of(cluster, "killed")
         deadline = time.monotonic() + 40
-        while run.metadata().outcome.state == "running":
+        while run.read_metadata().outcome.state == "running":
             assert time.monotonic() < deadline, one.shown
             time.sleep(0.1)
-    assert run.metadata().outcome.reason.startswith("SIGUSR1; saved at step")
+    assert run.read_metadata().outcome.reason.startswith("SIGUSR1; saved at step")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -117,7 +117,7 @@ def test_whoever_follows_a_job_can_leave_it_running(cluster: Cluster, number: si
         one.tell(number)
         assert one.ended(20) == code, one.shown
     assert "goes on; primus-cli direct -- jobs cancel" in one.shown
-    assert run_of(cluster, f"followed{code}").metadata().outcome.state == "running"
+    assert run_of(cluster, f"followed{code}").read_metadata().outcome.state == "running"
     cluster.primus("direct", "--", "jobs", "cancel", f"followed{code}")
     waited = cluster.primus("direct", "--", "jobs", "wait", f"followed{code}", code=143)
     assert "primus-cli: run interrupted: SIGTERM; saved at step" in waited.stderr
@@ -142,7 +142,7 @@ def test_a_failure_hook_of_node_0_is_done_and_the_exit_code_is_the_runs(cluster:
         one.wait_for("iteration ")
         os.kill(pid_of_rank(run_of(cluster, "fails"), 1), signal.SIGKILL)
         assert one.ended(60) == 137, one.shown
-    outcome = run_of(cluster, "fails").metadata().outcome
+    outcome = run_of(cluster, "fails").read_metadata().outcome
     assert outcome.reason == "rank 1 was killed by SIGKILL"
     assert f"primus-cli: run failed: {outcome.reason}" in one.shown
     assert sorted((cluster.folder / "said").read_text().split()) == ["each-0", "each-1", "failure-0"]
@@ -159,7 +159,7 @@ def test_a_lost_node_is_the_reason_of_a_job_that_was_waited_for(cluster: Cluster
             code = one.ended(100)
         finally:
             cluster.script("start-node", "n2")
-    outcome = run.metadata().outcome
+    outcome = run.read_metadata().outcome
     assert code == outcome.exit_code == 1, one.shown
     assert "n2 was lost" in outcome.reason
     assert f"primus-cli: run failed: {outcome.reason}" in one.shown
@@ -176,5 +176,5 @@ def write_hooks(folder: Path) -> None:
 
 
 def pid_of_rank(run: Run, rank: int) -> int:
-    pid: int = json.loads((run.attempt(0) / f"rank_{rank}.heartbeat.json").read_text())["pid"]
+    pid: int = json.loads((run.attempt_folder(0) / f"rank_{rank}.heartbeat.json").read_text())["pid"]
     return pid

@@ -15,7 +15,7 @@ import pytest
 from primus.runs import events
 from primus.runs.store import Run
 from primus.runtimes.slurm.options import parse
-from primus.runtimes.slurm.script import Batch, placed
+from primus.runtimes.slurm.script import BatchScript, split_directives
 
 pytestmark = [pytest.mark.cluster("slurm"), pytest.mark.native, pytest.mark.slow]
 
@@ -69,7 +69,7 @@ class Cluster:
 
     def wait_for_step(self, run: Run, step: int, limit_s: float = 60) -> None:
         deadline = time.monotonic() + limit_s
-        while not any(event["step"] >= step for event in events.steps(run.events)):
+        while not any(event["step"] >= step for event in events.read_steps(run.events)):
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.05)
 
@@ -79,7 +79,7 @@ class Cluster:
 
 
 def losses(run: Run) -> list[float]:
-    found = events.steps(run.events)
+    found = events.read_steps(run.events)
     assert [event["step"] for event in found] == list(range(1, STEPS + 1))
     return [event["loss"] for event in found]
 
@@ -103,7 +103,7 @@ def undisturbed(cluster: Cluster) -> list[float]:
     plan = json.loads((run / "plan.json").read_text())
     assert plan["layout"]["nnodes"] == 2
     assert plan["layout"]["sources"]["master_port"] == "$SLURM_JOB_ID"
-    assert Run(run).metadata().outcome.state == "done"
+    assert Run(run).read_metadata().outcome.state == "done"
     return losses(Run(run))
 
 
@@ -126,7 +126,7 @@ def test_a_job_whose_end_is_announced_saves_and_goes_on_later(cluster: Cluster, 
     cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "100")
     shown = json.loads(cluster.primus("--json", "direct", "--", "jobs", "show", job).stdout)
     assert shown["state"]["restarts"] == 1
-    began = [event["step"] for event in events.read(run.events) if event["kind"] == "run_started"]
+    began = [event["step"] for event in events.read_events(run.events) if event["kind"] == "run_started"]
     assert len(began) == 2
     assert began[1] >= 15, "it goes on from what it saved when it was told"
     assert losses(run) == undisturbed
@@ -138,11 +138,11 @@ def test_a_training_whose_node_dies_goes_on_with_a_spare_one(cluster: Cluster, u
     cluster.script("kill-node", "n2")
     try:
         cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "110")
-        ended = [event for event in events.read(run.events) if event["kind"] == "attempt_ended"]
+        ended = [event for event in events.read_events(run.events) if event["kind"] == "attempt_ended"]
         assert ["n2"] in [event["hosts"] for event in ended]
         shown = json.loads(cluster.primus("--json", "direct", "--", "jobs", "show", job).stdout)
         assert "n3" in shown["state"]["nodes"]
-        assert run.metadata().attempts == 2
+        assert run.read_metadata().attempts == 2
         assert losses(run) == undisturbed
     finally:
         cluster.script("start-node", "n2")
@@ -154,7 +154,7 @@ def test_a_cancelled_job_saves_and_stays_cancelled(cluster: Cluster) -> None:
     cluster.primus("direct", "--", "jobs", "cancel", job)
     waited = cluster.primus("direct", "--", "jobs", "wait", job, "--timeout", "60", code=143)
     assert "run interrupted: SIGTERM; saved at step" in waited.stderr
-    assert "interrupted" in [event["kind"] for event in events.read(run.events)]
+    assert "interrupted" in [event["kind"] for event in events.read_events(run.events)]
     assert "has ended already: cancelled" in cluster.primus("direct", "--", "jobs", "cancel", job).stdout
 
 
@@ -183,8 +183,8 @@ HOSTILE = [
 def test_sbatch_reads_each_value_as_it_was_typed(cluster: Cluster) -> None:
     for value in HOSTILE:
         typed = parse(["sbatch", "--hold", "--comment", value, "-J", "held", "-o", "/dev/null"])
-        batch = Batch(options=typed, run="/r/x", name="n", command=("true",), primus="true")
-        lines, others = placed(batch)
+        batch = BatchScript(options=typed, run="/r/x", name="n", command=("true",), primus="true")
+        lines, others = split_directives(batch)
         (cluster.folder / "held.sh").write_text("\n".join(["#!/bin/bash", *lines, "true"]) + "\n")
         job = cluster.ask("sbatch", "--parsable", *others, "held.sh").stdout.strip()
         assert cluster.ask("squeue", "--noheader", f"--jobs={job}", "--format=%k|%j").stdout == f"{value}|held\n"

@@ -117,7 +117,7 @@ def test_both_hosts_train_together(server: Server, tmp_path: Path) -> None:
     done = cli.run(*server.words(), "--", "train", "pretrain", "--config", "two.yaml", cwd=tmp_path, timeout_s=90)
     assert done.returncode == 0, done.stderr
     folder = next((tmp_path / "output" / "two").glob("2*"))
-    assert [event["step"] for event in events.steps(folder / "events.jsonl")] == [1, 2, 3]
+    assert [event["step"] for event in events.read_steps(folder / "events.jsonl")] == [1, 2, 3]
     assert "rank 1" not in done.stdout
     assert (folder / "logs/ssh").is_dir()
     assert json.loads((folder / "metadata.json").read_text())["outcome"]["state"] == "done"
@@ -140,7 +140,7 @@ def folder_of(workplace: Path, process: subprocess.Popen[str]) -> Path:
 
 def _events(folder: Path) -> dict[str, dict[str, object]]:
     """The newest event of each kind."""
-    return {event["kind"]: event for event in events.read(folder / "events.jsonl")}
+    return {event["kind"]: event for event in events.read_events(folder / "events.jsonl")}
 
 
 def those_of(folder: Path) -> list[psutil.Process]:

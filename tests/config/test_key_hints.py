@@ -7,7 +7,7 @@ import re
 import pytest
 
 from primus.config.foreign_keys import ENGINE_KEYS, SYNONYMS
-from primus.config.key_hints import engine_of, synonym_hint, unknown_keys
+from primus.config.key_hints import find_engine, synonym_hint, unknown_keys
 from primus.config.schema import MODULE_KEYS, OWNERS, TOP_KEYS
 from primus.config.source import Leaf, Tree
 
@@ -86,4 +86,4 @@ def test_each_synonym_names_keys_that_there_are() -> None:
 def test_no_setting_of_an_engine_hides_a_synonym() -> None:
     for engine, names in ENGINE_KEYS.items():
         assert engine == "torchtitan" or not names & SYNONYMS.keys(), "its names are those of groups"
-    assert engine_of("nobody_has_this") == ""
+    assert find_engine("nobody_has_this") == ""

@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 
 from primus.config import reference
-from primus.config.docs import field_docs, summary
+from primus.config.docs import field_docs, read_summary
 from primus.config.load import TOP_KEYS
 from primus.config.schema import GROUPS, OWNERS, Experiment, ExperimentFile, ModuleFile, Trainer
-from primus.config.source import plain, read
+from primus.config.source import read_yaml, strip_origins
 
 ROOT = Path(__file__).parents[2]
 PAGE = "../../docs/reference/configuration.md"
@@ -37,7 +37,7 @@ def experiment(**overrides: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
 def test_every_key_says_in_a_sentence_what_it_means(struct: type) -> None:
     docs = field_docs(struct)
-    assert summary(struct).endswith(".")
+    assert read_summary(struct).endswith(".")
     for name in struct.__struct_fields__:
         assert docs.get(name, "").rstrip("`)").endswith((".", "...")), f"{struct.__name__}.{name}"
 
@@ -50,7 +50,7 @@ def test_each_key_belongs_to_one_group_and_to_no_level_above() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_json_schema_accepts_every_example(validator: Any, path: Path) -> None:
-    validator.validate(plain(read(path, environ=None)))
+    validator.validate(strip_origins(read_yaml(path, environ=None)))
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_the_json_schema_refuses_what_the_loader_refuses(validator: Any, value: 
 
 
 def test_the_reference_page_is_current(golden: Callable[[str, str], None]) -> None:
-    golden(PAGE, reference.markdown() + "\n")
+    golden(PAGE, reference.format_markdown() + "\n")
 
 
 def test_the_reference_names_every_key_once() -> None:
-    page = reference.markdown()
+    page = reference.format_markdown()
     assert {name: page.count(f"\n| `{name}` |") for name in OWNERS} == dict.fromkeys(OWNERS, 1)
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in page.splitlines() if line.startswith("|"))
 

@@ -12,7 +12,7 @@ from primus.config.load import load_experiment, load_model
 from primus.config.template import starting_file
 
 
-@pytest.mark.parametrize("name", registry.names("models"))
+@pytest.mark.parametrize("name", registry.list_plug_ins("models"))
 def test_a_starting_file_is_valid(name: str, tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text(starting_file(name, load_model(name)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from primus.config.token_files import find, resolve_prefix, weighted_prefixes
+from primus.config.token_files import find_prefixes, resolve_prefix, weighted_prefixes
 from primus.errors import UsageError
 
 
@@ -46,14 +46,14 @@ def test_what_is_no_prefix_is_an_error(folder: Path, given: str) -> None:
 
 
 def test_the_prefixes_of_words_folders_and_patterns_are_found_once_in_order(folder: Path) -> None:
-    assert find(["b", "a.bin", "a"]) == [Path("b_text_document"), Path("a")]
-    assert find(["sub.d", "[ab]*"]) == [Path("sub.d/c"), Path("a"), Path("b_text_document")]
+    assert find_prefixes(["b", "a.bin", "a"]) == [Path("b_text_document"), Path("a")]
+    assert find_prefixes(["sub.d", "[ab]*"]) == [Path("sub.d/c"), Path("a"), Path("b_text_document")]
     for word in ("sub.d/*.txt", "x*"):
         with pytest.raises(UsageError, match=r"no \.bin or \.idx there"):
-            find([word])
+            find_prefixes([word])
 
 
 def test_a_name_that_cannot_be_printed_is_an_error(folder: Path) -> None:
     Path(os.fsdecode(b"sub.d/\xff.idx")).touch()
     with pytest.raises(UsageError, match="cannot be printed"):
-        find(["sub.d"])
+        find_prefixes(["sub.d"])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.config.source import Leaf, dump, plain, read, scalar, substitute
+from primus.config.source import Leaf, dump_yaml, parse_scalar, read_yaml, strip_origins, substitute_variables
 from primus.errors import UsageError
 
 
@@ -57,7 +57,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_a_word_is_read_as_people_mean_it(text: str, value: Any) -> None:
-    found = scalar(text)
+    found = parse_scalar(text)
     assert found == value
     assert type(found) is type(value)
 
@@ -96,29 +96,29 @@ def test_a_word_is_read_as_people_mean_it(text: str, value: Any) -> None:
 )
 def test_a_wrong_file_is_one_message_with_its_line(write, text: str | bytes, problem: str) -> None:
     with pytest.raises(UsageError) as caught:
-        read(write(text), {"HOME": "/root"})
+        read_yaml(write(text), {"HOME": "/root"})
     assert caught.value.problem.startswith(problem)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(write) -> None:
-    assert plain(read(write(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n"), {})) == {"a": 1, "b": 2}
+    assert strip_origins(read_yaml(write(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n"), {})) == {"a": 1, "b": 2}
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"none\.yaml: no such file"):
-        read(tmp_path / "none.yaml", {})
+        read_yaml(tmp_path / "none.yaml", {})
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
-        read(tmp_path, {})
+        read_yaml(tmp_path, {})
 
 
 def test_a_file_is_toml_by_its_name(write) -> None:
     with pytest.raises(UsageError, match=r"exp\.toml: this is TOML"):
-        read(write("a: 1\n", "exp.toml"), {})
+        read_yaml(write("a: 1\n", "exp.toml"), {})
 
 
 def test_a_mapping_that_merges_another_can_be_used_twice(write) -> None:
-    tree = read(write("base: &b {lr: 1}\nmid: &m\n  <<: *b\n  lr: 2\none: *m\ntwo: *m\n"), {})
-    assert plain(tree)["two"] == {"lr": 2}
+    tree = read_yaml(write("base: &b {lr: 1}\nmid: &m\n  <<: *b\n  lr: 2\none: *m\ntwo: *m\n"), {})
+    assert strip_origins(tree)["two"] == {"lr": 2}
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -152,7 +152,7 @@ MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{n + 1}: &a{n + 1} {{<<: [*a{n}, *a
 def test_a_file_that_would_exhaust_time_or_memory_is_refused(write, text: str, problem: str) -> None:
     started = time.process_time()
     with pytest.raises(UsageError, match=problem):
-        read(write(text), {})
+        read_yaml(write(text), {})
     assert time.process_time() - started < 2, "of a process that shares its cores"
 
 
@@ -160,21 +160,21 @@ def test_a_file_that_would_exhaust_time_or_memory_is_refused(write, text: str, p
     "text", [BOMB.replace("\n", "\n\n"), "[" * 50_000, "&a [*a]", "9" * 5000, "0x" + "f" * 5000, "!!int x"]
 )
 def test_a_word_that_cannot_be_a_value_stays_text(text: str) -> None:
-    assert scalar(text) == text
+    assert parse_scalar(text) == text
 
 
 def test_an_integer_that_no_tensor_holds_stays_text(write) -> None:
-    tree = read(write(f"a: {2**63 - 1}\nb: {2**63}\nc: {-(2**63)}\nd: 0x{'f' * 5000}\n"), {})
-    assert plain(tree) == {"a": 2**63 - 1, "b": str(2**63), "c": -(2**63), "d": "0x" + "f" * 5000}
+    tree = read_yaml(write(f"a: {2**63 - 1}\nb: {2**63}\nc: {-(2**63)}\nd: 0x{'f' * 5000}\n"), {})
+    assert strip_origins(tree) == {"a": 2**63 - 1, "b": str(2**63), "c": -(2**63), "d": "0x" + "f" * 5000}
 
 
 def test_merged_keys_may_be_given_again(write) -> None:
-    tree = read(write("base: &b {lr: 1, seed: 2}\nown:\n  <<: *b\n  lr: 3\n"), {})
-    assert plain(tree)["own"] == {"lr": 3, "seed": 2}
+    tree = read_yaml(write("base: &b {lr: 1, seed: 2}\nown:\n  <<: *b\n  lr: 3\n"), {})
+    assert strip_origins(tree)["own"] == {"lr": 3, "seed": 2}
 
 
 def test_every_value_knows_its_line(write) -> None:
-    tree = read(write("a: 1\nb:\n  c: [1, {d: 2}]\n"), {})
+    tree = read_yaml(write("a: 1\nb:\n  c: [1, {d: 2}]\n"), {})
     assert tree == {"a": Leaf(1, "exp.yaml:1", "1"), "b": {"c": Leaf([1, {"d": 2}], "exp.yaml:3")}}
 
 
@@ -204,23 +204,23 @@ def test_every_value_knows_its_line(write) -> None:
 )
 def test_variables_are_replaced_once(write, text: str, value: Any, origin: str) -> None:
     environ = {"A": "12", "B": "two", "LOOP": "${LOOP}", "EMPTY": ""}
-    leaf = read(write(f"k: {text}\n"), environ)["k"]
+    leaf = read_yaml(write(f"k: {text}\n"), environ)["k"]
     assert isinstance(leaf, Leaf)
     assert (leaf.value, leaf.origin) == (value, origin)
 
 
 def test_variables_are_replaced_inside_lists(write) -> None:
-    assert plain(read(write("k: [a, '${A}', '${N:3}']\n"), {"A": "x"})) == {"k": ["a", "x", "3"]}
+    assert strip_origins(read_yaml(write("k: [a, '${A}', '${N:3}']\n"), {"A": "x"})) == {"k": ["a", "x", "3"]}
 
 
 def test_a_required_variable_that_is_not_set_is_named(write) -> None:
     with pytest.raises(UsageError) as caught:
-        read(write("a: 1\nb: ${DATA}/x\n"), {})
+        read_yaml(write("a: 1\nb: ${DATA}/x\n"), {})
     assert str(caught.value) == "exp.yaml:2: variable DATA is not set\n  export DATA=... or write ${DATA:default}"
 
 
 def test_without_an_environment_braces_stay(write) -> None:
-    assert plain(read(write("k: ${A:1}\n"), None)) == {"k": "${A:1}"}
+    assert strip_origins(read_yaml(write("k: ${A:1}\n"), None)) == {"k": "${A:1}"}
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -232,15 +232,15 @@ confusing = st.text(st.sampled_from("0123456789eE.+-_:xo~{}[]$#&*!|>'\"%@` \n\t\
 @given(st.dictionaries(st.text(string.ascii_letters, min_size=1), values | confusing))
 def test_what_is_dumped_is_read_back(tmp_path_factory: pytest.TempPathFactory, value: dict[str, Any]) -> None:
     file = tmp_path_factory.getbasetemp() / "dumped.yaml"
-    file.write_text(dump(value), encoding="utf-8")
+    file.write_text(dump_yaml(value), encoding="utf-8")
     if value:
-        assert plain(read(file, None)) == value
+        assert strip_origins(read_yaml(file, None)) == value
 
 
 @given(st.text(st.sampled_from("ab${}:_ ")))
 def test_substitution_ends_and_keeps_what_is_no_variable(text: str) -> None:
     try:
-        found, used = substitute(text, {"a": "1"}, "here")
+        found, used = substitute_variables(text, {"a": "1"}, "here")
     except UsageError:
         return
     assert "${" in text or (found, used) == (text, [])
@@ -257,9 +257,9 @@ def test_any_text_is_a_mapping_or_one_error(tmp_path_factory: pytest.TempPathFac
     file = tmp_path_factory.getbasetemp() / "any.yaml"
     file.write_text(text, encoding="utf-8")
     with contextlib.suppress(UsageError):
-        assert isinstance(plain(read(file, {"A": "1"})), dict)
+        assert isinstance(strip_origins(read_yaml(file, {"A": "1"})), dict)
 
 
 @given(texts | confusing)
 def test_any_word_is_some_value(text: str) -> None:
-    scalar(text)
+    parse_scalar(text)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from primus.data.indexed import IndexedWriter, smallest_dtype
+from primus.data.indexed_dataset import IndexedWriter, smallest_dtype
 from primus.data.tokenizer import Tokenizer
 from primus.data.tokenizers.trained import train_byte_level_bpe
 

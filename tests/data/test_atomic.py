@@ -34,7 +34,7 @@ def test_waiting_for_a_lock_has_an_end_and_names_the_holder(tmp_path: Path) -> N
     path = tmp_path / "lock"
     process = hold(path)
     told: list[str] = []
-    with pytest.raises(PrimusError, match=f"process {process.pid} on"), atomic.lock(path, 0.3, told.append):
+    with pytest.raises(PrimusError, match=f"process {process.pid} on"), atomic.hold_lock(path, 0.3, told.append):
         pass
     assert len(told) == 1
     process.communicate(timeout=10)
@@ -46,7 +46,7 @@ def test_a_lock_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
     process = hold(path)
     process.kill()
     process.communicate(timeout=10)
-    with atomic.lock(path, 5):
+    with atomic.hold_lock(path, 5):
         assert path.exists()
     assert not path.exists()
 
@@ -72,7 +72,7 @@ def test_only_one_holds_a_lock_at_a_time(tmp_path: Path) -> None:
     def work() -> None:
         nonlocal inside, most
         for _ in range(5):
-            with atomic.lock(tmp_path / "lock", 30):
+            with atomic.hold_lock(tmp_path / "lock", 30):
                 inside += 1
                 most = max(most, inside)
                 taken.append(1)
@@ -87,10 +87,10 @@ def test_only_one_holds_a_lock_at_a_time(tmp_path: Path) -> None:
 
 
 def test_staged_files_have_their_names_only_once_published(tmp_path: Path) -> None:
-    with atomic.staged({tmp_path / "a": b"1", tmp_path / "b": b"2"}) as publish:
+    with atomic.stage_files({tmp_path / "a": b"1", tmp_path / "b": b"2"}) as publish:
         assert not (tmp_path / "a").exists()
         publish()
         assert [(tmp_path / name).read_bytes() for name in "ab"] == [b"1", b"2"]
-    with atomic.staged({tmp_path / "c": b"3"}):
+    with atomic.stage_files({tmp_path / "c": b"3"}):
         pass
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]

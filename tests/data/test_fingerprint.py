@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from primus.data import fingerprint
-from primus.data.fingerprint import Fingerprint, of_prefixes
-from primus.data.indexed import IndexedWriter
+from primus.data.fingerprint import Fingerprint, fingerprint_prefixes
+from primus.data.indexed_dataset import IndexedWriter
 
 WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]
 
@@ -40,12 +40,12 @@ def of_documents(
     ends = [index == len(document) - 1 for document in documents for index in range(len(document))]
     for start in range(0, len(sequences), batch):
         chunk = sequences[start : start + batch]
-        feed.add(
+        feed.add_sequences(
             np.array([token for sequence in chunk for token in sequence], dtype=dtype),
             np.array([len(sequence) for sequence in chunk], dtype=np.int32),
             np.array(ends[start : start + batch], dtype=np.bool_),
         )
-    return feed.result()
+    return feed.compute_fingerprint()
 
 
 @settings(max_examples=100, deadline=None)
@@ -91,7 +91,7 @@ def test_files_have_the_fingerprint_of_their_stream_however_they_are_split(
         with IndexedWriter(folder / name, np.dtype(dtype)) as writer:
             for document in part:
                 for index, sequence in enumerate(document):
-                    writer.add(
+                    writer.add_batch(
                         np.array(sequence, int), np.array([len(sequence)]), np.array([index == len(document) - 1])
                     )
             writer.commit()
@@ -99,28 +99,28 @@ def test_files_have_the_fingerprint_of_their_stream_however_they_are_split(
 
     expected = of_documents(documents)
     parts = [part for part in (documents[:cut], documents[cut:]) if part]
-    assert of_prefixes([write("whole", documents, "int32")]) == expected
-    assert of_prefixes([write(str(index), part, "int64") for index, part in enumerate(parts)]) == expected
+    assert fingerprint_prefixes([write("whole", documents, "int32")]) == expected
+    assert fingerprint_prefixes([write(str(index), part, "int64") for index, part in enumerate(parts)]) == expected
 
 
 def test_several_processes_find_the_same(write_tokens: WriteTokens) -> None:
     prefixes = [write_tokens(f"x{part}", [[part + token for token in range(37)]] * 3) for part in range(4)]
-    assert of_prefixes(prefixes, workers=2) == of_prefixes(prefixes)
+    assert fingerprint_prefixes(prefixes, workers=2) == fingerprint_prefixes(prefixes)
 
 
 def test_a_stream_that_ends_within_a_document_has_no_fingerprint() -> None:
     feed = Fingerprint()
-    feed.add(np.array([1, 2]), np.array([1, 1]), np.array([True, False]))
+    feed.add_sequences(np.array([1, 2]), np.array([1, 1]), np.array([True, False]))
     with pytest.raises(ValueError, match="no end"):
-        feed.result()
+        feed.compute_fingerprint()
 
 
 def test_the_caller_may_use_its_memory_again() -> None:
     feed, buffer = Fingerprint(), np.empty(3, dtype=np.int64)
     for start in range(0, 12, 3):
         buffer[:] = range(start, start + 3)
-        feed.add(buffer, np.array([3]), np.array([True]))
-    assert feed.result() == of_documents([[[start, start + 1, start + 2]] for start in range(0, 12, 3)])
+        feed.add_sequences(buffer, np.array([3]), np.array([True]))
+    assert feed.compute_fingerprint() == of_documents([[[start, start + 1, start + 2]] for start in range(0, 12, 3)])
 
 
 def test_pieces_tell_which_part_of_a_stream_differs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_pieces_tell_which_part_of_a_stream_differs(monkeypatch: pytest.MonkeyPa
     def pieces(tokens: np.ndarray) -> list[str]:
         feed = Fingerprint()
         feed.add_tokens(tokens)
-        digits = feed.pieces()
+        digits = feed.compute_pieces()
         return [digits[start : start + 16] for start in range(0, len(digits), 16)]
 
     old, new = pieces(before), pieces(after)

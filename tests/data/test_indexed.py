@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data import atomic, indexed
-from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path, idx_path, smallest_dtype
+from primus.data import atomic, indexed_dataset
+from primus.data.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, idx_path, smallest_dtype
 from primus.errors import PrimusError, UsageError
 
 WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]
@@ -58,7 +58,7 @@ def test_what_is_written_is_read_back(
     with IndexedWriter(prefix, smallest_dtype(vocab_size)) as writer:
         for start in range(0, len(sequences), batch):
             chunk = sequences[start : start + batch]
-            writer.add(
+            writer.add_batch(
                 np.array([token for sequence in chunk for token in sequence], dtype=np.int64),
                 np.array([len(sequence) for sequence in chunk]),
                 np.array(ends[start : start + batch]),
@@ -67,17 +67,17 @@ def test_what_is_written_is_read_back(
     borders = [0, *(index + 1 for index, end in enumerate(ends) if end)]
     assert independent_reader(prefix) == (sequences, borders)
     tokens = IndexedTokens(prefix)
-    tokens.verify()
+    tokens.verify_index()
     assert [tokens[index].tolist() for index in range(len(tokens))] == sequences
     assert tokens.borders.tolist() == borders
     assert (tokens.num_documents, tokens.num_tokens) == (len(documents), sum(map(len, sequences)))
 
 
 def test_an_index_of_several_chunks_is_whole(write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexed, "CHUNK", 3)
-    monkeypatch.setattr(indexed, "COPY_BYTES", 24)
+    monkeypatch.setattr(indexed_dataset, "CHUNK", 3)
+    monkeypatch.setattr(indexed_dataset, "COPY_BYTES", 24)
     prefix = write_tokens("x", [[number] * (number % 4) for number in range(1, 30)])
-    IndexedTokens(prefix).verify()
+    IndexedTokens(prefix).verify_index()
     assert independent_reader(prefix) == ([[number] * (number % 4) for number in range(1, 30)], list(range(30)))
 
 
@@ -170,7 +170,7 @@ def test_verify_finds_an_index_that_contradicts_itself(write_tokens: WriteTokens
     prefix = write_tokens("x", DOCUMENTS)
     damage_header(prefix, position, value)
     with pytest.raises(PrimusError, match="corrupt"):
-        IndexedTokens(prefix).verify()
+        IndexedTokens(prefix).verify_index()
 
 
 def test_a_sequence_outside_the_bin_is_an_error_when_it_is_read(write_tokens: WriteTokens) -> None:
@@ -185,7 +185,7 @@ def test_a_writer_that_does_not_commit_leaves_what_was_there(write_tokens: Write
     before = bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()
     with IndexedWriter(prefix, smallest_dtype(1000)) as writer:
         writer.add_document(np.arange(100))
-        writer.finish()
+        writer.finish_files()
     assert (bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()) == before
     assert sorted(file.name for file in prefix.parent.iterdir()) == ["x.bin", "x.idx"]
 
@@ -194,16 +194,16 @@ def test_a_crash_between_the_two_names_leaves_no_index_of_other_tokens(
     write_tokens: WriteTokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix = write_tokens("x", DOCUMENTS)
-    publish = atomic.publish
+    publish = atomic.publish_file
 
     def crash(written: Path, path: Path) -> None:
         if path.suffix == ".idx":
             raise KeyboardInterrupt
         publish(written, path)
 
-    monkeypatch.setattr(atomic, "publish", crash)
+    monkeypatch.setattr(atomic, "publish_file", crash)
     with IndexedWriter(prefix, smallest_dtype(1000)) as writer:
-        writer.add(np.arange(9), np.array([3, 0, 1, 5]), np.ones(4, dtype=np.bool_))
+        writer.add_batch(np.arange(9), np.array([3, 0, 1, 5]), np.ones(4, dtype=np.bool_))
         with pytest.raises(KeyboardInterrupt):
             writer.commit()
     with pytest.raises(UsageError, match=r"x\.idx: no such file"):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from local_hub import LocalHub, Repo
-from primus.data import documents, retries
-from primus.data.datasets.fetch import Job, fetch
-from primus.data.retries import retried, retry_after
+from primus.data import readers, retries
+from primus.data.catalog.fetch import FetchJob, fetch_dataset
+from primus.data.retries import read_retry_after, retry_request
 from primus.errors import PrimusError
 
 REQUEST_S = 10.0
@@ -60,11 +60,11 @@ def failing(*errors: Exception) -> Any:
     ],
 )
 def test_the_wait_that_a_server_asks_for_is_seconds_or_a_date(headers: dict[str, str], seconds: float | None) -> None:
-    assert retry_after(Answer(429, **headers)) == seconds
+    assert read_retry_after(Answer(429, **headers)) == seconds
 
 
 def test_a_date_without_the_server_s_clock_is_compared_with_ours() -> None:
-    wait = retry_after(Answer(503, **{"Retry-After": formatdate(time.time() + 60, usegmt=True)}))
+    wait = read_retry_after(Answer(503, **{"Retry-After": formatdate(time.time() + 60, usegmt=True)}))
     assert wait is not None
     assert 58 <= wait <= 61
 
@@ -72,11 +72,11 @@ def test_a_date_without_the_server_s_clock_is_compared_with_ours() -> None:
 def test_a_request_is_sent_again_until_it_is_answered() -> None:
     said: list[str] = []
     busy = [Answer(status, **{"Retry-After": "0"}) for status in (429, 503, 502, 504)]
-    assert retried("hub", failing(*busy), said.append) == "done"
+    assert retry_request("hub", failing(*busy), said.append) == "done"
     assert said[0] == "hub answers 429: trying again in 0 s (2 of 5)"
     assert len(said) == 4
     with pytest.raises(Answer, match="503"):
-        retried("hub", failing(*busy, Answer(503)), said.append)
+        retry_request("hub", failing(*busy, Answer(503)), said.append)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_a_request_is_sent_again_until_it_is_answered() -> None:
 )
 def test_what_does_not_help_is_not_sent_again(error: Exception) -> None:
     with pytest.raises(type(error)):
-        retried("hub", failing(error), lambda text: pytest.fail(text))
+        retry_request("hub", failing(error), lambda text: pytest.fail(text))
 
 
 def test_the_pause_grows_where_the_server_does_not_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [retries.pause_after(Answer(503), attempt) for attempt in (1, 2, 3, 4)] == [1.0, 2.0, 4.0, 8.0]
-    assert retries.pause_after(Answer(404), 1) is None
+    assert [retries.compute_pause(Answer(503), attempt) for attempt in (1, 2, 3, 4)] == [1.0, 2.0, 4.0, 8.0]
+    assert retries.compute_pause(Answer(404), 1) is None
 
 
 def test_fetching_waits_as_long_as_the_hub_asks(hub: LocalHub, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_fetching_waits_as_long_as_the_hub_asks(hub: LocalHub, tmp_path: Path) -
     hub.refusals = [(429, {"Retry-After": "1"}), (503, {"Retry-After": date}), (503, {"Retry-After": "0"})]
     said: list[str] = []
     start = time.monotonic()
-    fetched = fetch(Job(dataset="me/data", output=tmp_path / "out"), said.append)
+    fetched = fetch_dataset(FetchJob(dataset="me/data", output=tmp_path / "out"), said.append)
     assert time.monotonic() - start >= 1
     assert [Path(file).name for file in fetched.files] == ["a.jsonl"]
     assert [line.split(":")[-1].split(" in ")[0].strip() for line in said[:2]] == ["trying again"] * 2
@@ -107,11 +107,11 @@ def test_fetching_waits_as_long_as_the_hub_asks(hub: LocalHub, tmp_path: Path) -
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_download_waits_too(hub: LocalHub, tmp_path: Path, status: int, capsys: Any) -> None:
     hub.repos["me/data"] = Repo({"a.jsonl": b'{"text": "one"}\n'})
-    job = Job(dataset="me/data", output=tmp_path / "out")
-    fetch(job)
+    job = FetchJob(dataset="me/data", output=tmp_path / "out")
+    fetch_dataset(job)
     (tmp_path / "out" / "a.jsonl").unlink()
     hub.refusals = [(status, {"Retry-After": "0"})] * 4
-    assert fetch(job).made
+    assert fetch_dataset(job).made
     assert hub.refusals == []
 
 
@@ -120,7 +120,7 @@ def test_a_hub_that_asks_for_hours_is_given_up_at_once(hub: LocalHub, tmp_path: 
     hub.refusals = [(429, {"Retry-After": "7200"})]
     start = time.monotonic()
     with pytest.raises(PrimusError, match="answers 429") as caught:
-        fetch(Job(dataset="me/data", output=tmp_path / "out"))
+        fetch_dataset(FetchJob(dataset="me/data", output=tmp_path / "out"))
     assert "asks to wait 7,200 s" in caught.value.hint
     assert time.monotonic() - start < REQUEST_S
 
@@ -129,5 +129,5 @@ def test_a_url_is_read_after_the_wait_that_its_server_asks_for(hub: LocalHub, ca
     hub.plain["a.jsonl"] = b'{"text": "one"}\n'
     hub.refusals = [(429, {"Retry-After": "0"})] * 4
     url = f"{hub.url}/plain/a.jsonl"
-    assert [item.text for item in documents.read(url) if isinstance(item, documents.Text)] == ["one"]
+    assert [item.text for item in readers.read_documents(url) if isinstance(item, readers.TextDocument)] == ["one"]
     assert "its server asks to wait" in capsys.readouterr().err

@@ -75,9 +75,9 @@ def test_the_fingerprint_tells_tokenizers_apart_but_not_their_layout(tokenizer: 
     described = json.loads(tokenizer.content)
     described["model"]["merges"] = [" ".join(merge) for merge in described["model"]["merges"]]
     described["decoder"] = None
-    assert tokenizers.fingerprint(json.dumps(described).encode()) == tokenizer.fingerprint
+    assert tokenizers.fingerprint_content(json.dumps(described).encode()) == tokenizer.fingerprint
     described["model"]["merges"] = described["model"]["merges"][:-1]
-    assert tokenizers.fingerprint(json.dumps(described).encode()) != tokenizer.fingerprint
+    assert tokenizers.fingerprint_content(json.dumps(described).encode()) != tokenizer.fingerprint
 
 
 @pytest.mark.parametrize("token", tokenizers.END_OF_DOCUMENT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from primus.diagnosis.collective_timeout import find_missing_ranks
-from primus.diagnosis.diagnose import of_logs
+from primus.diagnosis.diagnose import diagnose_logs
 from primus.diagnosis.finding import Diagnosis
 
 CAUGHT = (
@@ -22,7 +22,7 @@ ENQUEUED = (
 
 def diagnose(tmp_path: Path, *lines: str) -> Diagnosis:
     (tmp_path / "console.log").write_text("\n".join(lines) + "\n")
-    return of_logs([tmp_path / "console.log"])
+    return diagnose_logs([tmp_path / "console.log"])
 
 
 def test_the_rank_whose_watchdog_is_silent_is_named(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_folder_of_rank_logs_tells_how_many_ranks_there_are(tmp_path: Path) ->
     for rank in range(8):
         text = CAUGHT.format(rank=rank) if rank != 3 else "waiting for the data loader"
         (tmp_path / f"rank_{rank}.log").write_text(text + "\n")
-    found = of_logs([tmp_path])
+    found = diagnose_logs([tmp_path])
     assert found.first_rank == 3 and "rank 3 did not report it" in found.reason
 
 

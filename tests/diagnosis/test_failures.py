@@ -19,9 +19,9 @@ from typing import NamedTuple
 import pytest
 
 from primus.cli.main import main
-from primus.diagnosis.diagnose import of_logs
+from primus.diagnosis.diagnose import diagnose_logs
 from primus.diagnosis.finding import Diagnosis
-from primus.diagnosis.known import BY_NAME
+from primus.diagnosis.signatures import BY_NAME
 
 FOLDER = Path(__file__).parent / "failures"
 HELD_OUT_SHARE = 0.73
@@ -46,7 +46,7 @@ SEEN, HELD_OUT, HEALTHY = _texts("seen.txt"), _texts("held_out.txt"), _texts("he
 
 def diagnosis_of(tmp_path: Path, text: str) -> Diagnosis:
     (tmp_path / "a.log").write_text(text, encoding="utf-8")
-    return of_logs([tmp_path / "a.log"])
+    return diagnose_logs([tmp_path / "a.log"])
 
 
 def named(found: Diagnosis) -> str:
@@ -92,4 +92,4 @@ def test_a_healthy_log_has_no_cause(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text(log.text, encoding="utf-8")
     assert main(["direct", "--", "diagnose", str(path)]) == 0
     assert "no sign of a failure was found" in capsys.readouterr().out
-    assert of_logs([path]).cause is None
+    assert diagnose_logs([path]).cause is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from primus.cli.main import main
-from primus.diagnosis.diagnose import of_logs
+from primus.diagnosis.diagnose import diagnose_logs
 
 MEGATRON = " [2025-05-27 15:23:0{step}] iteration        {step}/    24 | consumed samples: 1024 | lm loss: 1.0E+01 |"
 TITAN = "[titan] 2026-02-24 19:46:1{step},508 - root - INFO - step:  {step}  loss:  7.62585  tps: 10,050"
@@ -48,15 +48,15 @@ def test_an_error_that_training_survived_is_no_failure(
 )
 def test_the_end_of_a_training_forgives_what_was_before(tmp_path: Path, done: str) -> None:
     (tmp_path / "a.log").write_text(f"{SURVIVED[0]}\n{done}\n")
-    assert of_logs([tmp_path / "a.log"]).reason == ""
+    assert diagnose_logs([tmp_path / "a.log"]).reason == ""
 
 
 def test_what_is_tried_again_is_no_failure_until_the_last_time(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("connect to 10.0.0.1: Connection refused, attempt 1 of 30\nconnected\n")
-    assert of_logs([log]).reason == ""
+    assert diagnose_logs([log]).reason == ""
     log.write_text("connect to 10.0.0.1: Connection refused, attempt 30 of 30\n")
-    assert of_logs([log]).reason
+    assert diagnose_logs([log]).reason
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_the_headline_of_many_ranks_is_the_first_exception(tmp_path: Path) -> No
         second = 10 if rank == 41 else 30
         lines = [TITAN.format(step=1), f"[2026-03-10 12:00:{second}]", f"ValueError: shape {rank} is odd"]
         (tmp_path / f"rank_{rank}.log").write_text("\n".join(lines) + "\n")
-    found = of_logs([tmp_path])
+    found = diagnose_logs([tmp_path])
     assert (found.first_rank, found.reason) == (41, "ValueError: shape 41 is odd")
 
 
 def test_an_exception_that_follows_from_another_rank_is_no_headline(tmp_path: Path) -> None:
     (tmp_path / "rank_0.log").write_text("RuntimeError: Connection closed by peer [127.0.0.1]:46806\n")
     (tmp_path / "rank_1.log").write_text("ValueError: odd\n")
-    found = of_logs([tmp_path])
+    found = diagnose_logs([tmp_path])
     assert (found.first_rank, found.reason) == (1, "ValueError: odd")
 
 
@@ -101,5 +101,5 @@ def test_megatron_names_the_rank_that_had_the_value(tmp_path: Path) -> None:
         "invocation #2 (message='found NaN in local grad norm for bucket #0 in backward pass')"
     )
     (tmp_path / "a.log").write_text(line + "\n")
-    found = of_logs([tmp_path / "a.log"])
+    found = diagnose_logs([tmp_path / "a.log"])
     assert found.cause and found.cause.signature == "not-finite" and found.first_rank == 3

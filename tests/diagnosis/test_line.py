@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.diagnosis import line
+from primus.diagnosis import log_line
 from primus.redaction import MASK
 from primus.redaction import redact_log_text as redacted
 
@@ -38,7 +38,7 @@ def local(*parts: int) -> float:
     ],
 )
 def test_the_time_of_a_line_in_each_form(text: str, expected: float | None) -> None:
-    found = line.time_of(text, NEAR)
+    found = log_line.find_time(text, NEAR)
     assert found == (pytest.approx(expected, abs=1e-5) if expected is not None else None)
 
 
@@ -60,12 +60,12 @@ def test_the_time_of_a_line_in_each_form(text: str, expected: float | None) -> N
     ],
 )
 def test_rank_and_host_of_a_line(text: str, rank: int | None, host: str | None) -> None:
-    assert (line.rank_of(text), line.host_of(text)) == (rank, host)
+    assert (log_line.find_rank(text), log_line.find_host(text)) == (rank, host)
 
 
 def test_tasks_are_ranks_where_nothing_else_is_known() -> None:
-    assert line.rank_of(" 7: boom", tasks_are_ranks=True) == 7
-    assert line.rank_of("srun: error: fn2: task 1: Exited", tasks_are_ranks=True) == 1
+    assert log_line.find_rank(" 7: boom", tasks_are_ranks=True) == 7
+    assert log_line.find_rank("srun: error: fn2: task 1: Exited", tasks_are_ranks=True) == 1
 
 
 SECRET = "s3cr3tValue/+x"
@@ -117,29 +117,29 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 @given(st.text(max_size=2000), st.integers(0, 2000))
 def test_an_excerpt_is_short_and_redacting_twice_changes_nothing(text: str, around: int) -> None:
-    shown = line.excerpt(text, around)
-    assert len(shown) <= line.LONGEST + 400
+    shown = log_line.shorten_line(text, around)
+    assert len(shown) <= log_line.LONGEST + 400
     assert redacted(redacted(text)) == redacted(text)
 
 
 @given(st.integers(0, 1200))
 def test_a_secret_does_not_show_wherever_a_line_is_cut(before: int) -> None:
     text = "x " * before + f"HF_TOKEN={SECRET * 3} " + "boom " + "y " * 400
-    assert SECRET not in line.excerpt(text, text.index("boom"))
+    assert SECRET not in log_line.shorten_line(text, text.index("boom"))
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_become_a_line(raw: bytes) -> None:
-    text = line.plain(raw)
-    assert "\x1b" not in text and "\n" not in text.replace("\n", "") and isinstance(line.excerpt(text), str)
-    line.time_of(text, NEAR), line.rank_of(text, True), line.host_of(text)
+    text = log_line.decode_plain_text(raw)
+    assert "\x1b" not in text and "\n" not in text.replace("\n", "") and isinstance(log_line.shorten_line(text), str)
+    log_line.find_time(text, NEAR), log_line.find_rank(text, True), log_line.find_host(text)
 
 
 def test_times_without_a_zone_are_local(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        assert line.time_of("2026-01-10 09:00:00", NEAR) == 1768003200.0
+        assert log_line.find_time("2026-01-10 09:00:00", NEAR) == 1768003200.0
     finally:
         monkeypatch.undo()
         time.tzset()

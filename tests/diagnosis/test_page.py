@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from primus.diagnosis.known import SIGNATURES
+from primus.diagnosis.signatures import SIGNATURES
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fakes.cli import wait_for
-from primus.diagnosis.diagnose import of_logs
+from primus.diagnosis.diagnose import diagnose_logs
 from primus.diagnosis.finding import Diagnosis
 
 LIMIT_S = 60
@@ -38,7 +38,7 @@ def python(code: str, log: Path) -> None:
 
 
 def of(log: Path) -> Diagnosis:
-    return of_logs([log])
+    return diagnose_logs([log])
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def test_a_rank_that_is_killed_under_torchrun(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
-    found = of_logs([tmp_path / "launch.log", logs])
+    found = diagnose_logs([tmp_path / "launch.log", logs])
     assert found.cause and found.cause.signature == "killed"
     assert (found.first_rank, found.action) == (1, "retry")
     assert {cause.role for cause in found.causes[1:]} <= {"cascade"} and found.causes[1:]

@@ -11,21 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diagnosis.genuine import HARMLESS, LINES, Line
-from primus.diagnosis.diagnose import of_logs
+from primus.diagnosis.diagnose import diagnose_logs
 from primus.diagnosis.finding import Diagnosis
-from primus.diagnosis.known import BY_NAME, SIGNATURES
-from primus.diagnosis.logs import Content, Log, Window
-from primus.diagnosis.scan import Scanner
+from primus.diagnosis.logs import LogContent, LogFile, LogWindow
+from primus.diagnosis.scan import LogScanner
 from primus.diagnosis.signature import SYSTEMS
+from primus.diagnosis.signatures import BY_NAME, SIGNATURES
 
-SCANNER = Scanner()
+SCANNER = LogScanner()
 NUM_ROWS = 48
 
 
 def shown(data: str | bytes) -> list[str]:
     """Signatures that lines show, in their order."""
     raw = data.encode() if isinstance(data, str) else data
-    return [hit.signature.name for hit in SCANNER.scan(Log(name="x"), Content(windows=(Window(raw),))).hits]
+    return [
+        hit.signature.name for hit in SCANNER.scan_log(LogFile(name="x"), LogContent(windows=(LogWindow(raw),))).hits
+    ]
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.signature}-{line.text[:30]}")
@@ -129,7 +131,7 @@ def test_needles_are_found_behind_bytes_that_are_no_text() -> None:
 
 def test_a_flood_of_one_line_is_counted_within_bounds(tmp_path: object) -> None:
     (tmp_path / "a.log").write_text((LINES[11].text + "\n") * 20_000)  # type: ignore[operator]
-    cause = of_logs([tmp_path / "a.log"]).causes[0]  # type: ignore[operator]
+    cause = diagnose_logs([tmp_path / "a.log"]).causes[0]  # type: ignore[operator]
     assert cause.signature == "collective-timeout" and 1000 < cause.count <= 20_000
 
 
@@ -139,7 +141,7 @@ OUT_OF_MEMORY = "[rank0]: torch.OutOfMemoryError: HIP out of memory."
 
 def of_console(tmp_path: Path, *lines: str) -> Diagnosis:
     (tmp_path / "console.log").write_text("\n".join(lines) + "\n")
-    return of_logs([tmp_path / "console.log"])
+    return diagnose_logs([tmp_path / "console.log"])
 
 
 @pytest.mark.parametrize(

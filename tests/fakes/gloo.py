@@ -22,4 +22,4 @@ def _member(rank: int, count: int, function: Callable[..., None], folder: Path, 
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=count)
     function(rank, folder, *args)
     dist.destroy_process_group()
-    os._exit(0)  # for the reason that primus.process.end_with has
+    os._exit(0)  # for the reason that primus.process.run_until_end has

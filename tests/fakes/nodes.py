@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import combinations
 
-from primus.machine.facts import Cpu, Device, Facts, Link, Partition, PcieLink, RdmaDevice, RdmaPort
+from primus.machine.facts import Cpu, Device, Link, MachineFacts, Partition, PcieLink, RdmaDevice, RdmaPort
 
 FULL_LINK = PcieLink(speed_gts=32, width=16, max_speed_gts=32, max_width=16)
 
@@ -20,7 +20,7 @@ def node(
     num_links: int | None = None,
     numa_of: Callable[[int], int | None] = lambda i: i // 4,
     has_paths: bool = True,
-) -> Facts:
+) -> MachineFacts:
     """A node whose cards are linked within each hive; by NVLink where `num_links` is given.
 
     Card and adapter of one number share a PCIe switch where `has_paths`.
@@ -42,7 +42,7 @@ def node(
         )
         for i in range(num_cards)
     )
-    return Facts(
+    return MachineFacts(
         host="node-17",
         devices=devices,
         links=tuple(

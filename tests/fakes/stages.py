@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from primus.data.pipeline.shards import Part, Shard, group
-from primus.data.pipeline.work import Output
+from primus.data.shards.shard import FilePart, Shard, group_parts
+from primus.data.shards.shard_queue import ShardOutput
 from primus.errors import UsageError
 
 
@@ -34,7 +34,7 @@ class Capitals:
     def start(self) -> None:
         self._is_ready = True
 
-    def run(self, shard: Shard, output: Output) -> None:
+    def run(self, shard: Shard, output: ShardOutput) -> None:
         assert self._is_ready
         with (self.notes / str(shard.index)).open("a") as note:
             note.write(f"{os.getpid()}\n")
@@ -50,8 +50,8 @@ class Capitals:
                 time.sleep(self.pause_s)
                 file.write(text[len(text) // 2 :].upper())
         for number in range(self.leaves_out):
-            output.bad(f"shard {shard.index}:{number}", "not text")
-        output.count(documents=1)
+            output.record_bad(f"shard {shard.index}:{number}", "not text")
+        output.add_counts(documents=1)
 
     def begun(self) -> dict[int, int]:
         """How often each shard was begun."""
@@ -60,5 +60,5 @@ class Capitals:
 
 def shards_of(file: Path, size: int) -> list[Shard]:
     """Shards of `size` bytes of a file."""
-    parts = [Part(str(file), first, first + size) for first in range(0, file.stat().st_size, size)]
-    return group(((part, size) for part in parts), size)
+    parts = [FilePart(str(file), first, first + size) for first in range(0, file.stat().st_size, size)]
+    return group_parts(((part, size) for part in parts), size)

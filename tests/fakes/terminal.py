@@ -117,9 +117,11 @@ def check_saved(terminal: Terminal, cwd: Path, number: signal.Signals) -> None:
     """The run has saved when it was told to stop, and its exit code and its reason are what the terminal shows."""
     code = terminal.ended()
     folder = next(cwd.glob("output/*/2*/metadata.json")).parent
-    outcome = Run(folder).metadata().outcome
-    saved = [event["step"] for event in events.read(folder / "events.jsonl") if event["kind"] == "checkpoint_saved"]
-    assert saved[-1] == events.steps(folder / "events.jsonl")[-1]["step"]
+    outcome = Run(folder).read_metadata().outcome
+    saved = [
+        event["step"] for event in events.read_events(folder / "events.jsonl") if event["kind"] == "checkpoint_saved"
+    ]
+    assert saved[-1] == events.read_steps(folder / "events.jsonl")[-1]["step"]
     assert (outcome.state, outcome.reason) == ("interrupted", f"{number.name}; saved at step {saved[-1]}")
     assert code == outcome.exit_code == 128 + number, terminal.shown
     assert f"primus-cli: run interrupted: {outcome.reason}" in terminal.shown

@@ -9,18 +9,20 @@ import pytest
 
 from fakes import cli
 from primus.errors import UsageError
-from primus.launch import chain, launcher_file
-from primus.launch.launcher_file import Choice
+from primus.launch import compose, launcher_file
+from primus.launch.launcher_file import LauncherFileChoice
 
 
-def applied(words: str, text: str, tmp_path: Path, *, over: str | None = None) -> chain.Command:
+def applied(words: str, text: str, tmp_path: Path, *, over: str | None = None) -> compose.Command:
     """The command `words` with the user's file `text`, and the file `over` of --config."""
     (tmp_path / "home").mkdir(exist_ok=True)
     (tmp_path / "home" / ".primus.yaml").write_text(text)
     if over is not None:
         (tmp_path / "over.yaml").write_text(over)
-    choice = Choice(given=str(tmp_path / "over.yaml") if over is not None else None)
-    return launcher_file.applied(chain.parse(words.split()), choice, {"HOME": str(tmp_path / "home"), "TEAM": "us"})
+    choice = LauncherFileChoice(given=str(tmp_path / "over.yaml") if over is not None else None)
+    return launcher_file.apply_defaults(
+        compose.parse_command(words.split()), choice, {"HOME": str(tmp_path / "home"), "TEAM": "us"}
+    )
 
 
 def runtimes(*arguments: Any, **more: Any) -> dict[str, tuple[str, ...]]:
@@ -102,18 +104,21 @@ def test_what_means_nothing_is_refused_with_its_place(text: str, problem: str, t
 
 
 def test_the_file_is_an_option_of_the_launcher_and_its_runtimes() -> None:
-    assert launcher_file.taken(["--debug", "--config", "f", "direct"]) == (["--debug", "direct"], Choice("f"))
-    assert launcher_file.taken(["--no-config", "direct"]) == (["direct"], Choice(is_off=True))
+    assert launcher_file.take_choice(["--debug", "--config", "f", "direct"]) == (
+        ["--debug", "direct"],
+        LauncherFileChoice("f"),
+    )
+    assert launcher_file.take_choice(["--no-config", "direct"]) == (["direct"], LauncherFileChoice(is_off=True))
     for typed in ("--config=f direct", "slurm --config f", "slurm -N 2 -- container --config f"):
-        kept, choice = launcher_file.taken([*typed.split(), "--", "train", "pretrain", "--config", "x"])
-        assert (kept[-4:], choice) == (["train", "pretrain", "--config", "x"], Choice("f"))
+        kept, choice = launcher_file.take_choice([*typed.split(), "--", "train", "pretrain", "--config", "x"])
+        assert (kept[-4:], choice) == (["train", "pretrain", "--config", "x"], LauncherFileChoice("f"))
         assert "f" not in kept
-    assert launcher_file.taken(["train", "--config", "x"]) == (["train", "--config", "x"], Choice())
+    assert launcher_file.take_choice(["train", "--config", "x"]) == (["train", "--config", "x"], LauncherFileChoice())
     for words in (["--config"], ["direct", "--config", "--", "runs"]):
         with pytest.raises(UsageError, match="needs a file"):
-            launcher_file.taken(words)
+            launcher_file.take_choice(words)
     with pytest.raises(UsageError, match="given twice: f and g"):
-        launcher_file.taken(["--config", "f", "direct", "--config", "g"])
+        launcher_file.take_choice(["--config", "f", "direct", "--config", "g"])
 
 
 def test_a_home_that_may_not_be_looked_into_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +127,9 @@ def test_a_home_that_may_not_be_looked_into_is_told_of(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Path, "is_file", refuse)
     with pytest.raises(UsageError, match=r"cannot be read: Permission denied\n  --no-config"):
-        launcher_file.applied(chain.parse("direct -- runs list".split()), Choice(), {"HOME": "/root"})
+        launcher_file.apply_defaults(
+            compose.parse_command("direct -- runs list".split()), LauncherFileChoice(), {"HOME": "/root"}
+        )
 
 
 def test_a_dry_run_says_what_comes_from_where_and_hides_secrets(tmp_path: Path) -> None:

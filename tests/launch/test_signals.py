@@ -7,31 +7,31 @@ import time
 
 import pytest
 
-from primus.launch.signals import INSISTS_AFTER_S, TOGETHER_S, Signals
+from primus.launch.signals import INSISTS_AFTER_S, TOGETHER_S, StopSignals
 
 
 @pytest.mark.parametrize("numbers", [(signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)])
 def test_a_warning_counts_that_comes_together_with_the_end(numbers: tuple[int, int]) -> None:
-    with Signals() as signals:
-        assert signals.first is None
+    with StopSignals() as signals:
+        assert signals.first_signal is None
         for number in numbers:
             signal.raise_signal(number)
-    assert signals.first == signal.SIGUSR1
+    assert signals.first_signal == signal.SIGUSR1
     assert signals.is_urgent
     assert not signals.insists
 
 
 def test_otherwise_the_first_counts() -> None:
-    with Signals() as signals:
+    with StopSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
         time.sleep(2 * TOGETHER_S)
         signal.raise_signal(signal.SIGUSR1)
-    assert signals.first == signal.SIGTERM
+    assert signals.first_signal == signal.SIGTERM
 
 
 @pytest.mark.parametrize(("number", "insists"), [(signal.SIGTERM, True), (signal.SIGUSR1, False)])
 def test_somebody_insists_by_repeating_an_end_and_not_a_warning(number: int, insists: bool) -> None:
-    with Signals() as signals:
+    with StopSignals() as signals:
         signal.raise_signal(number)
         assert not signals.insists
         time.sleep(INSISTS_AFTER_S + 0.1)

@@ -15,7 +15,7 @@ from fakes import cli
 from machines.tree import HERE, grow
 from primus.errors import UnfitError
 from primus.machine.accelerators import check_launch, choose_device_type, find_accelerators
-from primus.machine.facts import Facts
+from primus.machine.facts import MachineFacts
 from primus.machine.probe import probe
 
 EXAMPLE = Path(__file__).parents[2] / "examples/quickstart.yaml"
@@ -213,9 +213,12 @@ def test_a_worker_whose_pytorch_sees_nothing_gives_every_reason_it_finds(amd: Pa
 
 def test_a_machine_without_accelerators_trains_on_its_cpu_unless_a_device_is_demanded(tmp_path: Path) -> None:
     environ = {"PRIMUS_MACHINE_ROOT": str(tmp_path)}
-    check_launch("auto", Facts(), environ)
+    check_launch("auto", MachineFacts(), environ)
     assert choose_device_type("auto", 0, environ) == "cpu"
-    for refuse in (lambda: check_launch("cuda", Facts(), environ), lambda: choose_device_type("cuda", 0, environ)):
+    for refuse in (
+        lambda: check_launch("cuda", MachineFacts(), environ),
+        lambda: choose_device_type("cuda", 0, environ),
+    ):
         with pytest.raises(UnfitError, match="no AMD or NVIDIA accelerator"):
             refuse()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from machines.tree import HERE, grow
-from primus.machine.facts import Facts
+from primus.machine.facts import MachineFacts
 from primus.machine.probe import probe
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
@@ -38,15 +38,15 @@ def broken(tmp_path: Path) -> Path:
     return Path(shutil.copytree(MI300X_8 / "sys", tmp_path / "sys", symlinks=True)).parent
 
 
-def problems(facts: Facts) -> str:
+def problems(facts: MachineFacts) -> str:
     return "\n".join(f"{problem.where}: {problem.problem}" for problem in facts.problems)
 
 
-def buses(facts: Facts) -> list[str]:
+def buses(facts: MachineFacts) -> list[str]:
     return [str(device.bdf)[:-5].removeprefix("0000:") for device in facts.devices]
 
 
-def kinds(facts: Facts) -> dict[str, int]:
+def kinds(facts: MachineFacts) -> dict[str, int]:
     return {kind: sum(link.kind == kind for link in facts.links) for kind in ("xgmi", "pcie", "nvlink")}
 
 
@@ -218,7 +218,7 @@ def _cpu_s(root: Path) -> float:
     return time.process_time() - began
 
 
-def divided(root: Path, device_id: int, num_partitions: int, dies_each: int) -> Facts:
+def divided(root: Path, device_id: int, num_partitions: int, dies_each: int) -> MachineFacts:
     """A machine with one card in as many partitions."""
     for number in range(num_partitions):
         node = root / f"sys/class/kfd/kfd/topology/nodes/{number + 1}"

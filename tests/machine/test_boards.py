@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from machines.boards import BOARDS, MI250_8, MI250X_4, MI300X_8, Board, grow
-from primus.machine.facts import Facts
+from primus.machine.facts import MachineFacts
 from primus.machine.probe import probe
-from primus.machine.topology import topology
-from primus.machine.tree import Tree
+from primus.machine.topology import build_topology
+from primus.machine.tree import FileTree
 from primus.preflight import gpu, ports
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node
-from primus.report.topology_layout import Layout
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode
+from primus.report.topology_layout import PictureLayout
 
 
-def checked(root: Path) -> tuple[Facts, list[Finding]]:
+def checked(root: Path) -> tuple[MachineFacts, list[CheckFinding]]:
     facts = probe(root)
-    node = Node(facts=facts, tree=Tree(root))
+    node = PreflightNode(facts=facts, tree=FileTree(root))
     return facts, [finding for check in (*gpu.CHECKS, *ports.CHECKS) for finding in check(node)]
 
 
@@ -53,23 +53,25 @@ def test_a_board_is_read_as_it_is_built(tmp_path: Path, name: str) -> None:
 def test_a_healthy_board_is_fit_and_drawn_without_faults(tmp_path: Path, name: str) -> None:
     root = grow(BOARDS[name], tmp_path)
     assert failing(root) == {}
-    assert not [one for one in topology(probe(root)).warnings if "NUMA" not in one]
+    assert not [one for one in build_topology(probe(root)).warnings if "NUMA" not in one]
 
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_the_picture_says_of_each_group_what_the_matrix_says(tmp_path: Path, name: str) -> None:
     facts = probe(grow(BOARDS[name], tmp_path))
-    found = topology(facts)
-    for frame in Layout(facts, found).frames:
+    found = build_topology(facts)
+    for frame in PictureLayout(facts, found).frames:
         for group in frame.groups:
-            pairs = {found.word(f"GPU{card.index}", nic.name) for card in group.cards for nic in group.adapters}
+            pairs = {
+                found.find_relation_word(f"GPU{card.index}", nic.name) for card in group.cards for nic in group.adapters
+            }
             assert set(group.words) == pairs
 
 
 def test_links_between_two_cards_are_those_of_their_dies_together(tmp_path: Path) -> None:
-    found = topology(probe(grow(MI250_8, tmp_path)))
-    assert found.word("GPU0", "GPU1") == "XGMI3"
-    assert found.word("GPU0", "mlx5_0") == "PIX" and found.word("GPU0", "mlx5_1") == "PXB"
+    found = build_topology(probe(grow(MI250_8, tmp_path)))
+    assert found.find_relation_word("GPU0", "GPU1") == "XGMI3"
+    assert found.find_relation_word("GPU0", "mlx5_0") == "PIX" and found.find_relation_word("GPU0", "mlx5_1") == "PXB"
     indirect = Counter(word for row in found.matrix[:8] for word in row[:8])
     assert indirect["HOP2"] > 0 and found.islands == (tuple(range(8)),)
 
@@ -100,7 +102,7 @@ def test_a_lost_link_fails_on_each_kind_of_board(tmp_path: Path, board: Board, l
 def test_a_slot_that_trained_down_is_seen_above_the_package(tmp_path: Path, board: Board, bus: str) -> None:
     root = grow(replace(board, slots={bus: (8.0, 4)}), tmp_path)
     assert failing(root)["gpu.pcie_link"] == f"8 GT/s x4 at 0000:{bus}:00.0"
-    warnings = topology(probe(root)).warnings
+    warnings = build_topology(probe(root)).warnings
     assert any("GPU0 has a PCIe link below its best: x4 of" in warning for warning in warnings)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from primus.errors import UsageError
-from primus.machine.cluster import DEFAULT_PORT, Layout, layout
+from primus.machine.cluster import DEFAULT_PORT, ClusterLayout, find_layout
 
 SLURM = {
     "SLURM_STEP_ID": "0",
@@ -26,7 +26,7 @@ PET = {
 USER = {"NNODES": "4", "NODE_RANK": "3", "GPUS_PER_NODE": "6", "MASTER_ADDR": "head", "MASTER_PORT": "999"}
 
 
-def values(shape: Layout) -> tuple[int, int, int, str, int | None]:
+def values(shape: ClusterLayout) -> tuple[int, int, int, str, int | None]:
     return shape.nproc, shape.nnodes, shape.node_rank, shape.master_addr, shape.master_port
 
 
@@ -57,22 +57,22 @@ def values(shape: Layout) -> tuple[int, int, int, str, int | None]:
 def test_each_source_gives_its_values(
     environ: dict[str, str], flags: dict[str, object], expected: tuple[object, ...]
 ) -> None:
-    assert values(layout(environ, lambda: 8, **flags)) == expected  # type: ignore[arg-type]
+    assert values(find_layout(environ, lambda: 8, **flags)) == expected  # type: ignore[arg-type]
 
 
 def test_a_machine_without_devices_runs_one_process() -> None:
-    assert layout({}, lambda: 0).nproc == 1
+    assert find_layout({}, lambda: 0).nproc == 1
 
 
 def test_devices_are_counted_only_where_nobody_says_how_many() -> None:
     def count() -> int:
         raise AssertionError("counted")
 
-    assert layout({"GPUS_PER_NODE": "2"}, count).nproc == 2
+    assert find_layout({"GPUS_PER_NODE": "2"}, count).nproc == 2
 
 
 def test_every_value_tells_its_source() -> None:
-    shape = layout(SLURM | {"NNODES": "2"}, lambda: 8, nproc=1)
+    shape = find_layout(SLURM | {"NNODES": "2"}, lambda: 8, nproc=1)
     assert shape.sources == {
         "nproc": "--nproc",
         "nnodes": "$NNODES",
@@ -101,7 +101,7 @@ def test_every_value_tells_its_source() -> None:
 )
 def test_an_impossible_value_is_named_with_its_source(environ: dict[str, str], problem: str) -> None:
     with pytest.raises(UsageError) as caught:
-        layout(environ, lambda: 8)
+        find_layout(environ, lambda: 8)
     assert caught.value.problem == problem
 
 
@@ -118,7 +118,7 @@ def test_an_impossible_value_is_named_with_its_source(environ: dict[str, str], p
     ],
 )
 def test_the_first_host_of_a_node_list_leads(nodes: str, first: str) -> None:
-    assert layout(SLURM | {"SLURM_STEP_NODELIST": nodes}, lambda: 1).master_addr == first
+    assert find_layout(SLURM | {"SLURM_STEP_NODELIST": nodes}, lambda: 1).master_addr == first
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_first_host_of_a_node_list_leads(nodes: str, first: str) -> None:
     ],
 )
 def test_a_job_step_has_the_port_of_its_job(environ: dict[str, str], port: int) -> None:
-    assert layout(SLURM | environ, lambda: 1).master_port == port
+    assert find_layout(SLURM | environ, lambda: 1).master_port == port
 
 
 @given(st.integers(1, 10**8), st.integers(0, 8), st.integers(0, 2))
@@ -143,7 +143,7 @@ def test_jobs_steps_and_restarts_that_follow_each_other_have_ports_of_their_own(
 ) -> None:
     def port(job: int, step: int, again: int) -> int | None:
         values = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step), "SLURM_RESTART_COUNT": str(again)}
-        return layout(SLURM | values, lambda: 1).master_port
+        return find_layout(SLURM | values, lambda: 1).master_port
 
     ports = {port(job, step, again), port(job + 1, step, again), port(job, step + 1, again), port(job, step, again + 1)}
     assert len(ports) == 4
@@ -151,22 +151,22 @@ def test_jobs_steps_and_restarts_that_follow_each_other_have_ports_of_their_own(
 
 
 def test_the_source_of_a_port_is_the_job() -> None:
-    assert layout(SLURM | {"SLURM_JOB_ID": "7"}, lambda: 1).sources["master_port"] == "$SLURM_JOB_ID"
+    assert find_layout(SLURM | {"SLURM_JOB_ID": "7"}, lambda: 1).sources["master_port"] == "$SLURM_JOB_ID"
 
 
 def test_an_address_left_by_another_job_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
-        layout(SLURM | {"MASTER_ADDR": "gpu99"}, lambda: 1)
+        find_layout(SLURM | {"MASTER_ADDR": "gpu99"}, lambda: 1)
     assert caught.value.problem == "$MASTER_ADDR: gpu99 is not gpu07, the first node of this job"
 
 
 @pytest.mark.parametrize("address", ["gpu07", "GPU07.cluster.local", "10.0.0.7", "fd00::7"])
 def test_an_address_that_may_be_the_first_nodes_is_taken(address: str) -> None:
-    assert layout(SLURM | {"MASTER_ADDR": address}, lambda: 1).master_addr == address
+    assert find_layout(SLURM | {"MASTER_ADDR": address}, lambda: 1).master_addr == address
 
 
 def test_an_address_that_is_typed_is_taken() -> None:
-    assert layout(SLURM, lambda: 1, master_addr="other").master_addr == "other"
+    assert find_layout(SLURM, lambda: 1, master_addr="other").master_addr == "other"
 
 
 words = st.sampled_from(["", "0", "1", "2", "-1", "99999", "x", "a[1", "a[1-2]", "auto", "65535", " ", "1e3"])
@@ -175,7 +175,7 @@ words = st.sampled_from(["", "0", "1", "2", "-1", "99999", "x", "a[1", "a[1-2]",
 @given(st.dictionaries(st.sampled_from([*USER, *PET, *SLURM]), words), st.none() | st.integers(-1, 3))
 def test_any_environment_gives_a_layout_or_one_message(environ: dict[str, str], nproc: int | None) -> None:
     try:
-        shape = layout(environ, lambda: 2, nproc=nproc)
+        shape = find_layout(environ, lambda: 2, nproc=nproc)
     except UsageError:
         return
     assert shape.world_size >= 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from primus.machine.devices import count
+from primus.machine.devices import count_devices
 
 
 def amd(root: Path, *simds: str) -> Path:
@@ -24,13 +24,13 @@ def nvidia(root: Path, number: int) -> Path:
 
 
 def test_a_machine_without_accelerators_has_none(tmp_path: Path) -> None:
-    assert count({}, tmp_path) == 0
-    assert count({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path) == 0
+    assert count_devices({}, tmp_path) == 0
+    assert count_devices({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path) == 0
 
 
 def test_amd_devices_are_the_nodes_with_simds(tmp_path: Path) -> None:
     root = amd(tmp_path, "0", "0", "1216", "1216", "304")
-    assert count({}, root) == 3
+    assert count_devices({}, root) == 3
 
 
 def test_damaged_topology_files_count_nothing(tmp_path: Path) -> None:
@@ -38,11 +38,11 @@ def test_damaged_topology_files_count_nothing(tmp_path: Path) -> None:
     (root / "sys/class/kfd/kfd/topology/nodes/2/properties").mkdir(parents=True)
     (root / "sys/class/kfd/kfd/topology/nodes/3").mkdir()
     (root / "sys/class/kfd/kfd/topology/nodes/3/properties").write_bytes(b"simd_count \n\xff")
-    assert count({}, root) == 1
+    assert count_devices({}, root) == 1
 
 
 def test_nvidia_devices_are_the_folders_of_the_driver(tmp_path: Path) -> None:
-    assert count({}, nvidia(tmp_path, 2)) == 2
+    assert count_devices({}, nvidia(tmp_path, 2)) == 2
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_nvidia_devices_are_the_folders_of_the_driver(tmp_path: Path) -> None:
     ],
 )
 def test_nvidia_devices_are_limited_by_the_cuda_variable(tmp_path: Path, environ: dict[str, str], number: int) -> None:
-    assert count(environ, nvidia(tmp_path, 4)) == number
+    assert count_devices(environ, nvidia(tmp_path, 4)) == number
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_nvidia_devices_are_limited_by_the_cuda_variable(tmp_path: Path, environ
     ],
 )
 def test_amd_devices_are_limited_by_every_variable(tmp_path: Path, environ: dict[str, str], number: int) -> None:
-    assert count(environ, amd(tmp_path, *["1216"] * 4)) == number
+    assert count_devices(environ, amd(tmp_path, *["1216"] * 4)) == number

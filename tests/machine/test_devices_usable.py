@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from machines.tree import HERE, grow
-from primus.machine.devices import count, usable
-from primus.machine.facts import Device, Facts, Partition, Vendor
+from primus.machine.devices import count_devices, list_usable_devices
+from primus.machine.facts import Device, MachineFacts, Partition, Vendor
 from primus.machine.probe import probe
 
 
-def machine(vendor: Vendor, *uuids: str) -> Facts:
+def machine(vendor: Vendor, *uuids: str) -> MachineFacts:
     parts = [Partition(index=index, uuid=uuid) for index, uuid in enumerate(uuids)]
-    return Facts(devices=tuple(Device(index=p.index, vendor=vendor, partitions=(p,)) for p in parts))
+    return MachineFacts(devices=tuple(Device(index=p.index, vendor=vendor, partitions=(p,)) for p in parts))
 
 
 AMD = machine("amd", "3cbe002bd3b644c5", "3cbe002bd3b648ad", "7fde002bd3b64c95", "9abc002bd3b6507d")
@@ -37,7 +37,7 @@ NVIDIA = machine("nvidia", "GPU-8d1b0f3e-0000", "GPU-8d1b99aa-0000", "GPU-99aa00
     ],
 )
 def test_amd_variables_choose_one_after_the_other(environ: dict[str, str], expected: list[int]) -> None:
-    assert [part.index for part in usable(AMD, environ)] == expected
+    assert [part.index for part in list_usable_devices(AMD, environ)] == expected
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_amd_variables_choose_one_after_the_other(environ: dict[str, str], expec
 )
 def test_nvidia_takes_indexes_and_beginnings_of_uuids(value: str, expected: list[int]) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": value, "ROCR_VISIBLE_DEVICES": "0"}
-    assert [part.index for part in usable(NVIDIA, environ)] == expected
+    assert [part.index for part in list_usable_devices(NVIDIA, environ)] == expected
 
 
 def test_a_machine_without_devices_offers_none() -> None:
-    assert usable(Facts(), {"CUDA_VISIBLE_DEVICES": "0"}) == ()
+    assert list_usable_devices(MachineFacts(), {"CUDA_VISIBLE_DEVICES": "0"}) == ()
 
 
 RECORDED = sorted(file.stem for file in HERE.glob("*.txt"))
@@ -69,7 +69,7 @@ def test_the_cheap_count_agrees_with_the_facts_of_every_recorded_machine(name: s
     root = grow(name, tmp_path)
     facts = probe(root)
     for environ in LISTS:
-        assert count(environ, root) == len(usable(facts, environ)), environ
+        assert count_devices(environ, root) == len(list_usable_devices(facts, environ)), environ
 
 
 @pytest.mark.parametrize("simds", ["8", "1" + "0" * 30])
@@ -80,8 +80,8 @@ def test_the_processors_graphics_beside_nvidia_devices_are_not_counted(simds: st
     (node / "properties").write_text(f"simd_count {simds}\nsimd_per_cu 4\nvendor_id 4098\ndevice_id 5710\n")
     facts = probe(root)
     for environ in LISTS:
-        assert count(environ, root) == len(usable(facts, environ)), environ
-    assert count({}, root) == 8
+        assert count_devices(environ, root) == len(list_usable_devices(facts, environ)), environ
+    assert count_devices({}, root) == 8
 
 
 def divided(tmp_path: Path, *minors: int) -> Path:
@@ -118,4 +118,4 @@ def test_a_part_of_a_divided_card_is_a_device(
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     facts = probe(root)
     assert [device.partition_mode == "MIG" for device in facts.devices] == [index in minors for index in range(8)]
-    assert len(usable(facts, environ)) == count(environ, root) == number
+    assert len(list_usable_devices(facts, environ)) == count_devices(environ, root) == number

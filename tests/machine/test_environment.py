@@ -11,20 +11,20 @@ from msgspec import Struct, structs
 
 from primus.errors import PrimusError, UsageError
 from primus.machine import profile
-from primus.machine.assume import assumed
-from primus.machine.cluster import Layout
+from primus.machine.assumed_machine import build_assumed_machine
+from primus.machine.cluster import ClusterLayout
 from primus.machine.environment import (
     AMD_ONLY,
     NEVER_SET,
-    Choice,
     Environment,
-    environment,
+    VariableChoice,
+    build_environment,
     find_rocm_library,
 )
-from primus.machine.facts import Facts, Software
-from primus.machine.network import Network, choose
+from primus.machine.facts import MachineFacts, Software
+from primus.machine.network import Network, choose_network
 from primus.machine.profile import Setting
-from primus.machine.workload import Workload
+from primus.machine.workload import JobWorkload
 
 
 class Typed(Struct, frozen=True):
@@ -36,25 +36,25 @@ class Typed(Struct, frozen=True):
 
 NO_NETWORK = Network()
 RAILS = Network(interface="eth0", hcas=("mlx5_0:1", "mlx5_10:1"), gid_index=3, nic_kind="mellanox")
-ONE = Layout(nproc=8)
-TWO = Layout(nproc=8, nnodes=2, master_addr="a")
-MEGATRON = Workload(framework="megatron")
+ONE = ClusterLayout(nproc=8)
+TWO = ClusterLayout(nproc=8, nnodes=2, master_addr="a")
+MEGATRON = JobWorkload(framework="megatron")
 
 
 def decided(
-    model: str | Facts = "mi300x",
+    model: str | MachineFacts = "mi300x",
     network: Network = NO_NETWORK,
-    layout: Layout = ONE,
+    layout: ClusterLayout = ONE,
     environ: dict[str, str] | None = None,
     typed: dict[str, Typed] | None = None,
     hooks: dict[str, Typed] | None = None,
     patches: dict[str, Typed] | None = None,
     rocm_library: str | None = None,
-    workload: Workload | None = MEGATRON,
+    workload: JobWorkload | None = MEGATRON,
     torch: str | None = None,
 ) -> Environment:
-    facts = assumed(model) if isinstance(model, str) else model
-    return environment(
+    facts = build_assumed_machine(model) if isinstance(model, str) else model
+    return build_environment(
         facts,
         network,
         layout,
@@ -68,12 +68,12 @@ def decided(
     )
 
 
-def choice(name: str, result: Environment) -> Choice:
+def choice(name: str, result: Environment) -> VariableChoice:
     return result.variables[name]
 
 
-MODELS = [profile.typed_name(model) for model in profile.all_profiles()]
-NVIDIA = [profile.typed_name(model) for model in profile.all_profiles() if model.vendor == "nvidia"]
+MODELS = [profile.format_typed_name(model) for model in profile.load_all_profiles()]
+NVIDIA = [profile.format_typed_name(model) for model in profile.load_all_profiles() if model.vendor == "nvidia"]
 
 
 def test_a_machine_without_gpus_gets_nothing() -> None:
@@ -170,22 +170,29 @@ def test_variables_of_amds_on_nvidias_machine_are_said() -> None:
 
 def test_warnings_of_the_network_are_passed_on() -> None:
     network = Network(warnings=("no port is up",))
-    real = structs.replace(assumed("mi300x"), assumed=False)
+    real = structs.replace(build_assumed_machine("mi300x"), assumed=False)
     assert decided(real, network, TWO).warnings == ("no port is up",)
 
 
 def test_gpus_of_different_models_get_what_they_share() -> None:
-    mixed = structs.replace(assumed("mi300x:1"), devices=(*assumed("mi300a:1").devices, *assumed("mi300x:1").devices))
+    mixed = structs.replace(
+        build_assumed_machine("mi300x:1"),
+        devices=(*build_assumed_machine("mi300a:1").devices, *build_assumed_machine("mi300x:1").devices),
+    )
     result = decided(mixed)
     assert choice("HSA_NO_SCRATCH_RECLAIM", result).value == "1"
     assert "different models (MI300A, MI300X): only what they share is set" in result.warnings[0]
-    both = structs.replace(mixed, devices=(*assumed("h100:1").devices, *assumed("mi300x:1").devices))
+    both = structs.replace(
+        mixed, devices=(*build_assumed_machine("h100:1").devices, *build_assumed_machine("mi300x:1").devices)
+    )
     assert {item.layer for item in decided(both, workload=None).variables.values()} == {"gpu"}
 
 
-def unknown(name: str, architecture: str | None = None) -> Facts:
-    device = structs.replace(assumed("mi300x:1").devices[0], model=None, name=name, architecture=architecture)
-    return Facts(devices=(device,))
+def unknown(name: str, architecture: str | None = None) -> MachineFacts:
+    device = structs.replace(
+        build_assumed_machine("mi300x:1").devices[0], model=None, name=name, architecture=architecture
+    )
+    return MachineFacts(devices=(device,))
 
 
 def test_an_unknown_member_of_a_family_gets_its_settings_with_a_warning() -> None:
@@ -334,7 +341,7 @@ def test_the_hugging_face_cache_is_beside_the_data() -> None:
 
 
 def test_a_layer_that_chooses_devices_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = profile.registry.load("architectures", "base")
+    base = profile.registry.load_plug_in("architectures", "base")
     greedy = {"HIP_VISIBLE_DEVICES": Setting(value="0", reason="mine", source="a test")}
     monkeypatch.setattr(base, "LAYER", structs.replace(base.LAYER, settings=greedy))
     with pytest.raises(PrimusError, match="layer 'base' sets HIP_VISIBLE_DEVICES"):
@@ -346,7 +353,7 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 @pytest.mark.parametrize("model", ["mi300x", "mi250x", "h100", "b200"])
 def test_native_gets_nothing_of_other_backends(model: str) -> None:
-    names = decided(model, layout=TWO, workload=Workload(framework="native")).variables
+    names = decided(model, layout=TWO, workload=JobWorkload(framework="native")).variables
     foreign = (CONNECTIONS, "NVTE_", "PRIMUS_TURBO_", "NCCL_NVLS_ENABLE", "XLA_", "NVLINK_DOMAIN_SIZE")
     assert not [name for name in names if name.startswith(foreign)]
 
@@ -365,20 +372,20 @@ def test_native_gets_nothing_of_other_backends(model: str) -> None:
     ],
 )
 def test_the_layout_decides_the_number_of_queues_of_megatron(model: str, layout: dict[str, object], value: str) -> None:
-    item = choice(CONNECTIONS, decided(model, workload=Workload(framework="megatron", **layout)))  # type: ignore[arg-type]
+    item = choice(CONNECTIONS, decided(model, workload=JobWorkload(framework="megatron", **layout)))  # type: ignore[arg-type]
     assert (item.value, item.layer) == (value, "backend:megatron")
 
 
 def test_multiprocessors_are_left_to_communication_only_where_a_layout_communicates() -> None:
     margin = "NVTE_FWD_LAYERNORM_SM_MARGIN"
     assert margin not in decided("h100").variables
-    assert choice(margin, decided("h100", workload=Workload(framework="megatron", tensor=2))).value == "20"
+    assert choice(margin, decided("h100", workload=JobWorkload(framework="megatron", tensor=2))).value == "20"
 
 
 @pytest.mark.parametrize(("model", "value"), [("mi300x", "1"), ("mi325x", "1"), ("mi355x", "0"), ("mi250x", "0")])
 def test_turbo_sums_with_fp32_atomics_on_cdna_3_as_amd_documents(model: str, value: str) -> None:
     assert choice("PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32", decided(model)).value == value
-    names = decided(model, workload=Workload(framework="torchtitan")).variables
+    names = decided(model, workload=JobWorkload(framework="torchtitan")).variables
     assert names["PRIMUS_TURBO_ATTN_V3_ATOMIC_FP32"].value == value
     assert not [name for name in names if name.startswith("NVTE_")]
 
@@ -395,7 +402,7 @@ def test_record_streams_are_avoided_by_variable_before_torch_2_8_only(torch: str
 
 @pytest.mark.parametrize(("model", "domain"), [("gb200", ("72", "1")), ("b200", ("8", "0"))])
 def test_experts_know_how_far_nvlink_reaches(model: str, domain: tuple[str, str]) -> None:
-    found = decided(model, RAILS, TWO, workload=Workload(framework="megatron", expert=8)).variables
+    found = decided(model, RAILS, TWO, workload=JobWorkload(framework="megatron", expert=8)).variables
     assert (found["NVLINK_DOMAIN_SIZE"].value, found["USE_MNNVL"].value) == domain
     assert ("NCCL_MNNVL_ENABLE" in found) is (model == "gb200")
 
@@ -405,29 +412,29 @@ def test_experts_know_how_far_nvlink_reaches(model: str, domain: tuple[str, str]
     [("7.2.1", "none"), ("7.10.0", "none"), ("7.2.0-43", "librccl-anp.so"), ("6.4.3", "librccl-anp.so"), (None, None)],
 )
 def test_rccl_has_the_plugin_of_ainic_inside_from_rocm_7_2_1_on(rocm: str | None, plugin: str | None) -> None:
-    facts = structs.replace(assumed("mi355x"), software=Software(rocm=rocm))
+    facts = structs.replace(build_assumed_machine("mi355x"), software=Software(rocm=rocm))
     found = decided(facts, Network(hcas=("ionic_0:1",), nic_kind="ainic"), TWO).variables
     assert (found["NCCL_NET_PLUGIN"].value if "NCCL_NET_PLUGIN" in found else None) == plugin
 
 
 def test_what_the_adapters_are_configured_for_wins_over_their_usual_traffic_class() -> None:
-    facts = structs.replace(assumed("mi355x"), traffic_classes=(40, 184))
+    facts = structs.replace(build_assumed_machine("mi355x"), traffic_classes=(40, 184))
     found = decided(facts, Network(hcas=("ionic_0:1",), nic_kind="ainic"), TWO).variables
     assert (found["NCCL_IB_TC"].value, found["NCCL_IB_FIFO_TC"].value) == ("40", "184")
     assert [(lost.layer, lost.value) for lost in found["NCCL_IB_TC"].overrode] == [("nic:ainic", "104")]
 
 
 def test_slingshot_is_reached_by_libfabric_and_not_by_verbs() -> None:
-    facts = assumed("mi250x", "slingshot")
-    found = decided(facts, choose(facts, 2, {}), TWO).variables
+    facts = build_assumed_machine("mi250x", "slingshot")
+    found = decided(facts, choose_network(facts, 2, {}), TWO).variables
     assert found["FI_CXI_DEFAULT_CQ_SIZE"].layer == "nic:slingshot"
     assert found["NCCL_CROSS_NIC"].value == "1" and found["NCCL_IB_GID_INDEX"].value is None
     assert "NCCL_IB_HCA" not in found
 
 
 def test_a_value_typed_last_shows_those_of_the_file_and_of_the_shell_that_it_beat() -> None:
-    result = environment(
-        assumed("cpu"),
+    result = build_environment(
+        build_assumed_machine("cpu"),
         NO_NETWORK,
         ONE,
         {"NCCL_DEBUG": "WARN"},

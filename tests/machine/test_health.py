@@ -12,8 +12,8 @@ import pytest
 
 from fakes.tools import is_gone, tool
 from machines.tree import HERE
-from primus.machine.facts import Device, Facts, Partition, Vendor
-from primus.machine.health import health
+from primus.machine.facts import Device, MachineFacts, Partition, Vendor
+from primus.machine.health import read_health
 from primus.machine.probe import probe
 from primus.machine.vitals import Process, RowRemapping
 
@@ -32,12 +32,12 @@ METRIC = {
 LISTED = [{"gpu": 0, "bdf": "fff0:05:00.0"}, {"gpu": 1, "bdf": "fff0:27:00.0"}]
 
 
-def machine(vendor: Vendor = "amd") -> Facts:
+def machine(vendor: Vendor = "amd") -> MachineFacts:
     """Two cards; the second is listed first by no tool, so that an order cannot be taken for an address."""
     parts = [Partition(index=0, node=2), Partition(index=1, node=3)]
     addresses = ["fff0:27:00.0", "fff0:05:00.0"]
     cards = (Device(index=i, vendor=vendor, bdf=addresses[i], partitions=(parts[i],)) for i in range(2))
-    return Facts(devices=tuple(cards))
+    return MachineFacts(devices=tuple(cards))
 
 
 def amd_smi(folder: Path, **answers: object) -> dict[str, str]:
@@ -71,7 +71,7 @@ def test_amd_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
             ]
         },
     )
-    idle, busy = health(machine(), environ).devices
+    idle, busy = read_health(machine(), environ).devices
     assert (busy.temperature_c, busy.memory_temperature_c, busy.power_w, busy.activity_percent) == (36, None, 239, 7)
     assert (busy.memory_used_bytes, busy.ecc_correctable, busy.ecc_uncorrectable) == (283 << 20, 2, 0)
     assert (busy.bad_pages, busy.pending_pages, busy.pcie_replays, busy.throttle) == (1, 0, 3, ())
@@ -84,27 +84,27 @@ def test_amd_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
 
 def test_processes_of_all_partitions_are_the_cards(tmp_path: Path) -> None:
     parts = tuple(Partition(index=index, bdf=f"fff0:05:00.{index}") for index in range(2))
-    facts = Facts(devices=(Device(index=0, vendor="amd", bdf="fff0:05:00.0", partitions=parts),))
+    facts = MachineFacts(devices=(Device(index=0, vendor="amd", bdf="fff0:05:00.0", partitions=parts),))
     environ = amd_smi(
         tmp_path,
         list=[{"gpu": index, "bdf": f"fff0:05:00.{index}"} for index in range(2)],
         metric=[{"gpu": 0, **METRIC}, {"gpu": 1, "usage": {"gfx_activity": 90}}],
         process=[{"gpu": gpu, "process_list": [{"process_info": {"pid": 40 + gpu}}]} for gpu in range(2)],
     )
-    (card,) = health(facts, environ).devices
+    (card,) = read_health(facts, environ).devices
     assert [process.pid for process in card.processes or ()] == [40, 41] and card.activity_percent == 7
 
 
 def test_violated_limits_are_named(tmp_path: Path) -> None:
     limits = {"ppt_violation_status": "ACTIVE", "prochot_violation_status": "NOT ACTIVE", "ppt_accumulated": 5}
     environ = amd_smi(tmp_path, list=LISTED, metric=[{"gpu": 0, "throttle": limits}])
-    assert health(machine(), environ).devices[1].throttle == ("ppt",)
+    assert read_health(machine(), environ).devices[1].throttle == ("ppt",)
 
 
 def test_na_in_place_of_any_group_of_values_is_nothing(tmp_path: Path) -> None:
     nothing = dict.fromkeys([*METRIC, "throttle", "process_list", "retired", "pending", "limit"], "N/A")
     answers = {question: [{"gpu": 0, **nothing}] for question in ("metric", "process", "bad_pages", "static")}
-    found = health(machine(), amd_smi(tmp_path, list=LISTED, **answers))
+    found = read_health(machine(), amd_smi(tmp_path, list=LISTED, **answers))
     assert not any(call.problem for call in found.calls)
     assert found.devices[1].sources == {}
 
@@ -112,14 +112,14 @@ def test_na_in_place_of_any_group_of_values_is_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("activity", [50288, -1, {"value": 50288, "unit": "%"}])
 def test_a_raw_counter_is_no_percentage(tmp_path: Path, activity: object) -> None:
     environ = amd_smi(tmp_path, list=LISTED, metric=[{"gpu": 0, "usage": {"gfx_activity": activity}}])
-    assert health(machine(), environ).devices[1].activity_percent is None
+    assert read_health(machine(), environ).devices[1].activity_percent is None
 
 
 def test_a_tool_that_hangs_is_ended_with_its_children_and_told(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     environ = tool(tmp_path / "bin", "amd-smi", f"sleep 300 & echo $! $$ >> {pids}; wait")
     began = time.monotonic()
-    found = health(machine(), environ, timeout_s=0.5)
+    found = read_health(machine(), environ, timeout_s=0.5)
     assert time.monotonic() - began < 5
     assert {call.problem for call in found.calls} == {"amd-smi gave no answer in 0.5 s"}
     assert [call.tool for call in found.calls] == [
@@ -134,7 +134,7 @@ def test_broken_json_is_told_and_the_other_answers_count(tmp_path: Path) -> None
     environ = amd_smi(tmp_path, list=LISTED, metric=[{"gpu": 0, **METRIC}], bad_pages=[{"gpu": 0, "retired": []}])
     script = tmp_path / "amd-smi"
     script.write_text(script.read_text().replace('"power":', '"power"'))
-    found = health(machine(), environ)
+    found = read_health(machine(), environ)
     problems = {call.tool: call.problem for call in found.calls}
     assert "its output cannot be understood" in problems["amd-smi metric"]
     assert problems["amd-smi process"] == "unknown command" and problems["amd-smi list"] == ""
@@ -150,7 +150,7 @@ def test_rocm_smi_answers_where_there_is_no_amd_smi(tmp_path: Path) -> None:
         "VRAM Total Used Memory (B)": "297447424",
     }
     environ = tool(tmp_path, "rocm-smi", f"echo '{json.dumps({'card0': card, 'system': {}})}'")
-    found = health(machine(), environ)
+    found = read_health(machine(), environ)
     device = found.devices[1]
     assert (device.temperature_c, device.power_w, device.memory_used_bytes) == (35, 133, 297447424)
     assert device.activity_percent is None and device.sources["power_w"] == "rocm-smi"
@@ -159,7 +159,7 @@ def test_rocm_smi_answers_where_there_is_no_amd_smi(tmp_path: Path) -> None:
 
 def test_without_any_tool_nothing_is_known_and_nothing_fails(tmp_path: Path) -> None:
     for vendor in ("amd", "nvidia"):
-        found = health(machine(vendor), {"PATH": str(tmp_path)})
+        found = read_health(machine(vendor), {"PATH": str(tmp_path)})
         assert found.calls == () and found.devices[0].power_w is None and found.devices[0].processes is None
 
 
@@ -216,7 +216,7 @@ for row in rows:
 
 def test_nvidia_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
     other = {"temperature.gpu": "33", "clocks_event_reasons.active": "0x0000000000000001"}
-    bare, full = health(machine("nvidia"), nvidia_smi(tmp_path, GPU, other)).devices
+    bare, full = read_health(machine("nvidia"), nvidia_smi(tmp_path, GPU, other)).devices
     assert (full.temperature_c, full.power_w, full.power_cap_w, full.memory_used_bytes) == (32, 120.5, 700, 4 << 20)
     assert (full.activity_percent, full.ecc_correctable, full.ecc_uncorrectable) == (0, 1, 0)
     assert (full.bad_pages, full.clock_mhz, full.max_clock_mhz) == (None, 345, 1980)
@@ -227,7 +227,7 @@ def test_nvidia_smi_gives_the_values_of_each_address(tmp_path: Path) -> None:
 
 
 def test_rows_that_were_replaced_are_told_with_their_flags_and_spares(tmp_path: Path) -> None:
-    rows = health(machine("nvidia"), nvidia_smi(tmp_path, GPU)).devices[1].remapping
+    rows = read_health(machine("nvidia"), nvidia_smi(tmp_path, GPU)).devices[1].remapping
     assert rows == RowRemapping(
         corrected=1,
         uncorrected=2,
@@ -247,7 +247,7 @@ def test_rows_that_were_replaced_are_told_with_their_flags_and_spares(tmp_path: 
 )
 def test_a_field_that_nvidia_smi_does_not_know_costs_that_value_only(tmp_path: Path, unknown: tuple[str, ...]) -> None:
     older = {"clocks_throttle_reasons.active": GPU["clocks_event_reasons.active"]}
-    found = health(machine("nvidia"), nvidia_smi(tmp_path, GPU | older, unknown=unknown))
+    found = read_health(machine("nvidia"), nvidia_smi(tmp_path, GPU | older, unknown=unknown))
     card = found.devices[1]
     assert [call.problem for call in found.calls] == ["", "", ""]
     assert (card.temperature_c, card.memory_used_bytes, card.throttle) == (
@@ -258,20 +258,20 @@ def test_a_field_that_nvidia_smi_does_not_know_costs_that_value_only(tmp_path: P
 
 def test_a_tool_that_refuses_each_field_is_asked_a_bounded_number_of_times(tmp_path: Path) -> None:
     fields = (*GPU, "clocks_throttle_reasons.active", "pci.bus_id")
-    found = health(machine("nvidia"), nvidia_smi(tmp_path, GPU, unknown=fields))
+    found = read_health(machine("nvidia"), nvidia_smi(tmp_path, GPU, unknown=fields))
     assert found.devices[1].temperature_c is None and "valid field" in found.calls[0].problem
 
 
 def test_a_lost_card_says_nothing_and_hides_no_other(tmp_path: Path) -> None:
     lost = dict.fromkeys(GPU, "[Unknown Error]") | {"memory.used": "[GPU is lost]"}
-    sound, failed = health(machine("nvidia"), nvidia_smi(tmp_path, lost, GPU)).devices
+    sound, failed = read_health(machine("nvidia"), nvidia_smi(tmp_path, lost, GPU)).devices
     assert (sound.memory_used_bytes, failed.memory_used_bytes, failed.shares_host_memory) == (4 << 20, None, None)
     assert (failed.recovery_action, failed.has_exceeded_sram_errors, failed.throttle) == (None, None, None)
 
 
 def test_a_device_that_uses_the_hosts_memory_is_told_from_one_that_failed(tmp_path: Path) -> None:
     gb10 = GPU | {"memory.total": "[N/A]", "memory.used": "[N/A]"}
-    assert health(machine("nvidia"), nvidia_smi(tmp_path, gb10)).devices[1].shares_host_memory
+    assert read_health(machine("nvidia"), nvidia_smi(tmp_path, gb10)).devices[1].shares_host_memory
 
 
 def test_the_kernels_files_come_first(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_the_kernels_files_come_first(tmp_path: Path) -> None:
         (root / name).write_text(text)
     (root / "proc/4242").mkdir(parents=True)
     (root / "proc/4242/comm").write_text("python3\n")
-    found = health(probe(root), {}, root=root)
+    found = read_health(probe(root), {}, root=root)
     first, second = found.devices[:2]
     assert (first.activity_percent, first.memory_used_bytes, first.pcie_replays) == (12, 297447424, 4)
     assert (first.clock_mhz, first.max_clock_mhz, first.temperature_c) == (132, 2100, 36)

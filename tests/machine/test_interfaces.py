@@ -10,19 +10,19 @@ import pytest
 
 from machines.tree import HERE
 from primus.machine import interfaces
-from primus.machine.tree import Tree
+from primus.machine.tree import FileTree
 
 RECORDED = HERE / "mi300x-8"
 HEADER = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
 
 
 def recorded() -> dict[str, interfaces.Interface]:
-    return {interface.name: interface for interface in interfaces.interfaces(Tree(RECORDED))}
+    return {interface.name: interface for interface in interfaces.list_interfaces(FileTree(RECORDED))}
 
 
 def way(master: str, root: Path = RECORDED) -> str | None:
-    tree = Tree(root)
-    return interfaces.route(tree, interfaces.interfaces(tree), master)
+    tree = FileTree(root)
+    return interfaces.find_route(tree, interfaces.list_interfaces(tree), master)
 
 
 def routed(root: Path, *rows: str) -> Path:
@@ -44,7 +44,7 @@ def test_an_interface_without_a_device_is_virtual_and_ipoib_is_infiniband(tmp_pa
     for name, kind in (("veth1a2b", "1"), ("ib0", "32")):
         (tmp_path / "sys/class/net" / name).mkdir(parents=True)
         (tmp_path / "sys/class/net" / name / "type").write_text(kind)
-    assert [(i.name, i.kind) for i in interfaces.interfaces(Tree(tmp_path))] == [
+    assert [(i.name, i.kind) for i in interfaces.list_interfaces(FileTree(tmp_path))] == [
         ("ib0", "infiniband"),
         ("veth1a2b", "virtual"),
     ]
@@ -67,7 +67,7 @@ def test_members_of_a_bond_are_known_without_links(tmp_path: Path) -> None:
         file = tmp_path / "sys/class/net" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    masters = {i.name: i.master for i in interfaces.interfaces(Tree(tmp_path))}
+    masters = {i.name: i.master for i in interfaces.list_interfaces(FileTree(tmp_path))}
     assert masters == {"bond0": None, "br0": None, "ens1": "bond0", "ens3": "br0"}
 
 
@@ -77,8 +77,8 @@ def test_an_unknown_speed_is_none_and_no_problem(tmp_path: Path, speed: str) -> 
     folder.mkdir(parents=True)
     for name, text in {"type": "1", "operstate": "up", "speed": speed}.items():
         (folder / name).write_text(text)
-    tree = Tree(tmp_path)
-    assert interfaces.interfaces(tree)[0].speed_mbps is None
+    tree = FileTree(tmp_path)
+    assert interfaces.list_interfaces(tree)[0].speed_mbps is None
     assert tree.problems == []
 
 
@@ -95,7 +95,7 @@ def test_an_address_that_could_be_of_two_interfaces_is_given_to_none(tmp_path: P
     row = "{}\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"
     root = routed(tmp_path, row.format("rdma0"), row.format("rdma1"))
     (root / "proc/net/fib_trie").write_text("Local:\n  |-- 10.0.0.5\n     /32 host LOCAL\n")
-    assert interfaces._v4_by_files(Tree(root)) == []
+    assert interfaces._read_recorded_v4_addresses(FileTree(root)) == []
 
 
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ def test_of_two_routes_the_narrower_wins_and_then_the_smaller_metric(tmp_path: P
 
 
 def test_nothing_that_leads_there_is_a_problem(tmp_path: Path) -> None:
-    tree = Tree(routed(tmp_path))
-    assert interfaces.route(tree, (), "10.0.0.1") is None
+    tree = FileTree(routed(tmp_path))
+    assert interfaces.find_route(tree, (), "10.0.0.1") is None
     assert tree.problems[0].problem == "no route to 10.0.0.1"
 
 
 def test_names_are_not_resolved_for_a_recorded_machine() -> None:
-    tree = Tree(RECORDED)
-    assert interfaces.route(tree, (), "node-0") is None
+    tree = FileTree(RECORDED)
+    assert interfaces.find_route(tree, (), "node-0") is None
     assert "node-0" in tree.problems[0].problem
 
 
@@ -148,33 +148,33 @@ def test_damaged_tables_are_problems_and_no_more(tmp_path: Path, file: str) -> N
     (root / "proc/net" / file).write_text(
         "zz\n\ufffd\teth0 x y\n/32 host LOCAL\n|-- 1.2.3\n /32 host LOCAL\n" + "f " * 9 + "\n"
     )
-    tree = Tree(root)
-    assert interfaces.route(tree, interfaces.interfaces(tree), "10.0.0.1") is None
+    tree = FileTree(root)
+    assert interfaces.find_route(tree, interfaces.list_interfaces(tree), "10.0.0.1") is None
     assert len(tree.problems) >= 1
 
 
 def test_a_name_is_resolved_to_ipv4_before_ipv6() -> None:
-    tree = Tree(RECORDED)
-    assert interfaces.route(tree, (), "node-0", lambda name: ["fd10::12", "10.20.0.9"]) == "bond0"
-    assert interfaces.route(tree, (), "node-0", lambda name: ["127.0.1.1", "10.20.0.9"]) == "bond0"
-    assert interfaces.route(tree, (), "node-0", lambda name: ["127.0.1.1"]) == "lo"
+    tree = FileTree(RECORDED)
+    assert interfaces.find_route(tree, (), "node-0", lambda name: ["fd10::12", "10.20.0.9"]) == "bond0"
+    assert interfaces.find_route(tree, (), "node-0", lambda name: ["127.0.1.1", "10.20.0.9"]) == "bond0"
+    assert interfaces.find_route(tree, (), "node-0", lambda name: ["127.0.1.1"]) == "lo"
 
 
 def test_a_resolver_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(interfaces, "RESOLVE_LIMIT_S", 0.1)
-    tree = Tree(RECORDED)
+    tree = FileTree(RECORDED)
     start = time.monotonic()
-    assert interfaces.route(tree, (), "node-0", lambda name: [name] * never.wait(2.0)) is None
+    assert interfaces.find_route(tree, (), "node-0", lambda name: [name] * never.wait(2.0)) is None
     assert time.monotonic() - start < 1.0
     assert "node-0" in tree.problems[0].problem
     never.set()
 
 
 def test_on_the_running_machine_the_kernels_table_agrees_with_the_system() -> None:
-    tree = Tree()
-    live = {i.name: i for i in interfaces.interfaces(tree)}
+    tree = FileTree()
+    live = {i.name: i for i in interfaces.list_interfaces(tree)}
     assert "127.0.0.1" in live["lo"].addresses
-    for name, address in interfaces._v4_by_files(tree):
+    for name, address in interfaces._read_recorded_v4_addresses(tree):
         assert address in live[name].addresses
-    assert interfaces.route(tree, live.values(), "localhost") == "lo"
+    assert interfaces.find_route(tree, live.values(), "localhost") == "lo"

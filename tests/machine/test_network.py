@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from machines.tree import HERE, grow
-from primus.machine.facts import Device, Facts, Gid, Interface, RdmaDevice, RdmaPort
-from primus.machine.network import Network, choose, select, validate
+from primus.machine.facts import Device, Gid, Interface, MachineFacts, RdmaDevice, RdmaPort
+from primus.machine.network import Network, choose_network, select_names, validate_network_variables
 from primus.machine.probe import probe
 
 IPV4 = "0000:0000:0000:0000:0000:ffff:c0a8:640b"
@@ -26,7 +26,7 @@ INTERFACES = (
 )
 
 
-def recorded(name: str, folder: Path) -> Facts:
+def recorded(name: str, folder: Path) -> MachineFacts:
     return probe(grow(name, folder), {})
 
 
@@ -40,17 +40,17 @@ def port(name: str, *, rate: float = 400.0, is_up: bool = True, gid: int | None 
 
 
 def chosen(*devices: RdmaDevice, nnodes: int = 2, **environ: str) -> Network:
-    return choose(Facts(rdma=devices, interfaces=INTERFACES, master_interface="eth0"), nnodes, environ)
+    return choose_network(MachineFacts(rdma=devices, interfaces=INTERFACES, master_interface="eth0"), nnodes, environ)
 
 
 def test_on_one_node_nothing_is_set_but_the_ports_are_known() -> None:
-    network = choose(probe(HERE / "mi300x-8", {}, master="10.10.0.12"), 1, {})
+    network = choose_network(probe(HERE / "mi300x-8", {}, master="10.10.0.12"), 1, {})
     assert (network.interface, network.hcas, network.gid_index, network.warnings) == (None, (), None, ())
     assert len(network.ports) == 8
 
 
 def test_on_several_nodes_the_recorded_machine_uses_its_eight_data_adapters() -> None:
-    network = choose(probe(HERE / "mi300x-8", {}, master="10.10.0.12"), 2, {"PRIMUS_EXPECT_IB": "1"})
+    network = choose_network(probe(HERE / "mi300x-8", {}, master="10.10.0.12"), 2, {"PRIMUS_EXPECT_IB": "1"})
     assert network.interface == "eth0"
     assert network.hcas == tuple(f"bnxt_re{i}:1" for i in range(8))
     assert (network.nic_kind, network.gid_index, network.warnings) == ("broadcom", None, ())
@@ -74,30 +74,30 @@ def test_on_several_nodes_the_recorded_machine_uses_its_eight_data_adapters() ->
 def test_data_ports_of_published_nodes(
     tmp_path: Path, name: str, numbers: tuple[int, ...], gid_index: int | None
 ) -> None:
-    network = choose(recorded(name, tmp_path), 2, {})
+    network = choose_network(recorded(name, tmp_path), 2, {})
     assert network.hcas == tuple(f"mlx5_{number}:1" for number in numbers)
     assert (network.gid_index, network.nic_kind) == (gid_index, "mellanox")
 
 
 @pytest.mark.parametrize(("environ", "expected"), [({"PRIMUS_EXPECT_IB": "8"}, None), ({}, 8)])
 def test_missing_data_ports_are_named(tmp_path: Path, environ: dict[str, str], expected: int | None) -> None:
-    network = choose(recorded("h100-roce-faults", tmp_path), 2, environ, expected)
+    network = choose_network(recorded("h100-roce-faults", tmp_path), 2, environ, expected)
     assert "6 of 8 expected RDMA ports are active: mlx5_5 Disabled, mlx5_11 Polling" in network.warnings
     assert dict(network.excluded)["mlx5_11:1"] == "DOWN, Polling"
 
 
 def test_a_node_as_expected_gets_no_warning(tmp_path: Path) -> None:
-    network = choose(recorded("h100-infiniband", tmp_path), 2, {"PRIMUS_EXPECT_IB": "8"})
+    network = choose_network(recorded("h100-infiniband", tmp_path), 2, {"PRIMUS_EXPECT_IB": "8"})
     assert not any("RDMA" in warning for warning in network.warnings)
 
 
 def test_ports_are_expected_as_many_as_there_are_cards() -> None:
     cards = (Device(index=0, vendor="amd"), Device(index=1, vendor="amd"))
-    facts = Facts(rdma=(port("mlx5_0"), port("mlx5_1", is_up=False)), devices=cards, master_interface="eth0")
-    assert choose(facts, 2, {"PRIMUS_EXPECT_IB": "1"}).warnings == (
+    facts = MachineFacts(rdma=(port("mlx5_0"), port("mlx5_1", is_up=False)), devices=cards, master_interface="eth0")
+    assert choose_network(facts, 2, {"PRIMUS_EXPECT_IB": "1"}).warnings == (
         "1 of 2 expected RDMA ports are active: mlx5_1 Polling",
     )
-    assert choose(facts, 2, {"PRIMUS_EXPECT_IB": "0"}).warnings == ()
+    assert choose_network(facts, 2, {"PRIMUS_EXPECT_IB": "0"}).warnings == ()
 
 
 def test_without_an_active_port_the_user_is_warned() -> None:
@@ -118,7 +118,7 @@ def test_members_and_masters_of_a_bond_are_left_out() -> None:
 def test_of_ports_as_fast_those_that_share_a_root_with_a_card_are_for_data() -> None:
     devices = tuple(port(f"mlx5_{i}", pci_path=(f"pci0000:{i:02}", "x")) for i in (10, 2, 1))
     card = Device(index=0, vendor="nvidia", pci_path=("pci0000:10", "y"))
-    network = choose(Facts(devices=(card,), rdma=(*devices, port("mlx5_3"))), 2, {})
+    network = choose_network(MachineFacts(devices=(card,), rdma=(*devices, port("mlx5_3"))), 2, {})
     assert network.hcas == ("mlx5_3:1", "mlx5_10:1")  # where mlx5_3 is nobody knows
     assert network.excluded[0] == ("mlx5_1:1", "shares no PCI root with a GPU, not for data")
 
@@ -126,7 +126,11 @@ def test_of_ports_as_fast_those_that_share_a_root_with_a_card_are_for_data() -> 
 def test_where_no_port_shares_a_root_with_a_card_all_are_for_data() -> None:
     devices = tuple(port(f"mlx5_{i}", pci_path=(f"pci0000:{i:02}", "x")) for i in (10, 2, 1))
     card = Device(index=0, vendor="nvidia", pci_path=("pci0000:20", "y"))
-    assert choose(Facts(devices=(card,), rdma=devices), 2, {}).hcas == ("mlx5_1:1", "mlx5_2:1", "mlx5_10:1")
+    assert choose_network(MachineFacts(devices=(card,), rdma=devices), 2, {}).hcas == (
+        "mlx5_1:1",
+        "mlx5_2:1",
+        "mlx5_10:1",
+    )
 
 
 def test_the_gid_index_is_the_lowest_for_roce_v2_over_ipv4_on_all_ports() -> None:
@@ -151,21 +155,21 @@ def test_the_user_can_say_that_the_adapters_are_ainic() -> None:
 
 @pytest.mark.parametrize("name", ["lo", "docker0", "veth12", "br-5d3", "virbr0", "cni0", "flannel.1", "cali4a"])
 def test_an_interface_of_this_host_only_is_never_chosen(name: str) -> None:
-    network = choose(Facts(master_interface=name), 2, {})
+    network = choose_network(MachineFacts(master_interface=name), 2, {})
     assert network.interface is None
     assert name in network.warnings[0] and "MASTER_ADDR" in network.warnings[0]
 
 
 def test_an_interface_whose_name_only_begins_alike_is_chosen() -> None:
-    assert choose(Facts(master_interface="lom1"), 2, {}).interface == "lom1"
+    assert choose_network(MachineFacts(master_interface="lom1"), 2, {}).interface == "lom1"
 
 
 def test_the_bond_is_chosen_rather_than_its_member() -> None:
-    assert choose(Facts(interfaces=INTERFACES, master_interface="ens1"), 2, {}).interface == "bond0"
+    assert choose_network(MachineFacts(interfaces=INTERFACES, master_interface="ens1"), 2, {}).interface == "bond0"
 
 
 def test_without_a_known_way_the_interface_is_left_unset() -> None:
-    network = choose(Facts(interfaces=INTERFACES), 2, {})
+    network = choose_network(MachineFacts(interfaces=INTERFACES), 2, {})
     assert network.interface is None and "left unset" in network.warnings[0]
 
 
@@ -190,7 +194,7 @@ HCAS = ["mlx5_0:1", "mlx5_1:1", "mlx5_1:2", "mlx5_10:1"]
     ],
 )
 def test_an_expression_selects_as_nccl_does(expression: str, names: list[str]) -> None:
-    assert select(expression, HCAS) == names
+    assert select_names(expression, HCAS) == names
 
 
 def slowly(expression: str, names: list[str]) -> list[str]:
@@ -239,12 +243,12 @@ ENTRY = st.one_of(PORTED, st.sampled_from(["", "mlx5", "m", "eth"]))
 )
 def test_selection_agrees_with_a_plain_reference(prefix: str, entries: list[str], names: list[str]) -> None:
     expression = prefix + ",".join(entries)
-    assert select(expression, names) == slowly(expression, names)
+    assert select_names(expression, names) == slowly(expression, names)
 
 
 def told(**environ: str) -> tuple[str, ...]:
     devices = (port("mlx5_0"), port("mlx5_1", is_up=False))
-    return validate(environ, Facts(interfaces=INTERFACES, rdma=devices))
+    return validate_network_variables(environ, MachineFacts(interfaces=INTERFACES, rdma=devices))
 
 
 @pytest.mark.parametrize(
@@ -295,18 +299,18 @@ def test_an_address_is_compared_as_a_whole() -> None:
 
 def test_what_is_not_known_is_not_judged() -> None:
     environ = {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_IB_HCA": "mlx4"}
-    assert validate(environ, Facts(assumed=True)) == ()
+    assert validate_network_variables(environ, MachineFacts(assumed=True)) == ()
 
 
 def test_a_dry_run_says_that_the_interface_is_chosen_on_the_node() -> None:
-    facts = Facts(interfaces=INTERFACES, rdma=(port("mlx5_0"),), files_only=True)
-    assert "chosen on the node" in choose(facts, 2, {}).warnings[0]
-    assert "is left unset" in choose(structs.replace(facts, files_only=False), 2, {}).warnings[0]
+    facts = MachineFacts(interfaces=INTERFACES, rdma=(port("mlx5_0"),), files_only=True)
+    assert "chosen on the node" in choose_network(facts, 2, {}).warnings[0]
+    assert "is left unset" in choose_network(structs.replace(facts, files_only=False), 2, {}).warnings[0]
 
 
 def test_nothing_is_chosen_for_a_machine_that_was_only_named() -> None:
-    facts = Facts(assumed=True)
-    assert choose(facts, 1, {}) == Network()
-    several = choose(facts, 2, {})
+    facts = MachineFacts(assumed=True)
+    assert choose_network(facts, 1, {}) == Network()
+    several = choose_network(facts, 2, {})
     assert several == Network(warnings=several.warnings)
     assert "of an assumed machine is not known" in several.warnings[0]

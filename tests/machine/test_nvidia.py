@@ -14,7 +14,7 @@ from machines.tree import grow
 from primus.machine import health_nvidia, nvidia, nvml, pci
 from primus.machine.facts import Device
 from primus.machine.probe import probe
-from primus.machine.tree import Tree
+from primus.machine.tree import FileTree
 from primus.machine.vitals import RowRemapping
 
 NVML = r"""
@@ -73,9 +73,9 @@ def library(folder: Path, **options: int) -> str:
 
 @pytest.mark.parametrize("switch", [0, 1])
 def test_nvml_gives_cards_memory_and_links(tmp_path: Path, switch: int) -> None:
-    tree = Tree()
-    functions = [pci.Function(f"0000:{bus}:00.0", pci.NVIDIA, 0x2330) for bus in ("1b", "43")]
-    devices, links = nvidia.cards(tree, functions, library(tmp_path, SWITCH=switch))
+    tree = FileTree()
+    functions = [pci.PciFunction(f"0000:{bus}:00.0", pci.NVIDIA, 0x2330) for bus in ("1b", "43")]
+    devices, links = nvidia.read_gpus(tree, functions, library(tmp_path, SWITCH=switch))
     assert [device.bdf for device in devices] == ["0000:1b:00.0", "0000:43:00.0"]
     first = devices[0]
     assert (first.model, first.architecture, first.memory_bytes) == ("H100", "sm90", 81559 << 20)
@@ -84,16 +84,16 @@ def test_nvml_gives_cards_memory_and_links(tmp_path: Path, switch: int) -> None:
 
 
 def test_a_library_that_is_not_there_or_fails_is_told(tmp_path: Path) -> None:
-    tree = Tree()
-    assert nvml.readings(tree, str(tmp_path / "none.so")) is None
-    assert nvml.readings(tree, library(tmp_path, BROKEN=9)) is None
+    tree = FileTree()
+    assert nvml.read_nvml(tree, str(tmp_path / "none.so")) is None
+    assert nvml.read_nvml(tree, library(tmp_path, BROKEN=9)) is None
     assert "nvmlInit_v2 failed: the driver is not loaded (code 9)" in tree.problems[1].problem
 
 
 def test_a_lost_card_hides_no_other(tmp_path: Path) -> None:
-    tree = Tree()
-    functions = [pci.Function(f"0000:{bus}:00.0", pci.NVIDIA, 0x2330) for bus in ("1b", "43")]
-    lost, sound = nvidia.cards(tree, functions, library(tmp_path, LOST=1))[0]
+    tree = FileTree()
+    functions = [pci.PciFunction(f"0000:{bus}:00.0", pci.NVIDIA, 0x2330) for bus in ("1b", "43")]
+    lost, sound = nvidia.read_gpus(tree, functions, library(tmp_path, LOST=1))[0]
     assert (lost.bdf, lost.model, lost.partitions, lost.memory_bytes) == ("0000:1b:00.0", "H100", (), None)
     assert (sound.bdf, sound.memory_bytes, len(sound.partitions)) == ("0000:43:00.0", 81559 << 20, 1)
     told = [problem.problem for problem in tree.problems]
@@ -102,13 +102,13 @@ def test_a_lost_card_hides_no_other(tmp_path: Path) -> None:
 
 
 def test_a_lost_card_counts_where_the_bus_is_not_shown(tmp_path: Path) -> None:
-    assert [reading.is_lost for reading in nvml.readings(Tree(), library(tmp_path, LOST=1)) or ()] == [True, False]
+    assert [reading.is_lost for reading in nvml.read_nvml(FileTree(), library(tmp_path, LOST=1)) or ()] == [True, False]
 
 
 def test_a_query_that_a_card_does_not_support_costs_that_value_only(tmp_path: Path) -> None:
-    tree = Tree()
-    functions = [pci.Function(f"0000:{bus}:00.0", pci.NVIDIA, 0x2330) for bus in ("1b", "43")]
-    devices, links = nvidia.cards(tree, functions, library(tmp_path, UNSUPPORTED=1))
+    tree = FileTree()
+    functions = [pci.PciFunction(f"0000:{bus}:00.0", pci.NVIDIA, 0x2330) for bus in ("1b", "43")]
+    devices, links = nvidia.read_gpus(tree, functions, library(tmp_path, UNSUPPORTED=1))
     assert [(device.bdf, device.architecture, device.memory_bytes) for device in devices] == [
         ("0000:1b:00.0", "sm90", None),
         ("0000:43:00.0", "sm90", None),
@@ -121,8 +121,8 @@ CARDS = [Device(index=index, vendor="nvidia", bdf=f"0000:{bus}:00.0") for index,
 
 
 def test_the_library_tells_of_rows_errors_and_processes_where_there_is_no_tool(tmp_path: Path) -> None:
-    tree = Tree()
-    first, second = health_nvidia.by_library(tree, CARDS, library(tmp_path)).values()
+    tree = FileTree()
+    first, second = health_nvidia.read_library_vitals(tree, CARDS, library(tmp_path)).values()
     assert (first.temperature_c, first.memory_used_bytes, first.ecc_correctable, first.ecc_uncorrectable) == (
         32, 4 << 20, 7, 1,
     )  # fmt: skip
@@ -134,25 +134,27 @@ def test_the_library_tells_of_rows_errors_and_processes_where_there_is_no_tool(t
 
 
 def test_a_lost_card_and_unsupported_values_have_no_vitals(tmp_path: Path) -> None:
-    lost = health_nvidia.by_library(Tree(), CARDS, library(tmp_path, LOST=1))
+    lost = health_nvidia.read_library_vitals(FileTree(), CARDS, library(tmp_path, LOST=1))
     assert list(lost) == [1]
     (tmp_path / "other").mkdir()  # of one path a library is loaded once
-    found = health_nvidia.by_library(Tree(), CARDS, library(tmp_path / "other", UNSUPPORTED=1))[0]
+    found = health_nvidia.read_library_vitals(FileTree(), CARDS, library(tmp_path / "other", UNSUPPORTED=1))[0]
     assert (found.memory_used_bytes, found.ecc_uncorrectable, found.remapping) == (None, None, None)
     assert found.shares_host_memory and found.processes
 
 
 def test_a_library_without_newer_functions_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "NVML", NVML.replace("nvmlDeviceGetNvLinkState", "older"))
-    devices, links = nvidia.cards(Tree(), [pci.Function("0000:1b:00.0", pci.NVIDIA, 0x2330)], library(tmp_path))
+    devices, links = nvidia.read_gpus(
+        FileTree(), [pci.PciFunction("0000:1b:00.0", pci.NVIDIA, 0x2330)], library(tmp_path)
+    )
     assert [device.memory_bytes for device in devices] == [81559 << 20] * 2 and links == ()
 
 
 def test_a_driver_that_is_stuck_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "LIMIT_S", 0.2)
-    tree = Tree()
+    tree = FileTree()
     began = time.monotonic()
-    assert nvml.readings(tree, library(tmp_path, HANG=1)) is None
+    assert nvml.read_nvml(tree, library(tmp_path, HANG=1)) is None
     assert time.monotonic() - began < 5 and "no answer" in tree.problems[0].problem
 
 

@@ -14,8 +14,8 @@ from fakes.tools import tool
 from machines.tree import HERE, grow
 from primus.errors import UsageError
 from primus.machine import smi
-from primus.machine.environment import environment
-from primus.machine.facts import Facts
+from primus.machine.environment import build_environment
+from primus.machine.facts import MachineFacts
 from primus.machine.network import Network
 from primus.machine.probe import probe
 
@@ -52,7 +52,7 @@ def amd_smi(name: str = "AMD Instinct MI300X OAM", mebibytes: object = 196592, d
     return f"case $1 in list) echo '[{listed}]';; static) echo '{{\"gpu_data\":[{static}]}}';; esac"
 
 
-def told(facts: Facts) -> str:
+def told(facts: MachineFacts) -> str:
     return "\n".join(f"{problem.where}: {problem.problem}" for problem in facts.problems)
 
 
@@ -189,7 +189,7 @@ def test_a_number_of_thousands_of_digits_is_not_believed(machine: Path) -> None:
     (machine / "opt/rocm/.info/version").write_text("9" * 5000)
     facts = probe(machine)
     assert {device.pcie.width for device in facts.devices} == {None}
-    environment(facts, Network(), None, {}, {})
+    build_environment(facts, Network(), None, {}, {})
 
 
 def test_what_tools_and_libraries_need_is_not_imported_for_files(machine: Path) -> None:

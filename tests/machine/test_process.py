@@ -11,21 +11,23 @@ from pathlib import Path
 import pytest
 
 from fakes.tools import is_gone, tool
-from primus.process import call, output
+from primus.process import read_output, run_command
 
 
 def test_an_answer_has_the_output_and_the_time(tmp_path: Path) -> None:
-    answer = call(["speak"], tool(tmp_path / "bin", "speak", "echo yes"))
+    answer = run_command(["speak"], tool(tmp_path / "bin", "speak", "echo yes"))
     assert (answer.state, answer.text, answer.problem) == ("ok", "yes\n", "")
     assert 0 < answer.duration_s < 5
 
 
 def test_a_tool_that_is_not_installed_is_missing(tmp_path: Path) -> None:
-    assert call(["no-such-tool"], {"PATH": str(tmp_path)}).state == "missing"
+    assert run_command(["no-such-tool"], {"PATH": str(tmp_path)}).state == "missing"
 
 
 def test_a_failure_tells_the_last_line_of_the_complaint(tmp_path: Path) -> None:
-    answer = call(["broken"], tool(tmp_path / "bin", "broken", "echo half; echo one >&2; echo no driver >&2; exit 3"))
+    answer = run_command(
+        ["broken"], tool(tmp_path / "bin", "broken", "echo half; echo one >&2; echo no driver >&2; exit 3")
+    )
     assert (answer.state, answer.text, answer.problem) == ("failed", "half\n", "no driver")
 
 
@@ -33,7 +35,7 @@ def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     environ = tool(tmp_path / "bin", "hang", f"sleep 300 & echo $! $$ > {pids}; wait")
     began = time.monotonic()
-    answer = call(["hang"], environ, limit_s=0.5)
+    answer = run_command(["hang"], environ, limit_s=0.5)
     assert time.monotonic() - began < 3
     assert answer.state == "slow" and "0.5 s" in answer.problem
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
@@ -42,17 +44,17 @@ def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
 def test_a_child_that_outlives_its_tool_is_ended(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     environ = tool(tmp_path / "bin", "fork", f"sleep 300 >/dev/null 2>&1 & echo $! > {pids}; echo done")
-    assert call(["fork"], environ).text == "done\n"
+    assert run_command(["fork"], environ).text == "done\n"
     assert is_gone(int(pids.read_text()))
 
 
 def test_output_is_none_unless_the_command_succeeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environ = tool(tmp_path / "bin", "slow", "sleep 300")
     monkeypatch.setenv("PATH", f"{environ['PATH']}:{os.environ['PATH']}")
-    assert output(["printf", "a\n\n"]) == "a"
-    assert output(["false"]) is None
-    assert output(["slow"], timeout_s=0.2) is None
-    assert output(["pwd"], cwd=tmp_path) == os.path.realpath(tmp_path)
+    assert read_output(["printf", "a\n\n"]) == "a"
+    assert read_output(["false"]) is None
+    assert read_output(["slow"], timeout_s=0.2) is None
+    assert read_output(["pwd"], cwd=tmp_path) == os.path.realpath(tmp_path)
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -13,7 +13,7 @@ from primus.machine import profile
 from primus.machine.profile import Profile
 from primus.preflight.thresholds import FLOORS
 
-PROFILES = profile.all_profiles()
+PROFILES = profile.load_all_profiles()
 
 
 @pytest.fixture
@@ -28,7 +28,12 @@ def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _forget() -> None:
-    for cached in (profile.all_profiles, profile._by_id, profile._by_name, registry._listing):
+    for cached in (
+        profile.load_all_profiles,
+        profile._index_by_id,
+        profile._index_by_name,
+        registry._list_plug_in_files,
+    ):
         cached.cache_clear()
 
 
@@ -71,7 +76,7 @@ def test_figures_obey_the_rules_of_the_hardware(model: Profile) -> None:
     ],
 )
 def test_a_peak_is_known_and_not_that_of_a_namesake(name: str, dtype: profile.Dtype, peak: float) -> None:
-    assert profile.peak_tflops(name, dtype) == peak
+    assert profile.find_peak_tflops(name, dtype) == peak
 
 
 def test_every_floor_is_of_a_test_that_is_measured() -> None:
@@ -80,7 +85,7 @@ def test_every_floor_is_of_a_test_that_is_measured() -> None:
 
 def test_names_and_device_ids_are_unique() -> None:
     ids = [(model.vendor, number) for model in PROFILES for number in model.device_ids]
-    names = [profile._words(name) for model in PROFILES for name in (model.model, *model.names)]
+    names = [profile._normalize_name(name) for model in PROFILES for name in (model.model, *model.names)]
     assert len(set(ids)) == len(ids)
     assert len(set(names)) == len(names)
 
@@ -89,7 +94,7 @@ def test_names_and_device_ids_are_unique() -> None:
     ("model", "nominal_gib"), [("MI210", 64), ("MI300X", 192), ("MI308X", 192), ("MI325X", 256), ("MI355X", 288)]
 )
 def test_amd_memory_is_the_nominal_gib_less_16_mib(model: str, nominal_gib: int) -> None:
-    assert profile.named(model).memory_bytes == (nominal_gib * 1024 - 16) * profile.MIB
+    assert profile.find_profile(model).memory_bytes == (nominal_gib * 1024 - 16) * profile.MIB
 
 
 def test_virtual_functions_follow_the_numbers_of_their_family() -> None:
@@ -130,7 +135,7 @@ def test_virtual_functions_follow_the_numbers_of_their_family() -> None:
     ],
 )
 def test_a_name_means_the_longest_whole_words_in_it(text: str, model: str | None) -> None:
-    found = profile.by_name(text)
+    found = profile.find_profile_by_name(text)
     assert (found.model if found else None) == model
 
 
@@ -146,48 +151,48 @@ def test_a_name_means_the_longest_whole_words_in_it(text: str, model: str | None
     ],
 )
 def test_an_oems_card_is_known_by_its_id(number: int, model: str) -> None:
-    found = profile.by_id("amd", number)
+    found = profile.find_profile_by_id("amd", number)
     assert found and found.model == model
 
 
 def test_an_id_is_of_one_vendor() -> None:
-    assert profile.by_id("nvidia", 0x74A1) is None
-    assert profile.by_id("amd", 0x7410) is None, "a virtual gfx90a whose model is not known"
-    assert profile.by_id("nvidia", 0x22A3) is None, "an NVSwitch is no GPU"
+    assert profile.find_profile_by_id("nvidia", 0x74A1) is None
+    assert profile.find_profile_by_id("amd", 0x7410) is None, "a virtual gfx90a whose model is not known"
+    assert profile.find_profile_by_id("nvidia", 0x22A3) is None, "an NVSwitch is no GPU"
 
 
 def test_the_peak_is_that_of_the_device_as_torch_names_it_and_unknown_otherwise() -> None:
-    assert profile.peak_tflops("NVIDIA H100 80GB HBM3", "bf16") == 989.4
-    assert profile.peak_tflops("NVIDIA H100 PCIe", "bf16") == 756
-    assert profile.peak_tflops("NVIDIA H800", "bf16") is None
-    assert profile.peak_tflops("AMD Instinct MI300X OAM", "bf16") == 1307.4
-    assert profile.peak_tflops("AMD Instinct MI250X", "bf16") == 191.5, "one die of two"
-    assert profile.peak_tflops("AMD Instinct MI210", "fp8") is None
-    assert profile.peak_tflops("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16") is None, "a slice is not the card"
+    assert profile.find_peak_tflops("NVIDIA H100 80GB HBM3", "bf16") == 989.4
+    assert profile.find_peak_tflops("NVIDIA H100 PCIe", "bf16") == 756
+    assert profile.find_peak_tflops("NVIDIA H800", "bf16") is None
+    assert profile.find_peak_tflops("AMD Instinct MI300X OAM", "bf16") == 1307.4
+    assert profile.find_peak_tflops("AMD Instinct MI250X", "bf16") == 191.5, "one die of two"
+    assert profile.find_peak_tflops("AMD Instinct MI210", "fp8") is None
+    assert profile.find_peak_tflops("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16") is None, "a slice is not the card"
     for unknown in ("Intel Xeon", "AMD Instinct MI350P", "AMD Instinct MI455X", "AMD Radeon Graphics", "NVIDIA H20"):
-        assert profile.peak_tflops(unknown, "bf16") is None
+        assert profile.find_peak_tflops(unknown, "bf16") is None
 
 
 @pytest.mark.parametrize("word", ["mi355x", "MI355X", "Mi-355x"])
 def test_a_model_is_typed_as_people_type(word: str) -> None:
-    assert profile.named(word).model == "MI355X"
+    assert profile.find_profile(word).model == "MI355X"
 
 
 def test_a_model_that_is_not_known_names_the_nearest() -> None:
     with pytest.raises(UsageError, match="no GPU model 'mi335x'") as error:
-        profile.named("mi335x")
+        profile.find_profile("mi335x")
     assert error.value.hint.startswith("did you mean 'mi3")
 
 
 def test_layers_go_from_what_is_common_to_the_model() -> None:
-    assert [name for name, _ in profile.layers(profile.named("mi300x"))] == [
+    assert [name for name, _ in profile.list_layers(profile.find_profile("mi300x"))] == [
         "base",
         "gpu",
         "amd",
         "gfx942",
         "mi300x",
     ]
-    assert [name for name, _ in profile.layers(profile.named("gb300"))] == [
+    assert [name for name, _ in profile.list_layers(profile.find_profile("gb300"))] == [
         "base",
         "gpu",
         "nvidia",
@@ -198,18 +203,18 @@ def test_layers_go_from_what_is_common_to_the_model() -> None:
 
 
 def test_every_architecture_and_adapter_is_of_its_file() -> None:
-    for name in registry.names("architectures"):
-        assert profile.architecture_layers(name)[-1][0] == name
+    for name in registry.list_plug_ins("architectures"):
+        assert profile.list_architecture_layers(name)[-1][0] == name
     for model in PROFILES:
-        assert model.architecture in registry.names("architectures")
-    for name in registry.names("nics"):
-        adapter = profile.nic(name)
+        assert model.architecture in registry.list_plug_ins("architectures")
+    for name in registry.list_plug_ins("nics"):
+        adapter = profile.load_nic(name)
         assert adapter and adapter.kind == name
 
 
 def test_every_setting_has_a_reason_and_a_source() -> None:
-    layers = [layer for model in PROFILES for _, layer in profile.layers(model)]
-    layers += [profile.nic(name).settings for name in registry.names("nics")]
+    layers = [layer for model in PROFILES for _, layer in profile.list_layers(model)]
+    layers += [profile.load_nic(name).settings for name in registry.list_plug_ins("nics")]
     for name, setting in ((name, setting) for layer in layers for name, setting in layer.items()):
         assert setting.reason and setting.source, name
 
@@ -250,16 +255,16 @@ CDNA3 = 'compute_units=304, clock_mhz=2100, flop_per_clock={"bf16": 2048, "fp16"
 def test_a_profile_that_cannot_be_true_is_refused(plug_ins: Path, vendor: str, figures: str, complaint: str) -> None:
     (plug_ins / "profiles/x1.py").write_text(VARIANT.format(vendor=vendor, figures=figures))
     with pytest.raises(PrimusError) as error:
-        profile.all_profiles()
+        profile.load_all_profiles()
     assert f"profiles/x1.py: X1: {complaint}" in error.value.problem
 
 
 def test_a_model_is_one_file_as_the_guide_shows_it(plug_ins: Path) -> None:
     guide = (Path(__file__).parents[2] / "docs/environment.md").read_text()
     (plug_ins / "profiles/mi999x.py").write_text(guide.split("```python\n")[1].split("```")[0])
-    found = profile.by_id("amd", 0x9999)
-    assert found is profile.named("mi999x")
-    assert [name for name, _ in profile.layers(found)][-2:] == ["gfx950", "mi999x"]
+    found = profile.find_profile_by_id("amd", 0x9999)
+    assert found is profile.find_profile("mi999x")
+    assert [name for name, _ in profile.list_layers(found)][-2:] == ["gfx950", "mi999x"]
 
 
 def test_a_ring_of_architectures_is_refused(plug_ins: Path) -> None:
@@ -267,9 +272,9 @@ def test_a_ring_of_architectures_is_refused(plug_ins: Path) -> None:
         'from primus.machine.profile import Layer\nLAYER = Layer(name="ring", parent="ring")\n'
     )
     with pytest.raises(PrimusError, match="'ring' stands above itself"):
-        profile.architecture_layers("ring")
+        profile.list_architecture_layers("ring")
 
 
 def test_a_machine_without_accelerators_has_a_profile_that_no_device_is_taken_for() -> None:
-    assert profile.layers(profile.named("cpu")) == [*profile.architecture_layers("base"), ("cpu", {})]
-    assert profile.by_name("Some CPU") is None
+    assert profile.list_layers(profile.find_profile("cpu")) == [*profile.list_architecture_layers("base"), ("cpu", {})]
+    assert profile.find_profile_by_name("Some CPU") is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from primus.machine import qos
-from primus.machine.tree import Tree
+from primus.machine.tree import FileTree
 
 BLOCK = """
 NIC  : 1111111-4c32-3533-3330-12345000000  (0000:{bus}:00.0)
@@ -44,16 +44,16 @@ def block(bus: str = "06", data: str = "10", lossless: str = "0") -> str:
 
 
 def test_data_goes_to_the_lossless_queue_and_control_to_the_strict_one() -> None:
-    assert qos.parse(block() + block("26")) == {(40, 184)}
+    assert qos.parse_traffic_classes(block() + block("26")) == {(40, 184)}
 
 
 def test_of_several_lossless_queues_the_one_with_most_bandwidth_has_the_data() -> None:
-    assert qos.parse(block(lossless="1,0")) == {(40, 184)}
+    assert qos.parse_traffic_classes(block(lossless="1,0")) == {(40, 184)}
 
 
 @pytest.mark.parametrize("text", ["", "nicctl: permission denied", block(lossless=""), block(data="8-15")])
 def test_what_does_not_name_one_class_names_none(text: str) -> None:
-    assert qos.parse(text) == set()
+    assert qos.parse_traffic_classes(text) == set()
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,6 @@ def test_the_tool_is_asked_and_adapters_must_agree(
     tool.write_text(f'#!/bin/sh\n[ "$1 $2" = "show qos" ] && cat {tmp_path}/qos.txt\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    tree = Tree(tmp_path)
-    assert qos.ask(tree) == found
+    tree = FileTree(tmp_path)
+    assert qos.read_traffic_classes(tree) == found
     assert [one.problem for one in tree.problems] == ([problem] if problem else [])

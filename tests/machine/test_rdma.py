@@ -10,16 +10,16 @@ import pytest
 from machines.tree import HERE, grow
 from primus.machine import rdma
 from primus.machine.facts import RdmaDevice
-from primus.machine.tree import Tree
+from primus.machine.tree import FileTree
 
 RECORDED = HERE / "mi300x-8"
 
 
-def write(root: Path, files: dict[str, str]) -> Tree:
+def write(root: Path, files: dict[str, str]) -> FileTree:
     for path, text in files.items():
         (root / "sys/class/infiniband" / path).parent.mkdir(parents=True, exist_ok=True)
         (root / "sys/class/infiniband" / path).write_text(text + "\n")
-    return Tree(root)
+    return FileTree(root)
 
 
 def said(root: Path, tool: str) -> str:
@@ -44,8 +44,8 @@ def seen(devices: tuple[RdmaDevice, ...]) -> list[tuple[object, ...]]:
 
 
 def test_a_recorded_node_shows_its_adapters_in_natural_order() -> None:
-    tree = Tree(RECORDED)
-    devices = rdma.devices(tree)
+    tree = FileTree(RECORDED)
+    devices = rdma.read_rdma_devices(tree)
     assert [device.name for device in devices] == [*(f"bnxt_re{i}" for i in range(8)), "mlx5_0", "mlx5_bond_0"]
     assert [device.interface for device in devices[:2]] == ["rdma0", "rdma1"]
     assert {device.kind for device in devices[:8]} == {"broadcom"}
@@ -55,7 +55,7 @@ def test_a_recorded_node_shows_its_adapters_in_natural_order() -> None:
 
 
 def test_empty_gids_are_left_out_with_their_index_kept() -> None:
-    gids = rdma.devices(Tree(RECORDED))[0].ports[0].gids
+    gids = rdma.read_rdma_devices(FileTree(RECORDED))[0].ports[0].gids
     assert [(gid.index, gid.kind) for gid in gids] == [
         (0, "IB/RoCE v1"), (1, "RoCE v2"), (2, "IB/RoCE v1"), (3, "RoCE v2"),
     ]  # fmt: skip
@@ -66,20 +66,25 @@ def test_gids_behind_a_gap_are_found(tmp_path: Path) -> None:
     zero, full = "0000:0000:0000:0000:0000:0000:0000:0000", "0000:0000:0000:0000:0000:ffff:0a00:0001"
     files = {f"{port}/gids/{i}": full if i in (0, 9) else zero for i in range(64)}
     tree = write(tmp_path, files | {f"{port}/gid_attrs/types/9": "RoCE v2"})
-    assert [(gid.index, gid.kind) for gid in rdma.devices(tree)[0].ports[0].gids] == [(0, "unknown"), (9, "RoCE v2")]
+    assert [(gid.index, gid.kind) for gid in rdma.read_rdma_devices(tree)[0].ports[0].gids] == [
+        (0, "unknown"),
+        (9, "RoCE v2"),
+    ]
 
 
 @pytest.mark.parametrize("name", ["h100-infiniband", "h100-roce-faults"])
 def test_ibstat_tells_what_the_kernel_tells(tmp_path: Path, name: str) -> None:
     root = grow(name, tmp_path)
-    told, problems = rdma.parse(said(root, "ibstat"))
-    assert seen(told) == seen(rdma.devices(Tree(root)))
+    told, problems = rdma.parse_rdma_devices(said(root, "ibstat"))
+    assert seen(told) == seen(rdma.read_rdma_devices(FileTree(root)))
     assert len(told) == 12 and [device.name for device in told][-2:] == ["mlx5_10", "mlx5_11"]
     assert problems == ()
 
 
 def test_the_states_of_a_faulty_node_are_kept_apart(tmp_path: Path) -> None:
-    devices = {device.name: device.ports[0] for device in rdma.devices(Tree(grow("h100-roce-faults", tmp_path)))}
+    devices = {
+        device.name: device.ports[0] for device in rdma.read_rdma_devices(FileTree(grow("h100-roce-faults", tmp_path)))
+    }
     assert (devices["mlx5_5"].state, devices["mlx5_5"].physical_state) == ("DOWN", "Disabled")
     assert (devices["mlx5_11"].state, devices["mlx5_11"].physical_state) == ("DOWN", "Polling")
     assert sum(port.is_active for port in devices.values()) == 10
@@ -87,19 +92,19 @@ def test_the_states_of_a_faulty_node_are_kept_apart(tmp_path: Path) -> None:
 
 def test_ibstatus_tells_what_the_kernel_tells(tmp_path: Path) -> None:
     root = grow("a100-infiniband", tmp_path)
-    told, problems = rdma.parse(said(root, "ibstatus"), "ibstatus")
+    told, problems = rdma.parse_rdma_devices(said(root, "ibstatus"), "ibstatus")
     ports = [(device.name, device.ports) for device in told]
     assert [(name, port[0].rate_gbps, port[0].is_active) for name, port in ports][-2:] == [
         ("mlx5_7", 200.0, True),
         ("mlx5_8", 40.0, True),
     ]
-    assert [row[3:] for row in seen(told)] == [row[3:] for row in seen(rdma.devices(Tree(root)))]
+    assert [row[3:] for row in seen(told)] == [row[3:] for row in seen(rdma.read_rdma_devices(FileTree(root)))]
     assert problems == ()
 
 
 def test_what_ibstat_said_before_it_failed_counts_and_the_failure_is_told(tmp_path: Path) -> None:
     root = grow("a100-infiniband", tmp_path)
-    told, problems = rdma.parse(said(root, "ibstat"))
+    told, problems = rdma.parse_rdma_devices(said(root, "ibstat"))
     assert len(told) == 8 and all(device.ports[0].is_active for device in told)
     assert [problem.where for problem in problems] == ["ibstat"] and "mlx5_8" in problems[0].problem
 
@@ -118,7 +123,7 @@ def test_ibv_devinfo_is_understood() -> None:
 \t\t\tstate:\t\t\tPORT_ACTIVE (4)
 \t\t\tlink_layer:\t\tInfiniBand
 """
-    (device,), _ = rdma.parse(text, "ibv_devinfo")
+    (device,), _ = rdma.parse_rdma_devices(text, "ibv_devinfo")
     assert (device.name, device.kind, device.firmware) == ("mlx5_12", "mellanox", "22.38.1900")
     down, up = device.ports
     assert (down.number, down.state, down.physical_state, down.link_layer) == (1, "DOWN", "Disabled", "Ethernet")
@@ -129,7 +134,7 @@ def test_ibv_devinfo_is_understood() -> None:
     "text", ["", "ibpanic: no devices", "No IB devices found\n", "CA 'x", "port: 1\nstate: up", "\0"]
 )
 def test_other_output_is_no_device(text: str) -> None:
-    assert rdma.parse(text)[0] == ()
+    assert rdma.parse_rdma_devices(text)[0] == ()
 
 
 @pytest.mark.parametrize(
@@ -145,18 +150,18 @@ def test_other_output_is_no_device(text: str) -> None:
     ],
 )
 def test_the_vendor_decides_before_the_name(vendor_id: int | None, name: str, kind: str | None) -> None:
-    assert rdma.kind_of(vendor_id, name) == kind
+    assert rdma.find_nic_kind(vendor_id, name) == kind
 
 
 def test_a_device_without_most_files_is_still_one(tmp_path: Path) -> None:
     tree = write(tmp_path, {"mlx5_0/ports/1/state": "4: ACTIVE", "mlx5_0/ports/1/rate": "fast"})
-    (device,) = rdma.devices(tree)
+    (device,) = rdma.read_rdma_devices(tree)
     assert (device.kind, device.hca_type, device.interface, device.bdf) == ("mellanox", None, None, None)
     assert device.ports[0].rate_gbps is None and not device.ports[0].is_active
 
 
 def test_a_machine_without_adapters_has_none(tmp_path: Path) -> None:
-    assert rdma.devices(Tree(tmp_path)) == ()
+    assert rdma.read_rdma_devices(FileTree(tmp_path)) == ()
 
 
 def test_a_tool_that_fails_at_the_end_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +171,8 @@ def test_a_tool_that_fails_at_the_end_is_believed(tmp_path: Path, monkeypatch: p
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    tree = Tree(tmp_path)
-    (device,) = rdma._from_tools(tree)
+    tree = FileTree(tmp_path)
+    (device,) = rdma._read_tools(tree)
     assert device.ports[0].is_active
     assert [problem.problem for problem in tree.problems] == ["ibpanic: gone"]
 
@@ -180,8 +185,8 @@ def test_a_tool_that_hangs_with_a_child_is_a_problem_at_its_limit(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(rdma, "TOOL_LIMIT_S", 0.2)
-    tree = Tree(tmp_path)
+    tree = FileTree(tmp_path)
     began = time.monotonic()
-    assert rdma._from_tools(tree) == ()
+    assert rdma._read_tools(tree) == ()
     assert time.monotonic() - began < 5
     assert "gave no answer" in tree.problems[0].problem

@@ -62,7 +62,7 @@ Agent 2
 
 
 def test_amd_smi_of_an_mi210() -> None:
-    reading = smi.amd_smi([MI210, ""])[0]
+    reading = smi.parse_amd_smi([MI210, ""])[0]
     assert (reading.name, reading.device_id, reading.architecture) == ("AMD Instinct MI210", 0x740F, "gfx90a")
     assert (reading.memory_bytes, reading.power_w, reading.numa_node) == (65520 << 20, 300, 1)
     assert reading.driver is None  # it is the kernel's description
@@ -71,42 +71,44 @@ def test_amd_smi_of_an_mi210() -> None:
 
 @pytest.mark.parametrize("static", [MI355X_FLAT, MI355X_PPT, "WARNING: not in the render group\n" + MI355X_PPT])
 def test_amd_smi_of_an_mi355x_in_both_shapes(static: str) -> None:
-    reading = smi.amd_smi([static, MI355X_LIST])[0]
+    reading = smi.parse_amd_smi([static, MI355X_LIST])[0]
     assert (reading.bdf, reading.device_id, reading.power_w) == ("0000:05:00.0", 0x75A3, 1400)
 
 
 def test_the_power_limit_is_the_one_that_holds_not_the_largest_possible() -> None:
     capped = '{"ppt0": {"socket_power_limit": {"value": 1000, "unit": "W"}, "max_power_limit": {"value": 1400}}}'
     for limit in (capped, '{"socket_power": {"value": 1000, "unit": "W"}, "max_power": {"value": 1400, "unit": "W"}}'):
-        assert smi.amd_smi([f'[{{"gpu": 0, "limit": {limit}}}]', ""])[0].power_w == 1000
-    assert smi.amd_smi(['[{"gpu": 0, "limit": {"max_power": {"value": 1400, "unit": "W"}}}]', ""])[0].power_w is None
+        assert smi.parse_amd_smi([f'[{{"gpu": 0, "limit": {limit}}}]', ""])[0].power_w == 1000
+    assert (
+        smi.parse_amd_smi(['[{"gpu": 0, "limit": {"max_power": {"value": 1400, "unit": "W"}}}]', ""])[0].power_w is None
+    )
 
 
 def test_amd_smi_list_alone_is_enough() -> None:
-    assert smi.amd_smi(["", MI355X_LIST])[0].device_id == 0x75A3
+    assert smi.parse_amd_smi(["", MI355X_LIST])[0].device_id == 0x75A3
 
 
 def test_rocm_smi_gives_the_model_by_id_in_both_forms() -> None:
-    card = smi.rocm_smi([MI250X_JSON])[0]
+    card = smi.parse_rocm_smi([MI250X_JSON])[0]
     assert (card.device_id, card.architecture) == (0x7408, "gfx90a")
-    known = profile.by_id("amd", card.device_id or 0)
+    known = profile.find_profile_by_id("amd", card.device_id or 0)
     assert known and known.model == "MI250X"
-    card = smi.rocm_smi([MI300X_TEXT])[0]
+    card = smi.parse_rocm_smi([MI300X_TEXT])[0]
     assert (card.name, card.device_id, card.bdf) == ("AMD Instinct MI300X OAM", 0x74A1, "0000:26:00.0")
     assert card.power_w == 750
     lower = MI250X_JSON.replace("Card Series", "Card series").replace("Card Model", "Card model")
-    assert smi.rocm_smi([lower])[0].device_id == 0x7408
+    assert smi.parse_rocm_smi([lower])[0].device_id == 0x7408
 
 
 def test_the_card_model_of_an_older_rocm_smi_is_no_device_id() -> None:
     old = '{"card0": {"Card series": "Instinct MI210", "Card model": "0x0c34", "Card SKU": "D67301"}}'
-    assert [reading.device_id for reading in smi.rocm_smi([old])] == [None]
+    assert [reading.device_id for reading in smi.parse_rocm_smi([old])] == [None]
     new = '{"card0": {"Card Series": "Instinct MI210", "Card Model": "0x0c34", "Device ID": "0x740f"}}'
-    assert [reading.device_id for reading in smi.rocm_smi([new])] == [0x740F]
+    assert [reading.device_id for reading in smi.parse_rocm_smi([new])] == [0x740F]
 
 
 def test_rocminfo_gives_the_agents_that_are_gpus() -> None:
-    (reading,) = smi.rocminfo([ROCMINFO])
+    (reading,) = smi.parse_rocminfo([ROCMINFO])
     assert (reading.bdf, reading.device_id, reading.architecture) == ("0000:c6:00.0", 29857, "gfx942")
     assert (reading.name, reading.memory_bytes) == ("AMD Instinct MI300X", 196592 << 20)
 
@@ -114,17 +116,17 @@ def test_rocminfo_gives_the_agents_that_are_gpus() -> None:
 def test_nvidia_smi_with_units_without_and_without_values() -> None:
     header = "index, name, pci.bus_id, memory.total [MiB], driver_version\n"
     with_units = header + "0, NVIDIA L40S, 00000000:03:00.0, 46068 MiB, 580.178.04\n"
-    reading = smi.nvidia_smi([with_units])[0]
+    reading = smi.parse_nvidia_smi([with_units])[0]
     assert (reading.bdf, reading.memory_bytes, reading.driver) == ("0000:03:00.0", 46068 << 20, "580.178.04")
-    plain = smi.nvidia_smi(["0, NVIDIA H100 80GB HBM3, 00000000:03:00.0, 81559, 580.65.06\n"])[0]
+    plain = smi.parse_nvidia_smi(["0, NVIDIA H100 80GB HBM3, 00000000:03:00.0, 81559, 580.65.06\n"])[0]
     assert plain.memory_bytes == 81559 << 20
-    empty = smi.nvidia_smi([header + "0, [N/A], 00000000:03:00.0, [N/A], [Not Supported]\n"])[0]
+    empty = smi.parse_nvidia_smi([header + "0, [N/A], 00000000:03:00.0, [N/A], [Not Supported]\n"])[0]
     assert (empty.name, empty.memory_bytes, empty.driver) == (None, None, None)
 
 
 def test_a_failed_card_costs_its_own_row_only() -> None:
     failed = "[Unknown Error], [GPU requires reset], 00000000:03:00.0, [GPU is lost], 580.65.06\n"
-    found = smi.nvidia_smi([f"{failed}1, NVIDIA H100 80GB HBM3, 00000000:43:00.0, 81559 MiB, 580.65.06\n"])
+    found = smi.parse_nvidia_smi([f"{failed}1, NVIDIA H100 80GB HBM3, 00000000:43:00.0, 81559 MiB, 580.65.06\n"])
     assert [(one.index, one.name, one.bdf) for one in found] == [
         (0, None, "0000:03:00.0"),
         (1, "NVIDIA H100 80GB HBM3", "0000:43:00.0"),
@@ -134,7 +136,7 @@ def test_a_failed_card_costs_its_own_row_only() -> None:
 
 def test_torch_gives_addresses_where_it_has_them() -> None:
     entry = {"name": "AMD Instinct MI300X", "memory": 206141652992, "arch": "gfx942:sramecc+:xnack-", "pci": [0, 5, 0]}
-    reading = smi.torch([json.dumps([entry, entry | {"pci": [None, None, None]}])])
+    reading = smi.parse_torch([json.dumps([entry, entry | {"pci": [None, None, None]}])])
     assert (reading[0].bdf, reading[0].architecture, reading[1].bdf) == ("0000:05:00.0", "gfx942", None)
 
 
@@ -152,7 +154,7 @@ def test_torch_gives_addresses_where_it_has_them() -> None:
     ],
 )
 def test_sizes_have_many_spellings(value: object, expected: int | None) -> None:
-    assert smi.size(value) == expected
+    assert smi.parse_size(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_sizes_have_many_spellings(value: object, expected: int | None) -> None:
     ],
 )
 def test_an_architecture_has_one_spelling(name: str | None, expected: str | None) -> None:
-    assert smi.architecture(name) == expected
+    assert smi.parse_architecture(name) == expected
 
 
 @given(said=st.text() | st.from_regex(r"\[\{\"gpu\":.*\}\]|GPU\[\d+\]\s*: .*:.*|Agent 1\n .*: .*"))
@@ -192,7 +194,7 @@ AROUND = {
 
 @pytest.mark.parametrize("said", AROUND.values(), ids=AROUND)
 def test_text_around_json_costs_nothing(said: str) -> None:
-    assert smi.entries(said)[0]["bdf"] == "0000:05:00.0"
+    assert smi.find_entries(said)[0]["bdf"] == "0000:05:00.0"
 
 
 @pytest.mark.parametrize("indent", [None, 4])
@@ -200,20 +202,20 @@ def test_text_around_json_costs_nothing(said: str) -> None:
 def test_no_part_of_broken_json_passes_for_the_whole(cut: int, indent: int | None) -> None:
     nested = json.dumps({"gpu_data": json.loads(MI355X_LIST) * 2}, indent=indent)
     with pytest.raises(ValueError):
-        smi.entries(f"[1]\n{nested[:cut]}")
+        smi.find_entries(f"[1]\n{nested[:cut]}")
     cards = json.dumps({f"card{index}": {"Card Series": "x"} for index in range(2)}, indent=indent)
     with pytest.raises(ValueError):
-        smi.loads(cards[:cut])
+        smi.parse_json(cards[:cut])
 
 
 @pytest.mark.parametrize("said", ["", "no devices", '{"gpu_data":', '{"system": {}}', "[1, 2]"])
 def test_broken_json_is_an_error(said: str) -> None:
     with pytest.raises(ValueError):
-        smi.entries(said)
+        smi.find_entries(said)
 
 
 def test_a_table_without_rows_has_a_header_or_is_none() -> None:
     fields = ("gpu_bus_id", "pid")
-    assert smi.table("gpu_bus_id, pid\n", fields) == [] == smi.table("", fields)
+    assert smi.parse_table("gpu_bus_id, pid\n", fields) == [] == smi.parse_table("", fields)
     with pytest.raises(ValueError, match="no table"):
-        smi.table("99999\n99999\n", fields)
+        smi.parse_table("99999\n99999\n", fields)

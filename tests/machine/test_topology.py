@@ -8,15 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from fakes.nodes import node
-from primus.machine.facts import Facts, Interface, Link, PcieLink, RdmaPort
-from primus.machine.topology import End, expected_partitions, topology
+from primus.machine.facts import Interface, Link, MachineFacts, PcieLink, RdmaPort
+from primus.machine.topology import TopologyEnd, build_topology, count_expected_partitions
 
 DOWN = RdmaPort(state="DOWN", physical_state="Polling")
 
 
-def words(facts: Facts) -> Counter[str]:
+def words(facts: MachineFacts) -> Counter[str]:
     """How often each word stands between two cards, each pair counted once."""
-    found = topology(facts)
+    found = build_topology(facts)
     number = len(facts.devices)
     return Counter(found.matrix[a][b] for a in range(number) for b in range(a + 1, number))
 
@@ -24,7 +24,7 @@ def words(facts: Facts) -> Counter[str]:
 def test_cards_of_one_hive_are_linked_and_of_two_are_not() -> None:
     assert words(node()) == {"XGMI": 28}
     assert words(node(num_hives=2)) == {"XGMI": 12, "SYS": 16}
-    assert topology(node(num_hives=2)).islands == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert build_topology(node(num_hives=2)).islands == ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
 def test_nvlinks_are_counted() -> None:
@@ -49,13 +49,13 @@ def test_pci_paths_decide_and_then_the_numa_node(first: tuple[str, ...], second:
         devices=(replace(facts.devices[0], pci_path=first),),
         rdma=(replace(facts.rdma[0], pci_path=second),),
     )
-    assert topology(facts).word("GPU0", "mlx5_0") == word
-    assert topology(facts).word("mlx5_0", "GPU0") == word
+    assert build_topology(facts).find_relation_word("GPU0", "mlx5_0") == word
+    assert build_topology(facts).find_relation_word("mlx5_0", "GPU0") == word
 
 
 def test_without_path_and_numa_node_the_relation_is_not_known() -> None:
     facts = node(2, num_adapters=0, num_hives=2, numa_of=lambda i: -1, has_paths=False)
-    assert topology(replace(facts, links=())).word("GPU0", "GPU1") == "?"
+    assert build_topology(replace(facts, links=())).find_relation_word("GPU0", "GPU1") == "?"
 
 
 def test_a_link_seen_from_both_ends_is_one_link() -> None:
@@ -65,28 +65,28 @@ def test_a_link_seen_from_both_ends_is_one_link() -> None:
 
 
 def test_a_healthy_node_has_no_warning() -> None:
-    assert topology(node()).warnings == ()
-    assert topology(node(num_links=18)).warnings == ()
+    assert build_topology(node()).warnings == ()
+    assert build_topology(node(num_links=18)).warnings == ()
 
 
 def test_a_missing_link_within_a_hive_is_named() -> None:
     facts = node()
     facts = replace(facts, links=tuple(link for link in facts.links if (link.first, link.second) != (2, 5)))
-    assert topology(facts).warnings == ("no xGMI link within one hive: GPU2-GPU5",)
+    assert build_topology(facts).warnings == ("no xGMI link within one hive: GPU2-GPU5",)
 
 
 def test_a_pair_with_fewer_nvlinks_is_named() -> None:
     facts = node(num_links=18)
     facts = replace(facts, links=(replace(facts.links[0], num_links=12), *facts.links[1:]))
-    assert topology(facts).warnings == ("fewer than 18 NVLinks: GPU0-GPU1",)
+    assert build_topology(facts).warnings == ("fewer than 18 NVLinks: GPU0-GPU1",)
 
 
 def test_the_fullest_card_of_a_kind_says_how_many_partitions_there_should_be() -> None:
     facts = node(num_partitions=8)
     short = replace(facts.devices[7], partitions=facts.devices[7].partitions[:7])
     other = replace(short, model="MI308X")
-    assert expected_partitions(replace(facts, devices=(*facts.devices[:7], short)), short) == 8
-    assert expected_partitions(replace(facts, devices=(*facts.devices[:7], other)), other) == 7
+    assert count_expected_partitions(replace(facts, devices=(*facts.devices[:7], short)), short) == 8
+    assert count_expected_partitions(replace(facts, devices=(*facts.devices[:7], other)), other) == 7
 
 
 def test_slow_pcie_a_dead_port_and_numa_gaps_are_named() -> None:
@@ -98,7 +98,7 @@ def test_slow_pcie_a_dead_port_and_numa_gaps_are_named() -> None:
         devices=(replace(facts.devices[0], pcie=slow), lost, *facts.devices[2:]),
         rdma=(*facts.rdma[:3], replace(facts.rdma[3], ports=(DOWN,))),
     )
-    assert topology(facts).warnings == (
+    assert build_topology(facts).warnings == (
         "GPU0 has a PCIe link below its best: x8 of x16, 16 of 32 GT/s",
         "NUMA node not known: GPU1",
         "NUMA node 1 has 4 GPUs and no network adapter",
@@ -115,17 +115,21 @@ def test_an_interface_with_its_own_device_is_an_adapter_once() -> None:
             Interface(name="docker0", kind="virtual", state="up"),
         ),
     )
-    adapters = [end for end in topology(facts).ends if end.kind == "nic"]
+    adapters = [end for end in build_topology(facts).ends if end.kind == "nic"]
     assert [end.name for end in adapters] == ["mlx5_0", "eno1"]
-    assert adapters[1] == End(name="eno1", kind="nic", bdf="0000:c0:00.0", numa_node=0, detail="25 Gb/s ethernet")
+    assert adapters[1] == TopologyEnd(
+        name="eno1", kind="nic", bdf="0000:c0:00.0", numa_node=0, detail="25 Gb/s ethernet"
+    )
 
 
 def test_cards_with_nvlink_of_which_none_is_told_are_odd() -> None:
-    assert any("NVLink" in warning for warning in topology(replace(node(8, "H100", num_links=18), links=())).warnings)
-    assert not any(
-        "NVLink" in warning for warning in topology(replace(node(1, "H100", num_links=18), links=())).warnings
+    assert any(
+        "NVLink" in warning for warning in build_topology(replace(node(8, "H100", num_links=18), links=())).warnings
     )
     assert not any(
-        "NVLink" in warning for warning in topology(replace(node(4, "L40S", num_links=18), links=())).warnings
+        "NVLink" in warning for warning in build_topology(replace(node(1, "H100", num_links=18), links=())).warnings
     )
-    assert not topology(node(8, "H100", num_links=18)).warnings
+    assert not any(
+        "NVLink" in warning for warning in build_topology(replace(node(4, "L40S", num_links=18), links=())).warnings
+    )
+    assert not build_topology(node(8, "H100", num_links=18)).warnings

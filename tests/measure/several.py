@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from primus.errors import PrimusError
-from primus.machine.measured import Asked, rounds
+from primus.machine.measurements import MeasurementPlan, list_pair_rounds
 from primus.measure import collectives, scan, suite
-from primus.measure.collectives import OPERATIONS, Buffers, Group
-from primus.measure.endurance import Workload
+from primus.measure.collectives import OPERATIONS, Buffers, RankGroup
+from primus.measure.endurance import EnduranceWorkload
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
 
@@ -34,7 +34,7 @@ SLEEP_S = 0.06
 PAIR_BYTES = 4096
 
 
-def measure(group: Group) -> dict[str, object]:
+def measure(group: RankGroup) -> dict[str, object]:
     """Every operation as it is, then with faults of one rank."""
     return {
         "right": [collectives.run(name, size, group, 0.05) for name in OPERATIONS for size in SIZES for _ in range(2)],
@@ -42,14 +42,14 @@ def measure(group: Group) -> dict[str, object]:
         "received": [collectives.run(name, 1000, group, 0.05, _corrupting_receiver(name)) for name in OPERATIONS],
         "twice": collectives.run("all_reduce", 1000, group, 0.05, _twice),
         "unknown": collectives.run("all_reduce", 1000, group, 0.05, _unsupported),
-        "pairs": _scan(group, scan.exchange),
+        "pairs": _scan(group, scan.exchange_with_partner),
         "slow_pairs": _scan(group, _slow_exchange),
         "corrupt_pairs": _scan(group, _corrupt_exchange),
     }
 
 
 def _corrupting_sender(name: str) -> collectives.Launch:
-    def launch(buffers: Buffers, group: Group) -> None:
+    def launch(buffers: Buffers, group: RankGroup) -> None:
         if group.member == CULPRIT:
             buffers.send[0] += 1
             buffers.receive[0] += 1  # what is reduced or sent in place
@@ -59,7 +59,7 @@ def _corrupting_sender(name: str) -> collectives.Launch:
 
 
 def _corrupting_receiver(name: str) -> collectives.Launch:
-    def launch(buffers: Buffers, group: Group) -> None:
+    def launch(buffers: Buffers, group: RankGroup) -> None:
         OPERATIONS[name].launch(buffers, group)
         if group.member == CULPRIT:
             buffers.receive[-1] += 1
@@ -67,30 +67,30 @@ def _corrupting_receiver(name: str) -> collectives.Launch:
     return launch
 
 
-def _twice(buffers: Buffers, group: Group) -> None:
+def _twice(buffers: Buffers, group: RankGroup) -> None:
     for _ in range(2):
         OPERATIONS["all_reduce"].launch(buffers, group)
 
 
-def _unsupported(buffers: Buffers, group: Group) -> None:
+def _unsupported(buffers: Buffers, group: RankGroup) -> None:
     raise RuntimeError("ProcessGroupGloo does not support this operation")
 
 
-def _slow_exchange(buffers: Buffers, group: Group, partner: int) -> None:
+def _slow_exchange(buffers: Buffers, group: RankGroup, partner: int) -> None:
     if group.member == CULPRIT:
         time.sleep(SLEEP_S)
-    scan.exchange(buffers, group, partner)
+    scan.exchange_with_partner(buffers, group, partner)
 
 
-def _corrupt_exchange(buffers: Buffers, group: Group, partner: int) -> None:
-    scan.exchange(buffers, group, partner)
+def _corrupt_exchange(buffers: Buffers, group: RankGroup, partner: int) -> None:
+    scan.exchange_with_partner(buffers, group, partner)
     if group.member == CULPRIT:
         buffers.receive[0] = -5.0
 
 
-def _scan(group: Group, exchange: scan.Exchange) -> list[object]:
+def _scan(group: RankGroup, exchange: scan.Exchange) -> list[object]:
     found: list[object] = []
-    for number, meeting in enumerate(rounds(group.size)):
+    for number, meeting in enumerate(list_pair_rounds(group.size)):
         found += scan.run_round(number, meeting, group, PAIR_BYTES, between_nodes=False, exchange=exchange)
     return found
 
@@ -99,7 +99,7 @@ def alone(folder: Path, rank: int, local_rank: int, world_size: int) -> int:
     """The functions under test, in a group of their own."""
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=20))
-    group = Group("node", tuple(range(world_size)), rank, torch.device("cpu"), dist.group.WORLD)
+    group = RankGroup("node", tuple(range(world_size)), rank, torch.device("cpu"), dist.group.WORLD)
     (folder / f"rank_{rank}.json").write_bytes(msgspec.json.encode(measure(group)))
     dist.destroy_process_group()
     return 0
@@ -128,9 +128,9 @@ def soak(folder: Path, rank: int, local_rank: int, world_size: int) -> int:
         if rank == CULPRIT and calls == 9:
             out.view(torch.int32)[0, 0] ^= 1
 
-    workload = Workload(train=lambda _: (trained.pop(0), 1.0), multiply=multiply)
+    workload = EnduranceWorkload(train=lambda _: (trained.pop(0), 1.0), multiply=multiply)
     attempt = Attempt(Run(folder), 0, rank, local_rank, world_size, None)
-    asked = Asked(
+    asked = MeasurementPlan(
         tests=("host_memory", "quickstart", "burn_in"), sizes_bytes=(8,), pair_bytes=8, gemm_size=128, dtype="fp32",
         is_quick=True, timeout_s=20.0, burn_in_s=0.5,
     )  # fmt: skip
@@ -143,9 +143,9 @@ def _suite(folder: Path, rank: int, local_rank: int, world_size: int, **asked: o
     attempt = Attempt(Run(folder), 0, rank, local_rank, world_size, None)
     tests = ("sanity", "gemm", "memory", "copies", "collectives", "pairs") if asked["is_quick"] else ("collectives",)
     try:
-        suite.run(attempt, Asked(tests=tests, pair_bytes=65536, gemm_size=128, dtype="fp32", **asked))  # type: ignore[arg-type]
+        suite.run(attempt, MeasurementPlan(tests=tests, pair_bytes=65536, gemm_size=128, dtype="fp32", **asked))  # type: ignore[arg-type]
     except PrimusError as error:
-        attempt.fail(error, error.exit_code)
+        attempt.record_failure(error, error.exit_code)
         return error.exit_code
     finally:
         attempt.close()

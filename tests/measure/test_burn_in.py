@@ -13,14 +13,14 @@ from fakes import tools
 from fakes.nodes import node as build_facts
 from measure.test_communication import codes, started
 from primus.backends import native
-from primus.machine import measured
-from primus.machine.facts import Facts
-from primus.machine.measured import BurnIn, Results
+from primus.machine import measurements
+from primus.machine.facts import MachineFacts
+from primus.machine.measurements import BurnIn, MeasurementResults
 from primus.measure import burn_in, gemm, telemetry
 from primus.measure.timing import HostClock
 from primus.preflight import performance
-from primus.preflight.finding import Finding
-from primus.preflight.yardstick import Demands
+from primus.preflight.finding import CheckFinding
+from primus.preflight.performance_baselines import Demands
 from primus.runs.files import read_json
 
 pytestmark = pytest.mark.native
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 MEMORY = 4 * 2**20
 
 
-def burn(multiply: gemm.Multiply = gemm.multiply, dtype: gemm.Dtype = "fp32", seconds: float = 0.3) -> BurnIn:
+def burn(multiply: gemm.Multiply = gemm.multiply_matrices, dtype: gemm.Dtype = "fp32", seconds: float = 0.3) -> BurnIn:
     return burn_in.run(CPU, 64, dtype, HostClock(), seconds, memory_bytes=MEMORY, multiply=multiply)
 
 
@@ -46,7 +46,7 @@ def test_one_flipped_bit_in_one_product_is_found(dtype: gemm.Dtype) -> None:
 
     def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         nonlocal calls
-        gemm.multiply(a, b, out)
+        gemm.multiply_matrices(a, b, out)
         calls += 1
         if calls == 7:
             out.view(burn_in.WORDS[out.itemsize])[5, 3] ^= 1  # the least significant bit, far below any tolerance
@@ -59,7 +59,7 @@ def test_one_flipped_bit_in_one_product_is_found(dtype: gemm.Dtype) -> None:
 @pytest.mark.parametrize("pattern", burn_in.PATTERNS)
 def test_a_word_that_lost_its_pattern_is_counted(pattern: int | None) -> None:
     memory = torch.empty(1000, dtype=torch.int32)
-    burn_in._fill(memory, pattern)
+    burn_in._fill_memory(memory, pattern)
     assert burn_in.count_wrong(memory, pattern) == 0
     memory[17] ^= 1 << 9
     memory[998] = memory[996]  # a wrong address gives a word of another place
@@ -71,8 +71,8 @@ def test_a_checksum_changes_with_each_word_and_its_place() -> None:
     changed, swapped = words.clone(), words.clone()
     changed[3] ^= 1
     swapped[[3, 4]] = words[[4, 3]]
-    assert len({burn_in.checksum(one) for one in (words, changed, swapped)}) == 3
-    assert burn_in.checksum(words.view(10, 100)) == burn_in.checksum(words)
+    assert len({burn_in.compute_checksum(one) for one in (words, changed, swapped)}) == 3
+    assert burn_in.compute_checksum(words.view(10, 100)) == burn_in.compute_checksum(words)
 
 
 def test_a_burn_in_ends_when_it_is_stopped() -> None:
@@ -81,7 +81,7 @@ def test_a_burn_in_ends_when_it_is_stopped() -> None:
 
 
 def _tiny(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    gemm.multiply(a, b, out)
+    gemm.multiply_matrices(a, b, out)
 
 
 def test_the_reference_training_repeats_itself_and_notices_one_weight() -> None:
@@ -102,10 +102,10 @@ def test_the_reference_training_repeats_itself_and_notices_one_weight() -> None:
         assert native.train_reference(CPU)[0] != first[0]
 
 
-def findings(folder: Path) -> list[Finding]:
+def findings(folder: Path) -> list[CheckFinding]:
     """What a preflight says of the processes in `folder`."""
-    results = read_json(folder / measured.FILE, Results)
-    return performance.findings(results, Facts(), Demands())
+    results = read_json(folder / measurements.FILE, MeasurementResults)
+    return performance.judge_results(results, MachineFacts(), Demands())
 
 
 def test_of_four_processes_the_ones_with_faults_are_named(tmp_path: Path) -> None:
@@ -149,12 +149,12 @@ def test_telemetry_is_sampled_while_the_load_runs(tmp_path: Path) -> None:
     environ = {**os.environ, **tools.tool(tmp_path / "bin", "nvidia-smi", NVIDIA.format(count=count))}
     environ["PATH"] += f":{os.environ['PATH']}"
     facts = build_facts(num_cards=2, model="H100", num_links=18)
-    with telemetry.Sampler(telemetry.reader(facts, environ), 0.6) as sampler:
+    with telemetry.TelemetrySampler(telemetry.create_reader(facts, environ), 0.6) as sampler:
         for _ in range(500):
-            if len(sampler.telemetry()) == 2 and sampler.telemetry()[0].num_samples > 1:
+            if len(sampler.summarise_telemetry()) == 2 and sampler.summarise_telemetry()[0].num_samples > 1:
                 break
             burn(seconds=0.02)
-    healthy, throttled = sampler.telemetry()
+    healthy, throttled = sampler.summarise_telemetry()
     assert healthy.num_samples > 1
     assert (healthy.clock_mean_mhz, healthy.power_max_w, healthy.throttled) == (1980.0, 690.0, {})
     assert throttled.throttled == {"hw_thermal_slowdown": throttled.num_samples}
@@ -165,5 +165,5 @@ def test_only_cards_that_the_process_may_use_are_sampled(tmp_path: Path) -> None
     environ = {**os.environ, **tools.tool(tmp_path / "bin", "nvidia-smi", NVIDIA.format(count=tmp_path / "count"))}
     environ |= {"PATH": f"{environ['PATH']}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "1"}
     facts = build_facts(num_cards=2, model="H100", num_links=18)
-    assert [one.index for one in telemetry.reader(facts, environ)()] == [1]
+    assert [one.index for one in telemetry.create_reader(facts, environ)()] == [1]
     assert json.loads((tmp_path / "count").read_text()) >= 1

@@ -20,12 +20,12 @@ import pytest
 from fakes.tools import is_gone
 from measure import several
 from primus.errors import EXIT_TIMED_OUT
-from primus.machine import measured
-from primus.machine.measured import Collective, Pair, Part, Results
+from primus.machine import measurements
+from primus.machine.measurements import Collective, MeasurementResults, Pair, RankMeasurements
 from primus.measure import collectives
-from primus.preflight import pairs, performance
+from primus.preflight import fault_localization, performance
 from primus.runs.files import read_json
-from primus.runs.store import Failure
+from primus.runs.store import RankFailure
 
 SEVERAL = Path(several.__file__)
 SOURCE = Path(__file__).parents[2] / "src"
@@ -132,9 +132,11 @@ def test_what_the_backend_lacks_is_said_and_never_faked(answers: Answers) -> Non
     assert found.busbw_gb_per_s is None
 
 
-def results_of(answers: Answers, key: str) -> dict[pairs.Result, Pair]:
+def results_of(answers: Answers, key: str) -> dict[fault_localization.PairResult, Pair]:
     found = msgspec.convert(answers[0][key], list[Pair])
-    return {pairs.Result(one.first, one.second, None if one.wrong else one.gb_per_s): one for one in found}
+    return {
+        fault_localization.PairResult(one.first, one.second, None if one.wrong else one.gb_per_s): one for one in found
+    }
 
 
 def test_the_pair_scan_meets_each_two_once_and_right(answers: Answers) -> None:
@@ -148,17 +150,17 @@ def test_the_pair_scan_meets_each_two_once_and_right(answers: Answers) -> None:
 def test_the_pair_scan_names_the_rank_that_sleeps_or_corrupts(answers: Answers, key: str) -> None:
     found = results_of(answers, key)
     # Five ranks on two busy cores differ tenfold by themselves: only half of the sleep tells slow from unlucky.
-    bad = pairs.bad_pairs(found, floor=several.PAIR_BYTES / (several.SLEEP_S / 2) / 1e9, below=1.0)
+    bad = fault_localization.find_bad_pairs(found, floor=several.PAIR_BYTES / (several.SLEEP_S / 2) / 1e9, below=1.0)
     if len(answers) > 2:
-        assert pairs.blame(found, bad) == [CULPRIT]
+        assert fault_localization.find_culprits(found, bad) == [CULPRIT]
     else:  # of one pair nobody can say which of the two it is
-        assert pairs.blame(found, bad) == [0, 1]
+        assert fault_localization.find_culprits(found, bad) == [0, 1]
 
 
 def test_the_suite_measures_nodes_of_different_sizes(tmp_path: Path) -> None:
     with started(tmp_path, "whole", "2,1") as process:
         assert codes(process) == [0, 0, 0]
-    found = read_json(tmp_path / measured.FILE, Results)
+    found = read_json(tmp_path / measurements.FILE, MeasurementResults)
     assert (found.world_size, found.backend, found.problem) == (3, "gloo", "")
     assert [(rank.rank, rank.local_rank, rank.node) for rank in found.ranks] == [(0, 0, 0), (1, 1, 0), (2, 0, 1)]
     tests = ["sanity", "gemm_fp32", *(f"memory_{name}" for name in ("copy", "mul", "add", "triad", "dot"))]
@@ -179,7 +181,7 @@ def wait_for_results(folder: Path, rank: int) -> None:
     until = time.monotonic() + 40
     while time.monotonic() < until:
         with contextlib.suppress(Exception):
-            if read_json(folder / measured.part_file(rank), Part).collectives:
+            if read_json(folder / measurements.find_measurements_file(rank), RankMeasurements).collectives:
                 return
         time.sleep(0.05)
     raise AssertionError("the suite did not begin")
@@ -198,12 +200,12 @@ def test_a_rank_that_dies_or_hangs_ends_the_others_within_the_limit(tmp_path: Pa
             os.kill(pids[2], signal.SIGKILL)
         ended = codes(process)
     assert ended[2] == -signal.SIGKILL
-    failures = [read_json(tmp_path / f"logs/attempt_0/rank_{rank}.error.json", Failure) for rank in (0, 1)]
+    failures = [read_json(tmp_path / f"logs/attempt_0/rank_{rank}.error.json", RankFailure) for rank in (0, 1)]
     assert "among 3 ranks" in failures[0].problem
     assert all(failure.exit_code == code for failure, code in zip(failures, ended, strict=False))
     if fate == signal.SIGSTOP:
         assert EXIT_TIMED_OUT in ended
-    asked = measured.Asked(sizes_bytes=(8,), pair_bytes=8, gemm_size=8)
-    found = performance.read(tmp_path, asked, world_size=3)
+    asked = measurements.MeasurementPlan(sizes_bytes=(8,), pair_bytes=8, gemm_size=8)
+    found = performance.read_results(tmp_path, asked, world_size=3)
     assert found.problem and found.collectives
     assert all(map(is_gone, pids))

@@ -11,8 +11,18 @@ import torch
 from msgspec import structs
 
 from primus.measure import collectives, gemm, memory
-from primus.measure.gemm import Rotation
-from primus.measure.timing import FULL, MOST_QUEUED, QUICK, Effort, HostClock, measure, percentile, summary, within
+from primus.measure.gemm import OperandRotation
+from primus.measure.timing import (
+    FULL,
+    MOST_QUEUED,
+    QUICK,
+    Effort,
+    HostClock,
+    compute_percentile,
+    limit_effort,
+    measure_call,
+    summarise_samples,
+)
 
 CPU = torch.device("cpu")
 BRIEF = Effort(warm_up_calls=1, warm_up_s=0.01, longest_warm_up_s=0.02, calls=10, measure_s=0.02, fewest_calls=3)
@@ -52,36 +62,36 @@ class DeviceClock:
 
 
 def test_a_summary_holds_median_percentiles_and_deviation() -> None:
-    found = summary([4.0, 1.0, 2.0, 3.0, 100.0])
+    found = summarise_samples([4.0, 1.0, 2.0, 3.0, 100.0])
     assert (found.n, found.median_s, found.min_s, found.max_s, found.mad_s) == (5, 3.0, 1.0, 100.0, 1.0)
     assert found.p5_s == pytest.approx(1.2)
-    assert percentile([5.0], 95) == 5.0
+    assert compute_percentile([5.0], 95) == 5.0
 
 
 def test_samples_are_not_waited_for_one_by_one() -> None:
     clock = DeviceClock(call_s=1e-3, resolution_s=5e-7)
-    found = measure(clock.call, clock, structs.replace(BRIEF, fewest_calls=500))
+    found = measure_call(clock.call, clock, structs.replace(BRIEF, fewest_calls=500))
     assert found.n == 500
     assert clock.waits < 200  # of warm-up rounds and batches; none within the samples
 
 
 def test_marks_are_read_before_a_driver_runs_out_of_them_and_the_device_never_waits() -> None:
     clock = DeviceClock(call_s=1e-3, resolution_s=5e-7)
-    found = measure(clock.call, clock, structs.replace(BRIEF, fewest_calls=20_000))
+    found = measure_call(clock.call, clock, structs.replace(BRIEF, fewest_calls=20_000))
     assert found.n == 20_000 and found.median_s == pytest.approx(1e-3, rel=1e-2)
     assert clock.most_queued <= 2 * MOST_QUEUED and not clock.was_idle
 
 
 def test_calls_shorter_than_the_clock_sees_are_batched() -> None:
     clock = DeviceClock(call_s=2e-7, resolution_s=1e-6)
-    found = measure(clock.call, clock, BRIEF)
+    found = measure_call(clock.call, clock, BRIEF)
     assert found.calls > 1
     assert found.median_s == pytest.approx(2e-7, rel=0.05)
 
 
 def test_a_clock_that_stands_still_does_not_give_zero() -> None:
     clock = DeviceClock(call_s=0.0, resolution_s=1.0)
-    found = measure(clock.call, clock, BRIEF)
+    found = measure_call(clock.call, clock, BRIEF)
     assert found.min_s > 0
 
 
@@ -92,12 +102,12 @@ def test_a_warm_up_ends_when_times_are_steady_or_says_that_they_are_not() -> Non
         drifting.call_s *= 1.1
         drifting.call()
 
-    assert measure(steady.call, steady, BRIEF).is_settled
-    assert not measure(slower, drifting, structs.replace(BRIEF, longest_warm_up_s=0.0)).is_settled
+    assert measure_call(steady.call, steady, BRIEF).is_settled
+    assert not measure_call(slower, drifting, structs.replace(BRIEF, longest_warm_up_s=0.0)).is_settled
 
 
 def test_a_product_has_two_operations_for_each_multiplication() -> None:
-    assert gemm.flop(8192, 8192, 8192) == 2 * 8192**3
+    assert gemm.count_flop(8192, 8192, 8192) == 2 * 8192**3
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -130,9 +140,9 @@ def test_operands_change_from_call_to_call() -> None:
 
 
 def test_operands_that_do_not_change_are_refused() -> None:
-    one = gemm.operands(CPU, 8, torch.float32, 0, 0)[0]
+    one = gemm.create_operands(CPU, 8, torch.float32, 0, 0)[0]
     with pytest.raises(AssertionError, match="must not stay in the cache"):
-        Rotation([one, one])
+        OperandRotation([one, one])
 
 
 @pytest.mark.parametrize("fault", ["nan", "one element", "never written"])
@@ -149,8 +159,8 @@ def test_a_wrong_product_is_found(fault: str) -> None:
 
 
 def test_a_large_product_in_a_small_type_is_within_its_tolerance() -> None:
-    checked = gemm.operands(CPU, 768, torch.bfloat16, 0, 0)[0]
-    gemm.multiply(*checked)
+    checked = gemm.create_operands(CPU, 768, torch.bfloat16, 0, 0)[0]
+    gemm.multiply_matrices(*checked)
     assert gemm.wrong_elements(checked) == 0
     checked.out[0] *= 1.2  # beyond what bf16 rounds
     assert gemm.wrong_elements(checked) > 100
@@ -200,7 +210,7 @@ def test_wrong_values_in_memory_are_found(name: str) -> None:
 
 @pytest.mark.parametrize(("num_local", "num_copies"), [(1, 0), (2, 2), (8, 8), (16, 16), (17, 9), (63, 16), (64, 16)])
 def test_few_ranks_of_a_node_open_a_context_on_another_device(num_local: int, num_copies: int) -> None:
-    peers = {rank: memory.peer_of(rank, num_local) for rank in range(num_local)}
+    peers = {rank: memory.find_peer(rank, num_local) for rank in range(num_local)}
     copies = {rank: peer for rank, peer in peers.items() if peer is not None}
     assert len(copies) == num_copies
     assert sorted(copies.values()) == sorted(copies)  # each device of them receives one copy
@@ -246,7 +256,7 @@ def test_sizes_are_whole_elements_for_each_rank(asked: int, ranks: int, measured
 
 
 def test_a_single_rank_measures_nothing_and_says_so() -> None:
-    alone = collectives.Group("node", (0,), 0, CPU, None)
+    alone = collectives.RankGroup("node", (0,), 0, CPU, None)
     found = collectives.run("all_reduce", 1024, alone, 0.1)
     assert (found.busbw_gb_per_s, found.algbw_gb_per_s) == (None, None)
     assert found.problem.startswith("single rank")
@@ -254,16 +264,16 @@ def test_a_single_rank_measures_nothing_and_says_so() -> None:
 
 def test_codes_tell_sources_apart_and_sums_are_exact() -> None:
     index = torch.arange(5)
-    assert len({int(collectives.code(rank, 3, index)[2]) for rank in range(4096)}) == 4096
-    total = sum(collectives.term(rank, index) for rank in range(8192))
+    assert len({int(collectives.encode_element(rank, 3, index)[2]) for rank in range(4096)}) == 4096
+    total = sum(collectives.compute_term(rank, index) for rank in range(8192))
     assert isinstance(total, torch.Tensor)
     assert int(total.max()) < 2**24  # what fp32 holds exactly
 
 
 def test_an_effort_keeps_within_a_time_limit() -> None:
-    short = within(FULL, limit_s=4.0)
+    short = limit_effort(FULL, limit_s=4.0)
     assert (short.longest_warm_up_s, short.measure_s) == (1.0, 1.0)
-    assert within(FULL, limit_s=1000.0) == FULL
+    assert limit_effort(FULL, limit_s=1000.0) == FULL
 
 
 def test_quick_tests_are_brief() -> None:

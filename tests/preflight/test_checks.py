@@ -17,47 +17,54 @@ from msgspec import structs
 from fakes import tools
 from machines import tree
 from primus.machine import profile as profiles
-from primus.machine.cluster import Layout
+from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import (
     Cpu,
     Device,
-    Facts,
     Gid,
     Interface,
     Limits,
     Link,
+    MachineFacts,
+    MachineProblem,
     Memory,
     Partition,
     PcieLink,
-    Problem,
     RdmaDevice,
     RdmaPort,
     Software,
 )
 from primus.machine.health import DeviceHealth, Health
-from primus.machine.health import health as machine_health
+from primus.machine.health import read_health as machine_health
 from primus.machine.probe import probe
-from primus.machine.tree import Tree
+from primus.machine.tree import FileTree
 from primus.machine.vitals import Process, RowRemapping, ToolCall
 from primus.preflight import (
-    adapters,
     check,
     gpu,
     gpu_health,
     host,
     kernel_log,
     network,
+    nic_health,
     ports,
     software,
     storage,
-    torch_view,
+    torch_devices,
 )
-from primus.preflight.finding import Finding, Status, worst
-from primus.preflight.node import Expected, Node
+from primus.preflight.finding import CheckFinding, Status, find_worst_status
+from primus.preflight.node import NodeExpectations, PreflightNode
 from primus.preflight.thresholds import Thresholds
 
 GIB = 1 << 30
-MI300X = profiles.named("mi300x")
+MI300X = profiles.find_profile("mi300x")
+
+
+SEVEN_PARTITIONS = tuple(Partition(index=i) for i in range(7))
+
+
+def link(speed_gts: float, width: int, max_speed_gts: float = 32.0) -> PcieLink:
+    return PcieLink(speed_gts=speed_gts, width=width, max_speed_gts=max_speed_gts, max_width=16)
 
 
 def card(index: int, **changes: Any) -> Device:
@@ -72,7 +79,7 @@ def card(index: int, **changes: Any) -> Device:
         "memory_mode": "NPS1",
         "hive": "a",
         "numa_node": index // 2,
-        "pcie": PcieLink(speed_gts=32.0, width=16, max_speed_gts=32.0, max_width=16),
+        "pcie": link(32.0, 16),
     }
     return Device(**(fields | changes))
 
@@ -105,19 +112,19 @@ def rails(number: int, first: int = 0, *, is_off: bool = False, function: int = 
 CARDS = tuple(card(index) for index in range(4))
 LINKS = tuple(Link(kind="xgmi", first=a, second=b) for a in range(4) for b in range(a))
 NICS = (nic("mlx5_0"), nic("mlx5_1", numa_node=1))
-GPUS = Facts(devices=CARDS, links=LINKS, rdma=NICS)
+GPUS = MachineFacts(devices=CARDS, links=LINKS, rdma=NICS)
 
 
-def node(facts: Facts | None = None, root: Path = Path("/nowhere"), **fields: Any) -> Node:
-    return Node(facts=facts or Facts(), tree=Tree(root), **fields)
+def node(facts: MachineFacts | None = None, root: Path = Path("/nowhere"), **fields: Any) -> PreflightNode:
+    return PreflightNode(facts=facts or MachineFacts(), tree=FileTree(root), **fields)
 
 
-def with_card(**changes: Any) -> Node:
+def with_card(**changes: Any) -> PreflightNode:
     """The four cards, of which GPU 2 differs."""
     return node(structs.replace(GPUS, devices=(*CARDS[:2], card(2, **changes), CARDS[3])))
 
 
-def vitals(**changes: Any) -> Callable[[Node], Iterator[Finding]]:
+def vitals(**changes: Any) -> Callable[[PreflightNode], Iterator[CheckFinding]]:
     """The check of what tools say, with values that are good but for `changes`."""
     good: dict[str, Any] = {
         "temperature_c": 60.0,
@@ -134,7 +141,7 @@ def vitals(**changes: Any) -> Callable[[Node], Iterator[Finding]]:
     }
     calls = changes.pop("calls", (ToolCall(tool="amd-smi metric", seconds=0.4),))
     devices = (DeviceHealth(index=0, **(good | changes)), DeviceHealth(index=1, **good))
-    return lambda where: gpu_health.findings(where, Health(devices=devices, calls=calls))
+    return lambda where: gpu_health.judge_health(where, Health(devices=devices, calls=calls))
 
 
 REPAIRED = vitals(
@@ -145,63 +152,68 @@ REPAIRED = vitals(
 """A card whose rows were replaced, which is a repair."""
 
 
-def log(text: str) -> Callable[[Node], Iterator[Finding]]:
-    return lambda _: kernel_log.findings(text.splitlines(), 12)
+def log(text: str) -> Callable[[PreflightNode], Iterator[CheckFinding]]:
+    return lambda _: kernel_log.find_signatures(text.splitlines(), 12)
 
 
-def counters(after: int) -> Callable[[Node], Iterator[Finding]]:
-    return lambda _: adapters.grown({"mlx5_0 port 1": {"symbol_error": 5}}, {"mlx5_0 port 1": {"symbol_error": after}})
-
-
-def pauses(*, is_loaded: bool) -> Callable[[Node], Iterator[Finding]]:
-    before, after = (
-        adapters.statistics(f"NIC statistics:\n     rx_prio3_pause: {n}\n     tx_bytes: {n}") for n in (1, 2)
+def counters(after: int) -> Callable[[PreflightNode], Iterator[CheckFinding]]:
+    return lambda _: nic_health.find_grown_counters(
+        {"mlx5_0 port 1": {"symbol_error": 5}}, {"mlx5_0 port 1": {"symbol_error": after}}
     )
-    return lambda _: adapters.grown({"eth0": before}, {"eth0": after}, is_loaded=is_loaded)
 
 
-def nic_says(text: str) -> Callable[[Node], Iterator[Finding]]:
-    return lambda _: iter([adapters.self_test_finding("eth0", text, "")])
+def pauses(*, is_loaded: bool) -> Callable[[PreflightNode], Iterator[CheckFinding]]:
+    before, after = (
+        nic_health.parse_statistics(f"NIC statistics:\n     rx_prio3_pause: {n}\n     tx_bytes: {n}") for n in (1, 2)
+    )
+    return lambda _: nic_health.find_grown_counters({"eth0": before}, {"eth0": after}, is_loaded=is_loaded)
 
 
-def torch_sees(count: int, *apart: tuple[int, int]) -> Callable[[Node], Iterator[Finding]]:
-    return lambda where: iter([torch_view.peers(where, torch_view.View(count, apart))])
+def nic_says(text: str) -> Callable[[PreflightNode], Iterator[CheckFinding]]:
+    return lambda _: iter([nic_health.judge_self_test("eth0", text, "")])
 
 
-def smart(text: str) -> Callable[[Node], Iterator[Finding]]:
-    return lambda _: iter([host.drive_finding("nvme0", text, 100)])
+def torch_sees(count: int, *apart: tuple[int, int]) -> Callable[[PreflightNode], Iterator[CheckFinding]]:
+    return lambda where: iter([torch_devices.judge_peers(where, torch_devices.TorchDeviceView(count, apart))])
 
 
-def acs(text: str) -> Callable[[Node], Iterator[Finding]]:
-    return lambda _: iter([host.acs_finding(host.redirecting_bridges(text), "")])
+def smart(text: str) -> Callable[[PreflightNode], Iterator[CheckFinding]]:
+    return lambda _: iter([host.judge_drive("nvme0", text, 100)])
 
 
-Check = Callable[[Node], Iterator[Finding]]
+def acs(text: str) -> Callable[[PreflightNode], Iterator[CheckFinding]]:
+    return lambda _: iter([host.judge_acs(host.find_redirecting_bridges(text), "")])
+
+
+Check = Callable[[PreflightNode], Iterator[CheckFinding]]
 BROKEN = (ToolCall(tool="amd-smi", seconds=0.1, problem="its output cannot be understood"),)
 GOOD_LIMITS = Limits(memlock_bytes=None, shm_bytes=64 * GIB)
 SMALL_LIMITS = Limits(memlock_bytes=8 << 20, shm_bytes=64 << 20)
 BOOT = "BOOT_IMAGE=/vmlinuz pci=realloc=off iommu=pt"
 ETH0, ETH1 = Interface(name="eth0", state="up"), Interface(name="eth1", state="down")
-SEVERAL = Layout(nproc=8, nnodes=2, node_rank=1, master_addr="203.0.113.7", master_port=1234)
+SEVERAL = ClusterLayout(nproc=8, nnodes=2, node_rank=1, master_addr="203.0.113.7", master_port=1234)
 
-CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
+CASES: list[tuple[str, Status, Check, PreflightNode, Check, PreflightNode]] = [
     # name, status of the bad one, check and node that are good, check and node that are bad
-    ("host.memory", "warn", host.memory, node(Facts(memory=Memory(total_bytes=100, available_bytes=50))),
-     host.memory, node(Facts(memory=Memory(total_bytes=100, available_bytes=5)))),
-    ("host.memory", "unknown", host.memory, node(Facts(memory=Memory(total_bytes=100, available_bytes=50))),
-     host.memory, node()),
-    ("host.memlock", "fail", host.limits, node(Facts(limits=GOOD_LIMITS, rdma=NICS)),
-     host.limits, node(Facts(limits=SMALL_LIMITS, rdma=NICS))),
-    ("host.memlock", "info", host.limits, node(Facts(limits=GOOD_LIMITS)),
-     host.limits, node(Facts(limits=SMALL_LIMITS))),
-    ("host.shm", "fail", host.limits, node(structs.replace(GPUS, limits=GOOD_LIMITS)),
-     host.limits, node(structs.replace(GPUS, limits=SMALL_LIMITS))),
-    ("host.shm", "warn", host.limits, node(Facts(limits=GOOD_LIMITS)), host.limits, node(Facts(limits=SMALL_LIMITS))),
-    ("host.boot_arguments", "warn", host.boot_arguments,
+    ("host.memory", "warn", host.check_memory, node(MachineFacts(memory=Memory(total_bytes=100, available_bytes=50))),
+     host.check_memory, node(MachineFacts(memory=Memory(total_bytes=100, available_bytes=5)))),
+    ("host.memory", "unknown", host.check_memory,
+     node(MachineFacts(memory=Memory(total_bytes=100, available_bytes=50))),
+     host.check_memory, node()),
+    ("host.memlock", "fail", host.check_limits, node(MachineFacts(limits=GOOD_LIMITS, rdma=NICS)),
+     host.check_limits, node(MachineFacts(limits=SMALL_LIMITS, rdma=NICS))),
+    ("host.memlock", "info", host.check_limits, node(MachineFacts(limits=GOOD_LIMITS)),
+     host.check_limits, node(MachineFacts(limits=SMALL_LIMITS))),
+    ("host.shm", "fail", host.check_limits, node(structs.replace(GPUS, limits=GOOD_LIMITS)),
+     host.check_limits,
+     node(structs.replace(GPUS, limits=SMALL_LIMITS))),
+    ("host.shm", "warn", host.check_limits, node(MachineFacts(limits=GOOD_LIMITS)), host.check_limits,
+     node(MachineFacts(limits=SMALL_LIMITS))),
+    ("host.boot_arguments", "warn", host.check_boot_arguments,
      node(structs.replace(GPUS, software=Software(boot_arguments=BOOT))),
-     host.boot_arguments, node(structs.replace(GPUS, software=Software(boot_arguments="quiet")))),
-    ("host.governor", "warn", host.governors, node(Facts(cpu=Cpu(governors={"performance": 8}))),
-     host.governors, node(Facts(cpu=Cpu(governors={"performance": 7, "powersave": 1})))),
+     host.check_boot_arguments, node(structs.replace(GPUS, software=Software(boot_arguments="quiet")))),
+    ("host.governor", "warn", host.check_governors, node(MachineFacts(cpu=Cpu(governors={"performance": 8}))),
+     host.check_governors, node(MachineFacts(cpu=Cpu(governors={"performance": 7, "powersave": 1})))),
     ("host.pcie_acs", "warn", acs("00:01.0 PCI bridge\n\tACSCtl:\tSrcValid-"), node(),
      acs("00:01.0 PCI bridge\n\tACSCtl:\tSrcValid+ TransBlk-"), node()),
     ("host.drives", "fail", smart('{"critical_warning": 0, "media_errors": 0}'), node(),
@@ -209,45 +221,56 @@ CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
     ("host.drives", "warn", smart('{"num_err_log_entries": 100}'), node(),
      smart('{"num_err_log_entries": 101}'), node()),
     ("host.drives", "unknown", smart("{}"), node(), smart("nvme: N/A"), node()),
-    ("gpu.count", "fail", gpu.count, node(GPUS, expected=Expected(gpus=4)),
-     gpu.count, node(GPUS, expected=Expected(gpus=8))),
-    ("gpu.count", "fail", gpu.count, node(), gpu.count, node(expected=Expected(gpus=8))),
-    ("gpu.count", "fail", gpu.count, node(GPUS, expected=Expected(gpus=4)), gpu.count,
-     node(Facts(devices=(card(0, partitions=()),)))),
-    ("gpu.count", "fail", gpu.count, node(structs.replace(GPUS, devices=(*CARDS, *(card(i) for i in range(4, 8))))),
-     gpu.count, node(structs.replace(GPUS, devices=(*CARDS, *(card(i) for i in range(4, 7)))))),
-    ("gpu.count", "warn", gpu.count, node(structs.replace(GPUS, devices=CARDS[:1])), gpu.count, node(GPUS)),
-    ("gpu.count", "warn", gpu.count, node(Facts(devices=tuple(card(i, model="GB200") for i in range(4)))),
-     gpu.count, node(Facts(devices=tuple(card(i, model="H100") for i in range(2))))),
-    ("gpu.driver", "fail", gpu.undriven, node(GPUS), gpu.undriven, with_card(partitions=())),
-    ("gpu.driver", "warn", gpu.undriven, node(GPUS), gpu.undriven,
+    ("gpu.count", "fail", gpu.check_count, node(GPUS, expected=NodeExpectations(gpus=4)),
+     gpu.check_count, node(GPUS, expected=NodeExpectations(gpus=8))),
+    ("gpu.count", "fail", gpu.check_count, node(), gpu.check_count, node(expected=NodeExpectations(gpus=8))),
+    ("gpu.count", "fail", gpu.check_count, node(GPUS, expected=NodeExpectations(gpus=4)),
+     gpu.check_count,
+     node(MachineFacts(devices=(card(0, partitions=()),)))),
+    ("gpu.count", "fail", gpu.check_count,
+     node(structs.replace(GPUS, devices=(*CARDS, *(card(i) for i in range(4, 8))))),
+     gpu.check_count, node(structs.replace(GPUS, devices=(*CARDS, *(card(i) for i in range(4, 7)))))),
+    ("gpu.count", "warn", gpu.check_count, node(structs.replace(GPUS, devices=CARDS[:1])), gpu.check_count, node(GPUS)),
+    ("gpu.count", "warn", gpu.check_count, node(MachineFacts(devices=tuple(card(i, model="GB200") for i in range(4)))),
+     gpu.check_count, node(MachineFacts(devices=tuple(card(i, model="H100") for i in range(2))))),
+    ("gpu.driver", "fail", gpu.check_undriven, node(GPUS), gpu.check_undriven, with_card(partitions=())),
+    ("gpu.driver", "warn", gpu.check_undriven, node(GPUS), gpu.check_undriven,
      node(structs.replace(with_card(partitions=()).facts, container="docker"))),
-    ("gpu.model", "fail", gpu.model, node(GPUS), gpu.model, with_card(model="MI308X")),
-    ("gpu.profile", "unknown", gpu.model, node(GPUS), gpu.model, with_card(model=None, name="Aldebaran")),
-    ("gpu.memory", "fail", gpu.memory, node(GPUS), gpu.memory, with_card(memory_bytes=128 * GIB)),
-    ("gpu.partition_mode", "fail", gpu.partitions, node(GPUS), gpu.partitions, with_card(partition_mode="DPX")),
-    ("gpu.partitions", "fail", gpu.partitions, node(GPUS), gpu.partitions,
-     node(Facts(devices=(card(0, partition_mode="CPX", partitions=tuple(Partition(index=i) for i in range(7))),)))),
-    ("gpu.pcie_link", "fail", gpu.pcie_link, node(GPUS), gpu.pcie_link,
-     with_card(pcie=PcieLink(speed_gts=16.0, width=16, max_speed_gts=32.0, max_width=16))),
-    ("gpu.pcie_link", "fail", gpu.pcie_link, node(GPUS), gpu.pcie_link,
-     with_card(pcie=PcieLink(speed_gts=32.0, width=8, max_speed_gts=32.0, max_width=16))),
-    ("gpu.pcie_link", "warn", gpu.pcie_link, node(GPUS), gpu.pcie_link,
-     with_card(pcie=PcieLink(speed_gts=16.0, width=16, max_speed_gts=16.0, max_width=16))),
-    ("gpu.link_width", "fail", gpu.links, node(GPUS), gpu.links,
+    ("gpu.model", "fail", gpu.check_model, node(GPUS), gpu.check_model,
+     with_card(model="MI308X")),
+    ("gpu.profile", "unknown", gpu.check_model, node(GPUS), gpu.check_model,
+     with_card(model=None, name="Aldebaran")),
+    ("gpu.memory", "fail", gpu.check_memory, node(GPUS), gpu.check_memory,
+     with_card(memory_bytes=128 * GIB)),
+    ("gpu.partition_mode", "fail", gpu.check_partitions, node(GPUS), gpu.check_partitions,
+     with_card(partition_mode="DPX")),
+    ("gpu.partitions", "fail", gpu.check_partitions, node(GPUS),
+     gpu.check_partitions,
+     node(MachineFacts(devices=(card(0, partition_mode="CPX", partitions=SEVEN_PARTITIONS),)))),
+    ("gpu.pcie_link", "fail", gpu.check_pcie_link, node(GPUS), gpu.check_pcie_link,
+     with_card(pcie=link(16.0, 16))),
+    ("gpu.pcie_link", "fail", gpu.check_pcie_link, node(GPUS), gpu.check_pcie_link,
+     with_card(pcie=link(32.0, 8))),
+    ("gpu.pcie_link", "warn", gpu.check_pcie_link, node(GPUS),
+     gpu.check_pcie_link,
+     with_card(pcie=link(16.0, 16, 16.0))),
+    ("gpu.link_width", "fail", gpu.check_links, node(GPUS),
+     gpu.check_links,
      node(structs.replace(GPUS, links=tuple(structs.replace(k, num_links=1 + bool(i)) for i, k in enumerate(LINKS))))),
-    ("network.pcie_link", "fail", ports.pcie_link, node(GPUS), ports.pcie_link,
-     node(Facts(rdma=(nic("mlx5_0", pcie=PcieLink(speed_gts=32.0, width=8, max_speed_gts=32.0, max_width=16)),)))),
-    ("network.pcie_link", "warn", ports.pcie_link,
-     node(Facts(rdma=(nic("mlx5_0", pcie=PcieLink(speed_gts=32.0, width=16, max_speed_gts=32.0, max_width=16)),))),
-     ports.pcie_link,
-     node(Facts(rdma=(nic("mlx5_0", pcie=PcieLink(speed_gts=16.0, width=16, max_speed_gts=16.0, max_width=16)),)))),
-    ("gpu.links", "fail", gpu.links, node(GPUS), gpu.links, node(structs.replace(GPUS, links=LINKS[1:]))),
-    ("gpu.links", "unknown", gpu.links, node(GPUS), gpu.links, node(structs.replace(GPUS, links=()))),
-    ("gpu.hives", "fail", gpu.links, node(GPUS), gpu.links, with_card(hive="b")),
-    ("gpu.nic_affinity", "warn", gpu.affinity, node(GPUS), gpu.affinity, node(structs.replace(GPUS, rdma=NICS[:1]))),
-    ("gpu.reading", "warn", gpu.readings, node(GPUS), gpu.readings,
-     node(structs.replace(GPUS, problems=(Problem("GPU 6", "partition .7 is missing"),)))),
+    ("network.pcie_link", "fail", ports.check_pcie_link, node(GPUS), ports.check_pcie_link,
+     node(MachineFacts(rdma=(nic("mlx5_0", pcie=link(32.0, 8)),)))),
+    ("network.pcie_link", "warn", ports.check_pcie_link,
+     node(MachineFacts(rdma=(nic("mlx5_0", pcie=link(32.0, 16)),))),
+     ports.check_pcie_link,
+     node(MachineFacts(rdma=(nic("mlx5_0", pcie=link(16.0, 16, 16.0)),)))),
+    ("gpu.links", "fail", gpu.check_links, node(GPUS), gpu.check_links, node(structs.replace(GPUS, links=LINKS[1:]))),
+    ("gpu.links", "unknown", gpu.check_links, node(GPUS), gpu.check_links,
+     node(structs.replace(GPUS, links=()))),
+    ("gpu.hives", "fail", gpu.check_links, node(GPUS), gpu.check_links, with_card(hive="b")),
+    ("gpu.nic_affinity", "warn", gpu.check_affinity, node(GPUS), gpu.check_affinity,
+     node(structs.replace(GPUS, rdma=NICS[:1]))),
+    ("gpu.reading", "warn", gpu.check_readings, node(GPUS), gpu.check_readings,
+     node(structs.replace(GPUS, problems=(MachineProblem("GPU 6", "partition .7 is missing"),)))),
     ("gpu.tool", "fail", vitals(), node(GPUS), vitals(calls=(ToolCall(tool="amd-smi", seconds=30.0),)), node(GPUS)),
     ("gpu.tool", "warn", vitals(), node(GPUS), vitals(calls=(ToolCall(tool="amd-smi", seconds=2.0),)), node(GPUS)),
     ("gpu.tool", "warn", vitals(), node(GPUS), vitals(calls=BROKEN), node(GPUS)),
@@ -285,51 +308,62 @@ CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
     ("gpu.temperature", "fail", vitals(), node(GPUS), vitals(temperature_c=100.0), node(GPUS)),
     ("gpu.throttle", "fail", vitals(throttle=("ppt",)), node(GPUS), vitals(throttle=("socket_thermal",)), node(GPUS)),
     ("gpu.power_cap", "fail", vitals(), node(GPUS), vitals(power_cap_w=550.0), node(GPUS)),
-    ("network.rdma_port", "fail", ports.rdma, node(GPUS), ports.rdma,
-     node(Facts(rdma=(*NICS, nic("mlx5_2", port(state="DOWN", physical_state="Polling")))))),
-    ("network.rdma_disabled", "warn", ports.rdma,
+    ("network.rdma_port", "fail", ports.check_rdma, node(GPUS), ports.check_rdma,
+     node(MachineFacts(rdma=(*NICS, nic("mlx5_2", port(state="DOWN", physical_state="Polling")))))),
+    ("network.rdma_disabled", "warn", ports.check_rdma,
      node(structs.replace(GPUS, rdma=(*rails(4), *rails(2, first=4, is_off=True)))),
-     ports.rdma, node(structs.replace(GPUS, rdma=(*rails(3), *rails(1, first=3, is_off=True))))),
-    ("network.rdma_disabled", "warn", ports.rdma,
+     ports.check_rdma, node(structs.replace(GPUS, rdma=(*rails(3), *rails(1, first=3, is_off=True))))),
+    ("network.rdma_disabled", "warn", ports.check_rdma,
      node(structs.replace(GPUS, rdma=(*rails(2), *rails(2, is_off=True, function=1)))),
-     ports.rdma, node(structs.replace(GPUS, rdma=(*rails(3), *rails(1, first=3, is_off=True))))),
-    ("network.rdma_rate", "fail", ports.rdma, node(GPUS), ports.rdma,
-     node(Facts(rdma=(*NICS, nic("mlx5_2", port(rate_gbps=200.0)))))),
-    ("network.gid", "fail", ports.rdma, node(GPUS), ports.rdma,
-     node(Facts(rdma=(nic("mlx5_2", port(gids=(Gid(0, "fe80::1", "RoCE v1"),))),)))),
-    ("network.rdma_count", "fail", ports.rdma, node(GPUS, expected=Expected(rdma_nics=2)),
-     ports.rdma, node(GPUS, expected=Expected(rdma_nics=8))),
-    ("network.rdma_count", "fail", ports.rdma, node(GPUS), ports.rdma, node(environ={"PRIMUS_EXPECT_IB": "1"})),
-    ("network.rdma_count", "fail", ports.rdma, node(GPUS),
-     ports.rdma, node(GPUS, expected=Expected(rdma_nic_allowlist="bnxt"))),
+     ports.check_rdma, node(structs.replace(GPUS, rdma=(*rails(3), *rails(1, first=3, is_off=True))))),
+    ("network.rdma_rate", "fail", ports.check_rdma, node(GPUS),
+     ports.check_rdma,
+     node(MachineFacts(rdma=(*NICS, nic("mlx5_2", port(rate_gbps=200.0)))))),
+    ("network.gid", "fail", ports.check_rdma, node(GPUS),
+     ports.check_rdma,
+     node(MachineFacts(rdma=(nic("mlx5_2", port(gids=(Gid(0, "fe80::1", "RoCE "
+     "v1"),))),)))),
+    ("network.rdma_count", "fail", ports.check_rdma, node(GPUS, expected=NodeExpectations(rdma_nics=2)),
+     ports.check_rdma,
+     node(GPUS, expected=NodeExpectations(rdma_nics=8))),
+    ("network.rdma_count", "fail", ports.check_rdma, node(GPUS), ports.check_rdma,
+     node(environ={"PRIMUS_EXPECT_IB": "1"})),
+    ("network.rdma_count", "fail", ports.check_rdma, node(GPUS),
+     ports.check_rdma, node(GPUS, expected=NodeExpectations(rdma_nic_allowlist="bnxt"))),
     ("network.errors", "warn", counters(5), node(), counters(6), node()),
     ("network.errors", "warn", pauses(is_loaded=True), node(), pauses(is_loaded=False), node()),
     ("network.self_test", "warn", nic_says("The test result is PASS"), node(),
      nic_says("The test result is FAIL\nThe test extra info:\nLink Test \t 1"), node()),
-    ("network.rdma_port", "fail", ports.rdma, node(GPUS), ports.rdma,
-     node(Facts(rdma=(*NICS, nic("mlx5_2", port(state="DOWN", physical_state="Polling", rate_gbps=10.0)))))),
-    ("network.interface", "fail", network.expressions,
-     node(Facts(interfaces=(ETH0, ETH1)), environ={"NCCL_SOCKET_IFNAME": "^lo,docker"}),
-     network.expressions, node(Facts(interfaces=(ETH0, ETH1)), environ={"NCCL_SOCKET_IFNAME": "=eth1"})),
-    ("network.interface", "fail", network.expressions,
-     node(Facts(interfaces=(ETH0,)), environ={"GLOO_SOCKET_IFNAME": "eth0"}),
-     network.expressions, node(Facts(interfaces=(ETH0,)), environ={"GLOO_SOCKET_IFNAME": "10.1.2.3"})),
-    ("network.hca", "fail", network.expressions, node(GPUS, environ={"NCCL_IB_HCA": "=mlx5_0:1"}),
-     network.expressions, node(GPUS, environ={"NCCL_IB_HCA": "=mlx5_0:2"})),
-    ("network.route", "warn", network.route, node(Facts(master_interface="eth0"), layout=SEVERAL),
-     network.route, node(Facts(master_interface="eth0"), layout=SEVERAL, environ={"NCCL_SOCKET_IFNAME": "eth1"})),
-    ("network.route", "unknown", network.route, node(Facts(master_interface="eth0"), layout=SEVERAL),
-     network.route, node(layout=SEVERAL)),
-    ("network.interfaces", "fail", network.interfaces, node(Facts(interfaces=(ETH0,)), layout=SEVERAL),
-     network.interfaces, node(Facts(interfaces=(ETH1,)), layout=SEVERAL)),
-    ("network.firmware", "warn", ports.firmware, node(GPUS),
-     ports.firmware, node(Facts(rdma=(NICS[0], nic("mlx5_1", firmware="28.40"))))),
-    ("network.environment", "warn", network.environment, node(environ={"NCCL_IB_DISABLE": "1"}),
-     network.environment, node(environ={"NCCL_IB_DISABLE": "1", "PRIMUS_EXPECT_IB": "1"})),
-    ("network.environment", "warn", network.environment, node(GPUS, environ={"NCCL_IB_GID_INDEX": "1"}),
-     network.environment, node(GPUS, environ={"NCCL_IB_GID_INDEX": "3"})),
-    ("software.tool", "fail", software.tools, node(expected=Expected(tools=(sys.executable,))),
-     software.tools, node(expected=Expected(tools=("no-such-program",)))),
+    ("network.rdma_port", "fail", ports.check_rdma, node(GPUS), ports.check_rdma,
+     node(MachineFacts(rdma=(*NICS, nic("mlx5_2", port(state="DOWN", physical_state="Polling", rate_gbps=10.0)))))),
+    ("network.interface", "fail", network.check_expressions,
+     node(MachineFacts(interfaces=(ETH0, ETH1)), environ={"NCCL_SOCKET_IFNAME": "^lo,docker"}),
+     network.check_expressions,
+     node(MachineFacts(interfaces=(ETH0, ETH1)), environ={"NCCL_SOCKET_IFNAME": "=eth1"})),
+    ("network.interface", "fail", network.check_expressions,
+     node(MachineFacts(interfaces=(ETH0,)),
+     environ={"GLOO_SOCKET_IFNAME": "eth0"}),
+     network.check_expressions,
+     node(MachineFacts(interfaces=(ETH0,)), environ={"GLOO_SOCKET_IFNAME": "10.1.2.3"})),
+    ("network.hca", "fail", network.check_expressions, node(GPUS, environ={"NCCL_IB_HCA": "=mlx5_0:1"}),
+     network.check_expressions,
+     node(GPUS, environ={"NCCL_IB_HCA": "=mlx5_0:2"})),
+    ("network.route", "warn", network.check_route,
+     node(MachineFacts(master_interface="eth0"), layout=SEVERAL),
+     network.check_route,
+     node(MachineFacts(master_interface="eth0"), layout=SEVERAL, environ={"NCCL_SOCKET_IFNAME": "eth1"})),
+    ("network.route", "unknown", network.check_route, node(MachineFacts(master_interface="eth0"), layout=SEVERAL),
+     network.check_route, node(layout=SEVERAL)),
+    ("network.interfaces", "fail", network.check_interfaces, node(MachineFacts(interfaces=(ETH0,)), layout=SEVERAL),
+     network.check_interfaces, node(MachineFacts(interfaces=(ETH1,)), layout=SEVERAL)),
+    ("network.firmware", "warn", ports.check_firmware, node(GPUS),
+     ports.check_firmware, node(MachineFacts(rdma=(NICS[0], nic("mlx5_1", firmware="28.40"))))),
+    ("network.environment", "warn", network.check_environment, node(environ={"NCCL_IB_DISABLE": "1"}),
+     network.check_environment, node(environ={"NCCL_IB_DISABLE": "1", "PRIMUS_EXPECT_IB": "1"})),
+    ("network.environment", "warn", network.check_environment, node(GPUS, environ={"NCCL_IB_GID_INDEX": "1"}),
+     network.check_environment, node(GPUS, environ={"NCCL_IB_GID_INDEX": "3"})),
+    ("software.tool", "fail", software.check_tools, node(expected=NodeExpectations(tools=(sys.executable,))),
+     software.check_tools, node(expected=NodeExpectations(tools=("no-such-program",)))),
 ]  # fmt: skip
 
 
@@ -337,11 +371,11 @@ CASES: list[tuple[str, Status, Check, Node, Check, Node]] = [
     ("name", "status", "good", "fit", "bad", "unfit"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES]
 )
 def test_a_check_tells_a_good_node_from_a_bad_one(
-    name: str, status: Status, good: Check, fit: Node, bad: Check, unfit: Node
+    name: str, status: Status, good: Check, fit: PreflightNode, bad: Check, unfit: PreflightNode
 ) -> None:
-    assert worst(finding for finding in good(fit) if finding.check == name) in ("ok", "info")
+    assert find_worst_status(finding for finding in good(fit) if finding.check == name) in ("ok", "info")
     found = [finding for finding in bad(unfit) if finding.check == name]
-    assert worst(found) == status
+    assert find_worst_status(found) == status
     for finding in found:
         assert finding.measured
         assert finding.advice or finding.status in ("ok", "info")
@@ -362,7 +396,7 @@ LOG = {
 
 @pytest.mark.parametrize(("text", "status"), LOG.items(), ids=[text[:30].strip() for text in LOG])
 def test_the_kernel_log_is_judged_by_what_the_lines_mean(text: str, status: Status) -> None:
-    assert worst(kernel_log.findings(text.splitlines(), 12)) == status
+    assert find_worst_status(kernel_log.find_signatures(text.splitlines(), 12)) == status
 
 
 GENUINE = [line.split("\t") for line in (Path(__file__).parent / "kernel_log.tsv").read_text().splitlines()[1:]]
@@ -371,8 +405,8 @@ GENUINE = [line.split("\t") for line in (Path(__file__).parent / "kernel_log.tsv
 @pytest.mark.parametrize(("status", "source", "text"), GENUINE, ids=[text[:60] for _, _, text in GENUINE])
 def test_a_genuine_line_of_the_kernel_log_has_its_status(status: Status, source: str, text: str) -> None:
     assert source
-    found = list(kernel_log.findings([text], 12))
-    assert worst(found) == status, found
+    found = list(kernel_log.find_signatures([text], 12))
+    assert find_worst_status(found) == status, found
 
 
 def test_an_error_of_a_gpu_counts_until_the_driver_says_that_it_has_recovered() -> None:
@@ -380,14 +414,14 @@ def test_an_error_of_a_gpu_counts_until_the_driver_says_that_it_has_recovered() 
     recovered = (
         "NVRM: Xid (PCI:0000:02:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
     )
-    (finding,) = kernel_log.findings([*failed, recovered], 12)
+    (finding,) = kernel_log.find_signatures([*failed, recovered], 12)
     assert finding.status == "fail" and "0000:03:00" in finding.measured and finding.measured.startswith("1 times")
-    assert worst(kernel_log.findings([recovered, *failed[:1]], 12)) == "fail"
+    assert find_worst_status(kernel_log.find_signatures([recovered, *failed[:1]], 12)) == "fail"
 
 
 def test_lines_of_the_kernel_log_from_before_the_window_do_not_count() -> None:
     lines = ["[  100.0] kernel panic", "[ 9000.0] fine", "[ 9001.0] kernel panic"]
-    assert kernel_log.recent(lines, 5000.0) == lines[1:]
+    assert kernel_log.select_recent_lines(lines, 5000.0) == lines[1:]
 
 
 RECORDED = {
@@ -433,7 +467,7 @@ def test_kernel_settings_are_read_from_their_files(
 ) -> None:
     for text, expected in ((good, "ok"), (bad, status)):
         grown = kernel({file: text})
-        found = [finding for finding in host.kernel_settings(node(GPUS, grown)) if finding.check == name]
+        found = [finding for finding in host.check_kernel_settings(node(GPUS, grown)) if finding.check == name]
         assert [finding.status for finding in found] == [expected]
 
 
@@ -442,21 +476,21 @@ def test_the_one_processor_that_saves_power_is_named(kernel: Callable[[dict[str,
         {f"sys/devices/system/cpu/cpu{i}/cpufreq/scaling_governor": "performance" for i in range(12)}
         | {"sys/devices/system/cpu/cpu10/cpufreq/scaling_governor": "powersave"}
     )
-    (finding,) = host.governors(node(Facts(cpu=Cpu(governors={"performance": 11, "powersave": 1})), grown))
+    (finding,) = host.check_governors(node(MachineFacts(cpu=Cpu(governors={"performance": 11, "powersave": 1})), grown))
     assert (finding.status, finding.measured) == ("warn", "powersave: CPU 10")
 
 
 def test_a_clock_daemon_is_found_among_the_processes(kernel: Callable[[dict[str, str]], Path]) -> None:
     grown = kernel({"proc/12/comm": "bash"})
-    assert [finding.status for finding in host.clock(node(root=grown, layout=SEVERAL))] == ["warn"]
+    assert [finding.status for finding in host.check_clock(node(root=grown, layout=SEVERAL))] == ["warn"]
     kernel({"proc/13/comm": "chronyd"})
-    assert [finding.measured for finding in host.clock(node(root=grown, layout=SEVERAL))] == ["chronyd"]
+    assert [finding.measured for finding in host.check_clock(node(root=grown, layout=SEVERAL))] == ["chronyd"]
 
 
 def test_management_ports_are_left_out_and_named() -> None:
     front = nic("bnxt_re0", port(rate_gbps=100.0), kind="broadcom")
-    facts = Facts(rdma=(*NICS, nic("mlx5_2", port(rate_gbps=25.0)), nic("mlx5_bond_0"), front))
-    found = {finding.check: finding for finding in ports.rdma(node(facts))}
+    facts = MachineFacts(rdma=(*NICS, nic("mlx5_2", port(rate_gbps=25.0)), nic("mlx5_bond_0"), front))
+    found = {finding.check: finding for finding in ports.check_rdma(node(facts))}
     assert found["network.rdma_excluded"].measured == (
         "mlx5_2 port 1 (25 of 400 Gb/s), mlx5_bond_0 port 1 (in a bond), bnxt_re0 port 1 (100 of 400 Gb/s)"
     )
@@ -466,8 +500,10 @@ def test_management_ports_are_left_out_and_named() -> None:
 TORCH = "__version__ = '2.9.1'\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n"
 
 
-def nvidia(driver: str | None, toolkit: str | None = None) -> Facts:
-    return Facts(devices=(Device(index=0, vendor="nvidia"),), software=Software(nvidia_driver=driver, cuda=toolkit))
+def nvidia(driver: str | None, toolkit: str | None = None) -> MachineFacts:
+    return MachineFacts(
+        devices=(Device(index=0, vendor="nvidia"),), software=Software(nvidia_driver=driver, cuda=toolkit)
+    )
 
 
 @pytest.mark.parametrize(
@@ -482,16 +518,16 @@ def nvidia(driver: str | None, toolkit: str | None = None) -> Facts:
         (nvidia("580.65.06", "11.8"), "'13.0'", "None", {"software.torch": "ok", "software.cuda_driver": "ok"}),
         (nvidia("470.82.01"), "'11.8'", "None", {"software.torch": "ok", "software.cuda_driver": "ok"}),
         (nvidia(None, "12.4"), "'13.0'", "None", {"software.torch": "ok", "software.cuda_driver": "info"}),
-        (Facts(), "None", "None", {"software.torch": "info"}),
+        (MachineFacts(), "None", "None", {"software.torch": "info"}),
     ],
 )
 def test_pytorch_must_be_built_for_the_devices(
-    tmp_path: Path, facts: Facts, cuda: str, hip: str, expected: dict[str, str]
+    tmp_path: Path, facts: MachineFacts, cuda: str, hip: str, expected: dict[str, str]
 ) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "version.py").write_text(TORCH.format(cuda=cuda, hip=hip))
     found = software.find_torch([str(tmp_path / "nowhere"), str(tmp_path)])
-    assert {one.check: one.status for one in software.torch_findings(node(facts), found)} == expected
+    assert {one.check: one.status for one in software.judge_torch(node(facts), found)} == expected
 
 
 def test_a_package_for_forward_compatibility_lets_an_older_driver_pass_with_a_warning(tmp_path: Path) -> None:
@@ -501,14 +537,14 @@ def test_a_package_for_forward_compatibility_lets_an_older_driver_pass_with_a_wa
     library.parent.mkdir(parents=True)
     library.touch()
     where = node(nvidia("535.161.08"), tmp_path)
-    found = software.torch_findings(where, software.find_torch([str(tmp_path)]))
+    found = software.judge_torch(where, software.find_torch([str(tmp_path)]))
     assert {one.check: one.status for one in found}["software.cuda_driver"] == "warn"
 
 
 def test_a_folder_that_cannot_be_written_fails_and_nothing_is_left_in_one_that_can(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     folders = ((str(tmp_path / "new" / "deep"), "workspace"), ("/proc/1", "report"), ("/proc/2", "data"))
-    found = list(storage.folders(node(expected=Expected(folders=folders))))
+    found = list(storage.check_folders(node(expected=NodeExpectations(folders=folders))))
     by_check = {(finding.check, finding.subject.split()[0]): finding.status for finding in found}
     assert by_check["storage.writable", "workspace"] == "ok"
     assert by_check["storage.writable", "report"] == "fail"
@@ -518,8 +554,8 @@ def test_a_folder_that_cannot_be_written_fails_and_nothing_is_left_in_one_that_c
 
 def test_a_network_file_system_is_named_by_the_longest_mount_point(tmp_path: Path) -> None:
     mounts = f"/dev/vda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
-    assert storage.file_system(tmp_path, mounts) == "nfs4"
-    assert storage.file_system(Path("/"), mounts) == "ext4"
+    assert storage.find_file_system(tmp_path, mounts) == "nfs4"
+    assert storage.find_file_system(Path("/"), mounts) == "ext4"
 
 
 def test_a_program_that_hangs_costs_its_limit_and_leaves_no_child(tmp_path: Path) -> None:
@@ -527,9 +563,9 @@ def test_a_program_that_hangs_costs_its_limit_and_leaves_no_child(tmp_path: Path
     pid_file = tmp_path / "pid"
     stub.write_text(f"#!/bin/sh\nsleep 60 & echo $! > {pid_file}\nwait\n")
     stub.chmod(0o755)
-    where = node(expected=Expected(tools=("slow-smi",)), environ={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    where = node(expected=NodeExpectations(tools=("slow-smi",)), environ={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     began = time.monotonic()
-    answer = where.call(["slow-smi"], 0.5)
+    answer = where.run_program(["slow-smi"], 0.5)
     assert answer.state == "slow"
     assert time.monotonic() - began < 5
     child = int(pid_file.read_text())
@@ -548,13 +584,13 @@ def _ends(pid: int) -> bool:
     return False
 
 
-class AsLive(Tree):
+class AsLive(FileTree):
     """A tree that passes for the running machine, so that programs are asked as well."""
 
     is_live = True
 
 
-def live(tmp_path: Path, facts: Facts, **programs: str) -> Node:
+def live(tmp_path: Path, facts: MachineFacts, **programs: str) -> PreflightNode:
     """This machine with other facts, and a PATH of programs whose text is a shell script."""
     for name, script in programs.items():
         tools.tool(tmp_path / "bin", name.replace("_", "-"), script)
@@ -571,7 +607,10 @@ def live(tmp_path: Path, facts: Facts, **programs: str) -> Node:
     ],
 )
 def test_pytorch_is_asked_in_a_process_of_its_own(tmp_path: Path, script: str, status: Status) -> None:
-    found = {one.check: one.status for one in torch_view.seen(live(tmp_path, GPUS, python=script), "python")}
+    found = {
+        one.check: one.status
+        for one in torch_devices.check_torch_devices(live(tmp_path, GPUS, python=script), "python")
+    }
     assert found["gpu.torch_count"] == status
     assert found.get("gpu.peer_access", "ok") in ("ok", "info")
 
@@ -583,33 +622,33 @@ def test_pytorch_is_asked_in_a_process_of_its_own(tmp_path: Path, script: str, s
 def test_a_tool_that_prints_rubbish_never_makes_a_node_fit(tmp_path: Path, said: str) -> None:
     (tmp_path / "said").write_text(said)
     where = live(tmp_path, GPUS, amd_smi=f"cat {tmp_path}/said")
-    found = {one.check: one.status for one in gpu_health.findings(where, machine_health(GPUS, where.environ, 2.0))}
+    found = {one.check: one.status for one in gpu_health.judge_health(where, machine_health(GPUS, where.environ, 2.0))}
     assert "unknown" in found.values(), found
     assert "fail" not in found.values(), found
 
 
 def test_rows_that_were_replaced_are_no_fault() -> None:
-    assert worst(REPAIRED(node(GPUS))) in ("ok", "info")
+    assert find_worst_status(REPAIRED(node(GPUS))) in ("ok", "info")
 
 
 def test_a_device_of_which_an_answering_tool_says_nothing_is_never_ok(tmp_path: Path) -> None:
     where = live(tmp_path, GPUS)
     told = DeviceHealth(index=0, memory_used_bytes=0, ecc_uncorrectable=0, processes=(), sources={"processes": "x"})
     read = Health(devices=(told, DeviceHealth(index=1)), calls=(ToolCall(tool="nvidia-smi --query-gpu", seconds=0.1),))
-    found = {(one.check, one.subject): one.status for one in gpu_health.findings(where, read)}
+    found = {(one.check, one.subject): one.status for one in gpu_health.judge_health(where, read)}
     assert (found["gpu.memory_used", "GPU 0"], found["gpu.memory_used", "GPU 1"]) == ("ok", "unknown")
 
 
 def test_a_device_without_memory_of_its_own_is_fit(tmp_path: Path) -> None:
     gb10 = DeviceHealth(index=0, shares_host_memory=True, processes=(), ecc_uncorrectable=0, sources={"processes": "x"})
     read = Health(devices=(gb10,), calls=(ToolCall(tool="nvidia-smi --query-gpu", seconds=0.1),))
-    assert worst(gpu_health.findings(live(tmp_path, GPUS), read)) in ("ok", "info")
+    assert find_worst_status(gpu_health.judge_health(live(tmp_path, GPUS), read)) in ("ok", "info")
 
 
 def test_a_tool_that_hangs_costs_its_limit_once(tmp_path: Path) -> None:
     where = live(tmp_path, GPUS, amd_smi=f"echo $$ >> {tmp_path}/pids; exec sleep 60", python="exit 1")
     began = time.monotonic()
-    found = list(gpu_health.live(structs.replace(where, limits=Thresholds(smi_limit_s=0.5))))
+    found = list(gpu_health.check_live(structs.replace(where, limits=Thresholds(smi_limit_s=0.5))))
     assert [one.status for one in found if one.check == "gpu.tool"] == ["fail"], found
     assert time.monotonic() - began < 30  # with an import of PyTorch, which takes seconds on a busy machine
     assert all(tools.is_gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
@@ -620,36 +659,36 @@ def test_drives_are_asked_one_by_one(tmp_path: Path) -> None:
     for name in ("nvme0", "nvme1", "nvme-fabrics"):
         (root / "sys/class/nvme" / name).mkdir(parents=True)
     asked = """case $2 in /dev/nvme0) echo '{"media_errors": 0}';; *) echo 'no such device' >&2; exit 1;; esac"""
-    where = structs.replace(live(tmp_path, Facts(), nvme=asked), tree=AsLive(root))
-    assert [(one.subject, one.status) for one in host.drives(where)] == [("nvme0", "ok"), ("nvme1", "info")]
-    assert [one.status for one in host.drives(structs.replace(where, is_root=False))] == ["info"]
+    where = structs.replace(live(tmp_path, MachineFacts(), nvme=asked), tree=AsLive(root))
+    assert [(one.subject, one.status) for one in host.check_drives(where)] == [("nvme0", "ok"), ("nvme1", "info")]
+    assert [one.status for one in host.check_drives(structs.replace(where, is_root=False))] == ["info"]
 
 
 @pytest.mark.parametrize(("name", "status"), [("libc.so.6", "ok"), ("libnone.so", "warn")])
 def test_a_network_plugin_is_loaded_as_a_worker_will(tmp_path: Path, name: str, status: Status) -> None:
     where = live(tmp_path, GPUS)
-    found = software.libraries(structs.replace(where, environ={**where.environ, "NCCL_NET_PLUGIN": name}))
+    found = software.check_libraries(structs.replace(where, environ={**where.environ, "NCCL_NET_PLUGIN": name}))
     assert {one.check: one.status for one in found}["software.net_plugin"] == status
 
 
 def test_slingshot_needs_a_plugin_that_loads(tmp_path: Path) -> None:
     where = live(tmp_path, structs.replace(GPUS, rdma=(nic("cxi0", kind="slingshot"),)))
-    assert {one.check: one.status for one in software.libraries(where)}["software.net_plugin"] == "warn"
+    assert {one.check: one.status for one in software.check_libraries(where)}["software.net_plugin"] == "warn"
     library = ctypes.util.find_library("m")
     source = next(path for folder in ("/lib", "/usr/lib") for path in Path(folder).rglob(str(library)))
     (tmp_path / "librccl-net.so").symlink_to(source)
     there = structs.replace(where, environ={**where.environ, "LD_LIBRARY_PATH": str(tmp_path)})
-    assert {one.check: one.status for one in software.libraries(there)}["software.net_plugin"] == "ok"
+    assert {one.check: one.status for one in software.check_libraries(there)}["software.net_plugin"] == "ok"
 
 
 def test_statistics_of_interfaces_are_read_once_a_tool_is_there(tmp_path: Path) -> None:
-    facts = Facts(rdma=(nic("mlx5_0", interface="eth7"),))
+    facts = MachineFacts(rdma=(nic("mlx5_0", interface="eth7"),))
     asked = 'echo "NIC statistics:"; echo "     rx_discards_phy: 4"; echo "     rx_bytes: 9"'
-    assert adapters.read_counters(live(tmp_path, facts, ethtool=asked))["eth7"] == {"rx_discards_phy": 4}
+    assert nic_health.read_counters(live(tmp_path, facts, ethtool=asked))["eth7"] == {"rx_discards_phy": 4}
 
 
 def test_no_check_hides_that_it_broke_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Node) -> Iterator[Finding]:
+    def broken(_: PreflightNode) -> Iterator[CheckFinding]:
         raise ValueError("not a number")
         yield
 
@@ -660,16 +699,16 @@ def test_no_check_hides_that_it_broke_off(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_limit_of_all_checks_lets_tools_and_pytorch_use_up_theirs() -> None:
     where = node(GPUS)
-    assert check.limit_s_of(where) > where.limits.smi_limit_s + torch_view.limit_s(where) >= 90
+    assert check.compute_limit_s(where) > where.limits.smi_limit_s + torch_devices.compute_limit_s(where) >= 90
     parts = tuple(Partition(index=index) for index in range(64))
     divided = node(structs.replace(GPUS, devices=(structs.replace(CARDS[0], partitions=parts),)))
-    assert torch_view.limit_s(divided) > torch_view.limit_s(where)
+    assert torch_devices.compute_limit_s(divided) > torch_devices.compute_limit_s(where)
 
 
 def test_a_check_that_never_ends_is_left_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     end = threading.Event()
 
-    def stuck(_: Node) -> Iterator[Finding]:
+    def stuck(_: PreflightNode) -> Iterator[CheckFinding]:
         end.wait(30)
         yield from ()
 
@@ -681,12 +720,12 @@ def test_a_check_that_never_ends_is_left_at_the_limit(monkeypatch: pytest.Monkey
 
 
 def test_a_laptop_without_accelerators_is_fit() -> None:
-    laptop = Facts(
+    laptop = MachineFacts(
         host="laptop.lan",
         memory=Memory(total_bytes=16 * GIB, available_bytes=8 * GIB, swap_bytes=0),
         limits=Limits(memlock_bytes=8 << 20, shm_bytes=8 * GIB),
         interfaces=(ETH0,),
     )
-    report = check.run(node(laptop, expected=Expected(folders=(("/tmp", "workspace"),))))
+    report = check.run(node(laptop, expected=NodeExpectations(folders=(("/tmp", "workspace"),))))
     assert report.host == "laptop"
     assert [f for f in report.findings if f.status in ("fail", "unknown") and f.check != "storage.free"] == []

@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 
 from fakes.nodes import node as build_facts
-from primus.machine.facts import Facts, Software
-from primus.machine.tree import Tree
+from primus.machine.facts import MachineFacts, Software
+from primus.machine.tree import FileTree
 from primus.preflight import error_counts, peer_memory
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode
 
 FACTS = build_facts(num_cards=2, num_adapters=2)
 FACTS = structs.replace(
@@ -59,19 +59,19 @@ FAULTS = {
 }  # fmt: skip
 
 
-def write(folder: Path, files: dict[str, str]) -> Node:
+def write(folder: Path, files: dict[str, str]) -> PreflightNode:
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-    return Node(facts=FACTS, tree=Tree(folder))
+    return PreflightNode(facts=FACTS, tree=FileTree(folder))
 
 
-def since_boot(node: Node) -> Iterator[Finding]:
+def since_boot(node: PreflightNode) -> Iterator[CheckFinding]:
     for check in (*error_counts.HOST_CHECKS, *error_counts.GPU_CHECKS):
         yield from check(node)
 
 
-def statuses(findings: Iterator[Finding]) -> dict[tuple[str, str], str]:
+def statuses(findings: Iterator[CheckFinding]) -> dict[tuple[str, str], str]:
     return {(one.check, one.subject): one.status for one in findings if one.status not in ("ok", "info")}
 
 
@@ -81,7 +81,7 @@ def test_a_node_without_errors_passes_and_nothing_grows(tmp_path: Path) -> None:
     assert statuses(since_boot(node)) == {}
     counts = error_counts.read_counts(node)
     assert len(counts) == 9  # all but the block of memory, which gpu.ecc_* has
-    assert not list(error_counts.grown(counts, error_counts.read_counts(node)))
+    assert not list(error_counts.find_grown_counts(counts, error_counts.read_counts(node)))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -90,7 +90,7 @@ def test_a_counted_error_is_found_since_boot_and_under_load(tmp_path: Path, faul
     before = error_counts.read_counts(write(tmp_path, COUNTERS))
     node = write(tmp_path, {path: text})
     assert statuses(since_boot(node)).get(name) == at_rest
-    growth = list(error_counts.grown(before, error_counts.read_counts(node)))
+    growth = list(error_counts.find_grown_counts(before, error_counts.read_counts(node)))
     assert [((one.check, one.subject), one.status) for one in growth] == [(name, loaded)]
     assert growth[0].advice
 
@@ -98,7 +98,7 @@ def test_a_counted_error_is_found_since_boot_and_under_load(tmp_path: Path, faul
 def test_a_counter_that_was_reset_counts_from_zero(tmp_path: Path) -> None:
     path = "sys/devices/system/edac/mc/mc0/ce_count"
     before = error_counts.read_counts(write(tmp_path, {path: "900\n"}))
-    (growth,) = error_counts.grown(before, error_counts.read_counts(write(tmp_path, {path: "3\n"})))
+    (growth,) = error_counts.find_grown_counts(before, error_counts.read_counts(write(tmp_path, {path: "3\n"})))
     assert growth.measured == "ce +3 under load"
 
 
@@ -120,12 +120,14 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-77c0)
 
 
 def test_an_nvlink_that_was_recovered_is_named_and_what_was_resent_is_not_a_fault() -> None:
-    assert {one.status for one in error_counts.nvlink_findings(error_counts.nvlink_counts(NVLINK.format(0)))} == {"ok"}
-    found = list(error_counts.nvlink_findings(error_counts.nvlink_counts(NVLINK.format(2))))
+    assert {
+        one.status for one in error_counts.judge_nvlink_counts(error_counts.parse_nvlink_counts(NVLINK.format(0)))
+    } == {"ok"}
+    found = list(error_counts.judge_nvlink_counts(error_counts.parse_nvlink_counts(NVLINK.format(2))))
     assert [(one.subject, one.status) for one in found] == [("GPU 0", "warn"), ("GPU 1", "ok")]
     assert "link 1 recovery 2" in found[0].measured
-    (grown,) = error_counts.grown(
-        error_counts.nvlink_counts(NVLINK.format(0)), error_counts.nvlink_counts(NVLINK.format(1))
+    (grown,) = error_counts.find_grown_counts(
+        error_counts.parse_nvlink_counts(NVLINK.format(0)), error_counts.parse_nvlink_counts(NVLINK.format(1))
     )
     assert (grown.status, grown.measured) == ("fail", "link 1 recovery +1 under load")
 
@@ -162,32 +164,32 @@ GPU 00000000:43:00.0
     ],
 )
 def test_a_device_that_the_fabric_manager_has_not_set_up_is_named(state: str, status: str, judged: str) -> None:
-    found = list(error_counts.fabric_findings(QUERY.format(state, status)))
+    found = list(error_counts.judge_fabric(QUERY.format(state, status)))
     assert [(one.subject, one.status) for one in found] == [("GPU 0", "ok"), ("GPU 1", judged)]
 
 
 def test_a_fabric_with_degraded_bandwidth_is_named() -> None:
     health = "Success\n        Health\n            Summary : Unhealthy\n            Bandwidth : Degraded"
-    found = list(error_counts.fabric_findings(QUERY.format("Completed", health)))
+    found = list(error_counts.judge_fabric(QUERY.format("Completed", health)))
     assert [one.status for one in found] == ["ok", "fail"]
     assert found[1].measured == "Completed, Success, Summary Unhealthy, Bandwidth Degraded"
 
 
 def test_the_traffic_of_newer_links_is_no_error() -> None:
     text = "GPU 0: NVIDIA B200 (UUID: GPU-1)\n\t Link 0: Tx packets: {}\n\t Link 0: Link recovery failed events: {}\n"
-    before, after = (error_counts.nvlink_counts(text.format(*counts)) for counts in ((10, 0), (900, 0)))
-    assert not list(error_counts.grown(before, after))
-    (failed,) = error_counts.grown(before, error_counts.nvlink_counts(text.format(900, 1)))
+    before, after = (error_counts.parse_nvlink_counts(text.format(*counts)) for counts in ((10, 0), (900, 0)))
+    assert not list(error_counts.find_grown_counts(before, after))
+    (failed,) = error_counts.find_grown_counts(before, error_counts.parse_nvlink_counts(text.format(900, 1)))
     assert failed.status == "fail"
 
 
 def test_a_driver_that_prints_no_fabric_is_not_judged() -> None:
-    assert not list(error_counts.fabric_findings(QUERY.format("", "").replace("    Fabric\n", "")))
+    assert not list(error_counts.judge_fabric(QUERY.format("", "").replace("    Fabric\n", "")))
 
 
 MODERN = Software(kernel="6.8.0-60-generic")
 CONFIG = "CONFIG_PCI_P2PDMA=y\nCONFIG_DMABUF_MOVE_NOTIFY={}\n"
-PEERS: dict[str, tuple[Facts, dict[str, str], list[str]]] = {
+PEERS: dict[str, tuple[MachineFacts, dict[str, str], list[str]]] = {
     "amd dma-buf": (FACTS, {"boot/config-6.8.0-60-generic": CONFIG.format("y")}, ["ok"]),
     "amd option off": (FACTS, {"boot/config-6.8.0-60-generic": CONFIG.format("n")}, ["fail"]),
     "amd peer client": (FACTS, {"sys/kernel/mm/memory_peers/amdkfd/version": "1.0\n"}, ["ok"]),
@@ -206,11 +208,11 @@ PEERS: dict[str, tuple[Facts, dict[str, str], list[str]]] = {
 def test_direct_access_to_device_memory_needs_a_module_or_dma_buf(tmp_path: Path, case: str) -> None:
     facts, files, expected = PEERS[case]
     node = structs.replace(write(tmp_path, files), facts=structs.replace(facts, software=MODERN))
-    assert [one.status for one in peer_memory.peer_memory(node)] == expected
+    assert [one.status for one in peer_memory.check_peer_memory(node)] == expected
 
 
 def test_the_running_kernels_own_configuration_is_read(tmp_path: Path) -> None:
     node = structs.replace(write(tmp_path, {"proc/x": ""}), facts=structs.replace(FACTS, software=MODERN))
     with gzip.open(tmp_path / "proc/config.gz", "wt") as file:
         file.write(CONFIG.format("y"))
-    assert [one.status for one in peer_memory.peer_memory(node)] == ["ok"]
+    assert [one.status for one in peer_memory.check_peer_memory(node)] == ["ok"]

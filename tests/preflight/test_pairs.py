@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.machine.measured import rounds
-from primus.preflight import pairs
-from primus.preflight.pairs import Result
+from primus.machine.measurements import list_pair_rounds
+from primus.preflight import fault_localization
+from primus.preflight.fault_localization import PairResult
 
 
 @pytest.mark.parametrize("n", range(1, 34))
 def test_each_two_meet_once_and_nobody_is_in_two_pairs_of_a_round(n: int) -> None:
-    found = rounds(n)
+    found = list_pair_rounds(n)
     met = [pair for meeting in found for pair in meeting]
     assert sorted(met) == list(itertools.combinations(range(n), 2))
     for meeting in found:
@@ -25,13 +25,13 @@ def test_each_two_meet_once_and_nobody_is_in_two_pairs_of_a_round(n: int) -> Non
     assert len(found) == (0 if n == 1 else n - 1 + n % 2)
 
 
-def scan(n: int, bad: set[int], usual: float = 100.0, slow: float = 50.0) -> list[Result]:
+def scan(n: int, bad: set[int], usual: float = 100.0, slow: float = 50.0) -> list[PairResult]:
     """All pairs of n members of which some are slow."""
-    return [Result(a, b, slow if {a, b} & bad else usual) for a, b in itertools.combinations(range(n), 2)]
+    return [PairResult(a, b, slow if {a, b} & bad else usual) for a, b in itertools.combinations(range(n), 2)]
 
 
-def blamed(results: Sequence[Result]) -> list[object]:
-    return pairs.blame(results, pairs.bad_pairs(results))
+def blamed(results: Sequence[PairResult]) -> list[object]:
+    return fault_localization.find_culprits(results, fault_localization.find_bad_pairs(results))
 
 
 @given(st.integers(3, 12), st.data())
@@ -52,45 +52,45 @@ def test_healthy_nodes_blame_nobody_in_any_number(n: int) -> None:
 
 
 def test_one_bad_link_blames_nobody() -> None:
-    results = [Result(a, b, 10.0 if (a, b) == (1, 4) else 100.0) for a, b in itertools.combinations(range(6), 2)]
-    assert pairs.bad_pairs(results) == [Result(1, 4, 10.0)]
+    results = [PairResult(a, b, 10.0 if (a, b) == (1, 4) else 100.0) for a, b in itertools.combinations(range(6), 2)]
+    assert fault_localization.find_bad_pairs(results) == [PairResult(1, 4, 10.0)]
     assert blamed(results) == []
 
 
 def test_of_a_single_pair_both_are_named() -> None:
-    assert blamed([Result("a", "b", None)]) == ["a", "b"]
+    assert blamed([PairResult("a", "b", None)]) == ["a", "b"]
 
 
 def test_a_pair_without_a_figure_is_bad_and_all_failed_is_not_healthy() -> None:
-    results = [Result(a, b, None) for a, b in itertools.combinations(range(4), 2)]
-    assert len(pairs.bad_pairs(results)) == 6
+    results = [PairResult(a, b, None) for a, b in itertools.combinations(range(4), 2)]
+    assert len(fault_localization.find_bad_pairs(results)) == 6
     assert blamed(results)
 
 
 def test_a_floor_counts_where_all_are_equally_slow() -> None:
     results = scan(4, set(), usual=80.0)
-    assert pairs.bad_pairs(results) == []
-    assert len(pairs.bad_pairs(results, floor=90.0)) == 6
+    assert fault_localization.find_bad_pairs(results) == []
+    assert len(fault_localization.find_bad_pairs(results, floor=90.0)) == 6
 
 
 def test_an_outlier_is_more_than_five_per_cent_below_the_median() -> None:
     values = {"a": 100.0, "b": 101.0, "c": 99.0, "d": 94.9, "e": 95.1, "f": 130.0, "g": 100.0}
-    found = pairs.outliers(values)
+    found = fault_localization.find_outliers(values)
     assert list(found) == ["d"]
     assert found["d"].below == pytest.approx(0.051)
     assert found["d"].z == pytest.approx(5.1 / (1.4826 * 1.0))
 
 
 def test_two_devices_have_no_outlier() -> None:
-    assert pairs.outliers({"a": 1.0, "b": 100.0}) == {}
+    assert fault_localization.find_outliers({"a": 1.0, "b": 100.0}) == {}
 
 
 def test_equal_devices_make_an_outlier_infinitely_far() -> None:
-    assert pairs.outliers({"a": 10.0, "b": 10.0, "c": 10.0, "d": 5.0})["d"].z == float("inf")
+    assert fault_localization.find_outliers({"a": 10.0, "b": 10.0, "c": 10.0, "d": 5.0})["d"].z == float("inf")
 
 
 def test_a_dip_is_a_drop_of_more_than_five_per_cent_to_the_next_size() -> None:
-    assert pairs.dips({8: 1.0, 16: 2.0, 32: 1.91, 64: 1.80}) == [(32, 64)]
+    assert fault_localization.find_dips({8: 1.0, 16: 2.0, 32: 1.91, 64: 1.80}) == [(32, 64)]
 
 
 @given(st.integers(1, 33), st.data())
@@ -104,10 +104,10 @@ def test_bisecting_finds_the_smallest_set_that_fails_together(n: int, data: st.D
         assert some[0] == -1
         return not guilty or not guilty <= set(some)
 
-    assert set(pairs.bisect(range(n), works, reference=[-1])) == guilty
+    assert set(fault_localization.bisect_group(range(n), works, reference=[-1])) == guilty
     assert tries <= 6 + 12 * n.bit_length()
 
 
 def test_bisecting_finds_one_of_several_that_fail_alone() -> None:
-    found = pairs.bisect(range(9), lambda some: not {2, 7} & set(some))
+    found = fault_localization.bisect_group(range(9), lambda some: not {2, 7} & set(some))
     assert found in ([2], [7])

@@ -10,13 +10,22 @@ import pytest
 from msgspec import structs
 
 from primus.errors import UsageError
-from primus.machine import measured
-from primus.machine.facts import Device, Facts, Partition, RdmaDevice, RdmaPort
-from primus.machine.measured import Asked, Collective, Figure, Pair, Part, RankResult, Results, Wrong
+from primus.machine import measurements
+from primus.machine.facts import Device, MachineFacts, Partition, RdmaDevice, RdmaPort
+from primus.machine.measurements import (
+    Collective,
+    MeasuredFigure,
+    MeasurementPlan,
+    MeasurementResults,
+    Pair,
+    RankMeasurements,
+    RankResult,
+    WrongElements,
+)
 from primus.machine.profile import Floor, Profile
-from primus.preflight.finding import Finding, worst
-from primus.preflight.performance import Judge, demanded, plan, read
-from primus.preflight.yardstick import Demands, Yardstick
+from primus.preflight.finding import CheckFinding, find_worst_status
+from primus.preflight.performance import PerformanceJudge, complete_demands, plan_measurements, read_results
+from primus.preflight.performance_baselines import Demands, PerformanceBaseline
 from primus.runs.files import write_json
 
 ACC = "AMD Instinct acceptance documentation"
@@ -38,8 +47,8 @@ MI300X = Profile(
 GEMM, COPY = "gemm_bf16", "memory_copy"
 
 
-def machine(cards: int = 8, partitions: int = 1) -> Facts:
-    return Facts(
+def machine(cards: int = 8, partitions: int = 1) -> MachineFacts:
+    return MachineFacts(
         devices=tuple(
             Device(
                 index=card,
@@ -60,14 +69,17 @@ def results(
     tests: tuple[str, ...] = ("gemm", "memory"),
     device: str = "cuda",
     **fields: Any,
-) -> Results:
+) -> MeasurementResults:
     """Healthy results, with other figures of the matrix product by rank."""
     ranks = []
     for rank in range(nodes * devices):
         tflops = (gemm or {}).get(rank, 600.0)
-        figures = [Figure(test=GEMM, value=tflops, unit="TFLOP/s", problem="" if tflops else "HIP error: no memory")]
+        figures = [
+            MeasuredFigure(test=GEMM, value=tflops, unit="TFLOP/s", problem="" if tflops else "HIP error: no memory")
+        ]
         figures += [
-            Figure(test=f"memory_{kernel}", value=copy, unit="GB/s") for kernel in "copy mul add triad dot".split()
+            MeasuredFigure(test=f"memory_{kernel}", value=copy, unit="GB/s")
+            for kernel in "copy mul add triad dot".split()
         ]
         node, local = divmod(rank, devices)
         ranks.append(
@@ -81,16 +93,22 @@ def results(
                 figures=tuple(figures),
             )
         )
-    asked = Asked(tests=tests, sizes_bytes=(64 * 2**20,), pair_bytes=2**20, gemm_size=8192)
-    return Results(asked=asked, world_size=len(ranks), ranks=tuple(ranks), **fields)
+    asked = MeasurementPlan(tests=tests, sizes_bytes=(64 * 2**20,), pair_bytes=2**20, gemm_size=8192)
+    return MeasurementResults(asked=asked, world_size=len(ranks), ranks=tuple(ranks), **fields)
 
 
-def judged(found: Results, demands: Demands | None = None, facts: Facts | None = None) -> list[Finding]:
+def judged(
+    found: MeasurementResults, demands: Demands | None = None, facts: MachineFacts | None = None
+) -> list[CheckFinding]:
     facts = machine() if facts is None else facts
-    return list(Judge(Yardstick(found, facts, MI300X if facts.devices else None, demands or Demands())).findings())
+    return list(
+        PerformanceJudge(
+            PerformanceBaseline(found, facts, MI300X if facts.devices else None, demands or Demands())
+        ).judge_all()
+    )
 
 
-def of(findings: list[Finding], check: str) -> list[Finding]:
+def of(findings: list[CheckFinding], check: str) -> list[CheckFinding]:
     return [finding for finding in findings if finding.check == f"performance.{check}"]
 
 
@@ -152,10 +170,10 @@ def test_a_test_that_did_not_run_is_unknown() -> None:
 
 
 def test_ranks_that_never_spoke_fail() -> None:
-    asked = Asked(sizes_bytes=(8,), pair_bytes=8, gemm_size=8)
-    found = judged(Results(asked=asked, world_size=8, problem="no results of rank 0, 1"))
+    asked = MeasurementPlan(sizes_bytes=(8,), pair_bytes=8, gemm_size=8)
+    found = judged(MeasurementResults(asked=asked, world_size=8, problem="no results of rank 0, 1"))
     assert of(found, "complete")[0].status == "fail"
-    assert worst(found) == "fail"
+    assert find_worst_status(found) == "fail"
 
 
 def test_partitions_of_a_card_share_its_figures() -> None:
@@ -166,7 +184,7 @@ def test_partitions_of_a_card_share_its_figures() -> None:
 
 
 def test_figures_of_a_cpu_are_told_and_not_judged() -> None:
-    found = judged(results(devices=2, device="cpu", gemm={0: 0.1, 1: 0.02}, copy=9.0), facts=Facts())
+    found = judged(results(devices=2, device="cpu", gemm={0: 0.1, 1: 0.02}, copy=9.0), facts=MachineFacts())
     assert {one.status for one in of(found, GEMM) + of(found, COPY)} == {"info"}
     assert "no floor" in of(found, GEMM)[0].reason
 
@@ -182,15 +200,15 @@ def test_what_the_user_demands_wins_over_the_profile() -> None:
 
 def test_the_variables_of_the_existing_system_are_honoured() -> None:
     environ = {"PRIMUS_PREFLIGHT_MIN_TFLOPS": "10", "PRIMUS_PREFLIGHT_MIN_FREE_MEM_GB": "2.5"}
-    assert demanded(environ, Demands()) == Demands(gemm_tflops_min=10.0, free_memory_gb_min=2.5)
-    assert demanded(environ, Demands(gemm_tflops_min=600.0)).gemm_tflops_min == 600.0
-    assert demanded({}, Demands()) == Demands()
+    assert complete_demands(environ, Demands()) == Demands(gemm_tflops_min=10.0, free_memory_gb_min=2.5)
+    assert complete_demands(environ, Demands(gemm_tflops_min=600.0)).gemm_tflops_min == 600.0
+    assert complete_demands({}, Demands()) == Demands()
 
 
 @pytest.mark.parametrize("text", ["ten", "-1", "nan", "inf"])
 def test_a_variable_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="PRIMUS_PREFLIGHT_MIN_TFLOPS"):
-        demanded({"PRIMUS_PREFLIGHT_MIN_TFLOPS": text}, Demands())
+        complete_demands({"PRIMUS_PREFLIGHT_MIN_TFLOPS": text}, Demands())
 
 
 def collective(busbw: float | None, size: int = 64 * 2**20, n: int = 8, **fields: Any) -> Collective:
@@ -206,7 +224,7 @@ def collective(busbw: float | None, size: int = 64 * 2**20, n: int = 8, **fields
     )
 
 
-def communicated(*collectives: Collective, **fields: Any) -> Results:
+def communicated(*collectives: Collective, **fields: Any) -> MeasurementResults:
     return results(tests=("collectives",), collectives=collectives, **fields)
 
 
@@ -274,13 +292,13 @@ def test_what_the_library_does_not_offer_is_unknown() -> None:
 
 
 def test_wrong_elements_from_one_source_name_it() -> None:
-    wrong = tuple(Wrong(rank=rank, source=5, count=7) for rank in range(8) if rank != 5)
+    wrong = tuple(WrongElements(rank=rank, source=5, count=7) for rank in range(8) if rank != 5)
     found = of(judged(communicated(collective(300.0, operation="all_gather", wrong=wrong))), "all_gather")
     assert (found[0].status, found[0].measured) == ("fail", "49 wrong elements; to blame: rank 5 on node0")
 
 
 def test_a_wrong_sum_names_who_received_it() -> None:
-    found = of(judged(communicated(collective(300.0, wrong=(Wrong(rank=2, count=9),)))), "all_reduce")
+    found = of(judged(communicated(collective(300.0, wrong=(WrongElements(rank=2, count=9),)))), "all_reduce")
     assert (found[0].status, found[0].measured) == ("fail", "9 wrong elements received by rank 2 on node0")
 
 
@@ -291,7 +309,7 @@ def test_a_dip_over_sizes_is_a_warning() -> None:
     assert [(one.status, one.measured) for one in dips] == [("warn", "20% lower at 2.0 MiB than at 1.0 MiB")]
 
 
-def scanned(bad: int | None, n: int = 8, **spoilt: Any) -> Results:
+def scanned(bad: int | None, n: int = 8, **spoilt: Any) -> MeasurementResults:
     pairs = tuple(
         Pair(
             first=a, second=b, round=0, between_nodes=False, size_bytes=2**20,
@@ -314,7 +332,7 @@ def test_a_slow_pair_of_cpus_alarms_nobody_and_a_wrong_one_does() -> None:
     wrong = structs.replace(slow, wrong=1)
     for last, status in ((slow, "ok"), (wrong, "fail")):
         found = results(devices=3, device="cpu", tests=("pairs",), pairs=(*usual, last))
-        assert [one.status for one in of(judged(found, facts=Facts()), "pairs")] == [status]
+        assert [one.status for one in of(judged(found, facts=MachineFacts()), "pairs")] == [status]
 
 
 def test_healthy_pairs_are_ok() -> None:
@@ -340,8 +358,11 @@ def test_any_number_of_nodes_is_judged_as_a_whole(nodes: int) -> None:
 
 def test_parts_of_ranks_are_read_where_the_gathering_never_happened(tmp_path: Path) -> None:
     whole = results(devices=2)
-    write_json(tmp_path / measured.part_file(1), Part(rank=structs.replace(whole.ranks[1], problem="all_reduce hung")))
-    found = read(tmp_path, whole.asked, world_size=2)
+    write_json(
+        tmp_path / measurements.find_measurements_file(1),
+        RankMeasurements(rank=structs.replace(whole.ranks[1], problem="all_reduce hung")),
+    )
+    found = read_results(tmp_path, whole.asked, world_size=2)
     assert found.ranks[0].rank == 1
     assert found.problem == "rank 1: all_reduce hung; no results of rank 0"
     assert of(judged(found), "complete")[0].status == "fail"
@@ -349,36 +370,40 @@ def test_parts_of_ranks_are_read_where_the_gathering_never_happened(tmp_path: Pa
 
 def test_what_rank_0_gathered_is_read_as_it_is(tmp_path: Path) -> None:
     whole = results(devices=2)
-    write_json(tmp_path / measured.FILE, whole)
-    assert read(tmp_path, whole.asked, world_size=2) == whole
+    write_json(tmp_path / measurements.FILE, whole)
+    assert read_results(tmp_path, whole.asked, world_size=2) == whole
 
 
 def test_groups_of_the_sizes_that_are_asked_run_beside_those_of_all() -> None:
-    asked = Asked(sizes_bytes=(8,), pair_bytes=8, gemm_size=8, intra_group_sizes=(2, 3, 4), inter_group_sizes=(2, 3, 8))
+    asked = MeasurementPlan(
+        sizes_bytes=(8,), pair_bytes=8, gemm_size=8, intra_group_sizes=(2, 3, 4), inter_group_sizes=(2, 3, 8)
+    )
     nodes = [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
-    assert measured.groups(asked, nodes) == [
+    assert measurements.list_collective_groups(asked, nodes) == [
         ("node", nodes),
         ("node", [(0, 1), (3, 4), (6, 7)]),
         ("all", [(0, 1, 2, 3, 4, 5)]),
         ("all", [tuple(range(9))]),
     ]
-    assert measured.groups(asked, [(0,)]) == [("node", [(0,)])]
+    assert measurements.list_collective_groups(asked, [(0,)]) == [("node", [(0,)])]
 
 
 def test_a_plan_for_a_cpu_is_small_and_holds_whole_powers() -> None:
-    quick, full = (plan(Facts(), Demands(), is_quick=quick) for quick in (True, False))
+    quick, full = (plan_measurements(MachineFacts(), Demands(), is_quick=quick) for quick in (True, False))
     assert max(quick.sizes_bytes) <= 4 * 2**20
     assert quick.gemm_size < full.gemm_size
     assert full.dtype == "fp32"
 
 
 def test_a_plan_measures_the_size_that_is_demanded() -> None:
-    unknown_model = Facts(devices=(Device(index=0, vendor="amd"),))
+    unknown_model = MachineFacts(devices=(Device(index=0, vendor="amd"),))
     for is_quick in (True, False):
-        asked = plan(unknown_model, Demands(rccl_size_mb=96), is_quick=is_quick)
+        asked = plan_measurements(unknown_model, Demands(rccl_size_mb=96), is_quick=is_quick)
         assert 96 * 2**20 in asked.sizes_bytes
 
 
 def test_a_plan_measures_what_fits_into_the_memory_of_a_device() -> None:
-    small = Facts(devices=(Device(index=0, vendor="amd", partitions=(Partition(index=0, memory_bytes=24 * 2**30),)),))
-    assert max(plan(small, Demands(), is_quick=False).sizes_bytes) == 4 * 2**30
+    small = MachineFacts(
+        devices=(Device(index=0, vendor="amd", partitions=(Partition(index=0, memory_bytes=24 * 2**30),)),)
+    )
+    assert max(plan_measurements(small, Demands(), is_quick=False).sizes_bytes) == 4 * 2**30

@@ -13,35 +13,35 @@ from pathlib import Path
 import pytest
 
 from fakes import ib_write_bw, tools
-from primus.machine.cluster import Layout
-from primus.machine.facts import Facts, RdmaDevice, RdmaPort
-from primus.machine.tree import Tree
+from primus.machine.cluster import ClusterLayout
+from primus.machine.facts import MachineFacts, RdmaDevice, RdmaPort
+from primus.machine.tree import FileTree
 from primus.preflight import perftest, rdma_bandwidth, rdma_session
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node
-from primus.preflight.perftest import Rail, Reading, Server
-from primus.preflight.rdma_bandwidth import Inventory, Member, Outcome, Tournament, Transfer
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode
+from primus.preflight.perftest import PerftestServer, Rail, TransferReading
+from primus.preflight.rdma_bandwidth import Member, RdmaInventory, Tournament, TournamentResult, Transfer
 
 RATE, GOOD = 400.0, 390.0
 Gbps = Callable[[Transfer, Sequence[Transfer]], float]
 
 
-def play(nodes: int, rails: int, gbps: Gbps) -> tuple[Outcome, int]:
+def play(nodes: int, rails: int, gbps: Gbps) -> tuple[TournamentResult, int]:
     """A tournament whose transfers reach what `gbps` says of each among those that run at once; and their number."""
     inventories = {
-        node: Inventory(rails=tuple(Rail(index=i, hca=f"mlx5_{i}", port=1, rate_gbps=RATE) for i in range(rails)))
+        node: RdmaInventory(rails=tuple(Rail(index=i, hca=f"mlx5_{i}", port=1, rate_gbps=RATE) for i in range(rails)))
         for node in range(nodes)
     }
     count = 0
 
-    def transfer(some: Sequence[Transfer]) -> Mapping[Transfer, Reading]:
+    def transfer(some: Sequence[Transfer]) -> Mapping[Transfer, TransferReading]:
         nonlocal count
         count += 1
         used = [member for one in some for member in one]
         assert nodes == 1 or len(used) == len(set(used)), "a port has one transfer at a time"
-        return {one: Reading(gbps=gbps(one, some)) for one in some}
+        return {one: TransferReading(gbps=gbps(one, some)) for one in some}
 
-    return Tournament(inventories, transfer).play(), count
+    return Tournament(inventories, transfer).run_tournament(), count
 
 
 def slow(*members: Member, to: float = 150.0) -> Gbps:
@@ -86,8 +86,8 @@ def test_ports_that_are_slow_only_together_are_named_as_a_group() -> None:
     outcome, _ = play(6, 1, gbps)
     assert [{*group} for group in outcome.guilty] == [pair]
     hosts = {node: f"node{node}" for node in range(6)}
-    inventories = {n: Inventory(rails=(Rail(index=0, hca="mlx5_0", port=1, rate_gbps=RATE),)) for n in range(6)}
-    told = [one for one in rdma_bandwidth.findings(outcome, inventories, hosts) if one.status == "fail"]
+    inventories = {n: RdmaInventory(rails=(Rail(index=0, hca="mlx5_0", port=1, rate_gbps=RATE),)) for n in range(6)}
+    told = [one for one in rdma_bandwidth.report_tournament(outcome, inventories, hosts) if one.status == "fail"]
     assert {one.host for one in told} == {"node1", "node2"}
     assert "only while mlx5_0 port 1 of node2 send as well" in told[0].measured
 
@@ -128,7 +128,7 @@ TABLE = ib_write_bw.TABLE.format(hca="mlx5_0", gbps=391.12)
     ],
 )
 def test_the_table_of_perftest_is_read_below_its_header(text: str, gbps: float | None) -> None:
-    found = perftest.parse(text)
+    found = perftest.parse_bandwidth(text)
     assert found is None if gbps is None else found == pytest.approx(gbps, rel=1e-4)
 
 
@@ -140,21 +140,23 @@ def environment(folder: Path, node: int) -> dict[str, str]:
     return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "NODE": str(node), "FAULTS": str(folder / "faults")}
 
 
-def node(folder: Path, rank: int, nodes: int, port: int, rails: int = 2) -> Node:
+def node(folder: Path, rank: int, nodes: int, port: int, rails: int = 2) -> PreflightNode:
     rdma_port = RdmaPort(state="ACTIVE", physical_state="LinkUp", rate_gbps=RATE, link_layer="InfiniBand")
-    facts = Facts(rdma=tuple(RdmaDevice(name=f"mlx5_{i}", ports=(rdma_port,)) for i in range(rails)))
-    layout = Layout(nproc=1, nnodes=nodes, node_rank=rank, master_addr="127.0.0.1", master_port=port)
-    return Node(facts=facts, tree=Tree(), environ=environment(folder, rank), layout=layout)
+    facts = MachineFacts(rdma=tuple(RdmaDevice(name=f"mlx5_{i}", ports=(rdma_port,)) for i in range(rails)))
+    layout = ClusterLayout(nproc=1, nnodes=nodes, node_rank=rank, master_addr="127.0.0.1", master_port=port)
+    return PreflightNode(facts=facts, tree=FileTree(), environ=environment(folder, rank), layout=layout)
 
 
-def measure(folder: Path, nodes: int, absent: Sequence[int] = ()) -> dict[tuple[str, str], Finding]:
+def measure(folder: Path, nodes: int, absent: Sequence[int] = ()) -> dict[tuple[str, str], CheckFinding]:
     """Findings by host and subject, of nodes that are threads of this process."""
     with closing(socket.create_server(("", 0))) as free:
         port = int(free.getsockname()[1])
     hosts = {rank: f"n{rank}" for rank in range(nodes)}
     followers = [
         threading.Thread(
-            target=rdma_session.follow, args=(node(folder, rank, nodes, port), f"n{rank}"), kwargs={"is_quick": True}
+            target=rdma_session.follow_measurements,
+            args=(node(folder, rank, nodes, port), f"n{rank}"),
+            kwargs={"is_quick": True},
         )
         for rank in range(1, nodes)
         if rank not in absent
@@ -162,7 +164,7 @@ def measure(folder: Path, nodes: int, absent: Sequence[int] = ()) -> dict[tuple[
     for follower in followers:
         follower.start()
     said: list[str] = []
-    found = rdma_session.lead(node(folder, 0, nodes, port), "n0", hosts, said.append, is_quick=True)
+    found = rdma_session.lead_measurements(node(folder, 0, nodes, port), "n0", hosts, said.append, is_quick=True)
     for follower in followers:
         follower.join(20)
         assert not follower.is_alive(), "every node is let go"
@@ -192,18 +194,18 @@ def test_a_port_that_cannot_be_opened_fails_with_what_the_program_says(tmp_path:
 
 def test_nodes_without_the_program_are_not_measured(tmp_path: Path) -> None:
     lone = node(tmp_path, 0, 1, 0)
-    without = Node(facts=lone.facts, tree=lone.tree, environ={"PATH": "/nowhere"}, layout=lone.layout)
-    (one,) = rdma_session.lead(without, "n0", {0: "n0"}, print)
+    without = PreflightNode(facts=lone.facts, tree=lone.tree, environ={"PATH": "/nowhere"}, layout=lone.layout)
+    (one,) = rdma_session.lead_measurements(without, "n0", {0: "n0"}, print)
     assert (one.status, "ib_write_bw is not installed" in one.measured) == ("info", True)
 
 
 def test_a_server_that_nobody_calls_is_ended_by_its_pid(tmp_path: Path) -> None:
-    server = Server(Rail(index=0, hca="mlx5_0", port=1), 1, environment(tmp_path, 0))
+    server = PerftestServer(Rail(index=0, hca="mlx5_0", port=1), 1, environment(tmp_path, 0))
     assert server.problem == ""
     assert perftest.is_listening(server.tcp_port)
     assert server._child is not None
     pid = server._child.pid
-    server.end()
+    server.stop()
     assert tools.is_gone(pid)
     assert not perftest.is_listening(server.tcp_port)
 
@@ -211,12 +213,12 @@ def test_a_server_that_nobody_calls_is_ended_by_its_pid(tmp_path: Path) -> None:
 def test_a_client_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
     environ = environment(tmp_path, 0)
     (tmp_path / "faults/hang-0-mlx5_0").write_text("")
-    reading = perftest.send(Rail(index=0, hca="mlx5_0", port=1), "127.0.0.1", 1, 1, environ, limit_s=0.5)
+    reading = perftest.send_data(Rail(index=0, hca="mlx5_0", port=1), "127.0.0.1", 1, 1, environ, limit_s=0.5)
     assert reading.gbps is None
     assert "gave no answer in 0.5 s" in reading.problem
 
 
 def test_roce_names_its_gid_and_infiniband_does_not() -> None:
     rail = Rail(index=0, hca="mlx5_0", port=1, gid_index=3)
-    assert perftest.argv(rail, 18515, 5, "n1")[-5:] == ["-x", "3", "-F", "--report_gbits", "n1"]
-    assert "-x" not in perftest.argv(Rail(index=0, hca="mlx5_0", port=1), 18515, 5)
+    assert perftest.build_argv(rail, 18515, 5, "n1")[-5:] == ["-x", "3", "-F", "--report_gbits", "n1"]
+    assert "-x" not in perftest.build_argv(Rail(index=0, hca="mlx5_0", port=1), 18515, 5)

@@ -7,14 +7,14 @@ from pathlib import Path
 import browser
 from primus.preflight import report
 from primus.preflight.cluster import ClusterReport
-from primus.preflight.finding import Finding, NodeReport
+from primus.preflight.finding import CheckFinding, NodeReport
 
 FIT = (
-    Finding(check="host.memlock", status="ok", measured="unlimited", expected="unlimited"),
-    Finding(check="gpu.count", status="info", measured="8"),
+    CheckFinding(check="host.memlock", status="ok", measured="unlimited", expected="unlimited"),
+    CheckFinding(check="gpu.count", status="info", measured="8"),
 )
 UNFIT = (
-    Finding(
+    CheckFinding(
         check="gpu.pcie_link",
         subject="GPU 3",
         status="fail",
@@ -23,10 +23,10 @@ UNFIT = (
         reason="the card's own maximum",
         advice="reseat the card",
     ),
-    Finding(
+    CheckFinding(
         check="network.rdma_port", subject="mlx5_5 port 1", status="warn", measured="DOWN", advice="check the cable"
     ),
-    Finding(check="software.driver", status="unknown", measured="not known", advice="install amd-smi"),
+    CheckFinding(check="software.driver", status="unknown", measured="not known", advice="install amd-smi"),
 )
 
 
@@ -41,7 +41,7 @@ def a_report() -> ClusterReport:
 
 
 def test_the_page_names_the_unfit_node_its_cause_and_what_to_do(tmp_path: Path) -> None:
-    folder = report.write(a_report(), tmp_path)
+    folder = report.write_report(a_report(), tmp_path)
     shown = browser.dom(folder / "report.html")
     for said in ("<title>Preflight", "node-2", "GPU 3", "x8 &lt;16 GT/s&gt;", "reseat the card", "check the cable"):
         assert said in shown
@@ -50,7 +50,7 @@ def test_the_page_names_the_unfit_node_its_cause_and_what_to_do(tmp_path: Path) 
 
 
 def test_the_page_is_drawn_in_light_and_in_dark(tmp_path: Path) -> None:
-    page = report.write(a_report(), tmp_path) / "report.html"
+    page = report.write_report(a_report(), tmp_path) / "report.html"
     light = browser.screenshot(page, tmp_path / "light.png").read_bytes()
     dark = browser.screenshot(page, tmp_path / "dark.png", is_dark=True).read_bytes()
     assert min(len(light), len(dark)) > 30_000

@@ -6,30 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from primus.machine import measured
-from primus.machine.cluster import Layout
-from primus.machine.facts import Facts
-from primus.machine.measured import Figure, Part, RankResult
-from primus.machine.tree import Tree
+from primus.machine import measurements
+from primus.machine.cluster import ClusterLayout
+from primus.machine.facts import MachineFacts
+from primus.machine.measurements import MeasuredFigure, RankMeasurements, RankResult
+from primus.machine.tree import FileTree
 from primus.preflight import session
-from primus.preflight.node import Node
+from primus.preflight.node import PreflightNode
 from primus.preflight.options import Options
 from primus.runs.files import write_json
-from primus.runs.store import Outcome, Run
+from primus.runs.store import Run, RunOutcome
 from primus.task import TaskContext
 
 HOSTS = {0: "a", 1: "b", 2: "c"}
-FIGURES = (Figure(test="sanity", value=8.0, unit="GB free"),)
+FIGURES = (MeasuredFigure(test="sanity", value=8.0, unit="GB free"),)
 
 
 def hosts_in_doubt(folder: Path, *parts: RankResult, tests: str = "sanity") -> set[str]:
     """Hosts of which something is unknown or bad after three nodes of one rank each left these parts."""
     for part in parts:
-        write_json(folder / measured.part_file(part.rank), Part(rank=part))
-    node = Node(facts=Facts(), tree=Tree(), environ={}, layout=Layout(nnodes=3, nproc=1))
-    outcome = Outcome(state="failed", exit_code=1)
+        write_json(folder / measurements.find_measurements_file(part.rank), RankMeasurements(rank=part))
+    node = PreflightNode(facts=MachineFacts(), tree=FileTree(), environ={}, layout=ClusterLayout(nnodes=3, nproc=1))
+    outcome = RunOutcome(state="failed", exit_code=1)
     context = TaskContext(environ={}, launch=lambda: (Run(folder), outcome))
-    found = session._measured(node, HOSTS, Options(tests=tests), context).findings
+    found = session._run_measurements(node, HOSTS, Options(tests=tests), context).findings
     return {finding.host for finding in found if finding.host and finding.status in ("unknown", "fail")}
 
 

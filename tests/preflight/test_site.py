@@ -13,11 +13,11 @@ from fakes import cli
 from fakes.nodes import node as build_facts
 from primus.errors import UsageError
 from primus.machine import dimms
-from primus.machine.facts import Facts, Limits, Memory, Software
-from primus.machine.tree import Tree
+from primus.machine.facts import Limits, MachineFacts, Memory, Software
+from primus.machine.tree import FileTree
 from primus.preflight import site, site_checks
-from primus.preflight.finding import Finding
-from primus.preflight.node import Expected, Node
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import NodeExpectations, PreflightNode
 
 GIB = 1 << 30
 FULL = build_facts()
@@ -51,8 +51,12 @@ Memory Device
 
 
 def machine(
-    tmp_path: Path, facts: Facts = HEALTHY, expected: site.Site | None = None, mounts: str = MOUNTS, num_dimms: int = 24
-) -> Node:
+    tmp_path: Path,
+    facts: MachineFacts = HEALTHY,
+    expected: site.SiteExpectations | None = None,
+    mounts: str = MOUNTS,
+    num_dimms: int = 24,
+) -> PreflightNode:
     """A recorded node whose kernel lists its mounts and its memory modules."""
     files = {"proc/self/mounts": mounts}
     for number in range(num_dimms):
@@ -61,34 +65,42 @@ def machine(
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    return Node(facts=facts, tree=Tree(tmp_path), expected=Expected(site=expected))
+    return PreflightNode(facts=facts, tree=FileTree(tmp_path), expected=NodeExpectations(site=expected))
 
 
-def all_findings(node: Node) -> list[Finding]:
-    checks = (site_checks.gpus, site_checks.nics, site_checks.software, site_checks.host, site_checks.mounts)
+def all_findings(node: PreflightNode) -> list[CheckFinding]:
+    checks = (
+        site_checks.check_gpus,
+        site_checks.check_nics,
+        site_checks.check_software,
+        site_checks.check_host,
+        site_checks.check_mounts,
+    )
     return [finding for check in checks for finding in check(node)]
 
 
-def bad(node: Node) -> dict[tuple[str, str], tuple[str, str]]:
+def bad(node: PreflightNode) -> dict[tuple[str, str], tuple[str, str]]:
     """What was measured and expected, by check and subject."""
     return {(one.check, one.subject): (one.measured, one.expected) for one in all_findings(node) if one.status != "ok"}
 
 
 @pytest.fixture
-def healthy_site(tmp_path: Path) -> site.Site:
+def healthy_site(tmp_path: Path) -> site.SiteExpectations:
     """Written from a healthy node and read again."""
-    site.save(site_checks.expectations_of(machine(tmp_path / "healthy")), tmp_path / "site.yaml")
+    site.save(site_checks.build_expectations(machine(tmp_path / "healthy")), tmp_path / "site.yaml")
     return site.load(tmp_path / "site.yaml")
 
 
-def test_a_node_meets_the_expectations_that_were_written_from_it(tmp_path: Path, healthy_site: site.Site) -> None:
-    assert healthy_site == site_checks.expectations_of(machine(tmp_path / "healthy"))
+def test_a_node_meets_the_expectations_that_were_written_from_it(
+    tmp_path: Path, healthy_site: site.SiteExpectations
+) -> None:
+    assert healthy_site == site_checks.build_expectations(machine(tmp_path / "healthy"))
     node = machine(tmp_path / "same", expected=healthy_site)
     assert bad(node) == {}
     assert len(all_findings(node)) > 40
 
 
-DEGRADED: dict[str, tuple[Facts, dict[str, Any], tuple[str, str], str]] = {
+DEGRADED: dict[str, tuple[MachineFacts, dict[str, Any], tuple[str, str], str]] = {
     "a card is missing": (
         structs.replace(HEALTHY, devices=HEALTHY.devices[:7]), {}, ("gpu.expect_count", ""), "7 cards",
     ),
@@ -134,7 +146,7 @@ DEGRADED: dict[str, tuple[Facts, dict[str, Any], tuple[str, str], str]] = {
 
 
 @pytest.mark.parametrize("fault", DEGRADED)
-def test_what_a_node_lacks_is_named(tmp_path: Path, healthy_site: site.Site, fault: str) -> None:
+def test_what_a_node_lacks_is_named(tmp_path: Path, healthy_site: site.SiteExpectations, fault: str) -> None:
     facts, files, name, measured = DEGRADED[fault]
     found = bad(machine(tmp_path / "node", facts, healthy_site, **files))
     assert found[name][0] == measured
@@ -170,10 +182,10 @@ def test_versions_are_taken_as_written_and_several_may_be_accepted(tmp_path: Pat
 
 
 def test_modules_are_read_from_dmidecode_without_empty_slots() -> None:
-    found = dimms.by_dmidecode("\n".join(DMIDECODE.format(f"DIMM_A{number}", 4800) + "\n" for number in range(12)))
+    found = dimms.parse_dmidecode("\n".join(DMIDECODE.format(f"DIMM_A{number}", 4800) + "\n" for number in range(12)))
     assert [(dimm.size_bytes, dimm.speed_mts) for dimm in found] == [(96 * GIB, 4800)] * 12
-    assert dimms.peak_gb_per_s(found) == pytest.approx(460.8)  # 12 channels of DDR5-4800
-    assert dimms.peak_gb_per_s([structs.replace(found[0], speed_mts=None)]) is None
+    assert dimms.compute_peak_gb_per_s(found) == pytest.approx(460.8)  # 12 channels of DDR5-4800
+    assert dimms.compute_peak_gb_per_s([structs.replace(found[0], speed_mts=None)]) is None
 
 
 def test_the_command_writes_a_file_that_the_same_node_meets_and_another_does_not(tmp_path: Path) -> None:

@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from primus.machine.facts import Device, Facts, Partition
-from primus.machine.measured import (
-    Asked,
+from primus.machine.facts import Device, MachineFacts, Partition
+from primus.machine.measurements import (
     BurnIn,
-    Figure,
     LoadWindow,
+    MeasuredFigure,
+    MeasurementPlan,
+    MeasurementResults,
     RankResult,
     ReferenceTraining,
-    Results,
     Telemetry,
 )
 from primus.machine.profile import Floor
 from primus.preflight import performance, soak
-from primus.preflight.finding import Finding
-from primus.preflight.yardstick import Demands
+from primus.preflight.finding import CheckFinding
+from primus.preflight.performance_baselines import Demands
 
-FACTS = Facts(
+FACTS = MachineFacts(
     devices=tuple(Device(index=i, vendor="amd", model="MI300X", partitions=(Partition(index=i),)) for i in range(4))
 )
 
@@ -52,7 +52,7 @@ def healthy(**changes: dict[int, Any]) -> list[RankResult]:
             "burn_in": burned(),
             "trainings": trainings("a", "a"),
             "telemetry": tuple(telemetry(card) for card in range(4)) if local == 0 else (),
-            "figures": (Figure(test="host_triad", value=100.0, unit="GB/s"),),
+            "figures": (MeasuredFigure(test="host_triad", value=100.0, unit="GB/s"),),
         }
         fields |= {name: by_rank[number] for name, by_rank in changes.items() if number in by_rank}
         ranks.append(
@@ -73,12 +73,12 @@ def bad(ranks: list[RankResult], demands: Demands | None = None) -> dict[tuple[s
     }
 
 
-def findings(ranks: list[RankResult], demands: Demands | None = None) -> list[Finding]:
-    asked = Asked(
+def findings(ranks: list[RankResult], demands: Demands | None = None) -> list[CheckFinding]:
+    asked = MeasurementPlan(
         tests=("host_memory", "quickstart", "burn_in"), sizes_bytes=(8,), pair_bytes=8, gemm_size=8192, dtype="bf16"
     )
-    results = Results(asked=asked, world_size=len(ranks), ranks=tuple(ranks))
-    return performance.findings(results, FACTS, demands or Demands())
+    results = MeasurementResults(asked=asked, world_size=len(ranks), ranks=tuple(ranks))
+    return performance.judge_results(results, FACTS, demands or Demands())
 
 
 def test_healthy_nodes_have_one_finding_for_each_test() -> None:
@@ -110,7 +110,8 @@ FAULTS: dict[str, tuple[dict[str, dict[int, Any]], dict[tuple[str, str, str], st
     "never ended": ({"burn_in": {3: None}}, {("burn_in", "node0", "rank 3 (GPU 3)"): "unknown"}),
     "an error of the driver": (
         {"burn_in": {3: None}, "figures": {3: (
-            Figure(test="host_triad", value=100.0), Figure(test="burn_in", problem="HIP error: launch failure"),
+            MeasuredFigure(test="host_triad", value=100.0),
+            MeasuredFigure(test="burn_in", problem="HIP error: launch failure"),
         )}},
         {("burn_in", "node0", "rank 3 (GPU 3)"): "fail"},
     ),
@@ -155,8 +156,8 @@ def test_devices_of_different_models_need_not_agree() -> None:
 
 
 def test_two_devices_that_disagree_are_both_named() -> None:
-    assert set(soak.odd_ones({0: ("k", "a"), 1: ("k", "b")})) == {0, 1}
-    assert set(soak.odd_ones({0: ("k", "a"), 1: ("k", "b"), 2: ("k", "a")})) == {1}
+    assert set(soak.find_minority({0: ("k", "a"), 1: ("k", "b")})) == {0, 1}
+    assert set(soak.find_minority({0: ("k", "a"), 1: ("k", "b"), 2: ("k", "a")})) == {1}
 
 
 def test_where_no_device_repeats_itself_the_library_is_suspected() -> None:
@@ -167,7 +168,7 @@ def test_where_no_device_repeats_itself_the_library_is_suspected() -> None:
 
 def test_a_host_with_slow_memory_is_named() -> None:
     ranks = healthy()
-    triad = Figure(test="host_triad", value=60.0, unit="GB/s")
+    triad = MeasuredFigure(test="host_triad", value=60.0, unit="GB/s")
     third = [structs.replace(rank, rank=rank.rank + 8, node=2, host="node2") for rank in ranks[:4]]
     slow = [structs.replace(rank, figures=(triad,)) for rank in third]
     assert bad([*ranks, *slow]) == {("host_memory", "node2", ""): "warn"}
@@ -177,5 +178,5 @@ def test_a_host_with_slow_memory_is_named() -> None:
 
 
 def test_the_beginning_is_compared_with_the_end_without_the_warm_up() -> None:
-    assert soak.first_and_last(burned((100.0, *(600.0,) * 10, *(500.0,) * 10))) == (600.0, 500.0)
-    assert soak.first_and_last(burned((600.0,))) == (600.0, 600.0)
+    assert soak.split_windows(burned((100.0, *(600.0,) * 10, *(500.0,) * 10))) == (600.0, 500.0)
+    assert soak.split_windows(burned((600.0,))) == (600.0, 600.0)

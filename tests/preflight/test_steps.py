@@ -6,12 +6,12 @@ import socket
 import threading
 from contextlib import closing
 
-from primus.machine.cluster import Layout
+from primus.machine.cluster import ClusterLayout
 from primus.preflight import steps
 
 
-def layout(rank: int, port: int, nodes: int = 3) -> Layout:
-    return Layout(nproc=1, nnodes=nodes, node_rank=rank, master_addr="127.0.0.1", master_port=port)
+def layout(rank: int, port: int, nodes: int = 3) -> ClusterLayout:
+    return ClusterLayout(nproc=1, nnodes=nodes, node_rank=rank, master_addr="127.0.0.1", master_port=port)
 
 
 def free_port() -> int:
@@ -26,14 +26,14 @@ def square(number: int) -> int:
 def test_every_node_performs_its_own_order_and_node_0_hears_all() -> None:
     port = free_port()
     followers = [
-        threading.Thread(target=steps.follow, args=(layout(rank, port), f"n{rank}", square, int, 20.0))
+        threading.Thread(target=steps.follow_steps, args=(layout(rank, port), f"n{rank}", square, int, 20.0))
         for rank in (1, 2)
     ]
     for follower in followers:
         follower.start()
-    with steps.Leader(layout(0, port), "n0", square, int, 20.0) as leader:
-        assert leader.ask({0: 2, 1: 3, 2: 4}) == {0: 4, 1: 9, 2: 16}
-        assert leader.ask({2: 5}) == {2: 25}
+    with steps.StepLeader(layout(0, port), "n0", square, int, 20.0) as leader:
+        assert leader.request_step({0: 2, 1: 3, 2: 4}) == {0: 4, 1: 9, 2: 16}
+        assert leader.request_step({2: 5}) == {2: 25}
         assert leader.lost == ()
     for follower in followers:
         follower.join(20)
@@ -42,14 +42,14 @@ def test_every_node_performs_its_own_order_and_node_0_hears_all() -> None:
 
 def test_a_node_that_never_comes_is_lost_and_the_others_are_let_go() -> None:
     port = free_port()
-    follower = threading.Thread(target=steps.follow, args=(layout(1, port), "n1", square, int, 20.0))
+    follower = threading.Thread(target=steps.follow_steps, args=(layout(1, port), "n1", square, int, 20.0))
     follower.start()
-    with steps.Leader(layout(0, port), "n0", square, int, 2.0) as leader:
+    with steps.StepLeader(layout(0, port), "n0", square, int, 2.0) as leader:
         assert leader.lost == (2,)
-        assert leader.ask({0: 2, 1: 3}) == {}
+        assert leader.request_step({0: 2, 1: 3}) == {}
     follower.join(20)
     assert not follower.is_alive()
 
 
 def test_a_follower_whose_leader_is_gone_ends() -> None:
-    steps.follow(layout(1, free_port()), "n1", square, int, 0.5)
+    steps.follow_steps(layout(1, free_port()), "n1", square, int, 0.5)

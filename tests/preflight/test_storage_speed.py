@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fakes import tools
-from primus.machine.facts import Facts
-from primus.machine.tree import Tree
+from primus.machine.facts import MachineFacts
+from primus.machine.tree import FileTree
 from primus.preflight import storage_speed
-from primus.preflight.finding import Finding
-from primus.preflight.node import Expected, Node
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import NodeExpectations, PreflightNode
 from primus.preflight.thresholds import Thresholds
 
 FIO = """\
@@ -24,23 +24,29 @@ echo '{{"fio version": "fio-3.36", "jobs": [{{"jobname": "primus", "error": {err
 """
 
 
-def node(folder: Path, environ: dict[str, str] | None = None) -> Node:
-    expected = Expected(folders=((str(folder), "workspace"),))
+def node(folder: Path, environ: dict[str, str] | None = None) -> PreflightNode:
+    expected = NodeExpectations(folders=((str(folder), "workspace"),))
     environ = {"PATH": "/nowhere"} if environ is None else environ
-    return Node(facts=Facts(), tree=Tree(), environ=environ, expected=expected, limits=Thresholds(storage_mb_per_s=100))
+    return PreflightNode(
+        facts=MachineFacts(),
+        tree=FileTree(),
+        environ=environ,
+        expected=expected,
+        limits=Thresholds(storage_mb_per_s=100),
+    )
 
 
-def only(found: object) -> Finding:
+def only(found: object) -> CheckFinding:
     (one,) = found  # type: ignore[misc]
-    assert isinstance(one, Finding)
+    assert isinstance(one, CheckFinding)
     return one
 
 
 def test_a_folder_is_written_and_read_and_nothing_is_left(tmp_path: Path) -> None:
-    speed = storage_speed.by_direct_io(tmp_path, 3 * storage_speed.BLOCK_BYTES, 10)
+    speed = storage_speed.measure_with_direct_io(tmp_path, 3 * storage_speed.BLOCK_BYTES, 10)
     assert speed.write_mb_per_s > 0 and speed.read_mb_per_s > 0
     assert not list(tmp_path.iterdir())
-    assert only(storage_speed.measure(node(tmp_path), is_quick=True)).subject == f"workspace {tmp_path}"
+    assert only(storage_speed.measure_folders(node(tmp_path), is_quick=True)).subject == f"workspace {tmp_path}"
     assert not list(tmp_path.iterdir())
 
 
@@ -49,7 +55,7 @@ def test_fio_measures_where_it_is_installed_and_a_slow_direction_is_named(
     tmp_path: Path, read: float, write: float, status: str
 ) -> None:
     body = FIO.format(log=tmp_path / "log", error=0, read=read, write=write)
-    one = only(storage_speed.measure(node(tmp_path, tools.tool(tmp_path / "bin", "fio", body)), is_quick=True))
+    one = only(storage_speed.measure_folders(node(tmp_path, tools.tool(tmp_path / "bin", "fio", body)), is_quick=True))
     assert (one.status, "fio" in one.measured) == (status, True)
     assert one.measured.startswith(f"written {write / 1e6:,.0f} MB/s, read {read / 1e6:,.0f} MB/s")
     assert "--direct=1" in (tmp_path / "log").read_text()
@@ -57,7 +63,7 @@ def test_fio_measures_where_it_is_installed_and_a_slow_direction_is_named(
 
 def test_where_fio_fails_the_folder_is_measured_without_it(tmp_path: Path) -> None:
     body = FIO.format(log=tmp_path / "log", error=28, read=1e9, write=1e9)
-    one = only(storage_speed.measure(node(tmp_path, tools.tool(tmp_path / "bin", "fio", body)), is_quick=True))
+    one = only(storage_speed.measure_folders(node(tmp_path, tools.tool(tmp_path / "bin", "fio", body)), is_quick=True))
     assert "fio" not in one.measured
 
 
@@ -72,7 +78,7 @@ def test_what_is_read_differently_is_an_error(tmp_path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     try:
         with pytest.raises(OSError, match="differs from what was written"):
-            storage_speed._read(file, storage_speed.BLOCK_BYTES)
+            storage_speed._read_blocks(file, storage_speed.BLOCK_BYTES)
     finally:
         os.close(file)
 
@@ -82,6 +88,6 @@ def test_a_full_file_system_is_an_error() -> None:
     file = os.open("/dev/full", os.O_WRONLY)
     try:
         with pytest.raises(OSError, match="No space left"):
-            storage_speed._written(file, storage_speed.BLOCK_BYTES, 1)
+            storage_speed._write_blocks(file, storage_speed.BLOCK_BYTES, 1)
     finally:
         os.close(file)

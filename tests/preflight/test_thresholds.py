@@ -13,15 +13,15 @@ from primus.preflight import thresholds
 
 def load(tmp_path: Path, text: str) -> thresholds.Thresholds:
     (tmp_path / "limits.yaml").write_text(text)
-    return thresholds.load(tmp_path / "limits.yaml")
+    return thresholds.load_thresholds(tmp_path / "limits.yaml")
 
 
 def test_a_file_changes_what_it_names(tmp_path: Path) -> None:
     found = load(tmp_path, "memlock_gib: 64\nfloors:\n  mi300x: {gemm_bf16: 600}\n  default: {memory_copy: 1000}\n")
     assert found.memlock_gib == 64
     assert found.shm_gib == thresholds.Thresholds().shm_gib
-    assert found.floors_of("MI300X") == {"gemm_bf16": 600, "memory_copy": 1000}
-    assert found.floors_of(None) == {"memory_copy": 1000}
+    assert found.list_floors("MI300X") == {"gemm_bf16": 600, "memory_copy": 1000}
+    assert found.list_floors(None) == {"memory_copy": 1000}
 
 
 @pytest.mark.parametrize(

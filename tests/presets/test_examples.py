@@ -8,7 +8,7 @@ import pytest
 
 from primus.config.checks import accumulation_steps, check_data, check_lengths
 from primus.config.load import Resolved, load_experiment
-from primus.model import parameters
+from primus.model import count_parameters
 from primus.model_checks import check, check_parallel
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -40,7 +40,7 @@ def test_the_quick_start_fits_any_number_of_devices(processes: int) -> None:
 @pytest.mark.parametrize("path", FULL, ids=lambda path: path.stem)
 def test_a_full_size_example_is_the_published_model_on_8_devices(path: Path) -> None:
     resolved = load(path)
-    assert parameters(resolved.experiment.trainer.model).total > 6e9
+    assert count_parameters(resolved.experiment.trainer.model).total_parameters > 6e9
     assert accumulation_steps(resolved, 8) == 8
 
 
@@ -52,12 +52,12 @@ def test_there_is_a_small_example_of_each_dense_family() -> None:
 @pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
 def test_a_small_example_trains_two_steps(path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from primus.backends.native.model import build
+    from primus.backends.native.model import build_model
 
     trainer = load(path, "--dataset=null", "--mock_data", "--seq_length=32").experiment.trainer
-    model = build(trainer.model, "cpu", seed=trainer.training.seed)
-    assert sum(weight.numel() for weight in model.parameters()) == parameters(trainer.model).total
-    assert parameters(trainer.model).total < 10e6
+    model = build_model(trainer.model, "cpu", seed=trainer.training.seed)
+    assert sum(weight.numel() for weight in model.parameters()) == count_parameters(trainer.model).total_parameters
+    assert count_parameters(trainer.model).total_parameters < 10e6
 
     tokens = torch.randint(trainer.model.vocab_size, (2, trainer.training.seq_length + 1))
     scale = torch.tensor(1 / (2 * trainer.training.seq_length))

@@ -14,12 +14,12 @@ from primus import registry
 from primus.config.load import load_experiment, load_model
 from primus.config.schema import ModelSpec, TrainingConfig
 from primus.errors import UsageError
-from primus.model import parameters
+from primus.model import count_parameters
 from primus.model_checks import check
 
 ROOT = Path(__file__).parents[2]
 PRESETS = registry.PACKAGE / "presets" / "models"
-NAMES = registry.names("models")
+NAMES = registry.list_plug_ins("models")
 FILES = sorted(PRESETS.glob("*.yaml"))
 
 
@@ -30,12 +30,14 @@ def test_a_preset_is_a_model_that_can_be_built(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_line_states_the_parameters_that_the_shape_has(name: str) -> None:
-    count = parameters(load_model(name))
-    line = registry.summary("models", name)
+    count = count_parameters(load_model(name))
+    line = registry.read_summary("models", name)
     stated = re.match(r"[^:]+: (?P<total>[\d.]+[KMB])( \((?P<active>[\d.]+B) active\))? parameters; ", line)
     assert stated, line
-    assert stated["total"] == short(count.total)
-    assert stated["active"] == (short(count.active) if count.active != count.total else None)
+    assert stated["total"] == short(count.total_parameters)
+    assert stated["active"] == (
+        short(count.active_parameters) if count.active_parameters != count.total_parameters else None
+    )
 
 
 def short(number: int) -> str:
@@ -47,7 +49,7 @@ def short(number: int) -> str:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if load_model(name).hf_name])
 def test_the_first_line_names_the_published_model(name: str) -> None:
-    assert load_model(name).hf_name in registry.summary("models", name)
+    assert load_model(name).hf_name in registry.read_summary("models", name)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from primus.config.schema import OWNERS
 from primus.machine import network
-from primus.machine.assume import assumed
-from primus.machine.cluster import Layout
-from primus.machine.environment import environment
+from primus.machine.assumed_machine import build_assumed_machine
+from primus.machine.cluster import ClusterLayout
+from primus.machine.environment import build_environment
 from primus.redaction import MASK, is_secret_name, redact_args, redact_value
 
 SECRET = "HF_TOKEN WANDB_API_KEY MLFLOW_TRACKING_PASSWORD AWS_SECRET_ACCESS_KEY GITHUB_PAT hf_token --api-key".split()
@@ -50,8 +50,12 @@ def test_no_setting_and_no_variable_of_a_profile_has_the_name_of_a_secret() -> N
 
 
 def _variables_of(machine: str) -> list[str]:
-    facts = assumed(machine)
-    return list(environment(facts, network.choose(facts, 2, {}), Layout(nproc=8, nnodes=2), {}, {}).variables)
+    facts = build_assumed_machine(machine)
+    return list(
+        build_environment(
+            facts, network.choose_network(facts, 2, {}), ClusterLayout(nproc=8, nnodes=2), {}, {}
+        ).variables
+    )
 
 
 @pytest.mark.parametrize("name", ["HTTPS_PROXY", "MLFLOW_TRACKING_URI"])

@@ -3,18 +3,18 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 from primus.report import histogram
-from primus.report.histogram import Bar
+from primus.report.histogram import HistogramBar
 
 BARS = [
-    Bar(first=0, last=0, count=0, weight=0),
-    Bar(first=1, last=1, count=1, weight=1),
-    Bar(first=2, last=3, count=400, weight=1000),
-    Bar(first=131_072, last=262_143, count=99, weight=2999),
+    HistogramBar(first=0, last=0, count=0, weight=0),
+    HistogramBar(first=1, last=1, count=1, weight=1),
+    HistogramBar(first=2, last=3, count=400, weight=1000),
+    HistogramBar(first=131_072, last=262_143, count=99, weight=2999),
 ]
 
 
 def test_bars_of_blocks_are_as_long_as_their_counts() -> None:
-    rows = histogram.text(BARS, "documents", "tokens").splitlines()
+    rows = histogram.format_text_histogram(BARS, "documents", "tokens").splitlines()
     assert [row.count("\u2588") for row in rows] == [0, 0, 0, 40, 9]
     assert rows[1].split() == ["0", "0", "0.0%"]
     assert rows[2].split() == ["1", "1", "0.0%", "\u258f"], "one among many is still visible"
@@ -22,7 +22,7 @@ def test_bars_of_blocks_are_as_long_as_their_counts() -> None:
 
 
 def test_the_picture_has_both_shares_of_every_range() -> None:
-    picture = ElementTree.fromstring(histogram.svg(BARS, "a <title>", "documents", "tokens"))
+    picture = ElementTree.fromstring(histogram.draw_histogram_svg(BARS, "a <title>", "documents", "tokens"))
     name = "{http://www.w3.org/2000/svg}"
     heights = {
         kind: [float(each.get("height", 0)) for each in picture.iter(f"{name}rect") if each.get("class") == kind][1:]
@@ -34,5 +34,11 @@ def test_the_picture_has_both_shares_of_every_range() -> None:
 
 
 def test_no_things_make_an_empty_picture() -> None:
-    assert histogram.svg([], "nothing", "documents", "tokens").startswith("<svg")
-    assert histogram.text([], "documents", "tokens").split() == ["tokens", "documents", "of", "all", "tokens"]
+    assert histogram.draw_histogram_svg([], "nothing", "documents", "tokens").startswith("<svg")
+    assert histogram.format_text_histogram([], "documents", "tokens").split() == [
+        "tokens",
+        "documents",
+        "of",
+        "all",
+        "tokens",
+    ]

@@ -15,10 +15,12 @@ HOSTILE = "<script>alert('x')</script> & \"quoted\""
 
 
 def some_page() -> str:
-    rows = [[f"GPU {i}", page.badge(status), HOSTILE, str(i)] for i, status in enumerate(ORDER)]
-    content = page.joined(page.paragraph(HOSTILE), page.table(["device", "status", HOSTILE, "n"], rows, right=(3,)))
-    sections = [("Summary", content), (HOSTILE, HOSTILE), ("More", page.details("log", HOSTILE)), ("Last", "end")]
-    return page.html(f"Report {HOSTILE}", sections, subtitle=HOSTILE)
+    rows = [[f"GPU {i}", page.make_badge(status), HOSTILE, str(i)] for i, status in enumerate(ORDER)]
+    content = page.join_fragments(
+        page.make_paragraph(HOSTILE), page.make_table(["device", "status", HOSTILE, "n"], rows, right=(3,))
+    )
+    sections = [("Summary", content), (HOSTILE, HOSTILE), ("More", page.make_details("log", HOSTILE)), ("Last", "end")]
+    return page.format_page(f"Report {HOSTILE}", sections, subtitle=HOSTILE)
 
 
 def test_text_from_outside_is_escaped_wherever_it_enters() -> None:
@@ -29,19 +31,21 @@ def test_text_from_outside_is_escaped_wherever_it_enters() -> None:
 
 def test_markup_is_kept_and_not_escaped_twice() -> None:
     assert page.escape(page.escape("a & b")) == "a &amp; b"
-    assert page.element("td", page.badge("ok"), class_='a"b').startswith('<td class="a&quot;b"><span class="badge ok">')
+    assert page.make_element("td", page.make_badge("ok"), class_='a"b').startswith(
+        '<td class="a&quot;b"><span class="badge ok">'
+    )
 
 
 @pytest.mark.parametrize("status", ORDER)
 def test_a_badge_has_its_word_and_a_sign_of_its_own(status: str) -> None:
-    plain = re.sub("<[^>]+>", " ", page.badge(status)).split()
+    plain = re.sub("<[^>]+>", " ", page.make_badge(status)).split()
     assert plain == [page.SIGNS[status], status]
     assert len(set(page.SIGNS.values())) == len(ORDER)
 
 
 def test_a_table_without_a_header_has_none() -> None:
-    assert "<th" not in page.table(("", ""), [("a", "b")])
-    assert "<thead><tr><th>a</th>" in page.table(("a", ""), [("a", "b")])
+    assert "<th" not in page.make_table(("", ""), [("a", "b")])
+    assert "<thead><tr><th>a</th>" in page.make_table(("a", ""), [("a", "b")])
 
 
 def test_a_page_loads_nothing_and_runs_nothing() -> None:
@@ -57,7 +61,7 @@ def test_a_long_page_begins_with_links_to_its_sections() -> None:
     targets = re.findall(r'<a href="#([^"]+)"', text)
     assert len(targets) == 4
     assert all(f'id="{target}"' in text for target in targets)
-    assert "<nav>" not in page.html("short", [("one", "x")])
+    assert "<nav>" not in page.format_page("short", [("one", "x")])
 
 
 def test_a_browser_shows_title_and_badges_in_light_and_in_dark(tmp_path: Path) -> None:

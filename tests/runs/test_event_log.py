@@ -18,15 +18,15 @@ def test_what_is_appended_is_read_in_order(tmp_path: Path) -> None:
     log.append("run_started", attempt=0)
     log.append("step", step=1, loss=2.5, text="a\nb \u2028 é")
     log.close()
-    found = list(events.read(tmp_path / "new" / "events.jsonl"))
+    found = list(events.read_events(tmp_path / "new" / "events.jsonl"))
     assert [event["kind"] for event in found] == ["run_started", "step"]
     assert found[1]["text"] == "a\nb \u2028 é"
     assert found[0]["time"] <= found[1]["time"]
 
 
 def test_there_are_no_events_where_there_is_no_file(tmp_path: Path) -> None:
-    assert list(events.read(tmp_path / "none.jsonl")) == []
-    assert events.steps(tmp_path / "none.jsonl") == []
+    assert list(events.read_events(tmp_path / "none.jsonl")) == []
+    assert events.read_steps(tmp_path / "none.jsonl") == []
 
 
 def test_a_writer_after_a_killed_one_begins_a_line_of_its_own(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_writer_after_a_killed_one_begins_a_line_of_its_own(tmp_path: Path) ->
     log = EventLog(path)
     log.append("step", step=2)
     log.close()
-    assert [event["step"] for event in events.read(path)] == [1, 2]
+    assert [event["step"] for event in events.read_events(path)] == [1, 2]
 
 
 def test_two_writers_never_share_a_line(tmp_path: Path) -> None:
@@ -44,14 +44,14 @@ def test_two_writers_never_share_a_line(tmp_path: Path) -> None:
         logs[step % 2].append("step", step=step)
     for log in logs:
         log.close()
-    assert [event["step"] for event in events.read(tmp_path / "e")] == list(range(100))
+    assert [event["step"] for event in events.read_events(tmp_path / "e")] == list(range(100))
 
 
 def test_of_a_repeated_step_the_last_counts(tmp_path: Path) -> None:
     lines = [{"time": 1, "kind": "step", "step": step, "loss": loss} for step, loss in [(1, 5), (2, 4), (3, 9), (2, 3)]]
     lines += [{"time": 1, "kind": "eval", "step": 2, "loss": 7}]
     (tmp_path / "e").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [(event["step"], event["loss"]) for event in events.steps(tmp_path / "e")] == [(1, 5), (2, 3), (3, 9)]
+    assert [(event["step"], event["loss"]) for event in events.read_steps(tmp_path / "e")] == [(1, 5), (2, 3), (3, 9)]
 
 
 WHOLE = b'{"time":1.5,"kind":"step","step":7,"loss":1.0}\n'
@@ -61,11 +61,11 @@ WHOLE = b'{"time":1.5,"kind":"step","step":7,"loss":1.0}\n'
 def test_a_line_that_was_cut_anywhere_is_passed_over(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "e"
     path.write_bytes(WHOLE + WHOLE[:cut])
-    assert len(events.steps(path)) == 1
+    assert len(events.read_steps(path)) == 1
     log = EventLog(path)
     log.append("step", step=8)
     log.close()
-    assert [event["step"] for event in events.steps(path)] == [7, 8]
+    assert [event["step"] for event in events.read_steps(path)] == [7, 8]
 
 
 garbage = st.binary(max_size=30) | st.sampled_from(
@@ -88,7 +88,7 @@ garbage = st.binary(max_size=30) | st.sampled_from(
 def test_garbage_between_events_is_passed_over(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     path = tmp_path_factory.getbasetemp() / "garbage.jsonl"
     path.write_bytes(b"\n".join([*lines, WHOLE]))
-    assert events.steps(path)[-1]["step"] == 7
+    assert events.read_steps(path)[-1]["step"] == 7
 
 
 def test_steps_that_a_rewind_has_undone_do_not_count_until_they_are_taken_again(tmp_path: Path) -> None:
@@ -98,5 +98,5 @@ def test_steps_that_a_rewind_has_undone_do_not_count_until_they_are_taken_again(
     log.append("rewind", to_step=2)
     log.append("step", step=3, loss=0.5)
     log.close()
-    found = events.steps(tmp_path / "events.jsonl")
+    found = events.read_steps(tmp_path / "events.jsonl")
     assert [(step["step"], step["loss"]) for step in found] == [(1, 1.0), (2, 2.0), (3, 0.5)]

@@ -13,7 +13,7 @@ import pytest
 
 from primus.errors import PrimusError, UsageError
 from primus.runs import files, store
-from primus.runs.store import Metadata, Outcome, Run
+from primus.runs.store import Run, RunMetadata, RunOutcome
 
 Make = Callable[..., Run]
 
@@ -24,7 +24,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
     def make(name: str = "a", run_id: str | None = None) -> Run:
         run_id = run_id or store.new_id()
-        return store.create(Path("out") / name / run_id, Metadata(id=run_id, name=name, task="t", created=time.time()))
+        return store.create_run(
+            Path("out") / name / run_id, RunMetadata(id=run_id, name=name, task="t", created=time.time())
+        )
 
     return make
 
@@ -37,9 +39,9 @@ def test_an_id_is_its_time_and_sorts_by_it() -> None:
 
 def test_a_new_run_is_planned_and_the_latest(make: Make) -> None:
     first, second = make(run_id="20250101_000000-aaaa"), make(run_id="20250101_000001-0000")
-    assert first.metadata().outcome == Outcome(state="planned")
+    assert first.read_metadata().outcome == RunOutcome(state="planned")
     assert os.readlink("out/a/latest") == second.id
-    assert [run.id for run in store.runs_of(Path("out/a"))] == [first.id, second.id]
+    assert [run.id for run in store.list_runs(Path("out/a"))] == [first.id, second.id]
 
 
 def test_a_run_is_never_made_twice(make: Make) -> None:
@@ -50,8 +52,12 @@ def test_a_run_is_never_made_twice(make: Make) -> None:
 
 def test_changes_keep_the_rest(make: Make) -> None:
     run = make()
-    run.update(attempts=3, outcome=Outcome(state="failed", exit_code=1))
-    assert (run.metadata().attempts, run.metadata().outcome.state, run.metadata().task) == (3, "failed", "t")
+    run.update_metadata(attempts=3, outcome=RunOutcome(state="failed", exit_code=1))
+    assert (run.read_metadata().attempts, run.read_metadata().outcome.state, run.read_metadata().task) == (
+        3,
+        "failed",
+        "t",
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_a_run_is_found_by_folder_id_beginning_or_experiment(make: Make, name: s
         ("b", "20250101_000000-cccc"),
     ]:
         make(experiment, run_id)
-    assert store.find(name, Path("out")).id == found
+    assert store.find_run(name, Path("out")).id == found
 
 
 @pytest.mark.parametrize(
@@ -89,7 +95,7 @@ def test_an_unclear_name_is_one_message(make: Make, name: str, problem: str, hin
     make("night", "20250101_000000-aaaa")
     make("b", "20250101_000000-cccc")
     with pytest.raises(UsageError) as caught:
-        store.find(name, Path("out"))
+        store.find_run(name, Path("out"))
     assert caught.value.problem.startswith(problem)
     assert caught.value.hint.startswith(hint)
 
@@ -99,8 +105,8 @@ def test_what_is_no_run_is_not_listed(make: Make) -> None:
     Path("out/a/notes").mkdir()
     Path("out/file").touch()
     Path("out/a/.deleted.x").mkdir()
-    assert [found.id for found in store.runs_under(Path("out"))] == [run.id]
-    assert store.runs_under(Path("nowhere")) == []
+    assert [found.id for found in store.list_workspace_runs(Path("out"))] == [run.id]
+    assert store.list_workspace_runs(Path("nowhere")) == []
 
 
 def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(make: Make) -> None:
@@ -118,11 +124,11 @@ def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(make: Make
         assert other.stdout
         assert other.stdout.readline() == b"True\n"
         assert run.is_active()
-        with run.lock() as ours:
+        with run.hold_lock() as ours:
             assert not ours
         other.kill()
     assert not run.is_active()
-    with run.lock() as ours:
+    with run.hold_lock() as ours:
         assert ours
         assert run.is_active()
 
@@ -134,14 +140,14 @@ def test_damaged_metadata_is_one_message(make: Make, content: bytes) -> None:
     run = make()
     (run.directory / "metadata.json").write_bytes(content)
     with pytest.raises(PrimusError, match=r"metadata\.json: damaged: "):
-        run.metadata()
+        run.read_metadata()
 
 
 def test_metadata_of_a_newer_version_is_read(make: Make) -> None:
     run = make()
     path = run.directory / "metadata.json"
     path.write_text(path.read_text().replace('"task"', '"from_the_future": [1],\n  "task"'))
-    assert run.metadata().task == "t"
+    assert run.read_metadata().task == "t"
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:

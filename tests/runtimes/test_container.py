@@ -15,15 +15,15 @@ from fakes.nodes import node
 from primus import registry
 from primus.cli.main import main
 from primus.errors import UsageError
-from primus.launch import chain, inherited, show
-from primus.launch.plan import Context, LaunchPlan, Mount, Variable
-from primus.machine.facts import Facts
-from primus.runtimes.container import mounts, planning
+from primus.launch import compose, inherited_variables, show
+from primus.launch.plan import BindMount, LaunchPlan, PlanContext, Variable
+from primus.machine.facts import MachineFacts
+from primus.runtimes.container import container_plan, mounts
 from primus.runtimes.container.options import parse
 
 CHECKOUT = str(registry.PACKAGE.parents[1])
 INNER = ("/code/primus-cli", "direct", "--", "train", "pretrain", "--run", "/ws/night/20260101_000000-abcd")
-AMD, NVIDIA, CPU = node(), node(model="H100", num_links=18), Facts()
+AMD, NVIDIA, CPU = node(), node(model="H100", num_links=18), MachineFacts()
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "root"
 
 
-def context(facts: Facts = CPU, is_here: bool = True, **environ: str) -> Context:
-    return Context(
+def context(facts: MachineFacts = CPU, is_here: bool = True, **environ: str) -> PlanContext:
+    return PlanContext(
         environ={"PATH": "/nowhere", **environ},
         python=sys.executable,
         facts=lambda master: facts,
@@ -63,11 +63,11 @@ def context(facts: Facts = CPU, is_here: bool = True, **environ: str) -> Context
     )
 
 
-def planned(words: str, where: Context, root: Path = Path("/"), **env: Variable) -> LaunchPlan:
-    return planning.planned(LaunchPlan(argv=INNER, env=env), parse(words.split()), where, root)[0]
+def planned(words: str, where: PlanContext, root: Path = Path("/"), **env: Variable) -> LaunchPlan:
+    return container_plan.plan_container(LaunchPlan(argv=INNER, env=env), parse(words.split()), where, root)[0]
 
 
-def argv(words: str, where: Context, root: Path = Path("/")) -> list[str]:
+def argv(words: str, where: PlanContext, root: Path = Path("/")) -> list[str]:
     return list(planned(f"--image img {words}", where, root).argv)
 
 
@@ -91,12 +91,12 @@ def values(words: list[str], option: str) -> list[str]:
     ],
 )
 def test_the_plan_of_each_engine(
-    name: str, words: str, facts: Facts, root: Path, golden: Callable[[str, str], None]
+    name: str, words: str, facts: MachineFacts, root: Path, golden: Callable[[str, str], None]
 ) -> None:
     environ = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "canary", "PYTHONPATH": "/mine", "USER": "ann"}
     options = f"{words} --mount /data:/data:ro --env EXPERIMENT=7 --env PATH=/opt/bin"
     plan = planned(options, context(facts, **environ), root)
-    text = show.text(plan).replace(os.getcwd(), "/here")
+    text = show.format_plan(plan).replace(os.getcwd(), "/here")
     assert "canary" not in text
     golden(f"container/{name}.txt", text + "\n")
 
@@ -104,11 +104,11 @@ def test_the_plan_of_each_engine(
 def test_on_another_machine_what_depends_on_the_node_is_left_to_it(
     root: Path, golden: Callable[[str, str], None]
 ) -> None:
-    def fail(master: str | None) -> Facts:
+    def fail(master: str | None) -> MachineFacts:
         raise AssertionError("another machine's facts were read")
 
     where = structs.replace(context(is_here=False), facts=fail)
-    golden("container/elsewhere.txt", show.text(planned("", where, root)).replace(os.getcwd(), "/here") + "\n")
+    golden("container/elsewhere.txt", show.format_plan(planned("", where, root)).replace(os.getcwd(), "/here") + "\n")
 
 
 def test_an_image_is_needed_where_there_is_no_default(root: Path) -> None:
@@ -267,7 +267,7 @@ def test_mounts_are_of_the_same_place_unless_another_is_named(root: Path) -> Non
     words = "--mount /data -v /models:/m:ro --volume=./x:/x"
     asked = planned(f"--image img --engine docker {words}", context(), root).mounts
     here = os.getcwd()
-    assert asked[:3] == (Mount("/data", "/data"), Mount("/models", "/m", True), Mount(f"{here}/x", "/x"))
+    assert asked[:3] == (BindMount("/data", "/data"), BindMount("/models", "/m", True), BindMount(f"{here}/x", "/x"))
     assert {mount.target for mount in asked[3:]} == {"/code", "/ws", here}
 
 
@@ -278,14 +278,14 @@ def test_volumes_that_the_engine_keeps_and_its_own_syntax_pass_through() -> None
 
 
 def test_a_folder_inside_another_mount_is_not_mounted_again() -> None:
-    def merged(ours: list[str], theirs: list[Mount]) -> list[str]:
-        return [mount.target for mount in mounts.merged([Mount(each, each) for each in ours], theirs)]
+    def merged(ours: list[str], theirs: list[BindMount]) -> list[str]:
+        return [mount.target for mount in mounts.merge_mounts([BindMount(each, each) for each in ours], theirs)]
 
     assert merged(["/a/b", "/a", "/ab", "/a"], []) == ["/a", "/ab"]
-    assert merged(["/a/b"], [Mount("/a", "/a")]) == ["/a"]
-    assert merged(["/a/b"], [Mount("/a", "/a", is_read_only=True)]) == ["/a", "/a/b"], "it is written to"
-    assert merged(["/a/b"], [Mount("/x", "/a")]) == ["/a", "/a/b"], "the same place holds something else"
-    assert merged(["/a"], [Mount("/x", "/a")]) == ["/a"], "the user's word"
+    assert merged(["/a/b"], [BindMount("/a", "/a")]) == ["/a"]
+    assert merged(["/a/b"], [BindMount("/a", "/a", is_read_only=True)]) == ["/a", "/a/b"], "it is written to"
+    assert merged(["/a/b"], [BindMount("/x", "/a")]) == ["/a", "/a/b"], "the same place holds something else"
+    assert merged(["/a"], [BindMount("/x", "/a")]) == ["/a"], "the user's word"
     with pytest.raises(UsageError, match="root of the file system"):
         merged(["/"], [])
 
@@ -297,11 +297,11 @@ def test_paths_with_colons_commas_and_quotes_are_written_as_the_engines_read_the
         '/a"b': 'type=bind,"source=/a""b","target=/a""b"',
     }.items():
         for engine in ("docker", "apptainer"):
-            container, _ = planning.container_of(parse(["--image", "img", "--engine", engine]), context())
+            container, _ = container_plan.build_container(parse(["--image", "img", "--engine", engine]), context())
             from primus.runtimes.container import engines
 
-            container = structs.replace(container, mounts=(Mount(path, path),))
-            words = engines.command(container, parse([]), (), {}, ())
+            container = structs.replace(container, mounts=(BindMount(path, path),))
+            words = engines.build_engine_command(container, parse([]), (), {}, ())
             asked = values(list(words), "--mount") + values(list(words), "--bind")
             assert asked == ([written] if engine == "docker" or set(path) & set(":,") else [f"{path}:{path}"])
 
@@ -322,7 +322,9 @@ def test_variables_of_a_run_are_passed_on_and_those_of_this_machine_are_not() ->
     )
     theirs += " PRIMUS_LAUNCHER_PID"
     odd = ["NCCL_*", "HF_A B", "PRIMUS_\n"]
-    assert set(inherited.names(dict.fromkeys([*ours.split(), *theirs.split(), *odd], "1"))) == set(ours.split())
+    assert set(
+        inherited_variables.list_inherited_names(dict.fromkeys([*ours.split(), *theirs.split(), *odd], "1"))
+    ) == set(ours.split())
 
 
 def test_typed_variables_win_over_the_experiment_s_inside() -> None:
@@ -366,13 +368,13 @@ def test_names_are_of_the_run_the_attempt_and_the_node() -> None:
 
 def test_a_secret_that_was_typed_stays_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned("--image img --engine docker --env A_TOKEN", context(), A_TOKEN=Variable("canary", "--env", True))
-    assert "canary" not in " ".join(plan.argv) + show.text(plan)
+    assert "canary" not in " ".join(plan.argv) + show.format_plan(plan)
     assert plan.env["A_TOKEN"].value == "canary"
 
 
 def test_a_shell_without_a_task_stands_alone() -> None:
-    assert chain.parse(["container", "--image", "img", "--shell"]).request.task == ""
-    assert chain.parse(["container", "--shell", "--", "runs", "list"]).request.task == "runs list"
-    assert chain.parse(["container", "--clean"]).request.task == ""
+    assert compose.parse_command(["container", "--image", "img", "--shell"]).request.task == ""
+    assert compose.parse_command(["container", "--shell", "--", "runs", "list"]).request.task == "runs list"
+    assert compose.parse_command(["container", "--clean"]).request.task == ""
     with pytest.raises(UsageError, match="stands alone"):
-        chain.parse(["slurm", "srun", "--", "container", "--image", "img", "--shell"])
+        compose.parse_command(["slurm", "srun", "--", "container", "--image", "img", "--shell"])

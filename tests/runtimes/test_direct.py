@@ -10,17 +10,17 @@ from msgspec import structs
 
 from primus.errors import UsageError
 from primus.interpreter import module_command
-from primus.launch.plan import Context, LaunchPlan, Variable
-from primus.machine.assume import assumed
-from primus.machine.facts import Cpu, Facts
+from primus.launch.plan import LaunchPlan, PlanContext, Variable
+from primus.machine.assumed_machine import build_assumed_machine
+from primus.machine.facts import Cpu, MachineFacts
 from primus.runtimes.direct import Options, wrap
 
 WORKER = LaunchPlan(argv=("python", "-m", "primus.worker", "/run", "0"), env={"A": Variable("file", "e.yaml:1")})
 
 
-def context(devices: int = 0, terminal: str | None = None, **environ: str) -> Context:
-    facts = assumed(f"mi300x:{devices}") if devices else Facts(cpu=Cpu(usable=16))
-    return Context(environ=environ, python="python", facts=lambda master: facts, terminal=terminal)
+def context(devices: int = 0, terminal: str | None = None, **environ: str) -> PlanContext:
+    facts = build_assumed_machine(f"mi300x:{devices}") if devices else MachineFacts(cpu=Cpu(usable=16))
+    return PlanContext(environ=environ, python="python", facts=lambda master: facts, terminal=terminal)
 
 
 def planned(devices: int = 0, environ: dict[str, str] | None = None, **options: Any) -> LaunchPlan:

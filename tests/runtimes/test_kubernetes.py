@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from fakes import cli
 from primus.runs.store import Run
-from primus.runtimes.kubernetes import entry, manifests, objects, order, pod, text
+from primus.runtimes.kubernetes import job_spec, manifest_yaml, manifests, node_script, objects, pod
 from primus.runtimes.kubernetes.options import Options
-from primus.runtimes.kubernetes.target import Order
+from primus.runtimes.kubernetes.target import JobSpec
 
 EXPERIMENT = """\
 exp_name: night
@@ -195,10 +195,10 @@ def test_what_cannot_be_meant_is_refused(workplace: Path, words: tuple[str, ...]
 
 def test_a_run_folder_that_does_not_fit_is_refused(workplace: Path) -> None:
     with pytest.raises(Exception, match="a ConfigMap holds 1048576: the largest is big"):
-        manifests.objects(ordered(files={"big.txt": "x" * (1 << 20), "small.txt": "x"}))
+        manifests.build_manifests(ordered(files={"big.txt": "x" * (1 << 20), "small.txt": "x"}))
 
 
-def ordered(**changes: Any) -> Order:
+def ordered(**changes: Any) -> JobSpec:
     """An order of a job with two nodes."""
     given = {
         "options": Options(image="X", replica=2),
@@ -207,7 +207,7 @@ def ordered(**changes: Any) -> Order:
         "directory": "/d",
         "inside": "/i",
     }
-    return Order(**{**given, "command": ("true",), **changes})
+    return JobSpec(**{**given, "command": ("true",), **changes})
 
 
 def expanded(value: str, variables: dict[str, str]) -> str:
@@ -239,8 +239,8 @@ FILES = st.dictionaries(TEXTS.filter(lambda name: name.strip("./ ") and "/" not 
 @settings(max_examples=60, deadline=None)
 def test_values_are_the_same_behind_yaml_and_kubernetes(words: list[str], value: str, files: dict[str, str]) -> None:
     wanted = ordered(command=tuple(words), env={"A": value}, files=files)
-    read = list(yaml.safe_load_all(text.documents(manifests.objects(wanted))))
-    assert read == manifests.objects(wanted)
+    read = list(yaml.safe_load_all(manifest_yaml.format_yaml_documents(manifests.build_manifests(wanted))))
+    assert read == manifests.build_manifests(wanted)
     container = pod_of(read[1])["containers"][0]
     variables = {"A": "evaluated"}
     assert [expanded(word, variables) for word in container["command"]][4:] == words
@@ -250,7 +250,7 @@ def test_values_are_the_same_behind_yaml_and_kubernetes(words: list[str], value:
     items = {each["path"]: each["key"] for each in pod_of(read[1])["volumes"][1]["configMap"]["items"]}
     assert all(re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", key) for key in items.values())
     assert {
-        path.removeprefix("files/"): read[0]["data"][key] for path, key in items.items() if path != entry.SCRIPT
+        path.removeprefix("files/"): read[0]["data"][key] for path, key in items.items() if path != node_script.SCRIPT
     } == files
 
 
@@ -263,12 +263,12 @@ NAMES = st.one_of(st.none(), st.text(max_size=80))
 @example(typed="", experiment="ü", nodes=1)
 def test_names_of_pods_are_labels_of_dns(typed: str | None, experiment: str, nodes: int) -> None:
     run = "20261121_200405-ab12"
-    name = order.job_name(Options(name=typed, replica=nodes), experiment, run)
+    name = job_spec.job_name(Options(name=typed, replica=nodes), experiment, run)
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", f"{name}-node-0-{nodes - 1}-abcde")
     assert len(f"{name}-node-0-{nodes - 1}-abcde") <= 63
     if typed is None:
         assert name.endswith("20261121-200405-ab12")
-    assert order.job_name(Options(name="llama3-8b"), experiment, run) == "llama3-8b"
+    assert job_spec.job_name(Options(name="llama3-8b"), experiment, run) == "llama3-8b"
 
 
 @given(typed=NAMES, experiment=st.text(max_size=80), nodes=st.integers(1, 9999))
@@ -278,16 +278,18 @@ def test_names_of_pods_are_labels_of_dns(typed: str | None, experiment: str, nod
 def test_primus_safe_takes_each_name(typed: str | None, experiment: str, nodes: int) -> None:
     """DisplayNameRule with MaxPytorchJobNameLen of AMD-AGI/Primus-SaFE, whose text says at most 44 characters."""
     run = "20261121_200405-ab12"
-    name = order.job_name(Options(name=typed, replica=nodes, url="http://safe"), experiment, run)
+    name = job_spec.job_name(Options(name=typed, replica=nodes, url="http://safe"), experiment, run)
     assert re.fullmatch(r"[a-z][-a-z0-9.]{0,44}[a-z0-9]", name) and len(name) <= 44
     if typed is None:
         assert name.endswith("20261121-200405-ab12")
 
 
 def test_two_names_that_look_alike_stay_two() -> None:
-    names = {order.job_name(Options(name=name), "x", "r") for name in ("a b", "a.b", "A-b", "a-b", "b" * 70, "b" * 71)}
+    names = {
+        job_spec.job_name(Options(name=name), "x", "r") for name in ("a b", "a.b", "A-b", "a-b", "b" * 70, "b" * 71)
+    }
     assert len(names) == 6
-    safe = {order.job_name(Options(name=name, url="http://s"), "x", "r") for name in ("b" * 44, "b" * 45, "b" * 46)}
+    safe = {job_spec.job_name(Options(name=name, url="http://s"), "x", "r") for name in ("b" * 44, "b" * 45, "b" * 46)}
     assert len(safe) == 3
 
 
@@ -308,7 +310,7 @@ def mounted(folder: Path) -> Path:
     (data / "files" / "config").mkdir(parents=True)
     (data / "files" / "metadata.json").write_text("{}")
     (data / "files" / "config" / "a b.yaml").write_text("a: 1\n")
-    (data / "node.sh").write_text(entry.TEXT)
+    (data / "node.sh").write_text(node_script.TEXT)
     for name in ("files", "node.sh"):
         (folder / "mount" / name).symlink_to(f"..data/{name}")
     return folder / "mount" / "node.sh"
@@ -373,7 +375,7 @@ def test_what_a_pod_starts_trains_in_its_run_folder_and_goes_on_after_a_restart(
         (mount / item["path"]).parent.mkdir(parents=True, exist_ok=True)
         (mount / item["path"]).write_text(config_map["data"][item["key"]])
     volume.mkdir()
-    command = [word.replace(entry.RUN_FILES, str(mount)) for word in template["containers"][0]["command"]]
+    command = [word.replace(node_script.RUN_FILES, str(mount)) for word in template["containers"][0]["command"]]
     given = {each["name"]: each["value"] for each in template["containers"][0]["env"] if "value" in each}
     environ = cli.environment(**given, NODE_RANK="0", MASTER_ADDR="localhost", MY_API_KEY="canary")
     for attempt in (1, 2):
@@ -388,4 +390,4 @@ def test_what_a_pod_starts_trains_in_its_run_folder_and_goes_on_after_a_restart(
 def test_every_option_that_a_target_does_not_have_is_refused() -> None:
     with pytest.raises(Exception, match="jobset has no --priority"):
         objects.check(Options(image="X", priority=1))
-    assert pod.unexpanded("a$b") == "a$$b"
+    assert pod.escape_variable_references("a$b") == "a$$b"

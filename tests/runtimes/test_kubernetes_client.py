@@ -17,8 +17,8 @@ import yaml
 from fakes import cli, terminal
 from fakes.kubernetes_api import Api, Fault, serving
 from primus.errors import PrimusError, UsageError
-from primus.launch import jobs
-from primus.runs.store import Outcome, runs_under
+from primus.launch.jobs import scheduler_jobs
+from primus.runs.store import RunOutcome, list_workspace_runs
 from primus.runtimes import kubernetes
 from primus.runtimes.kubernetes import objects
 
@@ -102,7 +102,7 @@ def test_a_server_that_stays_ill_is_given_up_and_nothing_is_left(api: Api, workp
     waits = [later - before for before, later in itertools.pairwise(moments)]
     assert all(wait >= least for wait, least in zip(waits, (0.05, 0.1, 0.2), strict=True)), "each wait is longer"
     assert not list((workplace / "state").rglob("*.json"))
-    assert not runs_under(workplace / "output"), "nor is a run that nothing will ever do"
+    assert not list_workspace_runs(workplace / "output"), "nor is a run that nothing will ever do"
 
 
 def test_a_refusal_is_not_tried_again(api: Api, workplace: Path) -> None:
@@ -140,7 +140,7 @@ def test_jobs_are_found_again_where_they_were_submitted(
 ) -> None:
     k8s(api, workplace, *CREATE)
     environ = {"XDG_STATE_HOME": str(workplace / "state")}
-    submission = jobs.find("job", environ)
+    submission = scheduler_jobs.find_submission("job", environ)
     assert submission.place == {
         "target": "jobset",
         "kubeconfig": str(workplace / "kubeconfig"),
@@ -190,9 +190,9 @@ def test_waiting_outlasts_a_server_that_is_ill(api: Api, workplace: Path) -> Non
 def test_a_proxy_that_answers_instead_is_told_of(api: Api, workplace: Path, text: str) -> None:
     place = {"target": "jobset", "kubeconfig": api.kubeconfig(workplace), "context": "here", "namespace": "ml"}
     for ask in (
-        lambda: objects.jobs(place, {}),
-        lambda: objects.get(place, "job", {}),
-        lambda: objects.nodes(place, {}),
+        lambda: objects.list_jobs(place, {}),
+        lambda: objects.get_job(place, "job", {}),
+        lambda: objects.list_nodes(place, {}),
     ):
         api.faults = [Fault(200, text=text)]
         with pytest.raises(PrimusError, match="not one of a Kubernetes API server"):
@@ -203,7 +203,7 @@ def test_a_proxy_that_answers_instead_is_told_of(api: Api, workplace: Path, text
 def test_a_token_that_no_header_can_hold_is_not_shown(api: Api, workplace: Path, token: str) -> None:
     place = {"target": "jobset", "kubeconfig": api.kubeconfig(workplace, token), "context": "here", "namespace": "ml"}
     with pytest.raises(UsageError, match="log in again") as refusal:
-        objects.jobs(place, {})
+        objects.list_jobs(place, {})
     assert "canary" not in str(refusal.value)
 
 
@@ -253,14 +253,14 @@ def test_a_cluster_without_a_kind_lists_the_other(api: Api, workplace: Path) -> 
 def test_the_run_of_a_deleted_job_waits_no_more(api: Api, workplace: Path, words: tuple[str, ...]) -> None:
     """Deleted by us, or by somebody else, which is found when its job is asked for."""
     k8s(api, workplace, *CREATE)
-    (run,) = runs_under(workplace / "output")
-    assert run.metadata().outcome.state == "planned"
+    (run,) = list_workspace_runs(workplace / "output")
+    assert run.read_metadata().outcome.state == "planned"
     if not words:
         del api.objects[f"{JOBSETS}/job"]
-    old = HASTY + "import primus.launch.jobs as j; j.GONE_AFTER_S = 0\n"
+    old = HASTY + "import primus.launch.jobs.scheduler_jobs as j; j.GONE_AFTER_S = 0\n"
     done = cli.run(*(words or ("direct", "--", "jobs", "list")), cwd=workplace, before=old, **of_user(api, workplace))
     assert done.returncode == 0, done.stderr
-    outcome = run.metadata().outcome
+    outcome = run.read_metadata().outcome
     assert outcome.state == "interrupted"
     assert "deleted" in outcome.reason
 
@@ -283,9 +283,9 @@ def test_whoever_waits_for_a_job_can_leave_it_running(api: Api, workplace: Path,
 def test_waiting_ends_with_the_runs_own_code_and_reason(api: Api, workplace: Path) -> None:
     """As far as the run folder here is that of the pods."""
     k8s(api, workplace, *CREATE)
-    (run,) = runs_under(workplace / "output")
+    (run,) = list_workspace_runs(workplace / "output")
     reason = "rank 3 was killed by SIGSEGV"
-    run.update(ended=time.time(), outcome=Outcome(state="failed", exit_code=139, reason=reason))
+    run.update_metadata(ended=time.time(), outcome=RunOutcome(state="failed", exit_code=139, reason=reason))
     conditions = [{"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "jobset failed"}]
     api.objects[f"{JOBSETS}/job"]["status"] = {"conditions": conditions, "terminalState": "Failed"}
     assert f"primus-cli: run failed: {reason}" in k8s(api, workplace, "wait", "job", code=139).stderr
@@ -332,7 +332,7 @@ def test_a_server_that_is_not_there_is_named(server: str, reason: str, api: Api,
 @pytest.mark.parametrize("name", ["../../secrets/x", "a?b", "a/b", "ü", "a b", ".", "", "a-", "A"])
 def test_a_job_is_no_path(api: Api, workplace: Path, name: str) -> None:
     place = {"target": "jobset", "kubeconfig": api.kubeconfig(workplace), "context": "here", "namespace": "ml"}
-    for ask in (objects.get, objects.delete):
+    for ask in (objects.get_job, objects.delete_job):
         with pytest.raises(UsageError, match="is not the name of a job"):
             ask(place, name, {})
     assert api.requests == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from primus.launch.jobs import State
+from primus.launch.jobs.scheduler_jobs import State
 from primus.runtimes.kubernetes import status
 
 
@@ -39,14 +39,14 @@ def pod(rank: int, phase: str = "Running", name: str = "", **container: Any) -> 
     ],
 )
 def test_the_state_of_a_job(given: Any, state: State, raw: str, code: int | None) -> None:
-    found = status.job_view(given, (), ()).state
+    found = status.build_job_view(given, (), ()).state
     assert (found.state, found.raw, found.exit_code) == (state, raw, code)
 
 
 def test_a_job_that_is_being_deleted_is_cancelled() -> None:
     given = job()
     given["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert status.job_view(given, (), ()).state.state == "cancelled"
+    assert status.build_job_view(given, (), ()).state.state == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_the_exit_code_of_a_job_is_that_which_says_most(codes: tuple[int | None,
         pod(rank, "Failed", terminated={"exitCode": each} if each is not None else {})
         for rank, each in enumerate(codes)
     ]
-    assert status.job_view(job({"terminalState": "Failed"}), pods, ()).state.exit_code == code
+    assert status.build_job_view(job({"terminalState": "Failed"}), pods, ()).state.exit_code == code
 
 
 def test_why_pods_wait() -> None:
     def why(each: Any) -> str:
-        return status.pod_view(each).message
+        return status.build_pod_view(each).message
 
     pulls = {"reason": "ErrImagePull", "message": "toomanyrequests: rate limit"}
     assert why(pod(0, "Pending", waiting=pulls)) == "ErrImagePull: toomanyrequests: rate limit"
@@ -79,14 +79,14 @@ def test_a_quota_is_told_where_there_are_no_pods() -> None:
         {"lastTimestamp": "2026-01-02", "message": "exceeded quota: gpus"},
         {"lastTimestamp": "2026-01-01", "message": "older"},
     ]
-    assert status.job_view(job(), (), events).message == "exceeded quota: gpus"
+    assert status.build_job_view(job(), (), events).message == "exceeded quota: gpus"
 
 
 def test_the_pod_of_the_last_attempt_counts() -> None:
-    views = status.job_view(job(), [pod(0, "Failed", "z"), pod(1), pod(0, "Running", "a")], ()).pods
-    found = status.newest(views, 0)
+    views = status.build_job_view(job(), [pod(0, "Failed", "z"), pod(1), pod(0, "Running", "a")], ()).pods
+    found = status.find_newest_pod(views, 0)
     assert found is not None and found.name == "a"
-    assert status.newest(views, 2) is None
+    assert status.find_newest_pod(views, 2) is None
 
 
 def test_used_gpus_are_not_told_to_who_may_not_see_pods() -> None:
@@ -95,6 +95,6 @@ def test_used_gpus_are_not_told_to_who_may_not_see_pods() -> None:
         "spec": {"unschedulable": True},
         "status": {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [condition("Ready")]},
     }
-    view = status.node_view(node, None)
+    view = status.build_node_view(node, None)
     assert (view.gpus, view.gpus_used, view.model, view.is_ready) == (8, None, "H100", False)
     assert view.message == "closed for new jobs"

@@ -20,9 +20,9 @@ from fakes import cli
 from fakes import safe as fake
 from fakes.safe import Safe
 from primus.errors import PrimusError, UsageError
-from primus.runtimes.kubernetes import commands, rest, safe, safe_payload
+from primus.runtimes.kubernetes import commands, http_client, safe_client, safe_payload
 from primus.runtimes.kubernetes.options import Options
-from primus.runtimes.kubernetes.target import Order
+from primus.runtimes.kubernetes.target import JobSpec
 
 EXPERIMENT = """\
 exp_name: night
@@ -46,14 +46,14 @@ def workplace(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rest, safe):
+    for module in (http_client, safe_client):
         monkeypatch.setattr(module, "DELAYS_S", (0.01, 0.01, 0.01, 0.01))
     monkeypatch.setattr(commands, "POLL_S", 0.02)
 
 
-def order(url: str = "http://safe", **changes: Any) -> Order:
+def order(url: str = "http://safe", **changes: Any) -> JobSpec:
     options = {"url": url, "workspace": fake.WORKSPACE, "image": "rocm/primus:v26.5", "replica": 2, **changes}
-    return Order(
+    return JobSpec(
         options=Options(**options),
         name="night-20260101-000000-abcd",
         run_id="20260101_000000-abcd",
@@ -67,11 +67,11 @@ def order(url: str = "http://safe", **changes: Any) -> Order:
 
 
 def place_of(server: Safe, **options: Any) -> dict[str, str]:
-    return safe.place(order(server.url, **options).options, ENVIRON)
+    return safe_client.resolve_place(order(server.url, **options).options, ENVIRON)
 
 
 def created(server: Safe, **changes: Any) -> dict[str, Any]:
-    identity = safe.create(order(server.url, **changes), place_of(server, **changes), ENVIRON, print)
+    identity = safe_client.create_job(order(server.url, **changes), place_of(server, **changes), ENVIRON, print)
     return server.workloads[identity]
 
 
@@ -96,13 +96,13 @@ def test_an_old_server_gets_what_it_knows() -> None:
     with fake.serving(is_legacy=True) as server:
         environ = {"PRIMUS_USER": fake.USER}
         wanted = order(server.url, api="legacy", nodelist=("a",))
-        place = safe.place(wanted.options, environ)
-        body = server.workloads[safe.create(wanted, place, environ, print)]
+        place = safe_client.resolve_place(wanted.options, environ)
+        body = server.workloads[safe_client.create_job(wanted, place, environ, print)]
         assert body["customerLabels"] == {"kubernetes.io/hostname": "a"}
         assert body["resource"]["replica"] == 2
         assert body["entryPoint"].startswith("echo ")
         with pytest.raises(PrimusError, match="unauthorised"):
-            safe.jobs({**place, "user": "nobody"}, {})
+            safe_client.list_jobs({**place, "user": "nobody"}, {})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_an_old_server_gets_what_it_knows() -> None:
 )
 def test_what_it_cannot_honour_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=problem) as refusal:
-        safe.check(structs.replace(order().options, **changes))
+        safe_client.check(structs.replace(order().options, **changes))
     assert "canary" not in str(refusal.value)
 
 
@@ -145,7 +145,7 @@ def test_the_script_makes_the_run_folder_and_starts_its_node(
     wanted = structs.replace(
         order(), inside=str(inside), command=show, files={"metadata.json": "{}", "config/a.yaml": text}
     )
-    script = entry_of(safe_payload.payload(wanted))
+    script = entry_of(safe_payload.build_workload_request(wanted))
     done = subprocess.run(["sh", "-c", script], env={**os.environ, **RANKS}, capture_output=True, timeout=20)
     assert done.returncode == 0, done.stderr
     assert done.stdout == b"\0".join(word.encode() for word in ("1", *words, ""))
@@ -155,7 +155,7 @@ def test_the_script_makes_the_run_folder_and_starts_its_node(
 def test_a_script_that_is_too_large_is_refused() -> None:
     large = structs.replace(order(), files={"config/a.txt": base64.b64encode(os.urandom(120_000)).decode()})
     with pytest.raises(UsageError, match="of 131071 at most"):
-        safe_payload.payload(large)
+        safe_payload.build_workload_request(large)
 
 
 def unpacked(text: str) -> str:
@@ -165,10 +165,10 @@ def unpacked(text: str) -> str:
 
 
 def test_what_is_shown_has_no_secret(golden: Callable[[str, str], None]) -> None:
-    text = safe.shown(order("https://safe.example.org"), as_json=False)
-    assert "canary" not in text + safe.shown(order("https://safe.example.org"), as_json=True)
+    text = safe_client.format_job(order("https://safe.example.org"), as_json=False)
+    assert "canary" not in text + safe_client.format_job(order("https://safe.example.org"), as_json=True)
     golden("kubernetes-safe/create.txt", unpacked(text))
-    legacy = safe.shown(order("https://safe.example.org", api="legacy"), as_json=False)
+    legacy = safe_client.format_job(order("https://safe.example.org", api="legacy"), as_json=False)
     golden("kubernetes-safe/create-legacy.txt", unpacked(legacy))
 
 
@@ -197,10 +197,10 @@ def test_a_job_that_may_be_there_is_named(server: Safe) -> None:
 @pytest.mark.parametrize("trouble", ["503", "429", "drop before", "502"])
 def test_a_question_is_asked_again(server: Safe, trouble: str) -> None:
     server.trouble = [("GET", trouble)] * 3
-    assert safe.jobs(place_of(server), ENVIRON) == []
+    assert safe_client.list_jobs(place_of(server), ENVIRON) == []
     server.trouble = [("GET", trouble)] * 9
     with pytest.raises(PrimusError, match=r"not well|closed|reset"):
-        safe.jobs(place_of(server), ENVIRON)
+        safe_client.list_jobs(place_of(server), ENVIRON)
 
 
 @pytest.mark.parametrize(
@@ -219,48 +219,48 @@ def test_a_question_is_asked_again(server: Safe, trouble: str) -> None:
 def test_a_wrong_answer_is_an_error_at_once(server: Safe, trouble: str, problem: str) -> None:
     server.trouble = [("GET", trouble)]
     with pytest.raises(PrimusError, match=problem):
-        safe.jobs(place_of(server), ENVIRON)
+        safe_client.list_jobs(place_of(server), ENVIRON)
     assert len(server.requests) == 1
 
 
 def test_what_is_no_workload_is_an_error(server: Safe) -> None:
     server.trouble = [("GET", "200 {}")]
     with pytest.raises(PrimusError, match="is no workload"):
-        safe.get(place_of(server), "wl-0", ENVIRON)
+        safe_client.get_job(place_of(server), "wl-0", ENVIRON)
 
 
 @pytest.mark.parametrize("key", ["ak-canary\nof-two-lines", "ak-canary-\u4e2d", "ak-canary two"])
 def test_a_key_that_no_header_can_hold_is_not_shown(server: Safe, key: str) -> None:
     with pytest.raises(UsageError, match="PRIMUS_SAFE_TOKEN does not hold one key") as refusal:
-        safe.jobs(place_of(server), {"PRIMUS_SAFE_TOKEN": key})
+        safe_client.list_jobs(place_of(server), {"PRIMUS_SAFE_TOKEN": key})
     assert "canary" not in str(refusal.value)
 
 
 def test_no_server_is_an_error() -> None:
     place = {"target": "safe", "url": "http://127.0.0.1:9", "api": "current"}
     with pytest.raises(PrimusError, match="Connection refused"):
-        safe.jobs(place, ENVIRON)
+        safe_client.list_jobs(place, ENVIRON)
     with pytest.raises(PrimusError, match="Connection refused"):
-        safe.create(order(place["url"]), place, ENVIRON, print)
+        safe_client.create_job(order(place["url"]), place, ENVIRON, print)
 
 
 def test_refusals_tell_neither_key_nor_variables(server: Safe) -> None:
     with pytest.raises(PrimusError, match="unauthorised: Bearer <secret>") as refusal:
-        safe.jobs(place_of(server), {"PRIMUS_SAFE_TOKEN": "ak-canary-old"})
+        safe_client.list_jobs(place_of(server), {"PRIMUS_SAFE_TOKEN": "ak-canary-old"})
     assert refusal.value.exit_code == 1
     with pytest.raises(PrimusError, match=r"workspace other not found.*Primus.02001") as refusal:
         created(server, workspace="other")
     assert "canary" not in str(refusal.value)
     with pytest.raises(UsageError, match="needs a key"):
-        safe.jobs(place_of(server), {})
+        safe_client.list_jobs(place_of(server), {})
 
 
 def test_the_key_may_be_in_a_file(server: Safe, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(f"{fake.KEY}\n")
-    assert safe.jobs(place_of(server, token_file=str(tmp_path / "key")), {}) == []
+    assert safe_client.list_jobs(place_of(server, token_file=str(tmp_path / "key")), {}) == []
     (tmp_path / "key").write_text("two words")
     with pytest.raises(UsageError, match="does not hold one key"):
-        safe.jobs(place_of(server, token_file=str(tmp_path / "key")), {})
+        safe_client.list_jobs(place_of(server, token_file=str(tmp_path / "key")), {})
 
 
 POD = {"podId": "night-worker-0", "phase": "Failed", "hostIP": "10.0.0.7", "rank": 1}
@@ -272,24 +272,24 @@ def test_jobs_tell_phase_queue_pods_and_nodes(server: Safe) -> None:
     failed = server.add(
         phase="Failed", dispatchCount=3, pods=[{**POD, "containers": [{"exitCode": 9, "message": "Error"}]}]
     )
-    views = safe.jobs(place_of(server), ENVIRON)
+    views = safe_client.list_jobs(place_of(server), ENVIRON)
     assert [view.id for view in views] == ["wl-0", waiting, failed]
     assert (views[0].run, views[0].replicas) == ("20260101_000000-abcd", 2)
     assert (views[1].state.state, views[1].state.reason) == ("queued", "number 3 in the queue")
-    view = safe.get(place_of(server), failed, ENVIRON)
+    view = safe_client.get_job(place_of(server), failed, ENVIRON)
     assert (view.state.state, view.state.exit_code, view.state.restarts) == ("failed", 9, 2)
     assert (view.pods[0].node, view.pods[0].rank, view.pods[0].message) == ("10.0.0.7", 1, "Error")
-    assert safe.states(place_of(server), [waiting, "gone"], ENVIRON)["gone"].state == "gone"
+    assert safe_client.states(place_of(server), [waiting, "gone"], ENVIRON)["gone"].state == "gone"
     with pytest.raises(UsageError, match="no job 'none'"):
-        safe.get(place_of(server), "none", ENVIRON)
+        safe_client.get_job(place_of(server), "none", ENVIRON)
     with pytest.raises(UsageError, match="no job"):
-        safe.get(place_of(server), "../nodes", ENVIRON)
+        safe_client.get_job(place_of(server), "../nodes", ENVIRON)
 
 
 def test_long_lists_are_read_to_their_end(server: Safe) -> None:
     for _ in range(205):
         server.add()
-    assert len(safe.jobs(place_of(server), ENVIRON)) == 205
+    assert len(safe_client.list_jobs(place_of(server), ENVIRON)) == 205
 
 
 def test_logs_are_followed_without_lines_twice(server: Safe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,8 +304,8 @@ def test_logs_are_followed_without_lines_twice(server: Safe, monkeypatch: pytest
         if text == "b2\n":
             server.workloads[job]["phase"] = "Succeeded"
 
-    monkeypatch.setattr(commands, "_write", write)
-    target, place = commands.target("safe"), place_of(server)
+    monkeypatch.setattr(commands, "_write_to_stdout", write)
+    target, place = commands.load_target("safe"), place_of(server)
     commands.write_log(target, place, job, ENVIRON, 0, True, None)
     assert written == ["a\n", "a\n", "b\n", "a\n", "a\n", "b2\n"]
     commands.write_log(target, place, job, ENVIRON, 0, False, 1)
@@ -317,10 +317,10 @@ def test_logs_are_followed_without_lines_twice(server: Safe, monkeypatch: pytest
 def test_a_job_that_is_gone_at_the_second_attempt_is_deleted(server: Safe) -> None:
     job = server.add()
     server.trouble = [("DELETE", "drop after")]
-    safe.delete(place_of(server), job, ENVIRON)
+    safe_client.delete_job(place_of(server), job, ENVIRON)
     assert not server.workloads
     with pytest.raises(UsageError, match="no job"):
-        safe.delete(place_of(server), job, ENVIRON)
+        safe_client.delete_job(place_of(server), job, ENVIRON)
 
 
 def test_nodes_tell_what_is_free(server: Safe) -> None:
@@ -329,7 +329,7 @@ def test_nodes_tell_what_is_free(server: Safe) -> None:
         {"nodeId": "n2", "nodeName": "n2", "available": False, "message": "being repaired", **gpus},
         {"nodeId": "n1", "nodeName": "n1", "available": True, **gpus},
     ]
-    views = safe.nodes(place_of(server), ENVIRON)
+    views = safe_client.list_nodes(place_of(server), ENVIRON)
     assert [(view.name, view.is_ready, view.gpus, view.gpus_used) for view in views] == [
         ("n1", True, 8, 6),
         ("n2", False, 8, 6),

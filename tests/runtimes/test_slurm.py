@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from primus.errors import UsageError
-from primus.launch.chain import entry
-from primus.launch.plan import Context, LaunchPlan, Variable
+from primus.launch.compose import find_entry_point
+from primus.launch.plan import LaunchPlan, PlanContext, Variable
 from primus.runtimes.slurm import parse, wrap
-from primus.runtimes.slurm.options import nodes_of, value_of
+from primus.runtimes.slurm.options import find_num_nodes, find_option_value
 from primus.runtimes.slurm.script import limit_s
-from primus.runtimes.slurm.submit import environment
+from primus.runtimes.slurm.submit import build_command_environment
 
 DIRECTORY = "/shared/runs/prod/20260102_030405-abcd"
 THERE = ("/opt/primus/primus-cli", "direct", "--", "train", "pretrain", "--run", DIRECTORY)
@@ -23,13 +23,13 @@ INNER = LaunchPlan(argv=THERE, env={"H": Variable("canary", "--env", is_secret=T
 
 
 def planned(*words: str, there: tuple[str, ...] = THERE, **environ: str) -> LaunchPlan:
-    context = Context(environ=environ, python="python", directory=DIRECTORY, there=there, name="prod")
+    context = PlanContext(environ=environ, python="python", directory=DIRECTORY, there=there, name="prod")
     return wrap(INNER, parse(words), context)
 
 
 def script_of(plan: LaunchPlan) -> str:
     (text,) = plan.files.values()
-    return text.replace(entry(), "primus-cli")
+    return text.replace(find_entry_point(), "primus-cli")
 
 
 @pytest.mark.parametrize(
@@ -202,16 +202,16 @@ def test_ours_are_taken_out_and_the_rest_stays_as_typed() -> None:
 
 @pytest.mark.parametrize("words", ["-N 3", "-N3", "--nodes 3", "--nodes=3", "-N 2 --nodes=3"])
 def test_an_option_is_known_in_each_of_its_forms(words: str) -> None:
-    assert nodes_of(parse(words.split()).typed) == 3
+    assert find_num_nodes(parse(words.split()).slurm_options) == 3
 
 
 def test_an_option_may_be_shortened_as_slurm_allows() -> None:
-    assert value_of(parse(["--job-n=x"]).typed, "job-name") == "x"
-    assert value_of(parse(["--node=3"]).typed, "nodes") is None, "nodelist and nodefile begin so too"
+    assert find_option_value(parse(["--job-n=x"]).slurm_options, "job-name") == "x"
+    assert find_option_value(parse(["--node=3"]).slurm_options, "nodes") is None, "nodelist and nodefile begin so too"
 
 
 def test_the_value_of_an_option_may_look_like_one() -> None:
-    assert value_of(parse(["--comment", "--follow"]).typed, "comment") == "--follow"
+    assert find_option_value(parse(["--comment", "--follow"]).slurm_options, "comment") == "--follow"
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
@@ -227,7 +227,7 @@ def test_slurms_own_words_pass_through_unchanged(command: str, typed: list[tuple
     words = [word for option in typed for word in option]
     parsed = parse([command, *words])
     assert list(parsed.slurm) == words
-    assert [each.words for each in parsed.typed] == typed
+    assert [each.words for each in parsed.slurm_options] == typed
 
 
 @given(st.lists(st.one_of(texts, st.sampled_from(["-N", "--nodes", "--wait", "--max-restarts", "-W", "--", "-"]))))
@@ -252,11 +252,13 @@ INSIDE = OUTSIDE | {"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "1", "SRUN_CPUS_PE
     ],
 )
 def test_nothing_of_a_job_around_us_leaks_into_a_new_one(environ: dict[str, str], command: str, kept: set[str]) -> None:
-    assert set(environment(environ, command, set())) == kept
+    assert set(build_command_environment(environ, command, set())) == kept
 
 
 def test_variables_of_the_plan_stay_whatever_their_names() -> None:
-    assert environment({"NODE_RANK": "1", "SLURM_X": "2"} | INSIDE, "sbatch", {"SLURM_X"})["SLURM_X"] == "2"
+    assert (
+        build_command_environment({"NODE_RANK": "1", "SLURM_X": "2"} | INSIDE, "sbatch", {"SLURM_X"})["SLURM_X"] == "2"
+    )
 
 
 def test_a_plan_shows_how_often_the_job_restarts() -> None:

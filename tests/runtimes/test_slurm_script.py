@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fakes.cli import wait_for
 from primus.runtimes.slurm.options import parse
-from primus.runtimes.slurm.script import Batch, text
+from primus.runtimes.slurm.script import BatchScript, format_batch_script
 
 LIMIT_S = 20
 
@@ -39,14 +39,14 @@ class Scene:
         file.chmod(0o755)
 
     def start(self, command: tuple[str, ...], words: str, answers: str, **environ: str) -> subprocess.Popen[bytes]:
-        batch = Batch(
+        batch = BatchScript(
             options=parse(["sbatch", *words.split()]),
             run=str(self.run),
             name="n",
             command=command,
             primus=str(self.folder / "primus-cli"),
         )
-        (self.folder / "job.sh").write_text(text(batch), encoding="utf-8")
+        (self.folder / "job.sh").write_text(format_batch_script(batch), encoding="utf-8")
         (self.folder / "answers").write_text(answers)
         env = {
             "PATH": f"{self.folder}:{os.environ['PATH']}",

@@ -12,7 +12,7 @@ import pytest
 from fakes import cli
 from fakes.slurm import FakeSlurm
 from primus.runs.files import read_json
-from primus.runs.store import Metadata
+from primus.runs.store import RunMetadata
 
 TASK = ("--", "train", "pretrain", "--config", "night.yaml")
 EXPERIMENT = """\
@@ -44,8 +44,8 @@ class Place:
         return sorted(path for path in (self.folder / "out" / "night").glob("2*"))
 
     @property
-    def metadata(self) -> Metadata:
-        return read_json(self.runs[-1] / "metadata.json", Metadata)
+    def metadata(self) -> RunMetadata:
+        return read_json(self.runs[-1] / "metadata.json", RunMetadata)
 
 
 @pytest.fixture

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 
 from fakes import cli
 from primus.errors import UsageError
-from primus.launch import chain, inherited
-from primus.launch.plan import Context, LaunchPlan, Variable
-from primus.launch.request import Segment
+from primus.launch import compose, inherited_variables
+from primus.launch.plan import LaunchPlan, PlanContext, Variable
+from primus.launch.request import RequestSegment
 from primus.runtimes.ssh import FIRST_PORT, NUM_PORTS, Options, hosts, script, ssh_command, wrap
-from primus.runtimes.ssh.hosts import Host
+from primus.runtimes.ssh.hosts import SshHost
 
 SHELLS = [name for name in ("sh", "bash", "dash", "zsh", "ksh", "busybox") if shutil.which(name)]
 
 
 def expanded(*words: str, files: tuple[str, ...] = (), user: str | None = None, port: int | None = None) -> list[str]:
-    return [host.label for host in hosts.parse(words, files, user, port)]
+    return [host.display_name for host in hosts.parse_hosts(words, files, user, port)]
 
 
 def test_hosts_are_lists_ranges_and_addresses() -> None:
@@ -35,7 +35,7 @@ def test_hosts_are_lists_ranges_and_addresses() -> None:
     assert expanded("node[08-10,12]-ib") == ["node08-ib", "node09-ib", "node10-ib", "node12-ib"]
     assert expanded("r[1-2]n[01-02]") == ["r1n01", "r1n02", "r2n01", "r2n02"]
     assert expanded("[fe80::1]:2222,fe80::2,10.0.0.1:22") == ["fe80::1:2222", "fe80::2", "10.0.0.1:22"]
-    assert hosts.parse(["me@a:7", "b"], (), "you", 9) == (Host("a", "me", 7), Host("b", "you", 9))
+    assert hosts.parse_hosts(["me@a:7", "b"], (), "you", 9) == (SshHost("a", "me", 7), SshHost("b", "you", 9))
 
 
 def test_a_hostfile_has_a_host_a_line(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_hostfile_has_a_host_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", ["--port 0", "--port 70000", "--master-port 99999", "--connect-timeout 0"])
 def test_what_is_no_port_is_refused(words: str) -> None:
     with pytest.raises(UsageError, match=f"{words}: expected int [<>]="):
-        chain.options_of(Segment("ssh", ("--hosts", "a", *words.split())))
+        compose.parse_segment_options(RequestSegment("ssh", ("--hosts", "a", *words.split())))
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_what_is_no_host_is_refused(word: str, problem: str) -> None:
         expanded(word)
 
 
-def context(there: tuple[str, ...] = ("primus-cli", "direct", "--", "runs", "list"), **environ: str) -> Context:
-    return Context(environ=environ, python="python", there=there, directory="/runs/night/20260101_000000-abcd")
+def context(there: tuple[str, ...] = ("primus-cli", "direct", "--", "runs", "list"), **environ: str) -> PlanContext:
+    return PlanContext(environ=environ, python="python", there=there, directory="/runs/night/20260101_000000-abcd")
 
 
 def planned(
@@ -98,7 +98,7 @@ def test_the_command_line_is_a_constant_and_asks_nobody() -> None:
 
 
 def test_options_of_the_user_come_before_ours() -> None:
-    argv = ssh_command(Host("a", "me", 7), Options(option=("ConnectTimeout=1", "ProxyJump=gate")))
+    argv = ssh_command(SshHost("a", "me", 7), Options(option=("ConnectTimeout=1", "ProxyJump=gate")))
     assert argv.index("ConnectTimeout=1") < argv.index("ConnectTimeout=15")
     assert argv[-7:-1] == ("-l", "me", "-p", "7", "--", "a")
     with pytest.raises(UsageError, match="expected NAME=VALUE"):
@@ -153,7 +153,7 @@ class Far:
         pipe = subprocess.PIPE
         environ = {"PATH": os.environ["PATH"], **env}
         self.process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environ)
-        self.say(script.on_the_wire(text))
+        self.say(script.encode_with_length(text))
 
     def say(self, data: bytes) -> None:
         assert self.process.stdin
@@ -192,24 +192,24 @@ def test_any_value_arrives_unchanged_in_any_shell(
     place = tmp_path / ("d" + folder.replace("/", "_"))
     place.mkdir(exist_ok=True)
     show = ("sh", "-c", 'pwd; printf "%s\\0" "$SHOWN" "$@"', "show")
-    code, out, err = Far(shell, script.text((*show, *words), str(place), {"SHOWN": value})).result()
+    code, out, err = Far(shell, script.format_remote_script((*show, *words), str(place), {"SHOWN": value})).result()
     assert (code, err) == (0, b"")
     assert out == b"\0".join(os.fsencode(text) for text in (f"{place}\n{value}", *words, ""))
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_exit_code_and_both_streams_come_back(shell: str, tmp_path: Path) -> None:
-    far = Far(shell, script.text(("sh", "-c", "echo out; echo err >&2; exit 7"), str(tmp_path), {}))
+    far = Far(shell, script.format_remote_script(("sh", "-c", "echo out; echo err >&2; exit 7"), str(tmp_path), {}))
     assert far.result() == (7, b"out\n", b"err\n")
-    far = Far(shell, script.text(("no-such-program",), str(tmp_path), {}))
+    far = Far(shell, script.format_remote_script(("no-such-program",), str(tmp_path), {}))
     code, _, err = far.result()
     assert code == 127
     assert b"no-such-program" in err
-    assert Far(shell, script.text(("true",), "/no/such/folder", {})).result()[0] == 1
+    assert Far(shell, script.format_remote_script(("true",), "/no/such/folder", {})).result()[0] == 1
 
 
 def test_half_a_script_does_nothing(tmp_path: Path) -> None:
-    text = script.text(("touch", "done"), str(tmp_path), {})
+    text = script.format_remote_script(("touch", "done"), str(tmp_path), {})
     far = Far("sh", text[:-3])
     assert far.result()[0] != 0
     assert not list(tmp_path.iterdir())
@@ -223,7 +223,7 @@ WAITS = (
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_signals_cross_the_connection_as_words(shell: str, tmp_path: Path) -> None:
-    far = Far(shell, script.text(("bash", "-c", WAITS), str(tmp_path), {}))
+    far = Far(shell, script.format_remote_script(("bash", "-c", WAITS), str(tmp_path), {}))
     assert far.line() == b"ready\n"
     far.say(b"USR1\n")
     assert far.line() == b"USR1\n"
@@ -233,7 +233,7 @@ def test_signals_cross_the_connection_as_words(shell: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_command_saves_and_ends_after_its_connection_is_gone(shell: str, tmp_path: Path) -> None:
-    far = Far(shell, script.text(("bash", "-c", WAITS), str(tmp_path), {}))
+    far = Far(shell, script.format_remote_script(("bash", "-c", WAITS), str(tmp_path), {}))
     assert far.line() == b"ready\n"
     far.hang_up()
     assert far.process.wait(timeout=10) == 0
@@ -372,12 +372,17 @@ def test_a_plan_shows_the_command_for_every_host(
 ) -> None:
     words = ["--dry-run", "ssh", "--hosts", "me@node[01-03]:2222", "--option", "ProxyJump=gate", "--env", "HF_TOKEN"]
     words += ["--env", "NCCL_DEBUG=INFO", "--", "direct", "--nproc", "8", "--", "runs", "list"]
-    unset = dict.fromkeys(set(inherited.names(os.environ)) | {"PRIMUS_PLUGINS"}) | {"HF_TOKEN": "canary"}
+    unset = dict.fromkeys(set(inherited_variables.list_inherited_names(os.environ)) | {"PRIMUS_PLUGINS"}) | {
+        "HF_TOKEN": "canary"
+    }
     done = cli.run(*words, cwd=tmp_path, **unset)
     assert done.returncode == 0, done.stderr
-    text = done.stdout.replace(str(tmp_path), "/here").replace(chain.entry(), "PRIMUS-CLI")
+    text = done.stdout.replace(str(tmp_path), "/here").replace(compose.find_entry_point(), "PRIMUS-CLI")
     golden("ssh/plan.txt", re.sub(r"MASTER_PORT=2\d{4}", "MASTER_PORT=2NNNN", text))
 
 
 def test_the_script_is_as_reviewed(golden: Callable[[str, str], None]) -> None:
-    golden("ssh/script.sh", script.text(("primus-cli", "direct", "--", "runs", "list"), "/my work", {"A": "it's"}))
+    golden(
+        "ssh/script.sh",
+        script.format_remote_script(("primus-cli", "direct", "--", "runs", "list"), "/my work", {"A": "it's"}),
+    )

@@ -16,8 +16,8 @@ import browser
 from fakes.nodes import node
 from machines.tree import grow
 from primus.errors import PrimusError, UsageError
-from primus.machine.facts import Facts, PcieLink, Problem, RdmaPort
-from primus.machine.topology import topology
+from primus.machine.facts import MachineFacts, MachineProblem, PcieLink, RdmaPort
+from primus.machine.topology import build_topology
 from primus.report import topology_picture
 from primus.task import TaskContext
 from primus.tasks.analyze.topology import Options, run
@@ -38,7 +38,7 @@ NODES = {
 }
 
 
-def sick_node() -> Facts:
+def sick_node() -> MachineFacts:
     facts = node(num_partitions=2)
     cards, adapters = list(facts.devices), list(facts.rdma)
     cards[3] = replace(cards[3], pcie=PcieLink(speed_gts=16, width=8, max_speed_gts=32, max_width=16))
@@ -49,19 +49,21 @@ def sick_node() -> Facts:
         devices=tuple(cards),
         rdma=tuple(adapters),
         links=tuple(link for link in facts.links if (link.first, link.second) != (2, 5)),
-        problems=(Problem("/sys/class/kfd/kfd/topology/nodes/9/properties", "cannot be read: Permission denied"),),
+        problems=(
+            MachineProblem("/sys/class/kfd/kfd/topology/nodes/9/properties", "cannot be read: Permission denied"),
+        ),
     )
 
 
-def picture(facts: Facts) -> ElementTree.Element:
-    return ElementTree.fromstring(topology_picture.svg(facts, topology(facts)))
+def picture(facts: MachineFacts) -> ElementTree.Element:
+    return ElementTree.fromstring(topology_picture.draw_topology_svg(facts, build_topology(facts)))
 
 
 def of_class(svg: ElementTree.Element, name: str) -> list[ElementTree.Element]:
     return [element for element in svg.iter() if name in element.get("class", "").split()]
 
 
-def context(facts: Facts, *, as_json: bool = False) -> TaskContext:
+def context(facts: MachineFacts, *, as_json: bool = False) -> TaskContext:
     return TaskContext(environ={}, json=as_json, facts=lambda: facts)
 
 
@@ -75,7 +77,7 @@ def test_matrix_of_a_node(name: str, golden: Callable[[str, str], None], capsys:
 def test_matrix_of_an_assumed_machine(
     name: str, golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(Options(assume=name), context(Facts()))
+    run(Options(assume=name), context(MachineFacts()))
     golden(f"topology/assumed-{name.replace(':', '-')}.txt", capsys.readouterr().out)
 
 
@@ -83,19 +85,19 @@ def test_matrix_of_an_assumed_machine(
 def test_matrix_of_a_recorded_machine(
     name: str, golden: Callable[[str, str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(Options(root=str(grow(name, tmp_path))), context(Facts()))
+    run(Options(root=str(grow(name, tmp_path))), context(MachineFacts()))
     golden(f"topology/recorded-{name}.txt", without_problems(capsys.readouterr().out))
 
 
 def test_a_recorded_folder_is_shown_with_its_pci_paths(
     golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(Options(root=str(MI300X)), context(Facts()))
+    run(Options(root=str(MI300X)), context(MachineFacts()))
     golden("topology/recorded-mi300x-8.txt", without_problems(capsys.readouterr().out))
 
 
 def test_adapters_are_compared_with_each_other_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    run(Options(root=str(MI300X), full=True), context(Facts()))
+    run(Options(root=str(MI300X), full=True), context(MachineFacts()))
     header, first = capsys.readouterr().out.split("\n\n")[2].splitlines()[:2]
     assert header.split()[-3:] == ["ens14f1np1", "eth0", "NUMA"]
     assert first.split()[-3:] == ["SYS", "NODE", "0"]
@@ -109,7 +111,7 @@ def test_only_problems_of_devices_links_and_adapters_are_shown(capsys: pytest.Ca
         "amd-smi",
     )
     untold = ("/dev/shm", "/proc/self/limits", "/etc/hosts", "/sys/fs/cgroup/memory.max")
-    run(Options(), context(Facts(problems=tuple(Problem(where, "odd") for where in (*told, *untold)))))
+    run(Options(), context(MachineFacts(problems=tuple(MachineProblem(where, "odd") for where in (*told, *untold)))))
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem: ")]
     assert shown == [f"problem: {where}: odd" for where in told]
 
@@ -182,7 +184,9 @@ def test_kinds_of_links_differ_in_dash_too() -> None:
 
 def test_a_picture_is_the_same_every_time_and_escapes_names() -> None:
     facts = replace(node(), host="<b>&")
-    assert topology_picture.svg(facts, topology(facts)) == topology_picture.svg(facts, topology(facts))
+    assert topology_picture.draw_topology_svg(facts, build_topology(facts)) == topology_picture.draw_topology_svg(
+        facts, build_topology(facts)
+    )
     assert "<b>&" in "".join(element.text or "" for element in picture(facts).iter())
 
 
@@ -224,10 +228,10 @@ def test_json_carries_the_matrix(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_what_cannot_be_done_is_said(options: Options, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        run(options, context(Facts()))
+        run(options, context(MachineFacts()))
 
 
 def test_a_picture_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PrimusError, match="cannot be written"):
-        run(Options(output=str(tmp_path / "file" / "x.svg")), context(Facts()))
+        run(Options(output=str(tmp_path / "file" / "x.svg")), context(MachineFacts()))

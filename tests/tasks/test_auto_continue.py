@@ -11,7 +11,7 @@ import pytest
 
 from fakes import cli
 from primus.runs import lock
-from primus.runs.store import Outcome, Run, runs_of
+from primus.runs.store import Run, RunOutcome, list_runs
 
 EXPERIMENT = """\
 exp_name: night
@@ -29,8 +29,8 @@ def begun(tmp_path: Path) -> Run:
     """A run that says it is running, and has a checkpoint."""
     (tmp_path / "night.yaml").write_text(EXPERIMENT)
     assert train(tmp_path).returncode == 0
-    (run,) = runs_of(tmp_path / "out" / "night")
-    run.update(outcome=Outcome(state="running"))
+    (run,) = list_runs(tmp_path / "out" / "night")
+    run.update_metadata(outcome=RunOutcome(state="running"))
     (run.checkpoints / "step_00000001").mkdir(parents=True)
     (run.checkpoints / "step_00000001" / "manifest.json").write_text("{}")
     return run
@@ -51,21 +51,21 @@ def write_record(run: Run, renewal: int) -> None:
 def test_a_run_that_is_executed_is_neither_continued_nor_begun_again(
     begun: Run, tmp_path: Path, before: tuple[str, ...]
 ) -> None:
-    with begun.lock():
+    with begun.hold_lock():
         refused = train(tmp_path, before=before)
     assert refused.returncode == 2
     assert f"{begun.directory.relative_to(tmp_path)} is executed by process " in refused.stderr
     assert "--auto_continue_train false" in refused.stderr
-    assert [run.id for run in runs_of(tmp_path / "out" / "night")] == [begun.id]
+    assert [run.id for run in list_runs(tmp_path / "out" / "night")] == [begun.id]
 
 
 def test_a_run_that_has_no_checkpoint_yet_is_not_begun_again_either(begun: Run, tmp_path: Path) -> None:
     (begun.checkpoints / "step_00000001" / "manifest.json").unlink()
-    with begun.lock():
+    with begun.hold_lock():
         assert train(tmp_path).returncode == 2
         beside = train(tmp_path, "--auto_continue_train", "false")
     assert beside.returncode == 0, beside.stderr
-    assert len(runs_of(tmp_path / "out" / "night")) == 2
+    assert len(list_runs(tmp_path / "out" / "night")) == 2
 
 
 def test_a_run_that_another_host_executes_is_not_begun_again(begun: Run, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_run_whose_launcher_died_is_continued_here_and_from_another_host(begun
     again = train(tmp_path)
     assert again.returncode == 0, again.stderr
     assert f"continuing {begun.directory.relative_to(tmp_path)}" in again.stdout
-    begun.update(outcome=Outcome(state="running"))
+    begun.update_metadata(outcome=RunOutcome(state="running"))
     write_record(begun, 5)
     again = train(tmp_path)
     assert again.returncode == 0, again.stderr

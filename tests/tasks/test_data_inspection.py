@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from primus.cli.main import main
-from primus.data.encoding.prepare import Job, prepare
-from primus.data.indexed import IndexedTokens, IndexedWriter, bin_path
+from primus.data.encode.prepare import EncodeJob, prepare_token_files
+from primus.data.indexed_dataset import IndexedTokens, IndexedWriter, bin_path
 
 TEXTS = [f"Sentence {number} of a text about wizards.\n" * (number + 1) for number in range(12)]
 
@@ -23,10 +23,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prefix of tokens with a manifest."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in [*TEXTS, ""]) + "{\n")
-    from primus.data.manifest import Recipe
+    from primus.data.manifest import EncodeRecipe
 
-    job = Job(output=folder / "c", tokenizer="bpe:300", inputs=(str(folder / "text.jsonl"),), recipe=Recipe(max_bad=1))
-    return prepare(job)[0].prefix
+    job = EncodeJob(
+        output=folder / "c", tokenizer="bpe:300", inputs=(str(folder / "text.jsonl"),), recipe=EncodeRecipe(max_bad=1)
+    )
+    return prepare_token_files(job)[0].prefix
 
 
 @pytest.fixture
@@ -196,7 +198,7 @@ def test_the_documents_of_a_step_are_counted_as_documents_where_they_are_cut(
 ) -> None:
     with IndexedWriter(tmp_path / "cut", np.dtype(np.int32)) as writer:
         for number in range(30):
-            writer.add(np.full(60, number + 1), np.array([20, 30, 10]), np.array([False, False, True]))
+            writer.add_batch(np.full(60, number + 1), np.array([20, 30, 10]), np.array([False, False, True]))
         writer.commit()
     words = ("inspect", "--config", str(experiment_file), "--step", "3")
     changes = ("--set", f"train_data_path={tmp_path}/cut", "eod_mask_loss=false")

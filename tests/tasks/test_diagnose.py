@@ -19,8 +19,8 @@ from diagnosis import folders
 from diagnosis.genuine import LINES
 from primus.cli.main import main
 from primus.diagnosis import logs
-from primus.launch import jobs
-from primus.launch.jobs import Submission
+from primus.launch.jobs import scheduler_jobs
+from primus.launch.jobs.scheduler_jobs import Submission
 from primus.runs.store import Run
 from primus.tasks.diagnose import EXIT_UNKNOWN
 
@@ -75,7 +75,7 @@ def test_a_job_is_found_by_its_id_with_logs_outside_the_run_folder(
     submission = Submission(
         runtime="slurm", id="17", name="night", directory=str(failed.directory), submitted=1.0, logs=logs
     )
-    jobs.remember(submission, os.environ, print)
+    scheduler_jobs.remember_submission(submission, os.environ, print)
     found = {cause["signature"]: cause for cause in as_json(capsys, "17")["diagnosis"]["causes"]}
     assert found["host-out-of-memory"]["evidence"][0]["file"].endswith("train_17.log")
     assert found["gpu-out-of-memory"]["count"] == 2
@@ -98,7 +98,7 @@ def test_a_run_that_is_done_has_no_cause(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_run_that_goes_on_is_looked_at_as_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = folders.make(tmp_path, state="running")
     folders.rank(run, 0)
-    with run.lock() as is_ours:
+    with run.hold_lock() as is_ours:
         assert is_ours
         assert "it is running, and nothing has failed so far" in diagnose(capsys, str(run.directory))
         folders.rank(run, 0, OOM)

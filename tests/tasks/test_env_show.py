@@ -14,14 +14,14 @@ import pytest
 from primus import registry
 from primus.cli.main import main
 from primus.errors import UsageError
-from primus.machine.assume import assumed
-from primus.machine.cluster import Layout
-from primus.machine.facts import Facts, Gid, Interface, RdmaDevice, RdmaPort
-from primus.machine.workload import Workload
+from primus.machine.assumed_machine import build_assumed_machine
+from primus.machine.cluster import ClusterLayout
+from primus.machine.facts import Gid, Interface, MachineFacts, RdmaDevice, RdmaPort
+from primus.machine.workload import JobWorkload
 from primus.runs.files import to_json
 from primus.task import TaskContext
 
-show = registry.load("tasks", "env show")
+show = registry.load_plug_in("tasks", "env show")
 
 MODELS = (
     "mi210",
@@ -48,9 +48,9 @@ def shown(capsys: pytest.CaptureFixture[str], environ: dict[str, str] | None = N
 
 @pytest.mark.parametrize("model", MODELS)
 def test_what_each_model_gets(model: str, golden: Callable[[str, str], None]) -> None:
-    facts = assumed(model)
-    workload = Workload(framework="megatron", tensor=2)
-    report = show.report(facts, Layout(nproc=max(1, len(facts.partitions)), nnodes=2), {}, {}, workload=workload)
+    facts = build_assumed_machine(model)
+    workload = JobWorkload(framework="megatron", tensor=2)
+    report = show.report(facts, ClusterLayout(nproc=max(1, len(facts.partitions)), nnodes=2), {}, {}, workload=workload)
     golden(f"env/{model}.json", to_json(report) + "\n")
 
 
@@ -103,9 +103,9 @@ def test_a_node_among_several_is_told_its_ways(capsys: pytest.CaptureFixture[str
     gid = Gid(3, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2")
     port = RdmaPort(state="ACTIVE", physical_state="LinkUp", rate_gbps=400, link_layer="Ethernet", gids=(gid,))
     down = RdmaPort(state="DOWN", physical_state="Polling", rate_gbps=40, link_layer="Ethernet")
-    facts = Facts(
+    facts = MachineFacts(
         host="node0",
-        devices=assumed("mi300x").devices,
+        devices=build_assumed_machine("mi300x").devices,
         interfaces=(Interface(name="eth0", state="up", addresses=("10.0.0.1",)),),
         master_interface="eth0",
         rdma=(

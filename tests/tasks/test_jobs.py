@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from fakes import cli
 from fakes.slurm import FakeSlurm
-from primus.launch import ends, jobs
-from primus.launch.jobs import JobState, Submission
-from primus.launch.policy import End
+from primus.launch.jobs import scheduler_jobs
+from primus.launch.jobs.scheduler_jobs import JobState, Submission
+from primus.launch.supervision import attempt_history
+from primus.launch.supervision.restart_policy import AttemptResult
 from primus.runs.events import EventLog
-from primus.runs.store import Metadata, Outcome, Run, create
+from primus.runs.store import Run, RunMetadata, RunOutcome, create_run
 from primus.runtimes.slurm import queries
 
 
@@ -36,11 +37,13 @@ class Desk:
 
     def submitted(self, number: str, name: str = "night", **changes: object) -> Run:
         identity = run_id(number)
-        run = create(self.folder / "out" / name / identity, Metadata(id=identity, name=name, task="t", created=1))
+        run = create_run(
+            self.folder / "out" / name / identity, RunMetadata(id=identity, name=name, task="t", created=1)
+        )
         (run.directory / "logs").mkdir()
         values = {"logs": (f"logs/slurm-{number}.out",), "submitted": float(number)} | changes
         submission = Submission(runtime="slurm", id=number, name=name, directory=str(run.directory), **values)  # type: ignore[arg-type]
-        jobs.remember(submission, self.environ, print)
+        scheduler_jobs.remember_submission(submission, self.environ, print)
         return run
 
     def jobs(self, *words: str, code: int = 0, as_json: bool = False) -> subprocess.CompletedProcess[str]:
@@ -113,7 +116,7 @@ def test_a_job_that_has_left_the_queue_is_known_all_the_same(
     desk: Desk, bodies: dict[str, str], state: tuple[str, int, str]
 ) -> None:
     run = desk.submitted("11")
-    run.update(outcome=Outcome(state="failed", exit_code=3, reason="rank 0"))
+    run.update_metadata(outcome=RunOutcome(state="failed", exit_code=3, reason="rank 0"))
     desk.slurm.answers(squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", **bodies)
     shown = json.loads(desk.jobs("show", "11", as_json=True).stdout)["state"]
     assert (shown["state"], shown["exit_code"], shown["raw"]) == state
@@ -180,7 +183,7 @@ def test_an_array_is_one_job(desk: Desk) -> None:
         "echo 'JobId=11 ArrayJobId=11 ArrayTaskId=3 JobState=FAILED ExitCode=7:0'"
     )
     assert "failed (array: 1 failed, 1 done)" in desk.jobs("wait", "11", code=7).stdout
-    assert run.metadata().outcome.state == "failed"
+    assert run.read_metadata().outcome.state == "failed"
 
 
 def test_an_array_whose_jobs_are_done_is_done(desk: Desk) -> None:
@@ -192,8 +195,8 @@ def test_an_array_whose_jobs_are_done_is_done(desk: Desk) -> None:
     desk.submitted("12", place={"array": "0-1"})
     desk.slurm.answers(squeue="echo '12_0|COMPLETED||n1'", sacct=accounted.replace("11", "12"))
     desk.jobs("wait", "12")
-    assert run.metadata().outcome.state == "failed"
-    assert Run(run.directory.with_name(run_id("12"))).metadata().outcome.state == "done"
+    assert run.read_metadata().outcome.state == "failed"
+    assert Run(run.directory.with_name(run_id("12"))).read_metadata().outcome.state == "done"
 
 
 def test_why_a_job_has_waited_is_not_why_it_has_ended(desk: Desk) -> None:
@@ -240,7 +243,7 @@ def test_a_run_that_nobody_could_record_ends_with_its_job(desk: Desk, raw: str, 
     run = desk.submitted("11")
     desk.slurm.answers(squeue=f"echo '11|{raw}|None|'", scontrol=f"echo 'JobState={raw} ExitCode=0:0'")
     desk.jobs("show", "11")
-    outcome = run.metadata().outcome
+    outcome = run.read_metadata().outcome
     assert (outcome.state, outcome.exit_code) == (state, code)
     assert raw in outcome.reason or state == "done"
 
@@ -268,18 +271,18 @@ def test_where_nothing_can_be_written_jobs_are_shown_all_the_same(desk: Desk) ->
     ended = desk.folder / "state" / "primus" / "jobs" / "ended"
     ended.touch()
     assert "cancelled" in desk.jobs("list", "--all").stdout
-    assert run.metadata().outcome.state == "interrupted"
+    assert run.read_metadata().outcome.state == "interrupted"
     full = "import primus.runs.store as s\ndef full(*_): raise s.PrimusError('full')\ns.write_json = full"
     other = desk.submitted("12")
     done = cli.run("direct", "--", "jobs", "list", "--all", cwd=desk.folder, before=full, **desk.environ)
     assert (done.returncode, done.stdout.count("cancelled")) == (0, 2), done.stdout + done.stderr
-    assert other.metadata().outcome.state == "planned"
+    assert other.read_metadata().outcome.state == "planned"
 
 
 def test_a_job_that_is_gone_is_not_waited_for(desk: Desk) -> None:
     desk.submitted("11")
     desk.slurm.answers(squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    hasty = "import primus.launch.jobs as j; j.FIRST_POLL_S = 0.01"
+    hasty = "import primus.launch.jobs.scheduler_jobs as j; j.FIRST_POLL_S = 0.01"
     for words in (("wait", "11"), ("logs", "11", "--follow")):
         desk.slurm.forget()
         done = cli.run("direct", "--", "jobs", *words, cwd=desk.folder, before=hasty, **desk.environ)
@@ -294,21 +297,21 @@ def test_a_number_that_slurm_gives_again_is_another_job(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     (tmp_path / "run").mkdir()
     old = Submission(runtime="slurm", id="5", name="a", directory=str(tmp_path / "run"), submitted=1.0)
-    jobs._keep_end(old, JobState(state="done"), environ)
-    assert jobs.state_of(old, environ).state == "done"
+    scheduler_jobs._keep_end(old, JobState(state="done"), environ)
+    assert scheduler_jobs.query_state(old, environ).state == "done"
     newer = Submission(runtime="slurm", id="5", name="b", directory=str(tmp_path / "run"), submitted=time.time() + 60)
-    assert jobs._known_end(newer, environ) is None
+    assert scheduler_jobs._known_end(newer, environ) is None
 
 
 # jobs next
 
 
-def begun(run: Run, *past: End, attempts: int = 1) -> None:
-    run.update(attempts=attempts, outcome=Outcome(state="running"))
+def begun(run: Run, *past: AttemptResult, attempts: int = 1) -> None:
+    run.update_metadata(attempts=attempts, outcome=RunOutcome(state="running"))
     for end in past:
         if end.step is not None:
             saved(run, end.step)
-        ends.note(run, end)
+        attempt_history.record_attempt_result(run, end)
 
 
 def saved(run: Run, step: int) -> None:
@@ -329,21 +332,21 @@ ALIVE = "for n in $(echo $ALIVE); do echo primus:$n; done"
 @pytest.mark.parametrize(
     ("end", "code", "words", "line"),
     [
-        (End(attempt=0, kind="done"), 0, "", "finish"),
-        (End(attempt=0, kind="done"), 0, "--warned --can-requeue", "finish"),
-        (End(attempt=0, kind="failed"), 7, "", "stop 7"),
-        (End(attempt=0, kind="failed"), 7, "--max-restarts 1 --restart-delay 5", "restart 5"),
-        (End(attempt=0, kind="failed", action="stop"), 7, "--max-restarts 1", "stop 7"),
-        (End(attempt=0, kind="interrupted"), 143, "--max-restarts 1 --can-requeue", "stop 143"),
-        (End(attempt=0, kind="preempted"), 0, "--can-requeue", "requeue"),
-        (End(attempt=0, kind="preempted"), 0, "", "stop 1"),
-        (End(attempt=0, kind="failed"), 7, "--warned --can-requeue", "requeue"),
+        (AttemptResult(attempt=0, kind="done"), 0, "", "finish"),
+        (AttemptResult(attempt=0, kind="done"), 0, "--warned --can-requeue", "finish"),
+        (AttemptResult(attempt=0, kind="failed"), 7, "", "stop 7"),
+        (AttemptResult(attempt=0, kind="failed"), 7, "--max-restarts 1 --restart-delay 5", "restart 5"),
+        (AttemptResult(attempt=0, kind="failed", action="stop"), 7, "--max-restarts 1", "stop 7"),
+        (AttemptResult(attempt=0, kind="interrupted"), 143, "--max-restarts 1 --can-requeue", "stop 143"),
+        (AttemptResult(attempt=0, kind="preempted"), 0, "--can-requeue", "requeue"),
+        (AttemptResult(attempt=0, kind="preempted"), 0, "", "stop 1"),
+        (AttemptResult(attempt=0, kind="failed"), 7, "--warned --can-requeue", "requeue"),
         (None, 9, "--warned --can-requeue", "requeue"),
         (None, 0, "", "finish"),
         (None, 9, "--max-restarts 1", "restart 30"),
     ],
 )
-def test_what_follows_a_step(desk: Desk, end: End | None, code: int, words: str, line: str) -> None:
+def test_what_follows_a_step(desk: Desk, end: AttemptResult | None, code: int, words: str, line: str) -> None:
     run = desk.submitted("11")
     begun(run, *([end] if end else []))
     assert next_line(desk, run, code, *words.split()) == line
@@ -351,16 +354,16 @@ def test_what_follows_a_step(desk: Desk, end: End | None, code: int, words: str,
 
 def test_a_lost_node_gives_way_to_a_spare_one(desk: Desk) -> None:
     run = desk.submitted("11")
-    begun(run, End(attempt=0, kind="failed", step=4))
+    begun(run, AttemptResult(attempt=0, kind="failed", step=4))
     desk.environ |= {"SLURM_JOB_NODELIST": "n[1-3]", "ALIVE": "n1 n3"}
     desk.slurm.answers(srun=ALIVE)
     line = next_line(desk, run, 1, "--num-nodes", "2", "--max-restarts", "2", "--restart-delay", "0")
     assert line == "restart 0 n2"
     assert "--nodelist=n1,n2,n3" in desk.slurm.argv("srun")
-    (noted,) = ends.ends_of(run)
+    (noted,) = attempt_history.read_attempt_results(run)
     assert (noted.kind, noted.hosts, noted.step) == ("lost node", ("n2",), 4)
 
-    begun(run, End(attempt=1, kind="failed", step=6), attempts=2)
+    begun(run, AttemptResult(attempt=1, kind="failed", step=6), attempts=2)
     desk.environ["ALIVE"] = "n1"
     words = ("--num-nodes", "2", "--max-restarts", "2", "--excluded", "n2")
     assert next_line(desk, run, 1, *words) == "stop 1", "no other spare node"
@@ -375,22 +378,22 @@ def test_a_lost_node_without_spares_needs_the_queue(desk: Desk) -> None:
     words = ("--num-nodes", "2", "--max-restarts", "1")
     assert next_line(desk, run, 1, *words) == "stop 1"
     assert next_line(desk, run, 1, *words, "--can-requeue") == "requeue"
-    assert run.metadata().outcome.reason == "lost n2"
+    assert run.read_metadata().outcome.reason == "lost n2"
 
 
 def test_a_node_that_answers_is_not_lost_with_its_launcher(desk: Desk) -> None:
     run = desk.submitted("11")
-    begun(run, End(attempt=0, kind="lost node", hosts=("n2",), reason="n2 was lost"))
+    begun(run, AttemptResult(attempt=0, kind="lost node", hosts=("n2",), reason="n2 was lost"))
     desk.environ |= {"SLURM_JOB_NODELIST": "n[1-2]", "ALIVE": "n1 n2"}
     desk.slurm.answers(srun=ALIVE)
     words = ("--num-nodes", "2", "--max-restarts", "1")
     assert next_line(desk, run, 1, *words) == "restart 30"
-    assert ends.ends_of(run)[0].reason == "n2 was lost; the node answers"
+    assert attempt_history.read_attempt_results(run)[0].reason == "n2 was lost; the node answers"
 
 
 def test_a_node_that_lost_its_launcher_gives_way_to_a_spare_one_unasked(desk: Desk) -> None:
     run = desk.submitted("11")
-    begun(run, End(attempt=0, kind="lost node", hosts=("n2.cluster.local",)))
+    begun(run, AttemptResult(attempt=0, kind="lost node", hosts=("n2.cluster.local",)))
     desk.environ |= {"SLURM_JOB_NODELIST": "n[1-3]"}
     assert next_line(desk, run, 1, "--num-nodes", "2", "--max-restarts", "1") == "restart 30 n2"
     assert not desk.slurm.calls("srun")
@@ -402,20 +405,20 @@ def test_where_no_node_answers_none_is_called_lost(desk: Desk) -> None:
     desk.environ |= {"SLURM_JOB_NODELIST": "n[1-2]", "ALIVE": ""}
     desk.slurm.answers(srun=ALIVE)
     assert next_line(desk, run, 5, "--num-nodes", "2") == "stop 5"
-    assert ends.ends_of(run)[0].kind == "failed"
+    assert attempt_history.read_attempt_results(run)[0].kind == "failed"
 
 
 def test_what_could_not_begin_is_not_tried_again(desk: Desk) -> None:
     run = desk.submitted("11")
     assert next_line(desk, run, 127, "--max-restarts", "5") == "stop 127"
-    outcome = run.metadata().outcome
+    outcome = run.read_metadata().outcome
     assert (outcome.state, outcome.exit_code) == ("failed", 127)
     assert outcome.reason == "srun ended with exit code 127, and no attempt had begun"
 
 
 def test_a_restart_that_could_not_begin_is_not_taken_for_the_attempt_before(desk: Desk) -> None:
     run = desk.submitted("11")
-    begun(run, End(attempt=0, kind="failed"))
+    begun(run, AttemptResult(attempt=0, kind="failed"))
     assert next_line(desk, run, 7, "--max-restarts", "9") == "restart 30"
     assert next_line(desk, run, 127, "--max-restarts", "9") == "stop 127"
 
@@ -423,7 +426,7 @@ def test_a_restart_that_could_not_begin_is_not_taken_for_the_attempt_before(desk
 def test_a_task_without_workers_is_done_when_its_step_is(desk: Desk) -> None:
     run = desk.submitted("11")
     assert next_line(desk, run, 0) == "finish"
-    assert run.metadata().outcome.state == "done"
+    assert run.read_metadata().outcome.state == "done"
 
 
 def test_checkpoints_count_for_attempts_whose_nodes_could_not_say(desk: Desk) -> None:
@@ -431,8 +434,8 @@ def test_checkpoints_count_for_attempts_whose_nodes_could_not_say(desk: Desk) ->
     begun(run)
     saved(run, 30)
     assert next_line(desk, run, 9, "--max-restarts", "1") == "restart 30"
-    assert ends.ends_of(run)[0].step == 30
-    run.update(attempts=2)
+    assert attempt_history.read_attempt_results(run)[0].step == 30
+    run.update_metadata(attempts=2)
     saved(run, 60)
     assert next_line(desk, run, 9, "--max-restarts", "1") == "restart 30", "a newer checkpoint sets the count back"
 
@@ -447,10 +450,10 @@ def test_checkpoints_count_for_attempts_whose_nodes_could_not_say(desk: Desk) ->
     ],
 )
 def test_a_list_of_nodes_is_read_in_its_order(nodes: str, names: list[str]) -> None:
-    assert queries.expanded(nodes) == names
+    assert queries.expand_node_list(nodes) == names
 
 
 @given(st.lists(st.integers(0, 2000), min_size=1, unique=True), st.integers(1, 4))
 def test_numbers_of_nodes_keep_their_width(numbers: list[int], width: int) -> None:
     written = [str(number).zfill(width) for number in numbers]
-    assert queries.expanded(f"n[{','.join(written)}]") == [f"n{number}" for number in written]
+    assert queries.expand_node_list(f"n[{','.join(written)}]") == [f"n{number}" for number in written]

@@ -91,14 +91,14 @@ def test_a_management_tool_that_hangs_fails_the_node_within_its_limit(tmp_path: 
     (tools / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
     (tools / "nvidia-smi").chmod(0o755)
     path = f"{tools}:{Path(shutil.which('sh') or '/bin/sh').parent}"
-    from primus.machine.facts import Device, Facts
-    from primus.machine.tree import Tree
+    from primus.machine.facts import Device, MachineFacts
+    from primus.machine.tree import FileTree
     from primus.preflight import check
-    from primus.preflight.node import Node
+    from primus.preflight.node import PreflightNode
     from primus.preflight.thresholds import Thresholds
 
-    facts = Facts(host="n", devices=(Device(index=0, vendor="nvidia"),))
-    node = Node(facts=facts, tree=Tree(), environ={"PATH": path}, limits=Thresholds(smi_limit_s=0.5))
+    facts = MachineFacts(host="n", devices=(Device(index=0, vendor="nvidia"),))
+    node = PreflightNode(facts=facts, tree=FileTree(), environ={"PATH": path}, limits=Thresholds(smi_limit_s=0.5))
     report = check.run(node, ("gpu",))
     assert [one.status for one in report.findings if one.check == "gpu.tool"] == ["fail"]
     assert report.duration_s < 20

@@ -56,7 +56,7 @@ def test_a_replay_gives_the_same_losses_and_says_what_it_repeats(workplace: Path
     assert replayed(workplace, "output/night/latest")[0] == 0
     second = the_run(workplace)
     assert second != first
-    losses = [[event["loss"] for event in events.steps(run / "events.jsonl")] for run in (first, second)]
+    losses = [[event["loss"] for event in events.read_steps(run / "events.jsonl")] for run in (first, second)]
     assert losses[0] == losses[1] == [7.0, 3.5, 7 / 3]
     told = json.loads((second / "metadata.json").read_text())
     assert (told["replay_of"], told["forced"]) == (str(first), [])
@@ -173,7 +173,7 @@ def test_a_variable_of_several_lines_is_given_back_whole(tmp_path: Path) -> None
             }
         )
     )
-    wanted = replay.variables(run, {"C": "x", "E": "a  # b"})
+    wanted = replay.list_replay_variables(run, {"C": "x", "E": "a  # b"})
     assert wanted["B"] == "one\ntwo"
     assert wanted["C"] == ""
     assert (wanted["NCCL_Y"], wanted["OMP_NUM_THREADS"]) == ("3", "4")

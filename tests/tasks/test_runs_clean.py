@@ -14,7 +14,7 @@ import pytest
 
 from primus.cli.main import main
 from primus.runs import lock, store
-from primus.runs.store import Metadata, Outcome, Run
+from primus.runs.store import Run, RunMetadata, RunOutcome
 
 Make = Callable[..., Run]
 RUN_ID = "20250101_000000-abcd"
@@ -26,8 +26,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.chdir(tmp_path)
 
     def make(run_id: str = RUN_ID, name: str = "night", workspace: str = "output") -> Run:
-        metadata = Metadata(id=run_id, name=name, task="t", created=1.0, outcome=Outcome(state="failed", exit_code=1))
-        run = store.create(Path(workspace) / name / run_id, metadata)
+        metadata = RunMetadata(
+            id=run_id, name=name, task="t", created=1.0, outcome=RunOutcome(state="failed", exit_code=1)
+        )
+        run = store.create_run(Path(workspace) / name / run_id, metadata)
         (run.directory / "request.json").write_text("{}")
         return run
 
@@ -79,7 +81,7 @@ def test_links_are_not_followed(make: Make) -> None:
     Path("output/linked").symlink_to("../elsewhere/night")
     Path(f"output/own/{RUN_ID}").symlink_to(f"../../elsewhere/night/{RUN_ID}")
     assert clean(*EVERYTHING) == 0
-    assert outside.metadata().id == RUN_ID
+    assert outside.read_metadata().id == RUN_ID
     assert Path(f"output/own/{RUN_ID}").is_symlink()
     assert not Path("output/own/20250102_000000-0000").exists()
 

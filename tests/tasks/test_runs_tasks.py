@@ -16,7 +16,7 @@ import pytest
 
 from primus.cli.main import main
 from primus.runs import store
-from primus.runs.store import Failure, Metadata, Outcome, Run
+from primus.runs.store import RankFailure, Run, RunMetadata, RunOutcome
 
 Make = Callable[..., Run]
 DAY_S = 86400.0
@@ -33,11 +33,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         run_id = f"2025010{n}_000000-000{n}"
         created = time.time() - age_days * DAY_S
         code = {"done": 0, "failed": 1, "interrupted": 143}.get(state)
-        failure = Failure(rank=3, host="node7", time=1.0, problem="bang", log="logs/attempt_0/rank_3.log")
-        outcome = Outcome(
+        failure = RankFailure(rank=3, host="node7", time=1.0, problem="bang", log="logs/attempt_0/rank_3.log")
+        outcome = RunOutcome(
             state=state, exit_code=code, reason="bang" * bool(code), first_failure=failure if code else None
         )
-        metadata = Metadata(
+        metadata = RunMetadata(
             id=run_id,
             name=name,
             task="train pretrain",
@@ -48,7 +48,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             attempts=1,
             outcome=outcome,
         )
-        run = store.create(Path("output") / name / run_id, metadata)
+        run = store.create_run(Path("output") / name / run_id, metadata)
         lines = [
             {"time": created + step, "kind": "step", "step": step, "loss": loss, "tokens_per_s": 1000.0 * step}
             for step, loss in enumerate(losses, start=1)
@@ -85,7 +85,7 @@ def test_runs_in_every_state_are_listed(make: Make, capsys: pytest.CaptureFixtur
     (make(8).directory / "events.jsonl").write_bytes(
         b'{"kind": "step"}\n\xff\xfe\n{"time": 1, "kind": "step", "step": 1}\n{"ti'
     )
-    with make(9, state="running").lock():
+    with make(9, state="running").hold_lock():
         listed = run_task("runs list --json", capsys)
     states = ["done", "failed", "interrupted", "died", "died", "damaged", "done", "done", "running"]
     assert [item["state"] for item in listed] == states
@@ -245,7 +245,7 @@ def test_only_what_is_asked_for_is_deleted(
     make(7, name="day", state="failed", age_days=1)
     make(8, name="day", state="failed", age_days=1)
     make(9, name="new", state="done")
-    with active.lock():
+    with active.hold_lock():
         listed = run_task(f"runs clean {words}", capsys)
         assert left() == set("123456789"), "the first look deletes nothing"
         deleted = run_task(f"runs clean {words} --yes", capsys)

@@ -20,26 +20,26 @@ DIGEST_BYTES = 16
 READ_BYTES = 8 << 20
 
 
-def best_algorithm() -> str:
+def choose_algorithm() -> str:
     """The fastest algorithm that is installed."""
     return XXH3 if find_spec(XXHASH) else BLAKE2B
 
 
-def checksum(path: Path, algorithm: str) -> str:
+def compute_checksum(path: Path, algorithm: str) -> str:
     """Checksum of a file's content, in hexadecimal.
 
     Raises:
         PrimusError: The algorithm is not available here.
         OSError: The file cannot be read.
     """
-    digest = _new(algorithm)
+    digest = _create_hash(algorithm)
     with path.open("rb") as file:
         while block := file.read(READ_BYTES):
             digest.update(block)
     return str(digest.hexdigest())
 
 
-def _new(algorithm: str) -> Any:
+def _create_hash(algorithm: str) -> Any:
     if algorithm == BLAKE2B:
         return hashlib.blake2b(digest_size=DIGEST_BYTES)
     if algorithm != XXH3:

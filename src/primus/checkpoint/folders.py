@@ -17,15 +17,15 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"step_{step:08d}"
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints in `folder` by step, complete or not, oldest first."""
     if not folder.is_dir():
         return []
     found = [entry for entry in folder.iterdir() if STEP.fullmatch(entry.name) and entry.is_dir()]
-    return sorted(found, key=step_of)
+    return sorted(found, key=parse_step)
 
 
-def step_of(checkpoint: Path) -> int:
+def parse_step(checkpoint: Path) -> int:
     """The step in a checkpoint's name."""
     match = STEP.fullmatch(checkpoint.name)
     assert match
@@ -34,36 +34,36 @@ def step_of(checkpoint: Path) -> int:
 
 def is_complete(checkpoint: Path) -> bool:
     """Whether all of it was written; its files may have been damaged since."""
-    return (checkpoint / manifests.NAME).is_file()
+    return (checkpoint / manifests.MANIFEST_NAME).is_file()
 
 
-def remove(checkpoint: Path) -> None:
+def remove_checkpoint(checkpoint: Path) -> None:
     """Delete a checkpoint, its manifest first, so that what a killed process leaves is not complete.
 
     Raises:
         OSError: Something of it cannot be deleted.
     """
-    (checkpoint / manifests.NAME).unlink(missing_ok=True)
+    (checkpoint / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
 
 
-def prune(folder: Path, keep: int) -> list[Path]:
+def prune_checkpoints(folder: Path, keep: int) -> list[Path]:
     """Delete all but the newest `keep` complete checkpoints, and incomplete ones older than the newest.
 
     Returns:
         What was deleted.
     """
-    complete = [checkpoint for checkpoint in checkpoints(folder) if is_complete(checkpoint)]
+    complete = [checkpoint for checkpoint in list_checkpoints(folder) if is_complete(checkpoint)]
     if not complete:
         return []
-    kept, newest = set(complete[-keep:]), step_of(complete[-1])
-    surplus = [found for found in checkpoints(folder) if found not in kept and step_of(found) < newest]
+    kept, newest = set(complete[-keep:]), parse_step(complete[-1])
+    surplus = [found for found in list_checkpoints(folder) if found not in kept and parse_step(found) < newest]
     for checkpoint in surplus:
-        remove(checkpoint)
+        remove_checkpoint(checkpoint)
     return surplus
 
 
-def candidates(given: str) -> list[Path]:
+def find_candidates(given: str) -> list[Path]:
     """The complete checkpoints that a user means, newest first.
 
     Args:
@@ -78,16 +78,16 @@ def candidates(given: str) -> list[Path]:
     if not path.is_dir():
         raise UsageError(f"load: no folder {path}", "give a checkpoint, a folder of checkpoints or a run folder")
     if STEP.fullmatch(path.name):
-        raise UsageError(f"load: {path} is not complete: it has no {manifests.NAME}", _others(path))
-    found = [found for found in checkpoints(path) + checkpoints(path / "checkpoints") if is_complete(found)]
+        raise UsageError(f"load: {path} is not complete: it has no {manifests.MANIFEST_NAME}", _format_others(path))
+    found = [found for found in list_checkpoints(path) + list_checkpoints(path / "checkpoints") if is_complete(found)]
     if not found:
         raise UsageError(
             f"load: no complete checkpoint in {path}",
-            f"a checkpoint is a folder like step_00000100 with a {manifests.NAME}",
+            f"a checkpoint is a folder like step_00000100 with a {manifests.MANIFEST_NAME}",
         )
-    return sorted(found, key=step_of, reverse=True)
+    return sorted(found, key=parse_step, reverse=True)
 
 
-def _others(checkpoint: Path) -> str:
-    complete = [found.name for found in checkpoints(checkpoint.parent) if is_complete(found)]
+def _format_others(checkpoint: Path) -> str:
+    complete = [found.name for found in list_checkpoints(checkpoint.parent) if is_complete(found)]
     return f"complete ones there: {', '.join(complete[-5:])}" if complete else "its writer was ended before it was done"

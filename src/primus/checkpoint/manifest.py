@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from primus.checkpoint.checksum import checksum
+from primus.checkpoint.checksum import compute_checksum
 from primus.checkpoint.shape import Shape
 from primus.errors import PrimusError
 from primus.runs.files import to_json
 
-NAME = "manifest.json"
+MANIFEST_NAME = "manifest.json"
 
 
 class FileEntry(Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class FileEntry(Struct, frozen=True, kw_only=True):
     """In hexadecimal, by the manifest's algorithm."""
 
 
-class Manifest(Struct, frozen=True, kw_only=True):
+class CheckpointManifest(Struct, frozen=True, kw_only=True):
     """What a checkpoint holds, and which files it is made of."""
 
     version: int = 1
@@ -64,65 +64,65 @@ class Manifest(Struct, frozen=True, kw_only=True):
         return sum(file.bytes for file in self.files)
 
 
-def entry(folder: Path, name: str, algorithm: str) -> FileEntry:
+def build_entry(folder: Path, name: str, algorithm: str) -> FileEntry:
     """The entry of a file that is completely written."""
     path = folder / name
-    return FileEntry(name=name, bytes=path.stat().st_size, checksum=checksum(path, algorithm))
+    return FileEntry(name=name, bytes=path.stat().st_size, checksum=compute_checksum(path, algorithm))
 
 
-def write(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
     """Complete the checkpoint in `folder`; it is on disk, and in one step there for every reader.
 
     Raises:
         OSError: It cannot be written.
     """
-    path, temporary = folder / NAME, folder / f".{NAME}.tmp"
+    path, temporary = folder / MANIFEST_NAME, folder / f".{MANIFEST_NAME}.tmp"
     with temporary.open("w", encoding="utf-8") as file:
         file.write(to_json(manifest) + "\n")
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    _sync(folder)
+    _sync_folder(folder)
 
 
-def read(folder: Path) -> Manifest | None:
+def read_manifest(folder: Path) -> CheckpointManifest | None:
     """The manifest of a checkpoint; None where there is none, which means that the checkpoint is not complete.
 
     Raises:
         PrimusError: It is damaged.
     """
     try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=Manifest)
+        return msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=CheckpointManifest)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise PrimusError(f"{folder / NAME}: cannot be read: {error.strerror}") from None
+        raise PrimusError(f"{folder / MANIFEST_NAME}: cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise PrimusError(f"{folder / NAME}: damaged: {error}") from None
+        raise PrimusError(f"{folder / MANIFEST_NAME}: damaged: {error}") from None
 
 
-def damage(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1) -> str:
+def find_damage(folder: Path, manifest: CheckpointManifest, part: int = 0, parts: int = 1) -> str:
     """What is wrong with the files of a checkpoint, empty where nothing is.
 
     Several processes share the work: each looks at every `parts`-th file, from `part` on.
     """
-    found = (_file_damage(folder, file, manifest.algorithm) for file in manifest.files[part::parts])
+    found = (_find_file_damage(folder, file, manifest.algorithm) for file in manifest.files[part::parts])
     return next((problem for problem in found if problem), "")
 
 
-def _file_damage(folder: Path, file: FileEntry, algorithm: str) -> str:
+def _find_file_damage(folder: Path, file: FileEntry, algorithm: str) -> str:
     try:
         size = (folder / file.name).stat().st_size
         if size != file.bytes:
             return f"{file.name} has {size} bytes instead of {file.bytes}"
-        if checksum(folder / file.name, algorithm) != file.checksum:
+        if compute_checksum(folder / file.name, algorithm) != file.checksum:
             return f"{file.name} does not have its checksum"
     except OSError as error:
         return f"{file.name}: {error.strerror}"
     return ""
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

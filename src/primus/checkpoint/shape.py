@@ -37,7 +37,7 @@ FIELDS = (
 """Fields of a ModelSpec that change a weight's size or whether it exists."""
 
 
-def shape_of(spec: ModelSpec) -> Shape:
+def build_shape(spec: ModelSpec) -> Shape:
     """The fields of `spec` that decide its weights; equal for two models that differ only in how they are written."""
     shape = {field: getattr(spec, field) for field in FIELDS}
     shape["num_query_groups"] = model.num_query_groups(spec)
@@ -47,7 +47,7 @@ def shape_of(spec: ModelSpec) -> Shape:
     return shape
 
 
-def first_difference(saved: Shape, wanted: Shape) -> str | None:
+def find_first_difference(saved: Shape, wanted: Shape) -> str | None:
     """The first field in which two shapes differ, in words: ``hidden_size is 256 there and 512 here``."""
     for field, value in wanted.items():
         if field in saved and saved[field] != value:

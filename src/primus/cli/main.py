@@ -16,22 +16,23 @@ from msgspec import structs
 
 from primus import __version__, redaction, registry
 from primus.config import flags
-from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, escape_controls, place_of
+from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError, escape_controls, format_error_place
 from primus.interpreter import exclude_working_folder
-from primus.launch import chain, hooks, launcher_file, show
-from primus.launch.plan import Action, Context, Job, LaunchPlan, lengthens, shown
-from primus.launch.prepare import prepare
-from primus.launch.request import Request
-from primus.launch.signals import exit_code_of
-from primus.machine.cluster import Layout
-from primus.machine.facts import Facts
+from primus.launch import compose, launcher_file, show
+from primus.launch.hooks import discovery
+from primus.launch.plan import Action, LaunchJob, LaunchPlan, PlanContext, extends_list, redact_plan
+from primus.launch.prepare import prepare_launch
+from primus.launch.request import LaunchRequest
+from primus.launch.signals import find_exit_code
+from primus.machine.cluster import ClusterLayout
+from primus.machine.facts import MachineFacts
 from primus.redaction import redact_args
 from primus.runs.files import to_json
-from primus.runs.store import Outcome, Run
+from primus.runs.store import Run, RunOutcome
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.launch.actions import Given
+    from primus.launch.hooks.runner import HookResult
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,121 +46,123 @@ def main(argv: Sequence[str] | None = None) -> int:
     with redaction.scope(), redaction.redirected_streams():
         redaction.learn(os.environ)
         redaction.learn_args(words)
-        return _guarded(words)
+        return _run_and_report_errors(words)
 
 
-def _guarded(words: list[str]) -> int:
+def _run_and_report_errors(words: list[str]) -> int:
     """The exit code; every error is one message, or with `--debug` a traceback."""
     is_debug = "--debug" in words
     try:
-        code = _main(words, os.environ)
+        code = _run_command(words, os.environ)
         sys.stdout.flush()
         return code
     except PrimusError as error:
         if is_debug:
             traceback.print_exc()
             return error.exit_code
-        print(f"primus-cli: {escape_controls(_without_secrets(str(error), words))}", file=sys.stderr)
+        print(f"primus-cli: {escape_controls(_redact_words(str(error), words))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
         return EXIT_OK
     except KeyboardInterrupt as error:
         print("primus-cli: interrupted", file=sys.stderr)
-        return exit_code_of(error)
+        return find_exit_code(error)
     except Exception as error:
         if is_debug:
             traceback.print_exc()
             return EXIT_FAILED
-        print(f"primus-cli: {escape_controls(_without_secrets(_unexpected(error), words))}", file=sys.stderr)
+        print(f"primus-cli: {escape_controls(_redact_words(_format_unexpected_error(error), words))}", file=sys.stderr)
         return EXIT_FAILED
 
 
-def _unexpected(error: Exception) -> str:
+def _format_unexpected_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     what = f"{type(error).__name__}: {error}"
-    plug_in = registry.plug_in_of(error)
+    plug_in = registry.find_failing_plug_in(error)
     if plug_in and plug_in.is_origin:
         return f"the plug-in {plug_in.place} failed: {what}\n  run again with --debug for the whole traceback"
-    problem = f"internal error at {place_of(error)}: {what}"
+    problem = f"internal error at {format_error_place(error)}: {what}"
     if plug_in:
         return f"{problem}\n  the plug-in {plug_in.place} called it; run again with --debug for the whole traceback"
     return f"{problem}\n  run again with --debug for the whole traceback, and report it"
 
 
-def _without_secrets(text: str, words: Sequence[str]) -> str:
+def _redact_words(text: str, words: Sequence[str]) -> str:
     """`text` with each word of the command line that holds a secret masked."""
     for word, shown_word in zip(words, redact_args(words), strict=True):
         text = text.replace(word, shown_word) if word != shown_word else text
     return text
 
 
-def _main(words: list[str], environ: Mapping[str, str]) -> int:
+def _run_command(words: list[str], environ: Mapping[str, str]) -> int:
     unreadable = [word for word in words if not word.isascii() and not _is_unicode(word)]
     if unreadable:
         raise UsageError(f"{unreadable[0]!r} is not UTF-8 text")
-    ours, choice = launcher_file.taken(words)
-    first = next((word for word in ours if word not in chain.GLOBAL_WORDS), "--help")
+    ours, choice = launcher_file.take_choice(words)
+    first = next((word for word in ours if word not in compose.GLOBAL_WORDS), "--help")
     if first in ("-h", "--help", "help"):
         from primus.cli import help_text
 
-        print(help_text.overview())
+        print(help_text.format_overview())
         return EXIT_OK
     if first == "--version":
         print(f"primus {__version__}")
         return EXIT_OK
-    command = chain.parse(ours)
+    command = compose.parse_command(ours)
     if command.is_help:
         from primus.cli import help_text
 
-        print(help_text.of(command.request))
+        print(help_text.format_help(command.request))
         return EXIT_OK
-    return _dispatch(launcher_file.applied(command, choice, environ), tuple(words), environ)
+    return _dispatch_task(launcher_file.apply_defaults(command, choice, environ), tuple(words), environ)
 
 
-def _dispatch(command: chain.Command, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
+def _dispatch_task(command: compose.Command, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
     request, given = command.request, command.options
     for segment in request.runtimes:
-        chain.options_of(segment)
+        compose.parse_segment_options(segment)
     if not request.task:
-        runtime = registry.load("runtimes", request.runtimes[-1].name)
-        facts = partial(_facts_of(environ, given.dry_run), None)
+        runtime = registry.load_plug_in("runtimes", request.runtimes[-1].name)
+        facts = partial(_read_facts(environ, given.dry_run), None)
         here = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run, facts=facts)
-        return runtime.run(chain.options_of(request.runtimes[-1]), here) or EXIT_OK
-    task = registry.load("tasks", request.task)
-    options, extra = _parse(task, request, request.words)
-    context = _context(environ, given.dry_run)
+        return runtime.run(compose.parse_segment_options(request.runtimes[-1]), here) or EXIT_OK
+    task = registry.load_plug_in("tasks", request.task)
+    options, extra = _parse_task_options(task, request, request.words)
+    context = _make_context(environ, given.dry_run)
     for_task = TaskContext(
         environ=environ,
         json=given.json,
         dry_run=given.dry_run,
         overrides=extra,
         facts=lambda: context.facts(None),
-        patches=getattr(chain.options_of(request.runtimes[-1]), "patch", ()),
+        patches=getattr(compose.parse_segment_options(request.runtimes[-1]), "patch", ()),
     )
     job = task.prepare(options, for_task) if hasattr(task, "prepare") else None
     starts_workers = job is not None
     framework = job.framework if job else None
-    find_hooks = cache(lambda: hooks.find(request.task, environ, starts_workers=starts_workers, framework=framework))
+    find_hooks = cache(
+        lambda: discovery.find_hooks(request.task, environ, starts_workers=starts_workers, framework=framework)
+    )
     context = structs.replace(context, starts_workers=starts_workers, hooks=find_hooks)
-    if registry.load("runtimes", request.runtimes[0].name).LEVEL != "node":
-        return _elsewhere(command, words, job, for_task, context)
+    if registry.load_plug_in("runtimes", request.runtimes[0].name).LEVEL != "node":
+        return _run_remotely(command, words, job, for_task, context)
     if job is None:
-        return _in_this_process(command, task, options, for_task, context)
-    return _with_workers(command, words, job, task, options, for_task, context)
+        return _run_in_this_process(command, task, options, for_task, context)
+    return _run_with_workers(command, words, job, task, options, for_task, context)
 
 
-def _parse(task: ModuleType, request: Request, words: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
+def _parse_task_options(task: ModuleType, request: LaunchRequest, words: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
     """The options of a task, and the words that change its experiment."""
 
     def check_extra(extra: list[str]) -> None:
-        from primus.cli import misplaced  # only where there are such words
+        from primus.cli import stray_arguments
 
-        misplaced.check(extra, task, request)
+        stray_arguments.check(extra, task, request)
 
     takes_overrides = getattr(task, "OVERRIDES", False)
-    options, extra = flags.parse(
+    options, extra = flags.parse_options(
         task.Options, words, f"task '{request.task}'", extra=takes_overrides, check_extra=check_extra
     )
     return options, tuple(extra)
@@ -172,103 +175,107 @@ def _is_unicode(word: str) -> bool:
         return False
 
 
-def _context(environ: Mapping[str, str], is_dry_run: bool) -> Context:
+def _make_context(environ: Mapping[str, str], is_dry_run: bool) -> PlanContext:
     terminal = os.ttyname(sys.stderr.fileno()) if sys.stderr.isatty() else None
-    return Context(environ=environ, python=sys.executable, facts=_facts_of(environ, is_dry_run), terminal=terminal)
+    return PlanContext(
+        environ=environ, python=sys.executable, facts=_read_facts(environ, is_dry_run), terminal=terminal
+    )
 
 
-def _facts_of(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[str | None], Facts]:
+def _read_facts(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[str | None], MachineFacts]:
     """Reads the machine on the first call; a dry run reads files only: no tool, no device, no address of a name."""
 
     @cache
-    def facts(master: str | None) -> Facts:
-        from primus.machine.interfaces import parsed
-        from primus.machine.probe import probe, root_of
+    def facts(master: str | None) -> MachineFacts:
+        from primus.machine.interfaces import parse_ip_address
+        from primus.machine.probe import find_machine_root, probe
 
-        is_known = master is not None and not (is_dry_run and parsed(master) is None)
+        is_known = master is not None and not (is_dry_run and parse_ip_address(master) is None)
         tools: Literal["never"] | None = "never" if is_dry_run else None
-        return probe(root=root_of(environ), environ=environ, tools=tools, master=master if is_known else None)
+        return probe(root=find_machine_root(environ), environ=environ, tools=tools, master=master if is_known else None)
 
     return facts
 
 
-def _with_workers(
-    command: chain.Command,
+def _run_with_workers(
+    command: compose.Command,
     words: tuple[str, ...],
-    job: Job,
+    job: LaunchJob,
     task: ModuleType,
     options: object,
     for_task: TaskContext,
-    context: Context,
+    context: PlanContext,
 ) -> int:
     """Start the workers of `job`; a task that has `run` as well does that itself, and its exit code counts."""
-    launch = prepare(job, command.request, words, context)
+    launch = prepare_launch(job, command.request, words, context)
     if command.options.dry_run:
-        return _show(launch.plan, command, f"run folder: {launch.directory}")
+        return _show_plan(launch.plan, command, f"run folder: {launch.directory}")
     for note in launch.plan.notes:
         if note.startswith("warning: "):
             print(f"primus-cli: {note}", file=sys.stderr)
-    from primus.launch import local
+    from primus.launch import run_node
 
     with ExitStack() as leaving:  # left together with the other nodes, when all is said
         if hasattr(task, "run"):
-            start = partial(local.perform, launch, for_task.say, leaving)
-            here = _placed(for_task, launch.plan, context)
+            start = partial(run_node.run_node, launch, for_task.say, leaving)
+            here = _add_node_layout(for_task, launch.plan, context)
             return task.run(options, structs.replace(here, launch=start)) or EXIT_OK
-        run, outcome = local.perform(launch, for_task.say, leaving)
+        run, outcome = run_node.run_node(launch, for_task.say, leaving)
         shape = launch.plan.layout
         if shape is None or shape.node_rank == 0 or "SLURM_STEP_ID" not in context.environ:
-            _report(outcome, run, command.options)  # the nodes of a step speak to one terminal, and say the same
+            _report_outcome(
+                outcome, run, command.options
+            )  # the nodes of a step speak to one terminal, and say the same
         return outcome.exit_code or EXIT_OK
 
 
-def _in_this_process(
-    command: chain.Command, task: ModuleType, options: object, for_task: TaskContext, context: Context
+def _run_in_this_process(
+    command: compose.Command, task: ModuleType, options: object, for_task: TaskContext, context: PlanContext
 ) -> int:
     request = command.request
     argv = ("primus-cli", "direct", "--", *request.task.split(), *request.words)
-    folded = chain.fold(request, LaunchPlan(argv=argv, notes=("done in this process",)), context)
+    folded = compose.compose_plan(request, LaunchPlan(argv=argv, notes=("done in this process",)), context)
     actions = () if getattr(task, "SHOWS_PATCHES", False) else folded.actions
     plan = structs.replace(folded, argv=argv, layout=None, actions=actions)
     if command.options.dry_run:
-        return _show(plan, command)
+        return _show_plan(plan, command)
     typed = {name: variable for name, variable in plan.env.items() if variable.source.startswith("--env")}
-    here = structs.replace(_placed(for_task, folded, context), variables=typed, shell=dict(for_task.environ))
+    here = structs.replace(_add_node_layout(for_task, folded, context), variables=typed, shell=dict(for_task.environ))
     os.environ.update({name: variable.value for name, variable in typed.items()})
     if not actions:
         return task.run(options, here) or EXIT_OK
-    return _with_hooks(command, task, here, context, actions, frozenset(os.environ))
+    return _run_with_hooks(command, task, here, context, actions, frozenset(os.environ))
 
 
-def _placed(for_task: TaskContext, plan: LaunchPlan, context: Context) -> TaskContext:
+def _add_node_layout(for_task: TaskContext, plan: LaunchPlan, context: PlanContext) -> TaskContext:
     """What a task may know once its node's place among the others is known."""
     shape = plan.layout
     master = shape.master_addr if shape and shape.nnodes > 1 else None
     return structs.replace(for_task, layout=shape, facts=lambda: context.facts(master))
 
 
-def _with_hooks(
-    command: chain.Command,
+def _run_with_hooks(
+    command: compose.Command,
     task: ModuleType,
     for_task: TaskContext,
-    context: Context,
+    context: PlanContext,
     actions: tuple[Action, ...],
     users: frozenset[str],
 ) -> int:
     """Do the task in this process after its hooks and patches; variables of the user stay, and so do typed options."""
-    from primus.launch import here
+    from primus.launch import run_inline as here
 
     request = command.request
     words = list(request.words)
 
     def parsed() -> tuple[Any, tuple[str, ...]]:
-        return _parse(task, request, words)
+        return _parse_task_options(task, request, words)
 
-    def accept(given: Given) -> list[str]:
+    def accept(given: HookResult) -> list[str]:
         kept = [
             name
             for name, each in given.env.items()
-            if name in users and not lengthens(name, each.value, os.environ[name])
+            if name in users and not extends_list(name, each.value, os.environ[name])
         ]
         os.environ.update({name: each.value for name, each in given.env.items() if name not in kept})
         words[:0] = given.extra
@@ -280,33 +287,35 @@ def _with_hooks(
         return task.run(options, structs.replace(for_task, overrides=overrides)) or EXIT_OK
 
     say = partial(print, file=sys.stderr, flush=True)
-    layout = for_task.layout or Layout(nproc=1)
-    return here.perform(actions, request, layout, context.python, os.environ, accept, run, say)
+    layout = for_task.layout or ClusterLayout(nproc=1)
+    return here.run_inline(actions, request, layout, context.python, os.environ, accept, run, say)
 
 
-def _elsewhere(
-    command: chain.Command, words: tuple[str, ...], job: Job | None, for_task: TaskContext, context: Context
+def _run_remotely(
+    command: compose.Command, words: tuple[str, ...], job: LaunchJob | None, for_task: TaskContext, context: PlanContext
 ) -> int:
     """Do the task in another place than this process."""
-    from primus.launch import remote  # not for what is done here
+    from primus.launch import run_remote
 
-    planned = remote.prepare(job, command.request, words, command.options, context)
-    runtime = registry.load("runtimes", command.request.runtimes[0].name)
+    planned = run_remote.prepare_remote(job, command.request, words, command.options, context)
+    runtime = registry.load_plug_in("runtimes", command.request.runtimes[0].name)
     if command.options.dry_run and hasattr(runtime, "shown"):
         print(runtime.shown(planned))
         return EXIT_OK
     if command.options.dry_run:
-        return _show(planned.plan, command, *([f"run folder: {planned.directory}"] if planned.needs_folder else []))
-    return remote.perform(planned, for_task.say)
+        return _show_plan(
+            planned.plan, command, *([f"run folder: {planned.directory}"] if planned.needs_folder else [])
+        )
+    return run_remote.run_remote(planned, for_task.say)
 
 
-def _show(plan: LaunchPlan, command: chain.Command, *more: str) -> int:
+def _show_plan(plan: LaunchPlan, command: compose.Command, *more: str) -> int:
     plan = structs.replace(plan, notes=(*plan.notes, *command.notes))
-    print(to_json(shown(plan)) if command.options.json else "\n".join([show.text(plan), *more]))
+    print(to_json(redact_plan(plan)) if command.options.json else "\n".join([show.format_plan(plan), *more]))
     return EXIT_OK
 
 
-def _report(outcome: Outcome, run: Run, given: chain.Globals) -> None:
+def _report_outcome(outcome: RunOutcome, run: Run, given: compose.GlobalOptions) -> None:
     """Say how the run ended: people read it on standard error, scripts as JSON."""
     if given.json:
         print(to_json({"run": str(run.directory), "outcome": outcome}))

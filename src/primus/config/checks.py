@@ -137,7 +137,7 @@ def _check_dataset(data: DataConfig, origins: dict[str, str]) -> None:
     assert data.dataset
     if "/" not in data.dataset:
         try:
-            registry.path("sources", data.dataset.partition(":")[0])
+            registry.find_plug_in_file("sources", data.dataset.partition(":")[0])
         except UsageError as error:
             problem = f"{origins['dataset']}: no dataset '{data.dataset}'"
             raise UsageError(problem, f"{error.hint} (OWNER/NAME is a dataset of the Hugging Face hub)") from None

@@ -10,8 +10,8 @@ from typing import Any, Union, get_args, get_origin
 import msgspec
 
 from primus.config.schema import GROUPS, NEEDS_VALUE, ZERO_IS_NONE
-from primus.config.source import Leaf, Tree, plain, scalar
-from primus.errors import UsageError, nearest
+from primus.config.source import Leaf, Tree, parse_scalar, strip_origins
+from primus.errors import UsageError, find_nearest
 from primus.redaction import MASK, is_secret_name, redact
 
 DEFAULT = "default"
@@ -21,7 +21,7 @@ LONGEST_SHOWN = 80
 """Characters of a wrong value that a message repeats."""
 
 
-def where_of(item: Leaf | Tree) -> str:
+def find_origin(item: Leaf | Tree) -> str:
     """Origin of a value; of a mapping, that of the first value in it."""
     while not isinstance(item, Leaf):
         if not item:
@@ -46,13 +46,13 @@ def make_group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
             if field.required:
                 problems.append(f"the {group} preset lacks '{field.name}'")
             continue
-        origins[field.name] = where_of(item)
+        origins[field.name] = find_origin(item)
         if _leaves_default(item, field):
             continue
         try:
-            values[field.name] = convert(_without_zero(item, field.name), field.type)
+            values[field.name] = convert_value(_without_zero(item, field.name), field.type)
         except msgspec.ValidationError as error:
-            problems.append(f"{where_of(item)}: {field.name}: {conversion_problem(item, field.type, error)}")
+            problems.append(f"{find_origin(item)}: {field.name}: {conversion_problem(item, field.type, error)}")
     if problems:
         raise UsageError("\n".join(problems))
     return GROUPS[group](**values), origins
@@ -61,7 +61,7 @@ def make_group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
 def _leaves_default(item: Leaf | Tree, field: msgspec.structs.FieldInfo) -> bool:
     """Whether null is written for a key that cannot be null, and whose default says the same: 0, false, no scaling."""
     is_null = isinstance(item, Leaf) and item.value is None
-    takes_null = type(None) in alternatives(field.type)
+    takes_null = type(None) in union_members(field.type)
     return is_null and not takes_null and not field.required and field.name not in NEEDS_VALUE
 
 
@@ -72,7 +72,7 @@ def _without_zero(item: Leaf | Tree, name: str) -> Leaf | Tree:
     return item
 
 
-def convert(item: Leaf | Tree, kind: Any) -> Any:
+def convert_value(item: Leaf | Tree, kind: Any) -> Any:
     """`item` as `kind`.
 
     An integral float is an integer, 0 and 1 are booleans, and what was typed or comes from a variable may be meant as
@@ -82,12 +82,12 @@ def convert(item: Leaf | Tree, kind: Any) -> Any:
         ValidationError: It cannot be.
     """
     if not isinstance(item, Leaf):
-        return msgspec.convert(plain(item), kind)
+        return msgspec.convert(strip_origins(item), kind)
     value = item.value
     _check_scalars(value)
     candidates = [value]
     candidates += [int(value)] if isinstance(value, float) and value.is_integer() else []
-    candidates += [item.text, _scalar_of(value)] if item.typed else []
+    candidates += [item.text, _read_scalar(value)] if item.typed else []
     candidates += [bool(each) for each in candidates if type(each) is int and each in (0, 1)]
     problem: msgspec.ValidationError | None = None
     for candidate in candidates:
@@ -99,9 +99,9 @@ def convert(item: Leaf | Tree, kind: Any) -> Any:
     raise problem
 
 
-def _scalar_of(value: Any) -> Any:
+def _read_scalar(value: Any) -> Any:
     """The number or the like that a quoted `"${VARIABLE}"` holds."""
-    return scalar(value) if isinstance(value, str) else value
+    return parse_scalar(value) if isinstance(value, str) else value
 
 
 def _check_scalars(value: Any) -> None:
@@ -121,15 +121,15 @@ def conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationEr
     if not isinstance(item, Leaf):
         return f"{reason} (a mapping)"
     if reason.startswith("Invalid enum value"):
-        choices = [str(choice) for option in alternatives(kind) for choice in get_args(option)]
-        close = nearest(str(item.value), choices)
+        choices = [str(choice) for option in union_members(kind) for choice in get_args(option)]
+        close = find_nearest(str(item.value), choices)
         hint = f"did you mean '{close}'?" if close else f"valid: {', '.join(choices)}"
-        return f"{_shown(item)} is not possible; {hint}"
-    if item.value is None and type(None) not in alternatives(kind):
+        return f"{_format_item(item)} is not possible; {hint}"
+    if item.value is None and type(None) not in union_members(kind):
         return f"{reason}; leave it out for the default"
-    if _is_large_integer(item.value) and int in alternatives(kind):
-        return f"expected int <= {2**63 - 1} ({_shown(item, quoted=False)})"
-    return f"{reason} ({_shown(item)})"
+    if _is_large_integer(item.value) and int in union_members(kind):
+        return f"expected int <= {2**63 - 1} ({_format_item(item, quoted=False)})"
+    return f"{reason} ({_format_item(item)})"
 
 
 def _is_large_integer(value: Any) -> bool:
@@ -140,17 +140,17 @@ def _is_large_integer(value: Any) -> bool:
 _INTEGER = re.compile(r"[-+]?(0x[0-9a-fA-F]+|\d[\d_]*)")
 
 
-def _shown(item: Leaf, *, quoted: bool = True) -> str:
+def _format_item(item: Leaf, *, quoted: bool = True) -> str:
     if any(is_secret_name(name) for name in item.origin.split(", ") if name.startswith("$")):
         return MASK
     text = redact(repr(item.value) if quoted else str(item.text or item.value))
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text):,} characters)"
 
 
-def alternatives(kind: Any) -> tuple[Any, ...]:
+def union_members(kind: Any) -> tuple[Any, ...]:
     """Members of a union, each without its bounds; the type itself where it is not one."""
     if hasattr(kind, "__metadata__"):
-        return alternatives(kind.__origin__)
+        return union_members(kind.__origin__)
     if get_origin(kind) in (Union, UnionType):
-        return tuple(inner for member in get_args(kind) for inner in alternatives(member))
+        return tuple(inner for member in get_args(kind) for inner in union_members(member))
     return (kind,)

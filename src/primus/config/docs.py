@@ -32,6 +32,6 @@ def _own_docs(struct: type[Struct]) -> dict[str, str]:
     return docs
 
 
-def summary(struct: type[Struct]) -> str:
+def read_summary(struct: type[Struct]) -> str:
     """First line of the docstring of `struct`."""
     return (inspect.getdoc(struct) or "").split("\n")[0]

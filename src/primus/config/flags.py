@@ -30,19 +30,19 @@ class Flag(Struct, frozen=True):
 
     @property
     def is_switch(self) -> bool:
-        return bool in _alternatives(self.kind)
+        return bool in _list_union_members(self.kind)
 
     @property
     def is_list(self) -> bool:
-        return any(get_origin(kind) in (tuple, list) for kind in _alternatives(self.kind))
+        return any(get_origin(kind) in (tuple, list) for kind in _list_union_members(self.kind))
 
 
-def flags_of(options: type[Struct]) -> list[Flag]:
+def list_flags(options: type[Struct]) -> list[Flag]:
     """The flags of `options`, in the order of its fields."""
-    return [_flag(field) for field in msgspec.structs.fields(options)]
+    return [_make_flag(field) for field in msgspec.structs.fields(options)]
 
 
-def parse(
+def parse_options(
     options: type[Options],
     words: Sequence[str],
     what: str,
@@ -62,14 +62,16 @@ def parse(
     Raises:
         UsageError: A flag is unknown, lacks its value, has a wrong one or is missing.
     """
-    flags = flags_of(options)
-    given, unknown = _parser(flags, what).parse_known_args(list(words))
+    flags = list_flags(options)
+    given, unknown = _make_parser(flags, what).parse_known_args(list(words))
     if unknown and not extra:
         raise _unknown_word(unknown[0], flags, what)
     if unknown and check_extra:
         check_extra(unknown)
     values = {
-        flag.field: converted(flag, getattr(given, flag.field), what) for flag in flags if hasattr(given, flag.field)
+        flag.field: convert_flag_value(flag, getattr(given, flag.field), what)
+        for flag in flags
+        if hasattr(given, flag.field)
     }
     missing = [flag for flag in flags if flag.required and flag.field not in values]
     if missing:
@@ -78,13 +80,13 @@ def parse(
     return options(**values), unknown
 
 
-def describe(options: type[Struct]) -> list[tuple[str, str]]:
+def describe_flags(options: type[Struct]) -> list[tuple[str, str]]:
     """Each flag as it is typed, with its meaning and default, for help."""
     docs = field_docs(options)
-    return [(_typed(flag), docs.get(flag.field, "") + _default(flag)) for flag in flags_of(options)]
+    return [(_format_flag(flag), docs.get(flag.field, "") + _format_default(flag)) for flag in list_flags(options)]
 
 
-def converted(flag: Flag, value: Any, what: str) -> Any:
+def convert_flag_value(flag: Flag, value: Any, what: str) -> Any:
     """`value`, as it was typed, as the flag's kind has it.
 
     Raises:
@@ -93,15 +95,15 @@ def converted(flag: Flag, value: Any, what: str) -> Any:
     try:
         return msgspec.convert(value, flag.kind, strict=False)
     except msgspec.ValidationError as error:
-        choices = [str(choice) for kind in _alternatives(flag.kind) for choice in get_args(kind)]
+        choices = [str(choice) for kind in _list_union_members(flag.kind) for choice in get_args(kind)]
         reason = str(error).replace("`", "").replace("Expected", "expected").split(" - at")[0]
         reason = reason.replace(" | null", "").replace("null | ", "")
         hint = did_you_mean(str(value), choices) if choices and isinstance(value, str) else ""
         raise UsageError(f"{what}: {flag.names[0]} {value}: {reason}", hint) from None
 
 
-def _flag(field: msgspec.structs.FieldInfo) -> Flag:
-    extra = _extra(field.type)
+def _make_flag(field: msgspec.structs.FieldInfo) -> Flag:
+    extra = _read_extra(field.type)
     default = None if field.required else field.default
     if extra.get("positional"):
         return Flag(field.name, (field.name,), field.type, field.required, default, is_positional=True)
@@ -110,17 +112,17 @@ def _flag(field: msgspec.structs.FieldInfo) -> Flag:
     return Flag(field.name, names, field.type, field.required, default)
 
 
-def _extra(kind: Any) -> dict[str, Any]:
+def _read_extra(kind: Any) -> dict[str, Any]:
     metas = [meta for meta in get_args(kind)[1:] if isinstance(meta, Meta)] if get_origin(kind) is Annotated else []
     return next((meta.extra for meta in metas if meta.extra), {})
 
 
-def _alternatives(kind: Any) -> tuple[Any, ...]:
+def _list_union_members(kind: Any) -> tuple[Any, ...]:
     """Members of a union, `Annotated` taken off everywhere; the type itself where it is none."""
     if get_origin(kind) is Annotated:
-        return _alternatives(get_args(kind)[0])
+        return _list_union_members(get_args(kind)[0])
     is_union = get_origin(kind) is Union or type(kind).__name__ == "UnionType"
-    return tuple(inner for member in get_args(kind) for inner in _alternatives(member)) if is_union else (kind,)
+    return tuple(inner for member in get_args(kind) for inner in _list_union_members(member)) if is_union else (kind,)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -130,7 +132,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}")
 
 
-def _parser(flags: list[Flag], what: str) -> _Parser:
+def _make_parser(flags: list[Flag], what: str) -> _Parser:
     parser = _Parser(prog=what, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for flag in flags:
         if flag.is_positional:
@@ -155,18 +157,18 @@ def _unknown_word(word: str, flags: list[Flag], what: str) -> UsageError:
     return UsageError(f"{what}: unknown option {name}", did_you_mean(name, names) if names else "it takes no options")
 
 
-def _typed(flag: Flag) -> str:
+def _format_flag(flag: Flag) -> str:
     if flag.is_positional:
         shown = flag.field.upper() + ("..." if flag.is_list else "")
         return shown if flag.required else f"[{shown}]"
     names = [name for name in flag.names if "_" not in name]
     if flag.is_switch and flag.default:
         names = [f"--no-{name[2:]}" for name in names]
-    return ", ".join(names) if flag.is_switch else f"{', '.join(names)} {_placeholder(flag)}"
+    return ", ".join(names) if flag.is_switch else f"{', '.join(names)} {_format_placeholder(flag)}"
 
 
-def _placeholder(flag: Flag) -> str:
-    kinds = [kind for kind in _alternatives(flag.kind) if kind is not type(None)]
+def _format_placeholder(flag: Flag) -> str:
+    kinds = [kind for kind in _list_union_members(flag.kind) if kind is not type(None)]
     choices = [str(choice) for kind in kinds if get_origin(kind) not in (list, tuple) for choice in get_args(kind)]
     if choices:
         return "|".join(choices)
@@ -175,7 +177,7 @@ def _placeholder(flag: Flag) -> str:
     return {int: "N", float: "X", str: "TEXT"}.get(kinds[0], "VALUE")
 
 
-def _default(flag: Flag) -> str:
+def _format_default(flag: Flag) -> str:
     if flag.required:
         return " (required)"
     if flag.is_switch:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from primus.config.convert import where_of
+from primus.config.convert import find_origin
 from primus.config.foreign_keys import ENGINE_KEYS, ENGINE_PREFIXES, SYNONYMS
 from primus.config.schema import GROUPS, OWNERS, TOP_KEYS
 from primus.config.source import Leaf, Tree
-from primus.errors import UsageError, nearest
+from primus.errors import UsageError, find_nearest
 
 MOST_SHOWN = 10
 """Unknown keys that a message shows; more are counted."""
@@ -24,13 +24,13 @@ def unknown_keys(unknown: Mapping[str, Leaf | Tree], valid: Iterable[str]) -> Us
     names = (*valid, *TOP_KEYS)
     lines, engines = [], set[str]()
     for key, item in list(unknown.items())[:MOST_SHOWN]:
-        engine = engine_of(key)
+        engine = find_engine(key)
         engines |= {engine} if engine else set()
-        hint = _hint(key, item, names)
-        lines.append(f"{where_of(item)}: unknown key '{_short(key)}'" + (f"; {hint}" if hint else ""))
+        hint = _make_hint(key, item, names)
+        lines.append(f"{find_origin(item)}: unknown key '{_shorten_key(key)}'" + (f"; {hint}" if hint else ""))
     if len(unknown) > MOST_SHOWN:
         lines.append(f"... and {len(unknown) - MOST_SHOWN:,} more unknown keys ({len(unknown):,} in all)")
-    return UsageError("\n".join(lines), _advice(engines))
+    return UsageError("\n".join(lines), _format_advice(engines))
 
 
 def synonym_hint(key: str) -> str:
@@ -42,7 +42,7 @@ def synonym_hint(key: str) -> str:
     return ""
 
 
-def engine_of(key: str) -> str:
+def find_engine(key: str) -> str:
     """The engine that has a setting `key`; empty where none is known."""
     for engine, names in ENGINE_KEYS.items():
         if key in names:
@@ -50,22 +50,22 @@ def engine_of(key: str) -> str:
     return next((engine for prefix, engine in ENGINE_PREFIXES.items() if key.startswith(prefix)), "")
 
 
-def _hint(key: str, item: Leaf | Tree, valid: tuple[str, ...]) -> str:
+def _make_hint(key: str, item: Leaf | Tree, valid: tuple[str, ...]) -> str:
     if not isinstance(item, Leaf):
         return _group_hint(key, item)
     hint = synonym_hint(key)
     if hint:
         return hint
-    engine = engine_of(key)
+    engine = find_engine(key)
     if engine:
         return f"it is a setting of {engine}"
-    close = nearest(key, valid)
+    close = find_nearest(key, valid)
     return f"did you mean '{close}'?" if close else ""
 
 
 def _group_hint(key: str, group: Tree) -> str:
     """For a mapping where a value belongs: our own groups are not written, those of torchtitan are."""
-    inner = next(_paths(group), None)
+    inner = next(_walk_paths(group), None)
     if inner:
         if inner[-1] in OWNERS:
             return f"keys stand directly under 'overrides:', not in groups: {inner[-1]}"
@@ -74,23 +74,23 @@ def _group_hint(key: str, group: Tree) -> str:
             return f"{'.'.join((key, *inner))}: {hint}"
     if key in GROUPS:
         return "keys stand directly under 'overrides:', not in groups"
-    engine = engine_of(key)
+    engine = find_engine(key)
     return f"it is a setting of {engine}" if engine else ""
 
 
-def _paths(tree: Tree) -> Iterator[tuple[str, ...]]:
+def _walk_paths(tree: Tree) -> Iterator[tuple[str, ...]]:
     for key, item in tree.items():
         if isinstance(item, Leaf):
             yield (key,)
         else:
-            yield from ((key, *inner) for inner in _paths(item))
+            yield from ((key, *inner) for inner in _walk_paths(item))
 
 
-def _short(key: str) -> str:
+def _shorten_key(key: str) -> str:
     return key if len(key) <= MOST_SHOWN * 8 else f"{key[: MOST_SHOWN * 8]}..."
 
 
-def _advice(engines: set[str]) -> str:
+def _format_advice(engines: set[str]) -> str:
     if engines:
         return f"remove what only {' or '.join(sorted(engines))} has, or choose a backend that takes it"
     return "all keys: primus-cli direct -- config schema --text; keys of one backend alone go under 'backend_args:'"

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from primus import registry
-from primus.config.convert import DEFAULT, conversion_problem, convert, make_group, where_of
+from primus.config.convert import DEFAULT, conversion_problem, convert_value, find_origin, make_group
 from primus.config.overrides import parse_overrides
 from primus.config.schema import (
     ALTERNATIVES,
@@ -29,8 +29,8 @@ from primus.config.schema import (
     Stage,
     Trainer,
 )
-from primus.config.source import Leaf, Tree, plain, read
-from primus.errors import UsageError, did_you_mean, nearest
+from primus.config.source import Leaf, Tree, read_yaml, strip_origins
+from primus.errors import UsageError, did_you_mean, find_nearest
 
 LONGEST_NAME = 200
 """Bytes of an experiment's name; file systems take 255, and what is made from it is longer."""
@@ -60,22 +60,22 @@ def load_experiment(
     Raises:
         UsageError: Anything is wrong with the file, a preset or an override; all problems of one kind are listed.
     """
-    tree = _extended(file, environ)
+    tree = _load_extended_file(file, environ)
     if "modules" not in tree:  # then its other keys tell what it is
         _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
     stage = stage or _only_stage(tree, file)
     top, flat = _split_overrides(parse_overrides(overrides, stage))
-    module = _module(tree, stage, file)
+    module = _find_module(tree, stage, file)
     module |= {key: flat.pop(key) for key in MODULE_KEYS if key in flat}
     engine_keys = _engine_keys(module)
     _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
     _reject_unknown(module, ModuleFile.__struct_fields__, f"module '{stage}'")
     if "model" not in module:
         raise UsageError(f"{file}: module '{stage}' names no model", "for example 'model: llama3.1_8B.yaml'")
-    settings = _override(_presets(module, file, environ), _subtree(module, "overrides"))
-    settings = _override(settings, flat)
-    trainer, origins = _trainer(module, settings, engine_keys)
-    return _experiment(file, tree, top, stage, trainer, origins)
+    settings = _override_tree(_load_presets(module, file, environ), _read_subtree(module, "overrides"))
+    settings = _override_tree(settings, flat)
+    trainer, origins = _make_trainer(module, settings, engine_keys)
+    return _make_experiment(file, tree, top, stage, trainer, origins)
 
 
 def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec:
@@ -84,31 +84,31 @@ def load_model(name: str, environ: Mapping[str, str] | None = None) -> ModelSpec
     Raises:
         UsageError: There is no such preset, or it is not a valid model.
     """
-    settings = _extended(_locate("models", Leaf(name, name, name), Path()), environ or {}, kind="models")
+    settings = _load_extended_file(_locate_file("models", Leaf(name, name, name), Path()), environ or {}, kind="models")
     _reject_unknown_settings(settings)
     spec: ModelSpec = make_group("model", settings)[0]
     return spec
 
 
-def _extended(
+def _load_extended_file(
     file: Path, environ: Mapping[str, str] | None, kind: str | None = None, seen: tuple[Path, ...] = ()
 ) -> Tree:
     """Read `file` over the files that it extends; of these, later ones win."""
     path = file.resolve()
     if path in seen:
         raise UsageError(f"{file}: extends itself through {' -> '.join(p.name for p in seen)}")
-    tree = read(file, environ, shown=_preset_name(path))
+    tree = read_yaml(file, environ, shown=_preset_name(path))
     extends = tree.pop("extends", None)
     merged: Tree = {}
     for leaf in _as_leaves(extends):
-        base = _locate(kind, leaf, file.parent)
-        merged = _extend(merged, _extended(base, environ, kind, (*seen, path)))
-    return _extend(merged, tree)
+        base = _locate_file(kind, leaf, file.parent)
+        merged = _extend_tree(merged, _load_extended_file(base, environ, kind, (*seen, path)))
+    return _extend_tree(merged, tree)
 
 
-def _extend(base: Tree, over: Tree) -> Tree:
+def _extend_tree(base: Tree, over: Tree) -> Tree:
     """A preset or an experiment file `over` the one that it extends, whose alternatives it replaces at either level."""
-    merged = _override(base, over)
+    merged = _override_tree(base, over)
     modules, below, above = (tree.get("modules") for tree in (merged, base, over))
     if isinstance(modules, dict) and isinstance(below, dict) and isinstance(above, dict):
         for stage, module in modules.items():
@@ -116,7 +116,7 @@ def _extend(base: Tree, over: Tree) -> Tree:
                 each.get("overrides") for each in (below.get(stage), above.get(stage)) if isinstance(each, dict)
             ]
             if isinstance(module, dict) and len(settings) == 2 and all(isinstance(each, dict) for each in settings):
-                module["overrides"] = _override(*cast("list[Tree]", settings))
+                module["overrides"] = _override_tree(*cast("list[Tree]", settings))
     return merged
 
 
@@ -128,14 +128,14 @@ def _as_leaves(extends: Leaf | Tree | None) -> list[Leaf]:
     if extends is None:
         return []
     if not isinstance(extends, Leaf):
-        raise UsageError(f"{where_of(extends)}: 'extends' must be a file name or a list of them")
+        raise UsageError(f"{find_origin(extends)}: 'extends' must be a file name or a list of them")
     if extends.value is None:
         return []
     names = extends.value if isinstance(extends.value, list) else [extends.value]
     return [Leaf(name, extends.origin, str(name)) for name in names]
 
 
-def _locate(kind: str | None, name: Leaf, folder: Path) -> Path:
+def _locate_file(kind: str | None, name: Leaf, folder: Path) -> Path:
     """The file that `name` means: beside the file that names it, in the working directory, or a preset."""
     if not isinstance(name.value, str) or not name.value:
         raise UsageError(f"{name.origin}: expected the name of a file, got {name.value!r}")
@@ -145,7 +145,7 @@ def _locate(kind: str | None, name: Leaf, folder: Path) -> Path:
     if kind is None or "/" in name.value:
         raise UsageError(f"{name.origin}: no such file: {name.value}")
     try:
-        found = registry.path(kind, name.value)
+        found = registry.find_plug_in_file(kind, name.value)
     except UsageError as error:
         where = "" if name.origin == name.value else f"{name.origin}: "
         raise UsageError(f"{where}{error.problem}", error.hint) from None
@@ -153,16 +153,16 @@ def _locate(kind: str | None, name: Leaf, folder: Path) -> Path:
     return found
 
 
-def _merge(base: Tree, over: Tree) -> Tree:
+def _merge_trees(base: Tree, over: Tree) -> Tree:
     """`over` on top of `base`: mappings merge, anything else replaces."""
     merged = dict(base)
     for key, item in over.items():
         below = merged.get(key)
-        merged[key] = _merge(below, item) if isinstance(below, dict) and isinstance(item, dict) else item
+        merged[key] = _merge_trees(below, item) if isinstance(below, dict) and isinstance(item, dict) else item
     return merged
 
 
-def _override(base: Tree, over: Tree) -> Tree:
+def _override_tree(base: Tree, over: Tree) -> Tree:
     """`over` on top of `base`, where a key that is set replaces its alternatives (`min_lr` and `min_lr_ratio`)."""
     replaced = {
         other
@@ -172,7 +172,7 @@ def _override(base: Tree, over: Tree) -> Tree:
         for other in keys
         if other not in over
     }
-    return _merge({key: item for key, item in base.items() if key not in replaced}, over)
+    return _merge_trees({key: item for key, item in base.items() if key not in replaced}, over)
 
 
 def _is_unset(item: Leaf | Tree) -> bool:
@@ -187,7 +187,7 @@ def _split_overrides(typed: Tree) -> tuple[Tree, Tree]:
 
 def _only_stage(tree: Tree, file: Path) -> str:
     _reject_unknown_modules(tree)
-    modules = list(_subtree(tree, "modules"))
+    modules = list(_read_subtree(tree, "modules"))
     if len(modules) == 1:
         return modules[0]
     raise UsageError(
@@ -195,12 +195,12 @@ def _only_stage(tree: Tree, file: Path) -> str:
     )
 
 
-def _module(tree: Tree, stage: str, file: Path) -> Tree:
+def _find_module(tree: Tree, stage: str, file: Path) -> Tree:
     _reject_unknown_modules(tree)
-    modules = _subtree(tree, "modules")
+    modules = _read_subtree(tree, "modules")
     if stage not in modules:
         raise UsageError(f"{file}: no module '{stage}'", f"add 'modules: {{{stage}: {{framework, model, overrides}}}}'")
-    return dict(_subtree(modules, stage))
+    return dict(_read_subtree(modules, stage))
 
 
 def _engine_keys(module: Tree) -> Collection[str]:
@@ -211,26 +211,26 @@ def _engine_keys(module: Tree) -> Collection[str]:
     """
     framework = module.get("framework", Leaf("native", DEFAULT))
     if not isinstance(framework, Leaf) or not isinstance(framework.value, str):
-        raise UsageError(f"{where_of(framework)}: 'framework' must be the name of a backend")
-    name, installed = framework.value, registry.names("backends")
+        raise UsageError(f"{find_origin(framework)}: 'framework' must be the name of a backend")
+    name, installed = framework.value, registry.list_plug_ins("backends")
     try:
-        registry.path("backends", name)
+        registry.find_plug_in_file("backends", name)
     except UsageError:
-        close = nearest(name, installed)
+        close = find_nearest(name, installed)
         hint = f"did you mean '{close}'?" if close else "choose one, or add it as a plug-in (docs/plug-ins.md)"
         problem = f"{framework.origin}: no backend '{name}' (installed: {', '.join(installed)})"
         raise UsageError(problem, hint) from None
-    keys: Collection[str] = getattr(registry.load("backends", name), "KEYS", ())
+    keys: Collection[str] = getattr(registry.load_plug_in("backends", name), "KEYS", ())
     return keys
 
 
 def _reject_unknown_modules(tree: Tree) -> None:
-    for name, item in _subtree(tree, "modules").items():
+    for name, item in _read_subtree(tree, "modules").items():
         if name not in STAGES:
-            raise UsageError(f"{where_of(item)}: unknown module '{name}'", did_you_mean(name, STAGES))
+            raise UsageError(f"{find_origin(item)}: unknown module '{name}'", did_you_mean(name, STAGES))
 
 
-def _subtree(tree: Tree, key: str) -> Tree:
+def _read_subtree(tree: Tree, key: str) -> Tree:
     item = tree.get(key, {})
     if isinstance(item, Leaf):
         if item.value is None:
@@ -244,24 +244,26 @@ def _reject_unknown(tree: Tree, valid: Sequence[str], what: str, within: str = "
         if key in valid:
             continue
         hint = f"put it under '{within}:'" if key in OWNERS else did_you_mean(key, valid)
-        raise UsageError(f"{where_of(item)}: unknown key '{key}' in the {what}", hint)
+        raise UsageError(f"{find_origin(item)}: unknown key '{key}' in the {what}", hint)
 
 
-def _presets(module: Tree, file: Path, environ: Mapping[str, str] | None) -> Tree:
+def _load_presets(module: Tree, file: Path, environ: Mapping[str, str] | None) -> Tree:
     """The model preset with the trainer preset over it."""
     settings: Tree = {}
     for key, kind in (("model", "models"), ("config", "trainers")):
         name = module.get(key)
         if isinstance(name, dict):
             raise UsageError(
-                f"{where_of(name)}: '{key}' must be the name of a preset", "its values go under 'overrides:'"
+                f"{find_origin(name)}: '{key}' must be the name of a preset", "its values go under 'overrides:'"
             )
         if name is not None and name.value is not None:
-            settings = _override(settings, _extended(_locate(kind, name, file.parent), environ, kind))
+            settings = _override_tree(
+                settings, _load_extended_file(_locate_file(kind, name, file.parent), environ, kind)
+            )
     return settings
 
 
-def _trainer(module: Tree, settings: Tree, engine_keys: Collection[str]) -> tuple[Trainer, dict[str, str]]:
+def _make_trainer(module: Tree, settings: Tree, engine_keys: Collection[str]) -> tuple[Trainer, dict[str, str]]:
     _reject_unknown_settings(settings, engine_keys)
     origins: dict[str, str] = {}
     groups: dict[str, Any] = {}
@@ -270,13 +272,13 @@ def _trainer(module: Tree, settings: Tree, engine_keys: Collection[str]) -> tupl
         origins |= group_origins
     framework = module.get("framework", Leaf("native", DEFAULT))
     assert isinstance(framework, Leaf), "it was looked up"
-    origins |= {"framework": framework.origin, "model": where_of(module["model"])}
-    backend_args = _merge(
+    origins |= {"framework": framework.origin, "model": find_origin(module["model"])}
+    backend_args = _merge_trees(
         {key: item for key, item in settings.items() if key in engine_keys and key not in OWNERS},
-        _subtree(settings, "backend_args"),
+        _read_subtree(settings, "backend_args"),
     )
-    origins |= {f"backend_args.{key}": where_of(item) for key, item in backend_args.items()}
-    return Trainer(framework=str(framework.value), backend_args=plain(backend_args), **groups), origins
+    origins |= {f"backend_args.{key}": find_origin(item) for key, item in backend_args.items()}
+    return Trainer(framework=str(framework.value), backend_args=strip_origins(backend_args), **groups), origins
 
 
 def _reject_unknown_settings(settings: Tree, engine_keys: Collection[str] = ()) -> None:
@@ -291,34 +293,36 @@ def _reject_unknown_settings(settings: Tree, engine_keys: Collection[str] = ()) 
         raise unknown_keys(unknown, [*OWNERS, *engine_keys])
 
 
-def _experiment(file: Path, tree: Tree, top: Tree, stage: str, trainer: Trainer, origins: dict[str, str]) -> Resolved:
+def _make_experiment(
+    file: Path, tree: Tree, top: Tree, stage: str, trainer: Trainer, origins: dict[str, str]
+) -> Resolved:
     fields = {field.name: field for field in msgspec.structs.fields(Experiment)}
     values: dict[str, Any] = {"exp_name": file.stem}
     for key in TOP_KEYS:
         item = top.get(key, tree.get(key))
-        origins[key] = where_of(item) if item is not None else DEFAULT
+        origins[key] = find_origin(item) if item is not None else DEFAULT
         if item is not None:
             try:
-                values[key] = convert(item, fields[key].type)
+                values[key] = convert_value(item, fields[key].type)
             except msgspec.ValidationError as error:
                 raise UsageError(
-                    f"{where_of(item)}: {key}: {conversion_problem(item, fields[key].type, error)}"
+                    f"{find_origin(item)}: {key}: {conversion_problem(item, fields[key].type, error)}"
                 ) from None
-    env = _merge(_subtree(tree, "env"), _subtree(top, "env"))
+    env = _merge_trees(_read_subtree(tree, "env"), _read_subtree(top, "env"))
     for name, item in env.items():
         if not isinstance(item, Leaf) or isinstance(item.value, list):
-            raise UsageError(f"{where_of(item)}: env.{name}: a variable's value must be a scalar")
+            raise UsageError(f"{find_origin(item)}: env.{name}: a variable's value must be a scalar")
         if not name or "=" in name or "\0" in name:
-            raise UsageError(f"{where_of(item)}: env: {name!r} is not the name of a variable")
+            raise UsageError(f"{find_origin(item)}: env: {name!r} is not the name of a variable")
         if "\0" in item.text:
-            raise UsageError(f"{where_of(item)}: env.{name}: a variable cannot hold a NUL character")
-    origins |= {f"env.{name}": where_of(item) for name, item in env.items()}
-    values["env"] = {name: _variable(item) for name, item in env.items()}
+            raise UsageError(f"{find_origin(item)}: env.{name}: a variable cannot hold a NUL character")
+    origins |= {f"env.{name}": find_origin(item) for name, item in env.items()}
+    values["env"] = {name: _read_variable(item) for name, item in env.items()}
     _check_names({key: values[key] for key in TOP_KEYS if key in values}, origins)
     return Resolved(Experiment(stage=cast(Stage, stage), trainer=trainer, **values), dict(sorted(origins.items())))
 
 
-def _variable(item: Leaf | Tree) -> str:
+def _read_variable(item: Leaf | Tree) -> str:
     assert isinstance(item, Leaf)
     return "" if item.value is None else item.text
 

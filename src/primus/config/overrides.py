@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from primus.config.schema import IS_SWITCH, MODULE_KEYS, OWNERS, TOP_KEYS
-from primus.config.source import Leaf, Tree, scalar
+from primus.config.source import Leaf, Tree, parse_scalar
 from primus.errors import UsageError
 
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
@@ -37,11 +37,11 @@ def parse_overrides(words: Sequence[str], stage: str | None = None) -> Tree:
         is_option = word.startswith("--") and len(word) > 2
         match = _ASSIGNMENT.fullmatch(word.removeprefix("--") if is_option else word)
         if match:
-            _put(tree, match["name"], match["value"])
+            _put_value(tree, match["name"], match["value"])
         elif not is_option:
             raise UsageError(f"unexpected word {word!r}", "overrides are written --name value or name=value")
         elif rest and _is_value(word, rest[0]):
-            _put(tree, word[2:], rest.pop(0))
+            _put_value(tree, word[2:], rest.pop(0))
         else:
             _put_flag(tree, word[2:])
     return tree
@@ -49,7 +49,7 @@ def parse_overrides(words: Sequence[str], stage: str | None = None) -> Tree:
 
 def is_known(name: str) -> bool:
     """Whether `name` is something that an override can set."""
-    path = _normalised(name)
+    path = _normalise_name(name)
     is_nested = len(path) > 1 and path[0] in NESTED
     return is_nested or path[-1] in OWNERS or (len(path) == 1 and path[0] in (*TOP_KEYS, *MODULE_KEYS))
 
@@ -59,28 +59,28 @@ def _is_value(option: str, word: str) -> bool:
     if word.startswith("--"):
         return False
     match = _ASSIGNMENT.fullmatch(word)
-    return not match or not (_normalised(option[2:])[-1] in IS_SWITCH or is_known(match["name"]))
+    return not match or not (_normalise_name(option[2:])[-1] in IS_SWITCH or is_known(match["name"]))
 
 
 def _put_flag(tree: Tree, name: str) -> None:
-    negated = _normalised(name)[-1].removeprefix("no_")
-    if _normalised(name)[-1] not in OWNERS and negated in OWNERS:
-        _put(tree, negated, "false", shown=name)
+    negated = _normalise_name(name)[-1].removeprefix("no_")
+    if _normalise_name(name)[-1] not in OWNERS and negated in OWNERS:
+        _put_value(tree, negated, "false", shown=name)
         return
-    _put(tree, name, "true")
+    _put_value(tree, name, "true")
 
 
-def _put(tree: Tree, name: str, text: str, shown: str | None = None) -> None:
-    path = _normalised(name)
+def _put_value(tree: Tree, name: str, text: str, shown: str | None = None) -> None:
+    path = _normalise_name(name)
     for part in path[:-1]:
         below = tree.setdefault(part, {})
         if isinstance(below, Leaf):
             raise UsageError(f"--{name}: '{part}' already has a value")
         tree = below
-    tree[path[-1]] = Leaf(scalar(text), f"--{shown or name}", text, typed=True)
+    tree[path[-1]] = Leaf(parse_scalar(text), f"--{shown or name}", text, typed=True)
 
 
-def _normalised(name: str) -> list[str]:
+def _normalise_name(name: str) -> list[str]:
     """Parts of a dotted name; only the last part of `env.` keeps its spelling."""
     parts = _FILE_PREFIX.sub("", name).split(".")
     if parts[0] == "env":

@@ -7,15 +7,15 @@ from typing import Any, get_args
 
 import msgspec
 
-from primus.config.docs import field_docs, summary
+from primus.config.docs import field_docs, read_summary
 from primus.config.schema import (
     GROUPS,
     IS_SWITCH,
     NEEDS_VALUE,
     OWNERS,
     ZERO_IS_NONE,
+    ConfigGroup,
     ExperimentFile,
-    Group,
     ModuleFile,
     Stage,
 )
@@ -26,12 +26,12 @@ def json_schema() -> dict[str, Any]:
     settings: dict[str, Any] = {"backend_args": {"type": "object", "description": "Settings of one backend alone."}}
     definitions: dict[str, Any] = {}
     for group in GROUPS.values():
-        properties, used = _properties(group)
+        properties, used = _describe_properties(group)
         settings |= properties
         definitions |= used
-    module, _ = _properties(ModuleFile)
+    module, _ = _describe_properties(ModuleFile)
     module["overrides"] = {"type": ["object", "null"], "properties": settings, "additionalProperties": False}
-    top, _ = _properties(ExperimentFile)
+    top, _ = _describe_properties(ExperimentFile)
     one = {"type": "object", "properties": module, "required": ["model"], "additionalProperties": False}
     top["modules"] = {
         "type": "object",
@@ -49,7 +49,7 @@ def json_schema() -> dict[str, Any]:
     return schema | ({"$defs": definitions} if definitions else {})
 
 
-def _properties(group: type[Group]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _describe_properties(group: type[ConfigGroup]) -> tuple[dict[str, Any], dict[str, Any]]:
     """JSON Schema of each field, with `${VAR:default}` allowed wherever a value may stand."""
     docs = field_docs(group)
     (_,), components = msgspec.json.schema_components([group], ref_template="#/$defs/{name}")
@@ -76,7 +76,7 @@ def _other_spellings(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def markdown() -> str:
+def format_markdown() -> str:
     """Every key of every group with its type, default and meaning."""
     blocks = [
         "# Configuration keys",
@@ -86,20 +86,20 @@ def markdown() -> str:
         ),
     ]
     for name, group in GROUPS.items():
-        blocks.append(f"## {name}\n\n{summary(group)}\n\n{_table(group)}")
+        blocks.append(f"## {name}\n\n{read_summary(group)}\n\n{_format_table(group)}")
     return "\n\n".join(blocks)
 
 
-def _table(group: type[Group]) -> str:
+def _format_table(group: type[ConfigGroup]) -> str:
     docs = field_docs(group)
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for field in msgspec.structs.fields(group):
-        default = "required" if field.required else f"`{_yaml(field.default)}`"
+        default = "required" if field.required else f"`{_format_yaml(field.default)}`"
         rows.append(f"| `{field.name}` | {type_name(field.type)} | {default} | {docs.get(field.name, '')} |")
     return "\n".join(rows)
 
 
-def _yaml(value: Any) -> str:
+def _format_yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return '""' if value == "" else str(value)

@@ -19,11 +19,11 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 
 
-class Group(Struct, frozen=True, forbid_unknown_fields=True):
+class ConfigGroup(Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every configuration group: frozen, unknown fields forbidden."""
 
 
-class ModelSpec(Group, frozen=True, kw_only=True):
+class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     """Shape of a decoder-only transformer; a model preset is one YAML file of these."""
 
     hf_name: str = ""
@@ -198,7 +198,7 @@ class ModelSpec(Group, frozen=True, kw_only=True):
     """Multi-token-prediction layers (DeepSeek-V3); not counted as parameters of the main model."""
 
 
-class TrainingConfig(Group, frozen=True, kw_only=True):
+class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
     """Length, batch, precision and evaluation of a training run."""
 
     train_iters: Positive = 1000
@@ -243,7 +243,7 @@ class TrainingConfig(Group, frozen=True, kw_only=True):
     """Rewinds in the whole run; it stops instead of the next."""
 
 
-class DataConfig(Group, frozen=True, kw_only=True):
+class DataConfig(ConfigGroup, frozen=True, kw_only=True):
     """Where the tokens come from."""
 
     data_path: str = "./data"
@@ -294,7 +294,7 @@ class DataConfig(Group, frozen=True, kw_only=True):
     """Threads that read batches ahead of the step; 0 reads inside the step."""
 
 
-class OptimizerConfig(Group, frozen=True, kw_only=True):
+class OptimizerConfig(ConfigGroup, frozen=True, kw_only=True):
     """AdamW and its learning-rate schedule."""
 
     optimizer: Literal["adam", "adamw"] = "adamw"
@@ -327,7 +327,7 @@ class OptimizerConfig(Group, frozen=True, kw_only=True):
     """Largest global gradient norm; 0 switches clipping off."""
 
 
-class ParallelConfig(Group, frozen=True, kw_only=True):
+class ParallelConfig(ConfigGroup, frozen=True, kw_only=True):
     """How the model and the batch are laid out over devices."""
 
     tensor_model_parallel_size: Positive = 1
@@ -346,7 +346,7 @@ class ParallelConfig(Group, frozen=True, kw_only=True):
     """Time after which a collective counts as hung."""
 
 
-class CheckpointConfig(Group, frozen=True, kw_only=True):
+class CheckpointConfig(ConfigGroup, frozen=True, kw_only=True):
     """What is saved, and what a run continues from."""
 
     save: str | None = None
@@ -369,7 +369,7 @@ class CheckpointConfig(Group, frozen=True, kw_only=True):
     """Go on with `load` where the data is not what the checkpoint was trained on."""
 
 
-class LoggingConfig(Group, frozen=True, kw_only=True):
+class LoggingConfig(ConfigGroup, frozen=True, kw_only=True):
     """What a run reports while it trains."""
 
     log_interval: Positive = 1
@@ -392,7 +392,7 @@ class LoggingConfig(Group, frozen=True, kw_only=True):
     """What the generated text continues; the start of a document when empty."""
 
 
-class Trainer(Group, frozen=True, kw_only=True):
+class Trainer(ConfigGroup, frozen=True, kw_only=True):
     """One module of an experiment with every preset and override applied."""
 
     framework: str = "native"
@@ -415,7 +415,7 @@ class Trainer(Group, frozen=True, kw_only=True):
     """Settings that only this backend understands; checked by the backend."""
 
 
-class Experiment(Group, frozen=True, kw_only=True):
+class Experiment(ConfigGroup, frozen=True, kw_only=True):
     """A resolved experiment: what a run trains, where it writes, and with which variables."""
 
     work_group: str = "primus"
@@ -434,7 +434,7 @@ class Experiment(Group, frozen=True, kw_only=True):
     """The module itself."""
 
 
-class ModuleFile(Group, frozen=True, kw_only=True):
+class ModuleFile(ConfigGroup, frozen=True, kw_only=True):
     """A module as an experiment file writes it."""
 
     framework: str = "native"
@@ -447,7 +447,7 @@ class ModuleFile(Group, frozen=True, kw_only=True):
     """Values of any trainer or model key, over the presets."""
 
 
-class ExperimentFile(Group, frozen=True, kw_only=True):
+class ExperimentFile(ConfigGroup, frozen=True, kw_only=True):
     """An experiment file as users write it."""
 
     work_group: str | UnsetType = UNSET
@@ -466,7 +466,7 @@ class ExperimentFile(Group, frozen=True, kw_only=True):
     """pre_trainer, post_trainer or sft_trainer."""
 
 
-GROUPS: dict[str, type[Group]] = {
+GROUPS: dict[str, type[ConfigGroup]] = {
     "model": ModelSpec,
     "training": TrainingConfig,
     "data": DataConfig,

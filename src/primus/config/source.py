@@ -66,12 +66,12 @@ MOST_REPEATED = 100_000
 _DumperBase: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-class _Dumper(_DumperBase):  # type: ignore[misc]
+class _SourceDumper(_DumperBase):  # type: ignore[misc]
     """Quotes what the loader would not read as text."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
-    def text(self, value: str) -> yaml.ScalarNode:
+    def represent_text(self, value: str) -> yaml.ScalarNode:
         """A string; the line breaks that YAML 1.1 alone knows are escaped, since loaders differ on them."""
         style = '"' if _RARE_BREAK.search(value) else None
         node: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
@@ -79,7 +79,7 @@ class _Dumper(_DumperBase):  # type: ignore[misc]
 
 
 _RARE_BREAK = re.compile("[\\x85\\u2028\\u2029\\ufeff]")
-_Dumper.add_representer(str, _Dumper.text)
+_SourceDumper.add_representer(str, _SourceDumper.represent_text)
 
 
 class Leaf(Struct, frozen=True):
@@ -97,7 +97,7 @@ class Leaf(Struct, frozen=True):
 Tree = dict[str, Union[Leaf, "Tree"]]
 
 
-def read(
+def read_yaml(
     path: Path, environ: Mapping[str, str] | None, shown: str | None = None, *, may_be_empty: bool = False
 ) -> Tree:
     """Read a YAML file whose top level is a mapping; `${VAR}` and `${VAR:default}` are replaced.
@@ -111,13 +111,13 @@ def read(
     Raises:
         UsageError: The file is missing, empty, not YAML, repeats a key, or needs a variable that is not set.
     """
-    shown = shown or display(path)
+    shown = shown or format_path(path)
     text = _read_text(path, shown)
     if path.suffix.lower() == ".toml" or _is_toml(text):
         raise UsageError(f"{shown}: this is TOML", "write it as YAML: `key: value`, and indented keys for [sections]")
     loader: Any = None
     try:
-        node = _compose(text)
+        node = _compose_document(text)
         loader = _Loader("")
         if node is None and may_be_empty:
             return {}
@@ -125,7 +125,7 @@ def read(
             raise UsageError(f"{shown} is empty", "it must hold a mapping of keys to values")
         if not isinstance(node, yaml.MappingNode):
             raise UsageError(f"{shown}:{node.start_mark.line + 1}: expected keys and values, found a {node.id}")
-        return _Reader(loader, shown, environ).mapping(node)
+        return _TreeReader(loader, shown, environ).read_mapping(node)
     except yaml.MarkedYAMLError as error:
         raise UsageError(_syntax_problem(shown, text, error)) from None
     except yaml.YAMLError as error:
@@ -137,16 +137,16 @@ def read(
             loader.dispose()
 
 
-def scalar(text: str) -> Any:
+def parse_scalar(text: str) -> Any:
     """`text` read as a YAML value: `1e-4` is a number, `null` is None; text that is not YAML stays text."""
     try:
-        node = _compose(text)
-        return None if node is None else _construct(_Loader(""), node)
+        node = _compose_document(text)
+        return None if node is None else _construct_value(_Loader(""), node)
     except (yaml.YAMLError, RecursionError):
         return text
 
 
-def _compose(text: str) -> Any:
+def _compose_document(text: str) -> Any:
     """The one document of `text`, whose aliases do not expand without bound.
 
     Raises:
@@ -161,7 +161,7 @@ def _compose(text: str) -> Any:
         loader.dispose()
     if node is not None:
         extents: dict[int, _Extent] = {}
-        whole = _measure(node, extents)
+        whole = _measure_node(node, extents)
         if whole.values - len(extents) > MOST_REPEATED:
             raise _error_at(node, f"aliases repeat more than {MOST_REPEATED:,} values")
         if whole.levels > DEEPEST:
@@ -188,7 +188,7 @@ class _Extent(Struct, frozen=True):
 _UNDER_WAY = _Extent(0, 0)
 
 
-def _measure(node: yaml.Node, extents: dict[int, _Extent]) -> _Extent:
+def _measure_node(node: yaml.Node, extents: dict[int, _Extent]) -> _Extent:
     """The extent of `node`; `extents` remembers those of all nodes, so that each is visited once.
 
     Raises:
@@ -205,13 +205,13 @@ def _measure(node: yaml.Node, extents: dict[int, _Extent]) -> _Extent:
         parts = node.value
     elif isinstance(node, yaml.MappingNode):
         parts = [part for pair in node.value for part in pair]
-    inner = [_measure(part, extents) for part in parts]
+    inner = [_measure_node(part, extents) for part in parts]
     found = _Extent(1 + sum(each.values for each in inner), 1 + max((each.levels for each in inner), default=0))
     extents[id(node)] = found
     return found
 
 
-def _construct(loader: Any, node: yaml.Node) -> Any:
+def _construct_value(loader: Any, node: yaml.Node) -> Any:
     """The value of `node`, of the types that YAML and JSON share.
 
     Raises:
@@ -240,12 +240,12 @@ def _is_toml(text: str) -> bool:
     return _TOML_LINE.fullmatch(first) is not None
 
 
-def dump(value: Any) -> str:
+def dump_yaml(value: Any) -> str:
     """`value` as YAML that `read` gives back unchanged."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(value, Dumper=_SourceDumper, sort_keys=False, allow_unicode=True)
 
 
-def display(path: Path) -> str:
+def format_path(path: Path) -> str:
     """`path` relative to the working directory where it is below it."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
@@ -279,7 +279,7 @@ def _syntax_problem(shown: str, text: str, error: yaml.MarkedYAMLError) -> str:
     return f"{shown}:{line + 1}: {error.problem or error.context}"
 
 
-class _Reader:
+class _TreeReader:
     """Turns nodes of one file into a Tree."""
 
     def __init__(self, loader: Any, shown: str, environ: Mapping[str, str] | None) -> None:
@@ -289,58 +289,62 @@ class _Reader:
         self.own_keys: dict[int, set[int]] = {}
         """Keys that each mapping writes itself, before `<<` brings in others; an alias leads to a mapping again."""
 
-    def mapping(self, node: yaml.MappingNode) -> Tree:
+    def read_mapping(self, node: yaml.MappingNode) -> Tree:
         tree: Tree = {}
         own = self.own_keys.setdefault(id(node), {id(key_node) for key_node, _ in node.value})
         self.loader.flatten_mapping(node)
         seen: set[str] = set()
         for key_node, value_node in node.value:
-            key = str(_construct(self.loader, key_node))
+            key = str(_construct_value(self.loader, key_node))
             if key in seen:
-                raise UsageError(f"{self.where(key_node)}: key '{key}' is given twice")
+                raise UsageError(f"{self.format_place(key_node)}: key '{key}' is given twice")
             if id(key_node) in own:  # those that `<<` merges in may be given again
                 seen.add(key)
-            _learn(key, value_node)
-            tree[key] = self.mapping(value_node) if isinstance(value_node, yaml.MappingNode) else self.leaf(value_node)
+            _learn_secrets(key, value_node)
+            tree[key] = (
+                self.read_mapping(value_node)
+                if isinstance(value_node, yaml.MappingNode)
+                else self.read_leaf(value_node)
+            )
         return tree
 
-    def leaf(self, node: yaml.Node) -> Leaf:
+    def read_leaf(self, node: yaml.Node) -> Leaf:
         if isinstance(node, yaml.SequenceNode):
-            return Leaf([self.plain(item) for item in node.value], self.where(node))
+            return Leaf([self.read_plain_value(item) for item in node.value], self.format_place(node))
         assert isinstance(node, yaml.ScalarNode), "mappings are trees"
         if "${" not in node.value or self.environ is None:
-            return Leaf(_construct(self.loader, node), self.where(node), node.value)
-        return self.substituted(node)
+            return Leaf(_construct_value(self.loader, node), self.format_place(node), node.value)
+        return self.substitute_variables(node)
 
-    def plain(self, node: yaml.Node) -> Any:
+    def read_plain_value(self, node: yaml.Node) -> Any:
         """An item of a list, without origins inside."""
         if isinstance(node, yaml.SequenceNode):
-            return [self.plain(item) for item in node.value]
+            return [self.read_plain_value(item) for item in node.value]
         if isinstance(node, yaml.MappingNode):
-            return plain(self.mapping(node))
-        return self.leaf(node).value
+            return strip_origins(self.read_mapping(node))
+        return self.read_leaf(node).value
 
-    def substituted(self, node: yaml.ScalarNode) -> Leaf:
+    def substitute_variables(self, node: yaml.ScalarNode) -> Leaf:
         assert self.environ is not None
-        text, used = substitute(node.value, self.environ, self.where(node))
-        origin = ", ".join(f"${name}" for name in used) or self.where(node)
+        text, used = substitute_variables(node.value, self.environ, self.format_place(node))
+        origin = ", ".join(f"${name}" for name in used) or self.format_place(node)
         if node.style in ("'", '"'):
             return Leaf(text, origin, text, typed=True)
-        return Leaf(scalar(text), origin, text, typed=True)
+        return Leaf(parse_scalar(text), origin, text, typed=True)
 
-    def where(self, node: yaml.Node) -> str:
+    def format_place(self, node: yaml.Node) -> str:
         return f"{self.shown}:{node.start_mark.line + 1}"
 
 
-def _learn(key: str, node: yaml.Node) -> None:
+def _learn_secrets(key: str, node: yaml.Node) -> None:
     """Let redaction know what a file holds of secrets: below keys that say so, and inside of any value."""
     if isinstance(node, yaml.ScalarNode) and "${" not in node.value:
         learn({key: node.value})
 
 
-def plain(tree: Tree) -> dict[str, Any]:
+def strip_origins(tree: Tree) -> dict[str, Any]:
     """`tree` without origins."""
-    return {key: item.value if isinstance(item, Leaf) else plain(item) for key, item in tree.items()}
+    return {key: item.value if isinstance(item, Leaf) else strip_origins(item) for key, item in tree.items()}
 
 
 _SHELL_DEFAULT = "-"
@@ -348,7 +352,7 @@ _SHELL_DEFAULT = "-"
 _VARIABLE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(:|\}))?")
 
 
-def substitute(text: str, environ: Mapping[str, str], where: str) -> tuple[str, list[str]]:
+def substitute_variables(text: str, environ: Mapping[str, str], where: str) -> tuple[str, list[str]]:
     """Replace `${VAR}`, `${VAR:default}` and `${VAR:-default}` in `text`; a default may hold further variables.
 
     Values of variables are taken as they are, never expanded again.
@@ -375,7 +379,7 @@ def substitute(text: str, environ: Mapping[str, str], where: str) -> tuple[str, 
         elif after == "}":
             raise UsageError(f"{where}: variable {name} is not set", f"export {name}=... or write ${{{name}:default}}")
         else:
-            default, inner = substitute(text[match.end() + is_shell : end - 1], environ, where)
+            default, inner = substitute_variables(text[match.end() + is_shell : end - 1], environ, where)
             parts.append(default)
             used += inner
         position = end

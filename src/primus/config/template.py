@@ -73,16 +73,16 @@ def starting_file(model_name: str, spec: ModelSpec, docs: Mapping[str, str] | No
         "",
         "modules:",
         "  pre_trainer:",
-        *_entry("framework", "native", docs, indent=4),
-        *_entry("model", f"{model_name}.yaml", docs, indent=4),
+        *_format_entry("framework", "native", docs, indent=4),
+        *_format_entry("model", f"{model_name}.yaml", docs, indent=4),
         f"    # {docs['overrides']}",
         "    overrides:",
     ]
-    values = _values(spec)
+    values = _choose_values(spec)
     for heading, keys in SETTINGS.items():
         lines += ["", f"      # -- {heading} --"]
         for key in keys:
-            lines += _entry(key, values[key], docs, indent=6)
+            lines += _format_entry(key, values[key], docs, indent=6)
     return "\n".join(lines) + "\n"
 
 
@@ -103,10 +103,10 @@ def _top_lines(model_name: str, docs: Mapping[str, str]) -> Iterable[str]:
         "workspace": "./output",
     }
     for key, value in values.items():
-        yield from ("", *_entry(key, value, docs, indent=0))
+        yield from ("", *_format_entry(key, value, docs, indent=0))
 
 
-def _values(spec: ModelSpec) -> dict[str, Any]:
+def _choose_values(spec: ModelSpec) -> dict[str, Any]:
     """Defaults of the schema, with what makes this file run as it is."""
     values = {
         field.name: field.default
@@ -117,12 +117,12 @@ def _values(spec: ModelSpec) -> dict[str, Any]:
     return values | {"mock_data": True, "seq_length": min(_SHORT_SEQUENCE, spec.max_position_embeddings)}
 
 
-def _entry(key: str, value: Any, docs: Mapping[str, str], indent: int) -> list[str]:
+def _format_entry(key: str, value: Any, docs: Mapping[str, str], indent: int) -> list[str]:
     """The meaning of a key, and below it the key with its value."""
     margin = " " * indent
-    return [f"{margin}# {docs[key]}", f"{margin}{key}: {_scalar(value)}"]
+    return [f"{margin}# {docs[key]}", f"{margin}{key}: {_format_scalar(value)}"]
 
 
-def _scalar(value: Any) -> str:
+def _format_scalar(value: Any) -> str:
     """`value` as YAML writes it on one line."""
     return yaml.safe_dump(value).removesuffix("...\n").strip()

@@ -24,12 +24,12 @@ def weighted_prefixes(given: str | list[str | float] | None, key: str) -> list[t
     """
     if not given:
         return []
-    words = _words(given) if isinstance(given, str) else list(given)
-    numbers = [_number(word) for word in words]
+    words = _split_words(given) if isinstance(given, str) else list(given)
+    numbers = [_parse_number(word) for word in words]
     if all(number is None for number in numbers):
         found: list[tuple[Path, float | None]] = [(resolve_prefix(str(word), key), None) for word in words]
     else:
-        found = [(resolve_prefix(prefix, key), weight) for prefix, weight in _blend(words, numbers, key)]
+        found = [(resolve_prefix(prefix, key), weight) for prefix, weight in _parse_blend(words, numbers, key)]
     twice = [path for path, times in Counter(path.resolve() for path, _ in found).items() if times > 1]
     if twice:
         raise UsageError(f"{key}: {twice[0]} is there twice", "give it once, with the sum of its weights")
@@ -57,13 +57,13 @@ def resolve_prefix(given: str, key: str) -> Path:
     raise UsageError(f"{key}: no such data: {path}.idx", hint)
 
 
-def find(given: Sequence[str]) -> list[Path]:
+def find_prefixes(given: Sequence[str]) -> list[Path]:
     """Prefixes, each once, in the order given; those of a pattern or of a folder in the order of their names.
 
     Raises:
         UsageError: There are none for one of the words, or the name of one is not UTF-8.
     """
-    found = [prefix for word in given for prefix in _found(word)]
+    found = [prefix for word in given for prefix in _find_matches(word)]
     return list(dict.fromkeys(found))
 
 
@@ -84,11 +84,11 @@ def parse_split(split: str, key: str = "split") -> tuple[float, float, float]:
     return first / total, second / total, third / total
 
 
-def _blend(words: list[str | float], numbers: list[float | None], key: str) -> list[tuple[str, float]]:
+def _parse_blend(words: list[str | float], numbers: list[float | None], key: str) -> list[tuple[str, float]]:
     """Prefix and weight of each part of a blend."""
     pairs = []
     for weight, prefix in zip(numbers[::2], [*words[1::2], ""], strict=False):
-        if weight is None or prefix == "" or _number(prefix) is not None:
+        if weight is None or prefix == "" or _parse_number(prefix) is not None:
             raise UsageError(f"{key}: a blend must be weight, prefix, weight, prefix, ...", f"found {words}")
         if not (weight > 0 and math.isfinite(weight)):
             raise UsageError(f"{key}: the weights of a blend must be positive", f"found {words}")
@@ -96,7 +96,7 @@ def _blend(words: list[str | float], numbers: list[float | None], key: str) -> l
     return pairs
 
 
-def _words(given: str) -> list[str | float]:
+def _split_words(given: str) -> list[str | float]:
     return [given] if len(given.split()) == 1 or _has_files(Path(given).expanduser()) else list(given.split())
 
 
@@ -109,14 +109,14 @@ def _has_files(prefix: Path) -> bool:
         raise
 
 
-def _number(word: str | float) -> float | None:
+def _parse_number(word: str | float) -> float | None:
     try:
         return float(word)
     except ValueError:
         return None
 
 
-def _found(word: str) -> list[Path]:
+def _find_matches(word: str) -> list[Path]:
     path = Path(word).expanduser()
     if path.is_dir():
         return _prefixes_of(sorted(path.iterdir()), word)

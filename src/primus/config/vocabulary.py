@@ -53,7 +53,7 @@ def tokenizer_size(name: str) -> int | None:
             path = found if found.is_file() else next(iter(path.glob("*.model")), found)
         if path.suffix == ".json":
             return _json_size(path.read_bytes())
-        return sum(1 for _ in _pieces(path.read_bytes())) or None if path.suffix == ".model" else None
+        return sum(1 for _ in _find_pieces(path.read_bytes())) or None if path.suffix == ".model" else None
     except (OSError, ValueError, IndexError, msgspec.MsgspecError):
         return None
 
@@ -75,7 +75,7 @@ def _json_size(content: bytes) -> int | None:
     return max((max(ids, default=-1), *(token.id for token in file.added_tokens))) + 1 or None
 
 
-def _pieces(content: bytes) -> Iterator[int]:
+def _find_pieces(content: bytes) -> Iterator[int]:
     """Positions of the pieces among the top-level fields of a SentencePiece model.
 
     Raises:
@@ -83,15 +83,15 @@ def _pieces(content: bytes) -> Iterator[int]:
     """
     position = 0
     while position < len(content):
-        key, position = _varint(content, position)
+        key, position = _read_varint(content, position)
         field, wire = key >> 3, key & 7
         if wire == _LENGTH_DELIMITED:
-            length, position = _varint(content, position)
+            length, position = _read_varint(content, position)
             if field == _PIECES:
                 yield position
             position += length
         elif wire == _VARINT:
-            _, position = _varint(content, position)
+            _, position = _read_varint(content, position)
         elif wire in _FIXED:
             position += _FIXED[wire]
         else:
@@ -100,7 +100,7 @@ def _pieces(content: bytes) -> Iterator[int]:
         raise ValueError("it is cut off")
 
 
-def _varint(content: bytes, position: int) -> tuple[int, int]:
+def _read_varint(content: bytes, position: int) -> tuple[int, int]:
     """An integer of 7 bits a byte, least significant first, and where it ends."""
     value = shift = 0
     while True:

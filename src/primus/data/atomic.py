@@ -17,7 +17,7 @@ POLL_S = 0.1
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def temporary(path: Path) -> Path:
+def build_temporary_path(path: Path) -> Path:
     """Name beside `path` for its content while it is being written."""
     return path.with_name(f"{path.name}.tmp.{os.getpid()}")
 
@@ -31,7 +31,7 @@ def remove_stale(folder: Path, name: str) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder so that it is gone at once for whoever still looks into it."""
-    gone = temporary(folder)
+    gone = build_temporary_path(folder)
     try:
         os.replace(folder, gone)
     except FileNotFoundError:
@@ -39,13 +39,13 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def publish(written: Path, path: Path) -> None:
+def publish_file(written: Path, path: Path) -> None:
     """Rename a file that is on disk (see `sync`) to its final name."""
     os.replace(written, path)
-    sync(path.parent)
+    sync_to_disk(path.parent)
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Wait until a file or folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -55,22 +55,22 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def staged(contents: dict[Path, bytes], durable: bool = True) -> Iterator[Callable[[], None]]:
+def stage_files(contents: dict[Path, bytes], durable: bool = True) -> Iterator[Callable[[], None]]:
     """Small files on disk under temporary names, and a function that gives them theirs, in order.
 
     Whatever can fail for lack of space has happened before the block begins. Files that need not be `durable` may be
     empty after a loss of power.
     """
-    written = {temporary(path): path for path in contents}
+    written = {build_temporary_path(path): path for path in contents}
     try:
         for name, path in written.items():
             name.write_bytes(contents[path])
             if durable:
-                sync(name)
+                sync_to_disk(name)
 
         def publish_all() -> None:
             for name, path in written.items():
-                (publish if durable else os.replace)(name, path)
+                (publish_file if durable else os.replace)(name, path)
 
         yield publish_all
     finally:
@@ -79,7 +79,7 @@ def staged(contents: dict[Path, bytes], durable: bool = True) -> Iterator[Callab
 
 
 @contextmanager
-def lock(path: Path, timeout_s: float, waiting: Callable[[str], None] = lambda holder: None) -> Iterator[None]:
+def hold_lock(path: Path, timeout_s: float, waiting: Callable[[str], None] = lambda holder: None) -> Iterator[None]:
     """Hold the lock file `path`, which is removed afterwards; the kernel frees it when its holder dies.
 
     Args:
@@ -90,7 +90,7 @@ def lock(path: Path, timeout_s: float, waiting: Callable[[str], None] = lambda h
     Raises:
         PrimusError: The holder did not finish in time, or the file system has no locks.
     """
-    descriptor = _acquire(path, time.monotonic() + timeout_s, waiting)
+    descriptor = _acquire_lock(path, time.monotonic() + timeout_s, waiting)
     try:
         yield
     finally:
@@ -106,7 +106,7 @@ def remove_lock(path: Path) -> None:
 
 
 @contextmanager
-def in_use(path: Path) -> Iterator[None]:
+def hold_in_use(path: Path) -> Iterator[None]:
     """Say by a file that something is in use; any number may say so at once, and none beyond its death.
 
     Raises:
@@ -114,7 +114,7 @@ def in_use(path: Path) -> Iterator[None]:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        _flock(descriptor, fcntl.LOCK_SH, path)
+        _try_flock(descriptor, fcntl.LOCK_SH, path)
         yield
     finally:
         os.close(descriptor)
@@ -127,7 +127,7 @@ def is_in_use(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
+        return not _try_flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
     finally:
         os.close(descriptor)
 
@@ -147,7 +147,7 @@ def try_acquire(path: Path) -> int | None:
     return descriptor
 
 
-def cannot_write(output: Path, error: OSError) -> PrimusError:
+def build_write_error(output: Path, error: OSError) -> PrimusError:
     """What to tell somebody whose output could not be written."""
     reason = error.strerror or str(error)
     if error.errno not in FULL_DISK:
@@ -159,12 +159,12 @@ def cannot_write(output: Path, error: OSError) -> PrimusError:
     )
 
 
-def _acquire(path: Path, deadline: float, waiting: Callable[[str], None]) -> int:
+def _acquire_lock(path: Path, deadline: float, waiting: Callable[[str], None]) -> int:
     told = False
     while True:
         if (descriptor := try_acquire(path)) is not None:
             return descriptor
-        holder = _holder(path)
+        holder = _describe_holder(path)
         if time.monotonic() > deadline:
             raise PrimusError(f"{path}: still held by {holder}", "wait for it, or stop it, then run this again")
         if not told:
@@ -176,7 +176,7 @@ def _acquire(path: Path, deadline: float, waiting: Callable[[str], None]) -> int
 def _try_lock(descriptor: int, path: Path) -> bool:
     """Whether the lock is ours; a lock on a file that its holder has removed meanwhile does not count."""
     try:
-        if not _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, path):
+        if not _try_flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, path):
             return False
     except PrimusError:
         os.close(descriptor)
@@ -187,7 +187,7 @@ def _try_lock(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _flock(descriptor: int, operation: int, path: Path) -> bool:
+def _try_flock(descriptor: int, operation: int, path: Path) -> bool:
     """Whether a lock could be had."""
     try:
         fcntl.flock(descriptor, operation)
@@ -203,7 +203,7 @@ def _flock(descriptor: int, operation: int, path: Path) -> bool:
     return True
 
 
-def _holder(path: Path) -> str:
+def _describe_holder(path: Path) -> str:
     try:
         return path.read_text() or "another process"
     except OSError:

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from primus.data.indexed import IndexedTokens
+from primus.data.indexed_dataset import IndexedTokens
 from primus.data.pool import process_pool
 
 CHUNK_TOKENS = 1 << 18
@@ -48,11 +48,11 @@ class Fingerprint:
 
     def __init__(self) -> None:
         self.num_tokens = self.num_documents = 0
-        self._tokens = Chunks(CHUNK_TOKENS, token_digest)
-        self._documents = Chunks(CHUNK_DOCUMENTS, length_digest)
+        self._tokens = ChunkDigests(CHUNK_TOKENS, token_digest)
+        self._documents = ChunkDigests(CHUNK_DOCUMENTS, length_digest)
         self._unfinished = 0
 
-    def add(self, tokens: NDArray[Any], lengths: NDArray[Any], ends_document: NDArray[np.bool_]) -> None:
+    def add_sequences(self, tokens: NDArray[Any], lengths: NDArray[Any], ends_document: NDArray[np.bool_]) -> None:
         """Append sequences.
 
         Args:
@@ -68,15 +68,15 @@ class Fingerprint:
 
     def add_tokens(self, tokens: NDArray[Any]) -> None:
         """Append token ids [n] without saying which documents they are of; see `add_documents`."""
-        self._tokens.add(tokens)
+        self._tokens.add_values(tokens)
         self.num_tokens += len(tokens)
 
     def add_documents(self, lengths: NDArray[Any]) -> None:
         """Append documents of which only the lengths [n] in tokens are known; their tokens go to `add_tokens`."""
-        self._documents.add(lengths)
+        self._documents.add_values(lengths)
         self.num_documents += len(lengths)
 
-    def result(self) -> str:
+    def compute_fingerprint(self) -> str:
         """The fingerprint of what was fed so far.
 
         Raises:
@@ -84,14 +84,16 @@ class Fingerprint:
         """
         if self._unfinished:
             raise ValueError("the last document has no end")
-        return combine(self.num_tokens, self.num_documents, self._tokens.digests(), self._documents.digests())
+        return combine_digests(
+            self.num_tokens, self.num_documents, self._tokens.compute_digests(), self._documents.compute_digests()
+        )
 
-    def pieces(self) -> str:
+    def compute_pieces(self) -> str:
         """Checksums of up to `MAX_PIECES` equal parts of the stream, for telling where it differs; see `pieces`."""
-        return pieces(self._tokens.digests())
+        return compute_pieces(self._tokens.compute_digests())
 
 
-class Chunks:
+class ChunkDigests:
     """Digests of fixed numbers of values of a stream.
 
     Args:
@@ -105,7 +107,7 @@ class Chunks:
         self._held: list[NDArray[Any]] = []
         self._num_held = 0
 
-    def add(self, values: NDArray[Any]) -> None:
+    def add_values(self, values: NDArray[Any]) -> None:
         """Append values [n]."""
         first = 0
         while first < len(values):
@@ -120,7 +122,7 @@ class Chunks:
                 self._done += self._digest(np.concatenate(self._held))
                 self._held, self._num_held = [], 0
 
-    def digests(self) -> bytes:
+    def compute_digests(self) -> bytes:
         """Digests of all chunks, one after the other, that of an incomplete last one too."""
         rest = self._digest(np.concatenate(self._held)) if self._held else b""
         return bytes(self._done) + rest
@@ -147,7 +149,7 @@ def length_digest(lengths: NDArray[Any]) -> bytes:
     return xxhash.xxh3_128_digest(np.ascontiguousarray(lengths, dtype="<i8").data)
 
 
-def combine(num_tokens: int, num_documents: int, token_digests: bytes, length_digests: bytes) -> str:
+def combine_digests(num_tokens: int, num_documents: int, token_digests: bytes, length_digests: bytes) -> str:
     """The fingerprint of a stream from the digests of its chunks, one after the other."""
     digest = xxhash.xxh3_128(FORMAT + struct.pack("<QQ", num_tokens, num_documents))
     digest.update(token_digests)
@@ -160,7 +162,7 @@ def chunks_in_piece(num_chunks: int) -> int:
     return 1 << max(0, -(-num_chunks // MAX_PIECES) - 1).bit_length()
 
 
-def pieces(token_digests: bytes, num_chunks: int | None = None) -> str:
+def compute_pieces(token_digests: bytes, num_chunks: int | None = None) -> str:
     """Checksums of equal parts of a stream, `PIECE_DIGITS` hexadecimal digits each, one after the other.
 
     Args:
@@ -173,7 +175,7 @@ def pieces(token_digests: bytes, num_chunks: int | None = None) -> str:
     return "".join(xxhash.xxh3_64_hexdigest(part) for part in parts)
 
 
-def of_prefixes(prefixes: Sequence[Path], workers: int = 1) -> str:
+def fingerprint_prefixes(prefixes: Sequence[Path], workers: int = 1) -> str:
     """The fingerprint of the stream that lies in token files, one after the other: the same as if it were in one.
 
     Args:
@@ -185,17 +187,17 @@ def of_prefixes(prefixes: Sequence[Path], workers: int = 1) -> str:
     """
     files = [IndexedTokens(prefix) for prefix in prefixes]
     total = sum(file.num_tokens for file in files)
-    ranges = [Range(start, start + RANGE_TOKENS, CHUNK_TOKENS) for start in range(0, total, RANGE_TOKENS)]
+    ranges = [TokenRange(start, start + RANGE_TOKENS, CHUNK_TOKENS) for start in range(0, total, RANGE_TOKENS)]
     if workers == 1 or len(ranges) == 1:
         digests = b"".join(_range_digests(prefixes, each) for each in ranges)
     else:
         with process_pool(min(workers, len(ranges))) as pool:
             digests = b"".join(pool.map(_range_digests, [prefixes] * len(ranges), ranges))
-    documents = Chunks(CHUNK_DOCUMENTS, length_digest)
+    documents = ChunkDigests(CHUNK_DOCUMENTS, length_digest)
     for file in files:
         for lengths in lengths_in(file):
-            documents.add(lengths)
-    return combine(total, sum(file.num_documents for file in files), digests, documents.digests())
+            documents.add_values(lengths)
+    return combine_digests(total, sum(file.num_documents for file in files), digests, documents.compute_digests())
 
 
 def document_starts(
@@ -241,7 +243,7 @@ def lengths_in(file: IndexedTokens) -> Iterator[NDArray[np.int64]]:
         file.release_index()
 
 
-class Range(NamedTuple):
+class TokenRange(NamedTuple):
     """Tokens that one process digests at a time."""
 
     first: int
@@ -251,11 +253,11 @@ class Range(NamedTuple):
     """Tokens in a chunk."""
 
 
-def _range_digests(prefixes: Sequence[Path], wanted: Range) -> bytes:
+def _range_digests(prefixes: Sequence[Path], wanted: TokenRange) -> bytes:
     """Digests of the chunks of a range of the joined stream."""
     files = [IndexedTokens(prefix) for prefix in prefixes]
-    chunks = Chunks(wanted.chunk, token_digest)
+    chunks = ChunkDigests(wanted.chunk, token_digest)
     borders = [0, *accumulate(file.num_tokens for file in files)]
     for file, (first, last) in zip(files, pairwise(borders), strict=True):
-        chunks.add(file.tokens[max(0, wanted.first - first) : max(0, min(last, wanted.last) - first)])
-    return chunks.digests()
+        chunks.add_values(file.tokens[max(0, wanted.first - first) : max(0, min(last, wanted.last) - first)])
+    return chunks.compute_digests()

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from primus.data.indexed import bin_path, idx_path
+from primus.data.indexed_dataset import bin_path, idx_path
 from primus.errors import UsageError
 from primus.redaction import redact_tree
 
@@ -24,7 +24,7 @@ class TokenizerFacts(Struct, frozen=True, kw_only=True):
     file: str
     """Copy of its tokenizer.json, relative to the manifest."""
     fingerprint: str
-    """See `primus.data.tokenizer.fingerprint`."""
+    """See `primus.data.tokenizer.fingerprint_content`."""
     vocab_size: int
     """Largest token id + 1."""
     eod: str | None
@@ -59,7 +59,7 @@ class FileFacts(Struct, frozen=True, kw_only=True):
     """Its checksum, xxh3_128; empty where an older version wrote it."""
 
 
-class Recipe(Struct, frozen=True, kw_only=True):
+class EncodeRecipe(Struct, frozen=True, kw_only=True):
     """Settings that decide which tokens an input becomes."""
 
     json_key: str = "text"
@@ -82,7 +82,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """Keep white space between sentences."""
 
 
-class Manifest(Struct, frozen=True, kw_only=True):
+class TokenFileManifest(Struct, frozen=True, kw_only=True):
     """Everything known about one pair of .bin and .idx."""
 
     version: int = 2
@@ -91,7 +91,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Version of the package that wrote it."""
     tokenizer: TokenizerFacts
     """Its tokenizer."""
-    recipe: Recipe = Recipe()
+    recipe: EncodeRecipe = EncodeRecipe()
     """Settings that it was made with."""
     inputs: list[InputFacts] = []
     """What it was made from."""
@@ -128,7 +128,7 @@ def manifest_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".manifest.json")
 
 
-def read(prefix: Path) -> Manifest | None:
+def read_manifest(prefix: Path) -> TokenFileManifest | None:
     """The manifest of the tokens at `prefix`; None where something else wrote them.
 
     Raises:
@@ -136,7 +136,7 @@ def read(prefix: Path) -> Manifest | None:
     """
     path = manifest_path(prefix)
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=TokenFileManifest)
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -152,34 +152,34 @@ def read(prefix: Path) -> Manifest | None:
     return manifest
 
 
-def encoded(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: TokenFileManifest) -> bytes:
     """Content of a manifest's file."""
     return msgspec.json.format(msgspec.json.encode(redact_tree(msgspec.to_builtins(manifest))), indent=2) + b"\n"
 
 
-def fingerprint(prefix: Path, manifest: Manifest | None) -> str:
+def fingerprint_tokens(prefix: Path, manifest: TokenFileManifest | None) -> str:
     """Identity of the tokens at `prefix` that a run records: what its samples are made of and in which order.
 
     That of the stream, with the index where documents are cut into several sequences, which training shuffles; without
     a manifest, or with one of an older version, that of evenly spread samples of both files.
     """
     if not manifest or not manifest.fingerprint:
-        return f"sampled-sha256:{_digest(*map(_sampled, (bin_path(prefix), idx_path(prefix))))}"
+        return f"sampled-sha256:{_hash_values(*map(_hash_sampled_bytes, (bin_path(prefix), idx_path(prefix))))}"
     if manifest.sequences == manifest.documents:
         return manifest.fingerprint
-    return combined(manifest.fingerprint, manifest.idx.xxh3)
+    return combine_fingerprints(manifest.fingerprint, manifest.idx.xxh3)
 
 
-def combined(*fingerprints: str) -> str:
+def combine_fingerprints(*fingerprints: str) -> str:
     """Identity of several things in this order."""
-    return fingerprints[0] if len(fingerprints) == 1 else f"sha256:{_digest(*fingerprints)}"
+    return fingerprints[0] if len(fingerprints) == 1 else f"sha256:{_hash_values(*fingerprints)}"
 
 
-def _digest(*parts: str) -> str:
+def _hash_values(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _sampled(path: Path) -> str:
+def _hash_sampled_bytes(path: Path) -> str:
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:

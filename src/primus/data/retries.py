@@ -28,7 +28,7 @@ def print_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def retried(server: str, act: Callable[[], Result], say: Say = print_stderr) -> Result:
+def retry_request(server: str, act: Callable[[], Result], say: Say = print_stderr) -> Result:
     """What `act` returns, tried again while it raises an error of an answer that is `TRANSIENT`.
 
     Args:
@@ -44,30 +44,30 @@ def retried(server: str, act: Callable[[], Result], say: Say = print_stderr) -> 
         try:
             return act()
         except Exception as error:
-            pause = pause_after(error, attempt)
+            pause = compute_pause(error, attempt)
             if pause is None or time.monotonic() - start + pause > LONGEST_WAIT_S:
                 raise
-            status = _attribute(error, "status_code", "status")
+            status = _find_attribute(error, "status_code", "status")
             say(f"{server} answers {status}: trying again in {math.ceil(pause)} s ({attempt + 1} of {TRIES})")
             time.sleep(pause)
     return act()
 
 
-def pause_after(error: BaseException, attempt: int) -> float | None:
+def compute_pause(error: BaseException, attempt: int) -> float | None:
     """Seconds to wait after an error of the try with this number, from 1; None where another try is of no use."""
-    if _attribute(error, "status_code", "status") not in TRANSIENT:
+    if _find_attribute(error, "status_code", "status") not in TRANSIENT:
         return None
-    asked = retry_after(error)
+    asked = read_retry_after(error)
     return FIRST_PAUSE_S * 2 ** (attempt - 1) if asked is None else asked
 
 
-def retry_after(error: BaseException) -> float | None:
+def read_retry_after(error: BaseException) -> float | None:
     """Seconds that the answer which an error is about asks to wait; None where it does not.
 
     ``Retry-After`` is a number of seconds or a date (RFC 9110, section 10.2.3), which is compared with the server's own
     clock where the answer has it.
     """
-    headers = _attribute(error, "headers")
+    headers = _find_attribute(error, "headers")
     if not isinstance(headers, Mapping):
         return None
     lower = {str(name).lower(): str(value).strip() for name, value in headers.items()}
@@ -76,12 +76,12 @@ def retry_after(error: BaseException) -> float | None:
         return None
     if value.isascii() and value.isdigit():
         return float(value)
-    until = _date(value)
-    now = _date(lower.get("date", "")) or datetime.now(timezone.utc)
+    until = _parse_date(value)
+    now = _parse_date(lower.get("date", "")) or datetime.now(timezone.utc)
     return max(0.0, (until - now).total_seconds()) if until else None
 
 
-def _date(value: str) -> datetime | None:
+def _parse_date(value: str) -> datetime | None:
     try:
         date = parsedate_to_datetime(value)
     except (TypeError, ValueError):
@@ -89,7 +89,7 @@ def _date(value: str) -> datetime | None:
     return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
 
 
-def _attribute(error: BaseException, *names: str) -> Any:
+def _find_attribute(error: BaseException, *names: str) -> Any:
     """Of an HTTP library's error: that of its response, or its own, or that of the error that it was made from."""
     at: BaseException | None = error
     while at is not None:

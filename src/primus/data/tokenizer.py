@@ -51,7 +51,7 @@ Batch: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.int64]]
 """[sum of lengths] token ids, one text after the other, and [n] tokens of each text."""
 
 
-class Engine(Protocol):
+class TokenizerEngine(Protocol):
     """What turns texts into ids and back: a library, or the fast way beside it."""
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> Batch:
@@ -61,7 +61,7 @@ class Engine(Protocol):
         """Text of token ids, special tokens included."""
 
 
-class FastEngine(Engine, Protocol):
+class FastTokenizerEngine(TokenizerEngine, Protocol):
     """An engine beside the library, which encodes in its place where it fails."""
 
     failure: str
@@ -101,9 +101,9 @@ class Tokenizer:
     """Whether a special token that a text spells out becomes its id instead of plain text."""
     cuttable: bool
     """Whether `safe_cuts` knows where this tokenizer always splits."""
-    exact: Engine
+    exact: TokenizerEngine
     """The library that defines the ids."""
-    fast: FastEngine | None
+    fast: FastTokenizerEngine | None
     """The same ids sooner, where this tokenizer is one that the fast way knows."""
 
     def encode(self, text: str) -> list[int]:
@@ -137,9 +137,9 @@ class Tokenizer:
         A piece is longer where the tokenizer might not split, and for tokenizers whose way to split is not known the
         only piece is the whole. Holds without `add_special_tokens`.
         """
-        from primus.data.tokenizers.cuts import cut
+        from primus.data.tokenizers.cuts import cut_text
 
-        return cut(text, size) if self.cuttable else [text]
+        return cut_text(text, size) if self.cuttable else [text]
 
 
 def load(
@@ -171,9 +171,9 @@ def load(
     """
     from primus.data.tokenizers import locate
 
-    content = locate.read(str(name))
-    end = EndChoice(eod, locate.declared_end(str(name), ask_hub=follow_declared), follow_declared)
-    return _load(content, str(name), end, parse_special_tokens, fast, in_parallel)
+    content = locate.read_tokenizer(str(name))
+    end = EndChoice(eod, locate.find_declared_end(str(name), ask_hub=follow_declared), follow_declared)
+    return _load_content(content, str(name), end, parse_special_tokens, fast, in_parallel)
 
 
 def from_content(
@@ -185,10 +185,10 @@ def from_content(
     in_parallel: bool = False,
 ) -> Tokenizer:
     """The tokenizer that a file's content describes; see `load`."""
-    return _load(content, name, EndChoice(eod), parse_special_tokens, fast, in_parallel)
+    return _load_content(content, name, EndChoice(eod), parse_special_tokens, fast, in_parallel)
 
 
-def _load(
+def _load_content(
     content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool, in_parallel: bool
 ) -> Tokenizer:
     from primus.data.tokenizers import huggingface, sentencepiece
@@ -229,7 +229,7 @@ def is_json(content: bytes) -> bool:
     return content[:64].lstrip()[:1] == b"{"
 
 
-def fingerprint(content: bytes) -> str:
+def fingerprint_content(content: bytes) -> str:
     """Identity of a tokenizer: sha256 of what decides the ids of a text.
 
     Two tokenizer.json that differ only in layout, decoding, padding or templates, as when a library saves one again,
@@ -238,10 +238,10 @@ def fingerprint(content: bytes) -> str:
     if not is_json(content):
         return hashlib.sha256(content).hexdigest()
     with _without_collector():
-        return identity(msgspec.json.decode(content))
+        return fingerprint_described(msgspec.json.decode(content))
 
 
-def identity(described: dict[str, Any]) -> str:
+def fingerprint_described(described: dict[str, Any]) -> str:
     """`fingerprint` of a parsed tokenizer.json."""
     model = described.get("model", {})
     vocabulary = model.get("vocab")
@@ -259,14 +259,14 @@ def identity(described: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
-def end_of_document(vocabulary: dict[str, int], end: EndChoice, name: str) -> str | None:
+def find_end_of_document(vocabulary: dict[str, int], end: EndChoice, name: str) -> str | None:
     """The token that ends a document: the one asked for, a known one that the vocabulary has, or the declared one.
 
     Raises:
         UsageError: The vocabulary has no token that was asked for.
     """
     if end.asked is None:
-        declared = end.declared.find(vocabulary) if end.declared else None
+        declared = end.declared.find_token(vocabulary) if end.declared else None
         known = next((token for token in END_OF_DOCUMENT if token in vocabulary), None)
         return (declared or known) if end.follow else (known or declared)
     if end.asked not in vocabulary:
@@ -275,6 +275,6 @@ def end_of_document(vocabulary: dict[str, int], end: EndChoice, name: str) -> st
     return end.asked
 
 
-def begin_of_document(vocabulary: dict[str, int]) -> int | None:
+def find_begin_of_document(vocabulary: dict[str, int]) -> int | None:
     """Id of the first known token that begins a document and that the vocabulary has."""
     return next((vocabulary[token] for token in BEGIN_OF_DOCUMENT if token in vocabulary), None)

@@ -27,7 +27,7 @@ class CollectiveTimeout(Struct, frozen=True, kw_only=True):
     """In one sentence, without a full stop."""
 
 
-class _Report(Struct):
+class _WatchdogReport(Struct):
     """What the watchdog of one rank reports."""
 
     sequence: int | None = None
@@ -46,29 +46,29 @@ def find_missing_ranks(
         known: Ranks that have a log or a heartbeat.
         world_size: Ranks of the job; 0 where it is not known.
     """
-    by_rank: dict[int, _Report] = {}
+    by_rank: dict[int, _WatchdogReport] = {}
     for rank, text in reports:
-        _read(by_rank, rank, text)
+        _read_watchdog_line(by_rank, rank, text)
     if not by_rank:
         return None
-    return _behind(by_rank) or _silent(by_rank, {*known, *range(world_size)})
+    return _find_lagging_ranks(by_rank) or _find_silent_ranks(by_rank, {*known, *range(world_size)})
 
 
-def _read(by_rank: dict[int, _Report], rank: int | None, text: str) -> None:
+def _read_watchdog_line(by_rank: dict[int, _WatchdogReport], rank: int | None, text: str) -> None:
     head = _GROUP.search(text)
     named = next((group for group in head.groups()[1:] if group), None) if head else None
     if rank is None:
         rank = int(named) if named else None
     if rank is None:
         return
-    report = by_rank.setdefault(rank, _Report())
+    report = by_rank.setdefault(rank, _WatchdogReport())
     if work := _WORK.search(text):
         report.sequence, report.operation = int(work[1]), work[2]
     if (enqueued := _ENQUEUED.search(text)) and head and head[1]:
         report.enqueued[head[1]] = max(int(enqueued[1]), report.enqueued.get(head[1], -1))
 
 
-def _behind(by_rank: dict[int, _Report]) -> CollectiveTimeout | None:
+def _find_lagging_ranks(by_rank: dict[int, _WatchdogReport]) -> CollectiveTimeout | None:
     """Ranks that enqueued less than most others in the same process group."""
     groups = {group for report in by_rank.values() for group in report.enqueued}
     for group in sorted(groups):
@@ -78,25 +78,31 @@ def _behind(by_rank: dict[int, _Report]) -> CollectiveTimeout | None:
         if behind and 2 * len(behind) < len(enqueued):
             numbers = sorted({enqueued[rank] for rank in behind})
             last = numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-            reason = f"{_operation(by_rank)} timed out: {_ranks(behind)} had enqueued {last}, the others up to {newest}"
+            reason = (
+                f"{_describe_operation(by_rank)} timed out: {_format_ranks(behind)} had enqueued {last}, "
+                f"the others up to {newest}"
+            )
             return CollectiveTimeout(missing=behind, reason=reason)
     return None
 
 
-def _silent(by_rank: dict[int, _Report], ranks: set[int]) -> CollectiveTimeout | None:
+def _find_silent_ranks(by_rank: dict[int, _WatchdogReport], ranks: set[int]) -> CollectiveTimeout | None:
     """Ranks whose watchdog reports nothing, where they are the fewer."""
     silent = tuple(sorted(ranks - set(by_rank)))
     if not silent or len(silent) >= len(by_rank):
         return None
-    reason = f"{_operation(by_rank)} timed out: {_ranks(silent)} did not report it, {len(by_rank)} others did"
+    reason = (
+        f"{_describe_operation(by_rank)} timed out: {_format_ranks(silent)} did not report it, "
+        f"{len(by_rank)} others did"
+    )
     return CollectiveTimeout(missing=silent, reason=reason)
 
 
-def _operation(by_rank: dict[int, _Report]) -> str:
+def _describe_operation(by_rank: dict[int, _WatchdogReport]) -> str:
     first = next((report for _, report in sorted(by_rank.items()) if report.sequence is not None), None)
     return f"collective {first.sequence} ({first.operation})" if first else "a collective"
 
 
-def _ranks(ranks: tuple[int, ...]) -> str:
+def _format_ranks(ranks: tuple[int, ...]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -11,17 +11,17 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from primus.diagnosis import kernel_log, line, logs, sources, witness
+from primus.diagnosis import kernel_log, log_line, log_sources, logs, run_evidence
+from primus.diagnosis.cause_ranking import ERROR_SUFFIX, rank_causes
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
-from primus.diagnosis.judge import ERROR_SUFFIX, judge
-from primus.diagnosis.known import SIGNATURES
-from primus.diagnosis.logs import Content, Log
-from primus.diagnosis.scan import Scan, Scanner, is_progress
-from primus.diagnosis.witness import Witness
+from primus.diagnosis.logs import LogContent, LogFile
+from primus.diagnosis.run_evidence import RunEvidence
+from primus.diagnosis.scan import LogScan, LogScanner, is_progress
+from primus.diagnosis.signatures import SIGNATURES
 from primus.errors import PrimusError, UsageError
 from primus.runs.store import Run
 
-__all__ = ["ERROR_SUFFIX", "Cause", "Diagnosis", "Evidence", "of_logs", "of_run"]
+__all__ = ["ERROR_SUFFIX", "Cause", "Diagnosis", "Evidence", "diagnose_logs", "diagnose_run"]
 
 QUICK_BYTES = 32 * 1024 * 1024
 """Read at a failure, while a job waits for the decision."""
@@ -47,7 +47,7 @@ _FATAL = re.compile(
 """Words by which programs that raise no exception say that they end."""
 
 
-def of_run(
+def diagnose_run(
     run: Run,
     attempt: int | None = None,
     *,
@@ -64,36 +64,39 @@ def of_run(
         kernel: Whether to read the kernel's log of this node; None where a process was killed and nothing says why.
         besides: Logs of the run that are not in its folder.
     """
-    number = sources.newest_attempt(run) if attempt is None else attempt
-    said = witness.of_attempt(run, number)
-    began = sources.begin_of(run, number)
-    outside = [Log(name=str(path), path=path, attempt=number, since=sources.since(number, began)) for path in besides]
-    told = [] if said.failures else sources.recorded(run, number)
-    everything = [*sources.of_attempt(run, number, began), *outside, *said.logs, *told]
+    number = log_sources.newest_attempt(run) if attempt is None else attempt
+    said = run_evidence.collect_run_evidence(run, number)
+    began = log_sources.read_attempt_begin(run, number)
+    outside = [
+        LogFile(name=str(path), path=path, attempt=number, since=log_sources.find_attempt_start(number, began))
+        for path in besides
+    ]
+    told = [] if said.failures else log_sources.read_recorded_reason(run, number)
+    everything = [*log_sources.find_attempt_logs(run, number, began), *outside, *said.logs, *told]
     first = {failure.rank for failure in said.failures[:1]}
-    scans, notes = _scanned(everything, budget_bytes, first)
+    scans, notes = _scan_logs(everything, budget_bytes, first)
 
     def seen_before(name: str) -> bool:
         if number == 0:
             return False
-        before = of_run(run, number - 1, budget_bytes=QUICK_BYTES, kernel=False).cause
+        before = diagnose_run(run, number - 1, budget_bytes=QUICK_BYTES, kernel=False).cause
         return before is not None and before.signature == name
 
-    diagnosis = judge(scans, said, seen_before)
+    diagnosis = rank_causes(scans, said, seen_before)
     top = diagnosis.cause
     if kernel or (kernel is None and top is not None and top.signature in KILLS):
         found, note = _kernel_scan(began)
         notes += [note] if note else []
-        diagnosis = judge([*scans, *found], said, seen_before)
+        diagnosis = rank_causes([*scans, *found], said, seen_before)
     if diagnosis.cause is None:
-        diagnosis = _unknown(diagnosis, said, everything, is_failure=True)
+        diagnosis = _describe_unknown_cause(diagnosis, said, everything, is_failure=True)
         if not diagnosis.reason and told:
-            diagnosis = structs.replace(diagnosis, reason=line.excerpt((told[0].data or b"").decode()))
+            diagnosis = structs.replace(diagnosis, reason=log_line.shorten_line((told[0].data or b"").decode()))
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
-def of_logs(
-    paths: Sequence[Path], *, budget_bytes: int = THOROUGH_BYTES, kernel: bool = False, texts: Sequence[Log] = ()
+def diagnose_logs(
+    paths: Sequence[Path], *, budget_bytes: int = THOROUGH_BYTES, kernel: bool = False, texts: Sequence[LogFile] = ()
 ) -> Diagnosis:
     """What logs say that belong to no run folder, such as a scheduler's or another launcher's.
 
@@ -107,61 +110,67 @@ def of_logs(
         UsageError: There is no log.
         PrimusError: None can be read.
     """
-    files = [file for path in paths for file in (sources.in_folder(path) if path.is_dir() else [path])]
+    files = [file for path in paths for file in (log_sources.find_folder_logs(path) if path.is_dir() else [path])]
     everything = [
         *texts,
-        *(Log(name=str(file), path=file, rank=logs.rank_in_name(file), local_to_rank=None) for file in files),
+        *(LogFile(name=str(file), path=file, rank=logs.parse_rank_of_path(file), local_to_rank=None) for file in files),
     ]
     if not everything:
-        raise UsageError(f"no logs in {', '.join(map(str, paths))}", f"logs end with {', '.join(sources.LOG_SUFFIXES)}")
-    scans, notes = _scanned(everything, budget_bytes, set())
+        raise UsageError(
+            f"no logs in {', '.join(map(str, paths))}", f"logs end with {', '.join(log_sources.LOG_SUFFIXES)}"
+        )
+    scans, notes = _scan_logs(everything, budget_bytes, set())
     if not scans:
         raise PrimusError(notes[0], "give a log, a run folder, or a folder of logs")
     if kernel:
         newest = max((scan.mtime for scan in scans if scan.mtime), default=time.time())
         found, note = _kernel_scan(newest - KERNEL_S)
         scans, notes = [*scans, *found], notes + ([note] if note else [])
-    diagnosis = judge(scans, Witness(), lambda name: False)
+    diagnosis = rank_causes(scans, RunEvidence(), lambda name: False)
     if diagnosis.cause is None:
-        diagnosis = _unknown(diagnosis, Witness(), everything, is_failure=diagnosis.first_rank is not None)
+        diagnosis = _describe_unknown_cause(
+            diagnosis, RunEvidence(), everything, is_failure=diagnosis.first_rank is not None
+        )
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
-def _scanned(everything: Sequence[Log], budget_bytes: int, first: set[int]) -> tuple[list[Scan], list[str]]:
+def _scan_logs(everything: Sequence[LogFile], budget_bytes: int, first: set[int]) -> tuple[list[LogScan], list[str]]:
     """What each log shows, and which could not be read."""
-    limit = logs.share(budget_bytes, len(everything))
-    scanner, scans, notes = Scanner(), [], []
-    for log, content in _contents(everything, limit, first):
+    limit = logs.compute_read_limit(budget_bytes, len(everything))
+    scanner, scans, notes = LogScanner(), [], []
+    for log, content in _read_contents(everything, limit, first):
         if isinstance(content, PrimusError):
             notes.append(content.problem)
         else:
-            scans.append(scanner.scan(log, content))
+            scans.append(scanner.scan_log(log, content))
     return scans, notes
 
 
-def _contents(everything: Sequence[Log], limit: int, first: set[int]) -> Iterator[tuple[Log, Content | PrimusError]]:
+def _read_contents(
+    everything: Sequence[LogFile], limit: int, first: set[int]
+) -> Iterator[tuple[LogFile, LogContent | PrimusError]]:
     """Every log with what was read of it; many are read side by side, a few ahead, for file systems that are slow."""
 
-    def content(log: Log) -> Content | PrimusError:
+    def content(log: LogFile) -> LogContent | PrimusError:
         try:
-            return logs.read(log, min(logs.LARGEST, 8 * limit) if log.rank in first else limit)
+            return logs.read_log(log, min(logs.LARGEST, 8 * limit) if log.rank in first else limit)
         except PrimusError as error:
             return error
 
     if len(everything) < MANY_LOGS:
         yield from ((log, content(log)) for log in everything)
         return
-    yield from _ahead(content, everything)
+    yield from _read_ahead(content, everything)
 
 
-def _ahead(
-    content: Callable[[Log], Content | PrimusError], everything: Sequence[Log]
-) -> Iterator[tuple[Log, Content | PrimusError]]:
+def _read_ahead(
+    content: Callable[[LogFile], LogContent | PrimusError], everything: Sequence[LogFile]
+) -> Iterator[tuple[LogFile, LogContent | PrimusError]]:
     from collections import deque
     from concurrent.futures import Future, ThreadPoolExecutor
 
     with ThreadPoolExecutor(NUM_READERS) as pool:
-        waiting: deque[tuple[Log, Future[Content | PrimusError]]] = deque()
+        waiting: deque[tuple[LogFile, Future[LogContent | PrimusError]]] = deque()
         for log in everything:
             waiting.append((log, pool.submit(content, log)))
             if len(waiting) >= 2 * NUM_READERS:
@@ -171,18 +180,18 @@ def _ahead(
             yield done, future.result()
 
 
-def _kernel_scan(began: float | None) -> tuple[list[Scan], str]:
-    data, problem = kernel_log.read(began)
+def _kernel_scan(began: float | None) -> tuple[list[LogScan], str]:
+    data, problem = kernel_log.read_kernel_log(began)
     if problem or not data:
         return [], problem
-    log = Log(name="kernel log", data=data, host=socket.gethostname(), is_kernel=True)
-    return [Scanner().scan(log, logs.read(log, len(data)))], ""
+    log = LogFile(name="kernel log", data=data, host=socket.gethostname(), is_kernel=True)
+    return [LogScanner().scan_log(log, logs.read_log(log, len(data)))], ""
 
 
-class _LastWords(Struct, frozen=True, kw_only=True):
+class _LogEnding(Struct, frozen=True, kw_only=True):
     """The end of a log behind the last step that it reports."""
 
-    log: Log
+    log: LogFile
     lines: tuple[str, ...] = ()
     error: str = ""
     """The exception, or the last line that speaks of a fatal error."""
@@ -197,7 +206,9 @@ class _LastWords(Struct, frozen=True, kw_only=True):
         return not self.error, self.is_cascade, self.time if self.time is not None else math.inf, rank
 
 
-def _unknown(diagnosis: Diagnosis, said: Witness, everything: Sequence[Log], *, is_failure: bool) -> Diagnosis:
+def _describe_unknown_cause(
+    diagnosis: Diagnosis, said: RunEvidence, everything: Sequence[LogFile], *, is_failure: bool
+) -> Diagnosis:
     """The diagnosis with the end of the log of who failed first.
 
     Args:
@@ -206,57 +217,60 @@ def _unknown(diagnosis: Diagnosis, said: Witness, everything: Sequence[Log], *, 
         everything: All logs.
         is_failure: Whether it is known that something failed; otherwise the logs have to show it.
     """
-    words = _last_words(diagnosis.first_rank, everything)
+    words = _find_log_ending(diagnosis.first_rank, everything)
     if words is None or not (is_failure or words.error or diagnosis.reason):
         return diagnosis
-    shown = tuple(line.excerpt(text) for text in words.lines[-NUM_TAIL:])
+    shown = tuple(log_line.shorten_line(text) for text in words.lines[-NUM_TAIL:])
     reason = diagnosis.reason
     if words.error and not said.failures and not (reason and diagnosis.first_rank is not None):
-        reason = line.excerpt(line.bare(words.error).strip()) if not words.is_cascade else reason
+        reason = (
+            log_line.shorten_line(log_line.strip_rank_prefix(words.error).strip()) if not words.is_cascade else reason
+        )
     rank = diagnosis.first_rank if diagnosis.first_rank is not None else words.log.rank
-    host = diagnosis.first_host or said.host_of(rank)
+    host = diagnosis.first_host or said.find_host(rank)
     return structs.replace(
         diagnosis, reason=reason, tail=shown, tail_file=words.log.name, first_rank=rank, first_host=host
     )
 
 
-def _last_words(rank: int | None, everything: Sequence[Log]) -> _LastWords | None:
+def _find_log_ending(rank: int | None, everything: Sequence[LogFile]) -> _LogEnding | None:
     """Of the log of `rank`, else of the rank that failed first, else of the last log that says anything."""
     files = [log for log in everything if log.path or not log.name.endswith(".json")]
     mine = [log for log in files if rank is not None and log.rank == rank]
-    found = [words for log in (mine or files)[:NUM_TAILS] if (words := _read_last_words(log))]
+    found = [words for log in (mine or files)[:NUM_TAILS] if (words := _read_log_ending(log))]
     if not found:
         return None
     first = min(found, key=lambda words: words.order)
     return first if first.error or mine else ([words for words in found if words.log.rank is not None] or found)[-1]
 
 
-def _read_last_words(log: Log) -> _LastWords | None:
+def _read_log_ending(log: LogFile) -> _LogEnding | None:
     try:
-        content = logs.read(log, logs.SMALLEST)
+        content = logs.read_log(log, logs.SMALLEST)
     except PrimusError:
         return None
     if not content.windows:
         return None
     raw = content.windows[-1].lines[-NUM_UNKNOWN:]
     begin = next((index + 1 for index in range(len(raw) - 1, -1, -1) if is_progress(raw[index])), 0)
-    lines = [text for text in map(line.plain, raw) if text.strip()]
+    lines = [text for text in map(log_line.decode_plain_text, raw) if text.strip()]
     if not lines:
         return None
-    late = [text for text in map(line.plain, raw[begin:]) if text.strip()]
+    late = [text for text in map(log_line.decode_plain_text, raw[begin:]) if text.strip()]
     index = _find_error(late)
     error = late[index] if index is not None else ""
     time = next(
-        (found for text in reversed(late[: (index or 0) + 1]) if (found := line.time_of(text, content.mtime))), None
+        (found for text in reversed(late[: (index or 0) + 1]) if (found := log_line.find_time(text, content.mtime))),
+        None,
     )
     is_cascade = any(signature.role == "cascade" and signature.is_shown_by(error) for signature in SIGNATURES)
-    return _LastWords(log=log, lines=tuple(lines), error=error, is_cascade=is_cascade, time=time)
+    return _LogEnding(log=log, lines=tuple(lines), error=error, is_cascade=is_cascade, time=time)
 
 
 def _find_error(lines: Sequence[str]) -> int | None:
     """Index of the last exception; without one, of the last line that speaks of a fatal error."""
     for index in range(len(lines) - 1, -1, -1):
-        if _EXCEPTION.match(line.bare(lines[index]).strip()):
+        if _EXCEPTION.match(log_line.strip_rank_prefix(lines[index]).strip()):
             return index
     for index in range(len(lines) - 1, max(-1, len(lines) - NUM_FATAL - 1), -1):
         if _FATAL.search(lines[index]):

@@ -12,7 +12,7 @@ from typing import IO, Any, Protocol
 
 from msgspec import Struct
 
-from primus.diagnosis.line import ANSI
+from primus.diagnosis.log_line import ANSI
 from primus.errors import PrimusError
 
 SMALLEST = 128 * 1024
@@ -29,13 +29,13 @@ _NODE_IN_NAME = re.compile(r"node[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _ODD = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 
 
-class Readable(Protocol):
+class ReadableFile(Protocol):
     """What gives bytes as long as there are any."""
 
     def read(self, count: int, /) -> bytes: ...
 
 
-class Log(Struct, frozen=True, kw_only=True):
+class LogFile(Struct, frozen=True, kw_only=True):
     """A file of log lines, or what stands for one."""
 
     name: str
@@ -60,7 +60,7 @@ class Log(Struct, frozen=True, kw_only=True):
     """Whether the kernel wrote it, with times since its boot."""
 
 
-class Window:
+class LogWindow:
     """A part of a log.
 
     Args:
@@ -77,15 +77,15 @@ class Window:
         return self.data.split(b"\n")
 
 
-class Content(Struct, frozen=True, kw_only=True):
+class LogContent(Struct, frozen=True, kw_only=True):
     """What was read of a log."""
 
-    windows: tuple[Window, ...] = ()
+    windows: tuple[LogWindow, ...] = ()
     note: str = ""
     mtime: float = 0.0
 
 
-def rank_in_name(path: Path) -> int | None:
+def parse_rank_of_path(path: Path) -> int | None:
     """Rank that the file's name, or its folder where torchrun made it, tells."""
     found = _RANK_IN_NAME.search(path.name)
     if found:
@@ -94,48 +94,52 @@ def rank_in_name(path: Path) -> int | None:
     return int(path.parent.name) if is_torchrun and path.parent.parent.name.startswith("attempt_") else None
 
 
-def node_in_name(path: Path) -> int:
+def parse_node_of_path(path: Path) -> int:
     """Node that the file's name tells, else 0."""
     found = _NODE_IN_NAME.search(path.name)
     return int(found[1]) if found else 0
 
 
-def share(budget_bytes: int, num_logs: int) -> int:
+def compute_read_limit(budget_bytes: int, num_logs: int) -> int:
     """Bytes that are read of each of so many logs."""
     return max(SMALLEST, min(LARGEST, budget_bytes // max(1, num_logs)))
 
 
-def read(log: Log, limit_bytes: int) -> Content:
+def read_log(log: LogFile, limit_bytes: int) -> LogContent:
     """Head and tail of a log, at most `limit_bytes` of both.
 
     Raises:
         PrimusError: It cannot be read, or holds no text.
     """
     if log.data is not None:
-        rest = (_window(log.rest, len(log.data)),) if log.rest else ()
-        return Content(windows=(_window(log.data, 0), *rest), mtime=log.time or 0.0)
+        rest = (_build_window(log.rest, len(log.data)),) if log.rest else ()
+        return LogContent(windows=(_build_window(log.data, 0), *rest), mtime=log.time or 0.0)
     assert log.path is not None
     try:
         if log.path.suffix in COMPRESSED:
-            parts, total, mtime, is_cut = _unpacked(log.path, limit_bytes)
+            parts, total, mtime, is_cut = _read_compressed_file(log.path, limit_bytes)
         else:
-            parts, total, mtime, is_cut = *_plain(log.path, limit_bytes), False
+            parts, total, mtime, is_cut = *_read_plain_file(log.path, limit_bytes), False
     except OSError as error:
         raise PrimusError(f"{log.name}: cannot be read: {error.strerror or error}") from None
     except (EOFError, ValueError) as error:
         raise PrimusError(f"{log.name}: cannot be unpacked: {error}") from None
     if parts and _is_binary(parts[0][0]):
         raise PrimusError(f"{log.name}: holds no text", "give the log itself")
-    note = f"{log.name}: is cut off, and was read as far as it goes" if is_cut else _note(log.name, parts, total)
-    return Content(windows=tuple(_window(*part) for part in parts), note=note, mtime=mtime)
+    note = (
+        f"{log.name}: is cut off, and was read as far as it goes"
+        if is_cut
+        else _describe_skipped_part(log.name, parts, total)
+    )
+    return LogContent(windows=tuple(_build_window(*part) for part in parts), note=note, mtime=mtime)
 
 
-def _plain(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float]:
+def _read_plain_file(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float]:
     with path.open("rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         total = status.st_size
         if total <= limit:
-            return [(_all(file, limit), 0)], total, status.st_mtime
+            return [(_read_all_bytes(file, limit), 0)], total, status.st_mtime
         head = limit // HEAD_SHARE
         tail = limit - head
         return (
@@ -145,7 +149,7 @@ def _plain(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float]
         )
 
 
-def _all(file: Readable, limit: int) -> bytes:
+def _read_all_bytes(file: ReadableFile, limit: int) -> bytes:
     """All of a file that may still grow; of one that tells no size, such as a pipe, the first `limit` bytes."""
     parts: list[bytes] = []
     left = limit
@@ -158,35 +162,37 @@ def _all(file: Readable, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def of_stream(name: str, file: IO[bytes]) -> tuple[Log, str]:
+def read_stream_log(name: str, file: IO[bytes]) -> tuple[LogFile, str]:
     """What a pipe gives, as a log, and what was left out of it.
 
     Raises:
         PrimusError: It cannot be read, or is no text.
     """
     try:
-        parts, total, num_left_out = _ends_of(file, LARGEST)
+        parts, total, num_left_out = _read_head_and_tail(file, LARGEST)
     except OSError as error:
         raise PrimusError(f"{name}: cannot be read: {error.strerror}") from None
     if _is_binary(parts[0][0]):
         raise PrimusError(f"{name}: holds no text", "unpack it before: zcat LOG.gz | primus-cli direct -- diagnose -")
     data, rest = parts[0][0], b"".join(part for part, _ in parts[1:])
     before = data.count(b"\n") + num_left_out
-    return Log(name=name, data=data, rest=rest, lines_before_rest=before, local_to_rank=None), _note(name, parts, total)
+    return LogFile(
+        name=name, data=data, rest=rest, lines_before_rest=before, local_to_rank=None
+    ), _describe_skipped_part(name, parts, total)
 
 
-def _unpacked(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float, bool]:
-    with _opened(path) as content:
-        file = _AsFarAsItGoes(content)
-        parts, total, _ = _ends_of(file, limit)
+def _read_compressed_file(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], int, float, bool]:
+    with _open_compressed_file(path) as content:
+        file = _TruncatedFileReader(content)
+        parts, total, _ = _read_head_and_tail(file, limit)
         if file.is_cut and not total:
             raise EOFError("it is cut off at its beginning")
         return parts, total, path.stat().st_mtime, file.is_cut
 
 
-def _ends_of(file: Readable, limit: int) -> tuple[list[tuple[bytes, int]], int, int]:
+def _read_head_and_tail(file: ReadableFile, limit: int) -> tuple[list[tuple[bytes, int]], int, int]:
     """Head and tail of what can only be read once, each with the bytes before it; all bytes; line ends between them."""
-    begin = _all(file, limit // HEAD_SHARE)
+    begin = _read_all_bytes(file, limit // HEAD_SHARE)
     chunks: deque[bytes] = deque()
     total, kept, num_left_out = len(begin), 0, 0
     while chunk := file.read(CHUNK):
@@ -202,7 +208,7 @@ def _ends_of(file: Readable, limit: int) -> tuple[list[tuple[bytes, int]], int, 
     return [(begin, 0), (tail, total - len(tail))], total, num_left_out
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open_compressed_file(path: Path) -> IO[bytes]:
     """A compressed file's content.
 
     Raises:
@@ -227,7 +233,7 @@ def _opened(path: Path) -> IO[bytes]:
     return zstandard.open(path)  # type: ignore[no-any-return]
 
 
-class _AsFarAsItGoes:
+class _TruncatedFileReader:
     """A compressed file that may be cut off, because what wrote it was killed or is still writing."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -249,34 +255,35 @@ def _is_binary(data: bytes) -> bool:
     return len(_ODD.findall(sample)) * 32 > len(sample)
 
 
-def _note(name: str, parts: Sequence[tuple[bytes, int]], total: int) -> str:
+def _describe_skipped_part(name: str, parts: Sequence[tuple[bytes, int]], total: int) -> str:
     read_bytes = sum(len(data) for data, _ in parts)
     if read_bytes >= total:
         return ""
     return (
-        f"{name}: of {_mib(total)} the first {_mib(len(parts[0][0]))} and the last {_mib(len(parts[-1][0]))} were read"
+        f"{name}: of {_format_mib(total)} the first {_format_mib(len(parts[0][0]))} and the last "
+        f"{_format_mib(len(parts[-1][0]))} were read"
     )
 
 
-def _mib(count: int) -> str:
+def _format_mib(count: int) -> str:
     return f"{count / 1024:.0f} KiB" if count < 1024 * 1024 else f"{count / 1024 / 1024:.1f} MiB"
 
 
-def _window(data: bytes, offset: int) -> Window:
+def _build_window(data: bytes, offset: int) -> LogWindow:
     if b"\x1b" in data:
         data = ANSI.sub(b"", data)
-    return Window(data, offset)
+    return LogWindow(data, offset)
 
 
-def lines_before(log: Log, offset: int) -> int:
+def count_lines_before(log: LogFile, offset: int) -> int:
     """Number of line ends in the first `offset` bytes of a log."""
     if offset == 0 or log.path is None:
         return log.lines_before_rest if offset else 0
     count = 0
     is_packed = log.path.suffix in COMPRESSED
     try:
-        with _opened(log.path) if is_packed else log.path.open("rb", buffering=0) as content:
-            file = _AsFarAsItGoes(content) if is_packed else content
+        with _open_compressed_file(log.path) if is_packed else log.path.open("rb", buffering=0) as content:
+            file = _TruncatedFileReader(content) if is_packed else content
             while offset > 0:
                 chunk = file.read(min(CHUNK, offset))
                 if not chunk:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from primus.diagnosis import line as lines_of
-from primus.diagnosis.known import ADVICE, BY_EXIT_CODE, SIGNATURES
-from primus.diagnosis.logs import LONGEST_LINE, Content, Log, Window
-from primus.diagnosis.signature import Sign, Signature
+from primus.diagnosis import log_line as lines_of
+from primus.diagnosis.logs import LONGEST_LINE, LogContent, LogFile, LogWindow
+from primus.diagnosis.signature import Signature, SignaturePattern
+from primus.diagnosis.signatures import ADVICE, BY_EXIT_CODE, SIGNATURES
 
 MOST_HITS = 4096
 """Of one shape in one window."""
@@ -53,11 +53,11 @@ _SAID = re.compile(
 _MARKER = re.compile(rb"\battempt (\d{1,6}) (?:on|begins in) ")
 
 
-class Hit(Struct, frozen=True, kw_only=True):
+class SignatureHit(Struct, frozen=True, kw_only=True):
     """A line that shows a signature."""
 
     signature: Signature
-    log: Log
+    log: LogFile
     offset: int
     """Bytes of the log before the part that was read."""
     index: int
@@ -77,10 +77,10 @@ class Hit(Struct, frozen=True, kw_only=True):
     """Whether it went on for a step or two, perhaps of other ranks."""
 
 
-class Block(Struct, frozen=True, kw_only=True):
+class RootCauseBlock(Struct, frozen=True, kw_only=True):
     """What torchrun says of the first failure that it saw."""
 
-    log: Log
+    log: LogFile
     offset: int
     index: int
     rank: int | None = None
@@ -89,82 +89,82 @@ class Block(Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
 
 
-class Scan(Struct, kw_only=True):
+class LogScan(Struct, kw_only=True):
     """What was found in one log."""
 
-    log: Log
+    log: LogFile
     note: str = ""
     """What was not read of it."""
     mtime: float = 0.0
-    hits: list[Hit] = []
-    blocks: list[Block] = []
+    hits: list[SignatureHit] = []
+    blocks: list[RootCauseBlock] = []
     world_size: int = 0
     """Ranks of the job, where the log says; else 0."""
 
 
-class _Shape(Struct, frozen=True):
+class _LineShape(Struct, frozen=True):
     """What the lines of one shape may show."""
 
-    signs: tuple[tuple[Sign, Signature], ...] = ()
+    signs: tuple[tuple[SignaturePattern, Signature], ...] = ()
     may_exit: bool = False
     is_block: bool = False
     is_progress: bool = False
     is_done: bool = False
 
     @property
-    def is_dull(self) -> bool:
+    def is_uninteresting(self) -> bool:
         return not (self.signs or self.may_exit or self.is_block)
 
 
-_DULL = _Shape()
-_STEP = _Shape(is_progress=True)
-_DONE = _Shape(is_progress=True, is_done=True)
+_DULL = _LineShape()
+_STEP = _LineShape(is_progress=True)
+_DONE = _LineShape(is_progress=True, is_done=True)
 
 
-def _without_digits(text: str) -> bytes:
+def _strip_digits(text: str) -> bytes:
     return text.encode().translate(None, _DIGITS)
 
 
-_BY_NEEDLE: dict[bytes, list[tuple[Sign, Signature]]] = {}
+_BY_NEEDLE: dict[bytes, list[tuple[SignaturePattern, Signature]]] = {}
 for _signature in SIGNATURES:
     for _sign in _signature.signs:
-        _BY_NEEDLE.setdefault(_without_digits(_sign.text), []).append((_sign, _signature))
+        _BY_NEEDLE.setdefault(_strip_digits(_sign.text), []).append((_sign, _signature))
 _PROGRESS_TEXTS = (b"iteration", b"step", b"'epoch'", b"[batch=")
 _WANTED = (*_BY_NEEDLE, *_EXIT_TEXTS, _ROOT_CAUSE, *_PROGRESS_TEXTS, *_DONE_TEXTS)
 _WORLD_SIZE = re.compile(rb"(?i)\b(?:nranks|world[_ ]size)\W{1,4}(\d{1,7})\b")
 _ADVICE = tuple(text.encode() for text in ADVICE)
 
 
-class Scanner:
+class LogScanner:
     """Scans logs, and remembers the shapes of their lines."""
 
     def __init__(self) -> None:
-        self._shapes: dict[bytes, _Shape] = {}
+        self._shapes: dict[bytes, _LineShape] = {}
 
-    def scan(self, log: Log, content: Content) -> Scan:
+    def scan_log(self, log: LogFile, content: LogContent) -> LogScan:
         """Everything that `content` of `log` shows."""
-        scan = Scan(log=log, note=content.note, mtime=content.mtime)
+        scan = LogScan(log=log, note=content.note, mtime=content.mtime)
         for window in content.windows:
             self._scan_window(scan, window)
         return scan
 
-    def _scan_window(self, scan: Scan, window: Window) -> None:
+    def _scan_window(self, scan: LogScan, window: LogWindow) -> None:
         shapes = window.data.translate(None, _DIGITS).split(b"\n")
         here = set(shapes)
-        self._learn([shape for shape in here if shape not in self._shapes])
+        self._classify_shapes([shape for shape in here if shape not in self._shapes])
         found = {shape: self._shapes[shape] for shape in here}
-        interesting = {shape: each for shape, each in found.items() if not (each.is_dull or each.is_progress)}
+        interesting = {shape: each for shape, each in found.items() if not (each.is_uninteresting or each.is_progress)}
         if interesting:
             progress = {shape: each.is_done for shape, each in found.items() if each.is_progress}
-            _collect(scan, window, shapes, interesting, _progress(scan.log, window, shapes, progress))
+            _collect_hits(scan, window, shapes, interesting, _find_progress(scan.log, window, shapes, progress))
             size = _WORLD_SIZE.search(window.data)
             scan.world_size = max(scan.world_size, int(size[1]) if size else 0)
 
-    def _learn(self, strange: list[bytes]) -> None:
+    def _classify_shapes(self, strange: list[bytes]) -> None:
         if len(self._shapes) > MOST_SHAPES:
             self._shapes.clear()
         self._shapes.update(dict.fromkeys(strange, _DULL))
-        self._shapes.update(_telling(strange))
+        self._shapes.update(_find_meaningful_shapes(strange))
 
 
 def is_progress(text: bytes) -> bool:
@@ -172,7 +172,7 @@ def is_progress(text: bytes) -> bool:
     return any(done in text for done in _DONE_TEXTS) or _PROGRESS.search(text.translate(None, _DIGITS)) is not None
 
 
-def _progress(log: Log, window: Window, shapes: list[bytes], wanted: dict[bytes, bool]) -> tuple[int, int]:
+def _find_progress(log: LogFile, window: LogWindow, shapes: list[bytes], wanted: dict[bytes, bool]) -> tuple[int, int]:
     """Indices of the lines before which nothing was fatal, and perhaps nothing was, as training went on; else -1.
 
     Args:
@@ -187,7 +187,7 @@ def _progress(log: Log, window: Window, shapes: list[bytes], wanted: dict[bytes,
         if shapes[index] in wanted:
             if wanted[shapes[index]]:
                 return index, max(last, index)
-            number = _STEP_NUMBER.search(lines_of.plain(window.lines[index]))
+            number = _STEP_NUMBER.search(lines_of.decode_plain_text(window.lines[index]))
             steps.add(number[1] if number else "")
             last = max(last, index)
             if log.rank is not None or len(steps) == STEPS_OF_OTHERS:
@@ -195,26 +195,26 @@ def _progress(log: Log, window: Window, shapes: list[bytes], wanted: dict[bytes,
     return -1, last
 
 
-def _telling(strange: list[bytes]) -> Iterator[tuple[bytes, _Shape]]:
+def _find_meaningful_shapes(strange: list[bytes]) -> Iterator[tuple[bytes, _LineShape]]:
     """Those of many shapes that say something: each sign is looked for in all of them at once, which is quick."""
-    short = [_short(shape) for shape in strange]
+    short = [_shorten_shape(shape) for shape in strange]
     text = b"\n".join(short)
     starts = [0, *itertools.accumulate(len(each) + 1 for each in short)]
     marked: dict[int, list[bytes]] = {}
     for needle in _WANTED:
-        for index in _holding(needle, text, starts):
+        for index in _find_lines_holding(needle, text, starts):
             marked.setdefault(index, []).append(needle)
     for index, needles in marked.items():
-        yield strange[index], _shape_of(short[index], needles)
+        yield strange[index], _classify_shape(short[index], needles)
 
 
-def _short(shape: bytes) -> bytes:
+def _shorten_shape(shape: bytes) -> bytes:
     if len(shape) <= LONGEST_LINE:
         return shape
     return shape[: LONGEST_LINE // 2] + shape[-LONGEST_LINE // 2 :]
 
 
-def _holding(needle: bytes, text: bytes, starts: list[int]) -> Iterator[int]:
+def _find_lines_holding(needle: bytes, text: bytes, starts: list[int]) -> Iterator[int]:
     """Numbers of the lines of `text` that hold `needle`."""
     at = text.find(needle)
     while at >= 0:
@@ -223,7 +223,7 @@ def _holding(needle: bytes, text: bytes, starts: list[int]) -> Iterator[int]:
         at = text.find(needle, starts[index + 1])
 
 
-def _shape_of(shape: bytes, needles: list[bytes]) -> _Shape:
+def _classify_shape(shape: bytes, needles: list[bytes]) -> _LineShape:
     """What a shape says that holds these of the wanted words."""
     signs = tuple(entry for needle in needles for entry in _BY_NEEDLE.get(needle, ()))
     may_exit = any(text in needles for text in _EXIT_TEXTS)
@@ -234,11 +234,15 @@ def _shape_of(shape: bytes, needles: list[bytes]) -> _Shape:
         return _STEP if _PROGRESS.search(shape) else _DULL
     if any(text in shape for text in _ADVICE) or _SAID.search(shape):
         return _DULL
-    return _Shape(signs, may_exit, is_block)
+    return _LineShape(signs, may_exit, is_block)
 
 
-def _collect(
-    scan: Scan, window: Window, shapes: list[bytes], interesting: dict[bytes, _Shape], progress: tuple[int, int]
+def _collect_hits(
+    scan: LogScan,
+    window: LogWindow,
+    shapes: list[bytes],
+    interesting: dict[bytes, _LineShape],
+    progress: tuple[int, int],
 ) -> None:
     counts: dict[bytes, int] = {}
     span = _attempt_span(scan.log, window)
@@ -250,11 +254,11 @@ def _collect(
         if counts[shape] > MOST_HITS:
             continue
         if found.is_block:
-            scan.blocks.append(_block(scan.log, window, index, scan.mtime))
-        scan.hits.extend(_hits(scan, window, index, found, progress))
+            scan.blocks.append(_parse_root_cause_block(scan.log, window, index, scan.mtime))
+        scan.hits.extend(_find_hits(scan, window, index, found, progress))
 
 
-def _attempt_span(log: Log, window: Window) -> tuple[int, int]:
+def _attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
     """Lines of the window that are of the log's attempt, where it tells attempts apart."""
     if log.attempt is None:
         return 0, len(window.lines)
@@ -265,24 +269,26 @@ def _attempt_span(log: Log, window: Window) -> tuple[int, int]:
     return begin, min(later, default=len(window.lines))
 
 
-def _hits(scan: Scan, window: Window, index: int, shape: _Shape, progress: tuple[int, int]) -> Iterator[Hit]:
+def _find_hits(
+    scan: LogScan, window: LogWindow, index: int, shape: _LineShape, progress: tuple[int, int]
+) -> Iterator[SignatureHit]:
     raw = window.lines[index]
     for piece in raw.split(b"\r") if b"\r" in raw else (raw,):
-        text = lines_of.plain(piece if len(piece) <= LONGEST_LINE else _cut(piece, shape))
-        found = dict(_matches(text, shape))
+        text = lines_of.decode_plain_text(piece if len(piece) <= LONGEST_LINE else _cut_around_sign(piece, shape))
+        found = dict(_match_signatures(text, shape))
         if not found or _is_source(window, index, text):
             continue
         for signature, around in found.values():
-            yield _hit(scan, window, index, signature, text, around, progress)
+            yield _build_hit(scan, window, index, signature, text, around, progress)
 
 
-def _cut(piece: bytes, shape: _Shape) -> bytes:
+def _cut_around_sign(piece: bytes, shape: _LineShape) -> bytes:
     """The part of a very long line in which a sign stands."""
     at = max((piece.find(sign.text.encode()) for sign, _ in shape.signs), default=0)
     return piece[max(0, at - LONGEST_LINE // 2) : max(0, at) + LONGEST_LINE // 2]
 
 
-def _matches(text: str, shape: _Shape) -> Iterator[tuple[str, tuple[Signature, int]]]:
+def _match_signatures(text: str, shape: _LineShape) -> Iterator[tuple[str, tuple[Signature, int]]]:
     """Signatures that the line shows, by name, with the place where it does."""
     is_silent = True
     for sign, signature in shape.signs:
@@ -296,24 +302,30 @@ def _matches(text: str, shape: _Shape) -> Iterator[tuple[str, tuple[Signature, i
             yield known.name, (known, code.start())
 
 
-def _is_source(window: Window, index: int, text: str) -> bool:
+def _is_source(window: LogWindow, index: int, text: str) -> bool:
     """Whether the line is the source of a frame in a traceback, which says what the program could have said."""
-    if not lines_of.bare(text).startswith("    "):
+    if not lines_of.strip_rank_prefix(text).startswith("    "):
         return False
     before = window.lines[max(0, index - SOURCE_DISTANCE) : index]
     return any(b'  File "' in each and b", line " in each for each in before)
 
 
-def _hit(
-    scan: Scan, window: Window, index: int, signature: Signature, text: str, around: int, progress: tuple[int, int]
-) -> Hit:
+def _build_hit(
+    scan: LogScan,
+    window: LogWindow,
+    index: int,
+    signature: Signature,
+    text: str,
+    around: int,
+    progress: tuple[int, int],
+) -> SignatureHit:
     log, near = scan.log, scan.mtime
-    own = _kernel_time(window, text, near) if log.is_kernel else lines_of.time_of(text, near)
-    time = own if own is not None else _time_before(window, index, near)
-    rank = log.rank if log.rank is not None else lines_of.rank_of(text, log.local_to_rank is None)
+    own = _kernel_time(window, text, near) if log.is_kernel else lines_of.find_time(text, near)
+    time = own if own is not None else _find_earlier_time(window, index, near)
+    rank = log.rank if log.rank is not None else lines_of.find_rank(text, log.local_to_rank is None)
     if log.rank is None and rank is not None and log.local_to_rank and "local_rank" in text:
         rank += log.local_to_rank
-    return Hit(
+    return SignatureHit(
         signature=signature,
         log=log,
         offset=window.offset,
@@ -321,7 +333,7 @@ def _hit(
         text=text,
         around=around,
         rank=rank,
-        host=lines_of.host_of(text) or log.host,
+        host=lines_of.find_host(text) or log.host,
         time=time if time is not None else log.time,
         is_own_time=own is not None or (time is None and log.time is not None),
         survived=index < progress[0] or _is_retried(text),
@@ -334,21 +346,21 @@ def _is_retried(text: str) -> bool:
     return found is not None and (found[1] is None or int(found[1]) < int(found[2]))
 
 
-_STAMP = re.compile(rb"^\[ *(\d+\.\d+)\]")
+_KERNEL_TIMESTAMP = re.compile(rb"^\[ *(\d+\.\d+)\]")
 
 
-def _kernel_time(window: Window, text: str, written: float) -> float | None:
+def _kernel_time(window: LogWindow, text: str, written: float) -> float | None:
     """The latest time at which the kernel can have written a line, by those after it: it counts from its boot."""
-    stamp = _STAMP.search(text.encode())
-    last = next((found for raw in reversed(window.lines) if (found := _STAMP.search(raw))), None)
+    stamp = _KERNEL_TIMESTAMP.search(text.encode())
+    last = next((found for raw in reversed(window.lines) if (found := _KERNEL_TIMESTAMP.search(raw))), None)
     return written - float(last[1]) + float(stamp[1]) if stamp and last and written else None
 
 
-def _time_before(window: Window, index: int, near: float) -> float | None:
+def _find_earlier_time(window: LogWindow, index: int, near: float) -> float | None:
     for earlier in range(index - 1, max(-1, index - LOOK_BACK), -1):
         text = window.lines[earlier]
         if b":" in text:
-            time = lines_of.time_of(text[:400].decode("utf-8", "replace"), near)
+            time = lines_of.find_time(text[:400].decode("utf-8", "replace"), near)
             if time is not None:
                 return time
     return None
@@ -357,25 +369,25 @@ def _time_before(window: Window, index: int, near: float) -> float | None:
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode)\s+: (\S+)")
 
 
-def _block(log: Log, window: Window, index: int, near: float) -> Block:
+def _parse_root_cause_block(log: LogFile, window: LogWindow, index: int, near: float) -> RootCauseBlock:
     """The fields after torchrun's head line."""
     fields: dict[str, str] = {}
     for raw in window.lines[index + 1 : index + 10]:
-        found = _FIELD.search(lines_of.bare(lines_of.plain(raw)))
+        found = _FIELD.search(lines_of.strip_rank_prefix(lines_of.decode_plain_text(raw)))
         if found:
             fields.setdefault(found[1], found[2])
-    return Block(
+    return RootCauseBlock(
         log=log,
         offset=window.offset,
         index=index,
-        rank=_int(fields.get("rank")),
+        rank=_parse_int(fields.get("rank")),
         host=None if fields.get("host") == "localhost" else fields.get("host"),  # what every node calls itself
-        time=lines_of.time_of(fields.get("time", ""), near),
-        exit_code=_int(fields.get("exitcode")),
+        time=lines_of.find_time(fields.get("time", ""), near),
+        exit_code=_parse_int(fields.get("exitcode")),
     )
 
 
-def _int(text: str | None) -> int | None:
+def _parse_int(text: str | None) -> int | None:
     try:
         return int(text) if text is not None else None
     except ValueError:

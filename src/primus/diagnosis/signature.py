@@ -18,7 +18,7 @@ SYSTEMS = (
 )  # fmt: skip
 
 
-class Sign(Struct, frozen=True):
+class SignaturePattern(Struct, frozen=True):
     """A line shows it that holds `text` and, where there is one, matches `pattern`."""
 
     text: str
@@ -28,11 +28,11 @@ class Sign(Struct, frozen=True):
 
     def is_in(self, line: str) -> bool:
         """Whether `line` shows it."""
-        return self.text in line and (not self.pattern or _compiled(self.pattern).search(line) is not None)
+        return self.text in line and (not self.pattern or _compile_pattern(self.pattern).search(line) is not None)
 
 
 @functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
@@ -49,7 +49,7 @@ class Signature(Struct, frozen=True, kw_only=True):
     strength: Strength = "definite"
     """`certain`: a device or the kernel reports it; `definite`: the line names the cause; `likely`: it may also be
     harmless; `weak`: only how a process ended. Between roots the stronger counts."""
-    signs: tuple[Sign, ...] = ()
+    signs: tuple[SignaturePattern, ...] = ()
     exit_codes: tuple[int, ...] = ()
     """Exit codes that mean it, where no line says more; negative ones are numbers of signals."""
     count: int = 1
@@ -69,6 +69,6 @@ class Signature(Struct, frozen=True, kw_only=True):
         return any(sign.is_in(line) for sign in self.signs)
 
 
-def signs(*texts: str) -> tuple[Sign, ...]:
+def signs(*texts: str) -> tuple[SignaturePattern, ...]:
     """Signs that are literal words alone."""
-    return tuple(Sign(text) for text in texts)
+    return tuple(SignaturePattern(text) for text in texts)

@@ -31,7 +31,7 @@ def send_signal(child: Child, number: int) -> None:
         os.kill(child.pid, number)
 
 
-def call(
+def run_in_foreground(
     argv: Sequence[str],
     environ: Mapping[str, str],
     *,
@@ -53,13 +53,13 @@ def call(
     """
     sys.stdout.flush()
     heard: list[int] = []
-    with _hearing(heard):
+    with _note_signals(heard):
         try:
             child = subprocess.Popen(argv, env=dict(environ), start_new_session=not has_terminal, preexec_fn=prepare)
         except OSError as error:
             raise PrimusError(f"{argv[0]}: cannot be started: {error.strerror}") from None
         with child:
-            while (code := _waited(child)) is None:
+            while (code := _wait_for_child(child)) is None:
                 while heard:
                     number = heard.pop(0)
                     if not (has_terminal and number == signal.SIGINT and _is_foreground()):
@@ -67,7 +67,7 @@ def call(
     return code if code >= 0 else 128 - code
 
 
-def _waited(child: Child) -> int | None:
+def _wait_for_child(child: Child) -> int | None:
     try:
         return child.wait(POLL_S)
     except subprocess.TimeoutExpired:
@@ -75,7 +75,7 @@ def _waited(child: Child) -> int | None:
 
 
 @contextlib.contextmanager
-def _hearing(heard: list[int]) -> Iterator[None]:
+def _note_signals(heard: list[int]) -> Iterator[None]:
     """While open, signals to this process are noted; those that it was started to ignore, as nohup wants, stay so."""
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -20,8 +20,8 @@ from msgspec import Struct, structs
 from primus import registry
 from primus.config import flags
 from primus.errors import UsageError, did_you_mean
-from primus.launch import chain
-from primus.launch.request import Request, Segment
+from primus.launch import compose
+from primus.launch.request import LaunchRequest, RequestSegment
 from primus.redaction import redact_args
 
 USER_FILE = "~/.primus.yaml"
@@ -33,7 +33,7 @@ OTHER_NAMES = {"direct": {"gpus-per-node": "nproc"}}
 """Keys of the existing system that we call otherwise."""
 
 
-class Choice(Struct, frozen=True):
+class LauncherFileChoice(Struct, frozen=True):
     """Which launcher files are read."""
 
     given: str | None = None
@@ -52,7 +52,7 @@ class Default(Struct, frozen=True):
     origin: str
 
 
-def taken(words: Sequence[str]) -> tuple[list[str], Choice]:
+def take_choice(words: Sequence[str]) -> tuple[list[str], LauncherFileChoice]:
     """`words` without the options before the task that choose launcher files, and that choice.
 
     Raises:
@@ -61,7 +61,7 @@ def taken(words: Sequence[str]) -> tuple[list[str], Choice]:
     num_ours = _num_before_task(words)
     rest = list(words[:num_ours])
     kept: list[str] = []
-    choice = Choice()
+    choice = LauncherFileChoice()
     while rest:
         word = rest.pop(0)
         if word == "--no-config":
@@ -83,31 +83,33 @@ def _num_before_task(words: Sequence[str]) -> int:
     begins, after_config = True, False
     for number, word in enumerate(words):
         is_head = begins and not word.startswith("-") and not after_config
-        if is_head and not chain.is_runtime(word):
+        if is_head and not compose.is_runtime(word):
             return number
         begins = word == "--" or (begins and not is_head)
         after_config = word == "--config"
     return len(words)
 
 
-def applied(command: chain.Command, choice: Choice, environ: Mapping[str, str]) -> chain.Command:
+def apply_defaults(command: compose.Command, choice: LauncherFileChoice, environ: Mapping[str, str]) -> compose.Command:
     """`command` with the defaults of the launcher files before what was typed.
 
     Raises:
         UsageError: A file cannot be read, or has a key that means nothing.
     """
-    sections = {} if choice.is_off else _merged(choice, environ)
+    sections = {} if choice.is_off else _merge_files(choice, environ)
     if not sections:
         return command
     given = {name: True for name in GLOBALS if _is_on(sections.get("main", {}), name)}
     runtimes, notes = [], []
-    for segment in _whole(command.request, sections):
-        new = _new(segment, sections.get(segment.name, {}))
+    for segment in _complete_chain(command.request, sections):
+        new = _find_new_defaults(segment, sections.get(segment.name, {}))
         position = next((i for i, word in enumerate(segment.words) if word.startswith("-")), len(segment.words))
-        added = [word for default in new for word in _words(segment.name, default)]
+        added = [word for default in new for word in _format_words(segment.name, default)]
         words = (*segment.words[:position], *added, *segment.words[position:])
-        runtimes.append(Segment(segment.name, words))
-        notes += [f"{segment.name}: {' '.join(redact_args(_words(segment.name, each)))}, {each.origin}" for each in new]
+        runtimes.append(RequestSegment(segment.name, words))
+        notes += [
+            f"{segment.name}: {' '.join(redact_args(_format_words(segment.name, each)))}, {each.origin}" for each in new
+        ]
     return structs.replace(
         command,
         options=structs.replace(command.options, **given, no_config=True),
@@ -116,20 +118,20 @@ def applied(command: chain.Command, choice: Choice, environ: Mapping[str, str]) 
     )
 
 
-def _merged(choice: Choice, environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def _merge_files(choice: LauncherFileChoice, environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Leaves by section and option; a key of the later file replaces that of the earlier."""
     sections: dict[str, dict[str, Any]] = {}
-    for path, shown in _files(choice, environ):
+    for path, shown in _list_files(choice, environ):
         from primus.config import source  # takes a YAML reader, where there is something to read
 
-        content: dict[str, Any] = source.read(path, environ, shown, may_be_empty=True)
+        content: dict[str, Any] = source.read_yaml(path, environ, shown, may_be_empty=True)
         for name, tree in content.items():
-            section = _section(name, tree, shown)
-            sections.setdefault(section, {}).update(_flat(section, tree, source.Leaf))
+            section = _find_section(name, tree, shown)
+            sections.setdefault(section, {}).update(_flatten_section(section, tree, source.Leaf))
     return sections
 
 
-def _files(choice: Choice, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+def _list_files(choice: LauncherFileChoice, environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     own = environ.get(VARIABLE, USER_FILE)
     home = environ.get("HOME") or os.path.expanduser("~")
     path = Path(own.replace("~", home, 1) if own.startswith("~/") else own)
@@ -146,17 +148,17 @@ def _is_file(path: Path, shown: str) -> bool:
         raise UsageError(f"{shown}: cannot be read: {error.strerror}", "--no-config does without") from None
 
 
-def _section(name: str, tree: Any, shown: str) -> str:
-    known = ["main", *registry.names("runtimes")]
-    section = chain.SHORT.get(name, name.replace("_", "-"))
+def _find_section(name: str, tree: Any, shown: str) -> str:
+    known = ["main", *registry.list_plug_ins("runtimes")]
+    section = compose.SHORT.get(name, name.replace("_", "-"))
     if section not in known:
-        raise UsageError(f"{_origin_of(tree) or shown}: unknown section '{name}'", did_you_mean(name, known))
+        raise UsageError(f"{_find_origin(tree) or shown}: unknown section '{name}'", did_you_mean(name, known))
     if not isinstance(tree, dict):
         raise UsageError(f"{tree.origin}: section '{name}' holds no options", "write KEY: VALUE below it")
     return section
 
 
-def _origin_of(tree: Any) -> str:
+def _find_origin(tree: Any) -> str:
     """Where the first value of `tree` was written."""
     while isinstance(tree, dict):
         if not tree:
@@ -165,7 +167,7 @@ def _origin_of(tree: Any) -> str:
     return str(tree.origin)
 
 
-def _flat(section: str, tree: Mapping[str, Any], leaf: Any) -> dict[str, Any]:
+def _flatten_section(section: str, tree: Mapping[str, Any], leaf: Any) -> dict[str, Any]:
     """Leaves by option; `options` below a section is the section itself, and `env` may be names and values."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
@@ -176,11 +178,11 @@ def _flat(section: str, tree: Mapping[str, Any], leaf: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             found[name] = value
         elif key == "options":
-            found |= _flat(section, value, leaf)
+            found |= _flatten_section(section, value, leaf)
         elif key == "env":
-            found[name] = leaf([f"{each}={_text(item)}" for each, item in value.items()], _origin_of(value))
+            found[name] = leaf([f"{each}={_format_scalar(item)}" for each, item in value.items()], _find_origin(value))
         else:
-            raise UsageError(f"{_origin_of(value)}: '{section}.{key}' takes no keys", "give one value, or a list")
+            raise UsageError(f"{_find_origin(value)}: '{section}.{key}' takes no keys", "give one value, or a list")
     if section == "main":
         for name, item in found.items():
             if name.replace("-", "_") not in GLOBALS:
@@ -195,22 +197,22 @@ def _is_on(section: Mapping[str, Any], name: str) -> bool:
     raise UsageError(f"{item.origin}: 'main.{name}' is true or false")
 
 
-def _whole(request: Request, sections: Mapping[str, Any]) -> tuple[Segment, ...]:
+def _complete_chain(request: LaunchRequest, sections: Mapping[str, Any]) -> tuple[RequestSegment, ...]:
     """The runtimes, with the one that every chain ends with where it has defaults and was not typed."""
-    last = registry.load("runtimes", request.runtimes[-1].name)
-    if last.LEVEL != "node" and request.task and sections.get(chain.NODE_END):
-        return (*request.runtimes, Segment(chain.NODE_END))
+    last = registry.load_plug_in("runtimes", request.runtimes[-1].name)
+    if last.LEVEL != "node" and request.task and sections.get(compose.NODE_END):
+        return (*request.runtimes, RequestSegment(compose.NODE_END))
     return request.runtimes
 
 
-def _new(segment: Segment, section: Mapping[str, Any]) -> list[Default]:
+def _find_new_defaults(segment: RequestSegment, section: Mapping[str, Any]) -> list[Default]:
     """Defaults of the runtime that its words do not overrule; those that may be repeated add up."""
     if not section:
         return []
-    module = registry.load("runtimes", segment.name)
-    own = {name: flag for flag in flags.flags_of(module.Options) for name in flag.names}
-    spellings = {**{name: _long(flag) for name, flag in own.items()}, **getattr(module, "SPELLINGS", {})}
-    typed = {_canonical(word, spellings) for word in segment.words if word.startswith("-")}
+    module = registry.load_plug_in("runtimes", segment.name)
+    own = {name: flag for flag in flags.list_flags(module.Options) for name in flag.names}
+    spellings = {**{name: _long_name(flag) for name, flag in own.items()}, **getattr(module, "SPELLINGS", {})}
+    typed = {_normalise_option(word, spellings) for word in segment.words if word.startswith("-")}
     new = []
     for key, item in section.items():
         name = spellings.get(f"--{key}", f"--{key}")
@@ -223,15 +225,15 @@ def _new(segment: Segment, section: Mapping[str, Any]) -> list[Default]:
         is_repeated = isinstance(item.value, list) and (flag.is_list if flag else not hasattr(module, "SPELLINGS"))
         if name in typed and not is_repeated:
             continue
-        new.append(Default(name, _values(name, item, flag, module), item.origin))
+        new.append(Default(name, _convert_values(name, item, flag, module), item.origin))
     return new
 
 
-def _long(flag: flags.Flag) -> str:
+def _long_name(flag: flags.Flag) -> str:
     return next((name for name in flag.names if name.startswith("--")), flag.names[0])
 
 
-def _canonical(word: str, spellings: Mapping[str, str]) -> str:
+def _normalise_option(word: str, spellings: Mapping[str, str]) -> str:
     """The long name of an option as it was typed: --nodes=2, --NODES_X, -N2, --no-hooks."""
     name = word.partition("=")[0]
     name = name.replace("_", "-") if name.startswith("--") else name[:2]
@@ -248,28 +250,30 @@ def _check_known(runtime: str, key: str, item: Any, spellings: Mapping[str, str]
     raise UsageError(f"{item.origin}: unknown key '{runtime}.{key}'", did_you_mean(key, names))
 
 
-def _values(name: str, item: Any, flag: flags.Flag | None, module: ModuleType) -> tuple[str, ...] | bool:
+def _convert_values(name: str, item: Any, flag: flags.Flag | None, module: ModuleType) -> tuple[str, ...] | bool:
     value = item.value
     if isinstance(value, bool) and (flag is None or flag.is_switch):
         return value
     if not isinstance(value, list):
-        return (_text(item),)
+        return (_format_scalar(item),)
     texts = tuple(str(each) for each in value)
     if flag is not None and not flag.is_list:
         raise UsageError(f"{item.origin}: {name} takes one value, not a list")
     return (",".join(texts),) if flag is None and hasattr(module, "SPELLINGS") else texts
 
 
-def _text(item: Any) -> str:
+def _format_scalar(item: Any) -> str:
     """A scalar as it was written."""
     return str(item.text or item.value) if not isinstance(item.value, str) else item.value
 
 
-def _words(runtime: str, default: Default) -> list[str]:
+def _format_words(runtime: str, default: Default) -> list[str]:
     """The option as it would be typed; switching off what only the runtime's program knows is not giving it."""
     if isinstance(default.values, tuple):
         return [f"{default.name}={value}" for value in default.values]
     if default.values:
         return [default.name]
-    names = {name for flag in flags.flags_of(registry.load("runtimes", runtime).Options) for name in flag.names}
+    names = {
+        name for flag in flags.list_flags(registry.load_plug_in("runtimes", runtime).Options) for name in flag.names
+    }
     return [f"--no-{default.name.removeprefix('--')}"] if default.name in names else []

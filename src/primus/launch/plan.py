@@ -8,10 +8,10 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from primus.hook import Stage
-from primus.launch.policy import Policy
-from primus.machine.cluster import Layout
-from primus.machine.facts import DeviceKind, Facts
-from primus.machine.workload import Workload
+from primus.launch.supervision.restart_policy import RestartPolicy
+from primus.machine.cluster import ClusterLayout
+from primus.machine.facts import DeviceKind, MachineFacts
+from primus.machine.workload import JobWorkload
 from primus.redaction import MASK, redact_args, redact_value
 
 
@@ -24,12 +24,12 @@ class Variable(Struct, frozen=True):
     is_secret: bool = False
     """Whether the value is a secret under a name that does not tell."""
 
-    def shown(self, name: str) -> str:
+    def format_value(self, name: str) -> str:
         """The value of the variable `name`, or the mask."""
         return MASK if self.is_secret else redact_value(name, self.value)
 
 
-class Mount(Struct, frozen=True):
+class BindMount(Struct, frozen=True):
     """A folder that is seen inside."""
 
     source: str
@@ -61,21 +61,21 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     need not stand in `argv`."""
     inherited: tuple[str, ...] = ()
     """Variables that are passed on by name, their values being those of the machine where the level starts."""
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[BindMount, ...] = ()
     files: dict[str, str] = {}
     """Files that are written before the start, text by path."""
     notes: tuple[str, ...] = ()
     """What happens besides, in words."""
     actions: tuple[Action, ...] = ()
     """Hooks and patches of this node in running order."""
-    layout: Layout | None = None
+    layout: ClusterLayout | None = None
     """Nodes and processes, where this level decides them."""
-    policy: Policy | None = None
+    policy: RestartPolicy | None = None
     """How its workers are watched and restarted, where this level does that."""
     inner: LaunchPlan | None = None
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class LaunchJob(Struct, frozen=True, kw_only=True):
     """What a task wants of worker processes, before any runtime is known."""
 
     name: str
@@ -87,11 +87,11 @@ class Job(Struct, frozen=True, kw_only=True):
     """Variables that the experiment sets for its workers."""
     check: Callable[[int], None] = lambda world_size: None
     """Raises UsageError where the task cannot run with this many processes."""
-    check_node: Callable[[Layout], None] = lambda layout: None
+    check_node: Callable[[ClusterLayout], None] = lambda layout: None
     """Raises UnfitError where this node is not fit; called on each node before anything starts there."""
     check_start: Callable[[], None] = lambda: None
     """Raises UsageError where the job must not start now; called where its run folder would be made, before that."""
-    amend: Callable[[tuple[str, ...]], Job] | None = None
+    amend: Callable[[tuple[str, ...]], LaunchJob] | None = None
     """The job with further words that change the experiment, such as a hook may add; None where it takes none."""
     patches: tuple[str, ...] = ()
     """Patch files that a replayed run had."""
@@ -99,7 +99,7 @@ class Job(Struct, frozen=True, kw_only=True):
     """What the workers compute on (see machine/accelerators.py); None where the launch does not check that."""
     framework: str | None = None
     """Backend of the experiment, which may have hooks of its own."""
-    workload: Workload | None = None
+    workload: JobWorkload | None = None
     """What the variables of its workers depend on; None for a job of no backend."""
     elsewhere: tuple[str, ...] | None = None
     """Words that follow `--run DIR` where the job is done on another machine in a run folder that was made here; None
@@ -114,13 +114,13 @@ class Job(Struct, frozen=True, kw_only=True):
     """Differences that a forced replay goes over."""
 
 
-class Context(Struct, frozen=True, kw_only=True):
+class PlanContext(Struct, frozen=True, kw_only=True):
     """What a runtime may know of the machine where it plans."""
 
     environ: Mapping[str, str]
     python: str
     """Interpreter that starts the workers."""
-    facts: Callable[[str | None], Facts] = lambda master: Facts()
+    facts: Callable[[str | None], MachineFacts] = lambda master: MachineFacts()
     """What this machine is, and by which interface it reaches a master; read only where a runtime needs it."""
     starts_workers: bool = True
     """Whether the task needs worker processes; one that is done in the launcher's needs nothing of the machine."""
@@ -130,7 +130,7 @@ class Context(Struct, frozen=True, kw_only=True):
     """Patch files that the job brings."""
     settings: Mapping[str, Variable] = {}
     """What hooks and patches set."""
-    workload: Workload | None = None
+    workload: JobWorkload | None = None
     """What the variables of the workers depend on."""
     terminal: str | None = None
     """Path of the terminal that progress may be drawn on."""
@@ -147,17 +147,17 @@ class Context(Struct, frozen=True, kw_only=True):
     """What the job may be called: its experiment, else its task."""
 
 
-def lengthens(name: str, value: str, before: str | None) -> bool:
+def extends_list(name: str, value: str, before: str | None) -> bool:
     """Whether `value` is a list such as PATH with all that it had before."""
     return name.endswith("PATH") and before is not None and f":{before}:" in f":{value}:"
 
 
-def shown(plan: LaunchPlan) -> dict[str, Any]:
+def redact_plan(plan: LaunchPlan) -> dict[str, Any]:
     """`plan` as JSON values with every secret masked."""
     values = structs.asdict(plan)
     values["argv"] = redact_args(plan.argv)
     values["env"] = {
-        name: {"value": variable.shown(name), "source": variable.source} for name, variable in plan.env.items()
+        name: {"value": variable.format_value(name), "source": variable.source} for name, variable in plan.env.items()
     }
-    values["inner"] = shown(plan.inner) if plan.inner else None
+    values["inner"] = redact_plan(plan.inner) if plan.inner else None
     return values

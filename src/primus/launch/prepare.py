@@ -9,29 +9,29 @@ from msgspec import Struct, structs
 
 from primus import interpreter, patch
 from primus.errors import UsageError
-from primus.launch import chain
-from primus.launch.plan import Context, Job, LaunchPlan, Variable
-from primus.launch.request import Request
-from primus.machine.cluster import Layout
+from primus.launch import compose
+from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable
+from primus.launch.request import LaunchRequest
+from primus.machine.cluster import ClusterLayout
 from primus.runs.store import Run, new_id
 
 
 class Launch(Struct, frozen=True, kw_only=True):
     """A job on this node, planned."""
 
-    job: Job
-    request: Request
+    job: LaunchJob
+    request: LaunchRequest
     command: tuple[str, ...]
     """Words that were typed."""
     directory: str
     """Run folder."""
     attempt: int
     plan: LaunchPlan
-    context: Context
+    context: PlanContext
     """What it was planned with, settings of hooks and patches among it."""
 
 
-def prepare(job: Job, request: Request, command: tuple[str, ...], context: Context) -> Launch:
+def prepare_launch(job: LaunchJob, request: LaunchRequest, command: tuple[str, ...], context: PlanContext) -> Launch:
     """Plan `job` on this node without touching anything.
 
     Raises:
@@ -40,30 +40,35 @@ def prepare(job: Job, request: Request, command: tuple[str, ...], context: Conte
     """
     if job.resume:
         run = Run(Path(job.resume).resolve())
-        launch = planned(job, request, command, context, run.directory, run.metadata().attempts)
+        launch = plan_attempt(job, request, command, context, run.directory, run.read_metadata().attempts)
     else:
-        launch = planned(job, request, command, context, Path(job.workspace).absolute() / job.name / new_id(), 0)
+        launch = plan_attempt(job, request, command, context, Path(job.workspace).absolute() / job.name / new_id(), 0)
     if launch.plan.layout is not None and launch.plan.layout.node_rank == 0:  # the others join the run of node 0
         job.check_start()
     return launch
 
 
-def planned(
-    job: Job, request: Request, command: tuple[str, ...], context: Context, directory: Path, attempt: int
+def plan_attempt(
+    job: LaunchJob,
+    request: LaunchRequest,
+    command: tuple[str, ...],
+    context: PlanContext,
+    directory: Path,
+    attempt: int,
 ) -> Launch:
     """`job` in the run folder `directory`, as its attempt number `attempt`."""
     worker = interpreter.module_command(context.python, "primus.worker", str(directory), str(attempt))
     innermost = LaunchPlan(argv=worker, env=job.env, notes=job.notes)
     context = structs.replace(context, patches=job.patches, directory=str(directory), attempt=attempt, name=job.name)
     context = structs.replace(context, workload=job.workload)
-    folded = chain.fold(request, innermost, _seen_by_workers(context, job))
+    folded = compose.compose_plan(request, innermost, _seen_by_workers(context, job))
     assert folded.layout is not None, "the chain ends on a node"
     job.check(folded.layout.world_size)
     workers = {**context.environ, **{name: variable.value for name, variable in folded.env.items()}}
     if job.device:
         from primus.machine import accelerators  # not for what is done in the launcher
 
-        accelerators.check_launch(job.device, context.facts(_master(folded.layout)), workers)
+        accelerators.check_launch(job.device, context.facts(_find_master(folded.layout)), workers)
     patch.chosen_names(workers)  # refuses what does not exist, before anything starts
     return Launch(
         job=job,
@@ -76,12 +81,12 @@ def planned(
     )
 
 
-def _master(shape: Layout) -> str | None:
+def _find_master(shape: ClusterLayout) -> str | None:
     """The address that the plan has read the facts with."""
     return shape.master_addr if shape.nnodes > 1 else None
 
 
-def _seen_by_workers(context: Context, job: Job) -> Context:
+def _seen_by_workers(context: PlanContext, job: LaunchJob) -> PlanContext:
     """`context` with the machine as the workers use it: without its accelerators where they run on the CPU."""
     if job.device != "cpu":
         return context
@@ -90,7 +95,7 @@ def _seen_by_workers(context: Context, job: Job) -> Context:
     return structs.replace(context, facts=lambda master: accelerators.without_accelerators(context.facts(master)))
 
 
-def amended(launch: Launch, env: Mapping[str, Variable], extra: tuple[str, ...]) -> Launch:
+def amend_launch(launch: Launch, env: Mapping[str, Variable], extra: tuple[str, ...]) -> Launch:
     """`launch` with variables and words that hooks and patches add; what the user has set stays.
 
     Raises:
@@ -102,4 +107,4 @@ def amended(launch: Launch, env: Mapping[str, Variable], extra: tuple[str, ...])
             raise UsageError(f"task '{launch.request.task}' takes no settings from hooks, so no {extra[0]}")
         job = structs.replace(job.amend(extra), resume=job.resume)
     context = structs.replace(launch.context, settings={**launch.context.settings, **env})
-    return planned(job, launch.request, launch.command, context, Path(launch.directory), launch.attempt)
+    return plan_attempt(job, launch.request, launch.command, context, Path(launch.directory), launch.attempt)

@@ -12,17 +12,17 @@ ENV_FLAGS = ("--env", "-e")
 """Options of runtimes whose values are NAME=VALUE."""
 
 
-class Segment(Struct, frozen=True):
+class RequestSegment(Struct, frozen=True):
     """A runtime or a task with the words that follow it."""
 
     name: str
     words: tuple[str, ...] = ()
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class LaunchRequest(Struct, frozen=True, kw_only=True):
     """The request.json of a run."""
 
-    runtimes: tuple[Segment, ...]
+    runtimes: tuple[RequestSegment, ...]
     """Outermost first."""
     task: str
     """Name of the task: ``train pretrain``."""
@@ -30,17 +30,17 @@ class Request(Struct, frozen=True, kw_only=True):
     """Words after the task's name."""
 
 
-def without_secrets(request: Request) -> Request:
+def without_secrets(request: LaunchRequest) -> LaunchRequest:
     """`request` as a run folder may hold it."""
-    runtimes = tuple(Segment(segment.name, tuple(redact_args(segment.words))) for segment in request.runtimes)
-    return Request(runtimes=runtimes, task=request.task, words=tuple(redact_args(request.words)))
+    runtimes = tuple(RequestSegment(segment.name, tuple(redact_args(segment.words))) for segment in request.runtimes)
+    return LaunchRequest(runtimes=runtimes, task=request.task, words=tuple(redact_args(request.words)))
 
 
 VARIABLES = {"--hf_token": "HF_TOKEN", "--hf-token": "HF_TOKEN"}
 """Options that give the value of a secret variable."""
 
 
-def by_name(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+def reference_variables(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
     """`words` of a runtime with each secret of `--env NAME=VALUE` left to its name, and the values by name.
 
     An option of VARIABLES becomes `--env NAME`.

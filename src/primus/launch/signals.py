@@ -17,7 +17,7 @@ TOGETHER_S = 0.1
 """Signals within this time are one event. Handlers interrupt each other, so their order says nothing then."""
 
 
-class Signals:
+class StopSignals:
     """Notes the signals that ask us to stop, while it is open."""
 
     HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -31,7 +31,7 @@ class Signals:
         self._heard: dict[int, float] = {}
         """When each signal first came: at all, and to this very process."""
 
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> StopSignals:
         is_main = threading.current_thread() is threading.main_thread()
         heard = [number for number in self.HANDLED if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup wants
         self._before = {number: signal.signal(number, self._on_signal) for number in heard} if is_main else {}
@@ -42,7 +42,7 @@ class Signals:
             signal.signal(number, handler)
 
     @property
-    def first(self) -> int | None:
+    def first_signal(self) -> int | None:
         """The signal that came first; a warning, where it came together with others."""
         if not self._noted:
             return None
@@ -50,7 +50,7 @@ class Signals:
         warned_at = self._noted.get(signal.SIGUSR1, math.inf)
         return signal.SIGUSR1 if warned_at - self._noted[number] < TOGETHER_S else number
 
-    def note(self, number: int) -> None:
+    def note_signal(self, number: int) -> None:
         """A signal, to this process or to the launcher of another node."""
         self._noted.setdefault(number, time.monotonic())
         self.is_urgent |= number != signal.SIGUSR1
@@ -59,7 +59,7 @@ class Signals:
         now = time.monotonic()
         if number != signal.SIGUSR1 and now - self._heard.setdefault(number, now) > INSISTS_AFTER_S:
             self.insists = True
-        self.note(number)
+        self.note_signal(number)
 
 
 class Terminated(KeyboardInterrupt):
@@ -70,13 +70,13 @@ class Terminated(KeyboardInterrupt):
         self.number = number
 
 
-def exit_code_of(error: KeyboardInterrupt) -> int:
+def find_exit_code(error: KeyboardInterrupt) -> int:
     """128 + the signal."""
     return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
 
 
 @contextlib.contextmanager
-def raising() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """While open, SIGTERM and SIGHUP raise `Terminated`, so that what was begun is told or undone before the end."""
 
     def stop(number: int, frame: FrameType | None) -> None:

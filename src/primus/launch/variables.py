@@ -11,7 +11,7 @@ from primus.launch.plan import Variable
 from primus.redaction import learn
 
 
-def of_words(words: Iterable[str], flag: str, environ: Mapping[str, str]) -> dict[str, Variable]:
+def parse_variables(words: Iterable[str], flag: str, environ: Mapping[str, str]) -> dict[str, Variable]:
     """Variables of `--env`: assignments, names in `environ`, and files of assignments; of `--env-file`, files alone.
 
     Raises:
@@ -21,18 +21,18 @@ def of_words(words: Iterable[str], flag: str, environ: Mapping[str, str]) -> dic
     for word in words:
         if not word or ("=" in word and flag == "--env"):
             name, _, value = word.partition("=")
-            variables[checked_name(name, "--env")] = Variable(value, "--env")
+            variables[check_name(name, "--env")] = Variable(value, "--env")
         elif word in variables:  # a value that a runtime around has set, as the image may have another one
             continue
         elif word in environ:
             variables[word] = Variable(environ[word], "--env")
         else:
-            variables |= _file_variables(word, flag)
+            variables |= _read_variables(word, flag)
     learn({name: variable.value for name, variable in variables.items()})
     return variables
 
 
-def checked_name(name: str, where: str) -> str:
+def check_name(name: str, where: str) -> str:
     """`name`, if shells and libraries can have a variable of it.
 
     Raises:
@@ -48,7 +48,7 @@ def is_name(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) is not None
 
 
-def _file_variables(file: str, flag: str) -> dict[str, Variable]:
+def _read_variables(file: str, flag: str) -> dict[str, Variable]:
     try:
         lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
@@ -65,10 +65,10 @@ def _file_variables(file: str, flag: str) -> dict[str, Variable]:
         if not equals:
             raise UsageError(f"{file}:{number}: expected NAME=VALUE")
         where = f"{flag} {file}:{number}"
-        variables[checked_name(name, where)] = Variable(_unquoted(value.strip()), where)
+        variables[check_name(name, where)] = Variable(_unquote_value(value.strip()), where)
     return variables
 
 
-def _unquoted(value: str) -> str:
+def _unquote_value(value: str) -> str:
     is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return value[1:-1] if is_quoted else value

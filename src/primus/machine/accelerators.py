@@ -21,11 +21,11 @@ from primus.bootstrap.torch_builds import (
 )
 from primus.errors import UnfitError
 from primus.machine import devices
-from primus.machine.facts import Device, DeviceKind, Facts
-from primus.machine.probe import probe, root_of
+from primus.machine.facts import Device, DeviceKind, MachineFacts
+from primus.machine.probe import find_machine_root, probe
 
 
-def find_accelerators(facts: Facts) -> tuple[Device, ...]:
+def find_accelerators(facts: MachineFacts) -> tuple[Device, ...]:
     """The devices that PyTorch could use: those that the driver shows, and known ones that it does not.
 
     A GPU of AMD that no build of PyTorch has code for, such as a processor's graphics, is none.
@@ -37,12 +37,12 @@ def find_accelerators(facts: Facts) -> tuple[Device, ...]:
     )
 
 
-def without_accelerators(facts: Facts) -> Facts:
+def without_accelerators(facts: MachineFacts) -> MachineFacts:
     """The facts for a job that runs on the CPU."""
     return structs.replace(facts, devices=(), links=())
 
 
-def check_launch(asked: DeviceKind, facts: Facts, environ: Mapping[str, str]) -> None:
+def check_launch(asked: DeviceKind, facts: MachineFacts, environ: Mapping[str, str]) -> None:
     """Refuse a launch whose workers could not use the accelerators of this machine; reads files only.
 
     Args:
@@ -58,13 +58,13 @@ def check_launch(asked: DeviceKind, facts: Facts, environ: Mapping[str, str]) ->
     found = find_accelerators(facts)
     if not found:
         if asked == "cuda":
-            raise _absent()
+            raise _explain_missing_accelerators()
         return
     build = find_installed_build(sys.path)
-    root = root_of(environ)
-    reason = next(iter(_certain_reasons(build, facts, environ, root)), None) if build else None
+    root = find_machine_root(environ)
+    reason = next(iter(_find_certain_reasons(build, facts, environ, root)), None) if build else None
     if reason:
-        raise _unusable(build, facts, root, "cannot use them", [reason])
+        raise _explain_unusable_accelerators(build, facts, root, "cannot use them", [reason])
 
 
 def choose_device_type(asked: DeviceKind, num_visible: int, environ: Mapping[str, str], error: str = "") -> str:
@@ -83,20 +83,20 @@ def choose_device_type(asked: DeviceKind, num_visible: int, environ: Mapping[str
         return "cpu"
     if num_visible:
         return "cuda"
-    facts = probe(root_of(environ), environ, tools="never")
+    facts = probe(find_machine_root(environ), environ, tools="never")
     if find_accelerators(facts):
         build = find_installed_build(sys.path)
-        root = root_of(environ)
-        reasons = [*_certain_reasons(build, facts, environ, root), *_likely_reasons(facts, root)]
+        root = find_machine_root(environ)
+        reasons = [*_find_certain_reasons(build, facts, environ, root), *_find_likely_reasons(facts, root)]
         if error and not reasons:
             reasons.append(f"PyTorch says: {error}")
-        raise _unusable(build, facts, root, "sees none of them", reasons)
+        raise _explain_unusable_accelerators(build, facts, root, "sees none of them", reasons)
     if asked == "cuda":
-        raise _absent()
+        raise _explain_missing_accelerators()
     return "cpu"
 
 
-def hardware_of(facts: Facts, root: Path) -> Hardware:
+def describe_hardware(facts: MachineFacts, root: Path) -> Hardware:
     """What decides which build of PyTorch works here."""
     found = find_accelerators(facts)
     if not found:
@@ -117,20 +117,22 @@ def describe_devices(found: Iterable[Device]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 
 
-def _absent() -> UnfitError:
+def _explain_missing_accelerators() -> UnfitError:
     return UnfitError(
         "device is 'cuda', and this machine has no AMD or NVIDIA accelerator",
         "start it where there is one, or train on the CPU with --device cpu",
     )
 
 
-def _unusable(build: Build | None, facts: Facts, root: Path, sees: str, reasons: list[str]) -> UnfitError:
+def _explain_unusable_accelerators(
+    build: Build | None, facts: MachineFacts, root: Path, sees: str, reasons: list[str]
+) -> UnfitError:
     present = describe_devices(find_accelerators(facts))
     what = f"PyTorch {build.torch} (built for {build})" if build else "PyTorch"
     because = f": {'; '.join(reasons)}" if reasons else ""
     vendor = find_accelerators(facts)[0].vendor
     image = "rocm/primus" if vendor == "amd" else "nvcr.io/nvidia/pytorch"
-    mismatched = build is not None and find_mismatch(build, hardware_of(facts, root)) is not None
+    mismatched = build is not None and find_mismatch(build, describe_hardware(facts, root)) is not None
     repair = (
         f"./primus-cli setup installs the build for this machine, or use an image such as {image} (docs/install.md)"
         if mismatched
@@ -139,32 +141,34 @@ def _unusable(build: Build | None, facts: Facts, root: Path, sees: str, reasons:
     return UnfitError(f"{present} present: {what} {sees}{because}", f"{repair}; --device cpu trains on the CPU")
 
 
-def _certain_reasons(build: Build | None, facts: Facts, environ: Mapping[str, str], root: Path) -> Iterator[str]:
+def _find_certain_reasons(
+    build: Build | None, facts: MachineFacts, environ: Mapping[str, str], root: Path
+) -> Iterator[str]:
     """What certainly keeps every process from the accelerators, by files and variables."""
-    mismatch = find_mismatch(build, hardware_of(facts, root)) if build else None
+    mismatch = find_mismatch(build, describe_hardware(facts, root)) if build else None
     if mismatch:
         yield mismatch
     if not facts.partitions:
         yield "no driver shows them: it is not loaded, or it failed"
-    elif not devices.usable(facts, environ):
+    elif not devices.list_usable_devices(facts, environ):
         names = devices.AMD_VISIBLE if _is_amd(facts) else devices.NVIDIA_VISIBLE
         given = [f"{name}={environ[name]!r}" for name in names if name in environ]
         yield f"{', '.join(given)} leaves no device"
     if (root / "dev").is_dir():  # a recorded machine may have none
-        yield from _amd_access(root, facts) if _is_amd(facts) else _nvidia_access(root, facts)
+        yield from _check_amd_access(root, facts) if _is_amd(facts) else _check_nvidia_access(root, facts)
 
 
-def _likely_reasons(facts: Facts, root: Path) -> Iterator[str]:
+def _find_likely_reasons(facts: MachineFacts, root: Path) -> Iterator[str]:
     """What may be the reason where PyTorch has been asked and sees nothing."""
-    if not _is_amd(facts) and not facts.container and (root / "dev").is_dir() and not _nvidia_nodes(root):
+    if not _is_amd(facts) and not facts.container and (root / "dev").is_dir() and not _list_nvidia_nodes(root):
         yield "/dev has no nvidia0: run nvidia-smi or nvidia-modprobe once as root"
 
 
-def _is_amd(facts: Facts) -> bool:
+def _is_amd(facts: MachineFacts) -> bool:
     return any(device.vendor == "amd" for device in facts.devices)
 
 
-def _amd_access(root: Path, facts: Facts) -> Iterator[str]:
+def _check_amd_access(root: Path, facts: MachineFacts) -> Iterator[str]:
     """The ROCm runtime opens /dev/kfd and a render node of each device (ROCm installation guide, group permissions)."""
     kfd = root / "dev/kfd"
     minors = [part.render_minor for part in facts.partitions if part.render_minor is not None]
@@ -173,28 +177,28 @@ def _amd_access(root: Path, facts: Facts) -> Iterator[str]:
     if not kfd.exists():
         yield f"there is no /dev/kfd; {container or 'the amdgpu driver makes it'}"
     elif not os.access(kfd, os.R_OK | os.W_OK):
-        yield f"this user may not open /dev/kfd: {_group_hint(kfd)}"
+        yield f"this user may not open /dev/kfd: {_format_group_hint(kfd)}"
     elif nodes and not any(node.exists() for node in nodes):
         yield f"there is no /dev/dri/renderD*; {container or 'the amdgpu driver makes them'}"
     elif nodes and not any(os.access(node, os.R_OK | os.W_OK) for node in nodes):
         there = next(node for node in nodes if node.exists())
-        yield f"this user may not open /dev/dri/{there.name}: {_group_hint(there)}"
+        yield f"this user may not open /dev/dri/{there.name}: {_format_group_hint(there)}"
 
 
-def _nvidia_access(root: Path, facts: Facts) -> Iterator[str]:
+def _check_nvidia_access(root: Path, facts: MachineFacts) -> Iterator[str]:
     """Outside of a container the nodes may be made by the first process that needs them (nvidia-modprobe)."""
-    nodes = _nvidia_nodes(root)
+    nodes = _list_nvidia_nodes(root)
     if facts.container and not nodes:
         yield "the container has no /dev/nvidia0: start it with --gpus all, or --device nvidia.com/gpu=all"
     elif nodes and not any(os.access(node, os.R_OK | os.W_OK) for node in nodes):
-        yield f"this user may not open /dev/{nodes[0].name}: {_group_hint(nodes[0])}"
+        yield f"this user may not open /dev/{nodes[0].name}: {_format_group_hint(nodes[0])}"
 
 
-def _nvidia_nodes(root: Path) -> list[Path]:
+def _list_nvidia_nodes(root: Path) -> list[Path]:
     return sorted(node for node in (root / "dev").glob("nvidia[0-9]*"))
 
 
-def _group_hint(node: Path) -> str:
+def _format_group_hint(node: Path) -> str:
     number = node.stat().st_gid
     try:
         name = grp.getgrgid(number).gr_name

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct, structs
 
 from primus.machine import pci, profile
-from primus.machine.facts import Device, Link, Partition, Problem
+from primus.machine.device_sources import Sourced, build_device
+from primus.machine.facts import Device, Link, MachineProblem, Partition
 from primus.machine.profile import Profile
-from primus.machine.sourced import Sourced, device
-from primus.machine.tree import LARGEST, Tree
+from primus.machine.tree import LARGEST, FileTree
 
 KFD = "sys/class/kfd/kfd/topology"
 NODES = f"{KFD}/nodes"
@@ -33,7 +33,7 @@ MODES = {1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX"}
 COUNTS = {mode: count for count, mode in MODES.items()}
 
 
-class Node(Struct, frozen=True, kw_only=True):
+class KfdNode(Struct, frozen=True, kw_only=True):
     """A node of the topology that computes: a card, a die of one or a partition of one."""
 
     number: int
@@ -43,7 +43,7 @@ class Node(Struct, frozen=True, kw_only=True):
     @property
     def bdf(self) -> str:
         """Address as the driver numbers it: the function counts partitions and may not exist on the bus."""
-        return pci.located(self.values.get("location_id", 0), self.values.get("domain", 0))
+        return pci.decode_location(self.values.get("location_id", 0), self.values.get("domain", 0))
 
     @property
     def unique_id(self) -> int:
@@ -56,97 +56,101 @@ class Node(Struct, frozen=True, kw_only=True):
         return self.values["simd_count"] // per_unit if per_unit else None
 
 
-def cards(tree: Tree, functions: Iterable[pci.Function]) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
+def read_gpus(tree: FileTree, functions: Iterable[pci.PciFunction]) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
     """The cards in the order of the driver, then those that only the bus knows; and the links between them."""
-    nodes = _nodes(tree)
-    groups = _grouped(tree, nodes)
+    nodes = _read_nodes(tree)
+    groups = _group_nodes(tree, nodes)
     indexes = {node.number: index for index, node in enumerate(nodes)}
-    devices = [_card(tree, number, group, indexes) for number, group in enumerate(groups)]
-    _note_doubles(tree, nodes)
+    devices = [_read_gpu(tree, number, group, indexes) for number, group in enumerate(groups)]
+    _note_duplicate_nodes(tree, nodes)
     _note_missing_partitions(tree, devices, groups)
-    known = {pci.slot(node.bdf) for node in nodes}
-    others = [f for f in functions if f.vendor == pci.AMD and pci.slot(f.bdf) not in known]
-    for function in _first_dies(others, groups):
-        devices.append(_card_without_driver(tree, len(devices), function, has_driver=bool(nodes)))
-    return tuple(devices), _links(tree, groups)
+    known = {pci.strip_function(node.bdf) for node in nodes}
+    others = [f for f in functions if f.vendor == pci.AMD and pci.strip_function(f.bdf) not in known]
+    for function in _list_first_dies(others, groups):
+        devices.append(_build_gpu_without_driver(tree, len(devices), function, has_driver=bool(nodes)))
+    return tuple(devices), _read_links(tree, groups)
 
 
-def _first_dies(functions: Sequence[pci.Function], groups: Sequence[Sequence[Node]]) -> Iterable[pci.Function]:
+def _list_first_dies(
+    functions: Sequence[pci.PciFunction], groups: Sequence[Sequence[KfdNode]]
+) -> Iterable[pci.PciFunction]:
     """One function of each card that only the bus knows: not the missing dies of cards that the driver knows, nor the
     second die of a card."""
-    missing = Counter(_model(group) for group in groups for _ in range(_devices_per_card(group) - len(group)))
+    missing = Counter(
+        _find_device_id(group) for group in groups for _ in range(_count_devices_per_gpu(group) - len(group))
+    )
     seen: Counter[int | None] = Counter()
     for function in functions:
         if missing[function.device] > 0:
             missing[function.device] -= 1
             continue
-        known = _profile(function.device)
+        known = _find_profile(function.device)
         if seen[function.device] % (known.devices_per_card if known else 1) == 0:
             yield function
         seen[function.device] += 1
 
 
-def _nodes(tree: Tree) -> list[Node]:
+def _read_nodes(tree: FileTree) -> list[KfdNode]:
     """Nodes that compute, by number; the others are processors, or cannot be read."""
     found = []
-    for name in tree.names(NODES):
-        values = _sane(tree, f"{NODES}/{name}/properties") if name.isdecimal() else {}
+    for name in tree.list_names(NODES):
+        values = _read_plausible_values(tree, f"{NODES}/{name}/properties") if name.isdecimal() else {}
         if values.get("simd_count", 0) > 0:
-            found.append(Node(number=int(name), values=values, memory_bytes=_memory(tree, name, values)))
+            found.append(KfdNode(number=int(name), values=values, memory_bytes=_read_node_memory(tree, name, values)))
     return found
 
 
-def _sane(tree: Tree, path: str) -> dict[str, int]:
+def _read_plausible_values(tree: FileTree, path: str) -> dict[str, int]:
     """The numbers of a file that can be true; the others are problems, an empty file too."""
     noted = len(tree.problems)
-    values = tree.properties(path)
+    values = tree.read_properties(path)
     if not values and len(tree.problems) == noted:
-        tree.note(path, "is missing or empty")
+        tree.note_problem(path, "is missing or empty")
     for key, value in values.items():
         if not 0 <= value < LARGEST:
-            tree.note(path, f"{key} {value} is not possible"[:80])
+            tree.note_problem(path, f"{key} {value} is not possible"[:80])
     return {key: value for key, value in values.items() if 0 <= value < LARGEST}
 
 
-def _memory(tree: Tree, name: str, values: dict[str, int]) -> int | None:
+def _read_node_memory(tree: FileTree, name: str, values: dict[str, int]) -> int | None:
     """Bytes of a node's own memory: new kernels state them only bank by bank."""
     folder = f"{NODES}/{name}/mem_banks"
-    banks = [_sane(tree, f"{folder}/{bank}/properties") for bank in tree.names(folder)]
+    banks = [_read_plausible_values(tree, f"{folder}/{bank}/properties") for bank in tree.list_names(folder)]
     own = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in DEVICE_HEAPS)
     return own or values.get("local_mem_size") or None
 
 
-def _grouped(tree: Tree, nodes: Sequence[Node]) -> list[list[Node]]:
+def _group_nodes(tree: FileTree, nodes: Sequence[KfdNode]) -> list[list[KfdNode]]:
     """Nodes by card: partitions share the card's unique id, the dies of an MI250X have an id of their own each."""
-    groups: dict[object, list[Node]] = {}
+    groups: dict[object, list[KfdNode]] = {}
     for node in nodes:
-        groups.setdefault(node.unique_id or pci.slot(node.bdf), []).append(node)
-    partners = _partners(tree, [group[0] for group in groups.values() if _is_die(group)])
-    found: list[list[Node]] = []
+        groups.setdefault(node.unique_id or pci.strip_function(node.bdf), []).append(node)
+    partners = _find_partner_dies(tree, [group[0] for group in groups.values() if _is_die(group)])
+    found: list[list[KfdNode]] = []
     for group in groups.values():
-        other = _other_die(found, group, partners)
+        other = _find_other_die(found, group, partners)
         if other is None:
             found.append(group)
         else:
             other += group
     for group in found:
-        if len(group) < _devices_per_card(group):
-            tree.note(
-                f"{NODES}/{group[0].number}", f"one die of a card with {_devices_per_card(group)}, others missing"
+        if len(group) < _count_devices_per_gpu(group):
+            tree.note_problem(
+                f"{NODES}/{group[0].number}", f"one die of a card with {_count_devices_per_gpu(group)}, others missing"
             )
     return found
 
 
-def _is_die(group: Sequence[Node]) -> bool:
-    return len(group) == 1 and _devices_per_card(group) > 1
+def _is_die(group: Sequence[KfdNode]) -> bool:
+    return len(group) == 1 and _count_devices_per_gpu(group) > 1
 
 
-def _partners(tree: Tree, dies: Sequence[Node]) -> dict[int, int]:
+def _find_partner_dies(tree: FileTree, dies: Sequence[KfdNode]) -> dict[int, int]:
     """Node of the other die of each die's card, by the links inside the package; empty where no kernel counts them."""
     counts = {
-        (die.number, values.get("node_to", -1)): _num_links(values)
+        (die.number, values.get("node_to", -1)): _count_links(values)
         for die in dies
-        for values in _link_values(tree, die.number)
+        for values in _read_link_values(tree, die.number)
     }
     return {
         one: other
@@ -155,56 +159,58 @@ def _partners(tree: Tree, dies: Sequence[Node]) -> dict[int, int]:
     }
 
 
-def _other_die(found: Sequence[list[Node]], group: Sequence[Node], partners: dict[int, int]) -> list[Node] | None:
+def _find_other_die(
+    found: Sequence[list[KfdNode]], group: Sequence[KfdNode], partners: dict[int, int]
+) -> list[KfdNode] | None:
     """The card among those `found` that `group` is the other die of: by the links, else the one before it."""
     if not _is_die(group):
         return None
     if partners:
         return next((card for card in found if partners.get(group[0].number) == card[0].number), None)
-    return found[-1] if found and _is_die(found[-1]) and _model(found[-1]) == _model(group) else None
+    return found[-1] if found and _is_die(found[-1]) and _find_device_id(found[-1]) == _find_device_id(group) else None
 
 
-def _profile(device_id: int | None) -> Profile | None:
-    return None if device_id is None else profile.by_id("amd", device_id)
+def _find_profile(device_id: int | None) -> Profile | None:
+    return None if device_id is None else profile.find_profile_by_id("amd", device_id)
 
 
-def _model(group: Sequence[Node]) -> int | None:
+def _find_device_id(group: Sequence[KfdNode]) -> int | None:
     return group[0].values.get("device_id")
 
 
-def _devices_per_card(group: Sequence[Node]) -> int:
-    known = _profile(_model(group))
+def _count_devices_per_gpu(group: Sequence[KfdNode]) -> int:
+    known = _find_profile(_find_device_id(group))
     return known.devices_per_card if known else 1
 
 
-def _card(tree: Tree, index: int, group: Sequence[Node], indexes: dict[int, int]) -> Device:
+def _read_gpu(tree: FileTree, index: int, group: Sequence[KfdNode], indexes: dict[int, int]) -> Device:
     first = group[0]
-    known = _profile(_model(group))
-    files = _Files(tree, first)
+    known = _find_profile(_find_device_id(group))
+    files = _DriverFiles(tree, first)
     units = [node.compute_units for node in group]
-    memory, memory_source = _card_memory(tree, group)
-    mode = files.text("current_compute_partition") or _mode(group, known)
+    memory, memory_source = _read_gpu_memory(tree, group)
+    mode = files.read_text("current_compute_partition") or _find_partition_mode(group, known)
     found: Sourced = {
         "model": (known.model if known else None, "kfd"),
-        "name": (files.text("product_name") or "", "drm"),
-        "device_id": (_model(group), "kfd"),
+        "name": (files.read_text("product_name") or "", "drm"),
+        "device_id": (_find_device_id(group), "kfd"),
         "bdf": (first.bdf, "kfd"),
         "uuid": (f"{first.unique_id:016x}" if first.unique_id else None, "kfd"),
-        "architecture": _architecture(first, known),
+        "architecture": _find_architecture(first, known),
         "compute_units": (sum(unit for unit in units if unit) or None, "kfd"),
         "memory_bytes": (memory, memory_source),
-        "partition_mode": (mode, "drm" if files.text("current_compute_partition") else "kfd"),
-        "memory_mode": (files.text("current_memory_partition"), "drm"),
+        "partition_mode": (mode, "drm" if files.read_text("current_compute_partition") else "kfd"),
+        "memory_mode": (files.read_text("current_memory_partition"), "drm"),
         "hive": (f"{first.values['hive_id']:016x}" if first.values.get("hive_id") else None, "kfd"),
-        "numa_node": (pci.numa_node(tree, first.bdf), "pci"),
-        "pci_path": (pci.path(tree, first.bdf), "pci"),
-        "pcie": (pci.link(tree, first.bdf), "pci"),
-        "firmware": (_firmware(first, files), "kfd"),
+        "numa_node": (pci.read_numa_node(tree, first.bdf), "pci"),
+        "pci_path": (pci.find_pci_path(tree, first.bdf), "pci"),
+        "pcie": (pci.read_slowest_link(tree, first.bdf), "pci"),
+        "firmware": (_read_firmware(first, files), "kfd"),
     }
-    return device(index, "amd", found, tuple(_partition(node, indexes[node.number]) for node in group))
+    return build_device(index, "amd", found, tuple(_build_partition(node, indexes[node.number]) for node in group))
 
 
-def _partition(node: Node, index: int) -> Partition:
+def _build_partition(node: KfdNode, index: int) -> Partition:
     return Partition(
         index=index,
         node=node.number,
@@ -216,34 +222,36 @@ def _partition(node: Node, index: int) -> Partition:
     )
 
 
-class _Files:
+class _DriverFiles:
     """Files of the graphics driver about a card."""
 
-    def __init__(self, tree: Tree, node: Node) -> None:
+    def __init__(self, tree: FileTree, node: KfdNode) -> None:
         minor = node.values.get("drm_render_minor")
         self.tree = tree
         self.folders = [f"{pci.DEVICES}/{node.bdf}"] + ([f"sys/class/drm/renderD{minor}/device"] if minor else [])
 
-    def text(self, name: str) -> str | None:
-        return next((text for folder in self.folders if (text := self.tree.text(f"{folder}/{name}"))), None)
+    def read_text(self, name: str) -> str | None:
+        return next((text for folder in self.folders if (text := self.tree.read_text(f"{folder}/{name}"))), None)
 
-    def number(self, name: str) -> int | None:
-        return next((n for folder in self.folders if (n := self.tree.number(f"{folder}/{name}")) is not None), None)
+    def read_number(self, name: str) -> int | None:
+        return next(
+            (n for folder in self.folders if (n := self.tree.read_number(f"{folder}/{name}")) is not None), None
+        )
 
 
-def _card_memory(tree: Tree, group: Sequence[Node]) -> tuple[int | None, str]:
+def _read_gpu_memory(tree: FileTree, group: Sequence[KfdNode]) -> tuple[int | None, str]:
     """Memory of the card by KFD's banks; by the graphics driver, die by die, where they say nothing of a node."""
-    by_die = [_Files(tree, die).number("mem_info_vram_total") for die in _dies(group)]
+    by_die = [_DriverFiles(tree, die).read_number("mem_info_vram_total") for die in _list_dies(group)]
     stated = sum(count or 0 for count in by_die) if all(by_die) else None
     if any(node.memory_bytes is None for node in group):
         return stated, "drm"
     counted = sum(node.memory_bytes or 0 for node in group)
     if stated and len(group) == 1 and abs(stated - counted) > counted // 100:
-        tree.note(f"{NODES}/{group[0].number}", f"memory is {counted} B by kfd, {stated} B by drm")
+        tree.note_problem(f"{NODES}/{group[0].number}", f"memory is {counted} B by kfd, {stated} B by drm")
     return counted, "kfd"
 
 
-def _architecture(node: Node, known: Profile | None) -> tuple[str | None, str]:
+def _find_architecture(node: KfdNode, known: Profile | None) -> tuple[str | None, str]:
     """90010 is gfx90a: major, minor and a hexadecimal step."""
     version = node.values.get("gfx_target_version", 0)
     if not version:
@@ -251,142 +259,142 @@ def _architecture(node: Node, known: Profile | None) -> tuple[str | None, str]:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}", "kfd"
 
 
-def _firmware(node: Node, files: _Files) -> dict[str, str]:
+def _read_firmware(node: KfdNode, files: _DriverFiles) -> dict[str, str]:
     found = {
-        "vbios": files.text("vbios_version"),
+        "vbios": files.read_text("vbios_version"),
         "mec": str(node.values["fw_version"]) if node.values.get("fw_version") else None,
         "sdma": str(node.values["sdma_fw_version"]) if node.values.get("sdma_fw_version") else None,
     }
     return {name: version for name, version in found.items() if version}
 
 
-def _mode(group: Sequence[Node], known: Profile | None) -> str | None:
+def _find_partition_mode(group: Sequence[KfdNode], known: Profile | None) -> str | None:
     """Compute partition mode by the dies in each partition, else by the number of partitions."""
     if not known or known.xcds <= known.devices_per_card:
         return None
-    count = _expected(group, known) or len(group)
+    count = _count_expected_partitions(group, known) or len(group)
     return "CPX" if count == known.xcds else MODES.get(count)
 
 
-def _expected(group: Sequence[Node], known: Profile) -> int | None:
+def _count_expected_partitions(group: Sequence[KfdNode], known: Profile) -> int | None:
     """Partitions of a whole card, by the dies in its first one; None where the kernel does not state them."""
     dies = group[0].values.get("num_xcc", 0)
     return known.xcds // dies if dies and known.xcds % dies == 0 else None
 
 
-def _note_missing_partitions(tree: Tree, devices: Sequence[Device], groups: Sequence[Sequence[Node]]) -> None:
+def _note_missing_partitions(tree: FileTree, devices: Sequence[Device], groups: Sequence[Sequence[KfdNode]]) -> None:
     usual = Counter(len(group) for group in groups).most_common(1)[0][0] if groups else 0
     for card, group in zip(devices, groups, strict=False):
-        known = _profile(card.device_id)
+        known = _find_profile(card.device_id)
         if not known or known.xcds <= known.devices_per_card:
             continue
         mode = card.partition_mode or ""
         stated = known.xcds if mode == "CPX" else COUNTS.get(mode)
-        expected = stated or _expected(group, known) or max(usual, len(group))
+        expected = stated or _count_expected_partitions(group, known) or max(usual, len(group))
         if len(group) != expected:
             problem = f"{len(group)} of {expected} partitions ({mode or 'mode unknown'})"
-            tree.problems.append(Problem(f"GPU {card.index} ({card.bdf})", problem))
+            tree.problems.append(MachineProblem(f"GPU {card.index} ({card.bdf})", problem))
 
 
-def _note_doubles(tree: Tree, nodes: Sequence[Node]) -> None:
-    ids = {node.number: tree.number(f"{NODES}/{node.number}/gpu_id") for node in nodes}
+def _note_duplicate_nodes(tree: FileTree, nodes: Sequence[KfdNode]) -> None:
+    ids = {node.number: tree.read_number(f"{NODES}/{node.number}/gpu_id") for node in nodes}
     for what, values in (("address", {node.number: node.bdf for node in nodes}), ("gpu_id", ids)):
         for value, count in Counter(values.values()).items():
             if count > 1 and value:
                 twins = [str(number) for number in values if values[number] == value]
-                tree.note(NODES, f"nodes {', '.join(twins)} have the same {what} {value}")
+                tree.note_problem(NODES, f"nodes {', '.join(twins)} have the same {what} {value}")
 
 
-def _card_without_driver(tree: Tree, index: int, function: pci.Function, *, has_driver: bool) -> Device:
-    known = _profile(function.device)
+def _build_gpu_without_driver(tree: FileTree, index: int, function: pci.PciFunction, *, has_driver: bool) -> Device:
+    known = _find_profile(function.device)
     why = (
         "its driver shows none there: it failed, fell off or may not be read" if has_driver else "amdgpu is not loaded"
     )
-    tree.note(f"{pci.DEVICES}/{function.bdf}", f"an AMD device on the bus, but {why}")
+    tree.note_problem(f"{pci.DEVICES}/{function.bdf}", f"an AMD device on the bus, but {why}")
     found: Sourced = {
         "model": (known.model if known else None, "pci"),
         "device_id": (function.device, "pci"),
-        "bdf": (pci.address(function.bdf), "pci"),
+        "bdf": (pci.normalize_address(function.bdf), "pci"),
         "architecture": (known.architecture if known else None, "profile"),
-        "numa_node": (pci.numa_node(tree, function.bdf), "pci"),
-        "pci_path": (pci.path(tree, function.bdf), "pci"),
-        "pcie": (pci.link(tree, function.bdf), "pci"),
+        "numa_node": (pci.read_numa_node(tree, function.bdf), "pci"),
+        "pci_path": (pci.find_pci_path(tree, function.bdf), "pci"),
+        "pcie": (pci.read_slowest_link(tree, function.bdf), "pci"),
     }
-    return device(index, "amd", found)
+    return build_device(index, "amd", found)
 
 
-def _links(tree: Tree, groups: Sequence[Sequence[Node]]) -> tuple[Link, ...]:
+def _read_links(tree: FileTree, groups: Sequence[Sequence[KfdNode]]) -> tuple[Link, ...]:
     """Connections of cards. Partitions of a card share its links, so those of the first partition are read; dies with
     an id of their own have links of their own, which add up."""
     card_of = {node.number: index for index, group in enumerate(groups) for node in group}
     die_of = {node.number: node.unique_id or node.number for group in groups for node in group}
     between: dict[tuple[int, int], dict[frozenset[int], Link]] = {}
     seen: set[tuple[int, int]] = set()
-    for node in (die for group in groups for die in _dies(group)):
-        for values in _link_values(tree, node.number):
+    for node in (die for group in groups for die in _list_dies(group)):
+        for values in _read_link_values(tree, node.number):
             here, there = card_of[node.number], card_of.get(values.get("node_to", -1))
             if there is None or there == here:
                 continue
-            link = _link(values, min(here, there), max(here, there))
+            link = _build_link(values, min(here, there), max(here, there))
             found = between.setdefault((link.first, link.second), {})
             dies = frozenset((die_of[node.number], die_of[values["node_to"]]))
-            found[dies] = min(link, found.get(dies, link), key=_distance)
+            found[dies] = min(link, found.get(dies, link), key=_rank_link)
             seen.add((here, there))
-    links = {cards: _joined(list(found.values())) for cards, found in between.items()}
+    links = {cards: _join_links(list(found.values())) for cards, found in between.items()}
     for link in links.values():
         sides = {(link.first, link.second), (link.second, link.first)}
         if link.kind == "xgmi" and not sides <= seen:
-            tree.note(NODES, f"the link of GPU {link.first} and GPU {link.second} is known to one of them only")
+            tree.note_problem(NODES, f"the link of GPU {link.first} and GPU {link.second} is known to one of them only")
     return tuple(links[pair] for pair in sorted(links))
 
 
-def _dies(group: Sequence[Node]) -> list[Node]:
+def _list_dies(group: Sequence[KfdNode]) -> list[KfdNode]:
     """Nodes with an id of their own: the first partition of a divided card, both dies of an MI250X."""
     return list({node.unique_id: node for node in reversed(group)}.values())
 
 
-def _link_values(tree: Tree, node: int) -> Iterable[dict[str, int]]:
+def _read_link_values(tree: FileTree, node: int) -> Iterable[dict[str, int]]:
     for kind in ("io_links", "p2p_links"):
         folder = f"{NODES}/{node}/{kind}"
-        for name in tree.names(folder):
-            values = _sane(tree, f"{folder}/{name}/properties")
+        for name in tree.list_names(folder):
+            values = _read_plausible_values(tree, f"{folder}/{name}/properties")
             if values.get("type") in (XGMI, PCIE):
                 yield values
 
 
-def _link(values: dict[str, int], first: int, second: int) -> Link:
+def _build_link(values: dict[str, int], first: int, second: int) -> Link:
     return Link(
         kind="xgmi" if values["type"] == XGMI else "pcie",
         first=first,
         second=second,
         weight=values.get("weight"),
         bandwidth_mb_per_s=values.get("max_bandwidth") or None,
-        num_links=_num_links(values),
-        hops=_hops(values) if values["type"] == XGMI else 1,
+        num_links=_count_links(values),
+        hops=_count_hops(values) if values["type"] == XGMI else 1,
     )
 
 
-def _hops(values: dict[str, int]) -> int:
+def _count_hops(values: dict[str, int]) -> int:
     """Links in a row. The kernel lists every two GPUs of a hive, also those that are not linked directly."""
     hops, rest = divmod(values.get("weight", 0), HOP)
     return hops if hops > 1 and not rest else 1
 
 
-def _num_links(values: dict[str, int]) -> int | None:
+def _count_links(values: dict[str, int]) -> int | None:
     """Links of a direct xGMI connection: the bandwidth of all by that of one."""
     one, every = values.get("min_bandwidth", 0), values.get("max_bandwidth", 0)
-    is_counted = values.get("type") == XGMI and _hops(values) == 1 and one > 0 and every > 0
+    is_counted = values.get("type") == XGMI and _count_hops(values) == 1 and one > 0 and every > 0
     return every // one if is_counted else None
 
 
-def _distance(link: Link) -> tuple[bool, int, int, int]:
+def _rank_link(link: Link) -> tuple[bool, int, int, int]:
     weight = link.weight if link.weight is not None else 1 << 30
     return link.kind != "xgmi", link.hops, weight, -(link.bandwidth_mb_per_s or 0)
 
 
-def _joined(links: Sequence[Link]) -> Link:
+def _join_links(links: Sequence[Link]) -> Link:
     """The connection of two cards from those of their dies: the nearest, with the links of all that are as near."""
-    near = min(links, key=_distance)
+    near = min(links, key=_rank_link)
     alike = [link for link in links if (link.kind, link.hops) == (near.kind, near.hops)]
     return structs.replace(
         near,

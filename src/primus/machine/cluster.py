@@ -15,7 +15,7 @@ FIRST_JOB_PORT, NUM_JOB_PORTS = 20000, 10000
 """Ports of jobs that share nodes: below those that Linux gives to clients (from 32768)."""
 
 
-class Layout(Struct, frozen=True, kw_only=True):
+class ClusterLayout(Struct, frozen=True, kw_only=True):
     """Where this node stands among the nodes of a launch."""
 
     nproc: int
@@ -33,7 +33,7 @@ class Layout(Struct, frozen=True, kw_only=True):
         return self.nproc * self.nnodes
 
 
-def layout(
+def find_layout(
     environ: Mapping[str, str],
     devices: Callable[[], int],
     *,
@@ -42,7 +42,7 @@ def layout(
     node_rank: int | None = None,
     master_addr: str | None = None,
     master_port: int | None = None,
-) -> Layout:
+) -> ClusterLayout:
     """The layout of this node; what is given wins over the user's variables, and these over the scheduler's.
 
     Variables: NNODES, NODE_RANK, GPUS_PER_NODE, MASTER_ADDR, MASTER_PORT, then PET_* (Kubeflow), then SLURM_*
@@ -52,22 +52,31 @@ def layout(
         UsageError: A variable is not a number, or the values exclude each other; MASTER_ADDR is none of the step.
     """
     slurm = environ if "SLURM_STEP_ID" in environ and "SLURM_NODEID" in environ else {}
-    pick = _Picker(environ)
-    processes = pick.number("nproc", nproc, "GPUS_PER_NODE", "PET_NPROC_PER_NODE", *_given(slurm, "SLURM_GPUS_ON_NODE"))
-    nodes = pick.number("nnodes", nnodes, "NNODES", "PET_NNODES", *_given(slurm, "SLURM_STEP_NUM_NODES"))
-    shape = Layout(
-        nproc=pick.default("nproc", devices() or 1) if processes is None else processes,
-        nnodes=pick.default("nnodes", 1) if nodes is None else nodes,
-        node_rank=pick.number("node_rank", node_rank, "NODE_RANK", "PET_NODE_RANK", *_given(slurm, "SLURM_NODEID"))
+    pick = _VariablePicker(environ)
+    processes = pick.pick_number(
+        "nproc", nproc, "GPUS_PER_NODE", "PET_NPROC_PER_NODE", *_list_given_variables(slurm, "SLURM_GPUS_ON_NODE")
+    )
+    nodes = pick.pick_number(
+        "nnodes", nnodes, "NNODES", "PET_NNODES", *_list_given_variables(slurm, "SLURM_STEP_NUM_NODES")
+    )
+    shape = ClusterLayout(
+        nproc=pick.pick_default("nproc", devices() or 1) if processes is None else processes,
+        nnodes=pick.pick_default("nnodes", 1) if nodes is None else nodes,
+        node_rank=pick.pick_number(
+            "node_rank", node_rank, "NODE_RANK", "PET_NODE_RANK", *_list_given_variables(slurm, "SLURM_NODEID")
+        )
         or 0,
-        master_addr=pick.text("master_addr", master_addr, "MASTER_ADDR", "PET_MASTER_ADDR") or _first_host(slurm, pick),
-        master_port=pick.number("master_port", master_port, "MASTER_PORT", "PET_MASTER_PORT"),
+        master_addr=pick.pick_text("master_addr", master_addr, "MASTER_ADDR", "PET_MASTER_ADDR")
+        or _find_first_host(slurm, pick),
+        master_port=pick.pick_number("master_port", master_port, "MASTER_PORT", "PET_MASTER_PORT"),
         sources=pick.sources,
     )
-    return _checked(_of_step(shape, slurm) if shape.sources.get("nnodes") == "$SLURM_STEP_NUM_NODES" else shape)
+    return _check_layout(
+        _read_step_layout(shape, slurm) if shape.sources.get("nnodes") == "$SLURM_STEP_NUM_NODES" else shape
+    )
 
 
-def _of_step(shape: Layout, slurm: Mapping[str, str]) -> Layout:
+def _read_step_layout(shape: ClusterLayout, slurm: Mapping[str, str]) -> ClusterLayout:
     """`shape`, whose nodes are those of a job step, with a port of the job.
 
     Raises:
@@ -75,26 +84,26 @@ def _of_step(shape: Layout, slurm: Mapping[str, str]) -> Layout:
     """
     if shape.nnodes < 2:
         return shape
-    first = _first_of(slurm.get("SLURM_STEP_NODELIST", ""))
+    first = _parse_first_number(slurm.get("SLURM_STEP_NODELIST", ""))
     source = shape.sources.get("master_addr")
-    if source in ("$MASTER_ADDR", "$PET_MASTER_ADDR") and first and not _may_be(shape.master_addr, first):
+    if source in ("$MASTER_ADDR", "$PET_MASTER_ADDR") and first and not _is_possible_name(shape.master_addr, first):
         raise UsageError(
             f"{source}: {shape.master_addr} is not {first}, the first node of this job",
             f"unset {source[1:]} where you submit; direct --master-addr sets another one on purpose",
         )
-    port = _job_port(slurm) if shape.master_port is None else None
+    port = _choose_job_port(slurm) if shape.master_port is None else None
     if port is None:
         return shape
     return structs.replace(shape, master_port=port, sources={**shape.sources, "master_port": "$SLURM_JOB_ID"})
 
 
-def _may_be(address: str, host: str) -> bool:
+def _is_possible_name(address: str, host: str) -> bool:
     """Whether `address` can be one of `host`: its name, also with a domain, or any number."""
     is_number = ":" in address or re.fullmatch(r"[\d.]+", address) is not None
     return is_number or address.partition(".")[0].lower() == host.partition(".")[0].lower()
 
 
-def _job_port(slurm: Mapping[str, str]) -> int | None:
+def _choose_job_port(slurm: Mapping[str, str]) -> int | None:
     """A port for a step of a job, so that jobs, steps and restarts that follow each other have different ones."""
     texts = [slurm.get(name) or "0" for name in ("SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
     job = slurm.get("SLURM_JOB_ID", "")
@@ -104,7 +113,7 @@ def _job_port(slurm: Mapping[str, str]) -> int | None:
     return FIRST_JOB_PORT + (int(job) + 1009 * step + 3001 * restart) % NUM_JOB_PORTS
 
 
-def _checked(shape: Layout) -> Layout:
+def _check_layout(shape: ClusterLayout) -> ClusterLayout:
     sources = shape.sources
     if shape.nproc < 1 or shape.nnodes < 1:
         key = "nproc" if shape.nproc < 1 else "nnodes"
@@ -129,7 +138,7 @@ def _checked(shape: Layout) -> Layout:
     return shape
 
 
-def _given(environ: Mapping[str, str], *names: str) -> list[str]:
+def _list_given_variables(environ: Mapping[str, str], *names: str) -> list[str]:
     return [name for name in names if name in environ]
 
 
@@ -137,14 +146,14 @@ _LEFT_OPEN = {"PET_NPROC_PER_NODE": ("auto", "gpu")}
 """Values by which Kubeflow's operator leaves the choice to the launcher."""
 
 
-class _Picker:
+class _VariablePicker:
     """Takes the first value that is given, and remembers whose it was."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
         self.sources: dict[str, str] = {}
 
-    def text(self, key: str, flag: object, *variables: str) -> str | None:
+    def pick_text(self, key: str, flag: object, *variables: str) -> str | None:
         if flag is not None:
             self.sources[key] = "--" + key.replace("_", "-")
             return str(flag)
@@ -154,15 +163,15 @@ class _Picker:
                 return self.environ[name]
         return None
 
-    def number(self, key: str, flag: int | None, *variables: str) -> int | None:
-        text = self.text(key, flag, *variables)
+    def pick_number(self, key: str, flag: int | None, *variables: str) -> int | None:
+        text = self.pick_text(key, flag, *variables)
         if text is None:
             return None
         if not re.fullmatch(r"-?\d+", text):
             raise UsageError(f"{self.sources[key]}: {text!r} is not a number")
         return int(text)
 
-    def default(self, key: str, value: int) -> int:
+    def pick_default(self, key: str, value: int) -> int:
         self.sources.setdefault(key, "default")
         return value
 
@@ -171,15 +180,15 @@ _HOST = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
 _RANGES = re.compile(r"\[(\d+)[^\]]*\]")
 
 
-def _first_host(slurm: Mapping[str, str], pick: _Picker) -> str:
+def _find_first_host(slurm: Mapping[str, str], pick: _VariablePicker) -> str:
     """First host of the job step's node list, as `scontrol show hostnames` would print it; localhost without one."""
-    first = _first_of(slurm.get("SLURM_STEP_NODELIST", ""))
+    first = _parse_first_number(slurm.get("SLURM_STEP_NODELIST", ""))
     if not first or slurm.get("SLURM_STEP_NUM_NODES") == "1":
         return "localhost"
     pick.sources["master_addr"] = "$SLURM_STEP_NODELIST"
     return first
 
 
-def _first_of(nodes: str) -> str:
+def _parse_first_number(nodes: str) -> str:
     match = _HOST.match(nodes)
     return _RANGES.sub(r"\1", match[0]) if match else ""

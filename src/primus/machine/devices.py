@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from pathlib import Path
 
-from primus.machine.facts import Facts, Partition
-from primus.machine.tree import LARGEST, as_int
+from primus.machine.facts import MachineFacts, Partition
+from primus.machine.tree import LARGEST, parse_int
 
 AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """Variables that limit what a process sees of AMD devices: the ROCm runtime applies all three, one after the other."""
@@ -17,7 +17,7 @@ MIG = "MIG"
 """Partition mode of an NVIDIA card that is divided."""
 
 
-def count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
+def count_devices(environ: Mapping[str, str], root: Path = Path("/")) -> int:
     """Number of AMD or NVIDIA devices that a process may use; 0 on a machine without.
 
     AMD devices are the nodes of the kernel's KFD topology that have SIMDs; NVIDIA devices are the folders of the
@@ -28,32 +28,34 @@ def count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
         environ: Where the `*_VISIBLE_DEVICES` variables are looked up.
         root: Root of the file system, another folder in tests.
     """
-    amd, nvidia = _amd(root), _nvidia(root)
+    amd, nvidia = _read_amd_device_ids(root), _count_nvidia_devices(root)
     is_amd = bool(amd) and (not nvidia or _has_instinct(amd))
-    if not is_amd and nvidia and _mig_minors(root):
-        return _count_with_mig(environ, root, nvidia)
-    limits = [_listed(environ[name]) for name in (AMD_VISIBLE if is_amd else NVIDIA_VISIBLE) if name in environ]
+    if not is_amd and nvidia and _list_mig_minors(root):
+        return _count_mig_devices(environ, root, nvidia)
+    limits = [
+        _count_listed_devices(environ[name]) for name in (AMD_VISIBLE if is_amd else NVIDIA_VISIBLE) if name in environ
+    ]
     return min([len(amd) if is_amd else nvidia, *limits])
 
 
-def _count_with_mig(environ: Mapping[str, str], root: Path, cards: int) -> int:
+def _count_mig_devices(environ: Mapping[str, str], root: Path, cards: int) -> int:
     """CUDA shows the cards that are not divided; where all are, one part, unless parts are chosen by name."""
-    whole = cards - len(_mig_minors(root))
+    whole = cards - len(_list_mig_minors(root))
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return whole or 1
     words = [word.strip() for word in text.split(",")]
     parts = next((index for index, word in enumerate(words) if not word.upper().startswith("MIG-")), len(words))
-    return parts or min(_listed(text), whole or 1)
+    return parts or min(_count_listed_devices(text), whole or 1)
 
 
-def _mig_minors(root: Path) -> set[str]:
+def _list_mig_minors(root: Path) -> set[str]:
     """Minor numbers of the NVIDIA cards that are divided into MIG parts with compute instances."""
     instances = root.glob("proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*")
     return {path.parts[-4] for path in instances}
 
 
-def usable(facts: Facts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
+def list_usable_devices(facts: MachineFacts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
     """What a process may use, in its own numbering: each variable chooses from what the one before has left.
 
     A list ends at its first entry that is not possible: no such index or UUID, or one that was chosen already
@@ -61,11 +63,11 @@ def usable(facts: Facts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
     """
     found = facts.partitions
     if any(device.partition_mode == MIG for device in facts.devices) or _names_parts(environ):
-        return _usable_with_mig(facts, environ)
+        return _list_usable_mig_parts(facts, environ)
     is_amd = any(device.vendor == "amd" for device in facts.devices)
     for name in AMD_VISIBLE if is_amd else NVIDIA_VISIBLE:
         if name in environ:
-            found = _chosen(found, environ[name])
+            found = _choose_partitions(found, environ[name])
     return found
 
 
@@ -74,59 +76,59 @@ def _names_parts(environ: Mapping[str, str]) -> bool:
     return environ.get("CUDA_VISIBLE_DEVICES", "").strip().upper().startswith("MIG-")
 
 
-def _usable_with_mig(facts: Facts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
+def _list_usable_mig_parts(facts: MachineFacts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
     """What CUDA shows of NVIDIA cards some of which are divided: parts that are chosen by name, the cards that are
     whole, or of divided cards one part (NVIDIA MIG user guide, CUDA device enumeration)."""
     text = environ.get("CUDA_VISIBLE_DEVICES")
     words = [word.strip() for word in (text or "").split(",")]
     named = list(takewhile(lambda word: word.upper().startswith("MIG-"), words))
     if named:
-        return tuple(_mig_part(facts, word, index) for index, word in enumerate(dict.fromkeys(named)))
+        return tuple(_find_mig_part(facts, word, index) for index, word in enumerate(dict.fromkeys(named)))
     whole = tuple(part for device in facts.devices if device.partition_mode != MIG for part in device.partitions)
     found = whole or facts.partitions[:1]
-    return found if text is None else _chosen(found, text)
+    return found if text is None else _choose_partitions(found, text)
 
 
-def _mig_part(facts: Facts, word: str, index: int) -> Partition:
+def _find_mig_part(facts: MachineFacts, word: str, index: int) -> Partition:
     """A part that is named by its own UUID, or in the older form by its card's: MIG-GPU-UUID/INSTANCE/INSTANCE."""
     card = word[4:].partition("/")[0].lower()
     parents = [device for device in facts.devices if device.uuid and device.uuid.lower() == card]
     return Partition(index=index, bdf=parents[0].bdf if parents else None, uuid=word)
 
 
-def _chosen(found: tuple[Partition, ...], text: str) -> tuple[Partition, ...]:
+def _choose_partitions(found: tuple[Partition, ...], text: str) -> tuple[Partition, ...]:
     chosen: list[Partition] = []
     for word in text.split(","):
-        named = _named(found, word.strip())
+        named = _find_partition(found, word.strip())
         if named is None or named in chosen:
             break
         chosen.append(named)
     return tuple(chosen)
 
 
-def _named(found: tuple[Partition, ...], word: str) -> Partition | None:
+def _find_partition(found: tuple[Partition, ...], word: str) -> Partition | None:
     """The device of an index, or of a UUID or a beginning of one that fits no other."""
     if word.isdecimal():
-        index = as_int(word)
+        index = parse_int(word)
         return found[index] if index is not None and index < len(found) else None
     uuid = word.lower().removeprefix("gpu-")
     matching = [part for part in found if uuid and (part.uuid or "").lower().removeprefix("gpu-").startswith(uuid)]
     return matching[0] if len(matching) == 1 and word.lower().startswith("gpu-") else None
 
 
-def _listed(text: str) -> int:
+def _count_listed_devices(text: str) -> int:
     """Devices in the value of a variable; none count from the first that is not possible, as the runtimes have it."""
     words = [word.strip() for word in text.split(",")]
     return next((index for index, word in enumerate(words) if word in ("", "-1", "NoDevFiles")), len(words))
 
 
-def _amd(root: Path) -> list[int]:
+def _read_amd_device_ids(root: Path) -> list[int]:
     """PCI device id of each node that computes."""
-    nodes = [_numbers(file) for file in root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")]
+    nodes = [_read_numbers(file) for file in root.glob("sys/class/kfd/kfd/topology/nodes/*/properties")]
     return [node.get("device_id", 0) for node in nodes if 0 < node.get("simd_count", 0) < LARGEST]
 
 
-def _numbers(file: Path) -> dict[str, int]:
+def _read_numbers(file: Path) -> dict[str, int]:
     try:
         lines = [line.split() for line in file.read_text(errors="replace").splitlines()]
     except OSError:
@@ -137,8 +139,8 @@ def _numbers(file: Path) -> dict[str, int]:
 def _has_instinct(device_ids: Iterable[int]) -> bool:
     from primus.machine import profile  # rarely needed: machines have one maker's
 
-    return any(profile.by_id("amd", number) for number in device_ids)
+    return any(profile.find_profile_by_id("amd", number) for number in device_ids)
 
 
-def _nvidia(root: Path) -> int:
+def _count_nvidia_devices(root: Path) -> int:
     return sum(1 for _ in root.glob("proc/driver/nvidia/gpus/*"))

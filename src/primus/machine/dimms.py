@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from primus.machine.tree import Tree
+from primus.machine.tree import FileTree
 
 EDAC = "sys/devices/system/edac/mc"
 """One folder for each memory controller (Linux Documentation/admin-guide/RAS/main.rst)."""
@@ -27,31 +27,31 @@ class Dimm(Struct, frozen=True, kw_only=True):
     """Megatransfers/s as configured; None where the source does not state it."""
 
 
-def by_edac(tree: Tree) -> list[Dimm]:
+def read_edac(tree: FileTree) -> list[Dimm]:
     """The modules that the kernel's memory controllers know; empty where there is no EDAC driver."""
-    return sorted(_edac(tree), key=lambda dimm: dimm.slot)
+    return sorted(_read_edac_dimms(tree), key=lambda dimm: dimm.slot)
 
 
-def _edac(tree: Tree) -> Iterator[Dimm]:
-    for controller in tree.names(EDAC):
+def _read_edac_dimms(tree: FileTree) -> Iterator[Dimm]:
+    for controller in tree.list_names(EDAC):
         if not re.fullmatch(r"mc\d+", controller):
             continue
-        for name in tree.names(f"{EDAC}/{controller}"):
+        for name in tree.list_names(f"{EDAC}/{controller}"):
             if not re.fullmatch(r"(dimm|rank)\d+", name):
                 continue
-            size_mib = tree.number(f"{EDAC}/{controller}/{name}/size")
+            size_mib = tree.read_number(f"{EDAC}/{controller}/{name}/size")
             if size_mib:
-                label = tree.text(f"{EDAC}/{controller}/{name}/dimm_label")
+                label = tree.read_text(f"{EDAC}/{controller}/{name}/dimm_label")
                 yield Dimm(slot=label or f"{controller} {name}", size_bytes=size_mib * MIB)
 
 
-def by_dmidecode(text: str) -> list[Dimm]:
+def parse_dmidecode(text: str) -> list[Dimm]:
     """The modules in the output of ``dmidecode -t 17``, which only root may ask; empty slots are not among them."""
     blocks = (block for block in re.split(r"\n\s*\n", text) if "Memory Device\n" in f"{block}\n")
-    return [dimm for block in blocks if (dimm := _described(block)) is not None]
+    return [dimm for block in blocks if (dimm := _parse_dimm(block)) is not None]
 
 
-def _described(block: str) -> Dimm | None:
+def _parse_dimm(block: str) -> Dimm | None:
     values = dict(re.findall(r"^\s*([^:\n]+):[ \t]*(.*?)[ \t]*$", block, re.MULTILINE))
     size = re.fullmatch(r"(\d+) (\w+)", values.get("Size", ""))
     if size is None or size[2] not in UNITS or int(size[1]) == 0:
@@ -64,7 +64,7 @@ def _described(block: str) -> Dimm | None:
     )
 
 
-def peak_gb_per_s(dimms: list[Dimm]) -> float | None:
+def compute_peak_gb_per_s(dimms: list[Dimm]) -> float | None:
     """Bandwidth of all modules at one module a channel, 1e9 B/s; None where a speed is not known."""
     speeds = [dimm.speed_mts for dimm in dimms]
     if not speeds or None in speeds:

@@ -18,13 +18,13 @@ from msgspec import Struct, structs
 
 from primus.errors import PrimusError, UsageError
 from primus.machine import profile
-from primus.machine.cluster import Layout
-from primus.machine.facts import Device, Facts
+from primus.machine.cluster import ClusterLayout
+from primus.machine.facts import Device, MachineFacts
 from primus.machine.framework import Framework, find_framework
-from primus.machine.network import SOCKET_VARIABLES, Network, validate
+from primus.machine.network import SOCKET_VARIABLES, Network, validate_network_variables
 from primus.machine.profile import CORES_PER_PROCESS, Condition, Setting
-from primus.machine.tree import as_int
-from primus.machine.workload import Workload
+from primus.machine.tree import parse_int
+from primus.machine.workload import JobWorkload
 
 Settings = Mapping[str, Setting]
 
@@ -52,7 +52,7 @@ SHOWN_PREFIXES = (
 """Beginnings of variables that are worth showing where the user has set them."""
 SHOWN = frozenset({"HF_HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PRIMUS_DETERMINISTIC", "PRIMUS_GPU_MODEL"})
 
-PERSONS = ("experiment", "user", "--env")
+USER_LAYERS = ("experiment", "user", "--env")
 """Layers of what people typed, whose conflicts with the others are told."""
 
 FAMILIES = {"MI300": "MI300X", "MI250": "MI250X"}
@@ -96,7 +96,7 @@ class Assignment(Protocol):
     def source(self) -> str: ...
 
 
-class Overridden(Struct, frozen=True):
+class OverriddenVariable(Struct, frozen=True):
     """A value that lost."""
 
     layer: str
@@ -104,7 +104,7 @@ class Overridden(Struct, frozen=True):
     reason: str
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class VariableChoice(Struct, frozen=True, kw_only=True):
     """A variable as it is decided."""
 
     name: str
@@ -115,26 +115,26 @@ class Choice(Struct, frozen=True, kw_only=True):
     ``deterministic``, ``hook``, ``patch``, ``experiment``, ``user`` (the shell) or ``--env``."""
     reason: str
     source: str
-    overrode: tuple[Overridden, ...] = ()
+    overrode: tuple[OverriddenVariable, ...] = ()
     """Different values of lower layers, the nearest first."""
 
 
 class Environment(Struct, frozen=True, kw_only=True):
     """All variables that are decided or that the user has set, and what is odd about them."""
 
-    variables: dict[str, Choice]
+    variables: dict[str, VariableChoice]
     warnings: tuple[str, ...] = ()
 
 
-def environment(
-    facts: Facts,
+def build_environment(
+    facts: MachineFacts,
     network: Network,
-    layout: Layout | None,
+    layout: ClusterLayout | None,
     environ: Mapping[str, str],
     given: Mapping[str, Assignment],
     *,
     typed: Sequence[Mapping[str, Assignment]] = (),
-    workload: Workload | None = None,
+    workload: JobWorkload | None = None,
     torch: str | None = None,
     hooks: Mapping[str, Assignment] | None = None,
     patches: Mapping[str, Assignment] | None = None,
@@ -158,32 +158,42 @@ def environment(
     Raises:
         UsageError: The user contradicts deterministic mode, or names an interface by an address.
     """
-    written, repeated = _told_apart(given)
+    written, repeated = _split_assignments(given)
     asked = [repeated, *typed]
-    persons = {**_values(written), **environ, **_values({name: item for some in asked for name, item in some.items()})}
-    machine, warnings = _machine_layers(facts)
+    persons = {
+        **_format_assignments(written),
+        **environ,
+        **_format_assignments({name: item for some in asked for name, item in some.items()}),
+    }
+    machine, warnings = _list_machine_layers(facts)
     framework = find_framework(workload.framework) if workload else None
-    needs = _needs(facts, network, layout, torch) | set(framework.LIBRARIES if framework else ())
-    ours = [*machine, *_paths(persons), *_backend(facts, workload, framework)]
-    ours += [*_adapter(facts, network, needs), *_network(facts, network, needs)]
+    needs = _find_conditions(facts, network, layout, torch) | set(framework.LIBRARIES if framework else ())
+    ours = [*machine, *_build_path_settings(persons), *_build_backend_settings(facts, workload, framework)]
+    ours += [*_build_nic_settings(facts, network, needs), *_build_network_settings(facts, network, needs)]
     if _is_on(persons.get(DETERMINISTIC, "")):
         ours += [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
-    chosen: dict[str, Choice] = {}
+    chosen: dict[str, VariableChoice] = {}
     for choice in (
-        *_ours(ours, needs, _cores_per_process(facts, layout)),
-        *_set_by("hook", hooks or {}),
-        *_set_by("patch", patches or {}),
+        *_choose_machine_settings(ours, needs, _count_cores_per_process(facts, layout)),
+        *_format_setter("hook", hooks or {}),
+        *_format_setter("patch", patches or {}),
     ):
-        _put(chosen, choice)
-    shell = _shell(environ, known={*chosen, *given, *(name for some in typed for name in some)})
-    last = [choice for some in asked for choice in _set_by("--env", some)]
-    for choice in (*_set_by("experiment", written), *shell, *last):
-        _put(chosen, choice)
+        _merge_choice(chosen, choice)
+    shell = _choose_shell_variables(environ, known={*chosen, *given, *(name for some in typed for name in some)})
+    last = [choice for some in asked for choice in _format_setter("--env", some)]
+    for choice in (*_format_setter("experiment", written), *shell, *last):
+        _merge_choice(chosen, choice)
     _check_determinism(chosen)
     _check_interfaces(chosen)
     if rocm_library and any(device.vendor == "amd" for device in facts.devices):
         _add_library(chosen, rocm_library)
-    told = (*warnings, *network.warnings, *validate(persons, facts), *_conflicts(chosen), *_dubious(chosen, facts))
+    told = (
+        *warnings,
+        *network.warnings,
+        *validate_network_variables(persons, facts),
+        *_find_conflicts(chosen),
+        *_find_dubious_values(chosen, facts),
+    )
     return Environment(variables=dict(sorted(chosen.items())), warnings=told)
 
 
@@ -195,7 +205,7 @@ def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str
     return None
 
 
-def find_torch_version(facts: Facts, path: Iterable[str]) -> str | None:
+def find_torch_version(facts: MachineFacts, path: Iterable[str]) -> str | None:
     """Version of the PyTorch that an import would take from `path`; asked only where a setting depends on it."""
     if facts.assumed or not any(device.vendor == "nvidia" for device in facts.devices):
         return None
@@ -205,7 +215,9 @@ def find_torch_version(facts: Facts, path: Iterable[str]) -> str | None:
     return build.torch if build else None
 
 
-def _needs(facts: Facts, network: Network, layout: Layout | None, torch: str | None) -> set[Condition]:
+def _find_conditions(
+    facts: MachineFacts, network: Network, layout: ClusterLayout | None, torch: str | None
+) -> set[Condition]:
     """Which conditions hold for this launch."""
     holds: set[Condition] = {"always"}
     if layout is not None and layout.nproc > 1 and facts.cpu.usable:
@@ -213,13 +225,13 @@ def _needs(facts: Facts, network: Network, layout: Layout | None, torch: str | N
     if layout is not None and layout.nnodes > 1:
         holds |= {"several nodes", "rdma"} if network.hcas or network.ports else {"several nodes"}
     if facts.software.rocm:
-        holds.add("rocm 7.2.1" if _version(facts.software.rocm) >= (7, 2, 1) else "rocm before 7.2.1")
-    if torch and _version(torch) < (2, 8):
+        holds.add("rocm 7.2.1" if _parse_version(facts.software.rocm) >= (7, 2, 1) else "rocm before 7.2.1")
+    if torch and _parse_version(torch) < (2, 8):
         holds.add("torch before 2.8")
     return holds
 
 
-def _version(text: str) -> tuple[int, ...]:
+def _parse_version(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d{1,9}", text)[:3]))
 
 
@@ -227,15 +239,15 @@ def _is_on(text: str) -> bool:
     return text.strip().lower() not in ("", "0", "false", "no", "off")
 
 
-def _machine_layers(facts: Facts) -> tuple[list[tuple[str, Settings]], list[str]]:
+def _list_machine_layers(facts: MachineFacts) -> tuple[list[tuple[str, Settings]], list[str]]:
     """Layers that all devices share, lowest first, and what is odd about the devices."""
     kinds: dict[tuple[str, str | None, str], Device] = {}
     for device in facts.devices:
         kinds.setdefault((device.vendor, device.model, device.architecture or ""), device)
     if not kinds:
-        return profile.layers(profile.named("cpu")), []
+        return profile.list_layers(profile.find_profile("cpu")), []
     warnings: list[str] = []
-    chains = [_device_layers(device, warnings) for device in kinds.values()]
+    chains = [_list_device_layers(device, warnings) for device in kinds.values()]
     shared = takewhile(lambda level: len({label for label, _ in level}) == 1, zip(*chains, strict=False))
     layers = [level[0] for level in shared]
     if len(kinds) > 1:
@@ -244,21 +256,23 @@ def _machine_layers(facts: Facts) -> tuple[list[tuple[str, Settings]], list[str]
     return layers, warnings
 
 
-def _device_layers(device: Device, warnings: list[str]) -> list[tuple[str, Settings]]:
-    known = profile.by_name(device.model) if device.model else None
+def _list_device_layers(device: Device, warnings: list[str]) -> list[tuple[str, Settings]]:
+    known = profile.find_profile_by_name(device.model) if device.model else None
     if known:
-        return profile.layers(known)
+        return profile.list_layers(known)
     called = device.model or device.name or f"{device.vendor} device {device.device_id or 'without an id'}"
     family = re.search(rf"\b({'|'.join(FAMILIES)})", called.upper())
     if family and device.vendor == "amd":
         warnings.append(f"GPU model {called} is not known: it gets the settings of {FAMILIES[family[1]]}")
-        return profile.layers(profile.named(FAMILIES[family[1]]))
-    layers = profile.architecture_layers(device.architecture or "") or profile.architecture_layers(device.vendor)
+        return profile.list_layers(profile.find_profile(FAMILIES[family[1]]))
+    layers = profile.list_architecture_layers(device.architecture or "") or profile.list_architecture_layers(
+        device.vendor
+    )
     warnings.append(f"GPU model {called} is not known: it gets the settings of '{layers[-1][0]}'")
     return layers
 
 
-def _paths(persons: Mapping[str, str]) -> Iterator[tuple[str, Settings]]:
+def _build_path_settings(persons: Mapping[str, str]) -> Iterator[tuple[str, Settings]]:
     """The Hugging Face cache beside the data, as the existing launcher has it."""
     data = persons.get("DATA_PATH")
     if data:
@@ -266,19 +280,21 @@ def _paths(persons: Mapping[str, str]) -> Iterator[tuple[str, Settings]]:
         yield "base", {"HF_HOME": Setting(value=home, reason="below DATA_PATH", source=LAUNCHER)}
 
 
-def _backend(facts: Facts, workload: Workload | None, framework: Framework | None) -> Iterator[tuple[str, Settings]]:
+def _build_backend_settings(
+    facts: MachineFacts, workload: JobWorkload | None, framework: Framework | None
+) -> Iterator[tuple[str, Settings]]:
     """What the backend of the job needs for its layout; only where there are GPUs."""
     if workload is None or framework is None or not facts.devices:
         return
-    device = profile.by_name(facts.model) if facts.model else None
+    device = profile.find_profile_by_name(facts.model) if facts.model else None
     is_amd = any(card.vendor == "amd" for card in facts.devices)
     settings = framework.settings(workload, device)
     kept = {name: item for name, item in settings.items() if is_amd or not name.startswith(AMD_ONLY)}
     yield f"backend:{workload.framework}", kept
 
 
-def _adapter(facts: Facts, network: Network, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
-    found = profile.nic(network.nic_kind) if network.nic_kind and "rdma" in needs else None
+def _build_nic_settings(facts: MachineFacts, network: Network, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
+    found = profile.load_nic(network.nic_kind) if network.nic_kind and "rdma" in needs else None
     if found is None or not facts.devices:
         return
     is_amd = any(device.vendor == "amd" for device in facts.devices)
@@ -296,7 +312,9 @@ def _adapter(facts: Facts, network: Network, needs: set[Condition]) -> Iterator[
         )
 
 
-def _network(facts: Facts, network: Network, needs: set[Condition]) -> Iterator[tuple[str, Settings]]:
+def _build_network_settings(
+    facts: MachineFacts, network: Network, needs: set[Condition]
+) -> Iterator[tuple[str, Settings]]:
     """What was found out about this node's way to the others; the GPUs' libraries are told where there are GPUs."""
     if "several nodes" not in needs:
         return
@@ -315,11 +333,13 @@ def _network(facts: Facts, network: Network, needs: set[Condition]) -> Iterator[
     yield "network", settings
 
 
-def _cores_per_process(facts: Facts, layout: Layout | None) -> str:
+def _count_cores_per_process(facts: MachineFacts, layout: ClusterLayout | None) -> str:
     return str(max(1, (facts.cpu.usable or 1) // (layout.nproc if layout else 1)))
 
 
-def _ours(layers: Iterable[tuple[str, Settings]], needs: set[Condition], cores_per_process: str) -> Iterator[Choice]:
+def _choose_machine_settings(
+    layers: Iterable[tuple[str, Settings]], needs: set[Condition], cores_per_process: str
+) -> Iterator[VariableChoice]:
     for layer, settings in layers:
         for name, setting in settings.items():
             if name in NEVER_SET:
@@ -328,45 +348,45 @@ def _ours(layers: Iterable[tuple[str, Settings]], needs: set[Condition], cores_p
             if setting.when in needs or others:
                 value = setting.value if setting.when in needs else others[0]
                 value = cores_per_process if value == CORES_PER_PROCESS else value
-                yield Choice(name=name, value=value, layer=layer, reason=setting.reason, source=setting.source)
+                yield VariableChoice(name=name, value=value, layer=layer, reason=setting.reason, source=setting.source)
 
 
-def _told_apart(given: Mapping[str, Assignment]) -> tuple[dict[str, Assignment], dict[str, Assignment]]:
+def _split_assignments(given: Mapping[str, Assignment]) -> tuple[dict[str, Assignment], dict[str, Assignment]]:
     """What the experiment sets, and what was asked for this launch: by `--env`, or by a run that is replayed."""
     typed = {name: item for name, item in given.items() if item.source.startswith(ASKED)}
     return {name: item for name, item in given.items() if name not in typed}, typed
 
 
-def _values(given: Mapping[str, Assignment]) -> dict[str, str]:
+def _format_assignments(given: Mapping[str, Assignment]) -> dict[str, str]:
     return {name: item.value for name, item in given.items()}
 
 
-def _set_by(layer: str, values: Mapping[str, Assignment]) -> Iterator[Choice]:
+def _format_setter(layer: str, values: Mapping[str, Assignment]) -> Iterator[VariableChoice]:
     for name, item in values.items():
-        yield Choice(name=name, value=item.value, layer=layer, reason=f"set by {layer}", source=item.source)
+        yield VariableChoice(name=name, value=item.value, layer=layer, reason=f"set by {layer}", source=item.source)
 
 
-def _shell(environ: Mapping[str, str], known: Collection[str]) -> Iterator[Choice]:
+def _choose_shell_variables(environ: Mapping[str, str], known: Collection[str]) -> Iterator[VariableChoice]:
     """What the user's shell has of the variables that are `known` or worth showing."""
     for name, value in environ.items():
         if name in known or name in SHOWN or name.startswith(SHOWN_PREFIXES):
             reason = "set in the shell" if value else "empty: not to be set"
-            yield Choice(name=name, value=value, layer="user", reason=reason, source="environment")
+            yield VariableChoice(name=name, value=value, layer="user", reason=reason, source="environment")
 
 
-def _put(chosen: dict[str, Choice], choice: Choice) -> None:
+def _merge_choice(chosen: dict[str, VariableChoice], choice: VariableChoice) -> None:
     """Let `choice` win over what was chosen so far."""
     lost = chosen.get(choice.name)
     if lost and lost.value == choice.value:
         chosen[choice.name] = structs.replace(choice, overrode=lost.overrode)
     elif lost:
-        overrode = (Overridden(lost.layer, lost.value, lost.reason), *lost.overrode)
+        overrode = (OverriddenVariable(lost.layer, lost.value, lost.reason), *lost.overrode)
         chosen[choice.name] = structs.replace(choice, overrode=overrode)
     else:
         chosen[choice.name] = choice
 
 
-def _add_library(chosen: dict[str, Choice], folder: str) -> None:
+def _add_library(chosen: dict[str, VariableChoice], folder: str) -> None:
     """Put ROCm's libraries on the path, behind the user's folders: a library of the user's own comes first."""
     current = chosen.get("LD_LIBRARY_PATH")
     if current is None or current.value:
@@ -374,10 +394,12 @@ def _add_library(chosen: dict[str, Choice], folder: str) -> None:
         if folder not in folders:
             value = ":".join([*folders, folder])
             reason = "ROCm's libraries, behind the folders that were set" if folders else "ROCm's libraries"
-            _put(chosen, Choice(name="LD_LIBRARY_PATH", value=value, layer="amd", reason=reason, source=LAUNCHER))
+            _merge_choice(
+                chosen, VariableChoice(name="LD_LIBRARY_PATH", value=value, layer="amd", reason=reason, source=LAUNCHER)
+            )
 
 
-def _check_determinism(chosen: Mapping[str, Choice]) -> None:
+def _check_determinism(chosen: Mapping[str, VariableChoice]) -> None:
     for name, choice in chosen.items():
         wanted = next((lost for lost in choice.overrode if lost.layer == "deterministic"), None)
         if wanted and wanted.value != choice.value:
@@ -387,7 +409,7 @@ def _check_determinism(chosen: Mapping[str, Choice]) -> None:
             )
 
 
-def _check_interfaces(chosen: Mapping[str, Choice]) -> None:
+def _check_interfaces(chosen: Mapping[str, VariableChoice]) -> None:
     """An address in place of an interface's name ends every rank in Gloo (AMD-AGI/Primus#1063)."""
     for name in SOCKET_VARIABLES:
         choice = chosen.get(name)
@@ -409,15 +431,15 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _conflicts(chosen: Mapping[str, Choice]) -> Iterator[str]:
+def _find_conflicts(chosen: Mapping[str, VariableChoice]) -> Iterator[str]:
     for name, choice in chosen.items():
-        lost = next((lost for lost in choice.overrode if lost.layer not in PERSONS), None)
-        if lost and lost.value != choice.value and choice.layer in PERSONS:
+        lost = next((lost for lost in choice.overrode if lost.layer not in USER_LAYERS), None)
+        if lost and lost.value != choice.value and choice.layer in USER_LAYERS:
             wanted = "unset" if lost.value is None else lost.value
             yield f"{name} stays as {choice.layer} has it; {lost.layer} wants {wanted}: {lost.reason}"
 
 
-def _dubious(chosen: Mapping[str, Choice], facts: Facts) -> Iterator[str]:
+def _find_dubious_values(chosen: Mapping[str, VariableChoice], facts: MachineFacts) -> Iterator[str]:
     """Values in circulation that the libraries do not document, and variables of AMD's on NVIDIA's machines."""
     strays = [name for name in chosen if name.startswith(AMD_ONLY)]
     if strays and any(device.vendor == "nvidia" for device in facts.devices):
@@ -425,7 +447,7 @@ def _dubious(chosen: Mapping[str, Choice], facts: Facts) -> Iterator[str]:
     debug, timeout = (chosen[name].value if name in chosen else None for name in ("NCCL_DEBUG", "NCCL_IB_TIMEOUT"))
     if debug and debug.upper() not in NCCL_DEBUG_LEVELS:
         yield f"NCCL_DEBUG={debug}: NCCL knows {', '.join(NCCL_DEBUG_LEVELS)}"
-    if timeout and as_int(timeout) not in NCCL_IB_TIMEOUTS:
+    if timeout and parse_int(timeout) not in NCCL_IB_TIMEOUTS:
         yield f"NCCL_IB_TIMEOUT={timeout}: NCCL takes 1 to 22, an exponent of two"
     if "RCCL_DEBUG" in chosen:
         yield "RCCL_DEBUG is no variable of RCCL: it reads NCCL_DEBUG"

@@ -13,7 +13,7 @@ accelerators of AMD as well, which PyTorch calls so."""
 LinkKind = Literal["xgmi", "nvlink", "pcie"]
 
 
-class Problem(Struct, frozen=True):
+class MachineProblem(Struct, frozen=True):
     """Something that could not be read, that is missing, or on which two sources disagree."""
 
     where: str
@@ -226,7 +226,7 @@ class Software(Struct, frozen=True, kw_only=True):
     cuda: str | None = None
 
 
-class Facts(Struct, frozen=True, kw_only=True):
+class MachineFacts(Struct, frozen=True, kw_only=True):
     """All that is known of a machine."""
 
     host: str = ""
@@ -250,7 +250,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     """``docker``, ``podman``, ``kubernetes``, ``apptainer``, ``enroot``, ... around this process."""
     scheduler: str | None = None
     """``slurm``, ``kubernetes``, ... that started this process."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[MachineProblem, ...] = ()
 
     @property
     def partitions(self) -> tuple[Partition, ...]:

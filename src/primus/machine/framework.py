@@ -11,7 +11,7 @@ from typing import Protocol
 
 from primus import registry
 from primus.machine.profile import Library, Profile, Setting
-from primus.machine.workload import Workload
+from primus.machine.workload import JobWorkload
 
 
 class Framework(Protocol):
@@ -20,14 +20,14 @@ class Framework(Protocol):
     LIBRARIES: tuple[Library, ...]
     """Libraries that the backend computes with."""
 
-    def settings(self, workload: Workload, device: Profile | None) -> Mapping[str, Setting]:
+    def settings(self, workload: JobWorkload, device: Profile | None) -> Mapping[str, Setting]:
         """Variables by the layout of a job, on devices of a model; None where the model is not known."""
         ...
 
 
 def find_framework(name: str) -> Framework | None:
     """The part of the backend `name`; None where it has none."""
-    if name not in registry.names("frameworks"):
+    if name not in registry.list_plug_ins("frameworks"):
         return None
-    found: Framework = registry.load("frameworks", name)
+    found: Framework = registry.load_plug_in("frameworks", name)
     return found

@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec import Struct, field, structs
 
 from primus.machine import health_amd, health_nvidia, smi
-from primus.machine.facts import Device, Facts, Problem
-from primus.machine.tree import Tree
+from primus.machine.facts import Device, MachineFacts, MachineProblem
+from primus.machine.tree import FileTree
 from primus.machine.vitals import ToolCall, Vitals
 
 LIMIT_S = smi.LIMIT_S
@@ -28,29 +28,31 @@ class Health(Struct, frozen=True, kw_only=True):
 
     devices: tuple[DeviceHealth, ...] = ()
     calls: tuple[ToolCall, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[MachineProblem, ...] = ()
     """Files that could not be read."""
 
 
-def health(facts: Facts, environ: Mapping[str, str], timeout_s: float = LIMIT_S, *, root: Path = Path("/")) -> Health:
+def read_health(
+    facts: MachineFacts, environ: Mapping[str, str], timeout_s: float = LIMIT_S, *, root: Path = Path("/")
+) -> Health:
     """Live values of the cards of `facts`; tools are asked side by side, so all takes little more than `timeout_s`.
 
     Args:
         root: Root of the file system; of another folder than `/` only the files are read.
     """
-    tree = Tree(root)
+    tree = FileTree(root)
     devices = tuple(DeviceHealth(index=device.index) for device in facts.devices)
     calls: list[ToolCall] = []
     for vendor, kind in (("amd", health_amd), ("nvidia", health_nvidia)):
         cards = [device for device in facts.devices if device.vendor == vendor]
         if not cards:
             continue
-        devices = _filled(devices, kind.by_kernel(tree, cards), "kernel")
+        devices = _fill_devices(devices, kind.read_kernel_vitals(tree, cards), "kernel")
         if tree.is_live:
-            for source, vitals, made in kind.by_tools(cards, environ, timeout_s):
-                devices, calls = _filled(devices, vitals, source), [*calls, *made]
+            for source, vitals, made in kind.read_tool_vitals(cards, environ, timeout_s):
+                devices, calls = _fill_devices(devices, vitals, source), [*calls, *made]
             if vendor == "nvidia" and _is_incomplete(devices, cards) and not _has_hung(calls, timeout_s):
-                devices = _filled(devices, health_nvidia.by_library(tree, cards), "nvml")
+                devices = _fill_devices(devices, health_nvidia.read_library_vitals(tree, cards), "nvml")
     return Health(devices=devices, calls=tuple(calls), problems=tuple(tree.problems))
 
 
@@ -66,12 +68,14 @@ def _has_hung(calls: Sequence[ToolCall], timeout_s: float) -> bool:
     return any(call.seconds >= timeout_s for call in calls)
 
 
-def _filled(devices: Sequence[DeviceHealth], found: Mapping[int, Vitals], source: str) -> tuple[DeviceHealth, ...]:
+def _fill_devices(
+    devices: Sequence[DeviceHealth], found: Mapping[int, Vitals], source: str
+) -> tuple[DeviceHealth, ...]:
     """The devices with the values of a later source where they have none."""
-    return tuple(_with(device, found.get(device.index, Vitals()), source) for device in devices)
+    return tuple(_fill_device(device, found.get(device.index, Vitals()), source) for device in devices)
 
 
-def _with(device: DeviceHealth, vitals: Vitals, source: str) -> DeviceHealth:
+def _fill_device(device: DeviceHealth, vitals: Vitals, source: str) -> DeviceHealth:
     new = {
         name: value
         for name, value in structs.asdict(vitals).items()

@@ -11,9 +11,9 @@ from typing import Any
 
 from primus.machine import amd, pci, smi
 from primus.machine.facts import Device
-from primus.machine.smi import dig, integer, number, size
-from primus.machine.tree import Tree
-from primus.machine.vitals import Process, ToolCall, Vitals, ask, by_address, percent, understood
+from primus.machine.smi import find_value, parse_integer, parse_number, parse_size
+from primus.machine.tree import FileTree
+from primus.machine.vitals import Process, ToolCall, Vitals, ask_tools, index_by_address, parse_answer, parse_percent
 
 Entry = dict[str, Any]
 PROCESSES = "sys/class/kfd/kfd/proc"
@@ -21,158 +21,168 @@ AMD_SMI = tuple(("amd-smi", what, "--json") for what in ("list", "metric", "proc
 ROCM_SMI = ("rocm-smi", "--showbus", "--showuse", "--showtemp", "--showpower", "--showmeminfo", "vram", "--json")
 
 
-def by_kernel(tree: Tree, cards: Sequence[Device]) -> dict[int, Vitals]:
+def read_kernel_vitals(tree: FileTree, cards: Sequence[Device]) -> dict[int, Vitals]:
     """What the kernel's files say, by card."""
-    processes = _processes(tree, cards)
-    return {card.index: _by_files(tree, card, processes) for card in cards}
+    processes = _read_processes(tree, cards)
+    return {card.index: _read_driver_vitals(tree, card, processes) for card in cards}
 
 
-def _by_files(tree: Tree, card: Device, processes: Mapping[int, tuple[Process, ...]] | None) -> Vitals:
+def _read_driver_vitals(tree: FileTree, card: Device, processes: Mapping[int, tuple[Process, ...]] | None) -> Vitals:
     folder = f"{pci.DEVICES}/{card.bdf}"
-    sensors = _sensors(tree, folder)
-    errors = tree.text(f"{folder}/ras/umc_err_count") or ""
-    pages = tree.text(f"{folder}/ras/gpu_vram_bad_pages")
-    clock, max_clock = _clocks(tree.text(f"{folder}/pp_dpm_sclk") or "")
+    sensors = _read_sensors(tree, folder)
+    errors = tree.read_text(f"{folder}/ras/umc_err_count") or ""
+    pages = tree.read_text(f"{folder}/ras/gpu_vram_bad_pages")
+    clock, max_clock = _parse_clocks(tree.read_text(f"{folder}/pp_dpm_sclk") or "")
     return Vitals(
         temperature_c=sensors.get("temp junction") or sensors.get("temp edge"),
         memory_temperature_c=sensors.get("temp mem"),
         power_w=sensors.get("power"),
         power_cap_w=sensors.get("power cap"),
-        memory_used_bytes=tree.number(f"{folder}/mem_info_vram_used"),
-        activity_percent=percent(tree.text(f"{folder}/gpu_busy_percent")),
-        ecc_correctable=_count("ce", errors),
-        ecc_uncorrectable=_count("ue", errors),
+        memory_used_bytes=tree.read_number(f"{folder}/mem_info_vram_used"),
+        activity_percent=parse_percent(tree.read_text(f"{folder}/gpu_busy_percent")),
+        ecc_correctable=_parse_error_count("ce", errors),
+        ecc_uncorrectable=_parse_error_count("ue", errors),
         bad_pages=None if pages is None else len(re.findall(r": R$", pages, re.MULTILINE)),
         pending_pages=None if pages is None else len(re.findall(r": P$", pages, re.MULTILINE)),
         unreservable_pages=None if pages is None else len(re.findall(r": F$", pages, re.MULTILINE)),
-        bad_page_threshold=_threshold(tree),
-        pcie_replays=tree.number(f"{folder}/pcie_replay_count"),
+        bad_page_threshold=_read_page_threshold(tree),
+        pcie_replays=tree.read_number(f"{folder}/pcie_replay_count"),
         clock_mhz=clock,
         max_clock_mhz=max_clock,
-        memory_clock_mhz=_clocks(tree.text(f"{folder}/pp_dpm_mclk") or "")[0],
+        memory_clock_mhz=_parse_clocks(tree.read_text(f"{folder}/pp_dpm_mclk") or "")[0],
         processes=None if processes is None else processes.get(card.index, ()),
     )
 
 
-def _threshold(tree: Tree) -> int | None:
+def _read_page_threshold(tree: FileTree) -> int | None:
     """Bad pages that the driver allows, where it was loaded with a number of its own: 0 and below choose a rule.
 
     Source: Linux drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c, bad_page_threshold.
     """
-    text = tree.text("sys/module/amdgpu/parameters/bad_page_threshold") or ""
+    text = tree.read_text("sys/module/amdgpu/parameters/bad_page_threshold") or ""
     return (int(text) or None) if re.fullmatch(r"\d{1,9}", text) else None
 
 
-def _sensors(tree: Tree, folder: str) -> dict[str, float]:
+def _read_sensors(tree: FileTree, folder: str) -> dict[str, float]:
     """hwmon's values, in degrees and watt: it writes thousandths and millionths."""
     found: dict[str, float] = {}
-    for monitor in tree.names(f"{folder}/hwmon"):
+    for monitor in tree.list_names(f"{folder}/hwmon"):
         base = f"{folder}/hwmon/{monitor}"
         for sensor in ("temp1", "temp2", "temp3"):
-            label, value = tree.text(f"{base}/{sensor}_label"), tree.number(f"{base}/{sensor}_input")
+            label, value = tree.read_text(f"{base}/{sensor}_label"), tree.read_number(f"{base}/{sensor}_input")
             if label and value is not None:
                 found[f"temp {label}"] = value / 1e3
         for name, files in (("power", ("power1_average", "power1_input")), ("power cap", ("power1_cap",))):
-            values = [value for file in files if (value := tree.number(f"{base}/{file}")) is not None]
+            values = [value for file in files if (value := tree.read_number(f"{base}/{file}")) is not None]
             found |= {name: values[0] / 1e6} if values else {}
     return found
 
 
-def _clocks(levels: str) -> tuple[float | None, float | None]:
+def _parse_clocks(levels: str) -> tuple[float | None, float | None]:
     """The clock that is marked as the current one, and the highest, in MHz."""
     found = [(float(clock), mark == "*") for clock, mark in re.findall(r"^\w+: (\d+)Mhz ?(\*?)", levels, re.MULTILINE)]
     now = next((clock for clock, is_now in found if is_now), None)
     return now, max((clock for clock, _ in found), default=None)
 
 
-def _count(kind: str, errors: str) -> int | None:
+def _parse_error_count(kind: str, errors: str) -> int | None:
     match = re.search(rf"^{kind}: (\d{{1,18}})$", errors, re.MULTILINE)
     return int(match[1]) if match else None
 
 
-def _processes(tree: Tree, cards: Sequence[Device]) -> dict[int, tuple[Process, ...]] | None:
+def _read_processes(tree: FileTree, cards: Sequence[Device]) -> dict[int, tuple[Process, ...]] | None:
     """Processes by card, from KFD's files `vram_<gpu_id>`; None where the kernel keeps no such list."""
     if not (tree.root / PROCESSES).is_dir():
         return None
-    card_of = {tree.text(f"{amd.NODES}/{part.node}/gpu_id"): card.index for card in cards for part in card.partitions}
+    card_of = {
+        tree.read_text(f"{amd.NODES}/{part.node}/gpu_id"): card.index for card in cards for part in card.partitions
+    }
     found: dict[int, dict[int, Process]] = {card.index: {} for card in cards}
-    for pid in tree.names(PROCESSES):
-        for file in tree.names(f"{PROCESSES}/{pid}"):
+    for pid in tree.list_names(PROCESSES):
+        for file in tree.list_names(f"{PROCESSES}/{pid}"):
             index = card_of.get(file.removeprefix("vram_")) if file.startswith("vram_") else None
             if index is None or not pid.isdecimal():
                 continue
             before = found[index].get(int(pid), Process(pid=int(pid))).memory_bytes or 0
-            used = before + (tree.number(f"{PROCESSES}/{pid}/{file}") or 0)
-            found[index][int(pid)] = Process(pid=int(pid), name=tree.text(f"proc/{pid}/comm") or "", memory_bytes=used)
+            used = before + (tree.read_number(f"{PROCESSES}/{pid}/{file}") or 0)
+            found[index][int(pid)] = Process(
+                pid=int(pid), name=tree.read_text(f"proc/{pid}/comm") or "", memory_bytes=used
+            )
     return {index: tuple(holders.values()) for index, holders in found.items()}
 
 
-def by_tools(
+def read_tool_vitals(
     cards: Sequence[Device], environ: Mapping[str, str], timeout_s: float
 ) -> Iterator[tuple[str, dict[int, Vitals], list[ToolCall]]]:
     """What amd-smi says of each card, or rocm-smi where there is no amd-smi."""
-    answers, calls = ask(AMD_SMI, environ, timeout_s)
+    answers, calls = ask_tools(AMD_SMI, environ, timeout_s)
     if calls:
-        yield "amd-smi", amd_smi(answers, cards, calls), calls
+        yield "amd-smi", ask_amd_smi(answers, cards, calls), calls
         return
-    answers, calls = ask([ROCM_SMI], environ, timeout_s)
-    yield "rocm-smi", understood(lambda text: rocm_smi(text, cards), answers[0], {}, calls, "rocm-smi --showbus"), calls
+    answers, calls = ask_tools([ROCM_SMI], environ, timeout_s)
+    yield (
+        "rocm-smi",
+        parse_answer(lambda text: ask_rocm_smi(text, cards), answers[0], {}, calls, "rocm-smi --showbus"),
+        calls,
+    )
 
 
-def amd_smi(answers: Sequence[str], cards: Sequence[Device], calls: list[ToolCall]) -> dict[int, Vitals]:
+def ask_amd_smi(answers: Sequence[str], cards: Sequence[Device], calls: list[ToolCall]) -> dict[int, Vitals]:
     """The values of all questions together. Of a divided card the first partition speaks, as its sensors are the
     card's; processes are those of all partitions."""
     empty: list[Entry] = []
     listed, *others = (
-        understood(smi.entries, answer, empty, calls, f"amd-smi {argv[1]}")
+        parse_answer(smi.find_entries, answer, empty, calls, f"amd-smi {argv[1]}")
         for argv, answer in zip(AMD_SMI, answers, strict=True)
     )
-    addresses = by_address(cards)
-    card_of = {entry.get("gpu"): addresses.get(pci.address(str(entry.get("bdf"))) or "") for entry in listed}
+    addresses = index_by_address(cards)
+    card_of = {entry.get("gpu"): addresses.get(pci.normalize_address(str(entry.get("bdf"))) or "") for entry in listed}
     if not listed and all(len(entries) in (0, len(cards)) for entries in others):
         card_of = {position: card.index for position, card in enumerate(cards)}
     found = {}
     for card in cards:
         own = [[entry for entry in entries if card_of.get(entry.get("gpu")) == card.index] for entries in others]
         metric, process, pages, static = own
-        found[card.index] = _vitals(_first(metric), process, _first(pages), _first(static))
+        found[card.index] = _parse_vitals(
+            _find_first_entry(metric), process, _find_first_entry(pages), _find_first_entry(static)
+        )
     return found
 
 
-def _first(entries: Sequence[Entry]) -> Entry:
+def _find_first_entry(entries: Sequence[Entry]) -> Entry:
     return entries[0] if entries else {}
 
 
-def _vitals(metric: Entry, processes: Sequence[Entry], pages: Entry, static: Entry) -> Vitals:
-    clock = dig(metric, "clock", "gfx_0")
+def _parse_vitals(metric: Entry, processes: Sequence[Entry], pages: Entry, static: Entry) -> Vitals:
+    clock = find_value(metric, "clock", "gfx_0")
     return Vitals(
-        temperature_c=number(dig(metric, "temperature", "hotspot")),
-        memory_temperature_c=number(dig(metric, "temperature", "mem")),
-        power_w=number(dig(metric, "power", "socket_power")),
-        power_cap_w=smi.power_limit(dig(static, "limit")),
-        memory_used_bytes=size(dig(metric, "mem_usage", "used_vram")),
-        activity_percent=percent(dig(metric, "usage", "gfx_activity")),
-        ecc_correctable=integer(dig(metric, "ecc", "total_correctable_count")),
-        ecc_uncorrectable=integer(dig(metric, "ecc", "total_uncorrectable_count")),
-        bad_pages=_pages(pages, "retired"),
-        pending_pages=_pages(pages, "pending"),
-        unreservable_pages=_pages(pages, "un_res"),
-        bad_page_threshold=integer(dig(static, "ras", "bad_page_threshold")),
-        has_exceeded_bad_pages=_flag(dig(static, "ras", "bad_page_threshold_exceeded")),
-        throttle=_throttle(metric),
-        pcie_replays=integer(dig(metric, "pcie", "replay_count")),
-        clock_mhz=number(dig(clock, "clk")),
-        max_clock_mhz=number(dig(clock, "max_clk")),
-        memory_clock_mhz=number(dig(metric, "clock", "mem_0", "clk")),
-        processes=_process_lists(processes),
+        temperature_c=parse_number(find_value(metric, "temperature", "hotspot")),
+        memory_temperature_c=parse_number(find_value(metric, "temperature", "mem")),
+        power_w=parse_number(find_value(metric, "power", "socket_power")),
+        power_cap_w=smi.find_power_limit(find_value(static, "limit")),
+        memory_used_bytes=parse_size(find_value(metric, "mem_usage", "used_vram")),
+        activity_percent=parse_percent(find_value(metric, "usage", "gfx_activity")),
+        ecc_correctable=parse_integer(find_value(metric, "ecc", "total_correctable_count")),
+        ecc_uncorrectable=parse_integer(find_value(metric, "ecc", "total_uncorrectable_count")),
+        bad_pages=_count_pages(pages, "retired"),
+        pending_pages=_count_pages(pages, "pending"),
+        unreservable_pages=_count_pages(pages, "un_res"),
+        bad_page_threshold=parse_integer(find_value(static, "ras", "bad_page_threshold")),
+        has_exceeded_bad_pages=_parse_flag(find_value(static, "ras", "bad_page_threshold_exceeded")),
+        throttle=_find_throttle_reasons(metric),
+        pcie_replays=parse_integer(find_value(metric, "pcie", "replay_count")),
+        clock_mhz=parse_number(find_value(clock, "clk")),
+        max_clock_mhz=parse_number(find_value(clock, "max_clk")),
+        memory_clock_mhz=parse_number(find_value(metric, "clock", "mem_0", "clk")),
+        processes=_parse_process_lists(processes),
     )
 
 
-def _flag(value: object) -> bool | None:
+def _parse_flag(value: object) -> bool | None:
     return {"true": True, "false": False}.get(str(value).lower())
 
 
-def _pages(entry: Entry, kind: str) -> int | None:
+def _count_pages(entry: Entry, kind: str) -> int | None:
     """A list of pages, or a sentence that there are none."""
     pages = entry.get(kind)
     if isinstance(pages, str):
@@ -180,48 +190,48 @@ def _pages(entry: Entry, kind: str) -> int | None:
     return len(pages) if isinstance(pages, list) else None
 
 
-def _throttle(metric: Entry) -> tuple[str, ...] | None:
+def _find_throttle_reasons(metric: Entry) -> tuple[str, ...] | None:
     """Names of the limits that are violated now: ``ppt``, ``socket_thermal``."""
-    limits = dig(metric, "throttle")
+    limits = find_value(metric, "throttle")
     limits = limits if isinstance(limits, dict) else {}
     known = {key.removesuffix("_violation_status"): limits[key] for key in limits if key.endswith("_violation_status")}
     if any(value in ("ACTIVE", "NOT ACTIVE") for value in known.values()):
         return tuple(name for name, value in known.items() if value == "ACTIVE")
     status = {"UNTHROTTLED": (), "THROTTLED": ("throttled",)}
-    return status.get(str(dig(metric, "power", "throttle_status")))
+    return status.get(str(find_value(metric, "power", "throttle_status")))
 
 
-def _process_lists(entries: Sequence[Entry]) -> tuple[Process, ...] | None:
+def _parse_process_lists(entries: Sequence[Entry]) -> tuple[Process, ...] | None:
     """The processes; instead of none there is a sentence, and one with 0 B holds the device all the same."""
     lists = [listed for entry in entries if isinstance(listed := entry.get("process_list"), list)]
-    infos = [dig(item, "process_info") for listed in lists for item in listed]
+    infos = [find_value(item, "process_info") for listed in lists for item in listed]
     found = tuple(
         Process(
             pid=pid,
-            name=smi.text(dig(info, "name")) or "",
-            memory_bytes=size(dig(info, "memory_usage", "vram_mem") or dig(info, "mem_usage")),
+            name=smi.parse_text(find_value(info, "name")) or "",
+            memory_bytes=parse_size(find_value(info, "memory_usage", "vram_mem") or find_value(info, "mem_usage")),
         )
         for info in infos
-        if (pid := integer(dig(info, "pid"))) is not None
+        if (pid := parse_integer(find_value(info, "pid"))) is not None
     )
     return found if lists else None
 
 
-def rocm_smi(text: str, cards: Sequence[Device]) -> dict[int, Vitals]:
+def ask_rocm_smi(text: str, cards: Sequence[Device]) -> dict[int, Vitals]:
     """The values of `rocm-smi --show... --json`, whose keys carry the units."""
-    addresses, found = by_address(cards), {}
-    for values in smi.loads(text).values():
+    addresses, found = index_by_address(cards), {}
+    for values in smi.parse_json(text).values():
         low = {key.lower(): value for key, value in values.items()} if isinstance(values, dict) else {}
-        index = addresses.get(pci.address(low.get("pci bus", "")) or "")
+        index = addresses.get(pci.normalize_address(low.get("pci bus", "")) or "")
         if index is not None:
             found[index] = Vitals(
-                temperature_c=number(low.get("temperature (sensor junction) (c)")),
-                memory_temperature_c=number(low.get("temperature (sensor memory) (c)")),
-                power_w=number(
+                temperature_c=parse_number(low.get("temperature (sensor junction) (c)")),
+                memory_temperature_c=parse_number(low.get("temperature (sensor memory) (c)")),
+                power_w=parse_number(
                     low.get("average graphics package power (w)")
                     or low.get("current socket graphics package power (w)")
                 ),
-                memory_used_bytes=integer(low.get("vram total used memory (b)")),
-                activity_percent=percent(low.get("gpu use (%)")),
+                memory_used_bytes=parse_integer(low.get("vram total used memory (b)")),
+                activity_percent=parse_percent(low.get("gpu use (%)")),
             )
     return found

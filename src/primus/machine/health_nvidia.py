@@ -17,9 +17,18 @@ from primus import process
 from primus.machine import pci, smi
 from primus.machine.facts import Device
 from primus.machine.nvidia import LIBRARY
-from primus.machine.smi import integer, number, size
-from primus.machine.tree import Tree
-from primus.machine.vitals import BANKS, Process, RowRemapping, ToolCall, Vitals, by_address, percent, understood
+from primus.machine.smi import parse_integer, parse_number, parse_size
+from primus.machine.tree import FileTree
+from primus.machine.vitals import (
+    BANKS,
+    Process,
+    RowRemapping,
+    ToolCall,
+    Vitals,
+    index_by_address,
+    parse_answer,
+    parse_percent,
+)
 
 TOOL = "nvidia-smi"
 GPU_FIELDS = (
@@ -66,7 +75,7 @@ REASONS = {
 Rows = list[dict[str, str]]
 
 
-class Answer(Struct, frozen=True):
+class NvidiaSmiAnswer(Struct, frozen=True):
     """What one query was answered."""
 
     text: str
@@ -76,37 +85,39 @@ class Answer(Struct, frozen=True):
     """None where the tool is not installed."""
 
 
-def by_kernel(tree: Tree, cards: Sequence[Device]) -> dict[int, Vitals]:
+def read_kernel_vitals(tree: FileTree, cards: Sequence[Device]) -> dict[int, Vitals]:
     """Nothing: the driver shows live values through its library only."""
     return {}
 
 
-def by_tools(
+def read_tool_vitals(
     cards: Sequence[Device], environ: Mapping[str, str], timeout_s: float
 ) -> Iterator[tuple[str, dict[int, Vitals], list[ToolCall]]]:
     """What nvidia-smi says of each card."""
     with ThreadPoolExecutor(len(QUERIES)) as pool:
-        answers = list(pool.map(lambda query: ask(query, environ, timeout_s), QUERIES.items()))
+        answers = list(pool.map(lambda query: ask_query(query, environ, timeout_s), QUERIES.items()))
     calls = [answer.call for answer in answers if answer.call]
-    yield TOOL, nvidia_smi(answers, cards, calls), calls
+    yield TOOL, ask_nvidia_smi(answers, cards, calls), calls
 
 
-def by_library(tree: Tree, cards: Sequence[Device], library: str = LIBRARY) -> dict[int, Vitals]:
+def read_library_vitals(tree: FileTree, cards: Sequence[Device], library: str = LIBRARY) -> dict[int, Vitals]:
     """What NVML says of each card, where nvidia-smi is not installed or does not answer."""
     from primus.machine import nvml  # a machine without NVIDIA cards needs none
 
-    addresses = by_address(cards)
-    found = nvml.vitals(tree, library).items()
-    return {index: _with_names(tree, values) for bdf, values in found if (index := addresses.get(bdf)) is not None}
+    addresses = index_by_address(cards)
+    found = nvml.read_nvml_vitals(tree, library).items()
+    return {index: _name_processes(tree, values) for bdf, values in found if (index := addresses.get(bdf)) is not None}
 
 
-def _with_names(tree: Tree, values: Vitals) -> Vitals:
+def _name_processes(tree: FileTree, values: Vitals) -> Vitals:
     """The values with the names of processes, which NVML does not give."""
-    named = (structs.replace(each, name=tree.text(f"proc/{each.pid}/comm") or "") for each in values.processes or ())
+    named = (
+        structs.replace(each, name=tree.read_text(f"proc/{each.pid}/comm") or "") for each in values.processes or ()
+    )
     return values if values.processes is None else structs.replace(values, processes=tuple(named))
 
 
-def ask(query: tuple[str, Sequence[str]], environ: Mapping[str, str], timeout_s: float) -> Answer:
+def ask_query(query: tuple[str, Sequence[str]], environ: Mapping[str, str], timeout_s: float) -> NvidiaSmiAnswer:
     """The answer to one query of `QUERIES`; a field that this version does not know is asked by its older name, or
     left out, as long as the time lasts."""
     flag, fields = query
@@ -114,7 +125,7 @@ def ask(query: tuple[str, Sequence[str]], environ: Mapping[str, str], timeout_s:
     deadline = time.monotonic() + timeout_s
     while True:
         left_s = max(0.1, deadline - time.monotonic())
-        answer = process.call([TOOL, f"{flag}={','.join(asked.values())}", "--format=csv"], environ, left_s)
+        answer = process.run_command([TOOL, f"{flag}={','.join(asked.values())}", "--format=csv"], environ, left_s)
         refused = REFUSED.search(answer.text) or REFUSED.search(answer.problem)
         unknown = next((field for field, name in asked.items() if refused and name == refused[1]), None)
         if unknown is None or len(asked) == 1:
@@ -127,66 +138,72 @@ def ask(query: tuple[str, Sequence[str]], environ: Mapping[str, str], timeout_s:
     seconds = timeout_s if answer.state == "slow" else round(answer.duration_s, 3)
     call = ToolCall(tool=f"{TOOL} {flag}", seconds=seconds, problem=answer.problem)
     is_readable = answer.state in ("ok", "failed")
-    return Answer(answer.text if is_readable else "", tuple(asked), None if answer.state == "missing" else call)
-
-
-def nvidia_smi(answers: Sequence[Answer], cards: Sequence[Device], calls: list[ToolCall]) -> dict[int, Vitals]:
-    """The values of the three tables together; cells that say N/A in some way are None."""
-    gpus, rows, apps = (_table(answer, flag, calls) for flag, answer in zip(QUERIES, answers, strict=True))
-    addresses = by_address(cards)
-    found = {}
-    for row in gpus:
-        bus = pci.address(row.get("pci.bus_id", ""))
-        index = addresses.get(bus or "")
-        if index is not None:
-            own_rows = next((other for other in rows if pci.address(other.get("gpu_bus_id", "")) == bus), {})
-            own_apps = [app for app in apps if pci.address(app.get("gpu_bus_id", "")) == bus]
-            found[index] = _vitals(row, own_rows, own_apps if answers[2].text.strip() else None)
-    return found
-
-
-def _table(answer: Answer, flag: str, calls: list[ToolCall]) -> Rows:
-    nothing: Rows = []
-    return understood(lambda text: smi.table(text, answer.fields), answer.text, nothing, calls, f"{TOOL} {flag}")
-
-
-def _vitals(row: Mapping[str, str], rows: Mapping[str, str], apps: Rows | None) -> Vitals:
-    return Vitals(
-        temperature_c=number(row.get("temperature.gpu")),
-        memory_temperature_c=number(row.get("temperature.memory")),
-        power_w=number(row.get("power.draw")),
-        power_cap_w=number(row.get("power.limit")),
-        memory_used_bytes=size(row.get("memory.used")),
-        activity_percent=percent(row.get("utilization.gpu")),
-        ecc_correctable=integer(row.get("ecc.errors.corrected.volatile.total")),
-        ecc_uncorrectable=integer(row.get("ecc.errors.uncorrected.volatile.total")),
-        has_exceeded_sram_errors=_flag(row.get("ecc.errors.uncorrected.aggregate.sram.thresholdExceeded")),
-        remapping=_remapping(rows),
-        recovery_action=_recovery_action(row.get("gpu_recovery_action")),
-        shares_host_memory=(_is_absent(row.get("memory.total")) and _is_absent(row.get("memory.used"))) or None,
-        throttle=_reasons(row.get("clocks_event_reasons.active", "")),
-        clock_mhz=number(row.get("clocks.sm")),
-        max_clock_mhz=number(row.get("clocks.max.sm")),
-        memory_clock_mhz=number(row.get("clocks.mem")),
-        processes=None if apps is None else tuple(_processes(apps)),
+    return NvidiaSmiAnswer(
+        answer.text if is_readable else "", tuple(asked), None if answer.state == "missing" else call
     )
 
 
-def _remapping(rows: Mapping[str, str]) -> RowRemapping | None:
-    levels = {level: integer(rows.get(f"remapped_rows.histogram.{level}")) for level in BANKS}
+def ask_nvidia_smi(
+    answers: Sequence[NvidiaSmiAnswer], cards: Sequence[Device], calls: list[ToolCall]
+) -> dict[int, Vitals]:
+    """The values of the three tables together; cells that say N/A in some way are None."""
+    gpus, rows, apps = (_parse_table(answer, flag, calls) for flag, answer in zip(QUERIES, answers, strict=True))
+    addresses = index_by_address(cards)
+    found = {}
+    for row in gpus:
+        bus = pci.normalize_address(row.get("pci.bus_id", ""))
+        index = addresses.get(bus or "")
+        if index is not None:
+            own_rows = next((other for other in rows if pci.normalize_address(other.get("gpu_bus_id", "")) == bus), {})
+            own_apps = [app for app in apps if pci.normalize_address(app.get("gpu_bus_id", "")) == bus]
+            found[index] = _parse_vitals(row, own_rows, own_apps if answers[2].text.strip() else None)
+    return found
+
+
+def _parse_table(answer: NvidiaSmiAnswer, flag: str, calls: list[ToolCall]) -> Rows:
+    nothing: Rows = []
+    return parse_answer(
+        lambda text: smi.parse_table(text, answer.fields), answer.text, nothing, calls, f"{TOOL} {flag}"
+    )
+
+
+def _parse_vitals(row: Mapping[str, str], rows: Mapping[str, str], apps: Rows | None) -> Vitals:
+    return Vitals(
+        temperature_c=parse_number(row.get("temperature.gpu")),
+        memory_temperature_c=parse_number(row.get("temperature.memory")),
+        power_w=parse_number(row.get("power.draw")),
+        power_cap_w=parse_number(row.get("power.limit")),
+        memory_used_bytes=parse_size(row.get("memory.used")),
+        activity_percent=parse_percent(row.get("utilization.gpu")),
+        ecc_correctable=parse_integer(row.get("ecc.errors.corrected.volatile.total")),
+        ecc_uncorrectable=parse_integer(row.get("ecc.errors.uncorrected.volatile.total")),
+        has_exceeded_sram_errors=_parse_flag(row.get("ecc.errors.uncorrected.aggregate.sram.thresholdExceeded")),
+        remapping=_parse_remapping(rows),
+        recovery_action=_parse_recovery_action(row.get("gpu_recovery_action")),
+        shares_host_memory=(_is_absent(row.get("memory.total")) and _is_absent(row.get("memory.used"))) or None,
+        throttle=_parse_throttle_reasons(row.get("clocks_event_reasons.active", "")),
+        clock_mhz=parse_number(row.get("clocks.sm")),
+        max_clock_mhz=parse_number(row.get("clocks.max.sm")),
+        memory_clock_mhz=parse_number(row.get("clocks.mem")),
+        processes=None if apps is None else tuple(_parse_processes(apps)),
+    )
+
+
+def _parse_remapping(rows: Mapping[str, str]) -> RowRemapping | None:
+    levels = {level: parse_integer(rows.get(f"remapped_rows.histogram.{level}")) for level in BANKS}
     found = RowRemapping(
-        corrected=integer(rows.get("remapped_rows.correctable")),
-        uncorrected=integer(rows.get("remapped_rows.uncorrectable")),
-        is_pending=_flag(rows.get("remapped_rows.pending")),
-        has_failed=_flag(rows.get("remapped_rows.failure")),
+        corrected=parse_integer(rows.get("remapped_rows.correctable")),
+        uncorrected=parse_integer(rows.get("remapped_rows.uncorrectable")),
+        is_pending=_parse_flag(rows.get("remapped_rows.pending")),
+        has_failed=_parse_flag(rows.get("remapped_rows.failure")),
         banks={level: count for level, count in levels.items() if count is not None},
     )
     return None if found == RowRemapping() else found
 
 
-def _flag(text: str | None) -> bool | None:
+def _parse_flag(text: str | None) -> bool | None:
     """Yes and No, or a number in some versions."""
-    count = integer(text)
+    count = parse_integer(text)
     return {"yes": True, "no": False}.get((text or "").lower(), None if count is None else count > 0)
 
 
@@ -195,12 +212,12 @@ def _is_absent(text: str | None) -> bool:
     return (text or "").strip("[]").lower() in ("n/a", "not supported")
 
 
-def _recovery_action(text: str | None) -> str | None:
+def _parse_recovery_action(text: str | None) -> str | None:
     """``None`` is a value here: nothing needs to be done."""
-    return "None" if text == "None" else smi.text(text)
+    return "None" if text == "None" else smi.parse_text(text)
 
 
-def _reasons(text: str) -> tuple[str, ...] | None:
+def _parse_throttle_reasons(text: str) -> tuple[str, ...] | None:
     try:
         bits = int(text, 16)
     except ValueError:
@@ -208,8 +225,8 @@ def _reasons(text: str) -> tuple[str, ...] | None:
     return tuple(name for bit, name in REASONS.items() if bits & bit)
 
 
-def _processes(apps: Rows) -> Iterator[Process]:
+def _parse_processes(apps: Rows) -> Iterator[Process]:
     for app in apps:
         if app.get("pid", "").isdecimal():
             name, memory = app.get("process_name"), app.get("used_memory")
-            yield Process(pid=int(app["pid"]), name=smi.text(name) or "", memory_bytes=size(memory))
+            yield Process(pid=int(app["pid"]), name=smi.parse_text(name) or "", memory_bytes=parse_size(memory))

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from msgspec import Struct
 
 from primus.machine.facts import Interface
-from primus.machine.tree import Tree, as_int
+from primus.machine.tree import FileTree, parse_int
 
 NET = "sys/class/net"
 RESOLVE_LIMIT_S = 2.0
@@ -46,15 +46,15 @@ class Route(Struct, frozen=True):
     """Whether its hosts are reached without a gateway."""
 
 
-def interfaces(tree: Tree) -> tuple[Interface, ...]:
+def list_interfaces(tree: FileTree) -> tuple[Interface, ...]:
     """All interfaces of this network namespace, in the order of their names."""
-    names = [name for name in tree.names(NET) if tree.names(f"{NET}/{name}")]  # bonding_masters is a file
-    masters = {member: name for name in names for member in _members(tree, name)}
-    addresses = _addresses(tree)
-    return tuple(_interface(tree, name, masters.get(name), addresses.get(name, ())) for name in names)
+    names = [name for name in tree.list_names(NET) if tree.list_names(f"{NET}/{name}")]  # bonding_masters is a file
+    masters = {member: name for name in names for member in _list_members(tree, name)}
+    addresses = _read_addresses(tree)
+    return tuple(_read_interface(tree, name, masters.get(name), addresses.get(name, ())) for name in names)
 
 
-def route(tree: Tree, found: Iterable[Interface], master: str, lookup: Lookup | None = None) -> str | None:
+def find_route(tree: FileTree, found: Iterable[Interface], master: str, lookup: Lookup | None = None) -> str | None:
     """Name of the interface by which `master` is reached, or that holds its address where this is the master.
 
     An address of the loopback interface, which Debian gives a host's own name, counts only if there is no other.
@@ -69,90 +69,93 @@ def route(tree: Tree, found: Iterable[Interface], master: str, lookup: Lookup | 
     Returns:
         None where the name is unknown or nothing leads there; the reason is then a problem of the tree.
     """
-    holders = {parsed(address): interface.name for interface in found for address in interface.addresses}
-    targets = _resolved(tree, master, lookup or (_system_lookup if tree.is_live else None))
-    routes = [*_routes_v4(tree), *_routes_v6(tree)]
-    ways = [holders.get(target) or _way(routes, target) for target in targets if not target.is_loopback]
+    holders = {parse_ip_address(address): interface.name for interface in found for address in interface.addresses}
+    targets = _resolve_host(tree, master, lookup or (_look_up_host if tree.is_live else None))
+    routes = [*_read_v4_routes(tree), *_read_v6_routes(tree)]
+    ways = [holders.get(target) or _choose_interface(routes, target) for target in targets if not target.is_loopback]
     if any(ways):
         return next(way for way in ways if way)
     if any(target.is_loopback for target in targets):
         return "lo"
     if targets:
-        tree.note("proc/net/route", f"no route to {master}")
+        tree.note_problem("proc/net/route", f"no route to {master}")
     return None
 
 
-def parsed(text: str) -> Address | None:
+def parse_ip_address(text: str) -> Address | None:
     """An IP address, also one in brackets or with a zone; None for anything else."""
     with suppress(ValueError):
         return ipaddress.ip_address(text.strip().removeprefix("[").removesuffix("]").partition("%")[0])
     return None
 
 
-def events(tree: Tree, folder: str) -> dict[str, str]:
+def read_uevent(tree: FileTree, folder: str) -> dict[str, str]:
     """The `KEY=value` lines of a kernel object's uevent file."""
-    lines = (tree.text(f"{folder}/uevent") or "").splitlines()
+    lines = (tree.read_text(f"{folder}/uevent") or "").splitlines()
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
 
-def _interface(tree: Tree, name: str, master: str | None, addresses: Iterable[str]) -> Interface:
+def _read_interface(tree: FileTree, name: str, master: str | None, addresses: Iterable[str]) -> Interface:
     folder = f"{NET}/{name}"
-    has_device = bool(tree.names(f"{folder}/device"))
-    device = events(tree, f"{folder}/device") if has_device else {}
-    numa_node = tree.number(f"{folder}/device/numa_node") if has_device else None
-    state = tree.text(f"{folder}/operstate") or "unknown"
+    has_device = bool(tree.list_names(f"{folder}/device"))
+    device = read_uevent(tree, f"{folder}/device") if has_device else {}
+    numa_node = tree.read_number(f"{folder}/device/numa_node") if has_device else None
+    state = tree.read_text(f"{folder}/operstate") or "unknown"
     return Interface(
         name=name,
-        kind=_kind(tree, name, has_device=has_device),
+        kind=_find_interface_kind(tree, name, has_device=has_device),
         state=state,
-        speed_mbps=_speed(tree, folder) if state == "up" else None,
-        mtu=tree.number(f"{folder}/mtu"),
+        speed_mbps=_read_speed(tree, folder) if state == "up" else None,
+        mtu=tree.read_number(f"{folder}/mtu"),
         addresses=tuple(addresses),
-        master=tree.target(f"{folder}/master") or master,
+        master=tree.read_link_target(f"{folder}/master") or master,
         bdf=device.get("PCI_SLOT_NAME"),
-        driver=device.get("DRIVER") or tree.target(f"{folder}/device/driver"),
+        driver=device.get("DRIVER") or tree.read_link_target(f"{folder}/device/driver"),
         numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
     )
 
 
-def _kind(tree: Tree, name: str, *, has_device: bool) -> Kind:
+def _find_interface_kind(tree: FileTree, name: str, *, has_device: bool) -> Kind:
     folder = f"{NET}/{name}"
-    hardware = tree.number(f"{folder}/type")
+    hardware = tree.read_number(f"{folder}/type")
     if hardware == LOOPBACK:
         return "loopback"
-    kind = events(tree, folder).get("DEVTYPE")
-    if kind == "bond" or tree.names(f"{folder}/bonding"):
+    kind = read_uevent(tree, folder).get("DEVTYPE")
+    if kind == "bond" or tree.list_names(f"{folder}/bonding"):
         return "bond"
-    if kind == "bridge" or tree.names(f"{folder}/bridge"):
+    if kind == "bridge" or tree.list_names(f"{folder}/bridge"):
         return "bridge"
     if hardware == INFINIBAND:
         return "infiniband"
     return "ethernet" if has_device else "virtual"
 
 
-def _members(tree: Tree, name: str) -> list[str]:
+def _list_members(tree: FileTree, name: str) -> list[str]:
     """Interfaces below a bond or a bridge."""
-    return (tree.text(f"{NET}/{name}/bonding/slaves") or "").split() or tree.names(f"{NET}/{name}/brif")
+    return (tree.read_text(f"{NET}/{name}/bonding/slaves") or "").split() or tree.list_names(f"{NET}/{name}/brif")
 
 
-def _speed(tree: Tree, folder: str) -> int | None:
+def _read_speed(tree: FileTree, folder: str) -> int | None:
     """Megabit/s. Read past the tree: drivers that know no speed fail the read, which is no problem of the machine."""
     try:
-        speed = as_int((tree.root / folder / "speed").read_text(errors="replace"))
+        speed = parse_int((tree.root / folder / "speed").read_text(errors="replace"))
     except OSError:
         return None
     return speed if speed and speed > 0 else None
 
 
-def _addresses(tree: Tree) -> dict[str, list[str]]:
+def _read_addresses(tree: FileTree) -> dict[str, list[str]]:
     """IPv4 addresses, then IPv6 ones, by interface."""
     found: dict[str, list[str]] = {}
-    for name, address in [*(_live_v4() if tree.may_ask else _v4_by_files(tree)), *_v6(tree)]:
+    for name, address in [
+        *(_read_live_v4_addresses() if tree.may_ask else _read_recorded_v4_addresses(tree)),
+        *_read_v6_addresses(tree),
+    ]:
         found.setdefault(name, []).append(address)
     return found
 
 
-def _live_v4() -> list[tuple[str, str]]:
+def _read_live_v4_addresses() -> list[tuple[str, str]]:
     """What the kernel lists for SIOCGIFCONF: a name, which may have a label behind a colon, and an address each."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         size = 64 * IFREQ.size
@@ -167,20 +170,23 @@ def _live_v4() -> list[tuple[str, str]]:
     return [(name.split(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(address)) for name, address in entries]
 
 
-def _v4_by_files(tree: Tree) -> list[tuple[str, str]]:
+def _read_recorded_v4_addresses(tree: FileTree) -> list[tuple[str, str]]:
     """Local addresses of the kernel's table, each with the interface whose network it is in; one that could be of
     several interfaces is left out."""
     local: set[str] = set()
     leaf = ""
-    for line in (tree.text("proc/net/fib_trie") or "").splitlines():
+    for line in (tree.read_text("proc/net/fib_trie") or "").splitlines():
         leaf = line.strip(" |-") if "|-- " in line else leaf
-        local |= {leaf} if line.strip() == "/32 host LOCAL" and parsed(leaf) else set()
-    routes = [route for route in _routes_v4(tree) if route.is_direct and route.network.prefixlen]
-    pairs = [("lo" if address.startswith("127.") else _only(routes, address), address) for address in sorted(local)]
+        local |= {leaf} if line.strip() == "/32 host LOCAL" and parse_ip_address(leaf) else set()
+    routes = [route for route in _read_v4_routes(tree) if route.is_direct and route.network.prefixlen]
+    pairs = [
+        ("lo" if address.startswith("127.") else _find_only_interface(routes, address), address)
+        for address in sorted(local)
+    ]
     return [(name, address) for name, address in pairs if name]
 
 
-def _only(routes: Iterable[Route], address: str) -> str | None:
+def _find_only_interface(routes: Iterable[Route], address: str) -> str | None:
     """The interface of the narrowest networks that `address` is in, if it is one."""
     matching = [route for route in routes if ipaddress.ip_address(address) in route.network]
     narrowest = max((route.network.prefixlen for route in matching), default=0)
@@ -188,11 +194,11 @@ def _only(routes: Iterable[Route], address: str) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _v6(tree: Tree) -> list[tuple[str, str]]:
-    return _rows(tree, "proc/net/if_inet6", lambda row: (row[5], str(ipaddress.IPv6Address(int(row[0], 16)))))
+def _read_v6_addresses(tree: FileTree) -> list[tuple[str, str]]:
+    return _parse_rows(tree, "proc/net/if_inet6", lambda row: (row[5], str(ipaddress.IPv6Address(int(row[0], 16)))))
 
 
-def _routes_v4(tree: Tree) -> list[Route]:
+def _read_v4_routes(tree: FileTree) -> list[Route]:
     """Usable entries of proc/net/route, whose numbers are in the byte order of the machine: little endian."""
 
     def read(row: list[str]) -> tuple[Route, int]:
@@ -200,30 +206,30 @@ def _routes_v4(tree: Tree) -> list[Route]:
         network = ipaddress.IPv4Network((start, width), strict=False)
         return Route(network, row[0], int(row[6]), is_direct=int(row[2], 16) == 0), int(row[3], 16)
 
-    rows = _rows(tree, "proc/net/route", read, header="Iface")
+    rows = _parse_rows(tree, "proc/net/route", read, header="Iface")
     return [route for route, flags in rows if _is_usable(flags)]
 
 
-def _routes_v6(tree: Tree) -> list[Route]:
+def _read_v6_routes(tree: FileTree) -> list[Route]:
     """Usable entries of proc/net/ipv6_route."""
 
     def read(row: list[str]) -> tuple[Route, int]:
         network = ipaddress.IPv6Network((int(row[0], 16), int(row[1], 16)), strict=False)
         return Route(network, row[9], int(row[5], 16), is_direct=int(row[4], 16) == 0), int(row[8], 16)
 
-    return [route for route, flags in _rows(tree, "proc/net/ipv6_route", read) if _is_usable(flags)]
+    return [route for route, flags in _parse_rows(tree, "proc/net/ipv6_route", read) if _is_usable(flags)]
 
 
-def _rows(tree: Tree, path: str, read: Callable[[list[str]], Row], header: str = "") -> list[Row]:
+def _parse_rows(tree: FileTree, path: str, read: Callable[[list[str]], Row], header: str = "") -> list[Row]:
     """What `read` makes of each line's words; a line that it cannot read is a problem."""
     found = []
-    for line in (tree.text(path) or "").splitlines():
+    for line in (tree.read_text(path) or "").splitlines():
         if header and line.startswith(header):
             continue
         try:
             found.append(read(line.split()))
         except (ValueError, IndexError):
-            tree.note(path, f"{line.strip()[:60]!r} cannot be understood")
+            tree.note_problem(path, f"{line.strip()[:60]!r} cannot be understood")
     return found
 
 
@@ -231,28 +237,28 @@ def _is_usable(flags: int) -> bool:
     return bool(flags & UP) and not flags & REJECT
 
 
-def _way(routes: Iterable[Route], target: Address) -> str | None:
+def _choose_interface(routes: Iterable[Route], target: Address) -> str | None:
     """Interface of the narrowest network with `target`; of two, the one with the smaller metric."""
     matching = [route for route in routes if target in route.network]
     best = max(matching, key=lambda route: (route.network.prefixlen, -route.metric), default=None)
     return best.interface if best else None
 
 
-def _resolved(tree: Tree, master: str, lookup: Lookup | None) -> list[Address]:
+def _resolve_host(tree: FileTree, master: str, lookup: Lookup | None) -> list[Address]:
     """Addresses of a host, IPv4 before IPv6."""
-    address = parsed(master)
+    address = parse_ip_address(master)
     if address:
         return [address]
     if lookup is None:
-        tree.note("etc/hosts", f"names such as '{master}' are not resolved for a recorded machine")
+        tree.note_problem("etc/hosts", f"names such as '{master}' are not resolved for a recorded machine")
         return []
-    addresses = [address for text in _in_time(lookup, master) if (address := parsed(text))]
+    addresses = [address for text in _resolve_in_time(lookup, master) if (address := parse_ip_address(text))]
     if not addresses:
-        tree.note("etc/resolv.conf", f"'{master}' has no address that was found within {RESOLVE_LIMIT_S:g} s")
+        tree.note_problem("etc/resolv.conf", f"'{master}' has no address that was found within {RESOLVE_LIMIT_S:g} s")
     return sorted(addresses, key=lambda address: address.version)
 
 
-def _in_time(lookup: Lookup, name: str) -> list[str]:
+def _resolve_in_time(lookup: Lookup, name: str) -> list[str]:
     """What `lookup` finds within the limit."""
     found: list[str] = []
     thread = threading.Thread(target=lambda: found.extend(lookup(name)), daemon=True)  # it cannot be interrupted
@@ -261,7 +267,7 @@ def _in_time(lookup: Lookup, name: str) -> list[str]:
     return list(found)
 
 
-def _system_lookup(name: str) -> list[str]:
+def _look_up_host(name: str) -> list[str]:
     """Addresses of a name in the resolver's order."""
     with suppress(OSError, UnicodeError):
         return [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct, structs
 
 from primus.machine import profile
-from primus.machine.facts import Facts, Interface, RdmaDevice, RdmaPort
-from primus.machine.interfaces import parsed
-from primus.machine.tree import as_int, natural
+from primus.machine.facts import Interface, MachineFacts, RdmaDevice, RdmaPort
+from primus.machine.interfaces import parse_ip_address
+from primus.machine.tree import build_sort_key, parse_int
 
 EXPECTED_VARIABLE = "PRIMUS_EXPECT_IB"
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -43,7 +43,9 @@ class Network(Struct, frozen=True, kw_only=True):
     """Why, by field: ``interface``, ``hcas``, ``gid_index``, ``nic_kind``."""
 
 
-def choose(facts: Facts, nnodes: int, environ: Mapping[str, str], expected: int | None = None) -> Network:
+def choose_network(
+    facts: MachineFacts, nnodes: int, environ: Mapping[str, str], expected: int | None = None
+) -> Network:
     """The interface that leads to the master, and the fastest RDMA ports that are up; on one node nothing is set.
 
     Args:
@@ -54,40 +56,40 @@ def choose(facts: Facts, nnodes: int, environ: Mapping[str, str], expected: int 
         expected: Number of ports, before PRIMUS_EXPECT_IB.
     """
     if facts.assumed:
-        return _assumed_network(facts, nnodes, environ)
-    ports, excluded = _data_ports(facts)
+        return _build_assumed_network(facts, nnodes, environ)
+    ports, excluded = _list_data_ports(facts)
     names = tuple((device.name, port.number) for device, port in ports)
-    kind, kind_reason = _nic_kind(ports, environ)
+    kind, kind_reason = _find_nic_kind(ports, environ)
     if nnodes <= 1:
         one = Network(nic_kind=kind, ports=names, excluded=tuple(excluded))
-        return one if not ports else _with_reasons(one, nic_kind=kind_reason)
-    interface, way = _interface(facts)
-    nic = profile.nic(kind) if kind else None
+        return one if not ports else _add_reasons(one, nic_kind=kind_reason)
+    interface, way = _choose_master_interface(facts)
+    nic = profile.load_nic(kind) if kind else None
     verbs = ports if nic is None or nic.is_verbs else []
-    gid_index, gid_reason, gid_warnings = _gid_index(verbs, kind)
-    wanted = expected if expected is not None else _expected(facts, environ)
+    gid_index, gid_reason, gid_warnings = _choose_gid_index(verbs, kind)
+    wanted = expected if expected is not None else _count_expected_ports(facts, environ)
     network = Network(
         interface=interface,
         hcas=tuple(f"{device.name}:{port.number}" for device, port in verbs),
         gid_index=gid_index,
         nic_kind=kind,
         ports=names,
-        excluded=(*excluded, *_members(facts.interfaces)),
-        warnings=(*([] if interface else [way]), *gid_warnings, *_count_warnings(facts, ports, wanted)),
+        excluded=(*excluded, *_list_bond_members(facts.interfaces)),
+        warnings=(*([] if interface else [way]), *gid_warnings, *_find_count_warnings(facts, ports, wanted)),
     )
     rate = f"{ports[0][1].rate_gbps:g} Gb/s" if ports and ports[0][1].rate_gbps else "of unknown rate"
     hca_reason = f"the {len(ports)} active ports with the highest rate, {rate}" if verbs else "no RDMA port is active"
     if ports and not verbs:
         hca_reason = f"{kind} is not reached by verbs"
-    return _with_reasons(
+    return _add_reasons(
         network, interface=way if interface else "", hcas=hca_reason, gid_index=gid_reason, nic_kind=kind_reason
     )
 
 
-def _assumed_network(facts: Facts, nnodes: int, environ: Mapping[str, str]) -> Network:
+def _build_assumed_network(facts: MachineFacts, nnodes: int, environ: Mapping[str, str]) -> Network:
     """What is known without the machine: the kind of its adapters, not their names."""
     ports = [(device, port) for device in facts.rdma for port in device.ports]
-    kind, _ = _nic_kind(ports, environ)
+    kind, _ = _find_nic_kind(ports, environ)
     return Network(
         nic_kind=kind,
         ports=tuple((device.name, port.number) for device, port in ports),
@@ -96,7 +98,7 @@ def _assumed_network(facts: Facts, nnodes: int, environ: Mapping[str, str]) -> N
     )
 
 
-def select(expression: str, names: Iterable[str]) -> list[str]:
+def select_names(expression: str, names: Iterable[str]) -> list[str]:
     """The `names` that an expression of NCCL_SOCKET_IFNAME or NCCL_IB_HCA selects.
 
     ``^`` denies, ``=`` after it asks for the whole name rather than its beginning, commas separate names, and an HCA
@@ -106,31 +108,33 @@ def select(expression: str, names: Iterable[str]) -> list[str]:
     denies = expression.startswith("^")
     rest = expression.removeprefix("^")
     is_exact = rest.startswith("=")
-    entries = [_split(entry) for entry in rest.removeprefix("=").split(",")]
+    entries = [_split_entry(entry) for entry in rest.removeprefix("=").split(",")]
     entries = [entry for entry in entries if entry[0]]
-    return [name for name in names if denies != (not entries or any(_selects(e, name, is_exact) for e in entries))]
+    return [
+        name for name in names if denies != (not entries or any(_is_selected_by(e, name, is_exact) for e in entries))
+    ]
 
 
-def validate(environ: Mapping[str, str], facts: Facts) -> tuple[str, ...]:
+def validate_network_variables(environ: Mapping[str, str], facts: MachineFacts) -> tuple[str, ...]:
     """What is wrong with the interfaces and RDMA ports that the user's own variables select; empty if nothing is.
 
     What is not known, as on a machine that was only named, is not judged.
     """
     socket_values = [(name, environ[name]) for name in SOCKET_VARIABLES if environ.get(name)]
-    found = [warning for pair in socket_values for warning in _interface_warnings(*pair, facts)]
+    found = [warning for pair in socket_values for warning in _find_interface_warnings(*pair, facts)]
     hcas = environ.get("NCCL_IB_HCA")
-    return (*found, *(_hca_warnings(hcas, facts) if hcas else ()))
+    return (*found, *(_find_hca_warnings(hcas, facts) if hcas else ()))
 
 
-def _with_reasons(network: Network, **reasons: str) -> Network:
+def _add_reasons(network: Network, **reasons: str) -> Network:
     return structs.replace(network, reasons={field: reason for field, reason in reasons.items() if reason})
 
 
-def _data_ports(facts: Facts) -> tuple[list[Port], list[tuple[str, str]]]:
+def _list_data_ports(facts: MachineFacts) -> tuple[list[Port], list[tuple[str, str]]]:
     """The fastest active ports, and why the others are not among them; where some share a PCI root with a card, ports
     of which it is known that they do not are for storage or management."""
     ports = [(device, port) for device in facts.rdma for port in device.ports]
-    reasons = {(device.name, port.number): _why_not(device, port, facts.interfaces) for device, port in ports}
+    reasons = {(device.name, port.number): _explain_exclusion(device, port, facts.interfaces) for device, port in ports}
     usable = [(device, port) for device, port in ports if not reasons[device.name, port.number]]
     fastest = max((port.rate_gbps or 0 for _, port in usable), default=0)
     chosen = [pair for pair in usable if (pair[1].rate_gbps or 0) == fastest]
@@ -144,12 +148,12 @@ def _data_ports(facts: Facts) -> tuple[list[Port], list[tuple[str, str]]]:
         chosen = [pair for pair in chosen if pair not in far]
     excluded = [(f"{name}:{number}", reason) for (name, number), reason in reasons.items() if reason]
     return (
-        sorted(chosen, key=lambda pair: (natural(pair[0].name), pair[1].number)),
-        sorted(excluded, key=lambda pair: natural(pair[0])),
+        sorted(chosen, key=lambda pair: (build_sort_key(pair[0].name), pair[1].number)),
+        sorted(excluded, key=lambda pair: build_sort_key(pair[0])),
     )
 
 
-def _why_not(device: RdmaDevice, port: RdmaPort, interfaces: Sequence[Interface]) -> str:
+def _explain_exclusion(device: RdmaDevice, port: RdmaPort, interfaces: Sequence[Interface]) -> str:
     """Why a port cannot be for data, its rate aside; empty where it can."""
     if not port.is_active:
         return f"{port.state}, {port.physical_state}"
@@ -160,7 +164,7 @@ def _why_not(device: RdmaDevice, port: RdmaPort, interfaces: Sequence[Interface]
     return f"belongs to {mine.master}" if mine and mine.master in bonds else ""
 
 
-def _interface(facts: Facts) -> tuple[str | None, str]:
+def _choose_master_interface(facts: MachineFacts) -> tuple[str | None, str]:
     """The interface that leads to the master, and why; None and what to do where there is none that can be used."""
     name = facts.master_interface
     by_name = {interface.name: interface for interface in facts.interfaces}
@@ -179,12 +183,12 @@ def _interface(facts: Facts) -> tuple[str | None, str]:
     return name, "leads to the master"
 
 
-def _members(interfaces: Iterable[Interface]) -> Iterator[tuple[str, str]]:
+def _list_bond_members(interfaces: Iterable[Interface]) -> Iterator[tuple[str, str]]:
     bonds = {interface.name for interface in interfaces if interface.kind == "bond"}
     yield from ((i.name, f"belongs to {i.master}") for i in interfaces if i.master in bonds)
 
 
-def _nic_kind(ports: Sequence[Port], environ: Mapping[str, str]) -> tuple[str | None, str]:
+def _find_nic_kind(ports: Sequence[Port], environ: Mapping[str, str]) -> tuple[str | None, str]:
     if environ.get("USING_AINIC") == "1":
         return "ainic", "USING_AINIC=1"
     kinds = Counter(device.kind for device, _ in ports if device.kind)
@@ -194,7 +198,7 @@ def _nic_kind(ports: Sequence[Port], environ: Mapping[str, str]) -> tuple[str | 
     return kind, f"{count} of {len(ports)} ports"
 
 
-def _gid_index(ports: Sequence[Port], kind: str | None) -> tuple[int | None, str, list[str]]:
+def _choose_gid_index(ports: Sequence[Port], kind: str | None) -> tuple[int | None, str, list[str]]:
     """The GID index that all Ethernet ports have for RoCE v2 over IPv4, why, and warnings.
 
     Only for mellanox: the profiles of other adapters know theirs.
@@ -204,7 +208,7 @@ def _gid_index(ports: Sequence[Port], kind: str | None) -> tuple[int | None, str
         return None, "InfiniBand needs none" if ports else "", []
     if kind != "mellanox":
         return None, f"the profile of {kind or 'the adapters'} decides", []
-    indexes = {f"{device.name}:{port.number}": roce_v2_index(port) for device, port in ethernet}
+    indexes = {f"{device.name}:{port.number}": find_roce_v2_index(port) for device, port in ethernet}
     found = set(indexes.values())
     if found == {None}:
         return None, "", ["no RDMA port has a RoCE v2 GID with an IPv4 address: does its interface have an address?"]
@@ -214,34 +218,34 @@ def _gid_index(ports: Sequence[Port], kind: str | None) -> tuple[int | None, str
     return found.pop(), "RoCE v2 with IPv4 on all ports", []
 
 
-def roce_v2_index(port: RdmaPort) -> int | None:
+def find_roce_v2_index(port: RdmaPort) -> int | None:
     """Lowest index of a RoCE v2 GID that stands for an IPv4 address; None where the port has none."""
     gids = (gid.index for gid in port.gids if gid.kind == "RoCE v2" and _is_ipv4(gid.gid))
     return min(gids, default=None)
 
 
 def _is_ipv4(gid: str) -> bool:
-    address = parsed(gid)
+    address = parse_ip_address(gid)
     return address is not None and address.version == 6 and address.ipv4_mapped is not None
 
 
-def _expected(facts: Facts, environ: Mapping[str, str]) -> int | None:
+def _count_expected_ports(facts: MachineFacts, environ: Mapping[str, str]) -> int | None:
     text = environ.get(EXPECTED_VARIABLE, "").strip()
     if text in ("1", "true", "yes"):
         return len(facts.devices) or 1
-    number = as_int(text) or 0
+    number = parse_int(text) or 0
     return number if number > 0 else None
 
 
-def _count_warnings(facts: Facts, ports: Sequence[Port], expected: int | None) -> Iterator[str]:
+def _find_count_warnings(facts: MachineFacts, ports: Sequence[Port], expected: int | None) -> Iterator[str]:
     if expected is not None and len(ports) != expected:
-        missing = _missing(facts, ports) if len(ports) < expected else ""
+        missing = _format_missing_ports(facts, ports) if len(ports) < expected else ""
         yield f"{len(ports)} of {expected} expected RDMA ports are active{missing}"
     elif not ports and (facts.rdma or facts.devices):
-        yield f"no RDMA port is active: nodes talk over sockets, which is slow{_missing(facts, ports)}"
+        yield f"no RDMA port is active: nodes talk over sockets, which is slow{_format_missing_ports(facts, ports)}"
 
 
-def _missing(facts: Facts, ports: Sequence[Port]) -> str:
+def _format_missing_ports(facts: MachineFacts, ports: Sequence[Port]) -> str:
     """Ports that should be up: of the chosen ones' type, or all where none was chosen or no type is known."""
     types = {device.hca_type for device, _ in ports if device.hca_type}
     alike = [device for device in facts.rdma if device.hca_type in types] if types else facts.rdma
@@ -249,7 +253,7 @@ def _missing(facts: Facts, ports: Sequence[Port]) -> str:
     return f": {', '.join(down)}" if down else ""
 
 
-def _split(entry: str) -> tuple[str, int | None]:
+def _split_entry(entry: str) -> tuple[str, int | None]:
     """Name and port; as with C's atoi a port that is no number is 0, and -1 is any."""
     name, colon, text = entry.partition(":")
     match = re.match(r"\s*([+-]?\d{1,9})", text)
@@ -257,22 +261,22 @@ def _split(entry: str) -> tuple[str, int | None]:
     return name, None if not colon or port == -1 else port
 
 
-def _selects(entry: tuple[str, int | None], name: str, is_exact: bool) -> bool:
+def _is_selected_by(entry: tuple[str, int | None], name: str, is_exact: bool) -> bool:
     wanted, wanted_port = entry
-    own, own_port = _split(name)
+    own, own_port = _split_entry(name)
     if wanted_port is not None and own_port is not None and wanted_port != own_port:
         return False
     return own == wanted if is_exact else own.startswith(wanted)
 
 
-def _interface_warnings(variable: str, value: str, facts: Facts) -> Iterator[str]:
-    addresses = _address_warnings(variable, value, facts)
+def _find_interface_warnings(variable: str, value: str, facts: MachineFacts) -> Iterator[str]:
+    addresses = _find_address_warnings(variable, value, facts)
     if addresses or not facts.interfaces:
         yield from addresses
         return
     names = [interface.name for interface in facts.interfaces]
     is_gloo = variable == "GLOO_SOCKET_IFNAME"  # PyTorch takes whole names only
-    chosen = select(f"={value}" if is_gloo else value, names)
+    chosen = select_names(f"={value}" if is_gloo else value, names)
     if not chosen:
         yield f"{variable}={value} selects no interface; there are {', '.join(names)}"
     elif all(INSIDE.match(name) for name in chosen):
@@ -282,11 +286,13 @@ def _interface_warnings(variable: str, value: str, facts: Facts) -> Iterator[str
         yield f"{variable}={value} selects {', '.join(down)}, which is down"
 
 
-def _address_warnings(variable: str, value: str, facts: Facts) -> list[str]:
-    holders = {parsed(address): interface.name for interface in facts.interfaces for address in interface.addresses}
+def _find_address_warnings(variable: str, value: str, facts: MachineFacts) -> list[str]:
+    holders = {
+        parse_ip_address(address): interface.name for interface in facts.interfaces for address in interface.addresses
+    }
     found = []
     for entry in value.lstrip("^=").split(","):
-        address = parsed(entry)
+        address = parse_ip_address(entry)
         if address:
             holder = f"; {holders[address]} holds it" if address in holders else ""
             thing = "an RDMA device" if variable == "NCCL_IB_HCA" else "an interface"
@@ -294,13 +300,13 @@ def _address_warnings(variable: str, value: str, facts: Facts) -> list[str]:
     return found
 
 
-def _hca_warnings(value: str, facts: Facts) -> Iterator[str]:
-    addresses = _address_warnings("NCCL_IB_HCA", value, facts)
+def _find_hca_warnings(value: str, facts: MachineFacts) -> Iterator[str]:
+    addresses = _find_address_warnings("NCCL_IB_HCA", value, facts)
     if addresses or not facts.rdma:
         yield from addresses
         return
     ports = {f"{device.name}:{port.number}": port for device in facts.rdma for port in device.ports}
-    chosen = select(value, ports)
+    chosen = select_names(value, ports)
     if not chosen:
         yield f"NCCL_IB_HCA={value} selects no RDMA port; there are {', '.join(ports)}"
         return

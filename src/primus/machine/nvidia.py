@@ -10,11 +10,11 @@ from itertools import combinations
 from msgspec import Struct, structs
 
 from primus.machine import pci, profile
+from primus.machine.device_sources import Sourced, build_device
 from primus.machine.devices import MIG
 from primus.machine.facts import Device, Link, Partition, PcieLink
 from primus.machine.profile import Profile
-from primus.machine.sourced import Sourced, device
-from primus.machine.tree import Tree
+from primus.machine.tree import FileTree
 
 GPUS = "proc/driver/nvidia/gpus"
 CAPABILITIES = "proc/driver/nvidia/capabilities"
@@ -24,7 +24,7 @@ SWITCH = -1
 """Stands for whatever a link leads to that is no card: on the usual servers a switch that joins all cards."""
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class NvidiaReading(Struct, frozen=True, kw_only=True):
     """What NVML, or the driver's file, says of one card."""
 
     bdf: str | None
@@ -40,54 +40,58 @@ class Reading(Struct, frozen=True, kw_only=True):
     """Whether the driver counts the card but cannot reach it."""
 
 
-def cards(
-    tree: Tree, functions: Iterable[pci.Function], library: str = LIBRARY
+def read_gpus(
+    tree: FileTree, functions: Iterable[pci.PciFunction], library: str = LIBRARY
 ) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
     """The cards by their addresses, and the NVLink connections between them; parts of a card (MIG) are no cards."""
     functions = [function for function in functions if function.vendor == pci.NVIDIA]
-    folders = sorted(tree.names(GPUS))
-    readings, source = (_from_library(tree, library) if tree.may_ask and (folders or functions) else None), "nvml"
+    folders = sorted(tree.list_names(GPUS))
+    readings, source = (_read_library(tree, library) if tree.may_ask and (folders or functions) else None), "nvml"
     if readings is None:
-        readings, source = [_file(tree, folder) for folder in folders], "proc"
-    readings = _with_addresses(readings, [function.bdf for function in functions] or folders)
-    devices = [_card(tree, index, reading, source, functions) for index, reading in enumerate(readings)]
+        readings, source = [_read_driver_file(tree, folder) for folder in folders], "proc"
+    readings = _fill_addresses(readings, [function.bdf for function in functions] or folders)
+    devices = [_build_gpu(tree, index, reading, source, functions) for index, reading in enumerate(readings)]
     known = {reading.bdf for reading in readings if not reading.is_lost}
     lost = {reading.bdf for reading in readings if reading.is_lost}
     for function in functions:
-        if pci.address(function.bdf) not in known:
+        if pci.normalize_address(function.bdf) not in known:
             why = (
                 "its driver shows none there: it failed, fell off or may not be read"
                 if known
                 else "nvidia is not loaded"
             )
-            tree.note(f"{pci.DEVICES}/{function.bdf}", f"an NVIDIA device on the bus, but {why}")
-            if pci.address(function.bdf) in lost:
+            tree.note_problem(f"{pci.DEVICES}/{function.bdf}", f"an NVIDIA device on the bus, but {why}")
+            if pci.normalize_address(function.bdf) in lost:
                 continue
-            unknown = Reading(bdf=pci.address(function.bdf))
-            devices.append(_card(tree, len(devices), unknown, "pci", functions))
-    return tuple(devices), _links(readings)
+            unknown = NvidiaReading(bdf=pci.normalize_address(function.bdf))
+            devices.append(_build_gpu(tree, len(devices), unknown, "pci", functions))
+    return tuple(devices), _build_links(readings)
 
 
-def _from_library(tree: Tree, library: str) -> list[Reading] | None:
+def _read_library(tree: FileTree, library: str) -> list[NvidiaReading] | None:
     from primus.machine import nvml  # a machine without NVIDIA cards needs none
 
-    return nvml.readings(tree, library)
+    return nvml.read_nvml(tree, library)
 
 
-def _with_addresses(readings: Sequence[Reading], addresses: Iterable[str]) -> list[Reading]:
+def _fill_addresses(readings: Sequence[NvidiaReading], addresses: Iterable[str]) -> list[NvidiaReading]:
     """The readings, lost cards with the addresses that no other card has: the driver gives none for them.
 
     Both are in the order of addresses, which is NVML's.
     """
     known = {reading.bdf for reading in readings}
-    free = iter(sorted({address for name in addresses if (address := pci.address(name)) not in known and address}))
+    free = iter(
+        sorted({address for name in addresses if (address := pci.normalize_address(name)) not in known and address})
+    )
     return [structs.replace(each, bdf=next(free, None)) if each.is_lost else each for each in readings]
 
 
-def _card(tree: Tree, index: int, reading: Reading, source: str, functions: Sequence[pci.Function]) -> Device:
-    on_bus = {pci.address(function.bdf): function for function in functions}.get(reading.bdf)
+def _build_gpu(
+    tree: FileTree, index: int, reading: NvidiaReading, source: str, functions: Sequence[pci.PciFunction]
+) -> Device:
+    on_bus = {pci.normalize_address(function.bdf): function for function in functions}.get(reading.bdf)
     device_id = reading.device_id or (on_bus.device if on_bus else None)
-    known, by = _profile(device_id, reading.name), "pci" if device_id else source
+    known, by = _find_profile(device_id, reading.name), "pci" if device_id else source
     memory = reading.memory_bytes
     found: Sourced = {
         "model": (known.model if known else None, by),
@@ -97,50 +101,56 @@ def _card(tree: Tree, index: int, reading: Reading, source: str, functions: Sequ
         "uuid": (reading.uuid, source),
         "architecture": (reading.architecture or (known.architecture if known else None), source),
         "memory_bytes": (memory, source),
-        "partition_mode": (_mode(tree, reading), "proc"),
-        "numa_node": (pci.numa_node(tree, on_bus.bdf) if on_bus else None, "pci"),
-        "pci_path": (pci.path(tree, on_bus.bdf) if on_bus else (), "pci"),
-        "pcie": (pci.link(tree, on_bus.bdf) if on_bus else PcieLink(), "pci"),
+        "partition_mode": (_find_mig_mode(tree, reading), "proc"),
+        "numa_node": (pci.read_numa_node(tree, on_bus.bdf) if on_bus else None, "pci"),
+        "pci_path": (pci.find_pci_path(tree, on_bus.bdf) if on_bus else (), "pci"),
+        "pcie": (pci.read_slowest_link(tree, on_bus.bdf) if on_bus else PcieLink(), "pci"),
         "firmware": ({"vbios": reading.vbios} if reading.vbios else {}, source),
     }
     parts = (Partition(index=index, bdf=reading.bdf, memory_bytes=memory, uuid=reading.uuid),)
-    return device(index, "nvidia", found, () if source == "pci" or reading.is_lost else parts)
+    return build_device(index, "nvidia", found, () if source == "pci" or reading.is_lost else parts)
 
 
-def _mode(tree: Tree, reading: Reading) -> str | None:
+def _find_mig_mode(tree: FileTree, reading: NvidiaReading) -> str | None:
     """MIG where the card is divided into parts that compute; the driver numbers cards by their minor there."""
-    folder = next((name for name in tree.names(GPUS) if pci.address(name) == reading.bdf), None)
-    text = (tree.text(f"{GPUS}/{folder}/information") or "") if folder else ""
+    folder = next((name for name in tree.list_names(GPUS) if pci.normalize_address(name) == reading.bdf), None)
+    text = (tree.read_text(f"{GPUS}/{folder}/information") or "") if folder else ""
     minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
     if not minor:
         return None
     instances = f"{CAPABILITIES}/gpu{minor[1]}/mig"
-    parts = [f"{instances}/{name}" for name in tree.names(instances) if name.startswith("gi")]
-    return MIG if any(name.startswith("ci") for part in parts for name in tree.names(part)) else None
+    parts = [f"{instances}/{name}" for name in tree.list_names(instances) if name.startswith("gi")]
+    return MIG if any(name.startswith("ci") for part in parts for name in tree.list_names(part)) else None
 
 
-def _profile(device_id: int | None, name: str) -> Profile | None:
+def _find_profile(device_id: int | None, name: str) -> Profile | None:
     """By the id; by the name only where there is no id."""
-    return profile.by_id("nvidia", device_id) if device_id is not None else profile.by_name(name) if name else None
+    return (
+        profile.find_profile_by_id("nvidia", device_id)
+        if device_id is not None
+        else profile.find_profile_by_name(name)
+        if name
+        else None
+    )
 
 
-def _file(tree: Tree, folder: str) -> Reading:
-    lines = [line.partition(":") for line in (tree.text(f"{GPUS}/{folder}/information") or "").splitlines()]
+def _read_driver_file(tree: FileTree, folder: str) -> NvidiaReading:
+    lines = [line.partition(":") for line in (tree.read_text(f"{GPUS}/{folder}/information") or "").splitlines()]
     values = {key.strip(): value.strip() for key, _, value in lines}
     if not values:
-        tree.note(f"{GPUS}/{folder}/information", "says nothing of the device")
+        tree.note_problem(f"{GPUS}/{folder}/information", "says nothing of the device")
     if values.get("GPU Excluded") == "Yes":
-        tree.note(f"{GPUS}/{folder}", "the driver excludes this device")
+        tree.note_problem(f"{GPUS}/{folder}", "the driver excludes this device")
     uuid = values.get("GPU UUID", "")
-    return Reading(
-        bdf=pci.address(values.get("Bus Location", "")) or pci.address(folder),
+    return NvidiaReading(
+        bdf=pci.normalize_address(values.get("Bus Location", "")) or pci.normalize_address(folder),
         name=values.get("Model", ""),
         uuid=uuid if uuid.startswith("GPU-") and "?" not in uuid else None,
         vbios=values["Video BIOS"] if "?" not in values.get("Video BIOS", "?") else None,
     )
 
 
-def _links(readings: Sequence[Reading]) -> tuple[Link, ...]:
+def _build_links(readings: Sequence[NvidiaReading]) -> tuple[Link, ...]:
     """Connections from card to card, and through the switch that all others lead to."""
     index = {reading.bdf: number for number, reading in enumerate(readings)}
     ends = [[index.get(peer, SWITCH) for peer in reading.peers] for reading in readings]

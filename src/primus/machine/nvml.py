@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from primus.machine import pci
-from primus.machine.nvidia import Reading
-from primus.machine.tree import Tree
+from primus.machine.nvidia import NvidiaReading
+from primus.machine.tree import FileTree
 from primus.machine.vitals import BANKS, Process, RowRemapping, Vitals
 
 LIMIT_S = 30.0
@@ -44,24 +44,24 @@ ERRORS = {
 """nvmlReturn_t (nvml.h)."""
 
 
-def readings(tree: Tree, library: str) -> list[Reading] | None:
+def read_nvml(tree: FileTree, library: str) -> list[NvidiaReading] | None:
     """What NVML says of each card; None, and a problem, where it cannot be asked or does not answer in time.
 
     A card that failed is a problem of its own and hides no other: it has a reading with what is still known of it.
     """
-    return _ask(tree, library, _Nvml.reading)
+    return _ask_devices(tree, library, _NvmlLibrary.read_device)
 
 
-def vitals(tree: Tree, library: str) -> dict[str, Vitals]:
+def read_nvml_vitals(tree: FileTree, library: str) -> dict[str, Vitals]:
     """Live values of each card that answers, by its address."""
-    found = _ask(tree, library, _Nvml.vitals) or []
+    found = _ask_devices(tree, library, _NvmlLibrary.read_vitals) or []
     return {bdf: values for bdf, values in found if bdf is not None}
 
 
 Answer = TypeVar("Answer")
 
 
-def _ask(tree: Tree, library: str, of_card: Callable[[_Nvml, int], Answer]) -> list[Answer] | None:
+def _ask_devices(tree: FileTree, library: str, of_card: Callable[[_NvmlLibrary, int], Answer]) -> list[Answer] | None:
     """`of_card` of each card, in a thread that is left where the driver hangs."""
     found: list[Answer] = []
     problems: list[str] = []
@@ -69,7 +69,7 @@ def _ask(tree: Tree, library: str, of_card: Callable[[_Nvml, int], Answer]) -> l
 
     def ask() -> None:
         try:
-            found.extend(_Nvml(library, problems).of_cards(of_card))
+            found.extend(_NvmlLibrary(library, problems).read_devices(of_card))
             failure.clear()
         except (OSError, AttributeError, _NvmlError) as error:
             failure[:] = [str(error)]
@@ -78,9 +78,9 @@ def _ask(tree: Tree, library: str, of_card: Callable[[_Nvml, int], Answer]) -> l
     asking.start()
     asking.join(LIMIT_S)
     for problem in problems[:]:  # of which a call that hangs may still note more
-        tree.note(library, problem)
+        tree.note_problem(library, problem)
     if failure:
-        tree.note(library, failure[0])
+        tree.note_problem(library, failure[0])
         return None
     return found
 
@@ -126,85 +126,87 @@ class _Banks(ctypes.Structure):
     _fields_ = tuple((level, ctypes.c_uint) for level in BANKS)
 
 
-class _Nvml:
+class _NvmlLibrary:
     """The library, opened and initialised; what fails for one card is noted in `problems`."""
 
     def __init__(self, library: str, problems: list[str]) -> None:
         self.library = ctypes.CDLL(library)
         self.problems = problems
-        self.require("nvmlInit_v2")
+        self.require_function("nvmlInit_v2")
 
-    def call(self, name: str, *arguments: object) -> int:
+    def call_function(self, name: str, *arguments: object) -> int:
         """The code of a call; that of a missing function where the library is too old to have it."""
         function = getattr(self.library, name, None)
         return 13 if function is None else int(function(*arguments))
 
-    def require(self, name: str, *arguments: object) -> None:
-        code = self.call(name, *arguments)
+    def require_function(self, name: str, *arguments: object) -> None:
+        code = self.call_function(name, *arguments)
         if code:
-            raise _NvmlError(f"{name} failed: {_explain(code)}")
+            raise _NvmlError(f"{name} failed: {_explain_code(code)}")
 
-    def of_cards(self, of_card: Callable[[_Nvml, int], Answer]) -> list[Answer]:
+    def read_devices(self, of_card: Callable[[_NvmlLibrary, int], Answer]) -> list[Answer]:
         try:
             count = ctypes.c_uint()
-            self.require("nvmlDeviceGetCount_v2", ctypes.byref(count))
+            self.require_function("nvmlDeviceGetCount_v2", ctypes.byref(count))
             return [of_card(self, index) for index in range(count.value)]
         finally:
-            self.call("nvmlShutdown")
+            self.call_function("nvmlShutdown")
 
-    def reading(self, index: int) -> Reading:
+    def read_device(self, index: int) -> NvidiaReading:
         device, info, memory = ctypes.c_void_p(), _PciInfo(), _Memory()
-        if not self.is_told(index, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
-            return Reading(bdf=None, is_lost=True)
-        has_address = self.is_told(index, "nvmlDeviceGetPciInfo_v3", device, ctypes.byref(info))
-        has_memory = self.is_told(index, "nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
-        return Reading(
-            bdf=pci.address(info.bus_id.decode(errors="replace")) if has_address else None,
-            name=self.text("nvmlDeviceGetName", device) or "",
-            uuid=self.text("nvmlDeviceGetUUID", device),
+        if not self.has_value(index, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
+            return NvidiaReading(bdf=None, is_lost=True)
+        has_address = self.has_value(index, "nvmlDeviceGetPciInfo_v3", device, ctypes.byref(info))
+        has_memory = self.has_value(index, "nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
+        return NvidiaReading(
+            bdf=pci.normalize_address(info.bus_id.decode(errors="replace")) if has_address else None,
+            name=self.read_text("nvmlDeviceGetName", device) or "",
+            uuid=self.read_text("nvmlDeviceGetUUID", device),
             device_id=info.device_and_vendor >> 16 if has_address else None,
             memory_bytes=memory.total if has_memory else None,
-            architecture=self.architecture(index, device),
-            vbios=self.text("nvmlDeviceGetVbiosVersion", device),
-            peers=tuple(self.peers(device)),
+            architecture=self.read_architecture(index, device),
+            vbios=self.read_text("nvmlDeviceGetVbiosVersion", device),
+            peers=tuple(self.list_link_peers(device)),
         )
 
-    def vitals(self, index: int) -> tuple[str | None, Vitals]:
+    def read_vitals(self, index: int) -> tuple[str | None, Vitals]:
         """Address and live values of a card; what it does not support, or does not answer, is None."""
         device, info, memory = ctypes.c_void_p(), _PciInfo(), _Memory()
-        if self.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
+        if self.call_function("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
             return None, Vitals()
-        if self.call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(info)):
+        if self.call_function("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(info)):
             return None, Vitals()
-        code = self.call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
-        corrected, uncorrected = (self.ecc_errors(device, kind) for kind in (0, 1))
-        return pci.address(info.bus_id.decode(errors="replace")), Vitals(
-            temperature_c=self.count("nvmlDeviceGetTemperature", device, ctypes.c_uint(0)),
+        code = self.call_function("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
+        corrected, uncorrected = (self.read_ecc_errors(device, kind) for kind in (0, 1))
+        return pci.normalize_address(info.bus_id.decode(errors="replace")), Vitals(
+            temperature_c=self.read_count("nvmlDeviceGetTemperature", device, ctypes.c_uint(0)),
             memory_used_bytes=memory.used if code == 0 else None,
             shares_host_memory=True if code == NOT_SUPPORTED else None,
             ecc_correctable=corrected,
             ecc_uncorrectable=uncorrected,
-            remapping=self.remapping(device),
-            processes=self.processes(device),
+            remapping=self.read_remapping(device),
+            processes=self.list_processes(device),
         )
 
-    def count(self, name: str, *arguments: object) -> int | None:
+    def read_count(self, name: str, *arguments: object) -> int | None:
         value = ctypes.c_uint()
-        return None if self.call(name, *arguments, ctypes.byref(value)) else value.value
+        return None if self.call_function(name, *arguments, ctypes.byref(value)) else value.value
 
-    def ecc_errors(self, device: ctypes.c_void_p, kind: int) -> int | None:
+    def read_ecc_errors(self, device: ctypes.c_void_p, kind: int) -> int | None:
         """Corrected (0) or uncorrected (1) errors since the driver was loaded."""
         value = ctypes.c_ulonglong()
         volatile = ctypes.c_uint(0)
-        code = self.call("nvmlDeviceGetTotalEccErrors", device, ctypes.c_uint(kind), volatile, ctypes.byref(value))
+        code = self.call_function(
+            "nvmlDeviceGetTotalEccErrors", device, ctypes.c_uint(kind), volatile, ctypes.byref(value)
+        )
         return None if code else value.value
 
-    def remapping(self, device: ctypes.c_void_p) -> RowRemapping | None:
+    def read_remapping(self, device: ctypes.c_void_p) -> RowRemapping | None:
         rows, banks = [ctypes.c_uint() for _ in range(4)], _Banks()
-        if self.call("nvmlDeviceGetRemappedRows", device, *map(ctypes.byref, rows)):
+        if self.call_function("nvmlDeviceGetRemappedRows", device, *map(ctypes.byref, rows)):
             return None
         corrected, uncorrected, pending, failed = (row.value for row in rows)
-        has_banks = self.call("nvmlDeviceGetRowRemapperHistogram", device, ctypes.byref(banks)) == 0
+        has_banks = self.call_function("nvmlDeviceGetRowRemapperHistogram", device, ctypes.byref(banks)) == 0
         return RowRemapping(
             corrected=corrected,
             uncorrected=uncorrected,
@@ -213,44 +215,44 @@ class _Nvml:
             banks={level: getattr(banks, level) for level in BANKS} if has_banks else {},
         )
 
-    def processes(self, device: ctypes.c_void_p) -> tuple[Process, ...] | None:
+    def list_processes(self, device: ctypes.c_void_p) -> tuple[Process, ...] | None:
         room, found = ctypes.c_uint(MAX_PROCESSES), (_Process * MAX_PROCESSES)()
-        if self.call("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(room), found):
+        if self.call_function("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(room), found):
             return None
         return tuple(
             Process(pid=each.pid, memory_bytes=None if each.memory == NOT_AVAILABLE else each.memory)
             for each in found[: room.value]
         )
 
-    def is_told(self, index: int, name: str, *arguments: object) -> bool:
+    def has_value(self, index: int, name: str, *arguments: object) -> bool:
         """Whether a value of one card is told; a failure is noted, but not that the card has no such value."""
-        code = self.call(name, *arguments)
+        code = self.call_function(name, *arguments)
         if code not in (0, NOT_SUPPORTED):
-            self.problems.append(f"GPU {index}: {name} failed: {_explain(code)}")
+            self.problems.append(f"GPU {index}: {name} failed: {_explain_code(code)}")
         return code == 0
 
-    def architecture(self, index: int, device: ctypes.c_void_p) -> str | None:
+    def read_architecture(self, index: int, device: ctypes.c_void_p) -> str | None:
         major, minor = ctypes.c_int(), ctypes.c_int()
         places = (ctypes.byref(major), ctypes.byref(minor))
-        is_told = self.is_told(index, "nvmlDeviceGetCudaComputeCapability", device, *places)
+        is_told = self.has_value(index, "nvmlDeviceGetCudaComputeCapability", device, *places)
         return f"sm{major.value}{minor.value}" if is_told else None
 
-    def text(self, name: str, device: ctypes.c_void_p) -> str | None:
+    def read_text(self, name: str, device: ctypes.c_void_p) -> str | None:
         buffer = ctypes.create_string_buffer(96)
-        code = self.call(name, device, buffer, ctypes.c_uint(len(buffer)))
+        code = self.call_function(name, device, buffer, ctypes.c_uint(len(buffer)))
         return None if code else buffer.value.decode(errors="replace")
 
-    def peers(self, device: ctypes.c_void_p) -> Iterable[str]:
+    def list_link_peers(self, device: ctypes.c_void_p) -> Iterable[str]:
         """What each active link leads to; not every platform tells, and then it is only known that there is a link."""
         for link in range(MAX_LINKS):
             is_active, info = ctypes.c_uint(), _PciInfo()
-            code = self.call("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(link), ctypes.byref(is_active))
+            code = self.call_function("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(link), ctypes.byref(is_active))
             if code or not is_active.value:
                 continue
             number, place = ctypes.c_uint(link), ctypes.byref(info)
-            is_told = self.call("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, number, place) == 0
-            yield (pci.address(info.bus_id.decode(errors="replace")) if is_told else None) or "unknown"
+            is_told = self.call_function("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, number, place) == 0
+            yield (pci.normalize_address(info.bus_id.decode(errors="replace")) if is_told else None) or "unknown"
 
 
-def _explain(code: int) -> str:
+def _explain_code(code: int) -> str:
     return f"{ERRORS[code]} (code {code})" if code in ERRORS else f"code {code}"

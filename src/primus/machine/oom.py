@@ -28,13 +28,13 @@ class OomKills(Struct, frozen=True):
 
 def read_oom_kills(root: Path = Path("/")) -> OomKills:
     """The counters now; a few small files."""
-    host = _counter(root / "proc/vmstat")
-    places = _places(root)
+    host = _read_kill_counter(root / "proc/vmstat")
+    places = _list_group_folders(root)
     for place in places:
         for name in ("memory.events", "memory.oom_control"):
-            group = _counter(place / name)
+            group = _read_kill_counter(place / name)
             if group is not None:
-                return OomKills(group, host, _limit(places))
+                return OomKills(group, host, _read_memory_limit(places))
     return OomKills(None, host)
 
 
@@ -44,10 +44,10 @@ def describe_oom(before: OomKills, after: OomKills) -> str:
     The group counts what any out-of-memory killer does to it; the host's number counts other groups as well, so it is
     asked only where the group's cannot be read.
     """
-    if _grew(before.group, after.group):
+    if _has_grown(before.group, after.group):
         limit = "" if after.limit_bytes is None else f" of {_format_bytes(after.limit_bytes)}"
         return f"by the kernel's out-of-memory killer: the memory limit{limit} of its container or job was reached"
-    if after.group is None and _grew(before.host, after.host):
+    if after.group is None and _has_grown(before.host, after.host):
         return "maybe by the kernel's out-of-memory killer, which has ended a process of this host meanwhile"
     return ""
 
@@ -56,14 +56,14 @@ def _format_bytes(count: int) -> str:
     return f"{count / GIB:.4g} GiB" if count >= GIB else f"{count / MIB:.4g} MiB"
 
 
-def _grew(before: int | None, after: int | None) -> bool:
+def _has_grown(before: int | None, after: int | None) -> bool:
     return before is not None and after is not None and after > before
 
 
-def _places(root: Path) -> list[Path]:
+def _list_group_folders(root: Path) -> list[Path]:
     """Folders of this process's group and of those above it, in both versions, the nearest first."""
     found: list[Path] = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number != "0" and "memory" not in controllers.split(","):
             continue
@@ -74,20 +74,20 @@ def _places(root: Path) -> list[Path]:
     return found
 
 
-def _limit(places: list[Path]) -> int | None:
-    limits = [int(text) for place in places if (text := _text(place / "memory.max").strip()).isdecimal()]
+def _read_memory_limit(places: list[Path]) -> int | None:
+    limits = [int(text) for place in places if (text := _read_text(place / "memory.max").strip()).isdecimal()]
     for place in places:
-        match = re.search(r"^hierarchical_memory_limit (\d+)$", _text(place / "memory.stat"), re.MULTILINE)
+        match = re.search(r"^hierarchical_memory_limit (\d+)$", _read_text(place / "memory.stat"), re.MULTILINE)
         limits += [int(match[1])] if match else []
     return min((limit for limit in limits if limit < NO_LIMIT_BYTES), default=None)
 
 
-def _counter(path: Path) -> int | None:
-    match = re.search(r"^oom_kill (\d+)$", _text(path), re.MULTILINE)
+def _read_kill_counter(path: Path) -> int | None:
+    match = re.search(r"^oom_kill (\d+)$", _read_text(path), re.MULTILINE)
     return int(match[1]) if match else None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:

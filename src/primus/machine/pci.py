@@ -9,7 +9,7 @@ from typing import TypeVar
 from msgspec import Struct, structs
 
 from primus.machine.facts import PcieLink
-from primus.machine.tree import Tree, as_int
+from primus.machine.tree import FileTree, parse_int
 
 Number = TypeVar("Number", int, float)
 
@@ -26,7 +26,7 @@ PACKAGE_PORTS = {(0x1002, 0x14A0), (0x1022, 0x14C7), (0x1022, 0x1500)}
 above it is the slot's; those below are inside the package, and report their full speed whatever the slot does."""
 
 
-class Function(Struct, frozen=True):
+class PciFunction(Struct, frozen=True):
     """A PCI function of a GPU vendor that computes."""
 
     bdf: str
@@ -34,102 +34,102 @@ class Function(Struct, frozen=True):
     device: int | None
 
 
-def accelerators(tree: Tree) -> tuple[Function, ...]:
+def list_accelerators(tree: FileTree) -> tuple[PciFunction, ...]:
     """Functions of AMD and NVIDIA that compute, whether a driver has them or not, in the order of their addresses."""
     found = []
-    for name in tree.names(DEVICES):
-        vendor = tree.number(f"{DEVICES}/{name}/vendor")
+    for name in tree.list_names(DEVICES):
+        vendor = tree.read_number(f"{DEVICES}/{name}/vendor")
         if vendor in ACCELERATOR_CLASSES:
-            kind = (tree.number(f"{DEVICES}/{name}/class") or 0) >> 8
-            device = tree.number(f"{DEVICES}/{name}/device")
+            kind = (tree.read_number(f"{DEVICES}/{name}/class") or 0) >> 8
+            device = tree.read_number(f"{DEVICES}/{name}/device")
             if kind in ACCELERATOR_CLASSES[vendor] or (vendor == AMD and kind == DISPLAY and _is_instinct(device)):
-                found.append(Function(name, vendor, device))
+                found.append(PciFunction(name, vendor, device))
     return tuple(sorted(found, key=lambda function: function.bdf))
 
 
 def _is_instinct(device: int | None) -> bool:
     from primus.machine import profile  # only where an AMD display controller is found
 
-    return device is not None and profile.by_id("amd", device) is not None
+    return device is not None and profile.find_profile_by_id("amd", device) is not None
 
 
-def link(tree: Tree, bdf: str) -> PcieLink:
+def read_slowest_link(tree: FileTree, bdf: str) -> PcieLink:
     """The slowest link between the root port and a function; values that the kernel does not know are None.
 
     What the path allows is the least that any of its ports allows.
     """
-    links = [_link_between(tree, upper, lower, bdf) for upper, lower in _links_above(tree, bdf)]
+    links = [_read_link_between(tree, upper, lower, bdf) for upper, lower in _read_links_above(tree, bdf)]
     known = [each for each in links if each.speed_gts and each.width]
     allowed = [each for each in links if each.max_speed_gts and each.max_width]
     if not known:
-        return _link_at(tree, bdf)
+        return _read_link_at(tree, bdf)
     slowest = min(known, key=lambda each: (each.speed_gts or 0) * (each.width or 0))
     best = min(allowed, key=lambda each: (each.max_speed_gts or 0) * (each.max_width or 0), default=slowest)
     return structs.replace(slowest, max_speed_gts=best.max_speed_gts, max_width=best.max_width)
 
 
-def _links_above(tree: Tree, bdf: str) -> list[tuple[str | None, str]]:
+def _read_links_above(tree: FileTree, bdf: str) -> list[tuple[str | None, str]]:
     """Upper and lower port of each link between the root port and a function, the function's own first.
 
     On the way down ports alternate: a root port or a switch's downstream port, then a switch's upstream port or the
     device. The links inside a GPU's package are left out.
     """
-    parts = _whole_path(tree, bdf)
-    depth = _package_depth(tree, parts)
+    parts = _find_whole_path(tree, bdf)
+    depth = _count_package_depth(tree, parts)
     ports = parts[1:] if depth is None else parts[1 : depth + 1]
     if len(ports) % 2:
         return [(None, port) for port in reversed(ports)]
     return list(zip(ports[-2::-2], ports[::-2], strict=True)) or [(None, bdf)]
 
 
-def _link_between(tree: Tree, upper: str | None, lower: str, bdf: str) -> PcieLink:
+def _read_link_between(tree: FileTree, upper: str | None, lower: str, bdf: str) -> PcieLink:
     """A link as its lower port reports it, within what both ports allow. A port that reports another speed or width
     than the one at the other end is made up by a hypervisor, and does not count."""
-    own = _link_at(tree, lower, port=None if lower == bdf else lower)
-    above = _link_at(tree, upper, port=upper) if upper else PcieLink()
+    own = _read_link_at(tree, lower, port=None if lower == bdf else lower)
+    above = _read_link_at(tree, upper, port=upper) if upper else PcieLink()
     if own.speed_gts is None or own.width is None:
         return above
     if (above.speed_gts, above.width) != (own.speed_gts, own.width):
         return own
     return structs.replace(
         own,
-        max_speed_gts=_least(own.max_speed_gts, above.max_speed_gts),
-        max_width=_least(own.max_width, above.max_width),
+        max_speed_gts=_choose_smaller(own.max_speed_gts, above.max_speed_gts),
+        max_width=_choose_smaller(own.max_width, above.max_width),
     )
 
 
-def _link_at(tree: Tree, bdf: str, port: str | None = None) -> PcieLink:
+def _read_link_at(tree: FileTree, bdf: str, port: str | None = None) -> PcieLink:
     folder = f"{DEVICES}/{bdf}"
     return PcieLink(
-        speed_gts=_speed(tree.text(f"{folder}/current_link_speed")),
-        width=_width(tree.text(f"{folder}/current_link_width")),
-        max_speed_gts=_speed(tree.text(f"{folder}/max_link_speed")),
-        max_width=_width(tree.text(f"{folder}/max_link_width")),
+        speed_gts=_parse_speed(tree.read_text(f"{folder}/current_link_speed")),
+        width=_parse_width(tree.read_text(f"{folder}/current_link_width")),
+        max_speed_gts=_parse_speed(tree.read_text(f"{folder}/max_link_speed")),
+        max_width=_parse_width(tree.read_text(f"{folder}/max_link_width")),
         port=port,
     )
 
 
-def _least(first: Number | None, second: Number | None) -> Number | None:
+def _choose_smaller(first: Number | None, second: Number | None) -> Number | None:
     return min((value for value in (first, second) if value is not None), default=None)
 
 
-def numa_node(tree: Tree, bdf: str) -> int | None:
+def read_numa_node(tree: FileTree, bdf: str) -> int | None:
     """NUMA node of a function; None where the firmware names none (-1)."""
-    node = tree.number(f"{DEVICES}/{bdf}/numa_node")
+    node = tree.read_number(f"{DEVICES}/{bdf}/numa_node")
     return node if node is not None and node >= 0 else None
 
 
-def path(tree: Tree, bdf: str) -> tuple[str, ...]:
+def find_pci_path(tree: FileTree, bdf: str) -> tuple[str, ...]:
     """Host bridge, bridges and the device: ``("pci0000:00", "0000:00:01.0", "0000:05:00.0")``; empty if not known.
 
     Ports inside the device's own package are a part of it, and left out.
     """
-    parts = _whole_path(tree, bdf)
-    depth = _package_depth(tree, parts)
+    parts = _find_whole_path(tree, bdf)
+    depth = _count_package_depth(tree, parts)
     return parts if depth is None else (*parts[:depth], parts[-1])
 
 
-def _whole_path(tree: Tree, bdf: str) -> tuple[str, ...]:
+def _find_whole_path(tree: FileTree, bdf: str) -> tuple[str, ...]:
     try:
         parts = (tree.root / DEVICES / bdf).readlink().parts
     except OSError:
@@ -138,37 +138,37 @@ def _whole_path(tree: Tree, bdf: str) -> tuple[str, ...]:
     return parts[roots[0] :] if roots else ()
 
 
-def _package_depth(tree: Tree, parts: Sequence[str]) -> int | None:
+def _count_package_depth(tree: FileTree, parts: Sequence[str]) -> int | None:
     """Where in a path the upstream port of the device's package is; None where it has none."""
     for depth, port in enumerate(parts[:-1]):
         folder = f"{DEVICES}/{port}"
-        if (tree.number(f"{folder}/vendor"), tree.number(f"{folder}/device")) in PACKAGE_PORTS:
+        if (tree.read_number(f"{folder}/vendor"), tree.read_number(f"{folder}/device")) in PACKAGE_PORTS:
             return depth
     return None
 
 
-def address(text: str) -> str | None:
+def normalize_address(text: str) -> str | None:
     """An address with a domain of four digits, from one with eight, four or none; None where `text` is no address."""
     match = re.fullmatch(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", text.strip().lower())
     return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}.{match[4]}" if match else None
 
 
-def located(location: int, domain: int = 0) -> str:
+def decode_location(location: int, domain: int = 0) -> str:
     """The address of bus, device and function in one number, as drivers keep them."""
     return f"{domain:04x}:{location >> 8 & 255:02x}:{location >> 3 & 31:02x}.{location & 7}"
 
 
-def slot(bdf: str) -> str:
+def strip_function(bdf: str) -> str:
     """The address without its function, which is one for all partitions of a card."""
     return bdf.rpartition(".")[0]
 
 
-def _speed(text: str | None) -> float | None:
+def _parse_speed(text: str | None) -> float | None:
     match = re.match(r"(\d+(?:\.\d+)?) ?GT/s", text or "")
     return float(match[1]) if match else None
 
 
-def _width(text: str | None) -> int | None:
+def _parse_width(text: str | None) -> int | None:
     """Lanes; the kernel writes 0 or 255 where it does not know."""
-    lanes = as_int(text or "")
+    lanes = parse_int(text or "")
     return lanes if lanes and 0 < lanes < 255 else None

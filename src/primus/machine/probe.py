@@ -10,8 +10,8 @@ from msgspec import structs
 
 from primus.errors import UsageError
 from primus.machine import host, interfaces, pci, profile
-from primus.machine.facts import Device, Facts, Link, Problem, RdmaDevice, Vendor
-from primus.machine.tree import Tree
+from primus.machine.facts import Device, Link, MachineFacts, MachineProblem, RdmaDevice, Vendor
+from primus.machine.tree import FileTree
 
 Tools = Literal["never", "missing", "all"]
 MODEL_VARIABLE = "PRIMUS_GPU_MODEL"
@@ -26,7 +26,7 @@ Cards = tuple[tuple[Device, ...], tuple[Link, ...]]
 with that vendor."""
 
 
-def root_of(environ: Mapping[str, str]) -> Path:
+def find_machine_root(environ: Mapping[str, str]) -> Path:
     """Root of the file system that describes the machine."""
     return Path(environ.get(ROOT_VARIABLE) or "/")
 
@@ -37,7 +37,7 @@ def probe(
     *,
     tools: Tools | None = None,
     master: str | None = None,
-) -> Facts:
+) -> MachineFacts:
     """The facts of a machine.
 
     Args:
@@ -50,86 +50,86 @@ def probe(
     Raises:
         UsageError: PRIMUS_GPU_MODEL names no known model.
     """
-    tree, environ = Tree(root, files_only=tools == "never"), environ or {}
-    functions = pci.accelerators(tree)
-    devices, links = _cards(tree, functions)
-    devices, drivers = _by_tools(tree, devices, environ, tools or ("missing" if tree.is_live else "never"))
-    software = host.software(tree)
-    found = interfaces.interfaces(tree)
-    rdma = _rdma(tree)
-    return Facts(
-        host=host.name(tree),
+    tree, environ = FileTree(root, files_only=tools == "never"), environ or {}
+    functions = pci.list_accelerators(tree)
+    devices, links = _read_gpus(tree, functions)
+    devices, drivers = _add_tool_values(tree, devices, environ, tools or ("missing" if tree.is_live else "never"))
+    software = host.read_software(tree)
+    found = interfaces.list_interfaces(tree)
+    rdma = _read_rdma_devices(tree)
+    return MachineFacts(
+        host=host.read_host_name(tree),
         files_only=tree.files_only,
-        devices=_overridden(devices, environ),
+        devices=_override_model(devices, environ),
         links=links,
         interfaces=found,
-        master_interface=interfaces.route(tree, found, master) if master else None,
+        master_interface=interfaces.find_route(tree, found, master) if master else None,
         rdma=rdma,
-        traffic_classes=_traffic_classes(tree, rdma),
-        cpu=host.cpu(tree, environ),
-        memory=host.memory(tree),
-        limits=host.limits(tree),
+        traffic_classes=_read_traffic_classes(tree, rdma),
+        cpu=host.read_cpu(tree, environ),
+        memory=host.read_memory(tree),
+        limits=host.read_limits(tree),
         software=structs.replace(
             software,
             amd_driver=software.amd_driver or drivers.get("amd"),
             nvidia_driver=software.nvidia_driver or drivers.get("nvidia"),
         ),
-        container=host.container(tree, environ),
-        scheduler=host.scheduler(environ),
+        container=host.detect_container(tree, environ),
+        scheduler=host.detect_scheduler(environ),
         problems=tuple(dict.fromkeys(tree.problems)),
     )
 
 
-def _cards(tree: Tree, functions: Sequence[pci.Function]) -> Cards:
+def _read_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> Cards:
     """The cards of one vendor, since a job runs on one kind; AMD's beside NVIDIA's are the processor's graphics unless
     a profile knows them."""
-    by_amd, by_nvidia = _amd_cards(tree, functions), _nvidia_cards(tree, functions)
+    by_amd, by_nvidia = _read_amd_gpus(tree, functions), _read_nvidia_gpus(tree, functions)
     is_amd = not by_nvidia[0] or any(device.model for device in by_amd[0])
     kept, left_out = (by_amd, by_nvidia) if is_amd else (by_nvidia, by_amd)
     for device in left_out[0]:
         where = f"{device.model or device.name or 'device'} ({device.bdf})"
-        tree.problems.append(Problem(where, f"is left out beside the cards of {'AMD' if is_amd else 'NVIDIA'}"))
+        tree.problems.append(MachineProblem(where, f"is left out beside the cards of {'AMD' if is_amd else 'NVIDIA'}"))
     return kept
 
 
-def _amd_cards(tree: Tree, functions: Sequence[pci.Function]) -> Cards:
-    if not tree.names(KFD) and pci.AMD not in {function.vendor for function in functions}:
+def _read_amd_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> Cards:
+    if not tree.list_names(KFD) and pci.AMD not in {function.vendor for function in functions}:
         return (), ()
     from primus.machine import amd
 
-    return amd.cards(tree, functions)
+    return amd.read_gpus(tree, functions)
 
 
-def _nvidia_cards(tree: Tree, functions: Sequence[pci.Function]) -> Cards:
-    if not tree.names(NVIDIA_DRIVER) and pci.NVIDIA not in {function.vendor for function in functions}:
+def _read_nvidia_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> Cards:
+    if not tree.list_names(NVIDIA_DRIVER) and pci.NVIDIA not in {function.vendor for function in functions}:
         return (), ()
     from primus.machine import nvidia
 
-    return nvidia.cards(tree, functions)
+    return nvidia.read_gpus(tree, functions)
 
 
-def _rdma(tree: Tree) -> tuple[RdmaDevice, ...]:
-    if not any(map(tree.names, FABRICS)) and not tree.may_ask:
+def _read_rdma_devices(tree: FileTree) -> tuple[RdmaDevice, ...]:
+    if not any(map(tree.list_names, FABRICS)) and not tree.may_ask:
         return ()
     from primus.machine import rdma
 
-    return rdma.devices(tree)
+    return rdma.read_rdma_devices(tree)
 
 
-def _traffic_classes(tree: Tree, rdma: Sequence[RdmaDevice]) -> tuple[int, int] | None:
+def _read_traffic_classes(tree: FileTree, rdma: Sequence[RdmaDevice]) -> tuple[int, int] | None:
     if not tree.may_ask or not any(device.kind == "ainic" for device in rdma):
         return None
     from primus.machine import qos
 
-    return qos.ask(tree)
+    return qos.read_traffic_classes(tree)
 
 
-def _overridden(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
+def _override_model(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[Device, ...]:
     wanted = environ.get(MODEL_VARIABLE)
     if not wanted:
         return tuple(devices)
     try:
-        known = profile.by_name(wanted) or profile.named(wanted)
+        known = profile.find_profile_by_name(wanted) or profile.find_profile(wanted)
     except UsageError as error:
         raise UsageError(f"${MODEL_VARIABLE}: {error.problem}", error.hint) from None
     return tuple(
@@ -137,12 +137,12 @@ def _overridden(devices: Sequence[Device], environ: Mapping[str, str]) -> tuple[
     )
 
 
-def _by_tools(
-    tree: Tree, devices: tuple[Device, ...], environ: Mapping[str, str], tools: Tools
+def _add_tool_values(
+    tree: FileTree, devices: tuple[Device, ...], environ: Mapping[str, str], tools: Tools
 ) -> tuple[tuple[Device, ...], dict[Vendor, str]]:
     """The devices with what tools add, and the drivers' versions."""
     if tools == "never":
         return devices, {}
-    from primus.machine.tools import added  # a machine that is read from files needs none
+    from primus.machine.tools import add_tool_values  # a machine that is read from files needs none
 
-    return added(tree, devices, environ, ask_all=tools == "all")
+    return add_tool_values(tree, devices, environ, ask_all=tools == "all")

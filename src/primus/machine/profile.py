@@ -115,7 +115,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     settings: dict[str, Setting] = {}
 
 
-class Layer(Struct, frozen=True, kw_only=True):
+class ProfileLayer(Struct, frozen=True, kw_only=True):
     """Settings that several models share."""
 
     name: str
@@ -142,63 +142,66 @@ class Nic(Struct, frozen=True, kw_only=True):
 
 
 @cache
-def all_profiles() -> tuple[Profile, ...]:
+def load_all_profiles() -> tuple[Profile, ...]:
     """Every known device model, checked.
 
     Raises:
         PrimusError: A profile's figures contradict each other.
     """
-    return tuple(profile for name in registry.names("profiles") for profile in _profiles_of(name))
+    return tuple(profile for name in registry.list_plug_ins("profiles") for profile in _load_profiles(name))
 
 
 @cache
-def _profiles_of(name: str) -> tuple[Profile, ...]:
+def _load_profiles(name: str) -> tuple[Profile, ...]:
     """The models in one file, checked."""
-    found: tuple[Profile, ...] = registry.load("profiles", name).PROFILES
+    found: tuple[Profile, ...] = registry.load_plug_in("profiles", name).PROFILES
     for profile in found:
-        _check(profile, str(registry.path("profiles", name) or name))
+        _check_profile(profile, str(registry.find_plug_in_file("profiles", name) or name))
     return found
 
 
-def by_id(vendor: Vendor, device_id: int) -> Profile | None:
+def find_profile_by_id(vendor: Vendor, device_id: int) -> Profile | None:
     """The model of a PCI device, whatever its maker calls it; None where it is not known."""
-    return _by_id().get((vendor, device_id))
+    return _index_by_id().get((vendor, device_id))
 
 
-def by_name(text: str) -> Profile | None:
+def find_profile_by_name(text: str) -> Profile | None:
     """The model that a driver's or tool's name holds as whole words, the longest name first; None where it is none.
 
     `H20` is not in ``NVIDIA H200``, nor `B200` in ``GB200``; ``AMD Radeon Graphics`` says nothing.
     """
-    words = f" {_words(text)} "
-    return next((profile for name, profile in _by_name() if f" {name} " in words), None)
+    words = f" {_normalize_name(text)} "
+    return next((profile for name, profile in _index_by_name() if f" {name} " in words), None)
 
 
-def named(word: str) -> Profile:
+def find_profile(word: str) -> Profile:
     """The model that a person types: ``mi355x``, ``a100-40gb``.
 
     Raises:
         UsageError: There is none; the message names the nearest.
     """
-    is_file = _typed(word) in registry.names("profiles")
-    models = {_typed(profile.model): profile for profile in (_profiles_of(_typed(word)) if is_file else all_profiles())}
-    if _typed(word) in models:
-        return models[_typed(word)]
-    raise UsageError(f"no GPU model '{word}'", did_you_mean(_typed(word), models))
+    is_file = _format_typed_name(word) in registry.list_plug_ins("profiles")
+    models = {
+        _format_typed_name(profile.model): profile
+        for profile in (_load_profiles(_format_typed_name(word)) if is_file else load_all_profiles())
+    }
+    if _format_typed_name(word) in models:
+        return models[_format_typed_name(word)]
+    raise UsageError(f"no GPU model '{word}'", did_you_mean(_format_typed_name(word), models))
 
 
-def typed_name(profile: Profile) -> str:
+def format_typed_name(profile: Profile) -> str:
     """The model as it is typed: lower case without spaces."""
-    return _typed(profile.model)
+    return _format_typed_name(profile.model)
 
 
-def layers(profile: Profile) -> list[tuple[str, Mapping[str, Setting]]]:
+def list_layers(profile: Profile) -> list[tuple[str, Mapping[str, Setting]]]:
     """Settings of the model by layer, lowest first: base, gpu, vendor, architecture, model."""
-    own = (typed_name(profile), profile.settings)
-    return [*architecture_layers(profile.architecture), own]
+    own = (format_typed_name(profile), profile.settings)
+    return [*list_architecture_layers(profile.architecture), own]
 
 
-def architecture_layers(name: str) -> list[tuple[str, Mapping[str, Setting]]]:
+def list_architecture_layers(name: str) -> list[tuple[str, Mapping[str, Setting]]]:
     """Settings of an architecture by layer, lowest first; none where it is not known.
 
     Raises:
@@ -206,53 +209,53 @@ def architecture_layers(name: str) -> list[tuple[str, Mapping[str, Setting]]]:
     """
     found: list[tuple[str, Mapping[str, Setting]]] = []
     parent: str | None = name
-    while parent and parent in registry.names("architectures"):
+    while parent and parent in registry.list_plug_ins("architectures"):
         if parent in [label for label, _ in found]:
             raise PrimusError(f"architecture '{parent}' stands above itself", "a parent is the layer below")
-        layer: Layer = registry.load("architectures", parent).LAYER
+        layer: ProfileLayer = registry.load_plug_in("architectures", parent).LAYER
         found.insert(0, (layer.name, layer.settings))
         parent = layer.parent
     return found
 
 
-def nic(kind: str) -> Nic | None:
+def load_nic(kind: str) -> Nic | None:
     """The kind of network adapter of that name; None where it is not known."""
-    if kind not in registry.names("nics"):
+    if kind not in registry.list_plug_ins("nics"):
         return None
-    adapter: Nic = registry.load("nics", kind).NIC
+    adapter: Nic = registry.load_plug_in("nics", kind).NIC
     return adapter
 
 
-def peak_tflops(device_name: str, dtype: Dtype) -> float | None:
+def find_peak_tflops(device_name: str, dtype: Dtype) -> float | None:
     """Dense peak of an undivided device by the name that torch gives it: one die of an MI250X; None if not known."""
-    profile = None if "MIG" in _words(device_name).split() else by_name(device_name)
+    profile = None if "MIG" in _normalize_name(device_name).split() else find_profile_by_name(device_name)
     if profile is None or dtype not in profile.peaks:
         return None
     return profile.peaks[dtype] / profile.devices_per_card
 
 
 @cache
-def _by_id() -> dict[tuple[str, int], Profile]:
-    return {(profile.vendor, number): profile for profile in all_profiles() for number in profile.device_ids}
+def _index_by_id() -> dict[tuple[str, int], Profile]:
+    return {(profile.vendor, number): profile for profile in load_all_profiles() for number in profile.device_ids}
 
 
 @cache
-def _by_name() -> list[tuple[str, Profile]]:
+def _index_by_name() -> list[tuple[str, Profile]]:
     """Names in upper case with their models, the longest first."""
-    devices = [profile for profile in all_profiles() if profile.vendor != "cpu"]
-    pairs = [(_words(name), profile) for profile in devices for name in (profile.model, *profile.names)]
+    devices = [profile for profile in load_all_profiles() if profile.vendor != "cpu"]
+    pairs = [(_normalize_name(name), profile) for profile in devices for name in (profile.model, *profile.names)]
     return sorted(pairs, key=lambda pair: -len(pair[0]))
 
 
-def _words(text: str) -> str:
+def _normalize_name(text: str) -> str:
     return " ".join(re.split(r"[^A-Z0-9]+", text.upper())).strip()
 
 
-def _typed(text: str) -> str:
+def _format_typed_name(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
-def _check(profile: Profile, file: str) -> None:
+def _check_profile(profile: Profile, file: str) -> None:
     """Refuse a profile whose figures cannot all be true."""
 
     def refuse(problem: str) -> PrimusError:
@@ -262,23 +265,23 @@ def _check(profile: Profile, file: str) -> None:
 
     for dtype, flop in profile.flop_per_clock.items():
         computed = (profile.compute_units or 0) * (profile.clock_mhz or 0) * flop / 1e6
-        if not _close(profile.peaks.get(dtype, 0), computed, FORMULA_TOLERANCE):
+        if not _is_near(profile.peaks.get(dtype, 0), computed, FORMULA_TOLERANCE):
             raise refuse(f"peak {dtype} is {profile.peaks.get(dtype)}, units x clock x FLOP is {computed:.1f} TFLOP/s")
-    for dtype, reference, factor, tolerance in _ratios(profile):
-        if not _close(profile.peaks[dtype], factor * profile.peaks[reference], tolerance):
+    for dtype, reference, factor, tolerance in _list_peak_ratios(profile):
+        if not _is_near(profile.peaks[dtype], factor * profile.peaks[reference], tolerance):
             raise refuse(
                 f"peak {dtype} is {profile.peaks[dtype]}, not {factor} x {reference} {profile.peaks[reference]}"
             )
-    for what, value, peak in _bounded(profile):
+    for what, value, peak in _list_bounded_figures(profile):
         if value > peak:
             raise refuse(f"{what} {value} is above the peak {peak}")
 
 
-def _close(value: float, expected: float, tolerance: float) -> bool:
+def _is_near(value: float, expected: float, tolerance: float) -> bool:
     return abs(value - expected) <= tolerance * expected
 
 
-def _ratios(profile: Profile) -> list[tuple[Dtype, Dtype, int, float]]:
+def _list_peak_ratios(profile: Profile) -> list[tuple[Dtype, Dtype, int, float]]:
     """Which peak is how many times which other, where both are known."""
     is_amd = profile.vendor == "amd"
     clocked = profile.flop_per_clock
@@ -293,7 +296,7 @@ def _ratios(profile: Profile) -> list[tuple[Dtype, Dtype, int, float]]:
     return [ratio for ratio in ratios if ratio[0] in profile.peaks and ratio[1] in profile.peaks]
 
 
-def _bounded(profile: Profile) -> list[tuple[str, float, float]]:
+def _list_bounded_figures(profile: Profile) -> list[tuple[str, float, float]]:
     """Figures with the peak that they cannot exceed: what, value, peak."""
     peaks: dict[str, float] = {f"gemm_{dtype}": peak for dtype, peak in profile.peaks.items()}
     if profile.memory_gb_per_s:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from primus.machine.tree import Tree
-from primus.process import call
+from primus.machine.tree import FileTree
+from primus.process import run_command
 
 COMMAND = ("nicctl", "show", "qos")
 LIMIT_S = 5.0
@@ -13,43 +13,43 @@ CLASS_OF_DSCP = 4
 """A traffic class is a DSCP and two bits of congestion notification (RFC 3168)."""
 
 
-def ask(tree: Tree) -> tuple[int, int] | None:
+def read_traffic_classes(tree: FileTree) -> tuple[int, int] | None:
     """Traffic class of data and of control messages; None, and mostly a problem, where the tool does not tell."""
-    answer = call(COMMAND, limit_s=LIMIT_S)
+    answer = run_command(COMMAND, limit_s=LIMIT_S)
     if answer.state == "missing":
         return None
-    classes = parse(answer.text)
+    classes = parse_traffic_classes(answer.text)
     if len(classes) == 1:
         return classes.pop()
     problem = "the adapters differ" if classes else answer.problem or "names no lossless queue with one DSCP"
-    tree.note(" ".join(COMMAND), problem)
+    tree.note_problem(" ".join(COMMAND), problem)
     return None
 
 
-def parse(text: str) -> set[tuple[int, int]]:
+def parse_traffic_classes(text: str) -> set[tuple[int, int]]:
     """Traffic classes of each adapter, those of data and of control messages; adapters that do not tell are left out.
 
     Data goes to the lossless priority, of several to the one with most bandwidth; control messages to the strict one,
     else with the data (AMD-AGI/Primus, 03_detect_nccl_ib_tc.sh).
     """
     blocks = re.split(r"^NIC\s*:.*$", text, flags=re.MULTILINE)
-    return {found for block in blocks if (found := _classes(block)) is not None}
+    return {found for block in blocks if (found := _parse_classes(block)) is not None}
 
 
-def _classes(block: str) -> tuple[int, int] | None:
+def _parse_classes(block: str) -> tuple[int, int] | None:
     lossless = re.search(r"no-drop priorities\s*:\s*([\d,\s]*)$", block, re.MULTILINE)
     named = [int(word) for word in re.findall(r"\d+", lossless[1] if lossless else "")]
     queues = dict(re.findall(r"^\s*(\d+)\s+(?:DWRR|strict)\s+(\S+)", block, re.MULTILINE | re.IGNORECASE))
     shares = {int(number): int(share) if share.isdecimal() else 0 for number, share in queues.items()}
-    data = _dscp(block, max(named, key=lambda number: shares.get(number, 0))) if named else None
+    data = _find_dscp(block, max(named, key=lambda number: shares.get(number, 0))) if named else None
     if data is None:
         return None
     strict = re.search(r"^\s*(\d+)\s+strict\b", block, re.MULTILINE | re.IGNORECASE)
-    control = _dscp(block, int(strict[1])) if strict else None
+    control = _find_dscp(block, int(strict[1])) if strict else None
     return CLASS_OF_DSCP * data, CLASS_OF_DSCP * (data if control is None else control)
 
 
-def _dscp(block: str, priority: int) -> int | None:
+def _find_dscp(block: str, priority: int) -> int | None:
     """The only DSCP that is mapped to a priority; None where it is a range."""
     words = re.findall(rf"DSCP\s*:\s*([\d,\s-]+?)\s*==>\s*priority\s*:\s*{priority}\s*$", block, re.MULTILINE)
     return int(words[0]) if len(words) == 1 and words[0].isdecimal() else None

@@ -10,11 +10,11 @@ from msgspec import structs
 
 from primus import registry
 from primus.machine import pci
-from primus.machine.facts import Gid, PcieLink, Problem, RdmaDevice, RdmaPort
-from primus.machine.interfaces import events
+from primus.machine.facts import Gid, MachineProblem, PcieLink, RdmaDevice, RdmaPort
+from primus.machine.interfaces import read_uevent
 from primus.machine.profile import Nic
-from primus.machine.tree import Tree, natural
-from primus.process import call
+from primus.machine.tree import FileTree, build_sort_key
+from primus.process import run_command
 
 INFINIBAND = "sys/class/infiniband"
 CXI = "sys/class/cxi"
@@ -25,89 +25,91 @@ EMPTY_GIDS = 16
 """The kernel fills the lowest free entry of a GID table of up to 256: after so many empty ones nothing follows."""
 
 
-def devices(tree: Tree) -> tuple[RdmaDevice, ...]:
+def read_rdma_devices(tree: FileTree) -> tuple[RdmaDevice, ...]:
     """RDMA devices in natural order: mlx5_2 before mlx5_10. Tools are asked only on the running machine, where the
     kernel's files show no device."""
-    found = tuple(_device(tree, name) for name in tree.names(INFINIBAND))
-    found += tuple(_slingshot(tree, name) for name in tree.names(CXI) if re.fullmatch(r"cxi\d+", name))
-    return found or (_from_tools(tree) if tree.may_ask else ())
+    found = tuple(_read_device(tree, name) for name in tree.list_names(INFINIBAND))
+    found += tuple(_read_slingshot_device(tree, name) for name in tree.list_names(CXI) if re.fullmatch(r"cxi\d+", name))
+    return found or (_read_tools(tree) if tree.may_ask else ())
 
 
-def kind_of(vendor_id: int | None, name: str) -> str | None:
+def find_nic_kind(vendor_id: int | None, name: str) -> str | None:
     """Name of the NIC plug-in that describes a device; the vendor decides, the name only where no vendor is known."""
     if vendor_id is not None:
-        return _kind(lambda nic: vendor_id in nic.vendor_ids)
-    return _kind(lambda nic: bool(nic.name_prefixes) and name.startswith(nic.name_prefixes))
+        return _find_nic_kind(lambda nic: vendor_id in nic.vendor_ids)
+    return _find_nic_kind(lambda nic: bool(nic.name_prefixes) and name.startswith(nic.name_prefixes))
 
 
-def parse(text: str, tool: str = "ibstat") -> tuple[tuple[RdmaDevice, ...], tuple[Problem, ...]]:
+def parse_rdma_devices(text: str, tool: str = "ibstat") -> tuple[tuple[RdmaDevice, ...], tuple[MachineProblem, ...]]:
     """Devices in the output of `ibstat`, `ibstatus` or `ibv_devinfo`, and what the tool complained of."""
     found: dict[str, RdmaDevice] = {}
     name, number = "", None
     problems = []
     for line in text.splitlines():
         if line.strip().startswith("ibpanic"):
-            problems.append(Problem(tool, line.strip()))
+            problems.append(MachineProblem(tool, line.strip()))
         start = _DEVICE.match(line)
         port = _PORT.match(line)
         if start:
             name = start[1] or start[2]
-            found.setdefault(name, RdmaDevice(name=name, kind=kind_of(None, name)))
+            found.setdefault(name, RdmaDevice(name=name, kind=find_nic_kind(None, name)))
         if start or port:
             number = int((start[3] if start else port and port[1]) or 0)
         elif name:
-            found[name] = _told(found[name], number or None, line)
-    return tuple(sorted(found.values(), key=lambda device: natural(device.name))), tuple(problems)
+            found[name] = _merge_device_line(found[name], number or None, line)
+    return tuple(sorted(found.values(), key=lambda device: build_sort_key(device.name))), tuple(problems)
 
 
-def _kind(matches: Callable[[Nic], bool]) -> str | None:
-    return next((nic.kind for nic in _nics() if matches(nic)), None)
+def _find_nic_kind(matches: Callable[[Nic], bool]) -> str | None:
+    return next((nic.kind for nic in _load_nics() if matches(nic)), None)
 
 
 @cache
-def _nics() -> tuple[Nic, ...]:
-    return tuple(registry.load("nics", name).NIC for name in registry.names("nics"))
+def _load_nics() -> tuple[Nic, ...]:
+    return tuple(registry.load_plug_in("nics", name).NIC for name in registry.list_plug_ins("nics"))
 
 
-def _device(tree: Tree, name: str) -> RdmaDevice:
+def _read_device(tree: FileTree, name: str) -> RdmaDevice:
     folder = f"{INFINIBAND}/{name}"
-    bdf = events(tree, f"{folder}/device").get("PCI_SLOT_NAME")
-    vendor_id = tree.number(f"{folder}/device/vendor")
-    numa_node = tree.number(f"{folder}/device/numa_node")
+    bdf = read_uevent(tree, f"{folder}/device").get("PCI_SLOT_NAME")
+    vendor_id = tree.read_number(f"{folder}/device/vendor")
+    numa_node = tree.read_number(f"{folder}/device/numa_node")
     return RdmaDevice(
         name=name,
-        kind=kind_of(vendor_id, name),
+        kind=find_nic_kind(vendor_id, name),
         vendor_id=vendor_id,
-        hca_type=tree.text(f"{folder}/hca_type"),
-        firmware=tree.text(f"{folder}/fw_ver"),
-        interface=next(iter(tree.names(f"{folder}/device/net")), None),
+        hca_type=tree.read_text(f"{folder}/hca_type"),
+        firmware=tree.read_text(f"{folder}/fw_ver"),
+        interface=next(iter(tree.list_names(f"{folder}/device/net")), None),
         bdf=bdf,
         numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
-        pci_path=pci.path(tree, bdf) if bdf else (),
-        pcie=pci.link(tree, bdf) if bdf else PcieLink(),
-        ports=tuple(_port(tree, f"{folder}/ports", int(n)) for n in tree.names(f"{folder}/ports") if n.isdecimal()),
+        pci_path=pci.find_pci_path(tree, bdf) if bdf else (),
+        pcie=pci.read_slowest_link(tree, bdf) if bdf else PcieLink(),
+        ports=tuple(
+            _read_port(tree, f"{folder}/ports", int(n)) for n in tree.list_names(f"{folder}/ports") if n.isdecimal()
+        ),
     )
 
 
-def _slingshot(tree: Tree, name: str) -> RdmaDevice:
+def _read_slingshot_device(tree: FileTree, name: str) -> RdmaDevice:
     """A Slingshot adapter, whose only port is a network interface too."""
     folder = f"{CXI}/{name}/device"
-    bdf = events(tree, folder).get("PCI_SLOT_NAME") or pci.address(tree.target(folder) or "")
-    interface = next(iter(tree.names(f"{folder}/net")), None)
-    numa_node = tree.number(f"{folder}/numa_node")
-    link = tree.text(f"{folder}/properties/link")
-    is_up = link == "1" if link is not None else tree.text(f"sys/class/net/{interface}/operstate") == "up"
-    speed_mbps = tree.number(f"{folder}/properties/speed")
+    bdf = read_uevent(tree, folder).get("PCI_SLOT_NAME") or pci.normalize_address(tree.read_link_target(folder) or "")
+    interface = next(iter(tree.list_names(f"{folder}/net")), None)
+    numa_node = tree.read_number(f"{folder}/numa_node")
+    link = tree.read_text(f"{folder}/properties/link")
+    is_up = link == "1" if link is not None else tree.read_text(f"sys/class/net/{interface}/operstate") == "up"
+    speed_mbps = tree.read_number(f"{folder}/properties/speed")
     return RdmaDevice(
         name=name,
-        kind=kind_of(tree.number(f"{folder}/vendor"), name),
-        vendor_id=tree.number(f"{folder}/vendor"),
+        kind=find_nic_kind(tree.read_number(f"{folder}/vendor"), name),
+        vendor_id=tree.read_number(f"{folder}/vendor"),
         hca_type="Cassini",
         interface=interface,
         bdf=bdf,
         numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
-        pci_path=pci.path(tree, bdf) if bdf else (),
-        pcie=pci.link(tree, bdf) if bdf else PcieLink(),
+        pci_path=pci.find_pci_path(tree, bdf) if bdf else (),
+        pcie=pci.read_slowest_link(tree, bdf) if bdf else PcieLink(),
         ports=(
             RdmaPort(
                 state="ACTIVE" if is_up else "DOWN",
@@ -119,53 +121,53 @@ def _slingshot(tree: Tree, name: str) -> RdmaDevice:
     )
 
 
-def _port(tree: Tree, folder: str, number: int) -> RdmaPort:
+def _read_port(tree: FileTree, folder: str, number: int) -> RdmaPort:
     folder = f"{folder}/{number}"
     return RdmaPort(
         number=number,
-        state=_state(tree.text(f"{folder}/state")),
-        physical_state=_word(tree.text(f"{folder}/phys_state")),
-        rate_gbps=_rate(tree.text(f"{folder}/rate")),
-        link_layer=tree.text(f"{folder}/link_layer") or "unknown",
-        gids=_gids(tree, folder),
+        state=_parse_state(tree.read_text(f"{folder}/state")),
+        physical_state=_parse_word(tree.read_text(f"{folder}/phys_state")),
+        rate_gbps=_parse_rate(tree.read_text(f"{folder}/rate")),
+        link_layer=tree.read_text(f"{folder}/link_layer") or "unknown",
+        gids=_read_gids(tree, folder),
     )
 
 
-def _gids(tree: Tree, folder: str) -> tuple[Gid, ...]:
+def _read_gids(tree: FileTree, folder: str) -> tuple[Gid, ...]:
     """Entries that are not all zero; the kind of an empty one cannot be read."""
     found: list[Gid] = []
-    for index in (int(name) for name in tree.names(f"{folder}/gids") if name.isdecimal()):
+    for index in (int(name) for name in tree.list_names(f"{folder}/gids") if name.isdecimal()):
         if index > (found[-1].index if found else 0) + EMPTY_GIDS:
             break
-        gid = tree.text(f"{folder}/gids/{index}")
+        gid = tree.read_text(f"{folder}/gids/{index}")
         if gid and gid.strip("0:"):
-            found.append(Gid(index, gid, tree.text(f"{folder}/gid_attrs/types/{index}") or "unknown"))
+            found.append(Gid(index, gid, tree.read_text(f"{folder}/gid_attrs/types/{index}") or "unknown"))
     return tuple(found)
 
 
 _STATES = {"INITIALIZING": "INIT"}
 
 
-def _word(text: str | None) -> str:
+def _parse_word(text: str | None) -> str:
     """``LinkUp`` of ``5: LinkUp``."""
     return (text or "unknown").rpartition(": ")[2]
 
 
-def _state(text: str | None) -> str:
+def _parse_state(text: str | None) -> str:
     """``ACTIVE`` of ``4: ACTIVE``, ``Active`` and ``PORT_ACTIVE (4)``."""
     if not text:
         return "unknown"
-    word = _word(text).partition(" ")[0].upper().removeprefix("PORT_")
+    word = _parse_word(text).partition(" ")[0].upper().removeprefix("PORT_")
     return _STATES.get(word, word)
 
 
-def _physical(text: str) -> str:
+def _parse_physical_state(text: str) -> str:
     """``LinkUp`` of ``5: LinkUp`` and ``LINK_UP (5)``."""
-    word = _word(text).partition(" ")[0]
+    word = _parse_word(text).partition(" ")[0]
     return "".join(part.capitalize() for part in word.split("_")) if word.isupper() else word
 
 
-def _rate(text: str | None) -> float | None:
+def _parse_rate(text: str | None) -> float | None:
     """Gigabit/s of ``400 Gb/sec (4X NDR)`` or ``400``."""
     match = re.match(r"\d+(\.\d+)?", text or "")
     return float(match[0]) if match else None
@@ -175,7 +177,7 @@ _DEVICE = re.compile(r"CA '(.+)'|(?:Infiniband device '|hca_id:\s*)([^'\s]+)(?:'
 _PORT = re.compile(r"\s+[Pp]ort\s?:?\s*(\d+):?$")
 
 
-def _told(device: RdmaDevice, number: int | None, line: str) -> RdmaDevice:
+def _merge_device_line(device: RdmaDevice, number: int | None, line: str) -> RdmaDevice:
     """The device with what a line of a tool says of it, or of its port `number`."""
     key, _, value = (part.strip() for part in line.partition(":"))
     key = key.lower().replace("_", " ")
@@ -187,30 +189,32 @@ def _told(device: RdmaDevice, number: int | None, line: str) -> RdmaDevice:
         return device
     port = next((port for port in device.ports if port.number == number), RdmaPort(number=number))
     others = [other for other in device.ports if other.number != number]
-    return structs.replace(device, ports=tuple(sorted([*others, _port_told(port, key, value)], key=lambda p: p.number)))
+    return structs.replace(
+        device, ports=tuple(sorted([*others, _merge_port_line(port, key, value)], key=lambda p: p.number))
+    )
 
 
-def _port_told(port: RdmaPort, key: str, value: str) -> RdmaPort:
+def _merge_port_line(port: RdmaPort, key: str, value: str) -> RdmaPort:
     if key == "state":
-        port = structs.replace(port, state=_state(value))
+        port = structs.replace(port, state=_parse_state(value))
         is_implied = port.state == "ACTIVE" and port.physical_state == "unknown"
         return structs.replace(port, physical_state="LinkUp") if is_implied else port  # no port is active without
     if key in ("physical state", "phys state"):
-        return structs.replace(port, physical_state=_physical(value))
+        return structs.replace(port, physical_state=_parse_physical_state(value))
     if key == "rate":
-        return structs.replace(port, rate_gbps=_rate(value))
+        return structs.replace(port, rate_gbps=_parse_rate(value))
     return structs.replace(port, link_layer=value) if key == "link layer" else port
 
 
-def _from_tools(tree: Tree) -> tuple[RdmaDevice, ...]:
+def _read_tools(tree: FileTree) -> tuple[RdmaDevice, ...]:
     """What the first tool that knows a device says, also if it ends with an error: ibstat ends with 255 if one of many
     devices is gone."""
     for argv in TOOLS:
-        answer = call(argv, limit_s=TOOL_LIMIT_S)
+        answer = run_command(argv, limit_s=TOOL_LIMIT_S)
         if answer.state == "missing":
             continue
-        found, problems = parse(answer.text, argv[0])
-        told = Problem(argv[0], answer.problem)
+        found, problems = parse_rdma_devices(answer.text, argv[0])
+        told = MachineProblem(argv[0], answer.problem)
         tree.problems += problems + ((told,) if answer.problem and told not in problems else ())
         if found:
             return found

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from primus import interpreter
 from primus.machine import pci, profile
-from primus.machine.facts import Problem, Vendor
-from primus.process import call
+from primus.machine.facts import MachineProblem, Vendor
+from primus.process import run_command
 
 LIMIT_S = 30.0
 """`amd-smi` takes 8 s for the 64 partitions of a node in CPX mode; a first call may load the driver."""
@@ -30,7 +30,7 @@ NOT_UNDERSTOOD = (ValueError, TypeError, AttributeError, LookupError, RecursionE
 """What reading an output of another shape ends in."""
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class ToolReading(Struct, frozen=True, kw_only=True):
     """What a tool says of one card; None where it says nothing."""
 
     tool: str
@@ -47,119 +47,120 @@ class Reading(Struct, frozen=True, kw_only=True):
     numa_node: int | None = None
 
 
-class Source(Struct, frozen=True, kw_only=True):
+class ToolSource(Struct, frozen=True, kw_only=True):
     """A tool, what it is asked, and what its answers mean."""
 
     tool: str
     questions: tuple[tuple[str, ...], ...]
-    parse: Callable[[Sequence[str]], list[Reading]]
+    parse: Callable[[Sequence[str]], list[ToolReading]]
     """Of the answers, in the order of the questions; an answer that failed is empty."""
 
 
-def read(
-    source: Source, environ: Mapping[str, str], limit_s: float = LIMIT_S
-) -> tuple[list[Reading], list[Problem], bool]:
+def ask_source(
+    source: ToolSource, environ: Mapping[str, str], limit_s: float = LIMIT_S
+) -> tuple[list[ToolReading], list[MachineProblem], bool]:
     """What a tool says, what went wrong, and whether it was too slow; a tool that is not installed says nothing and is
     no problem."""
     problems, texts, is_slow = [], [], False
     for question in source.questions:
-        answer = call(question, environ, limit_s)
+        answer = run_command(question, environ, limit_s)
         is_slow = is_slow or answer.state == "slow"
         texts.append(answer.text if answer.state in ("ok", "failed") else "")
         if answer.state in ("slow", "failed"):
-            problems.append(Problem(source.tool, f"{' '.join(question[:3])}: {answer.problem}"))
+            problems.append(MachineProblem(source.tool, f"{' '.join(question[:3])}: {answer.problem}"))
         if answer.state in ("slow", "missing"):
             break
     texts += [""] * (len(source.questions) - len(texts))
     try:
         return (source.parse(texts) if any(texts) else []), problems, is_slow
     except NOT_UNDERSTOOD as error:
-        return [], [*problems, Problem(source.tool, f"its output cannot be understood: {error}"[:200])], is_slow
+        return [], [*problems, MachineProblem(source.tool, f"its output cannot be understood: {error}"[:200])], is_slow
 
 
-def amd_smi(texts: Sequence[str]) -> list[Reading]:
+def parse_amd_smi(texts: Sequence[str]) -> list[ToolReading]:
     """`amd-smi static --json` and `amd-smi list --json`; the second has the addresses where the first has none."""
-    listed = {entry.get("gpu"): entry for entry in entries(texts[1])} if texts[1].strip() else {}
-    found: list[Reading] = []
-    for position, entry in enumerate(entries(texts[0]) if texts[0].strip() else listed.values()):
+    listed = {entry.get("gpu"): entry for entry in find_entries(texts[1])} if texts[1].strip() else {}
+    found: list[ToolReading] = []
+    for position, entry in enumerate(find_entries(texts[0]) if texts[0].strip() else listed.values()):
         index = entry.get("gpu", position)
-        asic, other = dig(entry, "asic") or {}, listed.get(index, {})
-        bdf = dig(entry, "bus", "bdf") or other.get("bdf")
+        asic, other = find_value(entry, "asic") or {}, listed.get(index, {})
+        bdf = find_value(entry, "bus", "bdf") or other.get("bdf")
         found.append(
-            Reading(
+            ToolReading(
                 tool="amd-smi",
                 index=index,
-                bdf=pci.address(str(bdf)),
-                name=text(dig(asic, "market_name")),
-                device_id=hexadecimal(dig(asic, "device_id")) or _id_in_uuid(str(other.get("uuid", ""))),
-                memory_bytes=size(dig(entry, "vram", "size")),
-                architecture=architecture(text(dig(asic, "target_graphics_version"))),
-                power_w=power_limit(dig(entry, "limit")),
-                driver=version(text(dig(entry, "driver", "version"))),
-                numa_node=integer(dig(entry, "numa", "node")),
+                bdf=pci.normalize_address(str(bdf)),
+                name=parse_text(find_value(asic, "market_name")),
+                device_id=parse_hexadecimal(find_value(asic, "device_id"))
+                or _parse_uuid_id(str(other.get("uuid", ""))),
+                memory_bytes=parse_size(find_value(entry, "vram", "size")),
+                architecture=parse_architecture(parse_text(find_value(asic, "target_graphics_version"))),
+                power_w=find_power_limit(find_value(entry, "limit")),
+                driver=parse_version(parse_text(find_value(entry, "driver", "version"))),
+                numa_node=parse_integer(find_value(entry, "numa", "node")),
             )
         )
     return found
 
 
-def rocm_smi(texts: Sequence[str]) -> list[Reading]:
+def parse_rocm_smi(texts: Sequence[str]) -> list[ToolReading]:
     """`rocm-smi --show...` as JSON or as text; keys are spelt with capitals or without."""
-    cards = _rocm_smi_json(texts[0]) if "{" in texts[0] else _rocm_smi_text(texts[0])
+    cards = _parse_rocm_smi_json(texts[0]) if "{" in texts[0] else _parse_rocm_smi_text(texts[0])
     found = []
     for index, values in sorted(cards.items()):
         low = {key.lower(): value for key, value in values.items()}
-        memory = number(low.get("vram total memory (b)"))
+        memory = parse_number(low.get("vram total memory (b)"))
         found.append(
-            Reading(
+            ToolReading(
                 tool="rocm-smi",
                 index=index,
-                bdf=pci.address(low.get("pci bus", "")),
-                name=text(low.get("card series")),
-                device_id=hexadecimal(low.get("device id")) or _known_id(low.get("card model")),
+                bdf=pci.normalize_address(low.get("pci bus", "")),
+                name=parse_text(low.get("card series")),
+                device_id=parse_hexadecimal(low.get("device id")) or _find_known_id(low.get("card model")),
                 memory_bytes=int(memory) if memory else None,
-                architecture=architecture(text(low.get("gfx version"))),
-                power_w=number(low.get("max graphics package power (w)")),
-                driver=version(text(low.get("driver version"))),
+                architecture=parse_architecture(parse_text(low.get("gfx version"))),
+                power_w=parse_number(low.get("max graphics package power (w)")),
+                driver=parse_version(parse_text(low.get("driver version"))),
             )
         )
     return found
 
 
-def _known_id(card_model: str | None) -> int | None:
+def _find_known_id(card_model: str | None) -> int | None:
     """The device id that newer versions call the card's model; older ones give the board's subsystem id there."""
-    found = hexadecimal(card_model)
-    return found if found is not None and profile.by_id("amd", found) else None
+    found = parse_hexadecimal(card_model)
+    return found if found is not None and profile.find_profile_by_id("amd", found) else None
 
 
-def _rocm_smi_json(said: str) -> dict[int, dict[str, str]]:
-    cards = {key: value for key, value in loads(said).items() if re.fullmatch(r"card\d+", key)}
+def _parse_rocm_smi_json(said: str) -> dict[int, dict[str, str]]:
+    cards = {key: value for key, value in parse_json(said).items() if re.fullmatch(r"card\d+", key)}
     return {int(key[4:]): {name: str(value) for name, value in values.items()} for key, values in cards.items()}
 
 
-def _rocm_smi_text(said: str) -> dict[int, dict[str, str]]:
+def _parse_rocm_smi_text(said: str) -> dict[int, dict[str, str]]:
     cards: dict[int, dict[str, str]] = {}
     for index, key, value in re.findall(r"^GPU\[(\d+)\]\s*: ([^:\n]+):[ \t]*(.*)$", said, re.MULTILINE):
         cards.setdefault(int(index), {})[key.strip()] = value.strip()
     return cards
 
 
-def rocminfo(texts: Sequence[str]) -> list[Reading]:
+def parse_rocminfo(texts: Sequence[str]) -> list[ToolReading]:
     """The agents that are GPUs; a BDFID is bus and function in one number, without the domain."""
-    found: list[Reading] = []
+    found: list[ToolReading] = []
     for agent in re.split(r"^Agent \d+\s*$", texts[0], flags=re.MULTILINE)[1:]:
         values = dict(reversed(re.findall(r"^\s*([A-Z][^:\n]*?):\s+(.*?)\s*$", agent, re.MULTILINE)))
         if values.get("Device Type") != "GPU":
             continue
-        location, sizes = integer(values.get("BDFID")), re.findall(r"Size:\s+(\d+)\(0x[0-9a-f]+\) KB", agent)
+        location, sizes = parse_integer(values.get("BDFID")), re.findall(r"Size:\s+(\d+)\(0x[0-9a-f]+\) KB", agent)
         found.append(
-            Reading(
+            ToolReading(
                 tool="rocminfo",
                 index=len(found),
-                bdf=None if location is None else pci.located(location),
-                name=text(values.get("Marketing Name")),
-                device_id=integer(values.get("Chip ID", "").partition("(")[0]),
+                bdf=None if location is None else pci.decode_location(location),
+                name=parse_text(values.get("Marketing Name")),
+                device_id=parse_integer(values.get("Chip ID", "").partition("(")[0]),
                 memory_bytes=max(int(kib) for kib in sizes) << 10 if sizes else None,
-                architecture=architecture(values.get("Name")),
+                architecture=parse_architecture(values.get("Name")),
             )
         )
     return found
@@ -168,19 +169,19 @@ def rocminfo(texts: Sequence[str]) -> list[Reading]:
 NVIDIA_FIELDS = ("index", "name", "pci.bus_id", "memory.total", "driver_version")
 
 
-def nvidia_smi(texts: Sequence[str]) -> list[Reading]:
+def parse_nvidia_smi(texts: Sequence[str]) -> list[ToolReading]:
     """`nvidia-smi --query-gpu=... --format=csv`; any cell of a device that failed may be ``[Unknown Error]``."""
-    found: list[Reading] = []
-    for position, row in enumerate(table(texts[0], NVIDIA_FIELDS)):
-        index = integer(row["index"])
+    found: list[ToolReading] = []
+    for position, row in enumerate(parse_table(texts[0], NVIDIA_FIELDS)):
+        index = parse_integer(row["index"])
         found.append(
-            Reading(
+            ToolReading(
                 tool="nvidia-smi",
                 index=position if index is None else index,
-                bdf=pci.address(row["pci.bus_id"]),
-                name=text(row["name"]),
-                memory_bytes=size(row["memory.total"]),
-                driver=version(text(row["driver_version"])),
+                bdf=pci.normalize_address(row["pci.bus_id"]),
+                name=parse_text(row["name"]),
+                memory_bytes=parse_size(row["memory.total"]),
+                driver=parse_version(parse_text(row["driver_version"])),
             )
         )
     return found
@@ -194,45 +195,45 @@ TORCH = (
 """Runs in a process of its own: importing torch takes seconds."""
 
 
-def torch(texts: Sequence[str]) -> list[Reading]:
+def parse_torch(texts: Sequence[str]) -> list[ToolReading]:
     """What torch sees, which is limited by the visibility variables."""
     found = []
-    for index, entry in enumerate(entries(texts[0])):
+    for index, entry in enumerate(find_entries(texts[0])):
         domain, bus, device = entry["pci"]
         found.append(
-            Reading(
+            ToolReading(
                 tool="torch",
                 index=index,
-                bdf=None if bus is None else pci.located(bus << 8 | (device or 0) << 3, domain or 0),
-                name=text(entry["name"]),
-                memory_bytes=integer(entry["memory"]),
-                architecture=architecture(text(entry["arch"])),
+                bdf=None if bus is None else pci.decode_location(bus << 8 | (device or 0) << 3, domain or 0),
+                name=parse_text(entry["name"]),
+                memory_bytes=parse_integer(entry["memory"]),
+                architecture=parse_architecture(parse_text(entry["arch"])),
             )
         )
     return found
 
 
-_TORCH = Source(tool="torch", questions=(interpreter.code_command(sys.executable, TORCH),), parse=torch)
-SOURCES: dict[Vendor, tuple[Source, ...]] = {
+_TORCH = ToolSource(tool="torch", questions=(interpreter.code_command(sys.executable, TORCH),), parse=parse_torch)
+SOURCES: dict[Vendor, tuple[ToolSource, ...]] = {
     "amd": (
-        Source(
+        ToolSource(
             tool="amd-smi",
             questions=(("amd-smi", "static", "--json"), ("amd-smi", "list", "--json")),
-            parse=amd_smi,
+            parse=parse_amd_smi,
         ),
-        Source(
+        ToolSource(
             tool="rocm-smi",
             questions=(("rocm-smi", "--showproductname", "--showbus", "--showmeminfo", "vram", "--json"),),
-            parse=rocm_smi,
+            parse=parse_rocm_smi,
         ),
-        Source(tool="rocminfo", questions=(("rocminfo",),), parse=rocminfo),
+        ToolSource(tool="rocminfo", questions=(("rocminfo",),), parse=parse_rocminfo),
         _TORCH,
     ),
     "nvidia": (
-        Source(
+        ToolSource(
             tool="nvidia-smi",
             questions=(("nvidia-smi", f"--query-gpu={','.join(NVIDIA_FIELDS)}", "--format=csv"),),
-            parse=nvidia_smi,
+            parse=parse_nvidia_smi,
         ),
         _TORCH,
     ),
@@ -240,7 +241,7 @@ SOURCES: dict[Vendor, tuple[Source, ...]] = {
 """In the order in which they are believed; torch is the last and the slowest."""
 
 
-def loads(said: str) -> Any:
+def parse_json(said: str) -> Any:
     """The JSON in an output, whatever text stands before or behind it: warnings, a progress line, a prompt.
 
     Of several values the longest counts: a warning may begin with ``[1]``, which is JSON as well.
@@ -258,7 +259,7 @@ def loads(said: str) -> Any:
             if "\n" in inside.strip() and error.pos - begin > longest:
                 raise  # broken JSON of several lines, of which no inner value may pass for the whole
             is_prose = not inside.strip()  # a word in brackets, such as [WARNING]
-            place = begin + 1 if is_prose else _end_of_line(said, begin)
+            place = begin + 1 if is_prose else _find_end_of_line(said, begin)
             continue
         if place - begin > longest:
             best, longest = value, place - begin
@@ -270,25 +271,25 @@ def loads(said: str) -> Any:
 _BRACKET = re.compile(r"[\[{]")
 
 
-def _end_of_line(said: str, place: int) -> int:
+def _find_end_of_line(said: str, place: int) -> int:
     end = said.find("\n", place)
     return len(said) if end < 0 else end
 
 
-def entries(said: str) -> list[dict[str, Any]]:
+def find_entries(said: str) -> list[dict[str, Any]]:
     """The entries of a bare list, or of one under ``gpu_data``.
 
     Raises:
         ValueError: It is neither.
     """
-    value = loads(said)
+    value = parse_json(said)
     listed = value.get("gpu_data") if isinstance(value, dict) else value
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise ValueError("no list of devices")
     return listed
 
 
-def table(said: str, fields: Sequence[str]) -> list[dict[str, str]]:
+def parse_table(said: str, fields: Sequence[str]) -> list[dict[str, str]]:
     """Rows of a CSV table by field; a header, with units or without, may lead them. Shorter lines are no rows, and of
     longer ones the last field has the rest: nvidia-smi does not quote.
 
@@ -303,21 +304,21 @@ def table(said: str, fields: Sequence[str]) -> list[dict[str, str]]:
     return [dict(zip(fields, row, strict=True)) for row in rows if row[0] != fields[0]]
 
 
-def dig(value: Any, *keys: str) -> Any:
+def find_value(value: Any, *keys: str) -> Any:
     """The value under `keys`, None where there is none."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
-def text(value: Any) -> str | None:
+def parse_text(value: Any) -> str | None:
     """Text that says something: not N/A in any of its spellings, nor what nvidia-smi writes in brackets in its place:
     ``[Unknown Error]``, ``[GPU is lost]``, ``[GPU requires reset]``, ``[Insufficient Permissions]``."""
     said = str(value).strip() if value is not None else ""
     return None if not said or re.fullmatch(r"\[[^\]]*\]|n/a|not supported|not found|none", said.lower()) else said
 
 
-def number(value: Any) -> float | None:
+def parse_number(value: Any) -> float | None:
     """A number that is plain, with a unit behind it, or ``{"value", "unit"}``; None for anything else."""
     if isinstance(value, dict):
         value = value.get("value")
@@ -325,26 +326,26 @@ def number(value: Any) -> float | None:
     return float(match[0]) if match and not isinstance(value, bool) else None
 
 
-def integer(value: Any) -> int | None:
+def parse_integer(value: Any) -> int | None:
     """A whole number in any of the shapes of `number`."""
-    found = number(value)
+    found = parse_number(value)
     return None if found is None else int(found)
 
 
-def size(value: Any) -> int | None:
+def parse_size(value: Any) -> int | None:
     """Bytes of a size with its unit, MiB without one."""
-    found = number(value)
+    found = parse_number(value)
     unit = value.get("unit") if isinstance(value, dict) else str(value).strip().rpartition(" ")[2]
     count = None if found is None else int(found * UNITS.get(str(unit).upper(), MIB))
     return count if count is not None and 0 <= count < 1 << 63 else None
 
 
-def hexadecimal(value: Any) -> int | None:
+def parse_hexadecimal(value: Any) -> int | None:
     """A number written as ``0x74a1``."""
     return int(value, 16) if isinstance(value, str) and re.fullmatch(r"0x[0-9a-fA-F]{1,8}", value) else None
 
 
-def architecture(value: str | None) -> str | None:
+def parse_architecture(value: str | None) -> str | None:
     """``gfx90a`` of ``gfx9010`` (rocm-smi's decimal step); features behind a colon left out."""
     name = (value or "").partition(":")[0]
     match = re.fullmatch(r"gfx9(\d)(\d\d)", name)
@@ -353,18 +354,22 @@ def architecture(value: str | None) -> str | None:
     return name if re.fullmatch(r"gfx[0-9a-f]{3,4}", name) else None
 
 
-def version(value: str | None) -> str | None:
+def parse_version(value: str | None) -> str | None:
     """A driver's version; amd-smi puts the kernel's whole description there where the driver is the kernel's own."""
     return value if value and re.fullmatch(r"\d+(\.\d+)+\S*", value) else None
 
 
-def power_limit(limit: Any) -> float | None:
+def find_power_limit(limit: Any) -> float | None:
     """The cap that holds now, in watt, flat or under ``ppt0``; `max_power` is what it could be set to."""
-    found = (dig(limit, "ppt0", "socket_power_limit"), dig(limit, "socket_power"), dig(limit, "current_power"))
-    return next((watt for value in found if (watt := number(value)) is not None), None)
+    found = (
+        find_value(limit, "ppt0", "socket_power_limit"),
+        find_value(limit, "socket_power"),
+        find_value(limit, "current_power"),
+    )
+    return next((watt for value in found if (watt := parse_number(value)) is not None), None)
 
 
-def _id_in_uuid(uuid: str) -> int | None:
+def _parse_uuid_id(uuid: str) -> int | None:
     """amd-smi's UUID begins with the device id: 75ff75a3-... is 0x75a3."""
     match = re.match(r"[0-9a-f]{2}ff([0-9a-f]{4})-", uuid)
     return int(match[1], 16) if match else None

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import structs
 
 from primus.machine import pci, profile, smi
-from primus.machine.facts import Device, Partition, Problem, Vendor
-from primus.machine.tree import Tree
+from primus.machine.facts import Device, MachineProblem, Partition, Vendor
+from primus.machine.tree import FileTree
 
 MEMORY_TOLERANCE = 0.01
 """Versions of a driver count reserved memory or not."""
 
 
-def added(
-    tree: Tree, devices: tuple[Device, ...], environ: Mapping[str, str], *, ask_all: bool
+def add_tool_values(
+    tree: FileTree, devices: tuple[Device, ...], environ: Mapping[str, str], *, ask_all: bool
 ) -> tuple[tuple[Device, ...], dict[Vendor, str]]:
     """The devices with what tools add, in the order in which tools are believed; and the drivers' versions.
 
@@ -31,29 +31,29 @@ def added(
             is_other = devices and devices[0].vendor != vendor
             if not is_wanted or is_other or (source.tool == "torch" and not devices):
                 continue
-            readings, problems, is_slow = smi.read(source, environ, limit_s)
+            readings, problems, is_slow = smi.ask_source(source, environ, limit_s)
             tree.problems += problems
             limit_s = smi.AFTER_SLOW_LIMIT_S if is_slow else limit_s
             if readings and readings[0].driver:
                 drivers.setdefault(vendor, readings[0].driver)
-            devices = _merged(tree, devices, readings) if devices else _from_readings(tree, vendor, readings)
+            devices = _merge_readings(tree, devices, readings) if devices else _build_devices(tree, vendor, readings)
     return devices, drivers
 
 
-def is_incomplete(tree: Tree, devices: Sequence[Device]) -> bool:
+def is_incomplete(tree: FileTree, devices: Sequence[Device]) -> bool:
     """Whether something is missing that much depends on: what a device is, or its memory; or, where the bus is not
     shown, whether there are any."""
     if not devices:
-        return not tree.names(pci.DEVICES)
+        return not tree.list_names(pci.DEVICES)
     return any(
         (not device.model and not device.name) or device.memory_bytes is None for device in devices if device.partitions
     )
 
 
-def _from_readings(tree: Tree, vendor: Vendor, readings: Sequence[smi.Reading]) -> tuple[Device, ...]:
+def _build_devices(tree: FileTree, vendor: Vendor, readings: Sequence[smi.ToolReading]) -> tuple[Device, ...]:
     """Devices that only a tool knows, as in a container without the kernel's files."""
     if readings:
-        tree.problems.append(Problem(readings[0].tool, "knows devices that the kernel's files do not show"))
+        tree.problems.append(MachineProblem(readings[0].tool, "knows devices that the kernel's files do not show"))
     bare = [
         Device(
             index=number,
@@ -64,26 +64,30 @@ def _from_readings(tree: Tree, vendor: Vendor, readings: Sequence[smi.Reading]) 
         )
         for number, reading in enumerate(readings)
     ]
-    return tuple(_with(tree, device, reading) for device, reading in zip(bare, readings, strict=True))
+    return tuple(_merge_reading(tree, device, reading) for device, reading in zip(bare, readings, strict=True))
 
 
-def _merged(tree: Tree, devices: tuple[Device, ...], readings: Sequence[smi.Reading]) -> tuple[Device, ...]:
-    matched = [(device, _reading_of(device, devices, readings)) for device in devices]
+def _merge_readings(
+    tree: FileTree, devices: tuple[Device, ...], readings: Sequence[smi.ToolReading]
+) -> tuple[Device, ...]:
+    matched = [(device, _find_reading(device, devices, readings)) for device in devices]
     if readings and all(reading.bdf for reading in readings) and readings[0].tool != "torch":
         _note_differences(tree, devices, readings)
-    return tuple(_with(tree, device, reading) if reading else device for device, reading in matched)
+    return tuple(_merge_reading(tree, device, reading) if reading else device for device, reading in matched)
 
 
-def _note_differences(tree: Tree, devices: Sequence[Device], readings: Sequence[smi.Reading]) -> None:
+def _note_differences(tree: FileTree, devices: Sequence[Device], readings: Sequence[smi.ToolReading]) -> None:
     """Cards that only the kernel, or only a tool knows; torch is not asked, which sees what it may use."""
-    ours = {pci.slot(device.bdf) for device in devices if device.bdf and device.partitions}
-    theirs = {pci.slot(reading.bdf) for reading in readings if reading.bdf}
+    ours = {pci.strip_function(device.bdf) for device in devices if device.bdf and device.partitions}
+    theirs = {pci.strip_function(reading.bdf) for reading in readings if reading.bdf}
     for slots, problem in ((ours - theirs, "does not know"), (theirs - ours, "alone knows")):
         if slots:
-            tree.problems.append(Problem(readings[0].tool, f"{problem} the cards at {', '.join(sorted(slots))}"))
+            tree.problems.append(MachineProblem(readings[0].tool, f"{problem} the cards at {', '.join(sorted(slots))}"))
 
 
-def _reading_of(device: Device, devices: Sequence[Device], readings: Iterable[smi.Reading]) -> smi.Reading | None:
+def _find_reading(
+    device: Device, devices: Sequence[Device], readings: Iterable[smi.ToolReading]
+) -> smi.ToolReading | None:
     """The reading of a device by its address; by its number only where a tool gives no address and says the same of
     all, since the orders of tools differ."""
     readings = list(readings)
@@ -94,7 +98,7 @@ def _reading_of(device: Device, devices: Sequence[Device], readings: Iterable[sm
     return readings[device.index] if alike else None
 
 
-def _with(tree: Tree, device: Device, reading: smi.Reading) -> Device:
+def _merge_reading(tree: FileTree, device: Device, reading: smi.ToolReading) -> Device:
     """The device with the reading's values where it has none; where both have one and they differ, that is said."""
     changes: dict[str, object] = {}
     for field in ("name", "device_id", "memory_bytes", "architecture", "numa_node"):
@@ -103,12 +107,12 @@ def _with(tree: Tree, device: Device, reading: smi.Reading) -> Device:
             continue  # of which partition the tool speaks differs between its versions
         if mine in (None, ""):
             changes |= {field: other} if other is not None else {}
-        elif other is not None and field != "name" and not _agree(field, mine, other):
+        elif other is not None and field != "name" and not _is_equal_value(field, mine, other):
             source = device.sources.get(field, "kernel")
             problem = f"{field} is {mine} by {source}, {other} by {reading.tool}"
-            tree.problems.append(Problem(f"GPU {device.index}", problem))
+            tree.problems.append(MachineProblem(f"GPU {device.index}", problem))
     merged = structs.replace(device, **changes)
-    known = None if merged.model else _profile(merged)
+    known = None if merged.model else _find_profile(merged)
     changes |= {"model": known.model} if known else {}
     sources = {**device.sources, **dict.fromkeys(changes, reading.tool)}
     if "memory_bytes" in changes and device.partitions:
@@ -116,14 +120,14 @@ def _with(tree: Tree, device: Device, reading: smi.Reading) -> Device:
     return structs.replace(device, **changes, sources=sources)
 
 
-def _profile(device: Device) -> profile.Profile | None:
+def _find_profile(device: Device) -> profile.Profile | None:
     """By the id; by the name only where there is no id."""
     if device.device_id is not None:
-        return profile.by_id(device.vendor, device.device_id)
-    return profile.by_name(device.name) if device.name else None
+        return profile.find_profile_by_id(device.vendor, device.device_id)
+    return profile.find_profile_by_name(device.name) if device.name else None
 
 
-def _agree(field: str, mine: object, other: object) -> bool:
+def _is_equal_value(field: str, mine: object, other: object) -> bool:
     if field == "memory_bytes" and isinstance(mine, int) and isinstance(other, int):
         return abs(mine - other) <= mine * MEMORY_TOLERANCE
     return mine == other

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from primus.machine import profile
-from primus.machine.facts import Device, Facts, Link, Problem, RdmaDevice
+from primus.machine.facts import Device, Link, MachineFacts, MachineProblem, RdmaDevice
 from primus.machine.profile import LinkLayout
 
 WORDS = {
@@ -40,7 +40,7 @@ NEAR = ("PIX", "PXB", "PHB")
 """Words for two devices below one PCIe host bridge."""
 
 
-class End(Struct, frozen=True, kw_only=True):
+class TopologyEnd(Struct, frozen=True, kw_only=True):
     """A card or a network adapter."""
 
     name: str
@@ -57,7 +57,7 @@ class End(Struct, frozen=True, kw_only=True):
 class Topology(Struct, frozen=True, kw_only=True):
     """The relation of every two ends."""
 
-    ends: tuple[End, ...] = ()
+    ends: tuple[TopologyEnd, ...] = ()
     """Cards in their order, then adapters."""
     matrix: tuple[tuple[str, ...], ...] = ()
     """A word for each pair of `ends`."""
@@ -66,21 +66,21 @@ class Topology(Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     """What is odd about the relations; what is odd about the devices are the problems of the facts."""
 
-    def word(self, first: str, second: str) -> str:
+    def find_relation_word(self, first: str, second: str) -> str:
         """Relation of two ends by name."""
         names = [end.name for end in self.ends]
         return self.matrix[names.index(first)][names.index(second)]
 
 
-def topology(facts: Facts) -> Topology:
+def build_topology(facts: MachineFacts) -> Topology:
     """Relations of the devices of `facts`; by NUMA node where their PCI paths are not known."""
-    ends = (*map(_card, facts.devices), *_adapters(facts))
-    linked = {frozenset((f"GPU{link.first}", f"GPU{link.second}")): link for link in device_links(facts)}
-    matrix = tuple(tuple(_relation(a, b, linked) for b in ends) for a in ends)
-    return Topology(ends=ends, matrix=matrix, islands=_islands(facts), warnings=tuple(_warnings(facts, ends)))
+    ends = (*map(_build_gpu_end, facts.devices), *_build_nic_ends(facts))
+    linked = {frozenset((f"GPU{link.first}", f"GPU{link.second}")): link for link in list_device_links(facts)}
+    matrix = tuple(tuple(_find_relation(a, b, linked) for b in ends) for a in ends)
+    return Topology(ends=ends, matrix=matrix, islands=_find_islands(facts), warnings=tuple(_find_warnings(facts, ends)))
 
 
-def device_links(facts: Facts) -> list[Link]:
+def list_device_links(facts: MachineFacts) -> list[Link]:
     """The xGMI and NVLink connections, direct or through other GPUs, one for each pair of cards."""
     links = {
         tuple(sorted((link.first, link.second))): link
@@ -90,37 +90,41 @@ def device_links(facts: Facts) -> list[Link]:
     return [links[pair] for pair in sorted(links)]
 
 
-def direct_links(facts: Facts) -> list[Link]:
+def list_direct_links(facts: MachineFacts) -> list[Link]:
     """The direct xGMI and NVLink connections, one for each pair of cards."""
-    return [link for link in device_links(facts) if link.hops == 1]
+    return [link for link in list_device_links(facts) if link.hops == 1]
 
 
-def missing_links(facts: Facts) -> list[tuple[int, int]]:
+def find_missing_links(facts: MachineFacts) -> list[tuple[int, int]]:
     """Pairs of cards of one hive without a direct link, where the board links every two."""
-    linked = {frozenset((link.first, link.second)) for link in direct_links(facts)}
-    pairs = combinations((device for device in facts.devices if device.hive and link_layout(device) == "mesh"), 2)
+    linked = {frozenset((link.first, link.second)) for link in list_direct_links(facts)}
+    pairs = combinations(
+        (device for device in facts.devices if device.hive and describe_link_layout(device) == "mesh"), 2
+    )
     alike = ((a.index, b.index) for a, b in pairs if a.hive == b.hive)
     return [pair for pair in alike if frozenset(pair) not in linked]
 
 
-def weak_links(facts: Facts) -> list[tuple[int, int]]:
+def find_weak_links(facts: MachineFacts) -> list[tuple[int, int]]:
     """Pairs of cards with fewer physical links than other pairs have, where the board links every two alike."""
-    cards = {device.index for device in facts.devices if link_layout(device) == "mesh"}
-    counted = [link for link in direct_links(facts) if link.num_links and {link.first, link.second} <= cards]
+    cards = {device.index for device in facts.devices if describe_link_layout(device) == "mesh"}
+    counted = [link for link in list_direct_links(facts) if link.num_links and {link.first, link.second} <= cards]
     usual = max((link.num_links or 0 for link in counted), default=0)
     return [(link.first, link.second) for link in counted if (link.num_links or 0) < usual]
 
 
-def weakly_linked_cards(facts: Facts) -> list[tuple[int, int, int]]:
+def find_weakly_linked_gpus(facts: MachineFacts) -> list[tuple[int, int, int]]:
     """Cards with fewer links than the others of their hive, where the board does not link every two: index, links,
     links of the others. Nothing where a kernel does not count the links of a board."""
-    links = direct_links(facts)
+    links = list_direct_links(facts)
     found = []
     for hive in dict.fromkeys(device.hive for device in facts.devices):
-        cards = [card for card in facts.devices if card.hive == hive and hive and link_layout(card) in EVEN_LAYOUTS]
+        cards = [
+            card for card in facts.devices if card.hive == hive and hive and describe_link_layout(card) in EVEN_LAYOUTS
+        ]
         own = {card.index: [link for link in links if card.index in (link.first, link.second)] for card in cards}
         is_counted = all(link.num_links for some in own.values() for link in some)
-        if not is_counted and any(link_layout(card) == "partial" for card in cards):
+        if not is_counted and any(describe_link_layout(card) == "partial" for card in cards):
             continue
         totals = {index: sum(link.num_links or 1 for link in some) for index, some in own.items()}
         usual = max(totals.values(), default=0)
@@ -128,37 +132,37 @@ def weakly_linked_cards(facts: Facts) -> list[tuple[int, int, int]]:
     return found
 
 
-def link_layout(device: Device) -> LinkLayout | None:
+def describe_link_layout(device: Device) -> LinkLayout | None:
     """How the cards of this model are linked; None where the model is not known."""
-    known = profile.by_name(device.model) if device.model else None
+    known = profile.find_profile_by_name(device.model) if device.model else None
     return known.link_layout if known else None
 
 
-def problems(facts: Facts) -> list[Problem]:
+def find_device_problems(facts: MachineFacts) -> list[MachineProblem]:
     """Those that are about devices, links and adapters; a problem that names no file is about a device or a tool."""
     return [problem for problem in facts.problems if problem.where.startswith(FILES) or problem.where[:1] != "/"]
 
 
-def word_of(link: Link) -> str:
+def find_word(link: Link) -> str:
     """The word for a link: ``XGMI``, ``XGMI3``, ``HOP2``, ``NV18``."""
     if link.hops > 1:
         return f"HOP{link.hops}"
     return f"{'XGMI' if link.kind == 'xgmi' else 'NV'}{link.num_links or ''}"
 
 
-def legend_word(word: str) -> str:
+def format_legend_word(word: str) -> str:
     """The key of `WORDS` that explains a word of the matrix: ``NV#`` for ``NV18``."""
     stem = word.rstrip("0123456789")
     return stem if stem in WORDS else f"{stem}#"
 
 
-def expected_partitions(facts: Facts, device: Device) -> int:
+def count_expected_partitions(facts: MachineFacts, device: Device) -> int:
     """How many partitions `device` should have: as many as any card of its model and mode."""
     kind = (device.model, device.device_id, device.partition_mode)
     return max(len(d.partitions) for d in facts.devices if (d.model, d.device_id, d.partition_mode) == kind)
 
 
-def degraded(device: Device) -> str:
+def format_degraded_link(device: Device) -> str:
     """What the PCIe link of a card lacks now: ``x8 of x16``, ``16 of 32 GT/s``; empty where it lacks nothing."""
     link = device.pcie
     lacks = []
@@ -169,28 +173,28 @@ def degraded(device: Device) -> str:
     return ", ".join(lacks)
 
 
-def _card(device: Device) -> End:
-    return End(
+def _build_gpu_end(device: Device) -> TopologyEnd:
+    return TopologyEnd(
         name=f"GPU{device.index}",
         kind="gpu",
         bdf=device.bdf,
-        numa_node=_node(device.numa_node),
+        numa_node=_normalize_numa_node(device.numa_node),
         pci_path=device.pci_path,
     )
 
 
-def _adapters(facts: Facts) -> Iterator[End]:
+def _build_nic_ends(facts: MachineFacts) -> Iterator[TopologyEnd]:
     """RDMA devices, then network interfaces with a device of their own that is none of those."""
     for rdma in facts.rdma:
         is_up = any(port.is_active for port in rdma.ports)
-        yield End(
+        yield TopologyEnd(
             name=rdma.name,
             kind="nic",
             bdf=rdma.bdf,
-            numa_node=_node(rdma.numa_node),
+            numa_node=_normalize_numa_node(rdma.numa_node),
             pci_path=rdma.pci_path,
             is_up=is_up,
-            detail=_rate(rdma) if is_up else _why_down(rdma),
+            detail=_format_rate(rdma) if is_up else _explain_down_port(rdma),
         )
     known = {rdma.interface for rdma in facts.rdma} | {rdma.bdf for rdma in facts.rdma}
     for interface in facts.interfaces:
@@ -201,39 +205,39 @@ def _adapters(facts: Facts) -> Iterator[End]:
         ):
             speed = f"{interface.speed_mbps / 1000:g} Gb/s " if interface.speed_mbps else ""
             is_up = interface.state != "down"
-            yield End(
+            yield TopologyEnd(
                 name=interface.name,
                 kind="nic",
                 bdf=interface.bdf,
-                numa_node=_node(interface.numa_node),
+                numa_node=_normalize_numa_node(interface.numa_node),
                 is_up=is_up,
                 detail=f"{speed}{interface.kind}" if is_up else "down",
             )
 
 
-def _rate(rdma: RdmaDevice) -> str:
+def _format_rate(rdma: RdmaDevice) -> str:
     port = next(port for port in rdma.ports if port.is_active)
     layer = "RoCE" if port.link_layer == "Ethernet" else port.link_layer
     return f"{port.rate_gbps:g} Gb/s {layer}" if port.rate_gbps else layer
 
 
-def _why_down(rdma: RdmaDevice) -> str:
+def _explain_down_port(rdma: RdmaDevice) -> str:
     states = {p.physical_state if p.state == "DOWN" else f"{p.state.lower()}, {p.physical_state}" for p in rdma.ports}
     return "; ".join(sorted(states)) or "no port"
 
 
-def _node(number: int | None) -> int | None:
+def _normalize_numa_node(number: int | None) -> int | None:
     """A NUMA node; the kernel's -1 is none."""
     return None if number is None or number < 0 else number
 
 
-def _relation(first: End, second: End, linked: dict[frozenset[str], Link]) -> str:
+def _find_relation(first: TopologyEnd, second: TopologyEnd, linked: dict[frozenset[str], Link]) -> str:
     if first is second:
         return "X"
     link = linked.get(frozenset((first.name, second.name)))
     if link:
-        return word_of(link)
-    shared = _num_shared(first.pci_path, second.pci_path)
+        return find_word(link)
+    shared = _count_shared_bridges(first.pci_path, second.pci_path)
     if shared == 1:
         return "PHB"
     if shared > 1:
@@ -245,7 +249,7 @@ def _relation(first: End, second: End, linked: dict[frozenset[str], Link]) -> st
     return "NODE" if first.numa_node == second.numa_node else "SYS"
 
 
-def _num_shared(first: tuple[str, ...], second: tuple[str, ...]) -> int:
+def _count_shared_bridges(first: tuple[str, ...], second: tuple[str, ...]) -> int:
     """How many parts two PCI paths have in common from the host bridge on."""
     for i, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
@@ -253,44 +257,46 @@ def _num_shared(first: tuple[str, ...], second: tuple[str, ...]) -> int:
     return min(len(first), len(second))
 
 
-def _islands(facts: Facts) -> tuple[tuple[int, ...], ...]:
+def _find_islands(facts: MachineFacts) -> tuple[tuple[int, ...], ...]:
     groups: list[set[int]] = []
-    for link in direct_links(facts):
+    for link in list_direct_links(facts):
         pair = {link.first, link.second}
         touched = [group for group in groups if group & pair]
         groups = [group for group in groups if not group & pair] + [pair.union(*touched)]
     return tuple(sorted(tuple(sorted(group)) for group in groups))
 
 
-def _warnings(facts: Facts, ends: tuple[End, ...]) -> Iterator[str]:
-    missing = missing_links(facts)
+def _find_warnings(facts: MachineFacts, ends: tuple[TopologyEnd, ...]) -> Iterator[str]:
+    missing = find_missing_links(facts)
     if missing:
-        yield f"no xGMI link within one hive: {_pairs(missing)}"
-    if weak_links(facts):
-        usual = max(link.num_links or 0 for link in direct_links(facts))
+        yield f"no xGMI link within one hive: {_format_pairs(missing)}"
+    if find_weak_links(facts):
+        usual = max(link.num_links or 0 for link in list_direct_links(facts))
         kind = "NVLinks" if facts.devices[0].vendor == "nvidia" else "xGMI links"
-        yield f"fewer than {usual} {kind}: {_pairs(weak_links(facts))}"
-    for index, number, usual in weakly_linked_cards(facts):
+        yield f"fewer than {usual} {kind}: {_format_pairs(find_weak_links(facts))}"
+    for index, number, usual in find_weakly_linked_gpus(facts):
         yield f"GPU{index} has {number} xGMI links to other GPUs, where others have {usual}"
-    yield from _unknown_links(facts)
+    yield from _find_unknown_links(facts)
     for device in facts.devices:
-        if degraded(device):
-            yield f"GPU{device.index} has a PCIe link below its best: {degraded(device)}"
-    yield from _numa_gaps(ends)
+        if format_degraded_link(device):
+            yield f"GPU{device.index} has a PCIe link below its best: {format_degraded_link(device)}"
+    yield from _find_numa_gaps(ends)
     for end in ends:
         if not end.is_up:
             yield f"{end.name} is down" + (f" ({end.detail})" if end.detail != "down" else "")
 
 
-def _unknown_links(facts: Facts) -> Iterator[str]:
+def _find_unknown_links(facts: MachineFacts) -> Iterator[str]:
     """Cards that come with NVLink, and of which none is told: only the driver's library knows them."""
-    models = [profile.by_name(card.model) for card in facts.devices if card.vendor == "nvidia" and card.model]
+    models = [
+        profile.find_profile_by_name(card.model) for card in facts.devices if card.vendor == "nvidia" and card.model
+    ]
     num_linked = sum((model.hive_size or 1) > 1 for model in models if model)
-    if num_linked > 1 and not direct_links(facts):
+    if num_linked > 1 and not list_direct_links(facts):
         yield "NVLink connections are not known: the driver's library was not asked, or shows none"
 
 
-def _numa_gaps(ends: tuple[End, ...]) -> Iterator[str]:
+def _find_numa_gaps(ends: tuple[TopologyEnd, ...]) -> Iterator[str]:
     cards = [end for end in ends if end.kind == "gpu"]
     places = {end.numa_node for end in ends if end.kind == "nic"} - {None}
     lost = [end.name for end in ends if end.numa_node is None]
@@ -302,5 +308,5 @@ def _numa_gaps(ends: tuple[End, ...]) -> Iterator[str]:
             yield f"NUMA node {node} has {number} GPU{'s' * (number > 1)} and no network adapter"
 
 
-def _pairs(pairs: Iterable[tuple[int, int]]) -> str:
+def _format_pairs(pairs: Iterable[tuple[int, int]]) -> str:
     return ", ".join(f"GPU{a}-GPU{b}" for a, b in pairs)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from msgspec import Struct, structs
 
 from primus.machine.facts import Device
-from primus.machine.smi import NOT_UNDERSTOOD, number
-from primus.process import call
+from primus.machine.smi import NOT_UNDERSTOOD, parse_number
+from primus.process import run_command
 
 Parsed = TypeVar("Parsed")
 
@@ -94,13 +94,13 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     """Why its answer is of no use; empty where it is."""
 
 
-def ask(
+def ask_tools(
     questions: Sequence[Sequence[str]], environ: Mapping[str, str], timeout_s: float
 ) -> tuple[list[str], list[ToolCall]]:
     """The answers to questions that are asked side by side, empty where there is none; and the calls of the tools that
     are installed."""
     with ThreadPoolExecutor(len(questions)) as pool:
-        answers = list(pool.map(lambda argv: call(argv, environ, timeout_s), questions))
+        answers = list(pool.map(lambda argv: run_command(argv, environ, timeout_s), questions))
     calls = [
         ToolCall(tool=" ".join(argv[:2]), seconds=round(answer.duration_s, 3), problem=answer.problem)
         for argv, answer in zip(questions, answers, strict=True)
@@ -109,7 +109,9 @@ def ask(
     return [answer.text if answer.state in ("ok", "failed") else "" for answer in answers], calls
 
 
-def understood(parse: Callable[[str], Parsed], text: str, nothing: Parsed, calls: list[ToolCall], tool: str) -> Parsed:
+def parse_answer(
+    parse: Callable[[str], Parsed], text: str, nothing: Parsed, calls: list[ToolCall], tool: str
+) -> Parsed:
     """What `text` means; where it means nothing, `nothing`, and the call of `tool` gets a problem."""
     if not text.strip():
         return nothing
@@ -123,13 +125,13 @@ def understood(parse: Callable[[str], Parsed], text: str, nothing: Parsed, calls
         return nothing
 
 
-def percent(value: Any) -> float | None:
+def parse_percent(value: Any) -> float | None:
     """A share that can be one: rocm-smi prints a raw counter under the same name (``GFX Activity: 50288``)."""
-    found = number(value)
+    found = parse_number(value)
     return found if found is not None and 0 <= found <= 100 else None
 
 
-def by_address(cards: Sequence[Device]) -> dict[str, int]:
+def index_by_address(cards: Sequence[Device]) -> dict[str, int]:
     """Index of each card by its address, and by those of its partitions."""
     parts = {part.bdf: card.index for card in cards for part in card.partitions if part.bdf}
     return parts | {card.bdf: card.index for card in cards if card.bdf}

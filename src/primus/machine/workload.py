@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from primus.config.schema import Experiment
 
 
-class Workload(Struct, frozen=True, kw_only=True):
+class JobWorkload(Struct, frozen=True, kw_only=True):
     """A job as far as variables depend on it."""
 
     framework: str
@@ -31,10 +31,10 @@ class Workload(Struct, frozen=True, kw_only=True):
         return any(bool(self.options.get(name)) for name in names)
 
 
-def workload_of(experiment: Experiment) -> Workload:
+def build_workload(experiment: Experiment) -> JobWorkload:
     """The workload of an experiment."""
     trainer, parallel = experiment.trainer, experiment.trainer.parallel
-    return Workload(
+    return JobWorkload(
         framework=trainer.framework,
         tensor=parallel.tensor_model_parallel_size,
         pipeline=parallel.pipeline_model_parallel_size,

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from msgspec import structs
 
-from primus.machine.measured import BurnIn, Dtype, LoadWindow
+from primus.machine.measurements import BurnIn, Dtype, LoadWindow
 from primus.measure import gemm
 from primus.measure.gemm import Multiply
 from primus.measure.timing import Clock
@@ -40,7 +40,7 @@ def run(
     duration_s: float,
     *,
     memory_bytes: int,
-    multiply: Multiply = gemm.multiply,
+    multiply: Multiply = gemm.multiply_matrices,
     on_window: Callable[[BurnIn], None] = lambda _: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> BurnIn:
@@ -58,12 +58,12 @@ def run(
         is_stopped: Whether to end early.
     """
     window_s = min(LONGEST_WINDOW_S, duration_s / WINDOWS)
-    load = _Load(device, size, dtype, clock, memory_bytes, multiply, min(BATCH_S, window_s / 2))
+    load = _BurnInLoad(device, size, dtype, clock, memory_bytes, multiply, min(BATCH_S, window_s / 2))
     begun = time.monotonic()
     result = BurnIn(key=comparable_key(device, size, dtype), digest=load.digest, wrong_at_first=load.wrong_at_first)
     while True:
         before = time.monotonic()
-        rate = load.window(window_s)
+        rate = load.run_window(window_s)
         now = time.monotonic() - begun
         is_wrong = bool(load.wrong_words or load.wrong_memory)
         result = structs.replace(
@@ -80,7 +80,7 @@ def run(
             return result
 
 
-class _Load:
+class _BurnInLoad:
     """Operands with their first products, and memory that holds a pattern."""
 
     def __init__(
@@ -94,39 +94,39 @@ class _Load:
         batch_s: float,
     ) -> None:
         self._clock, self._multiply = clock, multiply
-        self._sets = gemm.operands(device, size, gemm.DTYPES[dtype], 0, 0)
-        self._flop = gemm.flop(size, size, size)
+        self._sets = gemm.create_operands(device, size, gemm.DTYPES[dtype], 0, 0)
+        self._flop = gemm.count_flop(size, size, size)
         self._words = WORDS[gemm.DTYPES[dtype].itemsize]
         self._memory = torch.empty(max(2, memory_bytes // 4), dtype=torch.int32, device=device)
         self._differing = torch.zeros((), dtype=torch.int64, device=device)
         self.products = self.wrong_words = self.wrong_memory = self._num_windows = 0
         for one in self._sets:
-            gemm.multiply(*one)  # by the library itself, before any fault is simulated
+            gemm.multiply_matrices(*one)  # by the library itself, before any fault is simulated
         clock.synchronize()
         self._first = [one.out.clone() for one in self._sets]
         self.wrong_at_first = sum(gemm.wrong_elements(one) for one in self._sets)
-        self.digest = "".join(checksum(product.view(self._words)) for product in self._first)
+        self.digest = "".join(compute_checksum(product.view(self._words)) for product in self._first)
         self._calls = self._num_calls(batch_s)
 
     def _num_calls(self, batch_s: float) -> int:
         """Products of one batch."""
         begin = time.perf_counter()
         for index in range(len(self._sets)):
-            self._product(index)
+            self._multiply_and_compare(index)
         self._clock.synchronize()
         return max(1, round(batch_s * len(self._sets) / max(time.perf_counter() - begin, 1e-6)))
 
-    def window(self, seconds: float) -> float:
+    def run_window(self, seconds: float) -> float:
         """Fill the memory, multiply for a time, look at both; gives TFLOP/s."""
         pattern = PATTERNS[self._num_windows % len(PATTERNS)]
         self._num_windows += 1
-        _fill(self._memory, pattern)
+        _fill_memory(self._memory, pattern)
         self._clock.synchronize()
         begin, products = time.perf_counter(), 0
         while True:
             calls = self._calls
             for call in range(calls):
-                self._product(call)
+                self._multiply_and_compare(call)
             self._clock.synchronize()
             products += calls
             spent = time.perf_counter() - begin
@@ -137,17 +137,17 @@ class _Load:
         self.wrong_memory += count_wrong(self._memory, pattern)
         return products * self._flop / spent / 1e12
 
-    def _product(self, call: int) -> None:
+    def _multiply_and_compare(self, call: int) -> None:
         index = call % len(self._sets)
         one = self._sets[index]
         self._multiply(*one)
         self._differing += (one.out.view(self._words) != self._first[index].view(self._words)).sum()
 
 
-def _fill(memory: torch.Tensor, pattern: int | None) -> None:
+def _fill_memory(memory: torch.Tensor, pattern: int | None) -> None:
     for begin in range(0, len(memory), CHUNK):
         part = memory[begin : begin + CHUNK]
-        part.copy_(_expected(part, begin, pattern))
+        part.copy_(_build_expected(part, begin, pattern))
 
 
 def count_wrong(memory: torch.Tensor, pattern: int | None) -> int:
@@ -155,18 +155,18 @@ def count_wrong(memory: torch.Tensor, pattern: int | None) -> int:
     wrong = 0
     for begin in range(0, len(memory), CHUNK):
         part = memory[begin : begin + CHUNK]
-        wrong += int((part != _expected(part, begin, pattern)).sum())
+        wrong += int((part != _build_expected(part, begin, pattern)).sum())
     return wrong
 
 
-def _expected(part: torch.Tensor, begin: int, pattern: int | None) -> torch.Tensor:
+def _build_expected(part: torch.Tensor, begin: int, pattern: int | None) -> torch.Tensor:
     index = torch.arange(begin, begin + len(part), device=part.device)
     if pattern is None:
         return index.to(torch.int32)
     return torch.where(index % 2 == 0, pattern, ~pattern).to(torch.int32)
 
 
-def checksum(words: torch.Tensor) -> str:
+def compute_checksum(words: torch.Tensor) -> str:
     """16 hexadecimal digits that change with any word and with its place; the same on every device."""
     flat, total = words.reshape(-1), 0
     for begin in range(0, len(flat), CHUNK):
@@ -181,10 +181,10 @@ def comparable_key(device: torch.device, size: int, dtype: str) -> str:
     what = f"{size} {dtype}, torch {torch.__version__}"
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {what}"
-    return f"{_processor()} {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, {what}"
+    return f"{_read_processor()} {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, {what}"
 
 
-def _processor(root: Path = Path("/")) -> str:
+def _read_processor(root: Path = Path("/")) -> str:
     try:
         lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

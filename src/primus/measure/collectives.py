@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 
-from primus.machine.measured import Collective, Scope, Wrong
-from primus.measure.timing import Clock, clock_of
+from primus.machine.measurements import Collective, Scope, WrongElements
+from primus.measure.timing import Clock, create_clock
 
 DTYPE = torch.float32
 ITEM_BYTES = 4
@@ -32,7 +32,7 @@ CODES = 8191
 """A prime: codes of different ranks differ, and fp32 holds each exactly."""
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """Processes that measure together."""
 
     scope: Scope
@@ -56,7 +56,7 @@ class Buffers(NamedTuple):
     receive: torch.Tensor
 
 
-Launch = Callable[[Buffers, Group], None]
+Launch = Callable[[Buffers, RankGroup], None]
 Rank = int | torch.Tensor
 Values = Callable[[torch.Tensor], torch.Tensor]
 """Values of elements from their indices."""
@@ -81,51 +81,51 @@ class Operation(NamedTuple):
     """Whether the i-th share of what is received came from rank i."""
 
 
-def code(source: Rank, destination: Rank, index: torch.Tensor) -> torch.Tensor:
+def encode_element(source: Rank, destination: Rank, index: torch.Tensor) -> torch.Tensor:
     """A small integer that tells who sent it, to whom, and which element it is."""
     return (source * 61 + destination * 31 + index) % CODES
 
 
-def term(rank: int, index: torch.Tensor) -> torch.Tensor:
+def compute_term(rank: int, index: torch.Tensor) -> torch.Tensor:
     """A rank's contribution to a sum: small integers, so that sums are exact in fp32 for any number of ranks."""
-    return _weight(rank) * (index % 5 + 1)
+    return _compute_weight(rank) * (index % 5 + 1)
 
 
-def _weight(rank: int) -> int:
+def _compute_weight(rank: int) -> int:
     return rank % 16 + 1
 
 
-def _sum(n: int, index: torch.Tensor) -> torch.Tensor:
-    return sum(map(_weight, range(n))) * (index % 5 + 1)
+def _compute_sum(n: int, index: torch.Tensor) -> torch.Tensor:
+    return sum(map(_compute_weight, range(n))) * (index % 5 + 1)
 
 
-def _all_reduce(buffers: Buffers, group: Group) -> None:
+def _all_reduce(buffers: Buffers, group: RankGroup) -> None:
     dist.all_reduce(buffers.receive, group=group.handle)
 
 
-def _all_gather(buffers: Buffers, group: Group) -> None:
+def _all_gather(buffers: Buffers, group: RankGroup) -> None:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
     gather(buffers.receive, buffers.send, group=group.handle)
 
 
-def _reduce_scatter(buffers: Buffers, group: Group) -> None:
+def _reduce_scatter(buffers: Buffers, group: RankGroup) -> None:
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     scatter(buffers.receive, buffers.send, group=group.handle)
 
 
-def _all_to_all(buffers: Buffers, group: Group) -> None:
+def _all_to_all(buffers: Buffers, group: RankGroup) -> None:
     dist.all_to_all_single(buffers.receive, buffers.send, group=group.handle)
 
 
-def _broadcast(buffers: Buffers, group: Group) -> None:
+def _broadcast(buffers: Buffers, group: RankGroup) -> None:
     dist.broadcast(buffers.receive, group.ranks[0], group=group.handle)
 
 
-def _send_recv(buffers: Buffers, group: Group) -> None:
-    exchange(buffers, group, group.member + 1, group.member - 1)
+def _send_recv(buffers: Buffers, group: RankGroup) -> None:
+    exchange_messages(buffers, group, group.member + 1, group.member - 1)
 
 
-def exchange(buffers: Buffers, group: Group, to: int, of: int) -> None:
+def exchange_messages(buffers: Buffers, group: RankGroup, to: int, of: int) -> None:
     """Send to one member of the group and receive from one, at once; members count in a circle."""
     operations = [
         dist.P2POp(dist.isend, buffers.send, group.ranks[to % group.size], group.handle),
@@ -139,7 +139,7 @@ def _all_but_own(n: int) -> float:
     return (n - 1) / n
 
 
-def _whole(n: int) -> float:
+def _get_whole_factor(n: int) -> float:
     return 1.0
 
 
@@ -150,16 +150,16 @@ OPERATIONS: dict[str, Operation] = {
         receives_all=True,
         launch=_all_reduce,
         in_place=lambda member: True,
-        send=lambda rank, n, share: lambda i: term(rank, i),
-        expected=lambda rank, n, share: lambda i: _sum(n, i),
+        send=lambda rank, n, share: lambda i: compute_term(rank, i),
+        expected=lambda rank, n, share: lambda i: _compute_sum(n, i),
     ),
     "all_gather": Operation(
         bus_factor=_all_but_own,
         sends_all=False,
         receives_all=True,
         launch=_all_gather,
-        send=lambda rank, n, share: lambda i: code(rank, 0, i),
-        expected=lambda rank, n, share: lambda i: code(i // share, 0, i % share),
+        send=lambda rank, n, share: lambda i: encode_element(rank, 0, i),
+        expected=lambda rank, n, share: lambda i: encode_element(i // share, 0, i % share),
         by_share=True,
     ),
     "reduce_scatter": Operation(
@@ -167,35 +167,35 @@ OPERATIONS: dict[str, Operation] = {
         sends_all=True,
         receives_all=False,
         launch=_reduce_scatter,
-        send=lambda rank, n, share: lambda i: term(rank, i),
-        expected=lambda rank, n, share: lambda i: _sum(n, i + rank * share),
+        send=lambda rank, n, share: lambda i: compute_term(rank, i),
+        expected=lambda rank, n, share: lambda i: _compute_sum(n, i + rank * share),
     ),
     "all_to_all": Operation(
         bus_factor=_all_but_own,
         sends_all=True,
         receives_all=True,
         launch=_all_to_all,
-        send=lambda rank, n, share: lambda i: code(rank, i // share, i % share),
-        expected=lambda rank, n, share: lambda i: code(i // share, rank, i % share),
+        send=lambda rank, n, share: lambda i: encode_element(rank, i // share, i % share),
+        expected=lambda rank, n, share: lambda i: encode_element(i // share, rank, i % share),
         by_share=True,
     ),
     "broadcast": Operation(
-        bus_factor=_whole,
+        bus_factor=_get_whole_factor,
         sends_all=True,
         receives_all=True,
         launch=_broadcast,
         in_place=lambda member: member == 0,
-        send=lambda rank, n, share: lambda i: code(rank, 0, i),
-        expected=lambda rank, n, share: lambda i: code(0, 0, i),
+        send=lambda rank, n, share: lambda i: encode_element(rank, 0, i),
+        expected=lambda rank, n, share: lambda i: encode_element(0, 0, i),
         source=lambda member, n: 0,
     ),
     "send_recv": Operation(
-        bus_factor=_whole,
+        bus_factor=_get_whole_factor,
         sends_all=True,
         receives_all=True,
         launch=_send_recv,
-        send=lambda rank, n, share: lambda i: code(rank, rank + 1, i),
-        expected=lambda rank, n, share: lambda i: code((rank - 1) % n, (rank - 1) % n + 1, i),
+        send=lambda rank, n, share: lambda i: encode_element(rank, rank + 1, i),
+        expected=lambda rank, n, share: lambda i: encode_element((rank - 1) % n, (rank - 1) % n + 1, i),
         source=lambda member, n: (member - 1) % n,
     ),
 }
@@ -217,7 +217,7 @@ def rounded_bytes(size_bytes: int, n: int) -> int:
     return max(size_bytes // (ITEM_BYTES * n), 1) * ITEM_BYTES * n
 
 
-def run(name: str, size_bytes: int, group: Group, longest_s: float, launch: Launch | None = None) -> Collective:
+def run(name: str, size_bytes: int, group: RankGroup, longest_s: float, launch: Launch | None = None) -> Collective:
     """Measure one operation of one size; every member of `group` gets the same answer.
 
     The first call, on fresh buffers, is the one that is checked: a sum that is reduced again and again grows. All
@@ -244,7 +244,7 @@ def run(name: str, size_bytes: int, group: Group, longest_s: float, launch: Laun
         return structs.replace(described, problem=f"not offered by {dist.get_backend(group.handle)}: {error}")
     wrong = _gathered_wrong(_wrong_by_source(operation, buffers, group), group)
     calls = CALLS_OF_SMALL if size_bytes < SMALL_BYTES else CALLS
-    calls, times_s = timed(lambda: launch(buffers, group), group, WARM_UP_CALLS, calls, longest_s)
+    calls, times_s = time_calls(lambda: launch(buffers, group), group, WARM_UP_CALLS, calls, longest_s)
     time_s = max(times_s)
     return structs.replace(
         described,
@@ -257,7 +257,7 @@ def run(name: str, size_bytes: int, group: Group, longest_s: float, launch: Laun
     )
 
 
-def fresh_buffers(operation: Operation, size_bytes: int, group: Group) -> Buffers:
+def fresh_buffers(operation: Operation, size_bytes: int, group: RankGroup) -> Buffers:
     """Buffers before the first call; what is not sent by anyone holds -1."""
     n, all_elements = group.size, size_bytes // ITEM_BYTES
     share = all_elements // n
@@ -267,7 +267,7 @@ def fresh_buffers(operation: Operation, size_bytes: int, group: Group) -> Buffer
 
     buffers = Buffers(empty(operation.sends_all), empty(operation.receives_all))
     values = operation.send(group.member, n, share)
-    for begin, index in _chunks(buffers.send):
+    for begin, index in _iterate_chunks(buffers.send):
         buffers.send[begin : begin + len(index)] = values(index).to(DTYPE)
     if operation.in_place(group.member):
         buffers.receive.copy_(buffers.send)
@@ -277,27 +277,27 @@ def fresh_buffers(operation: Operation, size_bytes: int, group: Group) -> Buffer
 def count_wrong(received: torch.Tensor, expected: Values, begin: int = 0) -> int:
     """Elements of `received`, whose first has the index `begin`, that differ from what was expected."""
     wrong = 0
-    for offset, index in _chunks(received):
+    for offset, index in _iterate_chunks(received):
         wrong += int((received[offset : offset + len(index)] != expected(index + begin).to(DTYPE)).sum())
     return wrong
 
 
-def timed(
-    call: Callable[[], object], group: Group, warm_up_calls: int, calls: int, longest_s: float
+def time_calls(
+    call: Callable[[], object], group: RankGroup, warm_up_calls: int, calls: int, longest_s: float
 ) -> tuple[int, list[float]]:
     """Number of calls, the same on all ranks, and each rank's seconds of one of them."""
-    clock = clock_of(group.device)
-    warm_s = max(_loop(call, clock, warm_up_calls, group))
+    clock = create_clock(group.device)
+    warm_s = max(_time_loop(call, clock, warm_up_calls, group))
     calls = max(FEWEST_CALLS, min(calls, math.ceil(longest_s / warm_s)))
-    return calls, _loop(call, clock, calls, group)
+    return calls, _time_loop(call, clock, calls, group)
 
 
-def barrier(group: Group) -> None:
+def barrier(group: RankGroup) -> None:
     """Wait for all members."""
-    of_all(0.0, group)
+    gather_from_all(0.0, group)
 
 
-def of_all(value: float, group: Group) -> list[float]:
+def gather_from_all(value: float, group: RankGroup) -> list[float]:
     """The value of each member, in the order of the group."""
     if group.size == 1:
         return [value]
@@ -307,21 +307,21 @@ def of_all(value: float, group: Group) -> list[float]:
     return every.tolist()
 
 
-def _loop(call: Callable[[], object], clock: Clock, calls: int, group: Group) -> list[float]:
+def _time_loop(call: Callable[[], object], clock: Clock, calls: int, group: RankGroup) -> list[float]:
     """Seconds of one of `calls` calls, of each rank; all begin together."""
     barrier(group)
     begun = time.perf_counter()
-    begin = clock.mark()
+    begin = clock.record_mark()
     for _ in range(calls):
         call()
-    end = clock.mark()
+    end = clock.record_mark()
     clock.synchronize()
     wall_s = time.perf_counter() - begun
-    seconds = clock.seconds(begin, end)
-    return of_all((seconds if seconds > 0 else wall_s) / calls, group)
+    seconds = clock.compute_seconds(begin, end)
+    return gather_from_all((seconds if seconds > 0 else wall_s) / calls, group)
 
 
-def _wrong_by_source(operation: Operation, buffers: Buffers, group: Group) -> dict[int | None, int]:
+def _wrong_by_source(operation: Operation, buffers: Buffers, group: RankGroup) -> dict[int | None, int]:
     """Wrong elements that this rank received, by the global rank of their source."""
     n, received = group.size, buffers.receive
     share_elements = max(len(buffers.send), len(received)) // n
@@ -333,21 +333,21 @@ def _wrong_by_source(operation: Operation, buffers: Buffers, group: Group) -> di
     return {None if source is None else group.ranks[source]: count_wrong(received, expected)}
 
 
-def _gathered_wrong(own: dict[int | None, int], group: Group) -> list[Wrong]:
+def _gathered_wrong(own: dict[int | None, int], group: RankGroup) -> list[WrongElements]:
     """What all ranks found, without those who found nothing."""
-    if not any(of_all(float(sum(own.values())), group)):
+    if not any(gather_from_all(float(sum(own.values())), group)):
         return []
     every: list[dict[int | None, int] | None] = [None] * group.size
     dist.all_gather_object(every, own, group=group.handle)
     return [
-        Wrong(rank=rank, source=source, count=count)
+        WrongElements(rank=rank, source=source, count=count)
         for rank, found in zip(group.ranks, every, strict=True)
         for source, count in (found or {}).items()
         if count
     ]
 
 
-def _chunks(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+def _iterate_chunks(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     """Indices of the elements of `tensor`, part by part, with the first of each part."""
     for begin in range(0, len(tensor), CHUNK):
         yield begin, torch.arange(begin, min(begin + CHUNK, len(tensor)), device=tensor.device)

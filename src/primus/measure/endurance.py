@@ -12,11 +12,11 @@ import psutil
 import torch
 from msgspec import structs
 
-from primus.machine.measured import Asked, BurnIn, Figure, RankResult, ReferenceTraining
+from primus.machine.measurements import BurnIn, MeasuredFigure, MeasurementPlan, RankResult, ReferenceTraining
 from primus.machine.probe import probe
 from primus.measure import burn_in, gemm, memory, telemetry
 from primus.measure.gemm import Multiply
-from primus.measure.timing import QUICK, Effort, HostClock, clock_of, within
+from primus.measure.timing import QUICK, Effort, HostClock, create_clock, limit_effort
 from primus.runs.attempt import Attempt
 
 HOST_SHARE = 0.1
@@ -33,52 +33,52 @@ Train = Callable[[torch.device], tuple[str, float]]
 """Trains a small model in a fixed way; gives a digest of all losses and weights, and the last loss."""
 
 
-class Workload(NamedTuple):
+class EnduranceWorkload(NamedTuple):
     """What is computed in the tests; others stand for devices with a fault."""
 
     train: Train | None = None
-    multiply: Multiply = gemm.multiply
+    multiply: Multiply = gemm.multiply_matrices
     """Of the burn-in."""
 
 
-WORKLOAD = Workload()
+WORKLOAD = EnduranceWorkload()
 
 
-class Place(NamedTuple):
+class EnduranceContext(NamedTuple):
     """Where one rank runs the tests."""
 
     attempt: Attempt
-    asked: Asked
+    asked: MeasurementPlan
     device: torch.device
     num_local: int
     """Ranks of its node."""
-    workload: Workload
+    workload: EnduranceWorkload
 
 
-def duration_s(name: str, asked: Asked) -> float:
+def duration_s(name: str, asked: MeasurementPlan) -> float:
     """How long a test takes by itself."""
     return asked.burn_in_s if name == "burn_in" else 0.0
 
 
-def run(name: str, place: Place, rank: RankResult, keep: Callable[[RankResult], None]) -> None:
+def run(name: str, place: EnduranceContext, rank: RankResult, keep: Callable[[RankResult], None]) -> None:
     """Run one test; `keep` is told the rank's results each time that there is more."""
     if name == "host_memory":
         keep(structs.replace(rank, figures=(*rank.figures, _host_memory(place))))
     elif name == "quickstart":
-        keep(structs.replace(rank, trainings=tuple(_train(place))))
+        keep(structs.replace(rank, trainings=tuple(_run_training(place))))
     elif name == "burn_in":
         _burn_in(place, rank, keep)
 
 
-def _host_memory(place: Place) -> Figure:
+def _host_memory(place: EnduranceContext) -> MeasuredFigure:
     """The triad of STREAM by all processes of the node at once, each with its share of the processors."""
     threads = max(1, len(os.sched_getaffinity(0)) // place.num_local)
     free_bytes = int(psutil.virtual_memory().available * HOST_SHARE) // place.num_local
     is_quick = place.asked.is_quick
-    with _threads(threads):
+    with _limit_threads(threads):
         kernels = {"triad": memory.KERNELS["triad"]}
         cpu, clock = torch.device("cpu"), HostClock()
-        effort = within(QUICK if is_quick else HOST_EFFORT, place.asked.timeout_s)
+        effort = limit_effort(QUICK if is_quick else HOST_EFFORT, place.asked.timeout_s)
         max_bytes = min(free_bytes, 96 * 2**20) if is_quick else free_bytes
         cache_bytes = memory.host_cache_bytes()
         (figure,) = memory.run(cpu, clock, effort, cache_bytes=cache_bytes, max_bytes=max_bytes, kernels=kernels)
@@ -86,7 +86,7 @@ def _host_memory(place: Place) -> Figure:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def _limit_threads(number: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -95,35 +95,35 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _train(place: Place) -> Iterator[ReferenceTraining]:
+def _run_training(place: EnduranceContext) -> Iterator[ReferenceTraining]:
     train = place.workload.train
     if train is None:
         return
     for _ in range(TRAININGS):
-        with _threads(1):  # a sum on a CPU depends on how many threads share it
+        with _limit_threads(1):  # a sum on a CPU depends on how many threads share it
             digest, loss = train(place.device)
             key = burn_in.comparable_key(place.device, 0, "reference training")
         yield ReferenceTraining(key=key, digest=digest, last_loss=loss if math.isfinite(loss) else None)
 
 
-def _burn_in(place: Place, rank: RankResult, keep: Callable[[RankResult], None]) -> None:
+def _burn_in(place: EnduranceContext, rank: RankResult, keep: Callable[[RankResult], None]) -> None:
     attempt, asked = place.attempt, place.asked
-    sampler = _sampler(place)
+    sampler = _create_sampler(place)
 
     def on_window(result: BurnIn) -> None:
         attempt.beat("test", len(result.windows))
-        keep(structs.replace(rank, burn_in=result, telemetry=sampler.telemetry() if sampler else ()))
+        keep(structs.replace(rank, burn_in=result, telemetry=sampler.summarise_telemetry() if sampler else ()))
         attempt.say(
             f"burn-in: {result.duration_s:.0f} of {asked.burn_in_s:.0f} s, {result.windows[-1].tflops:.4g} TFLOP/s, "
             f"{result.wrong_words + result.wrong_memory} wrong words"
         )
 
-    with sampler or nullcontext(), _deterministic():
+    with sampler or nullcontext(), _use_deterministic_kernels():
         burn_in.run(
             place.device,
             asked.gemm_size,
             asked.dtype,
-            clock_of(place.device),
+            create_clock(place.device),
             asked.burn_in_s,
             memory_bytes=_pattern_bytes(place),
             multiply=place.workload.multiply,
@@ -133,7 +133,7 @@ def _burn_in(place: Place, rank: RankResult, keep: Callable[[RankResult], None])
 
 
 @contextmanager
-def _deterministic() -> Iterator[None]:
+def _use_deterministic_kernels() -> Iterator[None]:
     """Without kernels whose result depends on timing, such as rocBLAS' sums by atomics (PyTorch, Reproducibility)."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -143,14 +143,16 @@ def _deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _sampler(place: Place) -> telemetry.Sampler | None:
+def _create_sampler(place: EnduranceContext) -> telemetry.TelemetrySampler | None:
     """The first rank of a node samples all its cards."""
     if place.attempt.local_rank or place.device.type == "cpu":
         return None
-    return telemetry.Sampler(telemetry.reader(probe(environ=os.environ), os.environ), place.asked.burn_in_s)
+    return telemetry.TelemetrySampler(
+        telemetry.create_reader(probe(environ=os.environ), os.environ), place.asked.burn_in_s
+    )
 
 
-def _pattern_bytes(place: Place) -> int:
+def _pattern_bytes(place: EnduranceContext) -> int:
     if place.device.type == "cuda":
         return int(torch.cuda.mem_get_info(place.device)[0] * PATTERN_SHARE)
     free_bytes = int(psutil.virtual_memory().available * HOST_SHARE) // place.num_local

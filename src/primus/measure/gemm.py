@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from primus.machine.measured import Dtype, Figure
-from primus.measure.timing import Clock, Effort, measure
+from primus.machine.measurements import Dtype, MeasuredFigure
+from primus.measure.timing import Clock, Effort, measure_call
 
 SEED = 1234
 CHECKED_ROWS = 8
@@ -27,7 +27,7 @@ class Operands(NamedTuple):
     out: torch.Tensor
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def multiply_matrices(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """The product by the library that training uses: cuBLAS, hipBLASLt, oneDNN."""
     torch.mm(a, b, out=out)
 
@@ -41,8 +41,8 @@ def run(
     *,
     cache_bytes: int,
     max_bytes: int,
-    multiply: Multiply = multiply,
-) -> Figure:
+    multiply: Multiply = multiply_matrices,
+) -> MeasuredFigure:
     """TFLOP/s of products of square matrices back to back, in the steady mode: operands rotate.
 
     Args:
@@ -50,14 +50,14 @@ def run(
         max_bytes: Limit of the memory for operands.
         multiply: What is measured.
     """
-    sets = operands(device, size, DTYPES[dtype], cache_bytes, max_bytes)
-    rotation = Rotation(sets)
-    timing = measure(lambda: multiply(*rotation.turn()), clock, effort)
+    sets = create_operands(device, size, DTYPES[dtype], cache_bytes, max_bytes)
+    rotation = OperandRotation(sets)
+    timing = measure_call(lambda: multiply(*rotation.take_next()), clock, effort)
     wrong = sum(wrong_elements(checked) for checked in (sets[1], rotation.latest))
     rotated_bytes = len(sets) * _set_bytes(size, DTYPES[dtype])
-    return Figure(
+    return MeasuredFigure(
         test=f"gemm_{dtype}",
-        value=flop(size, size, size) / timing.median_s / 1e12,
+        value=count_flop(size, size, size) / timing.median_s / 1e12,
         unit="TFLOP/s",
         convention=f"2MNK / median time, M=N=K={size}, {dtype} in and out, not transposed, normal random, seed {SEED}, "
         f"steady, {len(sets)} rotating sets of operands in {rotated_bytes / 2**20:.0f} MiB, last-level cache "
@@ -68,7 +68,7 @@ def run(
     )
 
 
-def flop(m: int, n: int, k: int) -> int:
+def count_flop(m: int, n: int, k: int) -> int:
     """Multiplications and additions of an m x k by k x n product."""
     return 2 * m * n * k
 
@@ -79,7 +79,9 @@ def num_sets(size: int, dtype: torch.dtype, cache_bytes: int, max_bytes: int) ->
     return max(2, min(math.ceil(cache_bytes / one) + 1, max_bytes // one))
 
 
-def operands(device: torch.device, size: int, dtype: torch.dtype, cache_bytes: int, max_bytes: int) -> list[Operands]:
+def create_operands(
+    device: torch.device, size: int, dtype: torch.dtype, cache_bytes: int, max_bytes: int
+) -> list[Operands]:
     """Sets of normal random operands."""
     generator = torch.Generator(device).manual_seed(SEED)
 
@@ -92,7 +94,7 @@ def operands(device: torch.device, size: int, dtype: torch.dtype, cache_bytes: i
     return [Operands(random(), random(), empty()) for _ in range(num_sets(size, dtype, cache_bytes, max_bytes))]
 
 
-class Rotation:
+class OperandRotation:
     """Gives one set after the other, round and round."""
 
     def __init__(self, sets: list[Operands]) -> None:
@@ -101,7 +103,7 @@ class Rotation:
         self._sets = sets
         self._turns = 0
 
-    def turn(self) -> Operands:
+    def take_next(self) -> Operands:
         self._turns += 1
         return self.latest
 

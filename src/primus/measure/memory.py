@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from primus.machine.measured import Figure
-from primus.measure.timing import Clock, Effort, measure
+from primus.machine.measurements import MeasuredFigure
+from primus.measure.timing import Clock, Effort, measure_call
 
 SCALAR = 0.4
 """BabelStream's, as are the operations, their names and what counts as moved (UoB-HPC/BabelStream, README)."""
@@ -62,7 +62,7 @@ def run(
     cache_bytes: int,
     max_bytes: int,
     kernels: Mapping[str, Kernel] = KERNELS,
-) -> Iterator[Figure]:
+) -> Iterator[MeasuredFigure]:
     """GB/s of each kernel, on arrays of fp32.
 
     Args:
@@ -70,13 +70,13 @@ def run(
         max_bytes: Limit of the memory for the three arrays.
         kernels: What is measured.
     """
-    arrays = allocate(device, array_elements(cache_bytes, max_bytes))
+    arrays = allocate_arrays(device, array_elements(cache_bytes, max_bytes))
     array_bytes = arrays.a.nbytes
     for name, kernel in kernels.items():
         arrays.c.fill_(float("nan"))
-        timing = measure(partial(kernel.run, arrays), clock, effort)
+        timing = measure_call(partial(kernel.run, arrays), clock, effort)
         wrong = wrong_elements(name, kernel, arrays)
-        yield Figure(
+        yield MeasuredFigure(
             test=f"memory_{name}",
             value=kernel.arrays_moved * array_bytes / timing.median_s / 1e9,
             unit="GB/s",
@@ -95,7 +95,7 @@ def array_elements(cache_bytes: int, max_bytes: int) -> int:
     return max(1, min(wanted, max_bytes // 3) // 4)
 
 
-def allocate(device: torch.device, num_elements: int) -> Arrays:
+def allocate_arrays(device: torch.device, num_elements: int) -> Arrays:
     """Arrays of random values: zeros would flatter the device."""
     generator = torch.Generator(device).manual_seed(0)
     a = torch.empty(num_elements, device=device).normal_(generator=generator)
@@ -121,16 +121,16 @@ def wrong_elements(name: str, kernel: Kernel, arrays: Arrays) -> int:
     return wrong
 
 
-def host_copies(device: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> Iterator[Figure]:
+def host_copies(device: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> Iterator[MeasuredFigure]:
     """GB/s between the device and page-locked host memory, one way at a time."""
     host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).random_()
     there = torch.empty_like(host, device=device)
     back = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     for name, target, source in (("host_to_device", there, host), ("device_to_host", back, there)):
-        yield _copy(name, target, source, clock, effort, "pinned")
+        yield _measure_copy(name, target, source, clock, effort, "pinned")
 
 
-def peer_of(local_rank: int, num_local: int) -> int | None:
+def find_peer(local_rank: int, num_local: int) -> int | None:
     """The device whose memory a rank of a node copies to: the next one; None where it copies nothing.
 
     Each copy opens a second context, on the other device. Of the 64 partitions of a node in CPX mode every fourth
@@ -143,17 +143,21 @@ def peer_of(local_rank: int, num_local: int) -> int | None:
     return following if following < num_local else 0
 
 
-def peer_copy(device: torch.device, peer: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> Figure:
+def peer_copy(device: torch.device, peer: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> MeasuredFigure:
     """GB/s from `device` to the memory of `peer`."""
     source = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_()
     target = torch.empty(num_bytes, dtype=torch.uint8, device=peer)
-    return _copy("peer_copy", target, source, clock, effort, f"{device} to {peer}, all pairs of the node at once")
+    return _measure_copy(
+        "peer_copy", target, source, clock, effort, f"{device} to {peer}, all pairs of the node at once"
+    )
 
 
-def _copy(name: str, target: torch.Tensor, source: torch.Tensor, clock: Clock, effort: Effort, how: str) -> Figure:
-    timing = measure(lambda: target.copy_(source, non_blocking=True), clock, effort)
+def _measure_copy(
+    name: str, target: torch.Tensor, source: torch.Tensor, clock: Clock, effort: Effort, how: str
+) -> MeasuredFigure:
+    timing = measure_call(lambda: target.copy_(source, non_blocking=True), clock, effort)
     wrong = int((target != source.to(target.device)).sum())
-    return Figure(
+    return MeasuredFigure(
         test=name,
         value=source.nbytes / timing.median_s / 1e9,
         unit="GB/s",

@@ -7,31 +7,31 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from primus.machine.measured import Pair
+from primus.machine.measurements import Pair
 from primus.measure import collectives
-from primus.measure.collectives import Buffers, Group
-from primus.measure.timing import clock_of
+from primus.measure.collectives import Buffers, RankGroup
+from primus.measure.timing import create_clock
 
 WARM_UP_CALLS = 2
 CALLS = 10
 
-Exchange = Callable[[Buffers, Group, int], None]
+Exchange = Callable[[Buffers, RankGroup, int], None]
 """Sends to a member of the group and receives from it, at once."""
 
 
-def exchange(buffers: Buffers, group: Group, partner: int) -> None:
+def exchange_with_partner(buffers: Buffers, group: RankGroup, partner: int) -> None:
     """One message each way."""
-    collectives.exchange(buffers, group, partner, partner)
+    collectives.exchange_messages(buffers, group, partner, partner)
 
 
 def run_round(
     number: int,
     meeting: Sequence[tuple[int, int]],
-    group: Group,
+    group: RankGroup,
     size_bytes: int,
     *,
     between_nodes: bool,
-    exchange: Exchange = exchange,
+    exchange: Exchange = exchange_with_partner,
 ) -> list[Pair]:
     """Measure the pairs of one round; every member of `group` gets the same answer, the one that rests too.
 
@@ -45,8 +45,8 @@ def run_round(
     """
     partners = dict(meeting) | {second: first for first, second in meeting}
     collectives.barrier(group)
-    seconds, wrong = _measured(partners.get(group.member), group, size_bytes, exchange)
-    times_s, wrongs = collectives.of_all(seconds, group), collectives.of_all(float(wrong), group)
+    seconds, wrong = _measure_exchange(partners.get(group.member), group, size_bytes, exchange)
+    times_s, wrongs = collectives.gather_from_all(seconds, group), collectives.gather_from_all(float(wrong), group)
     return [
         Pair(
             first=group.ranks[first],
@@ -61,28 +61,28 @@ def run_round(
     ]
 
 
-def _measured(partner: int | None, group: Group, size_bytes: int, exchange: Exchange) -> tuple[float, int]:
+def _measure_exchange(partner: int | None, group: RankGroup, size_bytes: int, exchange: Exchange) -> tuple[float, int]:
     """Seconds of one exchange with `partner`, and the elements of the first one that came wrong."""
     if partner is None:
         return 0.0, 0
     index = torch.arange(size_bytes // collectives.ITEM_BYTES, device=group.device)
-    send = collectives.code(group.member, partner, index).to(collectives.DTYPE)
+    send = collectives.encode_element(group.member, partner, index).to(collectives.DTYPE)
     buffers = Buffers(send, torch.full_like(send, -1.0))
     exchange(buffers, group, partner)
-    wrong = collectives.count_wrong(buffers.receive, lambda i: collectives.code(partner, group.member, i))
+    wrong = collectives.count_wrong(buffers.receive, lambda i: collectives.encode_element(partner, group.member, i))
     for _ in range(WARM_UP_CALLS):
         exchange(buffers, group, partner)
-    return _seconds(lambda: exchange(buffers, group, partner), group), wrong
+    return _measure_seconds(lambda: exchange(buffers, group, partner), group), wrong
 
 
-def _seconds(call: Callable[[], object], group: Group) -> float:
+def _measure_seconds(call: Callable[[], object], group: RankGroup) -> float:
     """Median time of a call: one that the operating system interrupts does not count."""
-    clock = clock_of(group.device)
+    clock = create_clock(group.device)
     clock.synchronize()
     marks = []
     for _ in range(CALLS):
-        begin = clock.mark()
+        begin = clock.record_mark()
         call()
-        marks.append((begin, clock.mark()))
+        marks.append((begin, clock.record_mark()))
     clock.synchronize()
-    return max(statistics.median([clock.seconds(begin, end) for begin, end in marks]), 1e-9)
+    return max(statistics.median([clock.compute_seconds(begin, end) for begin, end in marks]), 1e-9)

@@ -16,13 +16,22 @@ import torch.distributed as dist
 from msgspec import structs
 
 from primus.errors import EXIT_TIMED_OUT, PrimusError
-from primus.machine import measured
-from primus.machine.measured import Asked, Collective, Figure, Pair, Part, RankResult, Scope, rounds
+from primus.machine import measurements
+from primus.machine.measurements import (
+    Collective,
+    MeasuredFigure,
+    MeasurementPlan,
+    Pair,
+    RankMeasurements,
+    RankResult,
+    Scope,
+    list_pair_rounds,
+)
 from primus.measure import collectives, endurance, gemm, memory, scan
-from primus.measure.collectives import Group
+from primus.measure.collectives import RankGroup
 from primus.measure.device import own_device
-from primus.measure.endurance import WORKLOAD, Workload
-from primus.measure.timing import FULL, LONG_ENOUGH, QUICK, Effort, clock_of, within
+from primus.measure.endurance import WORKLOAD, EnduranceWorkload
+from primus.measure.timing import FULL, LONG_ENOUGH, QUICK, Effort, create_clock, limit_effort
 from primus.measure.watchdog import Watchdog
 from primus.process import count_usable_cpus
 from primus.report import table
@@ -47,7 +56,7 @@ LONGEST_QUICK_S = 0.3
 """Of the timed loop of one collective."""
 
 
-def run(attempt: Attempt, asked: Asked, workload: Workload = WORKLOAD) -> None:
+def run(attempt: Attempt, asked: MeasurementPlan, workload: EnduranceWorkload = WORKLOAD) -> None:
     """Do all tests and leave the results in the run folder; rank 0 says how they go.
 
     Each test has the time limit of `asked`. The process ends where one exceeds it, with what it was doing in the run's
@@ -75,18 +84,18 @@ def run(attempt: Attempt, asked: Asked, workload: Workload = WORKLOAD) -> None:
 class Suite:
     """One rank's way through the tests, with its results so far."""
 
-    def __init__(self, attempt: Attempt, asked: Asked, workload: Workload = WORKLOAD) -> None:
+    def __init__(self, attempt: Attempt, asked: MeasurementPlan, workload: EnduranceWorkload = WORKLOAD) -> None:
         self._begun = time.monotonic()
         self._attempt = attempt
         self._asked = asked
         self._workload = workload
         self._device = device = own_device(attempt.local_rank, os.environ, asked.device)
-        self._clock = clock_of(device)
+        self._clock = create_clock(device)
         self._num_local = 1
         self._num_tests = 0
-        self._watchdog = Watchdog(asked.timeout_s, self._expired)
+        self._watchdog = Watchdog(asked.timeout_s, self._handle_expiry)
         self._patience = timedelta(seconds=asked.timeout_s * MOST_FIGURES)
-        self._part = Part(
+        self._part = RankMeasurements(
             rank=RankResult(
                 rank=attempt.rank,
                 local_rank=attempt.local_rank,
@@ -99,12 +108,15 @@ class Suite:
 
     def run(self) -> None:
         """All tests, in order."""
-        with self._together("the meeting of the ranks"):
-            everyone = self._meet()
-            nodes = _nodes(collectives.of_all(self._attempt.rank - self._attempt.local_rank, everyone))
-            groups = [self._group(scope, members, everyone) for scope, members in measured.groups(self._asked, nodes)]
-            leads = self._group("all", [tuple(ranks[0] for ranks in nodes)], everyone)
-        self._place(nodes)
+        with self._limit_collective_part("the meeting of the ranks"):
+            everyone = self._join_all_ranks()
+            nodes = _find_nodes(collectives.gather_from_all(self._attempt.rank - self._attempt.local_rank, everyone))
+            groups = [
+                self._create_group(scope, members, everyone)
+                for scope, members in measurements.list_collective_groups(self._asked, nodes)
+            ]
+            leads = self._create_group("all", [tuple(ranks[0] for ranks in nodes)], everyone)
+        self._bind_to_node(nodes)
         self._test_device(everyone)
         if "collectives" in self._asked.tests:
             for group in groups:
@@ -113,29 +125,29 @@ class Suite:
             self._test_pairs(groups[0], everyone, max(map(len, nodes)), between_nodes=False)
             self._test_pairs(leads, everyone, len(nodes), between_nodes=True)
         self._test_endurance(everyone)
-        self._keep(rank=structs.replace(self._part.rank, is_complete=True))
-        with self._together("the gathering of the results"):
-            self._gather(everyone)
+        self._write_part(rank=structs.replace(self._part.rank, is_complete=True))
+        with self._limit_collective_part("the gathering of the results"):
+            self._gather_results(everyone)
 
     def keep_problem(self, error: PrimusError) -> None:
         """Note why the tests ended early."""
-        self._keep(rank=structs.replace(self._part.rank, problem=error.problem))
+        self._write_part(rank=structs.replace(self._part.rank, problem=error.problem))
 
     def close(self) -> None:
         """Leave the process group; NCCL's may wait for ranks that have gone, which ends with the process."""
         if dist.is_initialized() and (self._device.type == "cpu" or not self._part.rank.problem):
             dist.destroy_process_group()
 
-    def _expired(self, error: PrimusError) -> None:
+    def _handle_expiry(self, error: PrimusError) -> None:
         self.keep_problem(error)
-        self._attempt.fail(error, EXIT_TIMED_OUT)
+        self._attempt.record_failure(error, EXIT_TIMED_OUT)
 
     @contextmanager
-    def _together(self, what: str, num_parts: int = 1) -> Iterator[None]:
+    def _limit_collective_part(self, what: str, num_parts: int = 1) -> Iterator[None]:
         """A part that needs the other ranks."""
         self._num_tests += 1
         self._attempt.beat("test", self._num_tests)
-        with self._watchdog.limit(what, num_parts):
+        with self._watchdog.limit_time(what, num_parts):
             try:
                 yield
             except RuntimeError as error:
@@ -144,18 +156,18 @@ class Suite:
                     "a rank has gone or cannot be reached: see the logs of the others, and the network's settings",
                 ) from error
 
-    def _meet(self) -> Group:
+    def _join_all_ranks(self) -> RankGroup:
         """All ranks, in a process group where they are several."""
         world_size, on_gpu = self._attempt.world_size, self._device.type == "cuda"
         ranks = tuple(range(world_size))
         if world_size == 1:
-            return Group("all", ranks, 0, self._device, None)
+            return RankGroup("all", ranks, 0, self._device, None)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo", timeout=self._patience, device_id=self._device if on_gpu else None
         )
-        return Group("all", ranks, self._attempt.rank, self._device, dist.group.WORLD)
+        return RankGroup("all", ranks, self._attempt.rank, self._device, dist.group.WORLD)
 
-    def _group(self, scope: Scope, groups: Sequence[tuple[int, ...]], everyone: Group) -> Group | None:
+    def _create_group(self, scope: Scope, groups: Sequence[tuple[int, ...]], everyone: RankGroup) -> RankGroup | None:
         """The one of several groups that this rank belongs to; all ranks take part in making each."""
         own = None
         for ranks in groups:
@@ -165,45 +177,45 @@ class Suite:
             elif len(ranks) > 1:
                 handle = dist.new_group(ranks, timeout=self._patience)
             if self._attempt.rank in ranks:
-                own = Group(scope, ranks, ranks.index(self._attempt.rank), self._device, handle)
+                own = RankGroup(scope, ranks, ranks.index(self._attempt.rank), self._device, handle)
         return own
 
-    def _place(self, nodes: Sequence[tuple[int, ...]]) -> None:
+    def _bind_to_node(self, nodes: Sequence[tuple[int, ...]]) -> None:
         """Note which node this is, and take its share of the cores."""
         node = next(number for number, ranks in enumerate(nodes) if self._attempt.rank in ranks)
         self._num_local = len(nodes[node])
         if self._device.type == "cpu":
             torch.set_num_threads(max(1, count_usable_cpus() // self._num_local))
-        self._keep(rank=structs.replace(self._part.rank, node=node))
+        self._write_part(rank=structs.replace(self._part.rank, node=node))
 
-    def _test_device(self, everyone: Group) -> None:
+    def _test_device(self, everyone: RankGroup) -> None:
         """What this rank measures alone, while all others measure the same."""
-        for name in (name for name in measured.DEVICE_TESTS if name in self._asked.tests):
-            with self._together(f"waiting for all ranks before the test of {name}", MOST_FIGURES):
+        for name in (name for name in measurements.DEVICE_TESTS if name in self._asked.tests):
+            with self._limit_collective_part(f"waiting for all ranks before the test of {name}", MOST_FIGURES):
                 collectives.barrier(everyone)
-            figures = self._figures(name)
+            figures = self._measure_figures(name)
             while self._test_next(name, figures):
                 continue
 
-    def _test_next(self, name: str, figures: Iterator[Figure]) -> bool:
+    def _test_next(self, name: str, figures: Iterator[MeasuredFigure]) -> bool:
         """Whether there was one more figure; a device that fails is told in one, and the other ranks go on."""
-        with self._watchdog.limit(f"the test of {name} on {self._device}"):
+        with self._watchdog.limit_time(f"the test of {name} on {self._device}"):
             try:
                 figure = next(figures, None)
             except RuntimeError as error:
-                self._keep_figure(Figure(test=name, problem=_first_line(error)))
+                self._keep_figure(MeasuredFigure(test=name, problem=_first_line(error)))
                 return False
         if figure is not None:
             self._keep_figure(figure)
         return figure is not None
 
-    def _figures(self, name: str) -> Iterator[Figure]:
+    def _measure_figures(self, name: str) -> Iterator[MeasuredFigure]:
         device, clock, asked = self._device, self._clock, self._asked
-        cache_bytes, max_bytes, effort = self._cache_bytes(), self._array_bytes(), self._effort(LONG_ENOUGH)
+        cache_bytes, max_bytes, effort = self._cache_bytes(), self._array_bytes(), self._scale_effort(LONG_ENOUGH)
         if name == "sanity":
-            yield _sanity(device)
+            yield _check_sanity(device)
         elif name == "gemm":
-            longest = self._effort(FULL)
+            longest = self._scale_effort(FULL)
             yield gemm.run(
                 device, asked.gemm_size, asked.dtype, clock, longest, cache_bytes=cache_bytes, max_bytes=max_bytes
             )
@@ -211,87 +223,93 @@ class Suite:
             yield from memory.run(device, clock, effort, cache_bytes=cache_bytes, max_bytes=max_bytes)
         elif device.type == "cuda":
             yield from memory.host_copies(device, clock, effort, COPY_BYTES)
-            peer = memory.peer_of(self._attempt.local_rank, self._num_local)
+            peer = memory.find_peer(self._attempt.local_rank, self._num_local)
             if peer is not None and self._num_local <= torch.cuda.device_count():
                 yield memory.peer_copy(device, torch.device("cuda", peer), clock, effort, COPY_BYTES)
 
-    def _effort(self, full: Effort) -> Effort:
-        return within(QUICK if self._asked.is_quick else full, self._asked.timeout_s)
+    def _scale_effort(self, full: Effort) -> Effort:
+        return limit_effort(QUICK if self._asked.is_quick else full, self._asked.timeout_s)
 
-    def _test_endurance(self, everyone: Group) -> None:
+    def _test_endurance(self, everyone: RankGroup) -> None:
         """What shows only in time: all devices of all nodes are loaded at once."""
-        place = endurance.Place(self._attempt, self._asked, self._device, self._num_local, self._workload)
-        for name in (name for name in measured.SOAK_TESTS if name in self._asked.tests):
-            with self._together(f"waiting for all ranks before the test of {name}", MOST_FIGURES):
+        place = endurance.EnduranceContext(self._attempt, self._asked, self._device, self._num_local, self._workload)
+        for name in (name for name in measurements.SOAK_TESTS if name in self._asked.tests):
+            with self._limit_collective_part(f"waiting for all ranks before the test of {name}", MOST_FIGURES):
                 collectives.barrier(everyone)
             num_limits = 1 + math.ceil(endurance.duration_s(name, self._asked) / self._asked.timeout_s)
-            with self._watchdog.limit(f"the test of {name} on {self._device}", num_limits):
+            with self._watchdog.limit_time(f"the test of {name} on {self._device}", num_limits):
                 try:
-                    endurance.run(name, place, self._part.rank, lambda rank: self._keep(rank=rank))
+                    endurance.run(name, place, self._part.rank, lambda rank: self._write_part(rank=rank))
                 except RuntimeError as error:
-                    self._keep_figure(Figure(test=name, problem=_first_line(error)))
+                    self._keep_figure(MeasuredFigure(test=name, problem=_first_line(error)))
             if self._attempt.stop_signal:
                 raise PrimusError(f"interrupted by {self._attempt.stop_signal}", "what was found so far is reported")
 
-    def _test_collectives(self, group: Group | None, everyone: Group) -> None:
+    def _test_collectives(self, group: RankGroup | None, everyone: RankGroup) -> None:
         """Every operation in every size, all groups in step, so that no one waits longer than a limit."""
         longest_s = min(LONGEST_QUICK_S if self._asked.is_quick else LONGEST_S, self._asked.timeout_s / 4)
         for name in collectives.OPERATIONS:
             own_sizes = self._asked.ring_sizes_bytes if name == "send_recv" else ()
             for size_bytes in sorted(own_sizes or self._asked.sizes_bytes):
                 found = None
-                with self._together(f"{name} of {table.size(size_bytes)}{_among(group)}"):
+                with self._limit_collective_part(f"{name} of {table.format_size(size_bytes)}{_format_scope(group)}"):
                     if group:
                         found = collectives.run(name, size_bytes, group, longest_s)
                     collectives.barrier(everyone)
                 if group and found and group.member == 0:
-                    self._keep(collectives=(*self._part.collectives, found))
+                    self._write_part(collectives=(*self._part.collectives, found))
                     if group.size > 1:
-                        self._attempt.say(_told(found))
+                        self._attempt.say(_format_collective(found))
 
-    def _test_pairs(self, group: Group | None, everyone: Group, largest: int, *, between_nodes: bool) -> None:
+    def _test_pairs(self, group: RankGroup | None, everyone: RankGroup, largest: int, *, between_nodes: bool) -> None:
         """Each two members, as many at once as there can be, all groups up to the `largest` in step."""
-        meetings = rounds(group.size) if group else []
+        meetings = list_pair_rounds(group.size) if group else []
         pairs: list[Pair] = []
-        for number in range(len(rounds(largest))):
-            with self._together(f"round {number} of the pairs of {largest} {'nodes' if between_nodes else 'ranks'}"):
+        for number in range(len(list_pair_rounds(largest))):
+            with self._limit_collective_part(
+                f"round {number} of the pairs of {largest} {'nodes' if between_nodes else 'ranks'}"
+            ):
                 if group and number < len(meetings):
                     pairs += scan.run_round(
                         number, meetings[number], group, self._asked.pair_bytes, between_nodes=between_nodes
                     )
                 collectives.barrier(everyone)
         if group and group.member == 0 and pairs:
-            self._keep(pairs=(*self._part.pairs, *pairs))
-            self._attempt.say(f"pairs of {'nodes' if between_nodes else 'a node'}: {_slowest(pairs)}")
+            self._write_part(pairs=(*self._part.pairs, *pairs))
+            self._attempt.say(f"pairs of {'nodes' if between_nodes else 'a node'}: {_format_slowest(pairs)}")
 
-    def _gather(self, everyone: Group) -> None:
+    def _gather_results(self, everyone: RankGroup) -> None:
         """Rank 0 writes what all ranks found."""
-        parts: list[Part | None] = [self._part]
+        parts: list[RankMeasurements | None] = [self._part]
         if everyone.size > 1:
             parts = [None] * everyone.size
             dist.all_gather_object(parts, self._part, group=everyone.handle)
         if self._attempt.rank > 0:
             return
-        results = measured.gathered(self._asked, everyone.size, [part for part in parts if part])
+        results = measurements.merge_measurements(self._asked, everyone.size, [part for part in parts if part])
         results = structs.replace(
             results,
             backend=dist.get_backend() if everyone.size > 1 else "",
-            libraries=_libraries(),
+            libraries=_read_library_versions(),
             duration_s=time.monotonic() - self._begun,
         )
-        write_json(self._attempt.run.directory / measured.FILE, results)
+        write_json(self._attempt.run.directory / measurements.FILE, results)
         self._attempt.event("preflight_measured", duration_s=results.duration_s)
 
-    def _keep_figure(self, figure: Figure) -> None:
-        self._keep(rank=structs.replace(self._part.rank, figures=(*self._part.rank.figures, figure)))
-        shown = f"{table.number(figure.value)} {figure.unit}" if figure.value is not None else figure.problem or "done"
+    def _keep_figure(self, figure: MeasuredFigure) -> None:
+        self._write_part(rank=structs.replace(self._part.rank, figures=(*self._part.rank.figures, figure)))
+        shown = (
+            f"{table.format_number(figure.value)} {figure.unit}"
+            if figure.value is not None
+            else figure.problem or "done"
+        )
         self._attempt.say(f"{figure.test}: {shown}")
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _keep(self, **changes: object) -> None:
+    def _write_part(self, **changes: object) -> None:
         self._part = structs.replace(self._part, **changes)
-        write_json(self._attempt.run.directory / measured.part_file(self._attempt.rank), self._part)
+        write_json(self._attempt.run.directory / measurements.find_measurements_file(self._attempt.rank), self._part)
 
     def _cache_bytes(self) -> int:
         if self._device.type == "cpu":
@@ -305,19 +323,19 @@ class Suite:
         return min(free_bytes, QUICK_HOST_BYTES) if self._asked.is_quick else free_bytes
 
 
-def _nodes(first_ranks: Sequence[float]) -> list[tuple[int, ...]]:
+def _find_nodes(first_ranks: Sequence[float]) -> list[tuple[int, ...]]:
     """Ranks of each node, from the first rank of the node of each rank."""
     return [tuple(rank for rank, of in enumerate(first_ranks) if of == first) for first in sorted(set(first_ranks))]
 
 
-def _sanity(device: torch.device) -> Figure:
+def _check_sanity(device: torch.device) -> MeasuredFigure:
     """Whether memory can be had and a small product is right; the value is the memory that was free."""
     free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     size = SANITY_SIZES[device.type]
-    checked = gemm.operands(device, size, torch.bfloat16, 0, 0)[0]
-    gemm.multiply(*checked)
+    checked = gemm.create_operands(device, size, torch.bfloat16, 0, 0)[0]
+    gemm.multiply_matrices(*checked)
     wrong = gemm.wrong_elements(checked)
-    return Figure(
+    return MeasuredFigure(
         test="sanity",
         value=free_bytes / 1e9,
         unit="GB free",
@@ -327,25 +345,27 @@ def _sanity(device: torch.device) -> Figure:
     )
 
 
-def _among(group: Group | None) -> str:
+def _format_scope(group: RankGroup | None) -> str:
     return f" among {group.size} ranks" if group else ""
 
 
-def _told(found: Collective) -> str:
-    what = f"{found.operation} of {table.size(found.size_bytes)} among {len(found.ranks)} ranks"
+def _format_collective(found: Collective) -> str:
+    what = f"{found.operation} of {table.format_size(found.size_bytes)} among {len(found.ranks)} ranks"
     if found.busbw_gb_per_s is None:
         return f"{what}: {found.problem}"
     wrong = sum(entry.count for entry in found.wrong)
-    bandwidth = f"algbw {table.number(found.algbw_gb_per_s)}, busbw {table.number(found.busbw_gb_per_s)} GB/s"
+    bandwidth = (
+        f"algbw {table.format_number(found.algbw_gb_per_s)}, busbw {table.format_number(found.busbw_gb_per_s)} GB/s"
+    )
     return f"{what}: {bandwidth}, {wrong} wrong elements"
 
 
-def _slowest(pairs: Sequence[Pair]) -> str:
+def _format_slowest(pairs: Sequence[Pair]) -> str:
     pair = min(pairs, key=lambda pair: pair.gb_per_s or 0.0)
-    return f"slowest is rank {pair.first} with {pair.second}, {table.number(pair.gb_per_s)} GB/s"
+    return f"slowest is rank {pair.first} with {pair.second}, {table.format_number(pair.gb_per_s)} GB/s"
 
 
-def _libraries() -> dict[str, str]:
+def _read_library_versions() -> dict[str, str]:
     versions = {"torch": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
     if torch.cuda.is_available():
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))

@@ -9,9 +9,9 @@ from types import TracebackType
 
 from primus.machine import devices as visible
 from primus.machine import health
-from primus.machine.facts import Facts
+from primus.machine.facts import MachineFacts
 from primus.machine.health import DeviceHealth
-from primus.machine.measured import Telemetry
+from primus.machine.measurements import Telemetry
 
 INTERVAL_S = 5.0
 """A management tool takes up to a second or two for all cards of a node."""
@@ -21,14 +21,14 @@ SAMPLES = 6
 Read = Callable[[], Sequence[DeviceHealth]]
 
 
-def reader(facts: Facts, environ: Mapping[str, str]) -> Read:
+def create_reader(facts: MachineFacts, environ: Mapping[str, str]) -> Read:
     """Reads the cards that this process may use, of which some partition may be hidden."""
-    used = set(visible.usable(facts, environ))
+    used = set(visible.list_usable_devices(facts, environ))
     cards = {card.index for card in facts.devices if used & set(card.partitions)}
-    return lambda: [one for one in health.health(facts, environ).devices if one.index in cards]
+    return lambda: [one for one in health.read_health(facts, environ).devices if one.index in cards]
 
 
-class Sampler:
+class TelemetrySampler:
     """Samples in a thread of its own from `__enter__` to `__exit__`.
 
     The first sample comes after one interval, when the load has taken hold. A reading that fails is left out; the
@@ -41,9 +41,9 @@ class Sampler:
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._samples: dict[int, list[DeviceHealth]] = {}
-        self._thread = threading.Thread(target=self._loop, daemon=True)
+        self._thread = threading.Thread(target=self._run_sampling, daemon=True)
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> TelemetrySampler:
         self._thread.start()
         return self
 
@@ -53,12 +53,12 @@ class Sampler:
         self._is_over.set()
         self._thread.join(self._interval_s)
 
-    def telemetry(self) -> tuple[Telemetry, ...]:
+    def summarise_telemetry(self) -> tuple[Telemetry, ...]:
         """What was sampled so far, by card."""
         with self._lock:
-            return tuple(summary(card, samples) for card, samples in sorted(self._samples.items()))
+            return tuple(summarise_device(card, samples) for card, samples in sorted(self._samples.items()))
 
-    def _loop(self) -> None:
+    def _run_sampling(self) -> None:
         while not self._is_over.wait(self._interval_s):
             read = self._read()
             if self._is_over.is_set():  # the load ended while the tool was asked
@@ -68,7 +68,7 @@ class Sampler:
                     self._samples.setdefault(one.index, []).append(one)
 
 
-def summary(card: int, samples: Sequence[DeviceHealth]) -> Telemetry:
+def summarise_device(card: int, samples: Sequence[DeviceHealth]) -> Telemetry:
     """The samples of one card."""
     clocks = [one.clock_mhz for one in samples if one.clock_mhz is not None]
     powers = [one.power_w for one in samples if one.power_w is not None]

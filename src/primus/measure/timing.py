@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from msgspec import Struct, structs
 
-from primus.machine.measured import Timing
+from primus.machine.measurements import Timing
 
 SHORTEST_SAMPLE_S = 50e-6
 """Samples shorter than this are batched: the clock of events resolves 0.5 microseconds (CUDA runtime API,
@@ -47,7 +47,7 @@ FULL = Effort(measure_s=10.0, calls=20_000)
 QUICK = Effort(warm_up_calls=5, warm_up_s=0.05, longest_warm_up_s=0.15, calls=30, measure_s=0.2, fewest_calls=3)
 
 
-def within(effort: Effort, limit_s: float) -> Effort:
+def limit_effort(effort: Effort, limit_s: float) -> Effort:
     """`effort`, no longer than a quarter of a time limit each for the warm-up and the samples."""
     return structs.replace(
         effort,
@@ -59,10 +59,10 @@ def within(effort: Effort, limit_s: float) -> Effort:
 class Clock(Protocol):
     """Marks moments in a device's queue of work."""
 
-    def mark(self) -> object:
+    def record_mark(self) -> object:
         """A moment, put into the queue without waiting."""
 
-    def seconds(self, begin: object, end: object) -> float:
+    def compute_seconds(self, begin: object, end: object) -> float:
         """Time between two marks that were waited for; may be 0."""
 
     def wait(self, mark: object) -> None:
@@ -75,10 +75,10 @@ class Clock(Protocol):
 class HostClock:
     """For devices that work while they are called: the CPU."""
 
-    def mark(self) -> object:
+    def record_mark(self) -> object:
         return time.perf_counter()
 
-    def seconds(self, begin: object, end: object) -> float:
+    def compute_seconds(self, begin: object, end: object) -> float:
         assert isinstance(begin, float) and isinstance(end, float)
         return end - begin
 
@@ -95,12 +95,12 @@ class EventClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def mark(self) -> object:
+    def record_mark(self) -> object:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def seconds(self, begin: object, end: object) -> float:
+    def compute_seconds(self, begin: object, end: object) -> float:
         assert isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
         return begin.elapsed_time(end) / 1e3
 
@@ -112,23 +112,25 @@ class EventClock:
         torch.cuda.synchronize(self._device)
 
 
-def clock_of(device: torch.device) -> Clock:
+def create_clock(device: torch.device) -> Clock:
     """The clock that `device` is timed by."""
     return EventClock(device) if device.type == "cuda" else HostClock()
 
 
-def measure(call: Callable[[], object], clock: Clock, effort: Effort) -> Timing:
+def measure_call(call: Callable[[], object], clock: Clock, effort: Effort) -> Timing:
     """Time `call` after a warm-up; no sample waits for the device, which always has more work in its queue."""
     is_settled = _warm_up(call, clock, effort)
     calls, sample_s = _calls_a_sample(call, clock)
     num_samples = max(effort.fewest_calls, min(effort.calls, math.ceil(effort.measure_s / sample_s)))
-    samples, wall_s = _samples(call, clock, num_samples, calls)
+    samples, wall_s = _take_samples(call, clock, num_samples, calls)
     if min(samples) <= 0:  # a clock that stood still: the whole loop is the only time there is
         samples = [wall_s / num_samples] * num_samples
-    return summary([sample / calls for sample in samples], calls, wall_s / (num_samples * calls), is_settled)
+    return summarise_samples([sample / calls for sample in samples], calls, wall_s / (num_samples * calls), is_settled)
 
 
-def summary(samples_s: Sequence[float], calls: int = 1, wall_s: float | None = None, is_settled: bool = True) -> Timing:
+def summarise_samples(
+    samples_s: Sequence[float], calls: int = 1, wall_s: float | None = None, is_settled: bool = True
+) -> Timing:
     """What is told of times of single calls; p5 and p95 lie between samples."""
     ordered = sorted(samples_s)
     median = statistics.median(ordered)
@@ -136,8 +138,8 @@ def summary(samples_s: Sequence[float], calls: int = 1, wall_s: float | None = N
         n=len(ordered),
         calls=calls,
         median_s=median,
-        p5_s=percentile(ordered, 5),
-        p95_s=percentile(ordered, 95),
+        p5_s=compute_percentile(ordered, 5),
+        p95_s=compute_percentile(ordered, 95),
         min_s=ordered[0],
         max_s=ordered[-1],
         mad_s=statistics.median([abs(sample - median) for sample in ordered]),
@@ -146,7 +148,7 @@ def summary(samples_s: Sequence[float], calls: int = 1, wall_s: float | None = N
     )
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
+def compute_percentile(ordered: Sequence[float], percent: float) -> float:
     """The value that `percent` of sorted values do not exceed, linear between neighbours."""
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
@@ -158,7 +160,7 @@ def _warm_up(call: Callable[[], object], clock: Clock, effort: Effort) -> bool:
     """Call until times are steady; whether they became so."""
     begun, calls, before_s = time.perf_counter(), 0, math.inf
     while True:
-        median_s = statistics.median(_samples(call, clock, ROUND, 1)[0])
+        median_s = statistics.median(_take_samples(call, clock, ROUND, 1)[0])
         calls += ROUND
         is_settled = abs(median_s - before_s) <= SETTLED_WITHIN * median_s
         before_s, spent_s = median_s, time.perf_counter() - begun
@@ -171,7 +173,7 @@ def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, floa
     """Calls that together take long enough for the clock, and how long they take."""
     calls = 1
     while True:
-        samples, wall_s = _samples(call, clock, 3, calls)
+        samples, wall_s = _take_samples(call, clock, 3, calls)
         if min(samples) >= SHORTEST_SAMPLE_S:
             return calls, min(samples)
         if calls >= MAX_CALLS:
@@ -179,19 +181,19 @@ def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, floa
         calls *= 2
 
 
-def _samples(call: Callable[[], object], clock: Clock, num_samples: int, calls: int) -> tuple[list[float], float]:
+def _take_samples(call: Callable[[], object], clock: Clock, num_samples: int, calls: int) -> tuple[list[float], float]:
     """Seconds of `num_samples` times `calls` calls, and of everything by the host's clock."""
     begun = time.perf_counter()
     found: list[float] = []
     queued: deque[tuple[object, object]] = deque()
     for _ in range(num_samples):
-        begin = clock.mark()
+        begin = clock.record_mark()
         for _ in range(calls):
             call()
-        queued.append((begin, clock.mark()))
+        queued.append((begin, clock.record_mark()))
         if len(queued) == MOST_QUEUED:
             clock.wait(queued[MOST_QUEUED // 2 - 1][1])
-            found += [clock.seconds(*queued.popleft()) for _ in range(MOST_QUEUED // 2)]
+            found += [clock.compute_seconds(*queued.popleft()) for _ in range(MOST_QUEUED // 2)]
     clock.synchronize()
     wall_s = time.perf_counter() - begun
-    return found + [clock.seconds(begin, end) for begin, end in queued], wall_s
+    return found + [clock.compute_seconds(begin, end) for begin, end in queued], wall_s

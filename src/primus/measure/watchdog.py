@@ -23,10 +23,10 @@ class Watchdog:
         self._on_expiry = on_expiry
 
     @contextmanager
-    def limit(self, what: str, num_parts: int = 1) -> Iterator[None]:
+    def limit_time(self, what: str, num_parts: int = 1) -> Iterator[None]:
         """Let the body, which does `what` in a number of parts, take no longer than the limit for each of them."""
         limit_s = self._limit_s * num_parts
-        timer = threading.Timer(limit_s, self._expire, [what, limit_s])
+        timer = threading.Timer(limit_s, self._end_process, [what, limit_s])
         timer.daemon = True
         timer.start()
         try:
@@ -34,7 +34,7 @@ class Watchdog:
         finally:
             timer.cancel()
 
-    def _expire(self, what: str, limit_s: float) -> None:
+    def _end_process(self, what: str, limit_s: float) -> None:
         try:
             self._on_expiry(
                 PrimusError(

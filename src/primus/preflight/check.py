@@ -8,53 +8,53 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Thread
 
-from primus.errors import place_of
-from primus.machine.network import roce_v2_index
+from primus.errors import format_error_place
+from primus.machine.network import find_roce_v2_index
 from primus.preflight import (
-    adapters,
     error_counts,
     gpu,
     gpu_health,
     host,
     kernel_log,
     network,
+    nic_health,
     peer_memory,
     ports,
     site_checks,
     software,
     storage,
-    torch_view,
+    torch_devices,
 )
-from primus.preflight.finding import Finding, NodeReport
-from primus.preflight.node import GROUPS, Group, Node
+from primus.preflight.finding import CheckFinding, NodeReport
+from primus.preflight.node import GROUPS, Group, PreflightNode
 
-Check = Callable[[Node], Iterator[Finding]]
+Check = Callable[[PreflightNode], Iterator[CheckFinding]]
 MARGIN_S = 15.0
 """What a check may take beside the programs that it waits for."""
 CHECKS: dict[Group, tuple[Check, ...]] = {
     "host": host.CHECKS + kernel_log.CHECKS + error_counts.HOST_CHECKS + site_checks.HOST_CHECKS,
     "gpu": gpu.CHECKS + gpu_health.CHECKS + error_counts.GPU_CHECKS + site_checks.GPU_CHECKS,
-    "network": network.CHECKS + ports.CHECKS + adapters.CHECKS + peer_memory.CHECKS + site_checks.NETWORK_CHECKS,
+    "network": network.CHECKS + ports.CHECKS + nic_health.CHECKS + peer_memory.CHECKS + site_checks.NETWORK_CHECKS,
     "storage": storage.CHECKS + site_checks.STORAGE_CHECKS,
     "software": software.CHECKS + site_checks.SOFTWARE_CHECKS,
 }
 
 
-def limit_s_of(node: Node) -> float:
+def compute_limit_s(node: PreflightNode) -> float:
     """Seconds that the slowest check may take: the one of the devices, which asks their tools and then PyTorch."""
-    return node.limits.smi_limit_s + torch_view.limit_s(node) + MARGIN_S
+    return node.limits.smi_limit_s + torch_devices.compute_limit_s(node) + MARGIN_S
 
 
-def run(node: Node, groups: Iterable[Group] = GROUPS, limit_s: float | None = None) -> NodeReport:
+def run(node: PreflightNode, groups: Iterable[Group] = GROUPS, limit_s: float | None = None) -> NodeReport:
     """Do the checks of `groups` side by side; one that has not ended at the limit (`limit_s_of`) has failed."""
-    limit_s = limit_s_of(node) if limit_s is None else limit_s
+    limit_s = compute_limit_s(node) if limit_s is None else limit_s
     began = time.monotonic()
     asked = set(groups)
     chosen = [(group, check) for group in GROUPS if group in asked for check in CHECKS[group]]
-    found: dict[Check, Sequence[Finding]] = {}
+    found: dict[Check, Sequence[CheckFinding]] = {}
 
     def do(group: Group, check: Check) -> None:
-        found[check] = _done(group, check, node)
+        found[check] = _run_check(group, check, node)
 
     threads = [Thread(target=do, args=pair, daemon=True) for pair in chosen]
     for thread in threads:
@@ -67,16 +67,16 @@ def run(node: Node, groups: Iterable[Group] = GROUPS, limit_s: float | None = No
         time=node.now,
         duration_s=round(time.monotonic() - began, 3),
         findings=tuple(
-            finding for group, check in chosen for finding in found.get(check, [_endless(group, check, limit_s)])
+            finding for group, check in chosen for finding in found.get(check, [_report_timeout(group, check, limit_s)])
         ),
-        stack=stack(node),
+        stack=describe_stack(node),
     )
 
 
-def _endless(group: Group, check: Check, limit_s: float) -> Finding:
+def _report_timeout(group: Group, check: Check, limit_s: float) -> CheckFinding:
     """A file system or a driver that does not answer cannot be interrupted, only left."""
-    return Finding(
-        check=f"{group}.{check.__name__}",
+    return CheckFinding(
+        check=f"{group}.{check.__name__.removeprefix('check_')}",
         status="fail",
         measured=f"no end within {limit_s:g} s",
         expected="an answer",
@@ -85,31 +85,31 @@ def _endless(group: Group, check: Check, limit_s: float) -> Finding:
     )
 
 
-def _done(group: Group, check: Check, node: Node) -> Sequence[Finding]:
+def _run_check(group: Group, check: Check, node: PreflightNode) -> Sequence[CheckFinding]:
     """The findings of one check; a check that breaks off has failed, and the others go on."""
     try:
         return list(check(node))
     except Exception as error:  # noqa: BLE001 - a fault of ours must neither pass a node nor hide its other faults
         return [
-            Finding(
-                check=f"{group}.{check.__name__}",
+            CheckFinding(
+                check=f"{group}.{check.__name__.removeprefix('check_')}",
                 status="fail",
-                measured=f"the check broke off: {type(error).__name__}: {error} ({place_of(error)})",
+                measured=f"the check broke off: {type(error).__name__}: {error} ({format_error_place(error)})",
                 expected="it ends",
                 advice="report it; --preflight-ignore leaves it out",
             )
         ]
 
 
-def stack(node: Node) -> dict[str, str]:
+def describe_stack(node: PreflightNode) -> dict[str, str]:
     """What is equal on all nodes of a sane cluster, by name."""
     facts, held = node.facts, node.facts.software
     nics: dict[str, int] = {}
     for device in facts.rdma:
         key = f"{device.hca_type or device.kind or 'NIC'} {device.firmware or '-'}"
         nics[key] = nics.get(key, 0) + 1
-    indexes = [roce_v2_index(port) for _, port in ports.counted_ports(node)[0] if port.is_active]
-    installed = software.installed_packages()
+    indexes = [find_roce_v2_index(port) for _, port in ports.list_counted_ports(node)[0] if port.is_active]
+    installed = software.list_installed_packages()
     all_packages = "\n".join(f"{name} {version}" for name, version in sorted(installed.items()))
     firmware = {f"{name} {version}" for device in facts.devices for name, version in device.firmware.items()}
     values = {
@@ -126,7 +126,7 @@ def stack(node: Node) -> dict[str, str]:
         "GPU count": str(len(facts.partitions)),
         "GPU firmware": ", ".join(sorted(firmware)),
         "RoCE GID index": ", ".join(sorted({str(index) for index in indexes if index is not None})),
-        "RDMA ports": str(sum(port.is_active for _, port in ports.counted_ports(node)[0])),
+        "RDMA ports": str(sum(port.is_active for _, port in ports.list_counted_ports(node)[0])),
         "NIC firmware": ", ".join(f"{count} x {key}" for key, count in sorted(nics.items())),
         "packages": hashlib.sha256(all_packages.encode()).hexdigest()[:12],
         **{name: installed.get(name) for name in software.PACKAGES},

@@ -8,9 +8,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from primus.machine.tree import natural
-from primus.preflight.finding import Finding, NodeReport, worst
-from primus.preflight.node import judged, listed
+from primus.machine.tree import build_sort_key
+from primus.preflight.finding import CheckFinding, NodeReport, find_worst_status
+from primus.preflight.node import format_names, judge_value
 
 Verdict = Literal["pass", "unknown", "fail"]
 MUST_AGREE = ("GPU model", "GPU count", "RDMA ports")
@@ -29,7 +29,7 @@ class ClusterReport(Struct, frozen=True, kw_only=True):
     world_size: int = 1
     nodes: tuple[NodeReport, ...] = ()
     """By node rank."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CheckFinding, ...] = ()
     """Between nodes, and of nodes that never spoke; `host` names the node."""
     expected_nodes: tuple[str, ...] = ()
     """Short host names, sorted; a node that never spoke and has no known name is ``node-<rank>``."""
@@ -40,14 +40,14 @@ class ClusterReport(Struct, frozen=True, kw_only=True):
     duration_s: float = 0.0
     """Of all, measurements included."""
 
-    def of(self, host: str) -> list[Finding]:
+    def list_host_findings(self, host: str) -> list[CheckFinding]:
         """All findings of one node, without the ignored ones."""
         own = [finding for node in self.nodes if node.host == host for finding in node.findings if not finding.host]
         about = [finding for node in self.nodes for finding in node.findings if finding.host == host]
         about += [finding for finding in self.findings if finding.host == host]
         return [finding for finding in [*own, *about] if finding.check not in self.ignored]
 
-    def general(self) -> list[Finding]:
+    def list_general_findings(self) -> list[CheckFinding]:
         """Findings of no node that is known by name, without the ignored ones."""
         return [
             finding
@@ -55,29 +55,34 @@ class ClusterReport(Struct, frozen=True, kw_only=True):
             if finding.host not in self.expected_nodes and finding.check not in self.ignored
         ]
 
-    def verdict(self, host: str) -> Verdict:
+    def judge_host(self, host: str) -> Verdict:
         """Whether one node is fit."""
-        return _verdict(self.of(host), is_strict=self.is_strict)
+        return _judge_findings(self.list_host_findings(host), is_strict=self.is_strict)
 
     @property
-    def overall(self) -> Verdict:
+    def overall_verdict(self) -> Verdict:
         """The worst verdict of all nodes, and of what concerns all of them."""
-        verdicts = [_verdict(self.general(), is_strict=self.is_strict), *map(self.verdict, self.expected_nodes)]
+        verdicts = [
+            _judge_findings(self.list_general_findings(), is_strict=self.is_strict),
+            *map(self.judge_host, self.expected_nodes),
+        ]
         return max(verdicts, key=("pass", "unknown", "fail").index)
 
-    def hosts(self, verdict: Verdict) -> list[str]:
+    def list_hosts(self, verdict: Verdict) -> list[str]:
         """Short names of the nodes with this verdict, sorted."""
-        return [host for host in self.expected_nodes if self.verdict(host) == verdict]
+        return [host for host in self.expected_nodes if self.judge_host(host) == verdict]
 
 
-def _verdict(findings: Sequence[Finding], *, is_strict: bool) -> Verdict:
-    status = worst(findings)
+def _judge_findings(findings: Sequence[CheckFinding], *, is_strict: bool) -> Verdict:
+    status = find_worst_status(findings)
     if status == "fail" or (is_strict and any(finding.status == "warn" for finding in findings)):
         return "fail"
     return "unknown" if status == "unknown" else "pass"
 
 
-def between(nodes: Sequence[NodeReport], skew_limit_s: float, offsets_s: Mapping[str, float]) -> Iterator[Finding]:
+def compare_nodes(
+    nodes: Sequence[NodeReport], skew_limit_s: float, offsets_s: Mapping[str, float]
+) -> Iterator[CheckFinding]:
     """What differs between nodes; the majority is right, and the others are named.
 
     Args:
@@ -87,9 +92,9 @@ def between(nodes: Sequence[NodeReport], skew_limit_s: float, offsets_s: Mapping
         return
     names = dict.fromkeys(name for node in nodes for name in node.stack)
     for name in names:
-        yield from _drift(name, {node.host: node.stack.get(name, "none") for node in nodes})
+        yield from _find_drift(name, {node.host: node.stack.get(name, "none") for node in nodes})
     for host, offset_s in sorted(offsets_s.items()):
-        yield judged(
+        yield judge_value(
             abs(offset_s) <= skew_limit_s,
             "warn",
             "cluster.clock_skew",
@@ -102,11 +107,11 @@ def between(nodes: Sequence[NodeReport], skew_limit_s: float, offsets_s: Mapping
         )
 
 
-def _drift(name: str, values: Mapping[str, str]) -> Iterator[Finding]:
+def _find_drift(name: str, values: Mapping[str, str]) -> Iterator[CheckFinding]:
     counts = Counter(values.values())
     if len(counts) < 2:
         return
-    usual, votes = max(counts.items(), key=lambda item: (item[1], natural(item[0])))
+    usual, votes = max(counts.items(), key=lambda item: (item[1], build_sort_key(item[0])))
     is_count = all(value.isdecimal() for value in counts)  # where nobody has the majority, the larger number is right
     is_tie = list(counts.values()).count(votes) > 1 and not is_count
     check = f"cluster.{'_'.join(name.lower().replace('-', ' ').split())}"
@@ -114,12 +119,12 @@ def _drift(name: str, values: Mapping[str, str]) -> Iterator[Finding]:
     for host, value in sorted(values.items()):
         if value == usual and not is_tie:
             continue
-        yield judged(
+        yield judge_value(
             False,
             "fail" if name in MUST_AGREE else "warn",
             check,
             value,
-            shown if not is_tie else _votes(counts),
+            shown if not is_tie else _format_votes(counts),
             f"nodes of one job have the same {name}",
             "see its own findings, or leave the node out"
             if is_count
@@ -128,14 +133,14 @@ def _drift(name: str, values: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
-def _votes(counts: Mapping[str, int]) -> str:
-    return "one value; there are " + listed(f"{value} on {count}" for value, count in sorted(counts.items()))
+def _format_votes(counts: Mapping[str, int]) -> str:
+    return "one value; there are " + format_names(f"{value} on {count}" for value, count in sorted(counts.items()))
 
 
-def missing(names: Iterable[str], limit_s: float) -> Iterator[Finding]:
+def report_missing_nodes(names: Iterable[str], limit_s: float) -> Iterator[CheckFinding]:
     """Nodes that were expected and never spoke."""
     for host in names:
-        yield judged(
+        yield judge_value(
             False,
             "fail",
             "cluster.missing",

@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from primus.machine import measured
-from primus.machine.measured import Collective, Pair, Wrong
-from primus.preflight import pairs
-from primus.preflight.finding import Finding
-from primus.preflight.node import info, judged, listed, ranges, unknown
-from primus.preflight.yardstick import FLOOR_RANKS, Yardstick, least
+from primus.machine import measurements
+from primus.machine.measurements import Collective, Pair, WrongElements
+from primus.preflight import fault_localization
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import format_names, format_ranges, judge_value, report_info, report_unknown
+from primus.preflight.performance_baselines import FLOOR_RANKS, PerformanceBaseline, format_floor
 from primus.report import table
 
 SLOW_ON_CPU = 0.9
@@ -20,60 +20,64 @@ SLOW_ON_CPU = 0.9
 ALONE = "nobody to communicate with: start several processes"
 
 
-class Communication:
+class CommunicationJudge:
     """The findings of what ranks did together."""
 
-    def __init__(self, yardstick: Yardstick) -> None:
+    def __init__(self, yardstick: PerformanceBaseline) -> None:
         self._yardstick = yardstick
         self._results = yardstick.results
         self._on_gpu = yardstick.on_gpu
 
-    def of_collectives(self) -> Iterator[Finding]:
+    def judge_collectives(self) -> Iterator[CheckFinding]:
         """What each operation reached in each group of ranks, and who is to blame for wrong elements."""
         by_group: dict[tuple[str, tuple[int, ...], str], list[Collective]] = defaultdict(list)
         for found in self._results.collectives:
             by_group[found.scope, found.ranks, found.operation].append(found)
         for (_, ranks, _), sweep in by_group.items():
             if len(ranks) > 1:
-                yield from self._sweep(sorted(sweep, key=lambda found: found.size_bytes))
+                yield from self._judge_sweep(sorted(sweep, key=lambda found: found.size_bytes))
         groups = {(scope, ranks) for scope, ranks, _ in by_group}
         for _, ranks in sorted(groups):
             if len(ranks) == 1:
-                yield info("performance.collectives", "single rank", ALONE, host=self._yardstick.host(ranks[0]))
-        missing = self._num_groups() - len(groups)
+                yield report_info(
+                    "performance.collectives", "single rank", ALONE, host=self._yardstick.find_host(ranks[0])
+                )
+        missing = self._report_group_count() - len(groups)
         if missing > 0:
-            yield unknown(
-                "performance.collectives", f"not measured in {missing} of {self._num_groups()} groups of ranks",
+            yield report_unknown(
+                "performance.collectives", f"not measured in {missing} of {self._report_group_count()} groups of ranks",
                 "every group", "what was not measured is not known to be healthy", "see why the tests ended early",
             )  # fmt: skip
 
-    def _num_groups(self) -> int:
+    def _report_group_count(self) -> int:
         nodes: dict[int, list[int]] = defaultdict(list)
         for rank in self._results.ranks:
             nodes[rank.node].append(rank.rank)
         members = [tuple(sorted(ranks)) for ranks in nodes.values()]
-        asked = measured.groups(self._results.asked, members)
+        asked = measurements.list_collective_groups(self._results.asked, members)
         return len({(scope, ranks) for scope, groups in asked for ranks in groups}) or 1
 
-    def _sweep(self, sweep: Sequence[Collective]) -> Iterator[Finding]:
+    def _judge_sweep(self, sweep: Sequence[Collective]) -> Iterator[CheckFinding]:
         """One operation over all sizes in one group."""
-        check, about = self._named(sweep[0])
+        check, about = self._describe_collective(sweep[0])
         timed = [found for found in sweep if found.busbw_gb_per_s is not None]
         for problem in dict.fromkeys(found.problem for found in sweep if found.busbw_gb_per_s is None):
-            yield unknown(check, problem or "no time", "a figure", "it was asked for", "see the run's logs", **about)
-        yield from self._wrong(check, sweep, about)
+            yield report_unknown(
+                check, problem or "no time", "a figure", "it was asked for", "see the run's logs", **about
+            )
+        yield from self._report_wrong_elements(check, sweep, about)
         if not timed:
             return
-        yield self._bandwidth(check, timed, about)
+        yield self._judge_bandwidth(check, timed, about)
         if self._on_gpu:
-            yield from self._dips(check, timed, about)
+            yield from self._find_dips(check, timed, about)
 
-    def _named(self, found: Collective) -> tuple[str, dict[str, Any]]:
+    def _describe_collective(self, found: Collective) -> tuple[str, dict[str, Any]]:
         """The check's name, and the node that it is about."""
-        about = {"subject": f"ranks {ranges(found.ranks)}"} if self._is_part(found) else {}
+        about = {"subject": f"ranks {format_ranges(found.ranks)}"} if self._is_part(found) else {}
         if found.scope == "all":
             return f"performance.{found.operation}_between_nodes", about
-        return f"performance.{found.operation}", {**about, "host": self._yardstick.host(found.ranks[0])}
+        return f"performance.{found.operation}", {**about, "host": self._yardstick.find_host(found.ranks[0])}
 
     def _is_part(self, found: Collective) -> bool:
         """Whether it ran among some of the ranks only that there are, on the node or in all."""
@@ -81,139 +85,157 @@ class Communication:
         there = [rank for rank in self._results.ranks if found.scope == "all" or (first and rank.node == first.node)]
         return len(found.ranks) < len(there)
 
-    def _wrong(self, check: str, sweep: Sequence[Collective], about: Mapping[str, Any]) -> Iterator[Finding]:
+    def _report_wrong_elements(
+        self, check: str, sweep: Sequence[Collective], about: Mapping[str, Any]
+    ) -> Iterator[CheckFinding]:
         wrong = [entry for found in sweep for entry in found.wrong]
         if not wrong:
             return
         ranks = sweep[0].ranks
-        met = [pairs.Result(a, b, 1.0) for i, a in enumerate(ranks) for b in ranks[i + 1 :]]
+        met = [fault_localization.PairResult(a, b, 1.0) for i, a in enumerate(ranks) for b in ranks[i + 1 :]]
         bad = {
-            pairs.Result(min(entry.rank, entry.source), max(entry.rank, entry.source), 1.0)
+            fault_localization.PairResult(min(entry.rank, entry.source), max(entry.rank, entry.source), 1.0)
             for entry in wrong
             if entry.source is not None and entry.source != entry.rank
         }
         count = sum(entry.count for entry in wrong)
-        yield judged(
-            False, "fail", check, f"{count} wrong elements{self._suspects(wrong, met, bad)}", "none",
+        yield judge_value(
+            False, "fail", check, f"{count} wrong elements{self._format_suspects(wrong, met, bad)}", "none",
             "small integers, whose sums are exact, by nccl-tests' way of checking",
             "take the named node out; without a name, look at the pairs", **about,
         )  # fmt: skip
 
-    def _suspects(self, wrong: Sequence[Wrong], met: Sequence[pairs.Result], bad: Iterable[pairs.Result]) -> str:
+    def _format_suspects(
+        self,
+        wrong: Sequence[WrongElements],
+        met: Sequence[fault_localization.PairResult],
+        bad: Iterable[fault_localization.PairResult],
+    ) -> str:
         """Who sent or received wrong elements; of a sum that is wrong everywhere nobody can say whose part it was."""
-        blamed = pairs.blame(met, bad)
+        blamed = fault_localization.find_culprits(met, bad)
         if blamed:
-            return f"; to blame: {listed(self._yardstick.rank_name(rank) for rank in blamed)}"
+            return f"; to blame: {format_names(self._yardstick.format_rank_name(rank) for rank in blamed)}"
         receivers = sorted({entry.rank for entry in wrong})
-        return f" received by {listed(self._yardstick.rank_name(rank) for rank in receivers)}"
+        return f" received by {format_names(self._yardstick.format_rank_name(rank) for rank in receivers)}"
 
-    def _bandwidth(self, check: str, timed: Sequence[Collective], about: Mapping[str, Any]) -> Finding:
+    def _judge_bandwidth(self, check: str, timed: Sequence[Collective], about: Mapping[str, Any]) -> CheckFinding:
         """The bus bandwidth of the largest size and the time of the smallest, beside the floor where there is one."""
-        shown = f"busbw {_busbw(timed[-1])}, {_latency(timed[0])}, {len(timed[0].ranks)} ranks"
-        floored = [(found, floor) for found in timed for floor in [self._yardstick.collective_floor(found)] if floor]
+        shown = f"busbw {_format_busbw(timed[-1])}, {_format_latency(timed[0])}, {len(timed[0].ranks)} ranks"
+        floored = [
+            (found, floor) for found in timed for floor in [self._yardstick.find_collective_floor(found)] if floor
+        ]
         for found, floor in floored:
             if (found.busbw_gb_per_s or 0.0) < floor.value:
-                expected = f"{least(floor)} at {table.size(found.size_bytes)}"
-                return judged(
-                    False, "fail", check, f"busbw {_busbw(found)}", expected, floor.source,
+                expected = f"{format_floor(floor)} at {table.format_size(found.size_bytes)}"
+                return judge_value(
+                    False, "fail", check, f"busbw {_format_busbw(found)}", expected, floor.source,
                     "look at the links between the devices, and at the library's settings in `env show`",
                     value=found.busbw_gb_per_s, **about,
                 )  # fmt: skip
         if not floored:
             why = f"floors are of {FLOOR_RANKS} devices of a node" if self._on_gpu else "gloo over the host's network"
-            return info(check, shown, why, value=timed[-1].busbw_gb_per_s, **about)
-        expected = ", ".join(f"{least(floor)} at {table.size(found.size_bytes)}" for found, floor in floored)
-        return judged(
+            return report_info(check, shown, why, value=timed[-1].busbw_gb_per_s, **about)
+        expected = ", ".join(
+            f"{format_floor(floor)} at {table.format_size(found.size_bytes)}" for found, floor in floored
+        )
+        return judge_value(
             True, "fail", check, shown, expected, floored[-1][1].source, "", value=timed[-1].busbw_gb_per_s, **about
         )
 
-    def _dips(self, check: str, timed: Sequence[Collective], about: Mapping[str, Any]) -> Iterator[Finding]:
+    def _find_dips(self, check: str, timed: Sequence[Collective], about: Mapping[str, Any]) -> Iterator[CheckFinding]:
         by_size = {found.size_bytes: found.busbw_gb_per_s or 0.0 for found in timed}
-        for small, large in pairs.dips(by_size):
+        for small, large in fault_localization.find_dips(by_size):
             drop = 1 - by_size[large] / by_size[small]
-            yield judged(
+            yield judge_value(
                 False, "warn", f"{check}_dip",
-                f"{drop:.0%} lower at {table.size(large)} than at {table.size(small)}", "no drop above 5 %",
+                f"{drop:.0%} lower at {table.format_size(large)} than at {table.format_size(small)}",
+                "no drop above 5 %",
                 "bandwidth grows with the size until it stays (ROCm/cvs)",
                 "measure again; then look at the algorithm and protocol that the library chooses there", **about,
             )  # fmt: skip
 
-    def of_pairs(self) -> Iterator[Finding]:
+    def judge_pairs(self) -> Iterator[CheckFinding]:
         """Who is slow or wrong with several partners."""
         for between_nodes in (False, True):
             found = [pair for pair in self._results.pairs if pair.between_nodes == between_nodes]
-            expected = self._num_pairs(between_nodes)
+            expected = self._report_pair_count(between_nodes)
             if len(found) < expected:
-                yield unknown(
-                    _pair_check(between_nodes), f"{expected - len(found)} of {expected} pairs were not measured",
+                yield report_unknown(
+                    _name_pair_check(between_nodes), f"{expected - len(found)} of {expected} pairs were not measured",
                     "every pair", "what was not measured is not known to be healthy", "see why the tests ended early",
                 )  # fmt: skip
             if found:
-                yield from self._scan(found, between_nodes)
+                yield from self._judge_pairs(found, between_nodes)
         if self._results.world_size == 1:
-            yield info("performance.pairs", "single rank", ALONE)
+            yield report_info("performance.pairs", "single rank", ALONE)
 
-    def _num_pairs(self, between_nodes: bool) -> int:
+    def _report_pair_count(self, between_nodes: bool) -> int:
         sizes = Counter(rank.node for rank in self._results.ranks)
         if between_nodes:
             return math.comb(len(sizes), 2)
         return sum(math.comb(size, 2) for size in sizes.values())
 
-    def _scan(self, scan: Sequence[Pair], between_nodes: bool) -> Iterator[Finding]:
+    def _judge_pairs(self, scan: Sequence[Pair], between_nodes: bool) -> Iterator[CheckFinding]:
         """Who is slow or wrong with several partners; which link is, where nobody is to blame."""
-        check = _pair_check(between_nodes)
-        results = {pairs.Result(pair.first, pair.second, None if pair.wrong else pair.gb_per_s): pair for pair in scan}
+        check = _name_pair_check(between_nodes)
+        results = {
+            fault_localization.PairResult(pair.first, pair.second, None if pair.wrong else pair.gb_per_s): pair
+            for pair in scan
+        }
         below = self._yardstick.demands.outlier_percent / 100 if self._on_gpu else SLOW_ON_CPU
-        bad = pairs.bad_pairs(results, below=below)
-        blamed = pairs.blame(results, bad)
+        bad = fault_localization.find_bad_pairs(results, below=below)
+        blamed = fault_localization.find_culprits(results, bad)
         if not self._on_gpu:  # one slow pair says nothing where they share cores
             bad = [result for result in bad if result.value is None or {result.first, result.second} & {*blamed}]
         rates = [pair.gb_per_s for pair in scan if pair.gb_per_s]
         shown = (
-            f"{table.number(min(rates, default=None))} - {table.number(max(rates, default=None))} GB/s per direction"
+            f"{table.format_number(min(rates, default=None))} - "
+            f"{table.format_number(max(rates, default=None))} GB/s per direction"
         )
         if not bad:
-            yield judged(
+            yield judge_value(
                 True, "fail", check, f"{len(scan)} pairs, {shown}", "each right, and about as fast as the others",
                 "circle method: each two once, as many at once as there can be", "", value=min(rates),
             )  # fmt: skip
             return
         for name in blamed:
-            yield self._slow(check, name, [pair for pair in bad if name in pair[:2]], shown)
+            yield self._report_slow_member(check, name, [pair for pair in bad if name in pair[:2]], shown)
         for result in bad:
             if result.first not in blamed and result.second not in blamed:
-                yield self._bad_link(check, results[result], shown)
+                yield self._report_bad_link(check, results[result], shown)
 
-    def _slow(self, check: str, name: Hashable, bad: Sequence[pairs.Result], shown: str) -> Finding:
+    def _report_slow_member(
+        self, check: str, name: Hashable, bad: Sequence[fault_localization.PairResult], shown: str
+    ) -> CheckFinding:
         is_wrong = any(pair.value is None for pair in bad)
         slowest = min((pair.value for pair in bad if pair.value is not None), default=None)
-        what = "wrong or no data" if is_wrong else f"down to {table.number(slowest)} GB/s"
-        partners = listed(f"rank {pair.second if pair.first == name else pair.first}" for pair in bad)
-        return judged(
+        what = "wrong or no data" if is_wrong else f"down to {table.format_number(slowest)} GB/s"
+        partners = format_names(f"rank {pair.second if pair.first == name else pair.first}" for pair in bad)
+        return judge_value(
             False, "fail" if is_wrong or self._on_gpu else "warn", check,
             f"{what} with {partners}, where all pairs have {shown}", "as its partners with others",
             "the bad pairs have this member in common", "leave the node out, and look at its network",
-            subject=self._yardstick.rank_name(name), host=self._yardstick.host(name), value=slowest,
+            subject=self._yardstick.format_rank_name(name), host=self._yardstick.find_host(name), value=slowest,
         )  # fmt: skip
 
-    def _bad_link(self, check: str, pair: Pair, shown: str) -> Finding:
-        what = f"{pair.wrong} wrong elements" if pair.wrong else f"{table.number(pair.gb_per_s)} GB/s"
-        return judged(
+    def _report_bad_link(self, check: str, pair: Pair, shown: str) -> CheckFinding:
+        what = f"{pair.wrong} wrong elements" if pair.wrong else f"{table.format_number(pair.gb_per_s)} GB/s"
+        return judge_value(
             False, "fail" if pair.wrong else "warn", check, f"{what}, where all pairs have {shown}",
             "as the other pairs", "both are well with others: it is the way between them",
             "look at the cables and switches between them",
-            subject=" with ".join(self._yardstick.rank_name(rank) for rank in (pair.first, pair.second)),
+            subject=" with ".join(self._yardstick.format_rank_name(rank) for rank in (pair.first, pair.second)),
             value=pair.gb_per_s,
         )  # fmt: skip
 
 
-def _busbw(found: Collective) -> str:
-    return f"{table.number(found.busbw_gb_per_s)} GB/s at {table.size(found.size_bytes)}"
+def _format_busbw(found: Collective) -> str:
+    return f"{table.format_number(found.busbw_gb_per_s)} GB/s at {table.format_size(found.size_bytes)}"
 
 
-def _latency(found: Collective) -> str:
-    return f"{table.number((found.time_s or 0.0) * 1e6)} us at {table.size(found.size_bytes)}"
+def _format_latency(found: Collective) -> str:
+    return f"{table.format_number((found.time_s or 0.0) * 1e6)} us at {table.format_size(found.size_bytes)}"
 
 
-def _pair_check(between_nodes: bool) -> str:
+def _name_pair_check(between_nodes: bool) -> str:
     return "performance.pairs_between_nodes" if between_nodes else "performance.pairs"

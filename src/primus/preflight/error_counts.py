@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 from primus.machine import pci
 from primus.machine.facts import Device
-from primus.preflight.finding import Finding, Status
-from primus.preflight.node import Node, info, judged, listed
-from primus.preflight.ports import counted_ports
+from primus.preflight.finding import CheckFinding, Status
+from primus.preflight.node import PreflightNode, format_names, judge_value, report_info
+from primus.preflight.ports import list_counted_ports
 
 Severity = Literal["fatal", "recovered", "flap"]
 """An error that lost data or a transaction, one that hardware corrected, and a link that went down."""
@@ -40,7 +40,7 @@ NVLINK = ("nvidia-smi", "nvlink", "--errorcounters")
 FABRIC = ("nvidia-smi", "-q")
 
 
-class Place(NamedTuple):
+class ErrorCounter(NamedTuple):
     """Where errors are counted."""
 
     check: str
@@ -49,23 +49,23 @@ class Place(NamedTuple):
     severity: Severity
 
 
-Counts = dict[Place, int]
+Counts = dict[ErrorCounter, int]
 
 
-def read_counts(node: Node) -> Counts:
+def read_counts(node: PreflightNode) -> Counts:
     """Every counter that the kernel and the tools show without more rights."""
-    found = dict(_host_memory(node))
-    found |= dict(_pcie(node))
+    found = dict(_read_host_memory_counts(node))
+    found |= dict(_read_pcie_counts(node))
     for device in node.facts.devices:
-        found |= dict(_blocks(node, device))
-    found |= dict(_nvlink(node))
-    found |= dict(_interfaces(node))
+        found |= dict(_read_block_counts(node, device))
+    found |= dict(_read_nvlink_counts(node))
+    found |= dict(_read_interface_counts(node))
     return found
 
 
-def grown(before: Counts, after: Counts) -> Iterator[Finding]:
+def find_grown_counts(before: Counts, after: Counts) -> Iterator[CheckFinding]:
     """Errors that were counted under load, by check and subject; a counter that fell was reset and starts at 0."""
-    growth: dict[tuple[str, str], dict[Place, int]] = {}
+    growth: dict[tuple[str, str], dict[ErrorCounter, int]] = {}
     for place, count in after.items():
         new = count - before.get(place, 0)
         new = count if new < 0 else new
@@ -74,15 +74,15 @@ def grown(before: Counts, after: Counts) -> Iterator[Finding]:
         if not counts:
             continue
         is_lost = any(place.severity != "recovered" for place in counts)
-        rising = listed(f"{place.counter} +{count}" for place, count in counts.items())
-        yield judged(
+        rising = format_names(f"{place.counter} +{count}" for place, count in counts.items())
+        yield judge_value(
             False, "fail" if is_lost else "warn", check, f"{rising} under load", "none new under load",
-            "what fails under a short load fails in a long job", _advice(check), subject=subject,
+            "what fails under a short load fails in a long job", _advise(check), subject=subject,
             value=sum(counts.values()),
         )  # fmt: skip
 
 
-def _advice(check: str) -> str:
+def _advise(check: str) -> str:
     return {
         "host.memory_errors": "have the module replaced; `ras-mc-ctl --errors` names it",
         "host.pcie_errors": "reseat the device, its riser or cable; see the kernel log for AER",
@@ -92,51 +92,53 @@ def _advice(check: str) -> str:
     }[check]
 
 
-def _host_memory(node: Node) -> Iterator[tuple[Place, int]]:
-    for controller in node.tree.names(EDAC):
+def _read_host_memory_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, int]]:
+    for controller in node.tree.list_names(EDAC):
         if not re.fullmatch(r"mc\d+", controller):
             continue
         for file, severity in (("ue_count", "fatal"), ("ce_count", "recovered")):
-            count = node.tree.number(f"{EDAC}/{controller}/{file}")
+            count = node.tree.read_number(f"{EDAC}/{controller}/{file}")
             if count is not None:
-                yield Place("host.memory_errors", controller, file.removesuffix("_count"), severity), count  # type: ignore[arg-type]
+                yield ErrorCounter("host.memory_errors", controller, file.removesuffix("_count"), severity), count  # type: ignore[arg-type]
 
 
-def _pcie(node: Node) -> Iterator[tuple[Place, int]]:
+def _read_pcie_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, int]]:
     """Of the devices that carry a job's data, and of the bridges above them."""
     own = [(f"GPU {card.index}", card.bdf, card.pci_path) for card in node.facts.devices]
     own += [(device.name, device.bdf, device.pci_path) for device in node.facts.rdma]
     named = {bdf: name for name, bdf, _ in own if bdf}
-    above = {part: f"bridge {part} above {name}" for name, _, path in own for part in path if pci.address(part)}
+    above = {
+        part: f"bridge {part} above {name}" for name, _, path in own for part in path if pci.normalize_address(part)
+    }
     for bdf, name in {**above, **named}.items():
         for file, severity in AER_FILES.items():
-            text = node.tree.text(f"{pci.DEVICES}/{bdf}/{file}")
+            text = node.tree.read_text(f"{pci.DEVICES}/{bdf}/{file}")
             total = re.search(r"^TOTAL_ERR_\w+ (\d{1,18})$", text or "", re.MULTILINE)
             if total:
-                yield Place("host.pcie_errors", name, file.removeprefix("aer_dev_"), severity), int(total[1])
+                yield ErrorCounter("host.pcie_errors", name, file.removeprefix("aer_dev_"), severity), int(total[1])
 
 
-def _blocks(node: Node, device: Device) -> Iterator[tuple[Place, int]]:
+def _read_block_counts(node: PreflightNode, device: Device) -> Iterator[tuple[ErrorCounter, int]]:
     """Errors of each block of an AMD device besides its memory: ``gfx``, ``sdma``, ``xgmi_wafl``, ..."""
     folder = f"{pci.DEVICES}/{device.bdf}/ras"
-    for file in node.tree.names(folder) if device.bdf else []:
+    for file in node.tree.list_names(folder) if device.bdf else []:
         match = RAS_FILE.fullmatch(file)
         if match is None or match[1] == MEMORY_BLOCK:
             continue
-        counts = dict(re.findall(r"^(ue|ce): (\d{1,18})$", node.tree.text(f"{folder}/{file}") or "", re.MULTILINE))
+        counts = dict(re.findall(r"^(ue|ce): (\d{1,18})$", node.tree.read_text(f"{folder}/{file}") or "", re.MULTILINE))
         for kind, severity in (("ue", "fatal"), ("ce", "recovered")):
             if kind in counts:
-                place = Place("gpu.ras_errors", f"GPU {device.index}", f"{match[1]} {kind}", severity)  # type: ignore[arg-type]
+                place = ErrorCounter("gpu.ras_errors", f"GPU {device.index}", f"{match[1]} {kind}", severity)  # type: ignore[arg-type]
                 yield place, int(counts[kind])
 
 
-def _nvlink(node: Node) -> Iterator[tuple[Place, int]]:
+def _read_nvlink_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, int]]:
     if not node.tree.is_live or not any(device.vendor == "nvidia" for device in node.facts.devices):
         return
-    yield from nvlink_counts(node.call(NVLINK).text).items()
+    yield from parse_nvlink_counts(node.run_program(NVLINK).text).items()
 
 
-def nvlink_counts(said: str) -> Counts:
+def parse_nvlink_counts(said: str) -> Counts:
     """The counters in the output of ``nvidia-smi nvlink -e``, summed over the links of a card by kind."""
     found: Counts = {}
     subject = ""
@@ -151,28 +153,30 @@ def nvlink_counts(said: str) -> Counts:
             if NVLINK_TRAFFIC.fullmatch(kind):
                 continue
             severity: Severity = "fatal" if NVLINK_LOST in kind else "recovered"
-            place = Place("gpu.nvlink_errors", subject, f"link {match[1]} {kind}", severity)
+            place = ErrorCounter("gpu.nvlink_errors", subject, f"link {match[1]} {kind}", severity)
             found[place] = found.get(place, 0) + int(match[3])
     return found
 
 
-def _interfaces(node: Node) -> Iterator[tuple[Place, int]]:
+def _read_interface_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, int]]:
     """How often the interfaces of the RDMA ports lost their carrier (kernel ABI sysfs-class-net)."""
-    for device, _ in counted_ports(node)[0]:
+    for device, _ in list_counted_ports(node)[0]:
         if device.interface:
-            count = node.tree.number(f"sys/class/net/{device.interface}/carrier_down_count")
+            count = node.tree.read_number(f"sys/class/net/{device.interface}/carrier_down_count")
             if count is not None:
-                yield Place("network.link_flaps", device.interface, "carrier_down", "flap"), count
+                yield ErrorCounter("network.link_flaps", device.interface, "carrier_down", "flap"), count
 
 
-def host_memory(node: Node) -> Iterator[Finding]:
+def check_host_memory(node: PreflightNode) -> Iterator[CheckFinding]:
     """Errors of the host's memory since boot."""
-    counts = dict(_host_memory(node))
+    counts = dict(_read_host_memory_counts(node))
     if not counts:
-        yield info("host.memory_errors", "not counted", "the kernel has no EDAC driver for this memory controller")
-    lost, corrected = _sums(counts)
+        yield report_info(
+            "host.memory_errors", "not counted", "the kernel has no EDAC driver for this memory controller"
+        )
+    lost, corrected = _sum_by_subject(counts)
     for subject in dict.fromkeys(place.subject for place in counts):
-        yield _since_boot(
+        yield _report_since_boot(
             "host.memory_errors",
             subject,
             lost[subject],
@@ -182,62 +186,64 @@ def host_memory(node: Node) -> Iterator[Finding]:
         )
 
 
-def pcie(node: Node) -> Iterator[Finding]:
+def check_pcie(node: PreflightNode) -> Iterator[CheckFinding]:
     """Errors of PCIe on the way to devices and network adapters since boot."""
-    counts = dict(_pcie(node))
-    lost, corrected = _sums(counts)
+    counts = dict(_read_pcie_counts(node))
+    lost, corrected = _sum_by_subject(counts)
     subjects = dict.fromkeys(place.subject for place in counts)
     limit = node.limits.pcie_correctable
     bad = [subject for subject in subjects if lost[subject] or corrected[subject] > limit]
     for subject in bad:
-        yield _since_boot("host.pcie_errors", subject, lost[subject], corrected[subject], limit, KERNEL_AER, "warn")
+        yield _report_since_boot(
+            "host.pcie_errors", subject, lost[subject], corrected[subject], limit, KERNEL_AER, "warn"
+        )
     if subjects and not bad:
         measured = f"{len(subjects)} functions, {sum(corrected.values())} correctable errors"
-        yield judged(True, "warn", "host.pcie_errors", measured, f"none lost, <= {limit} each", KERNEL_AER, "")
+        yield judge_value(True, "warn", "host.pcie_errors", measured, f"none lost, <= {limit} each", KERNEL_AER, "")
 
 
-def blocks(node: Node) -> Iterator[Finding]:
+def check_blocks(node: PreflightNode) -> Iterator[CheckFinding]:
     """Errors of the blocks of AMD devices since the driver was loaded."""
     for device in node.facts.devices:
-        counts = dict(_blocks(node, device))
+        counts = dict(_read_block_counts(node, device))
         if not counts:
             continue
         lost = [f"{place.counter} {count}" for place, count in counts.items() if place.severity == "fatal" and count]
         corrected = [f"{place.counter} {count}" for place, count in counts.items() if count]
         limit = node.limits.ecc_correctable
         is_many = any(count > limit for count in counts.values())
-        yield judged(
+        yield judge_value(
             not lost and not is_many, "fail" if lost else "warn", "gpu.ras_errors",
-            listed(lost or corrected) or f"none in {len(counts) // 2} blocks",
+            format_names(lost or corrected) or f"none in {len(counts) // 2} blocks",
             f"no uncorrectable error in any block, <= {limit} correctable ones", KERNEL_AMDGPU,
-            _advice("gpu.ras_errors"), subject=f"GPU {device.index}", value=sum(counts.values()),
+            _advise("gpu.ras_errors"), subject=f"GPU {device.index}", value=sum(counts.values()),
         )  # fmt: skip
 
 
-def nvlink(node: Node) -> Iterator[Finding]:
+def check_nvlink(node: PreflightNode) -> Iterator[CheckFinding]:
     """Errors of NVLink since the driver was loaded."""
-    yield from nvlink_findings(dict(_nvlink(node)))
+    yield from judge_nvlink_counts(dict(_read_nvlink_counts(node)))
 
 
-def nvlink_findings(counts: Mapping[Place, int]) -> Iterator[Finding]:
+def judge_nvlink_counts(counts: Mapping[ErrorCounter, int]) -> Iterator[CheckFinding]:
     """What the counters of NVLink mean: a recovery is a fault, what was resent is counted only."""
-    lost, corrected = _sums(counts)
+    lost, corrected = _sum_by_subject(counts)
     for subject in dict.fromkeys(place.subject for place in counts):
         bad = [f"{place.counter} {count}" for place, count in counts.items() if place.subject == subject and count]
-        yield judged(
-            not lost[subject], "warn", "gpu.nvlink_errors", listed(bad) or "none", "no link was recovered",
+        yield judge_value(
+            not lost[subject], "warn", "gpu.nvlink_errors", format_names(bad) or "none", "no link was recovered",
             "a link that is trained again stops the collectives that use it (NVML API, nvmlNvLinkErrorCounter)",
-            _advice("gpu.nvlink_errors"), subject=subject, value=lost[subject] + corrected[subject],
+            _advise("gpu.nvlink_errors"), subject=subject, value=lost[subject] + corrected[subject],
         )  # fmt: skip
 
 
-def fabric(node: Node) -> Iterator[Finding]:
+def check_fabric(node: PreflightNode) -> Iterator[CheckFinding]:
     """Whether NVIDIA's fabric manager has set up the NVLink switches for each device."""
     if node.tree.is_live and any(device.vendor == "nvidia" for device in node.facts.devices):
-        yield from fabric_findings(node.call(FABRIC).text)
+        yield from judge_fabric(node.run_program(FABRIC).text)
 
 
-def fabric_findings(said: str) -> Iterator[Finding]:
+def judge_fabric(said: str) -> Iterator[CheckFinding]:
     """What the sections ``Fabric`` in the output of ``nvidia-smi -q`` mean; drivers before R525 print none."""
     for number, card in enumerate(re.split(r"^GPU [0-9A-Fa-f:.]+$", said, flags=re.MULTILINE)[1:]):
         section = re.search(r"^    Fabric\n((?: {8}.*\n?)+)", card, re.MULTILINE)
@@ -247,7 +253,7 @@ def fabric_findings(said: str) -> Iterator[Finding]:
         unhealthy = [f"{name} {values[name]}" for name, bad in FABRIC_HEALTH.items() if values.get(name) == bad]
         shown = [state, *([status] if status != "N/A" else []), *unhealthy]
         if section:
-            yield judged(
+            yield judge_value(
                 is_ready and not unhealthy, "fail", "gpu.fabric", ", ".join(shown),
                 "Completed, Success, or N/A without NVLink switches",
                 "without the fabric manager CUDA does not start on devices behind NVLink switches "
@@ -256,7 +262,7 @@ def fabric_findings(said: str) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _sums(counts: Mapping[Place, int]) -> tuple[dict[str, int], dict[str, int]]:
+def _sum_by_subject(counts: Mapping[ErrorCounter, int]) -> tuple[dict[str, int], dict[str, int]]:
     """Errors by subject: those that lost something, and those that were corrected."""
     subjects = dict.fromkeys((place.subject for place in counts), 0)
     lost, corrected = dict(subjects), dict(subjects)
@@ -265,15 +271,15 @@ def _sums(counts: Mapping[Place, int]) -> tuple[dict[str, int], dict[str, int]]:
     return lost, corrected
 
 
-def _since_boot(
+def _report_since_boot(
     check: str, subject: str, lost: int, corrected: int, limit: int, source: str, fatal: Status = "fail"
-) -> Finding:
-    return judged(
+) -> CheckFinding:
+    return judge_value(
         not lost and corrected <= limit, fatal if lost else "warn", check,
         f"{lost} uncorrectable, {corrected} correctable since boot", f"0 uncorrectable, <= {limit} correctable",
-        f"what has failed fails again ({source})", _advice(check), subject=subject, value=lost + corrected,
+        f"what has failed fails again ({source})", _advise(check), subject=subject, value=lost + corrected,
     )  # fmt: skip
 
 
-HOST_CHECKS = (host_memory, pcie)
-GPU_CHECKS = (blocks, nvlink, fabric)
+HOST_CHECKS = (check_host_memory, check_pcie)
+GPU_CHECKS = (check_blocks, check_nvlink, check_fabric)

@@ -13,7 +13,7 @@ ORDER: tuple[Status, ...] = ("ok", "info", "warn", "unknown", "fail")
 """From good to bad."""
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class CheckFinding(Struct, frozen=True, kw_only=True):
     """The result of one check on one thing."""
 
     check: str
@@ -46,11 +46,11 @@ class NodeReport(Struct, frozen=True, kw_only=True):
     time: float
     """Seconds since the epoch, at the start."""
     duration_s: float
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CheckFinding, ...] = ()
     stack: dict[str, str] = {}
     """Driver, firmware, kernel, packages, ...: what is equal on all nodes of a sane cluster."""
 
 
-def worst(findings: Iterable[Finding]) -> Status:
+def find_worst_status(findings: Iterable[CheckFinding]) -> Status:
     """The worst status among `findings`; ok without any."""
     return max((finding.status for finding in findings), key=ORDER.index, default="ok")

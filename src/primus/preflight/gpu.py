@@ -10,8 +10,8 @@ from primus.machine import devices as visible
 from primus.machine import topology as relations
 from primus.machine.facts import Device, Link
 from primus.machine.profile import Profile
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node, info, judged, listed, pcie_text, unknown
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode, format_names, format_pcie, judge_value, report_info, report_unknown
 from primus.report import table
 
 SAFE = "AMD-AGI/Primus-SaFE node monitors"
@@ -21,18 +21,18 @@ MEMORY_TOLERANCE = 0.05
 """Part of the memory that firmware and error correction may keep to themselves."""
 
 
-def count(node: Node) -> Iterator[Finding]:
+def check_count(node: PreflightNode) -> Iterator[CheckFinding]:
     """As many devices as expected, and visible to processes."""
     facts, asked = node.facts, node.expected.gpus
     there = len(facts.partitions)
     if not there:
-        yield _nothing(len(facts.devices), asked)
+        yield _report_no_devices(len(facts.devices), asked)
         return
-    text = _described(node)
+    text = _describe_devices(node)
     if asked is None:
-        yield _usual_number(node, text)
+        yield _find_usual_count(node, text)
     else:
-        yield judged(
+        yield judge_value(
             there == asked,
             "fail",
             "gpu.count",
@@ -42,8 +42,8 @@ def count(node: Node) -> Iterator[Finding]:
             "see the kernel log for a device that fell off the bus; boot the node again",
             value=there,
         )
-    seen = visible.count(node.environ, node.tree.root)
-    yield judged(
+    seen = visible.count_devices(node.environ, node.tree.root)
+    yield judge_value(
         seen > 0,
         "fail",
         "gpu.visible",
@@ -55,13 +55,13 @@ def count(node: Node) -> Iterator[Finding]:
     )
 
 
-def _usual_number(node: Node, text: str) -> Finding:
+def _find_usual_count(node: PreflightNode, text: str) -> CheckFinding:
     """Where nobody says how many: a server is whole, or a part of one is given away by a hypervisor."""
     cards = len(node.facts.devices)
-    sizes = sorted({size for _, profile in node.profiles for size in profile.server_sizes})
+    sizes = sorted({size for _, profile in node.list_profiles for size in profile.server_sizes})
     is_whole = not sizes or cards == 1 or any(cards % size == 0 for size in sizes)
     is_share = any(size % cards == 0 for size in sizes)
-    return judged(
+    return judge_value(
         is_whole,
         "warn" if is_share else "fail",
         "gpu.count",
@@ -73,16 +73,16 @@ def _usual_number(node: Node, text: str) -> Finding:
     )
 
 
-def undriven(node: Node) -> Iterator[Finding]:
+def check_undriven(node: PreflightNode) -> Iterator[CheckFinding]:
     """Every card on the bus can be used. A job or a container sees all cards of its host, and may be given a part."""
     without = [device for device in node.facts.devices if not device.partitions]
     if not without or len(without) == len(node.facts.devices):
         return
-    yield judged(
+    yield judge_value(
         False,
         "warn" if node.facts.container or _is_given(node) else "fail",
         "gpu.driver",
-        f"no driver shows {listed(f'{_named(device)} ({device.bdf})' for device in without)}",
+        f"no driver shows {format_names(f'{_name_device(device)} ({device.bdf})' for device in without)}",
         "the driver shows every card on the bus",
         "a card whose driver gave up, or one that this job or container is not given",
         "see the kernel log for these addresses; boot the node again",
@@ -90,15 +90,15 @@ def undriven(node: Node) -> Iterator[Finding]:
     )
 
 
-def _is_given(node: Node) -> bool:
+def _is_given(node: PreflightNode) -> bool:
     """Whether the scheduler says that this job has just the devices that are seen."""
     return node.environ.get("SLURM_GPUS_ON_NODE") == str(len(node.facts.partitions))
 
 
-def _nothing(cards: int, asked: int | None) -> Finding:
+def _report_no_devices(cards: int, asked: int | None) -> CheckFinding:
     if not asked and not cards:
-        return info("gpu.count", "none: CPU only", "a node without accelerators is fit for work that needs none")
-    return judged(
+        return report_info("gpu.count", "none: CPU only", "a node without accelerators is fit for work that needs none")
+    return judge_value(
         False,
         "fail",
         "gpu.count",
@@ -110,23 +110,23 @@ def _nothing(cards: int, asked: int | None) -> Finding:
     )
 
 
-def _described(node: Node) -> str:
+def _describe_devices(node: PreflightNode) -> str:
     cards = Counter(device.model or device.name or "unknown model" for device in node.facts.devices)
     text = ", ".join(f"{number} x {model}" for model, number in sorted(cards.items()))
     partitions = len(node.facts.partitions)
     return text if partitions == len(node.facts.devices) else f"{text}, {partitions} devices"
 
 
-def model(node: Node) -> Iterator[Finding]:
+def check_model(node: PreflightNode) -> Iterator[CheckFinding]:
     """One known model on the whole node."""
     if not node.has_devices:
         return
     models = sorted({device.model or device.name or "unknown" for device in node.facts.devices})
-    yield judged(
+    yield judge_value(
         len(models) == 1,
         "fail",
         "gpu.model",
-        listed(models),
+        format_names(models),
         "one model",
         "a job runs at the pace of its slowest device",
         "start processes on devices of one model: *_VISIBLE_DEVICES",
@@ -134,63 +134,63 @@ def model(node: Node) -> Iterator[Finding]:
     for device in node.facts.devices:
         if device.model is None:
             name = f"{device.name or 'no name'} (device id {device.device_id:#x})" if device.device_id else device.name
-            yield unknown(
+            yield report_unknown(
                 "gpu.profile",
                 f"no profile describes {name}",
                 "a known model",
                 "floors and settings come from it",
                 "--preflight-ignore gpu.profile, or add a profile of this model",
-                subject=_named(device),
+                subject=_name_device(device),
             )
 
 
-def memory(node: Node) -> Iterator[Finding]:
+def check_memory(node: PreflightNode) -> Iterator[CheckFinding]:
     """As much memory as the model has."""
-    for device, profile in node.profiles:
+    for device, profile in node.list_profiles:
         least = (profile.memory_bytes or 0) * (1 - MEMORY_TOLERANCE)
         if not profile.memory_bytes:
             continue
-        expected = f"about {table.size(profile.memory_bytes)}"
+        expected = f"about {table.format_size(profile.memory_bytes)}"
         if device.memory_bytes is None:
-            yield info("gpu.memory", "not told by the driver", expected, subject=_named(device))
+            yield report_info("gpu.memory", "not told by the driver", expected, subject=_name_device(device))
             continue
-        yield judged(
+        yield judge_value(
             device.memory_bytes >= least,
             "fail",
             "gpu.memory",
-            table.size(device.memory_bytes),
+            table.format_size(device.memory_bytes),
             expected,
             f"what {profile.model} has, by its profile",
             "boot the node again; pages may be retired",
-            subject=_named(device),
+            subject=_name_device(device),
             value=device.memory_bytes,
         )
 
 
-def partitions(node: Node) -> Iterator[Finding]:
+def check_partitions(node: PreflightNode) -> Iterator[CheckFinding]:
     """Every card divided alike, and no part of one missing."""
     devices = node.facts.devices
     if not devices:
         return
     modes = Counter(f"{device.partition_mode or '-'}/{device.memory_mode or '-'}" for device in devices)
     if any(device.partition_mode for device in devices):
-        yield judged(
+        yield judge_value(
             len(modes) == 1,
             "fail",
             "gpu.partition_mode",
-            listed(sorted(modes)),
+            format_names(sorted(modes)),
             "the same on every card",
             "ranks would have different devices",
             "`amd-smi set --compute-partition SPX`, on all cards",
         )
     usual = Counter(len(device.partitions) for device in devices).most_common(1)[0][0]
-    profiles = {device.index: profile for device, profile in node.profiles}
+    profiles = {device.index: profile for device, profile in node.list_profiles}
     for device in devices:
-        wanted = _wanted_partitions(device, profiles.get(device.index), usual)
+        wanted = _count_wanted_partitions(device, profiles.get(device.index), usual)
         there = len(device.partitions)
         if there == wanted == 1:
             continue
-        yield judged(
+        yield judge_value(
             there >= wanted,
             "fail",
             "gpu.partitions",
@@ -198,12 +198,12 @@ def partitions(node: Node) -> Iterator[Finding]:
             str(wanted),
             f"{device.partition_mode or 'as the other cards'}",
             "set the partition mode again; boot the node again",
-            subject=_named(device),
+            subject=_name_device(device),
             value=there,
         )
 
 
-def _wanted_partitions(device: Device, profile: Profile | None, usual: int) -> int:
+def _count_wanted_partitions(device: Device, profile: Profile | None, usual: int) -> int:
     mode = (device.partition_mode or "").upper()
     if profile and mode == "CPX":
         return profile.xcds
@@ -212,27 +212,27 @@ def _wanted_partitions(device: Device, profile: Profile | None, usual: int) -> i
     return max(usual, profile.devices_per_card if profile else 1)
 
 
-def pcie_link(node: Node) -> Iterator[Finding]:
+def check_pcie_link(node: PreflightNode) -> Iterator[CheckFinding]:
     """The slowest link between the host and each card as fast and as wide as its ports allow."""
-    known = {device.index: profile for device, profile in node.profiles}
+    known = {device.index: profile for device, profile in node.list_profiles}
     for device in node.facts.devices:
-        yield _pcie_finding(device, known.get(device.index))
+        yield _judge_pcie_link(device, known.get(device.index))
 
 
-def _pcie_finding(device: Device, profile: Profile | None) -> Finding:
-    link, subject = device.pcie, _named(device)
+def _judge_pcie_link(device: Device, profile: Profile | None) -> CheckFinding:
+    link, subject = device.pcie, _name_device(device)
     reason = f"copies from the host run over it ({SAFE})"
     if link.speed_gts is None or link.width is None:
-        return info("gpu.pcie_link", "not told by the kernel", reason, subject=subject)
+        return report_info("gpu.pcie_link", "not told by the kernel", reason, subject=subject)
     speed, width = profile.pcie_gts if profile else None, profile.pcie_width if profile else None
     allowed_speed, allowed_width = link.max_speed_gts or speed, link.max_width or width
-    shown = pcie_text(link)
+    shown = format_pcie(link)
     if allowed_speed is None or allowed_width is None:
-        return info("gpu.pcie_link", shown, reason, subject=subject)
+        return report_info("gpu.pcie_link", shown, reason, subject=subject)
     is_wide, is_fast = link.width >= allowed_width, link.speed_gts >= allowed_speed
     if not (is_wide and is_fast):
         saves_power = is_wide and device.vendor == "nvidia" and link.port is None
-        return judged(
+        return judge_value(
             False,
             "info" if saves_power else "fail",
             "gpu.pcie_link",
@@ -242,7 +242,7 @@ def _pcie_finding(device: Device, profile: Profile | None) -> Finding:
             "reseat the card or its riser; see `lspci -vv` for the port that limits it",
             subject=subject,
         )
-    return judged(
+    return judge_value(
         allowed_speed >= (speed or 0) and allowed_width >= (width or 0),
         "warn",
         "gpu.pcie_link",
@@ -254,21 +254,21 @@ def _pcie_finding(device: Device, profile: Profile | None) -> Finding:
     )
 
 
-def links(node: Node) -> Iterator[Finding]:
+def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
     """The cards of a hive are linked as their model is."""
-    cards = [device for device, profile in node.profiles if (profile.hive_size or 1) > 1]
+    cards = [device for device, profile in node.list_profiles if (profile.hive_size or 1) > 1]
     if len(cards) < 2:
         return
-    size = max(profile.hive_size or 1 for _, profile in node.profiles)
+    size = max(profile.hive_size or 1 for _, profile in node.list_profiles)
     kind = "NVLink" if cards[0].vendor == "nvidia" else "xGMI"
-    layout = relations.link_layout(cards[0])
+    layout = relations.describe_link_layout(cards[0])
     reason = f"collectives run over {kind}; a usual server of this model has hives of {size}"
-    direct = relations.direct_links(node.facts)
+    direct = relations.list_direct_links(node.facts)
     if not direct and layout == "bridge" and not any(device.hive for device in cards):
-        yield info("gpu.links", f"no {kind} link: cards without a bridge", "a bridge is optional on this model")
+        yield report_info("gpu.links", f"no {kind} link: cards without a bridge", "a bridge is optional on this model")
         return
     if not direct:
-        yield unknown(
+        yield report_unknown(
             "gpu.links",
             f"no {kind} link is told",
             "every pair of a hive",
@@ -279,8 +279,8 @@ def links(node: Node) -> Iterator[Finding]:
     hives: dict[str, list[int]] = {}
     for device in cards:
         hives.setdefault(device.hive or f"{kind} node", []).append(device.index)
-    problem = _lacking_pairs(hives, direct) if layout == "mesh" else _lacking_cards(node, hives)
-    yield judged(
+    problem = _find_lacking_pairs(hives, direct) if layout == "mesh" else _find_lacking_gpus(node, hives)
+    yield judge_value(
         not problem,
         "fail",
         "gpu.links",
@@ -290,24 +290,24 @@ def links(node: Node) -> Iterator[Finding]:
         "boot the node again; a card or its bridge may be loose",
         value=len(direct),
     )
-    weak = relations.weak_links(node.facts)
+    weak = relations.find_weak_links(node.facts)
     if weak:
-        yield judged(
+        yield judge_value(
             False,
             "fail",
             "gpu.link_width",
-            f"fewer {kind}s between {listed(f'{first}-{second}' for first, second in weak)}",
+            f"fewer {kind}s between {format_names(f'{first}-{second}' for first, second in weak)}",
             "as many links between every two",
             reason,
             "boot the node again; a link may be down",
             value=len(weak),
         )
     wanted = -(-len(cards) // size)
-    yield judged(
+    yield judge_value(
         len(hives) <= wanted or layout == "bridge",
         "fail",
         "gpu.hives",
-        f"cards by hive: {listed(map(len, hives.values()))}",
+        f"cards by hive: {format_names(map(len, hives.values()))}",
         f"{wanted} of up to {size}",
         reason,
         "boot the node again; the firmware builds hives",
@@ -315,7 +315,7 @@ def links(node: Node) -> Iterator[Finding]:
     )
 
 
-def _lacking_pairs(hives: Mapping[str, Sequence[int]], direct: Sequence[Link]) -> str:
+def _find_lacking_pairs(hives: Mapping[str, Sequence[int]], direct: Sequence[Link]) -> str:
     """Pairs of one hive without a direct link; empty where there are none."""
     joined = {frozenset((link.first, link.second)) for link in direct}
     missing = [
@@ -324,13 +324,13 @@ def _lacking_pairs(hives: Mapping[str, Sequence[int]], direct: Sequence[Link]) -
         for first, second in combinations(hive, 2)
         if frozenset((first, second)) not in joined
     ]
-    return f"no link between {listed(missing)}" if missing else ""
+    return f"no link between {format_names(missing)}" if missing else ""
 
 
-def _lacking_cards(node: Node, hives: Mapping[str, Sequence[int]]) -> str:
+def _find_lacking_gpus(node: PreflightNode, hives: Mapping[str, Sequence[int]]) -> str:
     """Cards that have fewer links than the others of their hive, or no way to some; empty where there are none."""
-    weak = relations.weakly_linked_cards(node.facts)
-    islands = relations.topology(node.facts).islands
+    weak = relations.find_weakly_linked_gpus(node.facts)
+    islands = relations.build_topology(node.facts).islands
     apart = [
         index
         for hive in hives.values()
@@ -339,32 +339,34 @@ def _lacking_cards(node: Node, hives: Mapping[str, Sequence[int]]) -> str:
     ]
     parts = [f"GPU {index} has {number} of {usual} links" for index, number, usual in weak]
     parts += [f"GPU {index} does not reach all of its hive" for index in apart]
-    return listed(parts, 4)
+    return format_names(parts, 4)
 
 
-def affinity(node: Node) -> Iterator[Finding]:
+def check_affinity(node: PreflightNode) -> Iterator[CheckFinding]:
     """An RDMA device on the NUMA node of each card."""
     if not node.has_rdma:
         return
     near = {nic.numa_node for nic in node.facts.rdma if any(port.is_active for port in nic.ports)}
     apart = [device for device in node.facts.devices if device.numa_node is not None and device.numa_node not in near]
     if node.has_devices:
-        yield judged(
+        yield judge_value(
             not apart,
             "warn",
             "gpu.nic_affinity",
-            f"no active NIC near {listed(map(_named, apart))}" if apart else "an active NIC on every card's NUMA node",
+            f"no active NIC near {format_names(map(_name_device, apart))}"
+            if apart
+            else "an active NIC on every card's NUMA node",
             "an active NIC on every card's NUMA node",
             "transfers between nodes otherwise cross the sockets",
             "bring that NIC up, or place it at the other root",
         )
 
 
-def readings(node: Node) -> Iterator[Finding]:
+def check_readings(node: PreflightNode) -> Iterator[CheckFinding]:
     """What could not be read of the devices, or on which two sources disagree."""
     for problem in node.facts.problems:
         if problem.where.startswith(("GPU", "/sys/class/kfd", "/sys/class/drm", "/proc/driver/nvidia")):
-            yield judged(
+            yield judge_value(
                 False,
                 "warn",
                 "gpu.reading",
@@ -376,8 +378,18 @@ def readings(node: Node) -> Iterator[Finding]:
             )
 
 
-def _named(device: Device) -> str:
+def _name_device(device: Device) -> str:
     return f"GPU {device.index}"
 
 
-CHECKS = (count, undriven, model, memory, partitions, pcie_link, links, affinity, readings)
+CHECKS = (
+    check_count,
+    check_undriven,
+    check_model,
+    check_memory,
+    check_partitions,
+    check_pcie_link,
+    check_links,
+    check_affinity,
+    check_readings,
+)

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from primus.machine import health as machine_health
 from primus.machine.health import DeviceHealth, Health
 from primus.machine.vitals import Process
-from primus.preflight import gpu_memory, torch_view
-from primus.preflight.finding import Finding, Status
-from primus.preflight.node import Node, info, judged, listed, ok, unknown
+from primus.preflight import gpu_memory, torch_devices
+from primus.preflight.finding import CheckFinding, Status
+from primus.preflight.node import PreflightNode, format_names, judge_value, report_info, report_ok, report_unknown
 from primus.report import table
 
 SAFE = "AMD-AGI/Primus-SaFE node monitors"
@@ -32,46 +32,48 @@ CAP_TOLERANCE = 0.01
 """A power cap is the model's within this part of it, as in power tests (ROCm Validation Suite)."""
 
 
-def live(node: Node) -> Iterator[Finding]:
+def check_live(node: PreflightNode) -> Iterator[CheckFinding]:
     """All that the management tools and the kernel say of the devices now."""
     if not node.has_devices:
         return
-    read = machine_health.health(node.facts, node.environ, node.limits.smi_limit_s, root=node.tree.root)
-    yield from findings(node, read)
-    yield from torch_view.seen(node)  # afterwards: its process is one that uses the devices
+    read = machine_health.read_health(node.facts, node.environ, node.limits.smi_limit_s, root=node.tree.root)
+    yield from judge_health(node, read)
+    yield from torch_devices.check_torch_devices(node)  # afterwards: its process is one that uses the devices
 
 
-def findings(node: Node, read: Health) -> Iterator[Finding]:
+def judge_health(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
     """What the values of the devices mean."""
-    yield from tools(node, read)
-    yield processes(node, read.devices)
+    yield from judge_tools(node, read)
+    yield judge_processes(node, read.devices)
     for device in read.devices:
         subject = f"GPU {device.index}"
-        yield from _use(node, device, subject, is_asked=any(not call.problem for call in read.calls))
-        yield from gpu_memory.errors(device, subject)
-        yield from _heat_and_power(node, device, subject)
-    yield from _sums(node, read.devices)
+        yield from _judge_use(node, device, subject, is_asked=any(not call.problem for call in read.calls))
+        yield from gpu_memory.judge_errors(device, subject)
+        yield from _judge_heat_and_power(node, device, subject)
+    yield from _judge_error_sums(node, read.devices)
 
 
-def tools(node: Node, read: Health) -> Iterator[Finding]:
+def judge_tools(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
     """A management tool answers, and soon."""
     limit, warn = node.limits.smi_limit_s, node.limits.smi_warn_s
     expected, reason = f"an answer within {warn:g} s", f"a tool that hangs stands for a hung driver ({SMOKE})"
     lacking = [said for name, said in REQUIRED.items() if any(_is_lacking(one, name) for one in read.devices)]
     without: Status = "unknown" if lacking else "warn"
-    so = f"; not known: {listed(lacking)}" if lacking else "; the kernel or another tool tells what matters"
+    so = f"; not known: {format_names(lacking)}" if lacking else "; the kernel or another tool tells what matters"
     if not read.calls:
         if node.tree.is_live:
             advice = "install amd-smi, rocm-smi or nvidia-smi, or mount it in the container"
-            yield judged(False, without, "gpu.tool", f"no management tool is installed{so}", expected, reason, advice)
+            yield judge_value(
+                False, without, "gpu.tool", f"no management tool is installed{so}", expected, reason, advice
+            )
         return
     hung = [call for call in read.calls if call.seconds >= limit]
     if hung:
-        yield judged(
+        yield judge_value(
             False,
             "fail",
             "gpu.tool",
-            f"{listed(call.tool for call in hung)}: no answer in {limit:g} s",
+            f"{format_names(call.tool for call in hung)}: no answer in {limit:g} s",
             expected,
             reason,
             "see the kernel log; drain the node and boot it again",
@@ -81,9 +83,11 @@ def tools(node: Node, read: Health) -> Iterator[Finding]:
     for call in read.calls:
         if call.problem:
             advice = "run it by hand; heat, errors and processes are not known without it"
-            yield judged(False, without, "gpu.tool", call.problem + so, expected, reason, advice, subject=call.tool)
+            yield judge_value(
+                False, without, "gpu.tool", call.problem + so, expected, reason, advice, subject=call.tool
+            )
     fastest = min(read.calls, key=lambda call: call.seconds)
-    yield judged(
+    yield judge_value(
         fastest.seconds <= warn,
         "warn",
         "gpu.tool",
@@ -99,13 +103,13 @@ def _is_lacking(device: DeviceHealth, name: str) -> bool:
     return getattr(device, name) is None and not (name == "memory_used_bytes" and device.shares_host_memory)
 
 
-def processes(node: Node, devices: Sequence[DeviceHealth]) -> Finding:
+def judge_processes(node: PreflightNode, devices: Sequence[DeviceHealth]) -> CheckFinding:
     """Nobody else uses the devices; a process that holds no memory counts as well."""
     expected, reason = "none but watchers", f"who shares a device slows the job, or takes its memory ({SMOKE})"
     if all(device.processes is None for device in devices):
         if not node.tree.is_live:
-            return info("gpu.processes", "not told by a recorded machine", reason)
-        return unknown("gpu.processes", "not known", expected, reason, "install the vendor's management tool")
+            return report_info("gpu.processes", "not told by a recorded machine", reason)
+        return report_unknown("gpu.processes", "not known", expected, reason, "install the vendor's management tool")
     using = {process.pid: process for device in devices for process in device.processes or ()}
     foreign = [
         f"{process.name or 'process'} ({process.pid})"
@@ -113,12 +117,12 @@ def processes(node: Node, devices: Sequence[DeviceHealth]) -> Finding:
         if pid != os.getpid() and not _is_allowed(process, node.expected.allowed_processes)
     ]
     if node.expected.allows_foreign_processes:
-        return ok("gpu.processes", listed(foreign) or "none", "any: --allow-foreign-procs")
-    return judged(
+        return report_ok("gpu.processes", format_names(foreign) or "none", "any: --allow-foreign-procs")
+    return judge_value(
         not foreign,
         "fail",
         "gpu.processes",
-        listed(foreign) or "none",
+        format_names(foreign) or "none",
         expected,
         reason,
         "end them, or name them with --allowed-procs; names of the host's processes need its PID namespace",
@@ -131,17 +135,17 @@ def _is_allowed(process: Process, more: Sequence[str]) -> bool:
     return any(name[:COMMAND_LENGTH] == allowed[:COMMAND_LENGTH] for allowed in (*HARMLESS, *more))
 
 
-def _use(node: Node, device: DeviceHealth, subject: str, *, is_asked: bool) -> Iterator[Finding]:
+def _judge_use(node: PreflightNode, device: DeviceHealth, subject: str, *, is_asked: bool) -> Iterator[CheckFinding]:
     """Whether a device is free; one of which an answering tool says nothing is lost, and never ok."""
     limits = node.limits
     if device.shares_host_memory and device.memory_used_bytes is None:
-        yield info("gpu.memory_used", "it has no memory of its own: it uses the host's", subject=subject)
+        yield report_info("gpu.memory_used", "it has no memory of its own: it uses the host's", subject=subject)
     elif device.memory_used_bytes is not None:
-        yield judged(
+        yield judge_value(
             device.memory_used_bytes < limits.gpu_busy_gib * GIB,
             "fail",
             "gpu.memory_used",
-            table.size(device.memory_used_bytes),
+            table.format_size(device.memory_used_bytes),
             f"< {limits.gpu_busy_gib:g} GiB",
             f"before we touch the device; a process that died may hold it ({SMOKE})",
             "end what holds it; reset the device where nothing does",
@@ -149,12 +153,12 @@ def _use(node: Node, device: DeviceHealth, subject: str, *, is_asked: bool) -> I
             value=device.memory_used_bytes,
         )
     elif node.tree.is_live and (device.sources or is_asked):
-        yield unknown(
+        yield report_unknown(
             "gpu.memory_used", "not told", f"< {limits.gpu_busy_gib:g} GiB", "a device that does not answer is not fit",
             "see the kernel log; boot the node again", subject=subject,
         )  # fmt: skip
     if device.activity_percent is not None:
-        yield judged(
+        yield judge_value(
             device.activity_percent < limits.gpu_activity_percent,
             "warn",
             "gpu.activity",
@@ -167,10 +171,10 @@ def _use(node: Node, device: DeviceHealth, subject: str, *, is_asked: bool) -> I
         )
 
 
-def _heat_and_power(node: Node, device: DeviceHealth, subject: str) -> Iterator[Finding]:
+def _judge_heat_and_power(node: PreflightNode, device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
     limits = node.limits
     if device.temperature_c is not None:
-        yield judged(
+        yield judge_value(
             device.temperature_c < limits.temperature_c,
             "fail",
             "gpu.temperature",
@@ -183,25 +187,25 @@ def _heat_and_power(node: Node, device: DeviceHealth, subject: str) -> Iterator[
         )
     if device.throttle is not None:
         held = [reason for reason in device.throttle if reason.lower() not in POWER_THROTTLES]
-        yield judged(
+        yield judge_value(
             not held,
             "fail",
             "gpu.throttle",
-            listed(held) or "none",
+            format_names(held) or "none",
             "no thermal or hardware limit",
             "a device whose clocks are held down slows all",
             "check its cooling and its power supply",
             subject=subject,
         )
-    yield from _power_cap(node, device, subject)
+    yield from _judge_power_cap(node, device, subject)
 
 
-def _power_cap(node: Node, device: DeviceHealth, subject: str) -> Iterator[Finding]:
-    known = {card.index: profile for card, profile in node.profiles}
+def _judge_power_cap(node: PreflightNode, device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
+    known = {card.index: profile for card, profile in node.list_profiles}
     profile = known.get(device.index)
     if device.power_cap_w is None or profile is None or profile.power_w is None:
         return
-    yield judged(
+    yield judge_value(
         device.power_cap_w >= profile.power_w * (1 - CAP_TOLERANCE),
         "fail",
         "gpu.power_cap",
@@ -214,7 +218,7 @@ def _power_cap(node: Node, device: DeviceHealth, subject: str) -> Iterator[Findi
     )
 
 
-def _sums(node: Node, devices: Sequence[DeviceHealth]) -> Iterator[Finding]:
+def _judge_error_sums(node: PreflightNode, devices: Sequence[DeviceHealth]) -> Iterator[CheckFinding]:
     """Errors that hardware mends are harmless until there are many."""
     limits = node.limits
     for name, counts, most in (
@@ -225,7 +229,7 @@ def _sums(node: Node, devices: Sequence[DeviceHealth]) -> Iterator[Finding]:
         if not told:
             continue
         worst = counts.index(max(told))
-        yield judged(
+        yield judge_value(
             sum(told) <= most,
             "warn",
             f"gpu.{name}",
@@ -237,4 +241,4 @@ def _sums(node: Node, devices: Sequence[DeviceHealth]) -> Iterator[Finding]:
         )
 
 
-CHECKS = (live,)
+CHECKS = (check_live,)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from primus.machine.health import DeviceHealth
 from primus.machine.vitals import RowRemapping
-from primus.preflight.finding import Finding, Status
-from primus.preflight.node import info, judged
+from primus.preflight.finding import CheckFinding, Status
+from primus.preflight.node import judge_value, report_info
 
 SAFE = "AMD-AGI/Primus-SaFE node monitors"
 NVIDIA = "NVIDIA GPU Memory Error Management"
@@ -20,16 +20,16 @@ AMD = "Linux amdgpu, bad_page_threshold"
 RETURN = "have the card replaced (RMA)"
 
 
-def errors(device: DeviceHealth, subject: str) -> Iterator[Finding]:
+def judge_errors(device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
     """What the errors of a device's memory mean."""
-    yield from _uncorrectable(device, subject)
-    yield from _recovery(device, subject)
-    yield from _pages(device, subject)
+    yield from _judge_uncorrectable_errors(device, subject)
+    yield from _judge_recovery_action(device, subject)
+    yield from _judge_pages(device, subject)
     if device.remapping is not None:
-        yield from _rows(device.remapping, subject)
+        yield from _judge_rows(device.remapping, subject)
 
 
-def _uncorrectable(device: DeviceHealth, subject: str) -> Iterator[Finding]:
+def _judge_uncorrectable_errors(device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
     count = device.ecc_uncorrectable
     if count is None:
         return
@@ -41,15 +41,15 @@ def _uncorrectable(device: DeviceHealth, subject: str) -> Iterator[Finding]:
     )
     advice = "reset the device; have it replaced where they come again"
     status: Status = "warn" if is_settled else "fail"
-    yield judged(
+    yield judge_value(
         count == 0, status, "gpu.ecc_uncorrectable", str(count), "0", reason, advice, subject=subject, value=count
     )
 
 
-def _recovery(device: DeviceHealth, subject: str) -> Iterator[Finding]:
+def _judge_recovery_action(device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
     action = device.recovery_action
     if action is not None:
-        yield judged(
+        yield judge_value(
             action == "None",
             "fail",
             "gpu.recovery_action",
@@ -60,7 +60,7 @@ def _recovery(device: DeviceHealth, subject: str) -> Iterator[Finding]:
             subject=subject,
         )
     if device.has_exceeded_sram_errors is not None:
-        yield judged(
+        yield judge_value(
             not device.has_exceeded_sram_errors,
             "fail",
             "gpu.sram_errors",
@@ -72,12 +72,12 @@ def _recovery(device: DeviceHealth, subject: str) -> Iterator[Finding]:
         )
 
 
-def _pages(device: DeviceHealth, subject: str) -> Iterator[Finding]:
+def _judge_pages(device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
     if device.bad_pages is not None or device.has_exceeded_bad_pages is not None:
-        yield _bad_pages(device, subject)
+        yield _judge_bad_pages(device, subject)
     source = "(Linux amdgpu, ras/gpu_vram_bad_pages)"
     if device.pending_pages is not None:
-        yield judged(
+        yield judge_value(
             device.pending_pages == 0,
             "warn",
             "gpu.pending_pages",
@@ -89,7 +89,7 @@ def _pages(device: DeviceHealth, subject: str) -> Iterator[Finding]:
             value=device.pending_pages,
         )
     if device.unreservable_pages is not None:
-        yield judged(
+        yield judge_value(
             device.unreservable_pages == 0,
             "fail",
             "gpu.unreservable_pages",
@@ -102,14 +102,14 @@ def _pages(device: DeviceHealth, subject: str) -> Iterator[Finding]:
         )
 
 
-def _bad_pages(device: DeviceHealth, subject: str) -> Finding:
+def _judge_bad_pages(device: DeviceHealth, subject: str) -> CheckFinding:
     """Retired pages cost a little memory; from the driver's threshold on the card is to be replaced."""
     count, threshold = device.bad_pages, device.bad_page_threshold
     is_reached = count is not None and threshold is not None and 0 < threshold <= count
     has_exceeded = is_reached or bool(device.has_exceeded_bad_pages)
     limit = "the driver's threshold" if threshold is None else f"{threshold}, the driver's threshold"
     unnumbered = "more than the driver allows" if has_exceeded else "fewer than the driver's threshold"
-    return judged(
+    return judge_value(
         not count and not has_exceeded,
         "fail" if has_exceeded else "warn",
         "gpu.bad_pages",
@@ -122,13 +122,13 @@ def _bad_pages(device: DeviceHealth, subject: str) -> Finding:
     )
 
 
-def _rows(remapping: RowRemapping, subject: str) -> Iterator[Finding]:
+def _judge_rows(remapping: RowRemapping, subject: str) -> Iterator[CheckFinding]:
     counts = [count for count in (remapping.corrected, remapping.uncorrected) if count is not None]
     if counts:
         reason = f"replaced by spare rows, which is a repair ({NVIDIA})"
-        yield info("gpu.remapped_rows", str(sum(counts)), reason, subject=subject, value=sum(counts))
+        yield report_info("gpu.remapped_rows", str(sum(counts)), reason, subject=subject, value=sum(counts))
     if remapping.has_failed is not None:
-        yield judged(
+        yield judge_value(
             not remapping.has_failed,
             "fail",
             "gpu.remap_failure",
@@ -139,7 +139,7 @@ def _rows(remapping: RowRemapping, subject: str) -> Iterator[Finding]:
             subject=subject,
         )
     if remapping.is_pending is not None:
-        yield judged(
+        yield judge_value(
             not remapping.is_pending,
             "warn",
             "gpu.remap_pending",
@@ -151,7 +151,7 @@ def _rows(remapping: RowRemapping, subject: str) -> Iterator[Finding]:
         )
     if remapping.banks:
         scarce = {level: count for level in ("low", "none") if (count := remapping.banks.get(level, 0))}
-        yield judged(
+        yield judge_value(
             not scarce,
             "warn",
             "gpu.remap_reserve",

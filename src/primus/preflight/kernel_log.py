@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from primus.diagnosis.known import BY_NAME, kernel, xid
 from primus.diagnosis.signature import Signature
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node, info, judged, ok
+from primus.diagnosis.signatures import BY_NAME, kernel, xid
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode, judge_value, report_info, report_ok
 
 CHECK = "host.kernel_log"
 LIMIT_S = 3.0
@@ -40,32 +40,36 @@ _HARMLESS = re.compile(
 """Said of errors that the hardware corrected, and details of others; the checks of devices count those."""
 
 
-def kernel_log(node: Node) -> Iterator[Finding]:
+def check_kernel_log(node: PreflightNode) -> Iterator[CheckFinding]:
     """The lines since boot, of the last hours at most, against the table."""
     if node.expected.skips_kernel_log:
-        yield info(CHECK, "not read: --skip-dmesg")
+        yield report_info(CHECK, "not read: --skip-dmesg")
         return
     if not node.tree.is_live:
         return
-    lines, problem = _read(node)
+    lines, problem = _read_log(node)
     if lines is None:
-        yield info(CHECK, f"not read: {problem}", "only root may, on many systems", advice="run preflight as root")
+        yield report_info(
+            CHECK, f"not read: {problem}", "only root may, on many systems", advice="run preflight as root"
+        )
         return
     hours = node.limits.kernel_log_hours
-    found = list(findings(lines, hours))
-    yield from found or [ok(CHECK, f"{len(lines)} lines of the last {hours:g} h", "none of the known signs of damage")]
+    found = list(find_signatures(lines, hours))
+    yield from found or [
+        report_ok(CHECK, f"{len(lines)} lines of the last {hours:g} h", "none of the known signs of damage")
+    ]
 
 
-def findings(lines: Iterable[str], hours: float) -> Iterator[Finding]:
+def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding]:
     """One finding for each sign that `lines` show often enough, without those whose lines were named before."""
-    suspects = _without_recovered(line for line in lines if _ANY.search(line) and not _HARMLESS.search(line))
+    suspects = _drop_recovered_lines(line for line in lines if _ANY.search(line) and not _HARMLESS.search(line))
     named: set[str] = set()
 
-    def found(hits: list[str], least: int, severity: Literal["fail", "warn"], **words: str) -> Iterator[Finding]:
+    def found(hits: list[str], least: int, severity: Literal["fail", "warn"], **words: str) -> Iterator[CheckFinding]:
         if len(hits) >= least and not named.issuperset(hits):
             named.update(hits)
             measured = f"{len(hits)} times in {hours:g} h, last: {hits[-1].strip()[:160]}"
-            yield judged(False, severity, CHECK, measured, f"fewer than {least}", **words)
+            yield judge_value(False, severity, CHECK, measured, f"fewer than {least}", **words)
 
     for signature in DAMAGE:
         yield from found(
@@ -87,7 +91,7 @@ def findings(lines: Iterable[str], hours: float) -> Iterator[Finding]:
         )
 
 
-def _without_recovered(lines: Iterable[str]) -> list[str]:
+def _drop_recovered_lines(lines: Iterable[str]) -> list[str]:
     """The lines without those of a GPU from before the driver said that it needs no recovery any more (Xid 154)."""
     kept: list[str] = []
     for line in lines:
@@ -104,17 +108,17 @@ _ANY = re.compile(
     "|".join([*(re.escape(sign.text) for signature in DAMAGE for sign in signature.signs), *SUSPECT]), re.IGNORECASE
 )
 
-_STAMP = re.compile(r"\[\s*(\d+\.\d+)\]")
+_TIMESTAMP = re.compile(r"\[\s*(\d+\.\d+)\]")
 
 
-def _read(node: Node) -> tuple[list[str] | None, str]:
+def _read_log(node: PreflightNode) -> tuple[list[str] | None, str]:
     """Lines of the kernel log within the time that counts, by dmesg, else from the journal."""
-    uptime_s = float((node.tree.text("proc/uptime") or "0").split()[0])
+    uptime_s = float((node.tree.read_text("proc/uptime") or "0").split()[0])
     hours = node.limits.kernel_log_hours
-    answer = node.call(["dmesg"], LIMIT_S)
+    answer = node.run_program(["dmesg"], LIMIT_S)
     if answer.state == "ok":
-        return recent(answer.text.splitlines(), uptime_s - hours * 3600), ""
-    journal = node.call(
+        return select_recent_lines(answer.text.splitlines(), uptime_s - hours * 3600), ""
+    journal = node.run_program(
         ["journalctl", "--dmesg", "--boot", "--no-pager", "--output=short-monotonic", f"--since=-{hours * 60:.0f}min"],
         LIMIT_S,
     )
@@ -123,14 +127,14 @@ def _read(node: Node) -> tuple[list[str] | None, str]:
     return None, answer.problem
 
 
-def recent(lines: Iterable[str], since_s: float) -> list[str]:
+def select_recent_lines(lines: Iterable[str], since_s: float) -> list[str]:
     """The lines that were written `since_s` seconds after boot, or later; one without a time stays."""
     kept = []
     for line in lines:
-        stamp = _STAMP.search(line)
+        stamp = _TIMESTAMP.search(line)
         if stamp is None or float(stamp[1]) >= since_s:
             kept.append(line)
     return kept
 
 
-CHECKS = (kernel_log,)
+CHECKS = (check_kernel_log,)

@@ -9,52 +9,52 @@ from contextlib import closing
 
 from primus.machine import network as machine_network
 from primus.machine.network import INSIDE, SOCKET_VARIABLES
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node, info, judged, listed, ok, unknown
-from primus.preflight.ports import counted_ports
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode, format_names, judge_value, report_info, report_ok, report_unknown
+from primus.preflight.ports import list_counted_ports
 
 
-def expressions(node: Node) -> Iterator[Finding]:
+def check_expressions(node: PreflightNode) -> Iterator[CheckFinding]:
     """Interfaces and adapters that the environment names are there and up."""
     for name in (*SOCKET_VARIABLES, "NCCL_IB_HCA"):
         text = node.environ.get(name)
         if not text:
             continue
-        wrong = machine_network.validate({name: text}, node.facts)
+        wrong = machine_network.validate_network_variables({name: text}, node.facts)
         is_socket = name in SOCKET_VARIABLES
-        yield judged(
+        yield judge_value(
             not wrong,
             "fail",
             "network.interface" if is_socket else "network.hca",
             "; ".join(wrong) or text,
             "interfaces that are up and lead outside" if is_socket else "active ports",
             "workers connect over what it selects",
-            f"unset it, or name one of {listed(_candidates(node))}"
+            f"unset it, or name one of {format_names(_list_candidates(node))}"
             if is_socket
             else "unset it, or name active ports of /sys/class/infiniband",
             subject=name,
         )
 
 
-def _candidates(node: Node) -> list[str]:
+def _list_candidates(node: PreflightNode) -> list[str]:
     return [one.name for one in node.facts.interfaces if one.state != "down" and not INSIDE.match(one.name)]
 
 
-def route(node: Node) -> Iterator[Finding]:
+def check_route(node: PreflightNode) -> Iterator[CheckFinding]:
     """The way to the master goes over the chosen interface."""
     used = node.facts.master_interface
-    is_here = (_address_of(node.layout.master_addr) or "").startswith(("127.", "::1"))
+    is_here = (_resolve_address(node.layout.master_addr) or "").startswith(("127.", "::1"))
     if node.layout.nnodes == 1 or node.layout.node_rank == 0 or is_here:
         return
     reason = f"the way to {node.layout.master_addr}"
     if used is None:
-        yield unknown(
+        yield report_unknown(
             "network.route", "not known", "an interface that is up", reason, "`ip route get` for that address"
         )
         return
     chosen = node.environ.get("NCCL_SOCKET_IFNAME")
-    yield judged(
-        not chosen or bool(machine_network.select(chosen, [used])),
+    yield judge_value(
+        not chosen or bool(machine_network.select_names(chosen, [used])),
         "warn",
         "network.route",
         used,
@@ -64,14 +64,14 @@ def route(node: Node) -> Iterator[Finding]:
     )
 
 
-def rendezvous(node: Node) -> Iterator[Finding]:
+def check_rendezvous(node: PreflightNode) -> Iterator[CheckFinding]:
     """This node's name is known, and the port of the launch is free on node 0."""
     host = node.facts.host or socket.gethostname()
     reason = "workers find each other by name"
     if node.layout.nnodes > 1:
         name = node.layout.master_addr
-        address = _address_of(name)
-        yield judged(
+        address = _resolve_address(name)
+        yield judge_value(
             address is not None,
             "fail",
             "network.name",
@@ -82,8 +82,8 @@ def rendezvous(node: Node) -> Iterator[Finding]:
             subject=name,
         )
     else:
-        address = _address_of(host)
-        yield judged(
+        address = _resolve_address(host)
+        yield judge_value(
             address is not None,
             "warn",
             "network.name",
@@ -95,7 +95,7 @@ def rendezvous(node: Node) -> Iterator[Finding]:
         )
     port = node.layout.master_port
     if port is not None and node.layout.node_rank == 0:
-        yield judged(
+        yield judge_value(
             _is_free(port),
             "fail",
             "network.port",
@@ -106,7 +106,7 @@ def rendezvous(node: Node) -> Iterator[Finding]:
         )
 
 
-def _address_of(name: str) -> str | None:
+def _resolve_address(name: str) -> str | None:
     with contextlib.suppress(OSError):
         return str(socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)[0][4][0])
     return None
@@ -120,32 +120,32 @@ def _is_free(port: int) -> bool:
         return False
 
 
-def interfaces(node: Node) -> Iterator[Finding]:
+def check_interfaces(node: PreflightNode) -> Iterator[CheckFinding]:
     """The interfaces that can carry traffic between nodes."""
     shown = [
         f"{one.name}{f' {one.speed_mbps / 1000:g} Gb/s' if one.speed_mbps else ''}"
         for one in node.facts.interfaces
-        if one.name in _candidates(node)
+        if one.name in _list_candidates(node)
     ]
     if node.layout.nnodes > 1:
-        yield judged(
+        yield judge_value(
             bool(shown),
             "fail",
             "network.interfaces",
-            listed(shown) or "none is up",
+            format_names(shown) or "none is up",
             "one that is up",
             "nodes talk over it",
             "`ip link` shows them; in a container use --network host",
         )
     else:
-        yield info("network.interfaces", listed(shown) or "none is up")
+        yield report_info("network.interfaces", format_names(shown) or "none is up")
 
 
-def environment(node: Node) -> Iterator[Finding]:
+def check_environment(node: PreflightNode) -> Iterator[CheckFinding]:
     """Variables that contradict each other, or the machine."""
-    said = sorted(_contradictions(node))
+    said = sorted(_find_contradictions(node))
     for subject, problem, advice in said:
-        yield judged(
+        yield judge_value(
             False,
             "warn",
             "network.environment",
@@ -156,10 +156,10 @@ def environment(node: Node) -> Iterator[Finding]:
             subject=subject,
         )
     if not said:
-        yield ok("network.environment", "no contradiction", "no contradiction")
+        yield report_ok("network.environment", "no contradiction", "no contradiction")
 
 
-def _contradictions(node: Node) -> Iterator[tuple[str, str, str]]:
+def _find_contradictions(node: PreflightNode) -> Iterator[tuple[str, str, str]]:
     env = node.environ
     is_off = env.get("NCCL_IB_DISABLE") == "1"
     if is_off and env.get("PRIMUS_EXPECT_IB") == "1":
@@ -175,15 +175,15 @@ def _contradictions(node: Node) -> Iterator[tuple[str, str, str]]:
     if index and index.isdecimal():
         lacking = [
             device.name
-            for device, port in counted_ports(node)[0]
+            for device, port in list_counted_ports(node)[0]
             if port.is_active and int(index) not in {gid.index for gid in port.gids}
         ]
         if lacking:
             yield (
                 "NCCL_IB_GID_INDEX",
-                f"{index}, which {listed(lacking)} does not have",
+                f"{index}, which {format_names(lacking)} does not have",
                 "unset it, or name one that all have",
             )
 
 
-CHECKS = (interfaces, expressions, route, rendezvous, environment)
+CHECKS = (check_interfaces, check_expressions, check_route, check_rendezvous, check_environment)

@@ -9,21 +9,21 @@ from msgspec import Struct
 
 from primus import process
 from primus.machine import profile as profiles
-from primus.machine.cluster import Layout
-from primus.machine.facts import Device, Facts, PcieLink
+from primus.machine.cluster import ClusterLayout
+from primus.machine.facts import Device, MachineFacts, PcieLink
 from primus.machine.profile import Profile
-from primus.machine.tree import Tree
-from primus.preflight.finding import Finding, Status
-from primus.preflight.site import Site
+from primus.machine.tree import FileTree
+from primus.preflight.finding import CheckFinding, Status
+from primus.preflight.site import SiteExpectations
 from primus.preflight.thresholds import Thresholds
-from primus.process import Answer
+from primus.process import CommandResult
 
 Group = Literal["host", "gpu", "network", "storage", "software"]
 GROUPS: tuple[Group, ...] = ("host", "gpu", "network", "storage", "software")
 """What can be looked at without load, in the order of a report."""
 
 
-class Expected(Struct, frozen=True, kw_only=True):
+class NodeExpectations(Struct, frozen=True, kw_only=True):
     """What the person who asks expects of every node."""
 
     gpus: int | None = None
@@ -40,19 +40,19 @@ class Expected(Struct, frozen=True, kw_only=True):
     """Names of programs that may use devices besides those that are known to be harmless."""
     allows_foreign_processes: bool = False
     skips_kernel_log: bool = False
-    site: Site | None = None
+    site: SiteExpectations | None = None
     """Expectations of the site's file; None without one."""
 
 
-class Node(Struct, frozen=True, kw_only=True):
+class PreflightNode(Struct, frozen=True, kw_only=True):
     """One node, read; nothing here changes it."""
 
-    facts: Facts
-    tree: Tree
+    facts: MachineFacts
+    tree: FileTree
     environ: Mapping[str, str] = {}
     limits: Thresholds = Thresholds()
-    expected: Expected = Expected()
-    layout: Layout = Layout(nproc=1)
+    expected: NodeExpectations = NodeExpectations()
+    layout: ClusterLayout = ClusterLayout(nproc=1)
     now: float = 0.0
     """Seconds since the epoch, when the checks began."""
     is_root: bool = False
@@ -66,58 +66,60 @@ class Node(Struct, frozen=True, kw_only=True):
         """Whether an RDMA device can carry data now."""
         return any(port.is_active for device in self.facts.rdma for port in device.ports)
 
-    def call(self, argv: Sequence[str], limit_s: float | None = None) -> Answer:
+    def run_program(self, argv: Sequence[str], limit_s: float | None = None) -> CommandResult:
         """What a read-only program says within a limit (default: that of the management tools)."""
-        return process.call(argv, self.environ, limit_s or self.limits.smi_limit_s)
+        return process.run_command(argv, self.environ, limit_s or self.limits.smi_limit_s)
 
     @property
-    def profiles(self) -> list[tuple[Device, Profile]]:
+    def list_profiles(self) -> list[tuple[Device, Profile]]:
         """The devices whose model is known, with what describes it."""
-        known = ((device, profiles.by_name(device.model)) for device in self.facts.devices if device.model)
+        known = ((device, profiles.find_profile_by_name(device.model)) for device in self.facts.devices if device.model)
         return [(device, profile) for device, profile in known if profile is not None]
 
 
-def ok(check: str, measured: str, expected: str = "", reason: str = "", **more: Any) -> Finding:
+def report_ok(check: str, measured: str, expected: str = "", reason: str = "", **more: Any) -> CheckFinding:
     """Measured, and as it should be."""
-    return _finding("ok", check, measured, expected, reason, more)
+    return _build_finding("ok", check, measured, expected, reason, more)
 
 
-def info(check: str, measured: str, reason: str = "", **more: Any) -> Finding:
+def report_info(check: str, measured: str, reason: str = "", **more: Any) -> CheckFinding:
     """Measured; nothing is expected of it."""
-    return _finding("info", check, measured, "", reason, more)
+    return _build_finding("info", check, measured, "", reason, more)
 
 
-def judged(
+def judge_value(
     good: bool, otherwise: Status, check: str, measured: str, expected: str, reason: str, advice: str, **more: Any
-) -> Finding:
+) -> CheckFinding:
     """ok where it is good, else a finding of the status `otherwise` with its advice."""
     if good:
-        return _finding("ok", check, measured, expected, reason, more)
-    return _finding(otherwise, check, measured, expected, reason, {**more, "advice": advice})
+        return _build_finding("ok", check, measured, expected, reason, more)
+    return _build_finding(otherwise, check, measured, expected, reason, {**more, "advice": advice})
 
 
-def unknown(check: str, why: str, expected: str, reason: str, advice: str, **more: Any) -> Finding:
+def report_unknown(check: str, why: str, expected: str, reason: str, advice: str, **more: Any) -> CheckFinding:
     """What could not be measured although it counts."""
-    return _finding("unknown", check, why, expected, reason, {**more, "advice": advice})
+    return _build_finding("unknown", check, why, expected, reason, {**more, "advice": advice})
 
 
-def _finding(status: Status, check: str, measured: str, expected: str, reason: str, more: dict[str, Any]) -> Finding:
-    return Finding(check=check, status=status, measured=measured, expected=expected, reason=reason, **more)
+def _build_finding(
+    status: Status, check: str, measured: str, expected: str, reason: str, more: dict[str, Any]
+) -> CheckFinding:
+    return CheckFinding(check=check, status=status, measured=measured, expected=expected, reason=reason, **more)
 
 
-def listed(names: Iterable[object], most: int = 8) -> str:
+def format_names(names: Iterable[object], most: int = 8) -> str:
     """`a, b and 3 more`."""
     shown = [str(name) for name in names]
     rest = len(shown) - most
     return ", ".join(shown[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def pcie_text(link: PcieLink) -> str:
+def format_pcie(link: PcieLink) -> str:
     """`16 GT/s x8 at 0000:4c:00.0`, the port being named where it is not the device's own."""
     return f"{link.speed_gts:g} GT/s x{link.width}" + (f" at {link.port}" if link.port else "")
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """`0-3, 7` of numbers."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):

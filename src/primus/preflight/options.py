@@ -11,13 +11,13 @@ from msgspec import Meta, Struct, structs
 
 from primus.config.docs import field_docs
 from primus.errors import UsageError, did_you_mean
-from primus.machine import measured
-from primus.machine.facts import DeviceKind, Facts
-from primus.machine.measured import Asked
-from primus.preflight import performance, report, site, thresholds, together
+from primus.machine import measurements
+from primus.machine.facts import DeviceKind, MachineFacts
+from primus.machine.measurements import MeasurementPlan
+from primus.preflight import collect_reports, performance, report, site, thresholds
 from primus.preflight.node import GROUPS, Group
 from primus.preflight.performance import Demands
-from primus.preflight.site import Site
+from primus.preflight.site import SiteExpectations
 from primus.preflight.thresholds import Thresholds
 from primus.task import TaskContext
 
@@ -163,13 +163,13 @@ class Options(Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: --tests names nothing that can be measured.
         """
-        everything = measured.ALL_TESTS if self.level == "soak" else measured.TESTS
-        return (_tests(self.tests) or everything) if self.measures else ()
+        everything = measurements.ALL_TESTS if self.level == "soak" else measurements.TESTS
+        return (_parse_tests(self.tests) or everything) if self.measures else ()
 
     @property
     def starts_workers(self) -> bool:
         """Whether something is measured that needs processes of PyTorch."""
-        return any(test not in measured.NODE_TESTS for test in self.chosen_tests)
+        return any(test not in measurements.NODE_TESTS for test in self.chosen_tests)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -195,20 +195,20 @@ LIMITS = {
 """Thresholds by the option that sets each."""
 
 
-def limits_of(options: Options) -> Thresholds:
+def build_limits(options: Options) -> Thresholds:
     """The thresholds of the file, changed by the options.
 
     Raises:
         UsageError: The file is wrong.
     """
-    limits = thresholds.load(Path(options.thresholds)) if options.thresholds else Thresholds()
+    limits = thresholds.load_thresholds(Path(options.thresholds)) if options.thresholds else Thresholds()
     given = {field: getattr(options, name) for name, field in LIMITS.items() if getattr(options, name) is not None}
     if options.dmesg_minutes is not None:
         given["kernel_log_hours"] = options.dmesg_minutes / 60
     return structs.replace(limits, **given)
 
 
-def site_of(options: Options) -> Site | None:
+def load_site(options: Options) -> SiteExpectations | None:
     """The expectations of --expect; None without one.
 
     Raises:
@@ -221,42 +221,44 @@ def site_of(options: Options) -> Site | None:
     return site.load(Path(options.expect)) if options.expect else None
 
 
-def demands_of(options: Options, context: TaskContext, facts: Facts) -> Demands:
+def build_demands(options: Options, context: TaskContext, facts: MachineFacts) -> Demands:
     """What the user demands of the measurements."""
-    limits = limits_of(options)
+    limits = build_limits(options)
     given = Demands(
-        floors=limits.floors_of(facts.model),
+        floors=limits.list_floors(facts.model),
         outlier_percent=limits.outlier_percent,
         gemm_tflops_min=options.gemm_tflops_min,
         hbm_gbs_min=options.hbm_gbs_min,
         rccl_gbs_min=options.rccl_gbs_min,
         rccl_size_mb=options.rccl_size_mb,
     )
-    return performance.demanded(context.environ, given)
+    return performance.complete_demands(context.environ, given)
 
 
-def asked_of(options: Options, context: TaskContext, facts: Facts) -> Asked:
+def build_measurement_plan(options: Options, context: TaskContext, facts: MachineFacts) -> MeasurementPlan:
     """What the workers shall measure.
 
     Raises:
         UsageError: --tests, or an option of sizes, names nothing that can be measured.
     """
     limit_s = min(options.time_limit, options.per_gpu_timeout_sec or options.time_limit)
-    asked = performance.plan(facts, demands_of(options, context, facts), is_quick=options.quick, timeout_s=limit_s)
-    sizes = _sizes("comm", options.comm_sizes_mb)
+    asked = performance.plan_measurements(
+        facts, build_demands(options, context, facts), is_quick=options.quick, timeout_s=limit_s
+    )
+    sizes = _parse_sizes("comm", options.comm_sizes_mb)
     return structs.replace(
         asked,
         device=options.device,
         tests=options.chosen_tests,
         burn_in_s=60 * (options.minutes or DEFAULT_MINUTES),
         sizes_bytes=sizes or asked.sizes_bytes,
-        ring_sizes_bytes=_sizes("ring-p2p", options.ring_p2p_sizes_mb),
-        intra_group_sizes=_group_sizes("intra", options.intra_group_sizes),
-        inter_group_sizes=_group_sizes("inter", options.inter_group_sizes),
+        ring_sizes_bytes=_parse_sizes("ring-p2p", options.ring_p2p_sizes_mb),
+        intra_group_sizes=_parse_group_sizes("intra", options.intra_group_sizes),
+        inter_group_sizes=_parse_group_sizes("inter", options.inter_group_sizes),
     )
 
 
-def _group_sizes(which: str, text: str | None) -> tuple[int, ...]:
+def _parse_group_sizes(which: str, text: str | None) -> tuple[int, ...]:
     """Sizes without ``all``, which is measured whatever is asked."""
     words = {word.strip() for word in (text or "all").split(",")} - {"all"}
     if not all(word.isdecimal() and int(word) > 1 for word in words):
@@ -264,19 +266,19 @@ def _group_sizes(which: str, text: str | None) -> tuple[int, ...]:
     return tuple(sorted(map(int, words)))
 
 
-def _tests(text: str | None) -> tuple[str, ...]:
+def _parse_tests(text: str | None) -> tuple[str, ...]:
     if text is None or text == "all":
         return ()
-    known = [*measured.ALL_TESTS, *OLD_TESTS]
+    known = [*measurements.ALL_TESTS, *OLD_TESTS]
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word not in known:
             raise UsageError(f"--tests: no test '{word}'", did_you_mean(word, known))
     chosen = {OLD_TESTS.get(word, word) for word in words}
-    return tuple(test for test in measured.ALL_TESTS if test in chosen)
+    return tuple(test for test in measurements.ALL_TESTS if test in chosen)
 
 
-def _sizes(which: str, text: str | None) -> tuple[int, ...]:
+def _parse_sizes(which: str, text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     words = [word.strip() for word in text.split(",")]
@@ -285,7 +287,7 @@ def _sizes(which: str, text: str | None) -> tuple[int, ...]:
     return tuple(sorted({int(float(word) * MIB) for word in words}))
 
 
-def check_names(options: Options) -> None:
+def validate_check_names(options: Options) -> None:
     """Refuse names that mean nothing.
 
     Raises:
@@ -296,12 +298,12 @@ def check_names(options: Options) -> None:
         if group not in report.TITLES or not dot:
             hint = did_you_mean(group, report.TITLES) if dot else "as the report names it: host.memlock"
             raise UsageError(f"--ignore {name}: a check has a group and a name", hint)
-    together.expanded(options.expected_nodes or "")
+    collect_reports.expand_hosts(options.expected_nodes or "")
     if options.report_file_name and not re.fullmatch(r"\w[\w.-]*", options.report_file_name):
         raise UsageError(f"--report-file-name {options.report_file_name}: not a name", "use letters, digits and . _ -")
 
 
-def without_effect(options: Options) -> Iterator[tuple[str, str]]:
+def find_unused_options(options: Options) -> Iterator[tuple[str, str]]:
     """Options that were given in vain, and why."""
     docs = field_docs(Options)
     yield from ((name, docs[name].partition(": ")[2]) for name in WITHOUT_EFFECT if getattr(options, name))

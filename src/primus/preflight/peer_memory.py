@@ -6,8 +6,8 @@ import gzip
 import re
 from collections.abc import Iterator
 
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node, info, judged
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode, judge_value, report_info
 
 NVIDIA_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 """NVIDIA GPUDirect RDMA documentation; its former name; that of Amazon's EFA adapters (amzn-drivers)."""
@@ -22,46 +22,46 @@ DMABUF_KERNEL = (5, 12)
 REASON = "without it data between nodes passes through host memory, at a fraction of the bandwidth"
 
 
-def peer_memory(node: Node) -> Iterator[Finding]:
+def check_peer_memory(node: PreflightNode) -> Iterator[CheckFinding]:
     """Device memory can be registered with the RDMA adapters, where a node has both."""
     if not node.has_devices or not node.has_rdma:
         return
     is_amd = any(device.vendor == "amd" for device in node.facts.devices)
-    ways = _amd_ways(node) if is_amd else _nvidia_ways(node)
+    ways = _find_amd_ways(node) if is_amd else _find_nvidia_ways(node)
     advice = (
         "load the peer memory client of amdgpu with MLNX_OFED, or boot a kernel with CONFIG_DMABUF_MOVE_NOTIFY and "
         "CONFIG_PCI_P2PDMA"
         if is_amd
         else "`modprobe nvidia-peermem`, or install NVIDIA's open kernel modules for DMA-BUF"
     )
-    if not ways and is_amd and not _kernel_options(node):
-        yield info("network.peer_memory", "not known: the kernel's configuration is not readable here", REASON)
+    if not ways and is_amd and not _read_kernel_options(node):
+        yield report_info("network.peer_memory", "not known: the kernel's configuration is not readable here", REASON)
         return
-    yield judged(
+    yield judge_value(
         bool(ways), "fail", "network.peer_memory", ", ".join(ways) or "none", "a peer memory module, or DMA-BUF",
         REASON, advice,
     )  # fmt: skip
 
 
-def _nvidia_ways(node: Node) -> list[str]:
+def _find_nvidia_ways(node: PreflightNode) -> list[str]:
     ways = [name for name in NVIDIA_MODULES if (node.tree.root / "sys/module" / name).is_dir()]
-    is_open = "Open Kernel Module" in (node.tree.text("proc/driver/nvidia/version") or "")
-    if is_open and _kernel(node) >= DMABUF_KERNEL:
+    is_open = "Open Kernel Module" in (node.tree.read_text("proc/driver/nvidia/version") or "")
+    if is_open and _parse_kernel_version(node) >= DMABUF_KERNEL:
         ways.append("DMA-BUF with the open kernel modules")
     return ways
 
 
-def _amd_ways(node: Node) -> list[str]:
+def _find_amd_ways(node: PreflightNode) -> list[str]:
     ways = ["amdkfd memory peer"] if (node.tree.root / AMD_PEERS).is_file() else []
     if not ways and _has_symbol(node):
         ways.append("ib_register_peer_memory_client")
-    options = _kernel_options(node)
-    if _kernel(node) >= DMABUF_KERNEL and all(f"{option}=y" in options for option in DMABUF_OPTIONS):
+    options = _read_kernel_options(node)
+    if _parse_kernel_version(node) >= DMABUF_KERNEL and all(f"{option}=y" in options for option in DMABUF_OPTIONS):
         ways.append("DMA-BUF")
     return ways
 
 
-def _has_symbol(node: Node) -> bool:
+def _has_symbol(node: PreflightNode) -> bool:
     """Read line by line: the file is larger than what a tree reads at once."""
     try:
         with (node.tree.root / "proc/kallsyms").open(errors="replace") as lines:
@@ -70,10 +70,10 @@ def _has_symbol(node: Node) -> bool:
         return False
 
 
-def _kernel_options(node: Node) -> set[str]:
+def _read_kernel_options(node: PreflightNode) -> set[str]:
     kernel = node.facts.software.kernel
     for path in (f"boot/config-{kernel}", f"lib/modules/{kernel}/config"):
-        if text := node.tree.text(path):
+        if text := node.tree.read_text(path):
             return set(text.splitlines())
     try:
         with gzip.open(node.tree.root / "proc/config.gz", "rt", errors="replace") as lines:
@@ -82,9 +82,9 @@ def _kernel_options(node: Node) -> set[str]:
         return set()
 
 
-def _kernel(node: Node) -> tuple[int, int]:
+def _parse_kernel_version(node: PreflightNode) -> tuple[int, int]:
     match = re.match(r"(\d+)\.(\d+)", node.facts.software.kernel or "")
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-CHECKS = (peer_memory,)
+CHECKS = (check_peer_memory,)

@@ -11,24 +11,40 @@ from pathlib import Path
 from msgspec import structs
 
 from primus.errors import UsageError
-from primus.machine import measured
+from primus.machine import measurements
 from primus.machine import profile as profiles
-from primus.machine.facts import Facts
-from primus.machine.measured import Asked, Figure, RankResult, Results
+from primus.machine.facts import MachineFacts
+from primus.machine.measurements import MeasuredFigure, MeasurementPlan, MeasurementResults, RankResult
 from primus.machine.profile import Profile
-from primus.preflight import pairs
-from primus.preflight.communication import Communication
-from primus.preflight.finding import Finding
-from primus.preflight.node import info, judged, unknown
-from primus.preflight.soak import Soak
-from primus.preflight.yardstick import GIB, MIB, Demands, Yardstick, device_name, least
+from primus.preflight import fault_localization
+from primus.preflight.communication import CommunicationJudge
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import judge_value, report_info, report_unknown
+from primus.preflight.performance_baselines import (
+    GIB,
+    MIB,
+    Demands,
+    PerformanceBaseline,
+    format_device_name,
+    format_floor,
+)
+from primus.preflight.soak import SoakJudge
 from primus.report import table
 from primus.runs.files import read_json
 
 CONFIG_FILE = "config/preflight.json"
 """Where the workers of a run find what they are asked to measure."""
 
-__all__ = ["CONFIG_FILE", "Asked", "Demands", "Results", "demanded", "findings", "plan", "read"]
+__all__ = [
+    "CONFIG_FILE",
+    "Demands",
+    "MeasurementPlan",
+    "MeasurementResults",
+    "complete_demands",
+    "judge_results",
+    "plan_measurements",
+    "read_results",
+]
 
 GPU_SIZES = tuple(2**power for power in range(3, 35))
 """8 B to 16 GiB, as nccl-tests users sweep."""
@@ -36,19 +52,19 @@ CPU_SIZES = tuple(2**power for power in range(3, 27, 3))
 BUFFERS_SHARE = 6
 """Part of a device's memory that a message may have: it is sent, received and checked there."""
 KERNELS = ("copy", "mul", "add", "triad", "dot")
-JUDGED_BY_SOAK = (*measured.SOAK_TESTS, "host_triad")
+JUDGED_BY_SOAK = (*measurements.SOAK_TESTS, "host_triad")
 NO_FLOOR = "no floor is known for this device"
 CPU_FLOOR = "a CPU's figures have no floor: they depend on who else uses its cores"
 
 
-def demanded(environ: Mapping[str, str], given: Demands) -> Demands:
+def complete_demands(environ: Mapping[str, str], given: Demands) -> Demands:
     """`given`, completed from the existing system's PRIMUS_PREFLIGHT_MIN_TFLOPS and _MIN_FREE_MEM_GB.
 
     Raises:
         UsageError: A variable is not a positive number.
     """
-    tflops = _number(environ, "PRIMUS_PREFLIGHT_MIN_TFLOPS")
-    free_gb = _number(environ, "PRIMUS_PREFLIGHT_MIN_FREE_MEM_GB")
+    tflops = _parse_number(environ, "PRIMUS_PREFLIGHT_MIN_TFLOPS")
+    free_gb = _parse_number(environ, "PRIMUS_PREFLIGHT_MIN_FREE_MEM_GB")
     return structs.replace(
         given,
         gemm_tflops_min=tflops if given.gemm_tflops_min is None else given.gemm_tflops_min,
@@ -56,11 +72,13 @@ def demanded(environ: Mapping[str, str], given: Demands) -> Demands:
     )
 
 
-def plan(facts: Facts, demands: Demands, *, is_quick: bool, timeout_s: float = 120.0) -> Asked:
+def plan_measurements(
+    facts: MachineFacts, demands: Demands, *, is_quick: bool, timeout_s: float = 120.0
+) -> MeasurementPlan:
     """What to measure on machines like the one of `facts`."""
     demanded_bytes = demands.rccl_size_mb * MIB
     if not facts.devices:
-        return Asked(
+        return MeasurementPlan(
             sizes_bytes=(64 * 1024, 4 * MIB) if is_quick else CPU_SIZES,
             pair_bytes=MIB if is_quick else 16 * MIB,
             gemm_size=512 if is_quick else 2048,
@@ -68,10 +86,10 @@ def plan(facts: Facts, demands: Demands, *, is_quick: bool, timeout_s: float = 1
             is_quick=is_quick,
             timeout_s=timeout_s,
         )
-    known = _profile(facts)
+    known = _find_profile(facts)
     sizes = {demanded_bytes, GIB} if is_quick else {demanded_bytes, *GPU_SIZES}
     memory_bytes = min((part.memory_bytes for part in facts.partitions if part.memory_bytes), default=64 * GIB)
-    return Asked(
+    return MeasurementPlan(
         sizes_bytes=tuple(sorted(size for size in sizes if size <= memory_bytes // BUFFERS_SHARE)),
         pair_bytes=64 * MIB if is_quick else 256 * MIB,
         gemm_size=8192,
@@ -81,29 +99,31 @@ def plan(facts: Facts, demands: Demands, *, is_quick: bool, timeout_s: float = 1
     )
 
 
-def read(folder: Path, asked: Asked, world_size: int) -> Results:
+def read_results(folder: Path, asked: MeasurementPlan, world_size: int) -> MeasurementResults:
     """What the workers of the run in `folder` measured, as far as they came.
 
     Raises:
         PrimusError: A file of theirs is damaged.
     """
-    if (folder / measured.FILE).is_file():
-        return read_json(folder / measured.FILE, Results)
-    files = [folder / measured.part_file(rank) for rank in range(world_size)]
-    results = measured.gathered(asked, world_size, [read_json(file, measured.Part) for file in files if file.is_file()])
+    if (folder / measurements.FILE).is_file():
+        return read_json(folder / measurements.FILE, MeasurementResults)
+    files = [folder / measurements.find_measurements_file(rank) for rank in range(world_size)]
+    results = measurements.merge_measurements(
+        asked, world_size, [read_json(file, measurements.RankMeasurements) for file in files if file.is_file()]
+    )
     return structs.replace(results, problem=results.problem or "the tests ended before the results were gathered")
 
 
-def findings(results: Results, facts: Facts, demands: Demands) -> list[Finding]:
+def judge_results(results: MeasurementResults, facts: MachineFacts, demands: Demands) -> list[CheckFinding]:
     """Judge what was measured; `host` of a finding names the node that it is about, empty for all."""
-    return list(Judge(Yardstick(results, facts, _profile(facts), demands)).findings())
+    return list(PerformanceJudge(PerformanceBaseline(results, facts, _find_profile(facts), demands)).judge_all())
 
 
-def _profile(facts: Facts) -> Profile | None:
-    return profiles.by_name(facts.model) if facts.model else None
+def _find_profile(facts: MachineFacts) -> Profile | None:
+    return profiles.find_profile_by_name(facts.model) if facts.model else None
 
 
-def _number(environ: Mapping[str, str], name: str) -> float | None:
+def _parse_number(environ: Mapping[str, str], name: str) -> float | None:
     if not environ.get(name):
         return None
     try:
@@ -115,38 +135,38 @@ def _number(environ: Mapping[str, str], name: str) -> float | None:
     return value
 
 
-class Judge:
+class PerformanceJudge:
     """The findings of one run."""
 
-    def __init__(self, yardstick: Yardstick) -> None:
+    def __init__(self, yardstick: PerformanceBaseline) -> None:
         self._yardstick = yardstick
         self._results = yardstick.results
         self._ranks = yardstick.ranks
         self._on_gpu = yardstick.on_gpu
 
-    def findings(self) -> Iterator[Finding]:
+    def judge_all(self) -> Iterator[CheckFinding]:
         """Everything, devices first."""
-        yield self._complete()
+        yield self._judge_completeness()
         if self._results.ranks:
-            for test in self._expected_tests():
-                yield from self._device_test(test)
+            for test in self._list_expected_tests():
+                yield from self._judge_device_test(test)
         if "collectives" in self._results.asked.tests:
-            yield from Communication(self._yardstick).of_collectives()
+            yield from CommunicationJudge(self._yardstick).judge_collectives()
         if "pairs" in self._results.asked.tests:
-            yield from Communication(self._yardstick).of_pairs()
-        yield from self._soak()
+            yield from CommunicationJudge(self._yardstick).judge_pairs()
+        yield from self._judge_soak()
 
-    def _soak(self) -> Iterator[Finding]:
-        soak = Soak(self._yardstick)
+    def _judge_soak(self) -> Iterator[CheckFinding]:
+        soak = SoakJudge(self._yardstick)
         tests = {
-            "host_memory": soak.of_host_memory, "quickstart": soak.of_quickstart, "burn_in": soak.of_burn_in
+            "host_memory": soak.judge_host_memory, "quickstart": soak.judge_quickstart, "burn_in": soak.judge_burn_in
         }  # fmt: skip
-        for name in (name for name in measured.SOAK_TESTS if name in self._results.asked.tests):
+        for name in (name for name in measurements.SOAK_TESTS if name in self._results.asked.tests):
             yield from tests[name]()
 
-    def _complete(self) -> Finding:
+    def _judge_completeness(self) -> CheckFinding:
         results = self._results
-        return judged(
+        return judge_value(
             not results.problem and len(results.ranks) == results.world_size > 0,
             "fail",
             "performance.complete",
@@ -156,7 +176,7 @@ class Judge:
             "see logs/ of the run: the rank that failed first, or that never spoke",
         )
 
-    def _expected_tests(self) -> list[str]:
+    def _list_expected_tests(self) -> list[str]:
         names = {
             "sanity": ["sanity"],
             "gemm": [f"gemm_{self._results.asked.dtype}"],
@@ -168,102 +188,118 @@ class Judge:
         others = (test for test in found if test not in names and test not in JUDGED_BY_SOAK)
         return list(dict.fromkeys([*expected, *others]))
 
-    def _device_test(self, test: str) -> Iterator[Finding]:
+    def _judge_device_test(self, test: str) -> Iterator[CheckFinding]:
         """One finding for each device that stands out, and one for all others of each node."""
-        figures = {rank.rank: _figure(rank, test) for rank in self._results.ranks}
+        figures = {rank.rank: _find_figure(rank, test) for rank in self._results.ranks}
         values = {
             rank: figure.value
             for rank, figure in figures.items()
             if figure and figure.value is not None and not figure.wrong
         }
-        outliers = pairs.outliers(values, self._yardstick.demands.outlier_percent / 100) if self._compares(test) else {}
+        outliers = (
+            fault_localization.find_outliers(values, self._yardstick.demands.outlier_percent / 100)
+            if self._is_compared(test)
+            else {}
+        )
         usual: dict[int, list[int]] = defaultdict(list)
         for rank, figure in figures.items():
-            finding = self._fault(self._ranks[rank], test, figure) or self._outlier(rank, test, values, outliers)
+            finding = self._find_fault(self._ranks[rank], test, figure) or self._report_outlier(
+                rank, test, values, outliers
+            )
             if finding:
                 yield finding
             else:
                 usual[self._ranks[rank].node].append(rank)
         for ranks in usual.values():
-            yield self._usual(test, ranks, [values[rank] for rank in ranks])
+            yield self._report_usual_figures(test, ranks, [values[rank] for rank in ranks])
 
-    def _compares(self, test: str) -> bool:
+    def _is_compared(self, test: str) -> bool:
         """Whether devices of the same model must reach about the same."""
         return self._on_gpu and test != "sanity"
 
-    def _fault(self, rank: RankResult, test: str, figure: Figure | None) -> Finding | None:
+    def _find_fault(self, rank: RankResult, test: str, figure: MeasuredFigure | None) -> CheckFinding | None:
         """What is wrong with one device in itself."""
-        about = {"subject": device_name(rank), "host": self._yardstick.host(rank.rank)}
-        check, floor, peak = f"performance.{test}", self._yardstick.floor(test), self._yardstick.peak(test)
+        about = {"subject": format_device_name(rank), "host": self._yardstick.find_host(rank.rank)}
+        check, floor, peak = f"performance.{test}", self._yardstick.find_floor(test), self._yardstick.find_peak(test)
         if figure is None:
-            return unknown(
+            return report_unknown(
                 check, "not measured", "a figure", "a device that was not tested is not known to be healthy",
                 "see why the tests ended early", **about,
             )  # fmt: skip
         if figure.wrong or figure.value is None:
-            return judged(
+            return judge_value(
                 False, "fail", check, figure.problem or "no figure", "the right result",
                 "a device that computes or copies wrongly spoils a training silently",
                 "take the node out; run the vendor's diagnosis of the device", value=figure.value, **about,
             )  # fmt: skip
         if peak is not None and figure.value > peak:
-            return unknown(
-                check, _shown(figure), f"at most {table.number(peak)} {figure.unit}, the peak",
+            return report_unknown(
+                check, _format_figure(figure), f"at most {table.format_number(peak)} {figure.unit}, the peak",
                 "measured above the peak: the clock or the convention is wrong",
                 "report it with report/performance.json of the run", value=figure.value, **about,
             )  # fmt: skip
         if floor is not None and figure.value < floor.value:
-            return judged(
-                False, "warn" if test == "sanity" else "fail", check, _shown(figure), least(floor), floor.source,
+            return judge_value(
+                False, "warn" if test == "sanity" else "fail", check, _format_figure(figure), format_floor(floor),
+                floor.source,
                 "look at its clocks, temperature and power cap, and at who else uses it", value=figure.value, **about,
             )  # fmt: skip
         return None
 
-    def _outlier(
-        self, rank: int, test: str, values: Mapping[int, float], outliers: Mapping[int, pairs.Outlier]
-    ) -> Finding | None:
+    def _report_outlier(
+        self, rank: int, test: str, values: Mapping[int, float], outliers: Mapping[int, fault_localization.PairOutlier]
+    ) -> CheckFinding | None:
         if rank not in outliers:
             return None
-        outlier, median, shown_unit = outliers[rank], statistics.median(values.values()), self._yardstick.unit(test)
-        return judged(
+        outlier, median, shown_unit = (
+            outliers[rank],
+            statistics.median(values.values()),
+            self._yardstick.find_unit(test),
+        )
+        return judge_value(
             False,
-            "fail" if outlier.z > pairs.ROBUST_Z else "warn",
+            "fail" if outlier.z > fault_localization.ROBUST_Z else "warn",
             f"performance.{test}",
-            f"{table.number(values[rank])} {shown_unit}, {outlier.below:.0%} below the median of {len(values)} devices",
-            f"within {self._yardstick.demands.outlier_percent:g} % of {table.number(median)} {shown_unit}",
+            f"{table.format_number(values[rank])} {shown_unit}, {outlier.below:.0%} below the median of "
+            f"{len(values)} devices",
+            f"within {self._yardstick.demands.outlier_percent:g} % of {table.format_number(median)} {shown_unit}",
             "a job runs at the pace of its slowest device",
             "look at its clocks, temperature and power cap; leave the node out if it stays so",
-            subject=device_name(self._ranks[rank]),
-            host=self._yardstick.host(rank),
+            subject=format_device_name(self._ranks[rank]),
+            host=self._yardstick.find_host(rank),
             value=values[rank],
         )
 
-    def _usual(self, test: str, ranks: Sequence[int], values: Sequence[float]) -> Finding:
+    def _report_usual_figures(self, test: str, ranks: Sequence[int], values: Sequence[float]) -> CheckFinding:
         """What the healthy devices of one node reached."""
-        first, floor, peak = self._ranks[ranks[0]], self._yardstick.floor(test), self._yardstick.peak(test)
+        first, floor, peak = self._ranks[ranks[0]], self._yardstick.find_floor(test), self._yardstick.find_peak(test)
         low, high, median = min(values), max(values), statistics.median(values)
-        spread = "" if len(values) == 1 else f" ({table.number(low)} - {table.number(high)}, {len(values)} devices)"
-        shown = f"{table.number(median)} {self._yardstick.unit(test)}{spread}" + (
+        spread = (
+            ""
+            if len(values) == 1
+            else f" ({table.format_number(low)} - {table.format_number(high)}, {len(values)} devices)"
+        )
+        shown = f"{table.format_number(median)} {self._yardstick.find_unit(test)}{spread}" + (
             f", {median / peak:.0%} of peak" if peak else ""
         )
-        best = self._yardstick.best(test)
+        best = self._yardstick.find_best(test)
         shown += f", {median / best:.0%} of the best measured" if best else ""
-        about = {"host": self._yardstick.host(first.rank), "value": median}
+        about = {"host": self._yardstick.find_host(first.rank), "value": median}
         if floor is None and test == "sanity":
-            return judged(
+            return judge_value(
                 True, "fail", "performance.sanity", shown, "a right product", "compared with fp64", "", **about
             )
         if floor is None:
-            return info(f"performance.{test}", shown, NO_FLOOR if self._on_gpu else CPU_FLOOR, **about)
-        return judged(True, "fail", f"performance.{test}", shown, least(floor), floor.source, "", **about)
+            return report_info(f"performance.{test}", shown, NO_FLOOR if self._on_gpu else CPU_FLOOR, **about)
+        return judge_value(True, "fail", f"performance.{test}", shown, format_floor(floor), floor.source, "", **about)
 
 
-def _figure(rank: RankResult, test: str) -> Figure | None:
+def _find_figure(rank: RankResult, test: str) -> MeasuredFigure | None:
     """A rank's figure of a test; one that ended a whole group of tests stands for each of them."""
     by_name = {figure.test: figure for figure in rank.figures}
     group = {"host_to_device": "copies", "device_to_host": "copies"}.get(test, test.partition("_")[0])
     return by_name.get(test) or by_name.get(group)
 
 
-def _shown(figure: Figure) -> str:
-    return f"{table.number(figure.value)} {figure.unit}"
+def _format_figure(figure: MeasuredFigure) -> str:
+    return f"{table.format_number(figure.value)} {figure.unit}"

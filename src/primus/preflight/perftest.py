@@ -41,21 +41,21 @@ class Rail(Struct, frozen=True, kw_only=True):
         return f"{self.hca} port {self.port}"
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class TransferReading(Struct, frozen=True, kw_only=True):
     """What one transfer reached."""
 
     gbps: float | None = None
     problem: str = ""
 
 
-def argv(rail: Rail, tcp_port: int, seconds: int, address: str = "") -> list[str]:
+def build_argv(rail: Rail, tcp_port: int, seconds: int, address: str = "") -> list[str]:
     """The command of a server, or with the address of one of its client."""
     gid = [] if rail.gid_index is None else ["-x", str(rail.gid_index)]
     words = ["-d", rail.hca, "-i", str(rail.port), "-p", str(tcp_port), "-s", str(MESSAGE_BYTES), "-D", str(seconds)]
     return [PROGRAM, *words, *gid, "-F", "--report_gbits", *([address] if address else [])]
 
 
-def parse(text: str) -> float | None:
+def parse_bandwidth(text: str) -> float | None:
     """Average bandwidth in Gb/s in the row under the header of perftest's table; None where there is no such row."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
@@ -71,14 +71,18 @@ def parse(text: str) -> float | None:
     return None
 
 
-def send(rail: Rail, address: str, tcp_port: int, seconds: int, environ: Mapping[str, str], limit_s: float) -> Reading:
+def send_data(
+    rail: Rail, address: str, tcp_port: int, seconds: int, environ: Mapping[str, str], limit_s: float
+) -> TransferReading:
     """Send to a server for some seconds."""
-    answer = process.call(argv(rail, tcp_port, seconds, address), environ, limit_s)
-    gbps = parse(answer.text) if answer.state == "ok" else None
-    return Reading(gbps=gbps, problem="" if gbps is not None else answer.problem or "its table has no row of figures")
+    answer = process.run_command(build_argv(rail, tcp_port, seconds, address), environ, limit_s)
+    gbps = parse_bandwidth(answer.text) if answer.state == "ok" else None
+    return TransferReading(
+        gbps=gbps, problem="" if gbps is not None else answer.problem or "its table has no row of figures"
+    )
 
 
-class Server:
+class PerftestServer:
     """A server that waits for one client; `end` kills it with all that it started.
 
     Args:
@@ -88,7 +92,7 @@ class Server:
     """
 
     def __init__(self, rail: Rail, seconds: int, environ: Mapping[str, str]) -> None:
-        self.tcp_port = _free_port()
+        self.tcp_port = _find_free_port()
         self.problem = ""
         self._child: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
@@ -96,7 +100,7 @@ class Server:
         if program is None:
             self.problem = f"{PROGRAM} is not installed"
             return
-        words = [program, *argv(rail, self.tcp_port, seconds)[1:]]
+        words = [program, *build_argv(rail, self.tcp_port, seconds)[1:]]
         try:
             self._child = subprocess.Popen(
                 words, env=dict(environ), stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said,
@@ -105,9 +109,9 @@ class Server:
         except OSError as error:
             self.problem = f"{PROGRAM}: {error.strerror}"
             return
-        self._wait()
+        self._wait_until_listening()
 
-    def _wait(self) -> None:
+    def _wait_until_listening(self) -> None:
         """Until it listens: a client that comes too early gives up."""
         assert self._child is not None
         deadline = time.monotonic() + LISTEN_LIMIT_S
@@ -122,9 +126,9 @@ class Server:
                 return
             time.sleep(POLL_S)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         if self._child is not None:
-            process.end(self._child)
+            process.end_program(self._child)
         self._said.close()
 
 
@@ -140,7 +144,7 @@ def is_listening(tcp_port: int, tables: Sequence[Path] = (Path("/proc/net/tcp"),
     return False
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Set
 
 from primus.machine import network as machine_network
 from primus.machine.facts import RdmaDevice, RdmaPort
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node, info, judged, listed, ok, pcie_text
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode, format_names, format_pcie, judge_value, report_info, report_ok
 
-MOST_ADAPTERS = 3
+MAX_NICS = 3
 ENCODING = 128 / 130
 """Payload of a PCIe symbol from 8 GT/s on (PCI Express base specification)."""
 PAYLOAD = 0.95
@@ -19,7 +19,7 @@ LOW_RATE_GBPS = 100.0
 """Slower RDMA ports are management ports where faster ones are there (AMD-AGI/Primus node_smoke)."""
 
 
-def counted_ports(node: Node) -> tuple[list[tuple[RdmaDevice, RdmaPort]], list[str]]:
+def list_counted_ports(node: PreflightNode) -> tuple[list[tuple[RdmaDevice, RdmaPort]], list[str]]:
     """The RDMA ports that a job would use, and the others with the reason why not.
 
     An allow-list decides, else NCCL_IB_HCA, else what is known of ports: disabled ones, members of a bond, and slow
@@ -29,55 +29,57 @@ def counted_ports(node: Node) -> tuple[list[tuple[RdmaDevice, RdmaPort]], list[s
     ports = [(device, port) for device in node.facts.rdma for port in device.ports]
     chosen = node.expected.rdma_nic_allowlist or node.environ.get("NCCL_IB_HCA")
     if chosen:
-        names = machine_network.select(chosen, [f"{device.name}:{port.number}" for device, port in ports])
+        names = machine_network.select_names(chosen, [f"{device.name}:{port.number}" for device, port in ports])
         kept = [(device, port) for device, port in ports if f"{device.name}:{port.number}" in names]
-        return kept, [f"{port_name(*pair)} (not in {chosen})" for pair in ports if pair not in kept]
+        return kept, [f"{format_port_name(*pair)} (not in {chosen})" for pair in ports if pair not in kept]
     fastest = max((port.rate_gbps or 0 for _, port in ports), default=0)
-    fast_kinds = {_kind(device) for device, port in ports if port.rate_gbps == fastest}
+    fast_kinds = {_find_kind(device) for device, port in ports if port.rate_gbps == fastest}
     bonded = {interface.name for interface in node.facts.interfaces if interface.kind == "bond" or interface.master}
     kept, left_out = [], []
     for device, port in ports:
         reason = ""
         if port.physical_state in ("Disabled", "Sleep"):
             reason = port.physical_state
-        elif 0 < (port.rate_gbps or 0) < _data_rate(device, port, fastest, fast_kinds):
+        elif 0 < (port.rate_gbps or 0) < _compute_data_rate(device, port, fastest, fast_kinds):
             reason = f"{port.rate_gbps:g} of {fastest:g} Gb/s" if fastest >= LOW_RATE_GBPS else ""
         elif device.interface in bonded or "bond" in device.name:
             reason = "in a bond"
         if reason:
-            left_out.append(f"{port_name(device, port)} ({reason})")
+            left_out.append(f"{format_port_name(device, port)} ({reason})")
         else:
             kept.append((device, port))
     return kept, left_out
 
 
-def _data_rate(device: RdmaDevice, port: RdmaPort, fastest: float, fast_kinds: Set[str | None]) -> float:
+def _compute_data_rate(device: RdmaDevice, port: RdmaPort, fastest: float, fast_kinds: Set[str | None]) -> float:
     """A port with a lower rate is for management."""
-    if _kind(device) not in fast_kinds:
+    if _find_kind(device) not in fast_kinds:
         return fastest
     return LOW_RATE_GBPS if port.is_active else 0.0
 
 
-def _kind(device: RdmaDevice) -> str | None:
+def _find_kind(device: RdmaDevice) -> str | None:
     return device.hca_type or device.kind
 
 
-def rdma(node: Node) -> Iterator[Finding]:
+def check_rdma(node: PreflightNode) -> Iterator[CheckFinding]:
     """RDMA ports: as many as expected, active, equally fast, with a usable GID."""
-    kept, left_out = counted_ports(node)
+    kept, left_out = list_counted_ports(node)
     asked, wanted = node.expected.rdma_nics, node.environ.get("PRIMUS_EXPECT_IB", "")
     source = "--expected-rdma-nics" if asked is not None else "$PRIMUS_EXPECT_IB"
     if asked is None and wanted.isdecimal() and int(wanted) > 1:
         asked = int(wanted)
     needs_rdma = wanted in ("1", "true", "yes")
     if left_out:
-        yield info("network.rdma_excluded", listed(left_out), "an allow-list, NCCL_IB_HCA, or a management port")
+        yield report_info(
+            "network.rdma_excluded", format_names(left_out), "an allow-list, NCCL_IB_HCA, or a management port"
+        )
     if asked is not None or needs_rdma or (node.facts.rdma and not kept):
         active = {device.name for device, port in kept if port.is_active}
         expected = str(asked) if asked is not None else "at least one"
         source = source if asked is not None or needs_rdma else "the node has RDMA devices"
         good = len(active) == asked if asked is not None else bool(active)
-        yield judged(
+        yield judge_value(
             good,
             "fail",
             "network.rdma_count",
@@ -88,50 +90,50 @@ def rdma(node: Node) -> Iterator[Finding]:
             value=len(active),
         )
     elif not node.facts.rdma:
-        yield info("network.rdma_count", "none", "nodes then talk over sockets", value=0)
+        yield report_info("network.rdma_count", "none", "nodes then talk over sockets", value=0)
     else:
-        yield ok("network.rdma_count", f"{len(kept)} ports", "at least one", value=len(kept))
-    yield from _disabled(node, kept)
+        yield report_ok("network.rdma_count", f"{len(kept)} ports", "at least one", value=len(kept))
+    yield from _report_disabled_nics(node, kept)
     fastest = max((port.rate_gbps or 0 for _, port in kept), default=0)
     for device, port in kept:
-        yield from _port(device, port, fastest)
+        yield from _judge_port(device, port, fastest)
 
 
-def _disabled(node: Node, kept: list[tuple[RdmaDevice, RdmaPort]]) -> Iterator[Finding]:
+def _report_disabled_nics(node: PreflightNode, kept: list[tuple[RdmaDevice, RdmaPort]]) -> Iterator[CheckFinding]:
     """Disabled adapters of the kind that carries data, where that leaves fewer of them than GPUs: nobody says that
     they should be off. The second port of an adapter may be."""
     if node.expected.rdma_nics is not None or node.expected.rdma_nic_allowlist or node.environ.get("NCCL_IB_HCA"):
         return
-    cards, used = len(node.facts.devices), {_adapter(device) for device, _ in kept}
-    kinds = {_kind(device) for device, _ in kept}
+    cards, used = len(node.facts.devices), {_find_nic(device) for device, _ in kept}
+    kinds = {_find_kind(device) for device, _ in kept}
     off = [
         device
         for device in node.facts.rdma
-        if _kind(device) in kinds
-        and _adapter(device) not in used
+        if _find_kind(device) in kinds
+        and _find_nic(device) not in used
         and all(port.physical_state in ("Disabled", "Sleep") for port in device.ports)
     ]
     if off and len(used) < cards <= len(used) + len(off):
-        yield judged(
+        yield judge_value(
             False,
             "warn",
             "network.rdma_disabled",
-            f"{len(used)} of {cards}: {listed(device.name for device in off)} disabled",
+            f"{len(used)} of {cards}: {format_names(device.name for device in off)} disabled",
             "an adapter for each GPU",
             "as many adapters of this kind are installed as there are GPUs",
             "enable the port, or say with --expected-rdma-nics that it is meant so",
         )
 
 
-def _adapter(device: RdmaDevice) -> str:
+def _find_nic(device: RdmaDevice) -> str:
     """What the ports of one adapter have in common: the place on the bus without the function."""
     return (device.bdf or device.name).partition(".")[0]
 
 
-def _port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[Finding]:
-    subject = port_name(device, port)
+def _judge_port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[CheckFinding]:
+    subject = format_port_name(device, port)
     rate = f", {port.rate_gbps:g} Gb/s" if port.rate_gbps else ""
-    yield judged(
+    yield judge_value(
         port.is_active,
         "fail",
         "network.rdma_port",
@@ -144,7 +146,7 @@ def _port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[Findin
     if not port.is_active:
         return
     if (port.rate_gbps or 0) < fastest:
-        yield judged(
+        yield judge_value(
             False,
             "fail",
             "network.rdma_rate",
@@ -159,7 +161,7 @@ def _port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[Findin
     is_ethernet = port.link_layer == "Ethernet"
     usable = [gid for gid in port.gids if not is_ethernet or gid.kind == "RoCE v2"]
     indexes = ", ".join(str(gid.index) for gid in usable)
-    yield judged(
+    yield judge_value(
         bool(usable),
         "fail",
         "network.gid",
@@ -171,12 +173,12 @@ def _port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[Findin
     )
 
 
-def port_name(device: RdmaDevice, port: RdmaPort) -> str:
+def format_port_name(device: RdmaDevice, port: RdmaPort) -> str:
     """A port as findings name it."""
     return f"{device.name} port {port.number}"
 
 
-def firmware(node: Node) -> Iterator[Finding]:
+def check_firmware(node: PreflightNode) -> Iterator[CheckFinding]:
     """Adapters of one kind have one firmware."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for device in node.facts.rdma:
@@ -185,8 +187,8 @@ def firmware(node: Node) -> Iterator[Finding]:
                 device.name
             )
     for kind, versions in sorted(kinds.items()):
-        text = "; ".join(f"{version} on {listed(names, MOST_ADAPTERS)}" for version, names in sorted(versions.items()))
-        yield judged(
+        text = "; ".join(f"{version} on {format_names(names, MAX_NICS)}" for version, names in sorted(versions.items()))
+        yield judge_value(
             len(versions) == 1,
             "warn",
             "network.firmware",
@@ -198,38 +200,38 @@ def firmware(node: Node) -> Iterator[Finding]:
         )
 
 
-def pcie_link(node: Node) -> Iterator[Finding]:
+def check_pcie_link(node: PreflightNode) -> Iterator[CheckFinding]:
     """The slowest PCIe link between the host and each adapter as its ports allow, and enough for the adapter's rate."""
     rates: dict[str, float] = {}
-    counted = [pair for pair in counted_ports(node)[0] if pair[1].is_active]
+    counted = [pair for pair in list_counted_ports(node)[0] if pair[1].is_active]
     for device, port in counted:
         rates[device.name] = max(rates.get(device.name, 0.0), port.rate_gbps or 0.0)
     for device in node.facts.rdma:
         if device.name in rates and device.pcie.speed_gts and device.pcie.width:
-            yield _pcie_finding(device, rates[device.name])
+            yield _judge_pcie_link(device, rates[device.name])
 
 
-def _pcie_finding(device: RdmaDevice, rate_gbps: float) -> Finding:
+def _judge_pcie_link(device: RdmaDevice, rate_gbps: float) -> CheckFinding:
     link = device.pcie
     speed, width = link.speed_gts or 0.0, link.width or 0
     is_degraded = speed < (link.max_speed_gts or 0) or width < (link.max_width or 0)
     carries_gbps = speed * width * ENCODING
     if is_degraded:
-        return judged(
+        return judge_value(
             False,
             "fail",
             "network.pcie_link",
-            pcie_text(link),
+            format_pcie(link),
             f"{link.max_speed_gts or speed:g} GT/s x{link.max_width or width}",
             "all that the adapter sends crosses it",
             "reseat the adapter or its riser; see `lspci -vv` for the port that limits it",
             subject=device.name,
         )
-    return judged(
+    return judge_value(
         carries_gbps >= rate_gbps * PAYLOAD,
         "warn",
         "network.pcie_link",
-        f"{pcie_text(link)}, {carries_gbps:.0f} Gb/s",
+        f"{format_pcie(link)}, {carries_gbps:.0f} Gb/s",
         f"at least {rate_gbps:g} Gb/s, as its port",
         "all that the adapter sends crosses it",
         "move the adapter to a slot of its speed",
@@ -237,4 +239,4 @@ def _pcie_finding(device: RdmaDevice, rate_gbps: float) -> Finding:
     )
 
 
-CHECKS = (rdma, firmware, pcie_link)
+CHECKS = (check_rdma, check_firmware, check_pcie_link)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from primus.machine.measured import rounds
-from primus.preflight import pairs
-from primus.preflight.finding import Finding
-from primus.preflight.node import info, judged, listed, unknown
-from primus.preflight.perftest import PROGRAM, Rail, Reading
+from primus.machine.measurements import list_pair_rounds
+from primus.preflight import fault_localization
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import format_names, judge_value, report_info, report_unknown
+from primus.preflight.perftest import PROGRAM, Rail, TransferReading
 from primus.report import table
 
 CHECK = "performance.rdma_bandwidth"
@@ -43,7 +43,7 @@ class Transfer(NamedTuple):
     receiver: Member
 
 
-class Inventory(Struct, frozen=True, kw_only=True):
+class RdmaInventory(Struct, frozen=True, kw_only=True):
     """What a node brings."""
 
     address: str = ""
@@ -52,14 +52,14 @@ class Inventory(Struct, frozen=True, kw_only=True):
     """Why it cannot take part."""
 
 
-Transfers = Callable[[Sequence[Transfer]], Mapping[Transfer, Reading]]
+Transfers = Callable[[Sequence[Transfer]], Mapping[Transfer, TransferReading]]
 """Runs transfers at once."""
 
 
-class Outcome(NamedTuple):
+class TournamentResult(NamedTuple):
     """What a tournament and the trials after it found."""
 
-    readings: dict[Transfer, list[Reading]]
+    readings: dict[Transfer, list[TransferReading]]
     guilty: list[tuple[Member, ...]]
     """Members that are slow: alone, or only together."""
     doubtful: list[Member]
@@ -78,83 +78,85 @@ class Tournament:
     """
 
     def __init__(
-        self, inventories: Mapping[int, Inventory], transfer: Transfers, say: Callable[[str], None] = lambda _: None
+        self, inventories: Mapping[int, RdmaInventory], transfer: Transfers, say: Callable[[str], None] = lambda _: None
     ) -> None:
         self._nodes = sorted(inventories)
         self._rails = {Member(node, rail.index): rail for node, one in inventories.items() for rail in one.rails}
         self._transfer, self._say = transfer, say
-        self._readings: dict[Transfer, list[Reading]] = defaultdict(list)
+        self._readings: dict[Transfer, list[TransferReading]] = defaultdict(list)
 
-    def play(self) -> Outcome:
+    def run_tournament(self) -> TournamentResult:
         """All rounds, then the trials."""
-        meetings = rounds(len(self._nodes))[:MOST_ROUNDS] if len(self._nodes) > 1 else [[(0, 0)]]
+        meetings = list_pair_rounds(len(self._nodes))[:MOST_ROUNDS] if len(self._nodes) > 1 else [[(0, 0)]]
         for number, meeting in enumerate(meetings):
             self._say(f"RDMA bandwidth: round {number + 1} of {len(meetings)}")
-            ahead = [self._between(self._nodes[a], self._nodes[b]) for a, b in meeting]
-            back = [self._between(self._nodes[b], self._nodes[a]) for a, b in meeting if a != b]
-            self._run([transfer for some in ahead for transfer in some])
-            self._run([transfer for some in back for transfer in some])
-        return self._judged()
+            ahead = [self._list_transfers(self._nodes[a], self._nodes[b]) for a, b in meeting]
+            back = [self._list_transfers(self._nodes[b], self._nodes[a]) for a, b in meeting if a != b]
+            self._measure_shares([transfer for some in ahead for transfer in some])
+            self._measure_shares([transfer for some in back for transfer in some])
+        return self._judge_rounds()
 
-    def _between(self, sender: int, receiver: int) -> list[Transfer]:
+    def _list_transfers(self, sender: int, receiver: int) -> list[Transfer]:
         """On every rail that both nodes have."""
         own = [member for member in self._rails if member.node == sender]
         return [Transfer(m, Member(receiver, m.rail)) for m in own if Member(receiver, m.rail) in self._rails]
 
-    def _run(self, transfers: Sequence[Transfer]) -> list[float]:
+    def _measure_shares(self, transfers: Sequence[Transfer]) -> list[float]:
         """Shares of its rate that each transfer reached; 0 where it failed."""
         if not transfers:
             return []
         found = self._transfer(transfers)
-        lost = Reading(problem="no answer of the node")
+        lost = TransferReading(problem="no answer of the node")
         for transfer in transfers:
             self._readings[transfer].append(found.get(transfer, lost))
-        return [self._share(transfer, found.get(transfer, lost)) for transfer in transfers]
+        return [self._compute_share(transfer, found.get(transfer, lost)) for transfer in transfers]
 
-    def _share(self, transfer: Transfer, reading: Reading) -> float:
+    def _compute_share(self, transfer: Transfer, reading: TransferReading) -> float:
         """Of the lower rate of both ports; a port without a known rate counts by Gb/s alone."""
         rates = [self._rails[member].rate_gbps for member in transfer]
         return (reading.gbps or 0.0) / min((rate for rate in rates if rate), default=1.0)
 
-    def _judged(self) -> Outcome:
-        shares = self._shares()
-        least = self._least(list(shares.values()))
+    def _judge_rounds(self) -> TournamentResult:
+        shares = self._compute_pair_shares()
+        least = self._compute_required_share(list(shares.values()))
         bad = [pair for pair, share in shares.items() if share < least]
         if len(self._nodes) == 1:
-            return Outcome(dict(self._readings), [(member,) for member, _ in bad], [], [])
-        suspects = self._suspects(shares, bad)
+            return TournamentResult(dict(self._readings), [(member,) for member, _ in bad], [], [])
+        suspects = self._find_suspects(shares, bad)
         references = [member for member in self._rails if member not in suspects]
-        return self._tried(suspects, references, least)
+        return self._bisect_suspects(suspects, references, least)
 
-    def _shares(self) -> dict[tuple[Member, Member], float]:
+    def _compute_pair_shares(self) -> dict[tuple[Member, Member], float]:
         """The worse direction of each pair."""
         found: dict[tuple[Member, Member], float] = {}
         for transfer, readings in self._readings.items():
             pair = (min(transfer), max(transfer))
-            share = min(self._share(transfer, reading) for reading in readings)
+            share = min(self._compute_share(transfer, reading) for reading in readings)
             found[pair] = min(found.get(pair, share), share)
         return found
 
-    def _least(self, shares: Sequence[float]) -> float:
+    def _compute_required_share(self, shares: Sequence[float]) -> float:
         """The share of its rate that a transfer must reach; where no rate is known, what is usual decides."""
         usual = sorted(shares, reverse=True)[len(shares) // 4] if shares else 0.0
         knows_rates = all(rail.rate_gbps for rail in self._rails.values())
         return max(FLOOR_SHARE if knows_rates else 1e-9, usual * (1 - BELOW_OTHERS))
 
-    def _suspects(
+    def _find_suspects(
         self, shares: Mapping[tuple[Member, Member], float], bad: Sequence[tuple[Member, Member]]
     ) -> list[Member]:
         """Who explains the bad pairs, rail by rail; both members of those that nobody explains."""
         found: set[Hashable] = set()
         for rail in {first.rail for first, _ in bad}:
-            own = [pairs.Result(*pair, share) for pair, share in shares.items() if pair[0].rail == rail]
-            own_bad = [pairs.Result(*pair, None) for pair in bad if pair[0].rail == rail]
-            blamed = {*pairs.blame(own, own_bad)}
+            own = [
+                fault_localization.PairResult(*pair, share) for pair, share in shares.items() if pair[0].rail == rail
+            ]
+            own_bad = [fault_localization.PairResult(*pair, None) for pair in bad if pair[0].rail == rail]
+            blamed = {*fault_localization.find_culprits(own, own_bad)}
             unexplained = [result for result in own_bad if not {result.first, result.second} & blamed]
             found |= blamed | {member for result in unexplained for member in (result.first, result.second)}
         return [member for member in self._rails if member in found]
 
-    def _tried(self, suspects: list[Member], references: Sequence[Member], least: float) -> Outcome:
+    def _bisect_suspects(self, suspects: list[Member], references: Sequence[Member], least: float) -> TournamentResult:
         """Bisect the suspects with known-good partners on their rails, until what is left works."""
         partners = {rail: [m for m in references if m.rail == rail] for rail in {m.rail for m in self._rails}}
         doubtful = [member for member in suspects if not partners[member.rail]]
@@ -162,14 +164,14 @@ class Tournament:
         guilty: list[tuple[Member, ...]] = []
         while left:
             self._say(f"RDMA bandwidth: bisecting {len(left)} ports")
-            found = pairs.bisect(left, lambda some: self._works(some, partners, least))
+            found = fault_localization.bisect_group(left, lambda some: self._reaches_share(some, partners, least))
             if not found:
                 break
             guilty.append(tuple(found))
             left = [member for member in left if member not in found]
-        return Outcome(dict(self._readings), guilty, doubtful, left)
+        return TournamentResult(dict(self._readings), guilty, doubtful, left)
 
-    def _works(self, some: Sequence[Member], partners: Mapping[int, Sequence[Member]], least: float) -> bool:
+    def _reaches_share(self, some: Sequence[Member], partners: Mapping[int, Sequence[Member]], least: float) -> bool:
         """Whether members reach enough at once, each with a partner of its own where there are enough of them."""
         batches: dict[int, list[Transfer]] = defaultdict(list)
         turns: dict[int, int] = defaultdict(int)
@@ -180,116 +182,125 @@ class Tournament:
         shares = [
             share
             for batch in batches.values()
-            for share in (*self._run(batch), *self._run([Transfer(b, a) for a, b in batch]))
+            for share in (*self._measure_shares(batch), *self._measure_shares([Transfer(b, a) for a, b in batch]))
         ]
         return all(share >= least for share in shares)
 
 
-def findings(
-    outcome: Outcome, inventories: Mapping[int, Inventory], hosts: Mapping[int, str], lost: Sequence[int] = ()
-) -> Iterator[Finding]:
+def report_tournament(
+    outcome: TournamentResult,
+    inventories: Mapping[int, RdmaInventory],
+    hosts: Mapping[int, str],
+    lost: Sequence[int] = (),
+) -> Iterator[CheckFinding]:
     """What was found of each node; `host` of a finding names it."""
     rails = {Member(node, rail.index): rail for node, one in inventories.items() for rail in one.rails}
     readings = outcome.readings
     bad = {member for group in outcome.guilty for member in group} | {*outcome.doubtful}
     for group in outcome.guilty:
         for member in group:
-            yield _slow(member, group, rails, readings, hosts)
+            yield _report_slow_ports(member, group, rails, readings, hosts)
     for member in outcome.doubtful:
-        yield judged(
-            False, "fail", CHECK, f"{_reached(member, readings)} with every partner", _expected(rails[member]),
+        yield judge_value(
+            False, "fail", CHECK, f"{_format_reached_rate(member, readings)} with every partner",
+            _format_expected_rate(rails[member]),
             "no known-good partner is left on this rail: it, or its partners, are slow", ADVICE,
-            subject=_subject(member, rails), host=hosts.get(member.node, ""),
+            subject=_format_subject(member, rails), host=hosts.get(member.node, ""),
         )  # fmt: skip
     for member in outcome.cleared:
-        yield judged(
-            False, "warn", CHECK, f"{_reached(member, readings)} in the tournament, well with known-good partners",
-            _expected(rails[member]), "the way to some nodes is slow, or was for a while",
-            "measure again; look at the switches between the nodes", subject=_subject(member, rails),
+        yield judge_value(
+            False, "warn", CHECK,
+            f"{_format_reached_rate(member, readings)} in the tournament, well with known-good partners",
+            _format_expected_rate(rails[member]), "the way to some nodes is slow, or was for a while",
+            "measure again; look at the switches between the nodes", subject=_format_subject(member, rails),
             host=hosts.get(member.node, ""),
         )  # fmt: skip
     for node in lost:
-        yield unknown(
+        yield report_unknown(
             CHECK, "the node gave no answer", "measured", "what was not measured is not known to be healthy",
             "see what the command says there", host=hosts.get(node, ""),
         )  # fmt: skip
     for node, one in inventories.items():
         own = [member for member in rails if member.node == node and member not in bad]
         if own and node not in lost:
-            yield _well(own, one, readings, hosts.get(node, ""))
+            yield _report_healthy_ports(own, one, readings, hosts.get(node, ""))
 
 
 ADVICE = "look at its cable, its transceiver, its PCIe link (network.pcie_link) and the switch's port"
 
 
-def _slow(
+def _report_slow_ports(
     member: Member,
     group: Sequence[Member],
     rails: Mapping[Member, Rail],
-    readings: Mapping[Transfer, Sequence[Reading]],
+    readings: Mapping[Transfer, Sequence[TransferReading]],
     hosts: Mapping[int, str],
-) -> Finding:
+) -> CheckFinding:
     others = [f"{rails[other].name} of {hosts.get(other.node, other.node)}" for other in group if other != member]
-    together = f", only while {listed(others)} send as well" if others else ""
+    together = f", only while {format_names(others)} send as well" if others else ""
     problems = {one.problem for pair, some in readings.items() if member in pair for one in some if one.problem}
-    failed = f": {listed(sorted(problems), 1)}" if problems else ""
-    return judged(
-        False, "fail", CHECK, f"{_reached(member, readings)}{together}{failed}", _expected(rails[member]),
+    failed = f": {format_names(sorted(problems), 1)}" if problems else ""
+    return judge_value(
+        False, "fail", CHECK, f"{_format_reached_rate(member, readings)}{together}{failed}",
+        _format_expected_rate(rails[member]),
         "known-good partners reach more with each other" if len(readings) > 1 else "of its rate",
         "look at the links and switches that they share" if others else ADVICE,
-        subject=_subject(member, rails), host=hosts.get(member.node, ""), value=_least_of(member, readings),
+        subject=_format_subject(member, rails), host=hosts.get(member.node, ""),
+        value=_find_least_value(member, readings),
     )  # fmt: skip
 
 
-def _well(
-    members: Sequence[Member], one: Inventory, readings: Mapping[Transfer, Sequence[Reading]], host: str
-) -> Finding:
-    values = [max(_values(member, readings), default=0.0) for member in members]
+def _report_healthy_ports(
+    members: Sequence[Member], one: RdmaInventory, readings: Mapping[Transfer, Sequence[TransferReading]], host: str
+) -> CheckFinding:
+    values = [max(_list_values(member, readings), default=0.0) for member in members]
     lowest = min((rail.rate_gbps for rail in one.rails if rail.rate_gbps), default=None)
     expected = f">= {FLOOR_SHARE * lowest:g} Gb/s" if lowest else "as the other ports"
-    shown = f"{len(members)} ports, {table.number(min(values))} - {table.number(max(values))} Gb/s"
-    return judged(True, "fail", CHECK, shown, expected, "ROCm/cvs, ib_write_bw", "", host=host, value=min(values))
+    shown = f"{len(members)} ports, {table.format_number(min(values))} - {table.format_number(max(values))} Gb/s"
+    return judge_value(True, "fail", CHECK, shown, expected, "ROCm/cvs, ib_write_bw", "", host=host, value=min(values))
 
 
-def _subject(member: Member, rails: Mapping[Member, Rail]) -> str:
+def _format_subject(member: Member, rails: Mapping[Member, Rail]) -> str:
     return f"{rails[member].name} (rail {member.rail})"
 
 
-def _expected(rail: Rail) -> str:
+def _format_expected_rate(rail: Rail) -> str:
     return f">= {FLOOR_SHARE * rail.rate_gbps:g} Gb/s" if rail.rate_gbps else "as the other ports"
 
 
-def _values(member: Member, readings: Mapping[Transfer, Sequence[Reading]]) -> list[float]:
+def _list_values(member: Member, readings: Mapping[Transfer, Sequence[TransferReading]]) -> list[float]:
     return [one.gbps or 0.0 for pair, some in readings.items() if member in pair for one in some]
 
 
-def _least_of(member: Member, readings: Mapping[Transfer, Sequence[Reading]]) -> float:
-    return min(_values(member, readings), default=0.0)
+def _find_least_value(member: Member, readings: Mapping[Transfer, Sequence[TransferReading]]) -> float:
+    return min(_list_values(member, readings), default=0.0)
 
 
-def _reached(member: Member, readings: Mapping[Transfer, Sequence[Reading]]) -> str:
-    values = _values(member, readings)
+def _format_reached_rate(member: Member, readings: Mapping[Transfer, Sequence[TransferReading]]) -> str:
+    values = _list_values(member, readings)
     if not values or max(values) == 0.0:
         return "no transfer worked"
-    return f"{table.number(min(values))} - {table.number(max(values))} Gb/s"
+    return f"{table.format_number(min(values))} - {table.format_number(max(values))} Gb/s"
 
 
-def absent(inventories: Mapping[int, Inventory], hosts: Mapping[int, str]) -> Iterator[Finding]:
+def report_absent_nodes(inventories: Mapping[int, RdmaInventory], hosts: Mapping[int, str]) -> Iterator[CheckFinding]:
     """Nodes that cannot take part, and why."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for node, one in inventories.items():
         if one.problem:
             reasons[one.problem].append(hosts.get(node, str(node)))
     for problem, names in reasons.items():
-        yield info(CHECK, f"not measured on {listed(names)}: {problem}", f"{PROGRAM} of perftest measures each port")
+        yield report_info(
+            CHECK, f"not measured on {format_names(names)}: {problem}", f"{PROGRAM} of perftest measures each port"
+        )
 
 
-def uneven(inventories: Mapping[int, Inventory], hosts: Mapping[int, str]) -> Iterable[Finding]:
+def report_uneven_nodes(inventories: Mapping[int, RdmaInventory], hosts: Mapping[int, str]) -> Iterable[CheckFinding]:
     """Nodes with fewer ports than the others, whose rails have no partner there."""
     most = max((len(one.rails) for one in inventories.values()), default=0)
     for node, one in inventories.items():
         if 0 < len(one.rails) < most:
-            yield judged(
+            yield judge_value(
                 False, "fail", CHECK, f"{len(one.rails)} ports", f"{most} ports, as on other nodes",
                 "rails without a partner cannot be measured", "see network.rdma_port", host=hosts.get(node, ""),
             )  # fmt: skip

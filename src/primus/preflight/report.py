@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from primus.preflight.cluster import ClusterReport, Verdict
-from primus.preflight.finding import Finding, Status
-from primus.preflight.grouping import MOST_NAMES, WEIGHT, Line, Row, by_hosts, fold, lines
+from primus.preflight.finding import CheckFinding, Status
+from primus.preflight.grouping import MOST_NAMES, WEIGHT, ReportLine, Row, fold_hosts, group_by_hosts, group_lines
 from primus.report import page, table
 from primus.runs.files import write_json, write_text
 
@@ -24,7 +24,7 @@ TITLES = {
 }
 """Sections by group of the checks, in the order of a report."""
 
-SAID: dict[Verdict, str] = {"pass": "fit", "unknown": "not known to be fit", "fail": "unfit"}
+VERDICT_WORDS: dict[Verdict, str] = {"pass": "fit", "unknown": "not known to be fit", "fail": "unfit"}
 BADGES: dict[Verdict, str] = {"pass": "ok", "unknown": "unknown", "fail": "fail"}
 COLOURS: dict[Status, str] = {"ok": "32", "info": "34", "warn": "33", "unknown": "35", "fail": "31"}
 """Colour codes of terminals (ECMA-48)."""
@@ -32,7 +32,7 @@ LONGEST_HOSTS = 40
 """Characters of a list of nodes in a table."""
 
 
-def write(report: ClusterReport, folder: Path) -> Path:
+def write_report(report: ClusterReport, folder: Path) -> Path:
     """Write the whole report into a folder of its own below `folder`; gives that folder.
 
     Raises:
@@ -43,13 +43,13 @@ def write(report: ClusterReport, folder: Path) -> Path:
         stale.unlink(missing_ok=True)
     for node in report.nodes:
         write_json(target / "nodes" / f"{node.host}.json", node)
-    write_json(target / "report.json", as_json(report))
-    write_text(target / "report.md", markdown(report))
-    write_text(target / "report.html", html(report))
+    write_json(target / "report.json", build_json(report))
+    write_text(target / "report.md", format_markdown(report))
+    write_text(target / "report.html", format_html(report))
     lists: dict[str, Sequence[str]] = {
-        "passing_nodes.txt": report.hosts("pass"),
-        "failing_nodes.txt": report.hosts("fail"),
-        "unknown_nodes.txt": report.hosts("unknown"),
+        "passing_nodes.txt": report.list_hosts("pass"),
+        "failing_nodes.txt": report.list_hosts("fail"),
+        "unknown_nodes.txt": report.list_hosts("unknown"),
         "expected_nodes.txt": report.expected_nodes,
     }
     for name, hosts in lists.items():
@@ -57,62 +57,72 @@ def write(report: ClusterReport, folder: Path) -> Path:
     return target
 
 
-def as_json(report: ClusterReport) -> dict[str, object]:
+def build_json(report: ClusterReport) -> dict[str, object]:
     """The report with its verdicts."""
-    verdicts = {host: report.verdict(host) for host in report.expected_nodes}
-    why = {host: reasons(report, host) for host in _unfit(report)}
-    return {"schema": 1, "verdict": report.overall, "verdicts": verdicts, "reasons": why, "report": report}
+    verdicts = {host: report.judge_host(host) for host in report.expected_nodes}
+    why = {host: list_reasons(report, host) for host in _list_unfit_hosts(report)}
+    return {"schema": 1, "verdict": report.overall_verdict, "verdicts": verdicts, "reasons": why, "report": report}
 
 
-def headline(report: ClusterReport) -> str:
+def format_headline(report: ClusterReport) -> str:
     """One sentence: fit or not, and how many nodes are what."""
-    general = report.general()
+    general = report.list_general_findings()
     if len(report.expected_nodes) == 1:
         host = report.expected_nodes[0]
-        return f"{host} is {SAID[report.overall]}: {_counted([*report.of(host), *general])}"
-    counts = [(verdict, len(report.hosts(verdict))) for verdict in SAID]
-    shown = ", ".join(f"{number} {SAID[verdict]}" for verdict, number in counts if number)
+        return (
+            f"{host} is {VERDICT_WORDS[report.overall_verdict]}: "
+            f"{_count_statuses([*report.list_host_findings(host), *general])}"
+        )
+    counts = [(verdict, len(report.list_hosts(verdict))) for verdict in VERDICT_WORDS]
+    shown = ", ".join(f"{number} {VERDICT_WORDS[verdict]}" for verdict, number in counts if number)
     troubles = [finding for finding in general if finding.status not in ("ok", "info")]
-    together = f"; together {SAID[report.overall]}: {_counted(troubles)}" if troubles else ""
+    together = f"; together {VERDICT_WORDS[report.overall_verdict]}: {_count_statuses(troubles)}" if troubles else ""
     return f"{len(report.expected_nodes)} nodes: {shown}{together}"
 
 
-def _counted(findings: Sequence[Finding]) -> str:
+def _count_statuses(findings: Sequence[CheckFinding]) -> str:
     numbers = {status: sum(finding.status == status for finding in findings) for status in ("fail", "unknown", "warn")}
     shown = ", ".join(f"{number} {status}" for status, number in numbers.items() if number)
     return shown or f"{len(findings)} checks, nothing to complain of"
 
 
-def rows_of(report: ClusterReport, group: str) -> list[Row]:
+def list_rows(report: ClusterReport, group: str) -> list[Row]:
     """The findings of a group, node by node, then those of all nodes."""
-    own = [(host, finding) for host in report.expected_nodes for finding in report.of(host) if finding.group == group]
-    return own + [("all", finding) for finding in report.general() if finding.group == group]
+    own = [
+        (host, finding)
+        for host in report.expected_nodes
+        for finding in report.list_host_findings(host)
+        if finding.group == group
+    ]
+    return own + [("all", finding) for finding in report.list_general_findings() if finding.group == group]
 
 
-def text(report: ClusterReport, *, is_coloured: bool) -> str:
+def format_text(report: ClusterReport, *, is_coloured: bool) -> str:
     """The report for a terminal: a table for each group, what needs attention first, and the verdict at the end."""
     parts = [
-        f"{title}\n{_text_table(lines(rows), len(report.expected_nodes) > 1, is_coloured=is_coloured)}"
+        f"{title}\n{_format_text_table(group_lines(rows), len(report.expected_nodes) > 1, is_coloured=is_coloured)}"
         for group, title in TITLES.items()
-        if (rows := rows_of(report, group))
+        if (rows := list_rows(report, group))
     ]
     if report.ignored:
         parts.append(f"ignored: {', '.join(report.ignored)}")
-    return "\n\n".join([*parts, f"{headline(report)} ({_duration(report)})"])
+    return "\n\n".join([*parts, f"{format_headline(report)} ({_format_report_duration(report)})"])
 
 
-def _text_table(shown: Sequence[Line], has_hosts: bool, *, is_coloured: bool) -> str:
+def _format_text_table(shown: Sequence[ReportLine], has_hosts: bool, *, is_coloured: bool) -> str:
     cells = [
         [
             line.status,
-            *([_hosts(line)] if has_hosts else []),
+            *([_format_hosts(line)] if has_hosts else []),
             line.check.partition(".")[2],
             line.subjects,
-            _compared(line),
+            _format_comparison(line),
         ]
         for line in shown
     ]
-    head, *body = table.table(["status", *(["node"] if has_hosts else []), "check", "of", "found"], cells).split("\n")
+    head, *body = table.format_table(["status", *(["node"] if has_hosts else []), "check", "of", "found"], cells).split(
+        "\n"
+    )
     printed = [f"  {head}"]
     for line, row in zip(shown, body, strict=True):
         word = line.status
@@ -123,41 +133,41 @@ def _text_table(shown: Sequence[Line], has_hosts: bool, *, is_coloured: bool) ->
     return "\n".join(printed)
 
 
-def _hosts(line: Line) -> str:
+def _format_hosts(line: ReportLine) -> str:
     """The nodes of a line, all of them as long as that is short."""
     if len(line.hosts) <= MOST_NAMES:
         return ", ".join(line.hosts)
-    folded = fold(line.hosts)
+    folded = fold_hosts(line.hosts)
     return folded if len(folded) <= LONGEST_HOSTS else f"{line.hosts[0]} .. {line.hosts[-1]} ({len(line.hosts)})"
 
 
-def _compared(line: Line) -> str:
+def _format_comparison(line: ReportLine) -> str:
     is_as_expected = line.status in ("ok", "info") or not line.expected
     return line.measured if is_as_expected else f"{line.measured} (expected {line.expected})"
 
 
-def _duration(report: ClusterReport) -> str:
+def _format_report_duration(report: ClusterReport) -> str:
     """Of all, or of the slowest node's checks where that is not known."""
     longest = report.duration_s or max((node.duration_s for node in report.nodes), default=0.0)
-    return seconds(longest)
+    return format_seconds(longest)
 
 
-def seconds(duration_s: float) -> str:
+def format_seconds(duration_s: float) -> str:
     """A duration with three digits."""
     digits = 0 if duration_s >= 100 else 1 if duration_s >= 10 else 2
     return f"{duration_s:.{digits}f} s"
 
 
-def _facts(report: ClusterReport) -> list[tuple[str, str]]:
+def _list_header_facts(report: ClusterReport) -> list[tuple[str, str]]:
     """The header of a report."""
     began = min((node.time for node in report.nodes), default=0.0)
     return [
-        ("verdict", headline(report)),
+        ("verdict", format_headline(report)),
         ("checks", ", ".join(report.checks)),
         ("nodes", f"{len(report.nodes)} of {len(report.expected_nodes)} reported"),
         ("processes", str(report.world_size)),
         ("began", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(began))),
-        ("took", _duration(report)),
+        ("took", _format_report_duration(report)),
         ("primus", report.version),
         *([("ignored", ", ".join(report.ignored))] if report.ignored else []),
     ]
@@ -166,135 +176,142 @@ def _facts(report: ClusterReport) -> list[tuple[str, str]]:
 NODE_HEADER = ("node", "verdict", "fail", "unknown", "warn", "devices", "kernel", "driver", "took")
 
 
-def _node_cells(report: ClusterReport, host: str) -> list[str]:
+def _format_node_cells(report: ClusterReport, host: str) -> list[str]:
     """One row of the table of nodes, without the verdict."""
     node = next((node for node in report.nodes if node.host == host), None)
-    found = report.of(host)
+    found = report.list_host_findings(host)
     counts = [str(sum(finding.status == status for finding in found)) for status in ("fail", "unknown", "warn")]
     if node is None:
         return [host, *counts, "-", "-", "-", "-"]
     stack = node.stack
     devices = f"{stack.get('GPU count', '0')} x {stack['GPU model']}" if "GPU model" in stack else "CPU only"
     driver = stack.get("amd driver") or stack.get("nvidia driver") or "-"
-    return [host, *counts, devices, stack.get("kernel", "-"), driver, seconds(node.duration_s)]
+    return [host, *counts, devices, stack.get("kernel", "-"), driver, format_seconds(node.duration_s)]
 
 
 LINE_HEADER = ("status", "node", "check", "of", "found", "expected", "why", "what to do")
 
 
-def _cells(line: Line) -> list[str]:
-    return [_hosts(line), line.check, line.subjects, line.measured, line.expected, line.reason, line.advice]
+def _format_cells(line: ReportLine) -> list[str]:
+    return [_format_hosts(line), line.check, line.subjects, line.measured, line.expected, line.reason, line.advice]
 
 
-def reasons(report: ClusterReport, host: str) -> list[str]:
+def list_reasons(report: ClusterReport, host: str) -> list[str]:
     """Why a node is not fit, each reason as one sentence."""
-    return [_sentence(line) for line in lines(_counting(report, [(host, each) for each in report.of(host)]))]
+    return [
+        _format_sentence(line)
+        for line in group_lines(_select_unfit_rows(report, [(host, each) for each in report.list_host_findings(host)]))
+    ]
 
 
-def _counting(report: ClusterReport, rows: Iterable[Row]) -> list[Row]:
+def _select_unfit_rows(report: ClusterReport, rows: Iterable[Row]) -> list[Row]:
     """The rows that make a node unfit."""
     counted = ("fail", "unknown", "warn") if report.is_strict else ("fail", "unknown")
     return [(host, finding) for host, finding in rows if finding.status in counted]
 
 
-def _sentence(line: Line) -> str:
+def _format_sentence(line: ReportLine) -> str:
     subjects = f" ({line.subjects})" if line.subjects else ""
     return f"{line.check}{subjects}: {line.measured}" + (f", expected {line.expected}" if line.expected else "")
 
 
-def _unfit(report: ClusterReport) -> list[str]:
-    return [host for host in report.expected_nodes if report.verdict(host) != "pass"]
+def _list_unfit_hosts(report: ClusterReport) -> list[str]:
+    return [host for host in report.expected_nodes if report.judge_host(host) != "pass"]
 
 
-def _causes(report: ClusterReport) -> list[tuple[str, Verdict, list[str]]]:
+def _list_causes(report: ClusterReport) -> list[tuple[str, Verdict, list[str]]]:
     """What makes nodes unfit, and what is wrong with no node in particular: who, how, and why.
 
     What is wrong with several nodes is said once for all of them.
     """
-    rows = _counting(report, [(host, each) for host in _unfit(report) for each in report.of(host)])
-    causes = [_cause(fold(hosts), found) for hosts, found in by_hosts(lines(rows)).items()]
-    general = lines(_counting(report, [("", each) for each in report.general()]))
-    return [*causes, *([_cause("all nodes together", general)] if general else [])]
+    rows = _select_unfit_rows(
+        report, [(host, each) for host in _list_unfit_hosts(report) for each in report.list_host_findings(host)]
+    )
+    causes = [_build_cause(fold_hosts(hosts), found) for hosts, found in group_by_hosts(group_lines(rows)).items()]
+    general = group_lines(_select_unfit_rows(report, [("", each) for each in report.list_general_findings()]))
+    return [*causes, *([_build_cause("all nodes together", general)] if general else [])]
 
 
-def _cause(who: str, found: Sequence[Line]) -> tuple[str, Verdict, list[str]]:
+def _build_cause(who: str, found: Sequence[ReportLine]) -> tuple[str, Verdict, list[str]]:
     worst = min((line.status for line in found), key=WEIGHT.__getitem__)
-    return who, "unknown" if worst == "unknown" else "fail", [_sentence(line) for line in found]
+    return who, "unknown" if worst == "unknown" else "fail", [_format_sentence(line) for line in found]
 
 
-def markdown(report: ClusterReport) -> str:
+def format_markdown(report: ClusterReport) -> str:
     """The report as Markdown."""
-    parts = [f"# Preflight {report.id}", _markdown_table(("", ""), _facts(report))]
+    parts = [f"# Preflight {report.id}", _format_markdown_table(("", ""), _list_header_facts(report))]
     nodes = [
-        [cells[0], SAID[report.verdict(host)], *cells[1:]]
+        [cells[0], VERDICT_WORDS[report.judge_host(host)], *cells[1:]]
         for host in report.expected_nodes
-        if (cells := _node_cells(report, host))
+        if (cells := _format_node_cells(report, host))
     ]
-    parts += ["## Nodes", _markdown_table(NODE_HEADER, nodes)]
+    parts += ["## Nodes", _format_markdown_table(NODE_HEADER, nodes)]
     for group, title in TITLES.items():
-        if rows := rows_of(report, group):
-            shown = [[line.status, *_cells(line)] for line in lines(rows)]
-            parts += [f"## {title}", _markdown_table(LINE_HEADER, shown)]
-    for who, verdict, why in _causes(report):
-        parts += [f"## {who}: {SAID[verdict]}", "\n".join(f"- {_markdown_escaped(reason)}" for reason in why)]
+        if rows := list_rows(report, group):
+            shown = [[line.status, *_format_cells(line)] for line in group_lines(rows)]
+            parts += [f"## {title}", _format_markdown_table(LINE_HEADER, shown)]
+    for who, verdict, why in _list_causes(report):
+        parts += [f"## {who}: {VERDICT_WORDS[verdict]}", "\n".join(f"- {_escape_markdown(reason)}" for reason in why)]
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    shown = [header, ["---"] * len(header), *([_markdown_escaped(cell) for cell in row] for row in rows)]
+def _format_markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    shown = [header, ["---"] * len(header), *([_escape_markdown(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in shown)
 
 
-def _markdown_escaped(cell: str) -> str:
+def _escape_markdown(cell: str) -> str:
     return re.sub(r"([|<>*_`\[\]\\])", r"\\\1", cell).replace("\n", " ")
 
 
-def html(report: ClusterReport) -> str:
+def format_html(report: ClusterReport) -> str:
     """The report as one HTML page."""
-    verdicts = {host: page.badge(BADGES[report.verdict(host)]) for host in report.expected_nodes}
+    verdicts = {host: page.make_badge(BADGES[report.judge_host(host)]) for host in report.expected_nodes}
     nodes = [
-        [cells[0], verdicts[host], *cells[1:]] for host in report.expected_nodes if (cells := _node_cells(report, host))
+        [cells[0], verdicts[host], *cells[1:]]
+        for host in report.expected_nodes
+        if (cells := _format_node_cells(report, host))
     ]
-    facts: list[list[object]] = [list(row) for row in _facts(report)]
-    facts[0][1] = page.Html(f"{page.badge(BADGES[report.overall])} {page.escape(headline(report))}")
+    facts: list[list[object]] = [list(row) for row in _list_header_facts(report)]
+    facts[0][1] = page.Html(f"{page.make_badge(BADGES[report.overall_verdict])} {page.escape(format_headline(report))}")
     sections: list[tuple[str, object]] = [
-        ("", page.table(("", ""), facts)),
-        ("Nodes", page.table(NODE_HEADER, nodes, right=(2, 3, 4, 8))),
+        ("", page.make_table(("", ""), facts)),
+        ("Nodes", page.make_table(NODE_HEADER, nodes, right=(2, 3, 4, 8))),
     ]
-    if causes := _causes(report):
-        sections.append(("What is wrong", page.joined(*(_html_cause(*cause) for cause in causes))))
+    if causes := _list_causes(report):
+        sections.append(("What is wrong", page.join_fragments(*(_format_html_cause(*cause) for cause in causes))))
     for group, title in TITLES.items():
-        if rows := rows_of(report, group):
-            sections.append((title, _html_lines(lines(rows))))
-    return page.html("Preflight", sections, subtitle=report.id)
+        if rows := list_rows(report, group):
+            sections.append((title, _format_html_lines(group_lines(rows))))
+    return page.format_page("Preflight", sections, subtitle=report.id)
 
 
-def _html_cause(who: str, verdict: Verdict, why: Sequence[str]) -> page.Html:
-    items = page.joined(*(page.element("li", reason) for reason in why))
-    title = page.joined(page.badge(BADGES[verdict]), " ", who)
-    return page.joined(page.element("h3", title), page.element("ul", items))
+def _format_html_cause(who: str, verdict: Verdict, why: Sequence[str]) -> page.Html:
+    items = page.join_fragments(*(page.make_element("li", reason) for reason in why))
+    title = page.join_fragments(page.make_badge(BADGES[verdict]), " ", who)
+    return page.join_fragments(page.make_element("h3", title), page.make_element("ul", items))
 
 
-def _html_lines(shown: Sequence[Line]) -> page.Html:
+def _format_html_lines(shown: Sequence[ReportLine]) -> page.Html:
     """What needs attention as a table, and all else behind a click."""
     urgent = [line for line in shown if line.status not in ("ok", "info")]
     calm = [line for line in shown if line.status in ("ok", "info")]
     parts = []
     if urgent:
-        parts.append(page.table(LINE_HEADER, [_html_cells(line) for line in urgent]))
+        parts.append(page.make_table(LINE_HEADER, [_format_html_cells(line) for line in urgent]))
     if calm:
-        rows = [_html_cells(line)[:-1] for line in calm]
+        rows = [_format_html_cells(line)[:-1] for line in calm]
         title = f"{len(calm)} without complaint"
-        parts.append(page.details(title, page.table(LINE_HEADER[:-1], rows), is_open=not urgent))
-    return page.joined(*parts)
+        parts.append(page.make_details(title, page.make_table(LINE_HEADER[:-1], rows), is_open=not urgent))
+    return page.join_fragments(*parts)
 
 
-def _html_cells(line: Line) -> list[object]:
-    host, *others, advice = _cells(line)
-    shown = page.element("span", host, style="white-space: nowrap") if "," not in host else host
-    return [page.badge(line.status), shown, *others, _with_commands(advice)]
+def _format_html_cells(line: ReportLine) -> list[object]:
+    host, *others, advice = _format_cells(line)
+    shown = page.make_element("span", host, style="white-space: nowrap") if "," not in host else host
+    return [page.make_badge(line.status), shown, *others, _mark_commands(advice)]
 
 
-def _with_commands(text: str) -> page.Html:
+def _mark_commands(text: str) -> page.Html:
     """Text whose words between backticks are commands."""
     return page.Html(re.sub("`([^`]+)`", r"<code>\1</code>", page.escape(text)))

@@ -95,7 +95,7 @@ class LimitExpectation(Struct, frozen=True, kw_only=True):
     shm_gib: float | None = None
 
 
-class Site(Struct, frozen=True, kw_only=True):
+class SiteExpectations(Struct, frozen=True, kw_only=True):
     """Everything that a node of the site must have; what is left out is not checked."""
 
     gpus: GpuExpectation = GpuExpectation()
@@ -108,17 +108,17 @@ class Site(Struct, frozen=True, kw_only=True):
     limits: LimitExpectation = LimitExpectation()
 
 
-def load(path: Path) -> Site:
+def load(path: Path) -> SiteExpectations:
     """The expectations of a YAML file.
 
     Raises:
         UsageError: A key is unknown, or a value is not of its kind; names the line and the nearest key.
     """
-    site: Site = _read(source.read(path, None), Site)
+    site: SiteExpectations = _read_struct(source.read_yaml(path, None), SiteExpectations)
     return site
 
 
-def save(site: Site, path: Path) -> None:
+def save(site: SiteExpectations, path: Path) -> None:
     """Write `site` as a file that `load` reads; what it does not state is left out.
 
     Raises:
@@ -126,43 +126,45 @@ def save(site: Site, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, source.dump(_stated(site)))
+        write_text(path, source.dump_yaml(_strip_unset_values(site)))
     except OSError as error:
         raise PrimusError(f"--write-expect {path}: {error.strerror}", "choose a file that can be written") from None
 
 
-def _stated(value: Any) -> Any:
+def _strip_unset_values(value: Any) -> Any:
     """Plain values without what is not stated; one accepted version is written as itself, not as a list."""
     if isinstance(value, Struct):
-        pairs = ((name, _stated(item)) for name, item in structs.asdict(value).items())
+        pairs = ((name, _strip_unset_values(item)) for name, item in structs.asdict(value).items())
         return {name: item for name, item in pairs if item not in (None, {}, ())}
     if isinstance(value, dict):
-        return {name: _stated(item) for name, item in value.items()}
+        return {name: _strip_unset_values(item) for name, item in value.items()}
     if isinstance(value, tuple) and value:
         return value[0] if len(value) == 1 else list(value)
     return value
 
 
-def _read(tree: Tree, kind: type[Struct]) -> Any:
+def _read_struct(tree: Tree, kind: type[Struct]) -> Any:
     """A Struct of `kind` from the keys of `tree`."""
     hints, values = get_type_hints(kind), {}
     for key, item in tree.items():
         if key not in hints:
             longer = [name for name in hints if name.startswith(key)]  # of gpu, gpus is nearer than cpu
-            raise UsageError(f"{place(item)}: unknown key '{key}'", did_you_mean(key, longer or hints))
-        values[key] = _converted(item, hints[key], key)
+            raise UsageError(f"{locate_item(item)}: unknown key '{key}'", did_you_mean(key, longer or hints))
+        values[key] = _convert_item(item, hints[key], key)
     return kind(**values)
 
 
-def _converted(item: Leaf | Tree, hint: Any, key: str) -> Any:
-    inner = _mapped(hint)
+def _convert_item(item: Leaf | Tree, hint: Any, key: str) -> Any:
+    inner = _find_mapping_reader(hint)
     if inner is not None and not isinstance(item, Leaf):
         return inner(item, key)
     if inner is not None or not isinstance(item, Leaf):
         wanted = "a mapping" if inner is not None else "a value"
-        raise UsageError(f"{place(item)}: {key} is not {wanted}", "`preflight --write-expect FILE` writes an example")
+        raise UsageError(
+            f"{locate_item(item)}: {key} is not {wanted}", "`preflight --write-expect FILE` writes an example"
+        )
     if hint == tuple[str, ...]:
-        return _texts(item)
+        return _parse_versions(item)
     text_wanted = hint in (str, str | None)
     value = item.text or str(item.value) if text_wanted and item.value is not None else item.value
     try:
@@ -171,24 +173,24 @@ def _converted(item: Leaf | Tree, hint: Any, key: str) -> Any:
         raise UsageError(f"{item.origin}: {key}: {error}") from None
 
 
-def _mapped(hint: Any) -> Callable[[Tree, str], Any] | None:
+def _find_mapping_reader(hint: Any) -> Callable[[Tree, str], Any] | None:
     """How a mapping becomes a value of the type `hint`; None where the type is not one of mappings."""
     if isinstance(hint, type) and issubclass(hint, Struct):
-        return lambda tree, _: _read(tree, hint)
+        return lambda tree, _: _read_struct(tree, hint)
     if get_origin(hint) is dict:
         kind = get_args(hint)[1]
-        return lambda tree, key: {name: _converted(item, kind, f"{key}.{name}") for name, item in tree.items()}
+        return lambda tree, key: {name: _convert_item(item, kind, f"{key}.{name}") for name, item in tree.items()}
     return None
 
 
-def _texts(item: Leaf) -> tuple[str, ...]:
+def _parse_versions(item: Leaf) -> tuple[str, ...]:
     """Versions as written: YAML reads 28.39 as a number."""
     if isinstance(item.value, list):
         return tuple(str(entry) for entry in item.value)
     return (item.text or str(item.value),)
 
 
-def place(item: Leaf | Tree) -> str:
+def locate_item(item: Leaf | Tree) -> str:
     """Where an item stands; a mapping stands where its first value does."""
     while not isinstance(item, Leaf):
         if not item:

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from primus.machine import dimms
 from primus.machine.dimms import Dimm
-from primus.preflight.finding import Finding, Status
-from primus.preflight.node import Node, judged, listed, unknown
-from primus.preflight.ports import counted_ports
+from primus.preflight.finding import CheckFinding, Status
+from primus.preflight.node import PreflightNode, format_names, judge_value, report_unknown
+from primus.preflight.ports import list_counted_ports
 from primus.preflight.site import (
     UNLIMITED,
     CpuExpectation,
@@ -23,7 +23,7 @@ from primus.preflight.site import (
     MemoryExpectation,
     MountExpectation,
     NicExpectation,
-    Site,
+    SiteExpectations,
     SoftwareExpectation,
 )
 from primus.preflight.storage import NETWORK_TYPES
@@ -35,7 +35,7 @@ REASON = "the site's file of --expect"
 DMIDECODE_LIMIT_S = 10.0
 
 
-class Mount(Struct, frozen=True, kw_only=True):
+class MountedFileSystem(Struct, frozen=True, kw_only=True):
     """A line of /proc/self/mounts."""
 
     source: str
@@ -44,95 +44,103 @@ class Mount(Struct, frozen=True, kw_only=True):
     options: tuple[str, ...]
 
 
-def gpus(node: Node) -> Iterator[Finding]:
+def check_gpus(node: PreflightNode) -> Iterator[CheckFinding]:
     """Number, model, memory, partition mode and firmware of the cards."""
     site = node.expected.site
     if site is None:
         return
     wanted, cards = site.gpus, node.facts.devices
-    yield from _same("gpu.expect_count", len(cards), wanted.count, "cards")
+    yield from _compare_value("gpu.expect_count", len(cards), wanted.count, "cards")
     for card in cards:
         subject = f"GPU {card.index}"
-        yield from _same("gpu.expect_model", card.model or card.name, wanted.model, subject=subject)
-        yield from _same("gpu.expect_partition_mode", card.partition_mode, wanted.partition_mode, subject=subject)
+        yield from _compare_value("gpu.expect_model", card.model or card.name, wanted.model, subject=subject)
+        yield from _compare_value(
+            "gpu.expect_partition_mode", card.partition_mode, wanted.partition_mode, subject=subject
+        )
         memory_gib = None if card.memory_bytes is None else card.memory_bytes / GIB
-        yield from _at_least("gpu.expect_memory", memory_gib, wanted.memory_gib, "GiB", subject=subject)
+        yield from _compare_minimum("gpu.expect_memory", memory_gib, wanted.memory_gib, "GiB", subject=subject)
         for name, versions in wanted.firmware.items():
             check = "gpu.expect_firmware"
-            yield from _version(check, card.firmware.get(name), versions, "warn", subject=f"{subject} {name}")
+            yield from _compare_version(check, card.firmware.get(name), versions, "warn", subject=f"{subject} {name}")
 
 
-def nics(node: Node) -> Iterator[Finding]:
+def check_nics(node: PreflightNode) -> Iterator[CheckFinding]:
     """Number, rate and firmware of the RDMA devices that count."""
     site = node.expected.site
     if site is None:
         return
-    wanted, counted = site.nics, counted_ports(node)[0]
+    wanted, counted = site.nics, list_counted_ports(node)[0]
     active = [(device, port) for device, port in counted if port.is_active]
-    yield from _same("network.expect_count", len({device.name for device, _ in active}), wanted.count, "active NICs")
+    yield from _compare_value(
+        "network.expect_count", len({device.name for device, _ in active}), wanted.count, "active NICs"
+    )
     for device, port in active:
         subject = f"{device.name} port {port.number}"
-        yield from _at_least("network.expect_rate", port.rate_gbps, wanted.rate_gbps, "Gb/s", subject=subject)
+        yield from _compare_minimum("network.expect_rate", port.rate_gbps, wanted.rate_gbps, "Gb/s", subject=subject)
     for device in dict.fromkeys(device for device, _ in counted):
         versions = wanted.firmware.get(device.hca_type or device.kind or "NIC", ())
-        yield from _version("network.expect_firmware", device.firmware, versions, "warn", subject=device.name)
+        yield from _compare_version("network.expect_firmware", device.firmware, versions, "warn", subject=device.name)
 
 
-def software(node: Node) -> Iterator[Finding]:
+def check_software(node: PreflightNode) -> Iterator[CheckFinding]:
     """Versions of the operating system, drivers and libraries."""
     site = node.expected.site
     if site is None:
         return
     for name in SoftwareExpectation.__struct_fields__:
         versions = getattr(site.software, name)
-        yield from _version(f"software.expect_{name}", getattr(node.facts.software, name), versions, "fail")
+        yield from _compare_version(f"software.expect_{name}", getattr(node.facts.software, name), versions, "fail")
 
 
-def host(node: Node) -> Iterator[Finding]:
+def check_host(node: PreflightNode) -> Iterator[CheckFinding]:
     """Processors, memory, modules of memory, and limits."""
     site = node.expected.site
     if site is None:
         return
     for name in CpuExpectation.__struct_fields__:
-        yield from _same(f"host.expect_{name}", getattr(node.facts.cpu, name), getattr(site.cpu, name))
+        yield from _compare_value(f"host.expect_{name}", getattr(node.facts.cpu, name), getattr(site.cpu, name))
     total = node.facts.memory.total_bytes
-    yield from _at_least("host.expect_memory", None if total is None else total / GIB, site.memory.total_gib, "GiB")
-    yield from _modules(node, site.memory)
-    yield from _limits(node, site.limits)
+    yield from _compare_minimum(
+        "host.expect_memory", None if total is None else total / GIB, site.memory.total_gib, "GiB"
+    )
+    yield from _check_memory_modules(node, site.memory)
+    yield from _check_limits(node, site.limits)
 
 
-def _modules(node: Node, wanted: MemoryExpectation) -> Iterator[Finding]:
+def _check_memory_modules(node: PreflightNode, wanted: MemoryExpectation) -> Iterator[CheckFinding]:
     if wanted.dimms is None and wanted.dimm_gib is None and wanted.dimm_mts is None:
         return
     found, problem = read_dimms(node)
     if not found:
-        yield unknown(
+        yield report_unknown(
             "host.expect_dimms", problem, "the modules are listed", REASON,
             "run as root, install dmidecode, or load the kernel's EDAC driver",
         )  # fmt: skip
         return
-    yield from _same("host.expect_dimms", len(found), wanted.dimms, "modules")
+    yield from _compare_value("host.expect_dimms", len(found), wanted.dimms, "modules")
     sizes = [(dimm.slot, dimm.size_bytes / GIB) for dimm in found]
     speeds = [(dimm.slot, dimm.speed_mts) for dimm in found]
-    yield from _each_module("host.expect_dimm_size", sizes, wanted.dimm_gib, "GiB")
-    yield from _each_module("host.expect_dimm_speed", speeds, wanted.dimm_mts, "MT/s")
+    yield from _check_each_module("host.expect_dimm_size", sizes, wanted.dimm_gib, "GiB")
+    yield from _check_each_module("host.expect_dimm_speed", speeds, wanted.dimm_mts, "MT/s")
 
 
-def _each_module(
+def _check_each_module(
     check: str, values: Sequence[tuple[str, float | None]], least: float | None, unit: str
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     if least is None:
         return
     expected = f"{least:g} {unit} each"
     if any(value is None for _, value in values):
-        yield unknown(check, "not read: only root may ask dmidecode", expected, REASON, "run as root")
+        yield report_unknown(check, "not read: only root may ask dmidecode", expected, REASON, "run as root")
         return
     below = [f"{slot} {value:g} {unit}" for slot, value in values if (value or 0) < least]
     advice = "reseat or replace the module; see the firmware's memory settings"
-    yield judged(not below, "fail", check, listed(below) or f"all at least {least:g} {unit}", expected, REASON, advice)
+    yield judge_value(
+        not below, "fail", check, format_names(below) or f"all at least {least:g} {unit}", expected, REASON, advice
+    )
 
 
-def _limits(node: Node, wanted: LimitExpectation) -> Iterator[Finding]:
+def _check_limits(node: PreflightNode, wanted: LimitExpectation) -> Iterator[CheckFinding]:
     held = node.facts.limits
     for name, value, least, unit in (
         ("memlock", None if held.memlock_bytes is None else held.memlock_bytes / GIB, wanted.memlock_gib, "GiB"),
@@ -144,12 +152,12 @@ def _limits(node: Node, wanted: LimitExpectation) -> Iterator[Finding]:
         is_good = value is None or (not isinstance(least, str) and value >= least)
         shown = UNLIMITED if value is None else f"{value:g} {unit}"
         expected = least if isinstance(least, str) else f">= {least:g} {unit}"
-        yield judged(
+        yield judge_value(
             is_good, "fail", f"host.expect_{name}", shown, expected, REASON, "raise the limit: limits.conf, systemd"
         )
 
 
-def mounts(node: Node) -> Iterator[Finding]:
+def check_mounts(node: PreflightNode) -> Iterator[CheckFinding]:
     """Mounted file systems: there, of the right type and source, with their options and free space."""
     site = node.expected.site
     if site is None:
@@ -158,32 +166,32 @@ def mounts(node: Node) -> Iterator[Finding]:
     for point, wanted in site.mounts.items():
         mount = held.get(point.rstrip("/") or "/")
         if mount is None:
-            yield judged(
+            yield judge_value(
                 False, "fail", "storage.expect_mount", "not mounted", "mounted", REASON,
                 f"mount it: `mount {point}`; see the kernel log of the file system's client", subject=point,
             )  # fmt: skip
             continue
-        yield _mount(mount, wanted)
+        yield _check_mount(mount, wanted)
         if wanted.min_free_gib is not None and node.tree.is_live:
-            yield from _at_least(
-                "storage.expect_free", _free_gib(point), wanted.min_free_gib, "GiB", subject=point, is_exact=True
+            yield from _compare_minimum(
+                "storage.expect_free", _read_free_gib(point), wanted.min_free_gib, "GiB", subject=point, is_exact=True
             )
 
 
-def _mount(mount: Mount, wanted: MountExpectation) -> Finding:
+def _check_mount(mount: MountedFileSystem, wanted: MountExpectation) -> CheckFinding:
     lacking = [option for option in wanted.options if option not in mount.options]
     wrong = [f"type {mount.type}"] if wanted.type and mount.type not in wanted.type else []
     wrong += [f"source {mount.source}"] if wanted.source and mount.source != wanted.source else []
-    wrong += [f"without {listed(lacking)}"] if lacking else []
+    wrong += [f"without {format_names(lacking)}"] if lacking else []
     expected = [*wanted.type, *([wanted.source] if wanted.source else []), *wanted.options]
-    return judged(
-        not wrong, "fail", "storage.expect_mount", listed(wrong) or f"{mount.type} from {mount.source}",
-        listed(expected) or "mounted", REASON, "mount it as the others are: /etc/fstab, the client's settings",
+    return judge_value(
+        not wrong, "fail", "storage.expect_mount", format_names(wrong) or f"{mount.type} from {mount.source}",
+        format_names(expected) or "mounted", REASON, "mount it as the others are: /etc/fstab, the client's settings",
         subject=mount.point,
     )  # fmt: skip
 
 
-def _free_gib(point: str) -> float | None:
+def _read_free_gib(point: str) -> float | None:
     try:
         held = os.statvfs(point)
     except OSError:
@@ -191,12 +199,15 @@ def _free_gib(point: str) -> float | None:
     return held.f_bavail * held.f_frsize / GIB
 
 
-def read_mounts(node: Node) -> list[Mount]:
+def read_mounts(node: PreflightNode) -> list[MountedFileSystem]:
     """What is mounted; of several on one point the last one counts."""
-    lines = (line.split() for line in (node.tree.text("proc/self/mounts") or "").splitlines())
+    lines = (line.split() for line in (node.tree.read_text("proc/self/mounts") or "").splitlines())
     found = {
-        words[1]: Mount(
-            source=_plain(words[0]), point=_plain(words[1]), type=words[2], options=tuple(words[3].split(","))
+        words[1]: MountedFileSystem(
+            source=_decode_mount_text(words[0]),
+            point=_decode_mount_text(words[1]),
+            type=words[2],
+            options=tuple(words[3].split(",")),
         )
         for words in lines
         if len(words) > 3
@@ -204,44 +215,44 @@ def read_mounts(node: Node) -> list[Mount]:
     return list(found.values())
 
 
-def _plain(text: str) -> str:
+def _decode_mount_text(text: str) -> str:
     """Text of /proc/self/mounts, which has spaces and the like as three octal digits (proc_pid_mounts(5))."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def read_dimms(node: Node) -> tuple[list[Dimm], str]:
+def read_dimms(node: PreflightNode) -> tuple[list[Dimm], str]:
     """The memory modules, by dmidecode where that may be asked, else by the kernel; and why there are none."""
     if node.is_root and node.tree.is_live:
-        answer = node.call(["dmidecode", "-t", "17"], DMIDECODE_LIMIT_S)
-        found = dimms.by_dmidecode(answer.text)
+        answer = node.run_program(["dmidecode", "-t", "17"], DMIDECODE_LIMIT_S)
+        found = dimms.parse_dmidecode(answer.text)
         if found:
             return found, ""
-    found = dimms.by_edac(node.tree)
+    found = dimms.read_edac(node.tree)
     return found, "" if found else "neither dmidecode (root) nor the kernel's EDAC driver lists the modules"
 
 
-def expectations_of(node: Node) -> Site:
+def build_expectations(node: PreflightNode) -> SiteExpectations:
     """What this node has, as expectations of others like it."""
     facts, cpu, held = node.facts, node.facts.cpu, node.facts.software
-    cards, counted = facts.devices, counted_ports(node)[0]
+    cards, counted = facts.devices, list_counted_ports(node)[0]
     memories = [card.memory_bytes for card in cards if card.memory_bytes]
     rates = [port.rate_gbps for _, port in counted if port.is_active and port.rate_gbps]
     found, _ = read_dimms(node)
     speeds = [dimm.speed_mts for dimm in found]
     total, limits = facts.memory.total_bytes, facts.limits
-    locked = UNLIMITED if limits.memlock_bytes is None else _rounded_down(limits.memlock_bytes / GIB)
-    return Site(
+    locked = UNLIMITED if limits.memlock_bytes is None else _round_down(limits.memlock_bytes / GIB)
+    return SiteExpectations(
         gpus=GpuExpectation(
             count=len(cards),
             model=facts.model,
             memory_gib=round(min(memories) / GIB, 2) if memories else None,
-            partition_mode=_common(card.partition_mode for card in cards),
-            firmware=_versions((name, version) for card in cards for name, version in card.firmware.items()),
+            partition_mode=_find_common_value(card.partition_mode for card in cards),
+            firmware=_group_versions((name, version) for card in cards for name, version in card.firmware.items()),
         ),
         nics=NicExpectation(
             count=len({device.name for device, port in counted if port.is_active}),
             rate_gbps=min(rates, default=None),
-            firmware=_versions(
+            firmware=_group_versions(
                 (device.hca_type or device.kind or "NIC", device.firmware) for device, _ in counted if device.firmware
             ),
         ),
@@ -265,35 +276,35 @@ def expectations_of(node: Node) -> Site:
         limits=LimitExpectation(
             memlock_gib=locked,
             nofile=UNLIMITED if limits.nofile is None else limits.nofile,
-            shm_gib=_rounded_down(limits.shm_bytes / GIB) if limits.shm_bytes else None,
+            shm_gib=_round_down(limits.shm_bytes / GIB) if limits.shm_bytes else None,
         ),
     )
 
 
-def _rounded_down(value: float) -> float:
+def _round_down(value: float) -> float:
     """To thousandths, so that the node itself still has as much."""
     return math.floor(value * 1000) / 1000
 
 
-def _common(values: Iterable[str | None]) -> str | None:
+def _find_common_value(values: Iterable[str | None]) -> str | None:
     """The only value that there is."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 
 
-def _versions(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+def _group_versions(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     found: dict[str, dict[str, None]] = {}
     for name, version in pairs:
         found.setdefault(name, {})[version] = None
     return {name: tuple(versions) for name, versions in sorted(found.items())}
 
 
-def _same(check: str, value: object, wanted: object, unit: str = "", **more: Any) -> Iterator[Finding]:
+def _compare_value(check: str, value: object, wanted: object, unit: str = "", **more: Any) -> Iterator[CheckFinding]:
     if wanted is None:
         return
     advice = "see its own findings, or leave the node out; correct the file where the site has changed"
     shown = "not known" if value is None else f"{value} {unit}".strip()
-    yield judged(
+    yield judge_value(
         str(value).casefold() == str(wanted).casefold(),
         "fail",
         check,
@@ -305,29 +316,29 @@ def _same(check: str, value: object, wanted: object, unit: str = "", **more: Any
     )
 
 
-def _at_least(
+def _compare_minimum(
     check: str, value: float | None, wanted: float | None, unit: str, *, is_exact: bool = False, **more: Any
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     if wanted is None:
         return
     least = wanted if is_exact else wanted * (1 - TOLERANCE)
     shown = "not known" if value is None else f"{value:.6g} {unit}"
     advice = "see its own findings, or leave the node out; correct the file where the site has changed"
-    yield judged(
+    yield judge_value(
         value is not None and value >= least, "fail", check, shown, f"{wanted:g} {unit}", REASON, advice, **more
     )
 
 
-def _version(
+def _compare_version(
     check: str, value: str | None, versions: Sequence[str], otherwise: Status, **more: Any
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     if not versions:
         return
     advice = "install what the site expects, or add the version to the file"
-    yield judged(
+    yield judge_value(
         value in versions, otherwise, check, value or "not known", " or ".join(versions), REASON, advice, **more
     )
 
 
-HOST_CHECKS, GPU_CHECKS, NETWORK_CHECKS = (host,), (gpus,), (nics,)
-STORAGE_CHECKS, SOFTWARE_CHECKS = (mounts,), (software,)
+HOST_CHECKS, GPU_CHECKS, NETWORK_CHECKS = (check_host,), (check_gpus,), (check_nics,)
+STORAGE_CHECKS, SOFTWARE_CHECKS = (check_mounts,), (check_software,)

@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from primus.machine.measured import BurnIn, LoadWindow, RankResult, Telemetry
-from primus.preflight import pairs
-from primus.preflight.finding import Finding, Status
+from primus.machine.measurements import BurnIn, LoadWindow, RankResult, Telemetry
+from primus.preflight import fault_localization
+from primus.preflight.finding import CheckFinding, Status
 from primus.preflight.gpu_health import POWER_THROTTLES
-from primus.preflight.node import info, judged, listed, unknown
-from primus.preflight.yardstick import Yardstick, device_name, least
+from primus.preflight.node import format_names, judge_value, report_info, report_unknown
+from primus.preflight.performance_baselines import PerformanceBaseline, format_device_name, format_floor
 from primus.report import table
 
 COMPARED_S = 60.0
@@ -25,203 +25,215 @@ SILENT = "wrong results without an error message spoil a training unnoticed (sil
 TAKE_OUT = "take the node out; run the vendor's diagnosis of the device; have it replaced"
 
 
-class Soak:
+class SoakJudge:
     """The findings of the tests that take long."""
 
-    def __init__(self, yardstick: Yardstick) -> None:
+    def __init__(self, yardstick: PerformanceBaseline) -> None:
         self._yardstick = yardstick
         self._ranks = sorted(yardstick.ranks.values(), key=lambda rank: rank.rank)
         self._on_gpu = yardstick.on_gpu
 
-    def of_burn_in(self) -> Iterator[Finding]:
+    def judge_burn_in(self) -> Iterator[CheckFinding]:
         """Each device's results, speed over time, and what its card's telemetry says."""
         done = {rank.rank: rank.burn_in for rank in self._ranks if rank.burn_in and rank.burn_in.windows}
         for rank in self._ranks:
             if rank.rank not in done:
-                yield self._not_measured("performance.burn_in", rank, "burn_in")
-        disputed = odd_ones({rank: (result.key, result.digest) for rank, result in done.items()})
+                yield self._report_not_measured("performance.burn_in", rank, "burn_in")
+        disputed = find_minority({rank: (result.key, result.digest) for rank, result in done.items()})
         unsteady = [rank for rank, result in done.items() if result.wrong_words]
         is_software = len(done) > 1 and len(unsteady) == len(done)
-        slow = pairs.outliers({rank: _rate(result.windows) for rank, result in done.items()}) if self._on_gpu else {}
+        slow = (
+            fault_localization.find_outliers({rank: _compute_rate(result.windows) for rank, result in done.items()})
+            if self._on_gpu
+            else {}
+        )
         healthy: dict[int, list[int]] = defaultdict(list)
         for number, result in done.items():
             rank = self._yardstick.ranks[number]
             bad = [
-                *self._wrong(rank, result, is_software=is_software),
-                *self._disputed("performance.burn_in_compared", rank, disputed),
-                *self._slower(rank, result, slow),
+                *self._report_wrong_results(rank, result, is_software=is_software),
+                *self._report_disputed_results("performance.burn_in_compared", rank, disputed),
+                *self._report_slow_windows(rank, result, slow),
             ]
             yield from bad
             if all(finding.status == "info" for finding in bad):
                 healthy[rank.node].append(number)
         for ranks in healthy.values():
-            yield self._endured(ranks, [done[rank] for rank in ranks])
-        yield from self._telemetry()
+            yield self._report_endurance(ranks, [done[rank] for rank in ranks])
+        yield from self._judge_telemetry()
 
-    def _not_measured(self, check: str, rank: RankResult, test: str) -> Finding:
+    def _report_not_measured(self, check: str, rank: RankResult, test: str) -> CheckFinding:
         problem = next((figure.problem for figure in rank.figures if figure.test == test), "")
-        about = self._about(rank)
+        about = self._describe_rank(rank)
         if problem:
-            return judged(False, "fail", check, problem, "an end without an error", SILENT, TAKE_OUT, **about)
-        return unknown(
+            return judge_value(False, "fail", check, problem, "an end without an error", SILENT, TAKE_OUT, **about)
+        return report_unknown(
             check, "not measured", "a result", "a device that was not tested is not known to be healthy",
             "see why the tests ended early", **about,
         )  # fmt: skip
 
-    def _about(self, rank: RankResult) -> dict[str, Any]:
-        return {"subject": device_name(rank), "host": self._yardstick.host(rank.rank)}
+    def _describe_rank(self, rank: RankResult) -> dict[str, Any]:
+        return {"subject": format_device_name(rank), "host": self._yardstick.find_host(rank.rank)}
 
-    def _wrong(self, rank: RankResult, result: BurnIn, *, is_software: bool) -> Iterator[Finding]:
-        about = self._about(rank)
+    def _report_wrong_results(self, rank: RankResult, result: BurnIn, *, is_software: bool) -> Iterator[CheckFinding]:
+        about = self._describe_rank(rank)
         when = f", first within {result.first_wrong_s:.0f} s" if result.first_wrong_s is not None else ""
         if result.wrong_at_first:
-            yield judged(
+            yield judge_value(
                 False, "fail", "performance.burn_in",
                 f"{result.wrong_at_first} elements of the first products are wrong", "products as in fp64",
                 SILENT, TAKE_OUT, value=result.wrong_at_first, **about,
             )  # fmt: skip
         if result.wrong_words and is_software:
-            yield unknown(
+            yield report_unknown(
                 "performance.burn_in", f"no device repeats its products{when}", "the same bits each time",
                 "all devices at once point to a library whose kernels do not repeat themselves",
                 "compare with another version of the library; look at one device with RVS or DCGM", **about,
             )  # fmt: skip
         elif result.wrong_words:
-            yield judged(
+            yield judge_value(
                 False, "fail", "performance.burn_in",
                 f"{result.wrong_words} elements of {result.products} products differ from the first time{when}",
                 "the same bits each time", SILENT, TAKE_OUT, value=result.wrong_words, **about,
             )  # fmt: skip
         if result.wrong_memory:
-            yield judged(
+            yield judge_value(
                 False, "fail", "performance.burn_in_memory", f"{result.wrong_memory} words lost their pattern{when}",
                 "memory keeps what is written", SILENT, TAKE_OUT, value=result.wrong_memory, **about,
             )  # fmt: skip
 
-    def _disputed(self, check: str, rank: RankResult, disputed: Mapping[int, str]) -> Iterator[Finding]:
+    def _report_disputed_results(
+        self, check: str, rank: RankResult, disputed: Mapping[int, str]
+    ) -> Iterator[CheckFinding]:
         if rank.rank in disputed:
-            yield judged(
+            yield judge_value(
                 False, "fail", check, disputed[rank.rank], "the bits of the other devices of its model",
-                SILENT, TAKE_OUT, **self._about(rank),
+                SILENT, TAKE_OUT, **self._describe_rank(rank),
             )  # fmt: skip
 
-    def _slower(self, rank: RankResult, result: BurnIn, slow: Mapping[int, pairs.Outlier]) -> Iterator[Finding]:
-        first, last = first_and_last(result)
+    def _report_slow_windows(
+        self, rank: RankResult, result: BurnIn, slow: Mapping[int, fault_localization.PairOutlier]
+    ) -> Iterator[CheckFinding]:
+        first, last = split_windows(result)
         status: Status = "fail" if self._on_gpu else "info"
         if last < first * (1 - SLOWER):
-            yield judged(
+            yield judge_value(
                 False, status, "performance.burn_in_slowdown",
-                f"{_tflops(last)} at the end, {_tflops(first)} at the beginning: {1 - last / first:.0%} slower",
+                f"{_format_tflops(last)} at the end, {_format_tflops(first)} at the beginning: "
+                f"{1 - last / first:.0%} slower",
                 f"at most {SLOWER:.0%} slower", "a device that cannot shed its heat, or its power, slows all others"
                 if self._on_gpu else "a CPU's speed depends on what else runs on it",
                 "look at its temperature and throttling (performance.telemetry), fans and power supply",
-                value=last, **self._about(rank),
+                value=last, **self._describe_rank(rank),
             )  # fmt: skip
         if rank.rank in slow:
             outlier = slow[rank.rank]
-            yield judged(
-                False, "fail" if outlier.z > pairs.ROBUST_Z else "warn", "performance.burn_in_speed",
-                f"{_tflops(_rate(result.windows))}, {outlier.below:.0%} below the median of the devices",
+            yield judge_value(
+                False, "fail" if outlier.z > fault_localization.ROBUST_Z else "warn", "performance.burn_in_speed",
+                f"{_format_tflops(_compute_rate(result.windows))}, {outlier.below:.0%} below the median of the devices",
                 "as the other devices", "a job runs at the pace of its slowest device",
                 "look at its clocks, temperature and power cap; leave the node out if it stays so",
-                value=_rate(result.windows), **self._about(rank),
+                value=_compute_rate(result.windows), **self._describe_rank(rank),
             )  # fmt: skip
 
-    def _endured(self, ranks: Sequence[int], results: Sequence[BurnIn]) -> Finding:
-        rates = [_rate(result.windows) for result in results]
+    def _report_endurance(self, ranks: Sequence[int], results: Sequence[BurnIn]) -> CheckFinding:
+        rates = [_compute_rate(result.windows) for result in results]
         seconds = min(result.duration_s for result in results)
         products = sum(result.products for result in results)
-        return judged(
+        return judge_value(
             True, "fail", "performance.burn_in",
-            f"{len(ranks)} devices, {table.duration(seconds)}, {products} products of the same bits, "
-            f"{_tflops(min(rates))} - {_tflops(max(rates))}", "the same bits each time", SILENT, "",
-            host=self._yardstick.host(ranks[0]), value=min(rates),
+            f"{len(ranks)} devices, {table.format_duration(seconds)}, {products} products of the same bits, "
+            f"{_format_tflops(min(rates))} - {_format_tflops(max(rates))}", "the same bits each time", SILENT, "",
+            host=self._yardstick.find_host(ranks[0]), value=min(rates),
         )  # fmt: skip
 
-    def _telemetry(self) -> Iterator[Finding]:
+    def _judge_telemetry(self) -> Iterator[CheckFinding]:
         """Throttling, heat and errors under load of each card, and cards whose clocks stand out."""
         cards = {(rank.node, card.card): (rank, card) for rank in self._ranks for card in rank.telemetry}
         clocks = {name: card.clock_mean_mhz for name, (_, card) in cards.items() if card.clock_mean_mhz}
-        low = pairs.outliers(clocks)
+        low = fault_localization.find_outliers(clocks)
         for name, (rank, card) in cards.items():
-            about = {"subject": f"GPU {card.card}", "host": self._yardstick.host(rank.rank)}
-            held = _unhealthy(card)
+            about = {"subject": f"GPU {card.card}", "host": self._yardstick.find_host(rank.rank)}
+            held = _list_health_problems(card)
             bad = [*held, *([f"clock {low[name].below:.0%} below the median"] if name in low else [])]
-            yield judged(
-                not bad, "fail" if held else "warn", "performance.telemetry", listed([*bad, *_shown(card)]),
+            yield judge_value(
+                not bad, "fail" if held else "warn", "performance.telemetry",
+                format_names([*bad, *_format_telemetry(card)]),
                 "no thermal or hardware throttling, no new errors, clocks as the others", "sampled under load",
                 "check its cooling and its power supply; see the kernel log", value=card.clock_mean_mhz, **about,
             )  # fmt: skip
         if self._on_gpu and not cards:
             reason = "neither the kernel's files nor a management tool told clocks and power"
-            yield info("performance.telemetry", "no samples", reason)
+            yield report_info("performance.telemetry", "no samples", reason)
 
-    def of_quickstart(self) -> Iterator[Finding]:
+    def judge_quickstart(self) -> Iterator[CheckFinding]:
         """The same small training on every device, twice: bit-equal on one device, and between devices of one model."""
         check = "performance.quickstart"
         done = {rank.rank: rank.trainings for rank in self._ranks if rank.trainings}
         for rank in self._ranks:
             if rank.rank not in done:
-                yield self._not_measured(check, rank, "quickstart")
+                yield self._report_not_measured(check, rank, "quickstart")
         restless = [rank for rank, trainings in done.items() if len({one.digest for one in trainings}) > 1]
         is_software = len(done) > 1 and len(restless) == len(done)
         first = {rank: (trainings[0].key, trainings[0].digest) for rank, trainings in done.items()}
-        disputed = odd_ones({rank: value for rank, value in first.items() if rank not in restless})
+        disputed = find_minority({rank: value for rank, value in first.items() if rank not in restless})
         equal: dict[int, list[int]] = defaultdict(list)
         for number, trainings in done.items():
-            rank, about = self._yardstick.ranks[number], self._about(self._yardstick.ranks[number])
+            rank, about = self._yardstick.ranks[number], self._describe_rank(self._yardstick.ranks[number])
             if any(one.last_loss is None for one in trainings):
-                yield judged(False, "fail", check, "the loss is not finite", "a finite loss", SILENT, TAKE_OUT, **about)
+                yield judge_value(
+                    False, "fail", check, "the loss is not finite", "a finite loss", SILENT, TAKE_OUT, **about
+                )
             elif number in restless:
                 what = "the same training gives other bits the second time"
                 status: Status = "unknown" if is_software else "fail"
-                yield judged(False, status, check, what, "the same bits", SILENT, TAKE_OUT, **about)
+                yield judge_value(False, status, check, what, "the same bits", SILENT, TAKE_OUT, **about)
             elif number in disputed:
-                yield from self._disputed(check, rank, disputed)
+                yield from self._report_disputed_results(check, rank, disputed)
             else:
                 equal[rank.node].append(number)
         for ranks in equal.values():
             digests = {done[rank][0].digest for rank in ranks}
-            yield judged(
-                True, "fail", check, f"{len(ranks)} devices, losses and weights {listed(sorted(digests))}",
-                "the same bits on devices of one model", SILENT, "", host=self._yardstick.host(ranks[0]),
+            yield judge_value(
+                True, "fail", check, f"{len(ranks)} devices, losses and weights {format_names(sorted(digests))}",
+                "the same bits on devices of one model", SILENT, "", host=self._yardstick.find_host(ranks[0]),
             )  # fmt: skip
 
-    def of_host_memory(self) -> Iterator[Finding]:
+    def judge_host_memory(self) -> Iterator[CheckFinding]:
         """The triad of all processes of a node together, beside its floor and the other nodes."""
-        check, rates = "performance.host_memory", self._host_rates()
+        check, rates = "performance.host_memory", self._list_host_rates()
         for rank in self._ranks:
             figure = next((one for one in rank.figures if one.test == "host_triad"), None)
             if figure is None or figure.wrong:
-                yield self._not_measured(check, rank, "host_triad" if figure else "host_memory")
+                yield self._report_not_measured(check, rank, "host_triad" if figure else "host_memory")
         floor = self._yardstick.demands.host_gb_per_s_min
-        slow = pairs.outliers(rates, SLOW_HOST)
+        slow = fault_localization.find_outliers(rates, SLOW_HOST)
         for host, rate in rates.items():
             about: dict[str, Any] = {"host": host, "value": rate}
-            shown = f"{table.number(rate)} GB/s"
+            shown = f"{table.format_number(rate)} GB/s"
             advice = "look at the memory modules (host.expect_dimms), the firmware's NUMA settings, and who else runs"
             if floor and rate < floor.value:
-                yield judged(False, "warn", check, shown, least(floor), floor.source, advice, **about)
+                yield judge_value(False, "warn", check, shown, format_floor(floor), floor.source, advice, **about)
             elif host in slow:
                 shown += f", {slow[host].below:.0%} below the median of {len(rates)} nodes"
                 expected = f"within {SLOW_HOST:.0%} of the others"
                 reason = "data loading and host copies take its bandwidth"
-                yield judged(False, "warn", check, shown, expected, reason, advice, **about)
+                yield judge_value(False, "warn", check, shown, expected, reason, advice, **about)
             elif floor:
-                yield judged(True, "warn", check, shown, least(floor), floor.source, "", **about)
+                yield judge_value(True, "warn", check, shown, format_floor(floor), floor.source, "", **about)
             else:
-                yield info(check, shown, "no floor: the speed of the modules is known to root only", **about)
+                yield report_info(check, shown, "no floor: the speed of the modules is known to root only", **about)
 
-    def _host_rates(self) -> dict[str, float]:
+    def _list_host_rates(self) -> dict[str, float]:
         rates: dict[str, float] = defaultdict(float)
         for rank in self._ranks:
             for figure in rank.figures:
                 if figure.test == "host_triad" and figure.value and not figure.wrong:
-                    rates[self._yardstick.host(rank.rank)] += figure.value
+                    rates[self._yardstick.find_host(rank.rank)] += figure.value
         return dict(rates)
 
 
-def odd_ones(results: Mapping[int, tuple[str, str]]) -> dict[int, str]:
+def find_minority(results: Mapping[int, tuple[str, str]]) -> dict[int, str]:
     """Ranks whose digest differs from that of most others with the same key, with what is wrong; all of them where
     none has the majority.
 
@@ -243,7 +255,7 @@ def odd_ones(results: Mapping[int, tuple[str, str]]) -> dict[int, str]:
     return found
 
 
-def first_and_last(result: BurnIn) -> tuple[float, float]:
+def split_windows(result: BurnIn) -> tuple[float, float]:
     """Median rate of the first and of the last minute; of the first and last third of a shorter burn-in.
 
     The first window warms the device up, and is left out where there are others.
@@ -253,24 +265,24 @@ def first_and_last(result: BurnIn) -> tuple[float, float]:
     begin, end = windows[0].begin_s, windows[-1].begin_s
     first = [window for window in windows if window.begin_s <= begin + span]
     last = [window for window in windows if window.begin_s >= end - span]
-    return _rate(first), _rate(last)
+    return _compute_rate(first), _compute_rate(last)
 
 
-def _rate(windows: Iterable[LoadWindow]) -> float:
+def _compute_rate(windows: Iterable[LoadWindow]) -> float:
     return statistics.median(window.tflops for window in windows)
 
 
-def _tflops(value: float) -> str:
-    return f"{table.number(value)} TFLOP/s"
+def _format_tflops(value: float) -> str:
+    return f"{table.format_number(value)} TFLOP/s"
 
 
-def _unhealthy(card: Telemetry) -> list[str]:
+def _list_health_problems(card: Telemetry) -> list[str]:
     held = {name: count for name, count in card.throttled.items() if name.lower() not in POWER_THROTTLES}
     found = [f"throttled by {name} in {count} of {card.num_samples} samples" for name, count in held.items()]
     return found + ([f"{card.new_uncorrectable} new uncorrectable errors"] if card.new_uncorrectable else [])
 
 
-def _shown(card: Telemetry) -> Iterator[str]:
+def _format_telemetry(card: Telemetry) -> Iterator[str]:
     if card.clock_mean_mhz is not None and card.clock_min_mhz is not None:
         yield f"clock {card.clock_mean_mhz:.0f} MHz (least {card.clock_min_mhz:.0f})"
     if card.power_mean_w is not None and card.power_max_w is not None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from primus import interpreter
 from primus.bootstrap import torch_builds
 from primus.machine import profile
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node, info, judged, listed, ok
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode, format_names, judge_value, report_info, report_ok
 
 LOAD_LIMIT_S = 20.0
 TOOL_LIMIT_S = 5.0
@@ -33,49 +33,49 @@ PACKAGES = (
 """What a difference of between nodes is worth naming."""
 
 
-class Torch:
+class TorchInstallation:
     """An installed PyTorch, read without importing it."""
 
     def __init__(self, folder: Path) -> None:
         text = (folder / "version.py").read_text(encoding="utf-8", errors="replace")
         self.folder = folder
-        self.version = self._value(text, "__version__") or "unknown"
-        self.cuda = self._value(text, "cuda")
-        self.hip = self._value(text, "hip")
+        self.version = self._find_value(text, "__version__") or "unknown"
+        self.cuda = self._find_value(text, "cuda")
+        self.hip = self._find_value(text, "hip")
 
     @staticmethod
-    def _value(text: str, name: str) -> str | None:
+    def _find_value(text: str, name: str) -> str | None:
         match = re.search(rf"^{name}(?::[^=]+)? = '([^']*)'", text, re.MULTILINE)
         return match[1] if match else None
 
     @property
-    def build(self) -> str:
+    def format_build(self) -> str:
         return f"ROCm {self.hip}" if self.hip else f"CUDA {self.cuda}" if self.cuda else "CPU"
 
 
-def find_torch(path: list[str]) -> Torch | None:
+def find_torch(path: list[str]) -> TorchInstallation | None:
     """The PyTorch that an import would take from `path`."""
     for entry in path:
         if (Path(entry) / "torch" / "version.py").is_file():
-            return Torch(Path(entry) / "torch")
+            return TorchInstallation(Path(entry) / "torch")
     return None
 
 
-def torch(node: Node) -> Iterator[Finding]:
+def check_torch(node: PreflightNode) -> Iterator[CheckFinding]:
     """PyTorch is there, and built for these devices."""
-    yield from torch_findings(node, find_torch(sys.path))
+    yield from judge_torch(node, find_torch(sys.path))
 
 
-def torch_findings(node: Node, found: Torch | None) -> Iterator[Finding]:
+def judge_torch(node: PreflightNode, found: TorchInstallation | None) -> Iterator[CheckFinding]:
     """What an installed PyTorch, or none, means for the devices of a node."""
-    text = f"{found.version}, built for {found.build}" if found else "not installed"
+    text = f"{found.version}, built for {found.format_build}" if found else "not installed"
     if not node.has_devices:
-        yield info("software.torch", text, "training needs it")
+        yield report_info("software.torch", text, "training needs it")
         return
     vendor = node.facts.devices[0].vendor
     wanted = {"amd": "ROCm", "nvidia": "CUDA"}[vendor]
-    yield judged(
-        found is not None and found.build.startswith(wanted),
+    yield judge_value(
+        found is not None and found.format_build.startswith(wanted),
         "fail" if found else "warn",
         "software.torch",
         text,
@@ -86,20 +86,20 @@ def torch_findings(node: Node, found: Torch | None) -> Iterator[Finding]:
     if found is None:
         return
     if wanted == "CUDA" and found.cuda:
-        yield _cuda_driver(node, found.folder / "version.py")
+        yield _find_cuda_driver(node, found.folder / "version.py")
 
 
-def _cuda_driver(node: Node, file: Path) -> Finding:
+def _find_cuda_driver(node: PreflightNode, file: Path) -> CheckFinding:
     """The driver runs the CUDA version that PyTorch is built for; what toolkit is installed does not matter."""
     build, driver = torch_builds.read_build(file), node.facts.software.nvidia_driver
     runs = torch_builds.cuda_of_driver(driver)
     reason = "a driver runs builds of its own CUDA major version and older ones (CUDA compatibility guide)"
     if runs is None:
-        return info("software.cuda_driver", f"PyTorch for {build}, driver {driver or 'not known'}", reason)
+        return report_info("software.cuda_driver", f"PyTorch for {build}, driver {driver or 'not known'}", reason)
     hardware = torch_builds.Hardware(vendor="nvidia", driver=driver or "")
     mismatch = torch_builds.find_mismatch(build, hardware)
     has_compat = any(node.tree.root.glob(COMPAT))
-    return judged(
+    return judge_value(
         mismatch is None,
         "warn" if has_compat else "fail",
         "software.cuda_driver",
@@ -111,10 +111,10 @@ def _cuda_driver(node: Node, file: Path) -> Finding:
     )
 
 
-def versions(node: Node) -> Iterator[Finding]:
+def check_versions(node: PreflightNode) -> Iterator[CheckFinding]:
     """Python and the driver's stack."""
     held = node.facts.software
-    yield info("software.python", held.python or sys.version.split()[0])
+    yield report_info("software.python", held.python or sys.version.split()[0])
     for name, version in (
         ("amd driver", held.amd_driver),
         ("nvidia driver", held.nvidia_driver),
@@ -122,10 +122,10 @@ def versions(node: Node) -> Iterator[Finding]:
         ("CUDA", held.cuda),
     ):
         if version:
-            yield info("software.stack", f"{name} {version}", subject=name)
+            yield report_info("software.stack", f"{name} {version}", subject=name)
 
 
-def libraries(node: Node) -> Iterator[Finding]:
+def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
     """The collective library loads, as a worker will load it."""
     if not node.has_devices or not node.tree.is_live:
         return
@@ -136,8 +136,8 @@ def libraries(node: Node) -> Iterator[Finding]:
     bundled += [found.folder.parent / "nvidia" / "nccl" / "lib" / name] if found else []
     path = next((str(candidate) for candidate in bundled if candidate.exists()), name)
     code = f"import ctypes; ctypes.CDLL({path!r})"
-    answer = node.call(interpreter.code_command(sys.executable, code), LOAD_LIMIT_S)
-    yield judged(
+    answer = node.run_program(interpreter.code_command(sys.executable, code), LOAD_LIMIT_S)
+    yield judge_value(
         answer.state == "ok",
         "warn",
         "software.collectives",
@@ -149,10 +149,10 @@ def libraries(node: Node) -> Iterator[Finding]:
     plugin = node.environ.get("NCCL_NET_PLUGIN")
     if plugin and plugin != "none":
         name = plugin if ".so" in plugin else f"libnccl-net-{plugin}.so"
-        answer = node.call(
+        answer = node.run_program(
             interpreter.code_command(sys.executable, f"import ctypes; ctypes.CDLL({name!r})"), LOAD_LIMIT_S
         )
-        yield judged(
+        yield judge_value(
             answer.state == "ok",
             "warn",
             "software.net_plugin",
@@ -162,37 +162,39 @@ def libraries(node: Node) -> Iterator[Finding]:
             "set LD_LIBRARY_PATH to its folder, or unset NCCL_NET_PLUGIN",
         )
     elif plugin is None:
-        yield from _plugins_of_adapters(node)
+        yield from _list_nic_plugins(node)
 
 
-def _plugins_of_adapters(node: Node) -> Iterator[Finding]:
+def _list_nic_plugins(node: PreflightNode) -> Iterator[CheckFinding]:
     """The library that NCCL or RCCL needs for adapters which it does not reach by itself."""
     kinds = {device.kind for device in node.facts.rdma if any(port.is_active for port in device.ports)}
-    for found in (profile.nic(kind) for kind in sorted(filter(None, kinds))):
+    for found in (profile.load_nic(kind) for kind in sorted(filter(None, kinds))):
         if found is None or not found.plugins:
             continue
         answers = (
-            node.call(interpreter.code_command(sys.executable, f"import ctypes; ctypes.CDLL({name!r})"), LOAD_LIMIT_S)
+            node.run_program(
+                interpreter.code_command(sys.executable, f"import ctypes; ctypes.CDLL({name!r})"), LOAD_LIMIT_S
+            )
             for name in found.plugins
         )
         loads = next((name for name, answer in zip(found.plugins, answers, strict=True) if answer.state == "ok"), None)
-        yield judged(
+        yield judge_value(
             loads is not None,
             "warn",
             "software.net_plugin",
-            loads or f"none of {listed(found.plugins)} loads",
+            loads or f"none of {format_names(found.plugins)} loads",
             f"a plug-in for {found.title}",
             "nodes otherwise talk over sockets, which is slow",
             "install aws-ofi-rccl or aws-ofi-nccl, and set LD_LIBRARY_PATH to its folder",
         )
 
 
-def tools(node: Node) -> Iterator[Finding]:
+def check_tools(node: PreflightNode) -> Iterator[CheckFinding]:
     """Programs that must be there, and answer."""
     for name in node.expected.tools:
-        answer = node.call([name, "--version"], TOOL_LIMIT_S)
+        answer = node.run_program([name, "--version"], TOOL_LIMIT_S)
         is_there = answer.state in ("ok", "failed")  # not every program knows --version
-        yield judged(
+        yield judge_value(
             is_there,
             "fail",
             "software.tool",
@@ -204,19 +206,19 @@ def tools(node: Node) -> Iterator[Finding]:
         )
 
 
-def packages(node: Node) -> Iterator[Finding]:
+def check_packages(node: PreflightNode) -> Iterator[CheckFinding]:
     """The installed Python packages as one hash, which nodes compare."""
-    installed = installed_packages()
+    installed = list_installed_packages()
     digest = hashlib.sha256("\n".join(f"{name} {version}" for name, version in sorted(installed.items())).encode())
     shown = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
-    yield ok(
+    yield report_ok(
         "software.packages",
-        f"{len(installed)} packages, {digest.hexdigest()[:12]}; {listed(shown) or 'no torch'}",
+        f"{len(installed)} packages, {digest.hexdigest()[:12]}; {format_names(shown) or 'no torch'}",
         "the same on every node",
     )
 
 
-def installed_packages() -> dict[str, str]:
+def list_installed_packages() -> dict[str, str]:
     """Version by name of the packages that this interpreter finds, read from the names of their folders."""
     found: dict[str, str] = {}
     for entry in metadata.MetadataPathFinder.find_distributions():
@@ -227,4 +229,4 @@ def installed_packages() -> dict[str, str]:
     return found
 
 
-CHECKS = (versions, torch, libraries, tools, packages)
+CHECKS = (check_versions, check_torch, check_libraries, check_tools, check_packages)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node, info, judged
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode, judge_value, report_info
 from primus.report import table
 
 GIB = 1 << 30
@@ -34,23 +34,23 @@ OFTEN_READ_ONLY = ("data", "HF_HOME")
 """What a job may be given ready, and only read."""
 
 
-def folders(node: Node) -> Iterator[Finding]:
+def check_folders(node: PreflightNode) -> Iterator[CheckFinding]:
     """Each folder that a run uses, once; one that is not there yet is judged by the folder that it will be made in."""
     seen: set[Path] = set()
     for path, purpose in node.expected.folders:
         folder = Path(path).expanduser().absolute()
         if folder not in seen:
             seen.add(folder)
-            yield from _folder(node, folder, purpose)
+            yield from _check_folder(node, folder, purpose)
 
 
-def _folder(node: Node, folder: Path, purpose: str) -> Iterator[Finding]:
+def _check_folder(node: PreflightNode, folder: Path, purpose: str) -> Iterator[CheckFinding]:
     there = next((parent for parent in [folder, *folder.parents] if parent.is_dir()), Path("/"))
     subject = f"{purpose} {folder}"
-    problem, seconds = _sample(there)
-    kind = file_system(there, node.tree.text("proc/self/mounts") or "")
+    problem, seconds = _measure_sample(there)
+    kind = find_file_system(there, node.tree.read_text("proc/self/mounts") or "")
     place = f"{kind}{', a network file system' if kind in NETWORK_TYPES else ''}"
-    yield judged(
+    yield judge_value(
         not problem,
         "warn" if purpose in OFTEN_READ_ONLY else "fail",
         "storage.writable",
@@ -67,11 +67,11 @@ def _folder(node: Node, folder: Path, purpose: str) -> Iterator[Finding]:
     free = held.f_bavail * held.f_frsize
     is_temporary = purpose == "temporary files"
     least_gib = node.limits.temporary_free_gib if is_temporary else node.limits.storage_free_gib
-    yield judged(
+    yield judge_value(
         free >= least_gib * GIB,
         "fail" if free < GIB // 16 else "warn",
         "storage.free",
-        table.size(free),
+        table.format_size(free),
         f">= {least_gib:g} GiB",
         "checkpoints and caches stop a job where they do not fit",
         "remove old runs (`runs clean`), or choose another folder",
@@ -79,7 +79,7 @@ def _folder(node: Node, folder: Path, purpose: str) -> Iterator[Finding]:
         value=free,
     )
     if held.f_files:  # 0 where the file system counts none, as btrfs does
-        yield judged(
+        yield judge_value(
             held.f_favail >= node.limits.free_inodes,
             "warn",
             "storage.inodes",
@@ -91,10 +91,10 @@ def _folder(node: Node, folder: Path, purpose: str) -> Iterator[Finding]:
             value=held.f_favail,
         )
     else:
-        yield info("storage.inodes", f"{kind} counts none", subject=subject)
+        yield report_info("storage.inodes", f"{kind} counts none", subject=subject)
 
 
-def _sample(folder: Path) -> tuple[str, float]:
+def _measure_sample(folder: Path) -> tuple[str, float]:
     """Write, sync, read and remove a small file; gives the problem, empty where all went well, and the seconds."""
     path = folder / f".primus-preflight.{os.getpid()}"
     data = os.urandom(SAMPLE_BYTES)
@@ -112,7 +112,7 @@ def _sample(folder: Path) -> tuple[str, float]:
     return ("" if is_same else f"{folder}: what was read differs from what was written"), time.monotonic() - began
 
 
-def file_system(folder: Path, mounts: str) -> str:
+def find_file_system(folder: Path, mounts: str) -> str:
     """Type of the file system of a folder, by the text of /proc/self/mounts; the longest mount point wins."""
     best, kind = "", "unknown file system"
     real = str(folder.resolve())
@@ -125,4 +125,4 @@ def file_system(folder: Path, mounts: str) -> str:
     return kind
 
 
-CHECKS = (folders,)
+CHECKS = (check_folders,)

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from primus import process
-from primus.preflight.finding import Finding
-from primus.preflight.node import Node, info, judged
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode, judge_value, report_info
 from primus.report import table
 
 BLOCK_BYTES = 4 << 20
@@ -42,7 +42,7 @@ class FioOutput(Struct, frozen=True):
     jobs: tuple[FioJob, ...] = ()
 
 
-class Speed(Struct, frozen=True, kw_only=True):
+class StorageSpeed(Struct, frozen=True, kw_only=True):
     """What one folder reached, in 1e6 B/s."""
 
     write_mb_per_s: float
@@ -50,7 +50,7 @@ class Speed(Struct, frozen=True, kw_only=True):
     how: str
 
 
-def measure(node: Node, *, is_quick: bool = False) -> Iterator[Finding]:
+def measure_folders(node: PreflightNode, *, is_quick: bool = False) -> Iterator[CheckFinding]:
     """Each folder of a run that is written, and that is there."""
     seen: set[Path] = set()
     for path, purpose in node.expected.folders:
@@ -61,60 +61,66 @@ def measure(node: Node, *, is_quick: bool = False) -> Iterator[Finding]:
         seen.add(there)
         subject = f"{purpose} {there}"
         try:
-            speed = _by_fio(node, there, is_quick) or by_direct_io(there, _size(there, is_quick), _seconds(is_quick))
+            speed = _measure_with_fio(node, there, is_quick) or measure_with_direct_io(
+                there, _choose_size(there, is_quick), _choose_duration(is_quick)
+            )
         except OSError as error:
-            yield judged(
+            yield judge_value(
                 False, "fail", "performance.storage", f"{error.strerror or error}", "a file can be written and read",
                 "a run keeps its checkpoints there", "choose another folder; see the kernel log", subject=subject,
             )  # fmt: skip
             continue
-        yield finding(speed, subject, node.limits.storage_mb_per_s)
+        yield judge_speed(speed, subject, node.limits.storage_mb_per_s)
 
 
-def finding(speed: Speed, subject: str, least: float) -> Finding:
+def judge_speed(speed: StorageSpeed, subject: str, least: float) -> CheckFinding:
     """What a folder's speed means."""
     slowest = min(speed.write_mb_per_s, speed.read_mb_per_s)
-    shown = f"written {table.number(speed.write_mb_per_s)} MB/s, read {table.number(speed.read_mb_per_s)} MB/s"
+    shown = (
+        f"written {table.format_number(speed.write_mb_per_s)} MB/s, read "
+        f"{table.format_number(speed.read_mb_per_s)} MB/s"
+    )
     if not least:
-        return info("performance.storage", f"{shown} ({speed.how})", subject=subject, value=slowest)
-    return judged(
+        return report_info("performance.storage", f"{shown} ({speed.how})", subject=subject, value=slowest)
+    return judge_value(
         slowest >= least, "warn", "performance.storage", f"{shown} ({speed.how})", f">= {least:g} MB/s",
         "all devices wait while a checkpoint is written", "look at the file system's servers and at who else uses it; "
         "keep caches and checkpoints elsewhere", subject=subject, value=slowest,
     )  # fmt: skip
 
 
-def _size(folder: Path, is_quick: bool) -> int:
+def _choose_size(folder: Path, is_quick: bool) -> int:
     held = os.statvfs(folder)
     wanted = QUICK_BYTES if is_quick else FILE_BYTES
     fits = held.f_bavail * held.f_frsize // FREE_SHARE // BLOCK_BYTES * BLOCK_BYTES
     return max(BLOCK_BYTES, min(wanted, fits))
 
 
-def _seconds(is_quick: bool) -> float:
+def _choose_duration(is_quick: bool) -> float:
     return QUICK_SECONDS if is_quick else SECONDS
 
 
-def _by_fio(node: Node, folder: Path, is_quick: bool) -> Speed | None:
+def _measure_with_fio(node: PreflightNode, folder: Path, is_quick: bool) -> StorageSpeed | None:
     """By fio; None where it is not installed, or gives no figures."""
     rates = {}
     path = folder / f".primus-fio.{os.getpid()}"
-    seconds = _seconds(is_quick)
+    seconds = _choose_duration(is_quick)
     try:
         for direction in ("write", "read"):
             words = [
-                "fio", "--name=primus", f"--filename={path}", f"--rw={direction}", f"--size={_size(folder, is_quick)}",
+                "fio", "--name=primus", f"--filename={path}", f"--rw={direction}",
+                f"--size={_choose_size(folder, is_quick)}",
                 f"--bs={BLOCK_BYTES}", "--direct=1", "--ioengine=psync", "--numjobs=1", f"--runtime={seconds:g}",
                 "--end_fsync=1", "--output-format=json",
             ]  # fmt: skip
-            answer = process.call(words, node.environ, 3 * seconds + 10)
+            answer = process.run_command(words, node.environ, 3 * seconds + 10)
             rate = parse_fio(answer.text, direction) if answer.state == "ok" else None
             if rate is None:
                 return None
             rates[direction] = rate
     finally:
         path.unlink(missing_ok=True)
-    return Speed(write_mb_per_s=rates["write"] / 1e6, read_mb_per_s=rates["read"] / 1e6, how="fio, direct")
+    return StorageSpeed(write_mb_per_s=rates["write"] / 1e6, read_mb_per_s=rates["read"] / 1e6, how="fio, direct")
 
 
 def parse_fio(text: str, direction: str) -> float | None:
@@ -130,7 +136,7 @@ def parse_fio(text: str, direction: str) -> float | None:
     return sum(transfer.bw_bytes for transfer in transfers) or None
 
 
-def by_direct_io(folder: Path, size_bytes: int, seconds: float) -> Speed:
+def measure_with_direct_io(folder: Path, size_bytes: int, seconds: float) -> StorageSpeed:
     """Write a file past the page cache, sync it, and read it again; removes it.
 
     Raises:
@@ -145,18 +151,18 @@ def by_direct_io(folder: Path, size_bytes: int, seconds: float) -> Speed:
             path.unlink(missing_ok=True)
             file, how = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "through the page cache"
         try:
-            written, write_rate = _written(file, size_bytes, seconds)
+            written, write_rate = _write_blocks(file, size_bytes, seconds)
             with contextlib.suppress(OSError):
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            read_rate = _read(file, written)
+            read_rate = _read_blocks(file, written)
         finally:
             os.close(file)
     finally:
         path.unlink(missing_ok=True)
-    return Speed(write_mb_per_s=write_rate / 1e6, read_mb_per_s=read_rate / 1e6, how=how)
+    return StorageSpeed(write_mb_per_s=write_rate / 1e6, read_mb_per_s=read_rate / 1e6, how=how)
 
 
-def _written(file: int, size_bytes: int, seconds: float) -> tuple[int, float]:
+def _write_blocks(file: int, size_bytes: int, seconds: float) -> tuple[int, float]:
     """Bytes written until the size or the time is reached, and bytes a second."""
     with mmap.mmap(-1, BLOCK_BYTES) as block:  # aligned to pages, as direct I/O demands
         block.write(os.urandom(BLOCK_BYTES))
@@ -171,7 +177,7 @@ def _written(file: int, size_bytes: int, seconds: float) -> tuple[int, float]:
         return written, written / max(time.monotonic() - begun, 1e-9)
 
 
-def _read(file: int, size_bytes: int) -> float:
+def _read_blocks(file: int, size_bytes: int) -> float:
     """Bytes a second of reading what was written."""
     os.lseek(file, 0, os.SEEK_SET)
     with mmap.mmap(-1, BLOCK_BYTES) as block:

@@ -65,7 +65,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     """Floors by device model and test (``gemm_bf16`` in TFLOP/s, ``memory_copy`` and ``all_reduce_64m`` in GB/s), over
     those of the model's profile, of a whole card; ``default`` holds those of any model."""
 
-    def floors_of(self, model: str | None) -> dict[str, float]:
+    def list_floors(self, model: str | None) -> dict[str, float]:
         """The floors that the file gives for a device model, by test."""
         return self.floors.get("default", {}) | self.floors.get(model or "", {})
 
@@ -81,61 +81,62 @@ FLOORS = (
 """Tests of a device that a floor may be given for."""
 
 
-def unit(test: str) -> str:
+def find_unit(test: str) -> str:
     """Unit of a test's floor."""
     return "TFLOP/s" if test.startswith("gemm") else "GB/s"
 
 
-def load(path: Path) -> Thresholds:
+def load_thresholds(path: Path) -> Thresholds:
     """Thresholds of a YAML file, over the defaults.
 
     Raises:
         UsageError: A key is unknown, a value is no number, or a floor is above the peak of its device.
     """
-    tree = source.read(path, None)
+    tree = source.read_yaml(path, None)
     fields = {field.name: field.type for field in structs.fields(Thresholds)}
     values: dict[str, Any] = {}
     for key, item in tree.items():
         if key not in fields:
-            raise UsageError(f"{_place(item, path)}: unknown threshold '{key}'", did_you_mean(key, fields))
-        values[key] = _floors(item, path) if key == "floors" else _number(item, key, path, fields[key])
+            raise UsageError(f"{_locate_item(item, path)}: unknown threshold '{key}'", did_you_mean(key, fields))
+        values[key] = _parse_floors(item, path) if key == "floors" else _parse_number(item, key, path, fields[key])
     return Thresholds(**values)
 
 
-def _floors(item: Leaf | Tree, path: Path) -> dict[str, dict[str, float]]:
+def _parse_floors(item: Leaf | Tree, path: Path) -> dict[str, dict[str, float]]:
     if isinstance(item, Leaf):
         raise UsageError(f"{item.origin}: floors maps device models to tests", "such as MI300X: {gemm_bf16: 550}")
     found: dict[str, dict[str, float]] = {}
     for model, tests in item.items():
         if isinstance(tests, Leaf):
             raise UsageError(f"{tests.origin}: floors of {model} map tests to numbers", "such as {gemm_bf16: 550}")
-        profile = None if model == "default" else _profile(model, tests, path)
+        profile = None if model == "default" else _find_profile(model, tests, path)
         name = profile.model if profile else model
-        found[name] = {test: _floor(value, test, profile, path) for test, value in tests.items()}
+        found[name] = {test: _parse_floor(value, test, profile, path) for test, value in tests.items()}
     return found
 
 
-def _profile(model: str, tests: Tree, path: Path) -> Profile:
+def _find_profile(model: str, tests: Tree, path: Path) -> Profile:
     try:
-        return profiles.named(model)
+        return profiles.find_profile(model)
     except UsageError as error:
-        raise UsageError(f"{_place(tests, path)}: {error.problem}", error.hint) from None
+        raise UsageError(f"{_locate_item(tests, path)}: {error.problem}", error.hint) from None
 
 
-def _floor(item: Leaf | Tree, test: str, profile: Profile | None, path: Path) -> float:
+def _parse_floor(item: Leaf | Tree, test: str, profile: Profile | None, path: Path) -> float:
     if test not in FLOORS:
-        raise UsageError(f"{_place(item, path)}: no test '{test}' has a floor", did_you_mean(test, FLOORS))
-    value = float(_number(item, test, path, float))
-    peak = peak_of(profile, test) if profile else None
+        raise UsageError(f"{_locate_item(item, path)}: no test '{test}' has a floor", did_you_mean(test, FLOORS))
+    value = float(_parse_number(item, test, path, float))
+    peak = find_peak(profile, test) if profile else None
     if profile and peak is not None and value > peak:
         raise UsageError(
-            f"{_place(item, path)}: {profile.model} cannot reach {value:g} {unit(test)}: its peak is {peak:g}",
+            f"{_locate_item(item, path)}: {profile.model} cannot reach {value:g} {find_unit(test)}: its peak is "
+            f"{peak:g}",
             f"use {peak:g} or less; a healthy device reaches about 70 % of its peak",
         )
     return value
 
 
-def peak_of(profile: Profile, test: str) -> float | None:
+def find_peak(profile: Profile, test: str) -> float | None:
     """What a device cannot exceed in a test; None where that is not known."""
     if test.startswith("gemm_"):
         dtype = test.removeprefix("gemm_")
@@ -143,20 +144,20 @@ def peak_of(profile: Profile, test: str) -> float | None:
     return profile.memory_gb_per_s
 
 
-def _number(item: Leaf | Tree, key: str, path: Path, kind: Any) -> Any:
+def _parse_number(item: Leaf | Tree, key: str, path: Path, kind: Any) -> Any:
     value = item.value if isinstance(item, Leaf) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value < 0:
-        raise UsageError(f"{_place(item, path)}: {key} is a number, not {value!r}")
+        raise UsageError(f"{_locate_item(item, path)}: {key} is a number, not {value!r}")
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        raise UsageError(f"{_place(item, path)}: {key} is a whole number, not {value!r}") from None
+        raise UsageError(f"{_locate_item(item, path)}: {key} is a whole number, not {value!r}") from None
 
 
-def _place(item: Leaf | Tree, path: Path) -> str:
+def _locate_item(item: Leaf | Tree, path: Path) -> str:
     """Where an item stands; a mapping stands where its first value does."""
     while not isinstance(item, Leaf):
         if not item:
-            return source.display(path)
+            return source.format_path(path)
         item = next(iter(item.values()))
     return item.origin

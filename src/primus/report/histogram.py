@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from primus.report import table
-from primus.report.page import Html, element
+from primus.report.page import Html, make_element
 
 BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
 """Eighths of a character cell."""
@@ -23,7 +23,7 @@ MANY_DIGITS = 100_000
 """Numbers from here on are shown in units of 1,024 under a bar of the picture."""
 
 
-class Bar(Struct, frozen=True, kw_only=True):
+class HistogramBar(Struct, frozen=True, kw_only=True):
     """What lies in a range of whole numbers."""
 
     first: int
@@ -36,7 +36,7 @@ class Bar(Struct, frozen=True, kw_only=True):
     """Their sum, such as the tokens of these documents."""
 
 
-def text(bars: Sequence[Bar], things: str, unit: str) -> str:
+def format_text_histogram(bars: Sequence[HistogramBar], things: str, unit: str) -> str:
     """A bar of blocks for each range, with its share of the things and of their sum.
 
     Args:
@@ -44,46 +44,46 @@ def text(bars: Sequence[Bar], things: str, unit: str) -> str:
         things: What is counted, such as ``documents``.
         unit: What is summed, such as ``tokens``.
     """
-    highest, _, weight = _totals(bars)
+    highest, _, weight = _compute_totals(bars)
     rows = [
         (
             f"{bar.first:,} - {bar.last:,}" if bar.last > bar.first else f"{bar.first:,}",
             f"{bar.count:,}",
             f"{bar.weight / weight:.1%}",
-            blocks(bar.count / highest),
+            format_block_bar(bar.count / highest),
         )
         for bar in bars
     ]
-    return table.table((unit, things, f"of all {unit}", ""), rows, right=(0, 1, 2))
+    return table.format_table((unit, things, f"of all {unit}", ""), rows, right=(0, 1, 2))
 
 
-def blocks(share: float) -> str:
+def format_block_bar(share: float) -> str:
     """A bar of block characters, as long as its share of `COLUMNS`; a share above 0 is never invisible."""
     eighths = max(round(8 * COLUMNS * share), 1 if share > 0 else 0)
     whole, rest = divmod(eighths, 8)
     return BLOCKS[8] * whole + (BLOCKS[rest] if rest else "")
 
 
-def svg(bars: Sequence[Bar], title: str, things: str, unit: str) -> Html:
+def draw_histogram_svg(bars: Sequence[HistogramBar], title: str, things: str, unit: str) -> Html:
     """The picture: two bars for each range, the share of the things and of their sum; it stands alone or in a page."""
     height = TOP + HEIGHT + BOTTOM
     parts = [
-        element("style", Html(STYLE)),
-        _rect(0, 0, WIDTH, height, "ground", ""),
-        _text(LEFT, 32, title, "title"),
-        _rect(LEFT, 46, 12, 12, "count", ""),
-        _text(LEFT + 18, 56, f"share of {things}", "soft"),
-        _rect(LEFT + 170, 46, 12, 12, "weight", ""),
-        _text(LEFT + 188, 56, f"share of {unit}", "soft"),
-        *_columns(bars, things, unit),
-        _text(
+        make_element("style", Html(STYLE)),
+        _draw_bar(0, 0, WIDTH, height, "ground", ""),
+        _draw_label(LEFT, 32, title, "title"),
+        _draw_bar(LEFT, 46, 12, 12, "count", ""),
+        _draw_label(LEFT + 18, 56, f"share of {things}", "soft"),
+        _draw_bar(LEFT + 170, 46, 12, 12, "weight", ""),
+        _draw_label(LEFT + 188, 56, f"share of {unit}", "soft"),
+        *_draw_columns(bars, things, unit),
+        _draw_label(
             WIDTH / 2,
             height - 14,
             f"each bar: {things} of at least so many {unit}, and fewer than under the next",
             "soft middle",
         ),
     ]
-    return element(
+    return make_element(
         "svg",
         Html("\n".join(["", *parts, ""])),
         xmlns="http://www.w3.org/2000/svg",
@@ -95,27 +95,27 @@ def svg(bars: Sequence[Bar], title: str, things: str, unit: str) -> Html:
     )
 
 
-def _columns(bars: Sequence[Bar], things: str, unit: str) -> Iterator[Html]:
-    _, total, weight = _totals(bars)
+def _draw_columns(bars: Sequence[HistogramBar], things: str, unit: str) -> Iterator[Html]:
+    _, total, weight = _compute_totals(bars)
     highest = max((max(bar.count / total, bar.weight / weight) for bar in bars), default=1.0)
     pitch = (WIDTH - 2 * LEFT) / max(1, len(bars))
     width = min((pitch - GAP) / 2, 34.0)
     base = TOP + HEIGHT
-    yield _rect(LEFT, base, WIDTH - 2 * LEFT, 1, "axis", "")
+    yield _draw_bar(LEFT, base, WIDTH - 2 * LEFT, 1, "axis", "")
     for number, bar in enumerate(bars):
         middle = LEFT + (number + 0.5) * pitch
         shares = (("count", bar.count / total), ("weight", bar.weight / weight))
         for side, (kind, share) in enumerate(shares):
             tall = HEIGHT * share / highest
             told = f"{bar.first:,} to {bar.last:,}: {bar.count:,} {things}, {bar.weight:,} {unit}"
-            yield _rect(middle + (side - 1) * width, base - tall, width, tall, kind, told)
+            yield _draw_bar(middle + (side - 1) * width, base - tall, width, tall, kind, told)
             if share >= 0.001 and pitch >= 40:
                 place = middle + (side - 0.5) * width
-                yield _text(place, base - tall - 5, f"{share:.0%}" if share >= 0.01 else "<1%", "small middle")
-        yield _text(middle, base + 18, _short(bar.first), "small middle")
+                yield _draw_label(place, base - tall - 5, f"{share:.0%}" if share >= 0.01 else "<1%", "small middle")
+        yield _draw_label(middle, base + 18, _format_short_number(bar.first), "small middle")
 
 
-def _totals(bars: Sequence[Bar]) -> tuple[int, int, int]:
+def _compute_totals(bars: Sequence[HistogramBar]) -> tuple[int, int, int]:
     """The highest count, all counts and all weights, each at least 1."""
     return (
         max(1, max((bar.count for bar in bars), default=0)),
@@ -124,20 +124,22 @@ def _totals(bars: Sequence[Bar]) -> tuple[int, int, int]:
     )
 
 
-def _short(number: int) -> str:
+def _format_short_number(number: int) -> str:
     """A number that fits under its bar."""
     if number < MANY_DIGITS:
         return f"{number:,}"
     return f"{number >> 10:,} Ki" if number < MANY_DIGITS << 10 else f"{number >> 20:,} Mi"
 
 
-def _rect(x: float, y: float, width: float, height: float, kind: str, told: str) -> Html:
-    title = element("title", told) if told else Html("")
-    return element("rect", title, x=f"{x:.1f}", y=f"{y:.1f}", width=f"{width:.1f}", height=f"{height:.1f}", class_=kind)
+def _draw_bar(x: float, y: float, width: float, height: float, kind: str, told: str) -> Html:
+    title = make_element("title", told) if told else Html("")
+    return make_element(
+        "rect", title, x=f"{x:.1f}", y=f"{y:.1f}", width=f"{width:.1f}", height=f"{height:.1f}", class_=kind
+    )
 
 
-def _text(x: float, y: float, words: str, kind: str) -> Html:
-    return element("text", words, x=f"{x:.1f}", y=f"{y:.1f}", class_=kind)
+def _draw_label(x: float, y: float, words: str, kind: str) -> Html:
+    return make_element("text", words, x=f"{x:.1f}", y=f"{y:.1f}", class_=kind)
 
 
 STYLE = """

@@ -23,41 +23,41 @@ def escape(text: object) -> Html:
     return text if isinstance(text, Html) else Html(markup.escape(str(text)))
 
 
-def element(name: str, content: object, **attributes: str) -> Html:
+def make_element(name: str, content: object, **attributes: str) -> Html:
     """One HTML element; `class_` and the like are spelt with an underscore at the end."""
     shown = "".join(f' {key.rstrip("_")}="{markup.escape(value)}"' for key, value in attributes.items() if value)
     return Html(f"<{name}{shown}>{escape(content)}</{name}>")
 
 
-def joined(*parts: object) -> Html:
+def join_fragments(*parts: object) -> Html:
     """Fragments one below another."""
     return Html("\n".join(escape(part) for part in parts))
 
 
-def paragraph(text: object) -> Html:
+def make_paragraph(text: object) -> Html:
     """Text of its own."""
-    return element("p", text)
+    return make_element("p", text)
 
 
-def badge(status: str) -> Html:
+def make_badge(status: str) -> Html:
     """A status (see `SIGNS`) by colour, sign and word, so that it reads without colours and on paper."""
-    return element("span", Html(f"<i>{SIGNS[status]}</i>{escape(status)}"), class_=f"badge {status}")
+    return make_element("span", Html(f"<i>{SIGNS[status]}</i>{escape(status)}"), class_=f"badge {status}")
 
 
-def table(header: Sequence[object], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Html:
+def make_table(header: Sequence[object], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Html:
     """Rows under a header, which may be empty; cells are escaped unless they are `Html`, `right` are numbers."""
-    head = f"<thead>{_row('th', header, right)}</thead>\n" if any(header) else ""
-    body = "\n".join(_row("td", row, right) for row in rows)
+    head = f"<thead>{_make_row('th', header, right)}</thead>\n" if any(header) else ""
+    body = "\n".join(_make_row("td", row, right) for row in rows)
     return Html(f'<div class="wide"><table>\n{head}<tbody>\n{body}\n</tbody>\n</table></div>')
 
 
-def details(summary: object, content: object, *, is_open: bool = False) -> Html:
+def make_details(summary: object, content: object, *, is_open: bool = False) -> Html:
     """Content that opens with a click, and is open on paper."""
     opened = " open" if is_open else ""
     return Html(f"<details{opened}><summary>{escape(summary)}</summary>\n{escape(content)}\n</details>")
 
 
-def html(title: str, sections: Sequence[tuple[str, object]], subtitle: object = "") -> str:
+def format_page(title: str, sections: Sequence[tuple[str, object]], subtitle: object = "") -> str:
     """The whole page: sections of a heading and its content (escaped unless it is `Html`; see `joined`)."""
     return "\n".join(
         [
@@ -66,10 +66,11 @@ def html(title: str, sections: Sequence[tuple[str, object]], subtitle: object = 
             '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>',
             f"<style>{STYLE}</style></head>",
-            f"<body><main>\n<header>{element('h1', title)}{paragraph(subtitle) if subtitle else ''}</header>",
-            *_contents(sections),
+            f"<body><main>\n<header>{make_element('h1', title)}{make_paragraph(subtitle) if subtitle else ''}</header>",
+            *_make_contents(sections),
             *(
-                f'<section id="part-{i}">\n{element("h2", heading) if heading else ""}\n{escape(content)}\n</section>'
+                f'<section id="part-{i}">\n{make_element("h2", heading) if heading else ""}\n'
+                f"{escape(content)}\n</section>"
                 for i, (heading, content) in enumerate(sections, start=1)
             ),
             "</main></body>",
@@ -79,13 +80,15 @@ def html(title: str, sections: Sequence[tuple[str, object]], subtitle: object = 
     )
 
 
-def _contents(sections: Sequence[tuple[str, object]]) -> list[str]:
-    links = [element("a", heading, href=f"#part-{i}") for i, (heading, _) in enumerate(sections, start=1) if heading]
+def _make_contents(sections: Sequence[tuple[str, object]]) -> list[str]:
+    links = [
+        make_element("a", heading, href=f"#part-{i}") for i, (heading, _) in enumerate(sections, start=1) if heading
+    ]
     return [f"<nav>{' '.join(links)}</nav>"] if len(links) >= MANY_SECTIONS else []
 
 
-def _row(cell: str, values: Sequence[object], right: Sequence[int]) -> str:
-    cells = (element(cell, value, class_="number" if i in right else "") for i, value in enumerate(values))
+def _make_row(cell: str, values: Sequence[object], right: Sequence[int]) -> str:
+    cells = (make_element(cell, value, class_="number" if i in right else "") for i, value in enumerate(values))
     return f"<tr>{''.join(cells)}</tr>"
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     """Rows under a header, columns aligned; the columns in `right` are flush right."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     lines = []
@@ -19,14 +19,14 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
     return "\n".join(lines)
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def format_number(value: float | None, digits: int = 4) -> str:
     """A number with `digits` significant digits, ``-`` for none."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """``42 s``, ``3:05`` minutes or ``2:03:05`` hours."""
     if seconds is None:
         return "-"
@@ -37,7 +37,7 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Bytes in binary units: ``1.5 MiB``."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -47,6 +47,6 @@ def size(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
-def moment(seconds: float | None) -> str:
+def format_time(seconds: float | None) -> str:
     """Local time to the second, ``-`` for none."""
     return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -13,17 +13,17 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from primus.machine.facts import Device, Facts
-from primus.machine.topology import NEAR, End, Topology, expected_partitions, missing_links
+from primus.machine.facts import Device, MachineFacts
+from primus.machine.topology import NEAR, Topology, TopologyEnd, count_expected_partitions, find_missing_links
 
 T = TypeVar("T")
-Node = tuple[str, list[End]]
+NumaNode = tuple[str, list[TopologyEnd]]
 """Title and members of a NUMA node."""
 
 MARGIN = 16
 TOP = 78
-CARD_WIDTH = 224
-CARD_GAP = 12
+GPU_WIDTH = 224
+GPU_GAP = 12
 CELL_HEIGHT = 16
 NIC_WIDTH, NIC_HEIGHT, NIC_GAP = 152, 38, 8
 BUS = 60
@@ -34,22 +34,22 @@ MESH = 290
 """Between the columns, where cards are linked directly."""
 
 
-class Group(Struct, frozen=True, kw_only=True):
+class DeviceGroup(Struct, frozen=True, kw_only=True):
     """Cards and adapters that one line joins: those below one bridge, or the rest of a NUMA node."""
 
     top: float
     height: float
     cards: tuple[Device, ...]
-    adapters: tuple[End, ...]
+    adapters: tuple[TopologyEnd, ...]
     words: tuple[str, ...]
     """Relations of its cards and adapters, from near to far; empty where there are not both."""
 
     @property
-    def middle(self) -> float:
+    def middle_y(self) -> float:
         return self.top + self.height / 2
 
 
-class Frame(Struct, frozen=True, kw_only=True):
+class NumaFrame(Struct, frozen=True, kw_only=True):
     """A NUMA node, or the half of it that stands on one side."""
 
     title: str
@@ -57,60 +57,60 @@ class Frame(Struct, frozen=True, kw_only=True):
     top: float
     width: float
     height: float
-    groups: tuple[Group, ...]
+    groups: tuple[DeviceGroup, ...]
     is_mirrored: bool
     """Whether cards stand left of their adapters."""
 
     @property
     def card_left(self) -> float:
-        return self.left + (PADDING if self.is_mirrored else self.width - PADDING - CARD_WIDTH)
+        return self.left + (PADDING if self.is_mirrored else self.width - PADDING - GPU_WIDTH)
 
     @property
     def nic_left(self) -> float:
         return self.left + (self.width - PADDING - NIC_WIDTH if self.is_mirrored else PADDING)
 
     @property
-    def bus(self) -> float:
+    def bus_x(self) -> float:
         return self.card_outer + (BUS / 2 if self.is_mirrored else -BUS / 2)
 
     @property
     def card_inner(self) -> float:
-        return self.card_left + (0 if self.is_mirrored else CARD_WIDTH)
+        return self.card_left + (0 if self.is_mirrored else GPU_WIDTH)
 
     @property
     def card_outer(self) -> float:
-        return self.card_left + (CARD_WIDTH if self.is_mirrored else 0)
+        return self.card_left + (GPU_WIDTH if self.is_mirrored else 0)
 
     @property
     def nic_inner(self) -> float:
         return self.nic_left + (0 if self.is_mirrored else NIC_WIDTH)
 
 
-class Layout:
+class PictureLayout:
     """The frames of a machine, and the measures that all of them share."""
 
-    def __init__(self, facts: Facts, topology: Topology) -> None:
+    def __init__(self, facts: MachineFacts, topology: Topology) -> None:
         self.facts = facts
         self.topology = topology
-        self.is_partitioned = any(expected_partitions(facts, device) > 1 for device in facts.devices)
+        self.is_partitioned = any(count_expected_partitions(facts, device) > 1 for device in facts.devices)
         self.card_height = 62 + (CELL_HEIGHT + 8 if self.is_partitioned else 0)
-        is_linked = bool(topology.islands or missing_links(facts))
+        is_linked = bool(topology.islands or find_missing_links(facts))
         has_adapters = any(end.kind == "nic" for end in topology.ends)
-        self.column = PADDING * 2 + CARD_WIDTH + (NIC_WIDTH + BUS if has_adapters else 0)
-        parts = self._divided()
+        self.column = PADDING * 2 + GPU_WIDTH + (NIC_WIDTH + BUS if has_adapters else 0)
+        parts = self._divide_into_columns()
         self.gap = MESH if is_linked else 24
         self.width = max(MARGIN * 2 + self.column * len(parts) + self.gap * (len(parts) - 1), 800)
-        self.frames = [frame for side, part in enumerate(parts) for frame in self._column(part, side)]
+        self.frames = [frame for side, part in enumerate(parts) for frame in self._place_column(part, side)]
 
-    def points(self) -> dict[int, tuple[float, tuple[float, float]]]:
+    def compute_mesh_points(self) -> dict[int, tuple[float, tuple[float, float]]]:
         """Inner edge of each linked card, and its point at the card's height; an island's points are on one ellipse."""
         places = {
             device.index: (frame, middle)
             for frame in self.frames
             for group in frame.groups
-            for device, middle in spread(group, group.cards, self.card_height, CARD_GAP)
+            for device, middle in spread_items(group, group.cards, self.card_height, GPU_GAP)
         }
-        lost = {index for pair in missing_links(self.facts) for index in pair} - set(chain(*self.topology.islands))
+        lost = {index for pair in find_missing_links(self.facts) for index in pair} - set(chain(*self.topology.islands))
         points = {}
         for island in filter(None, (*self.topology.islands, tuple(lost))):
             heights = [places[index][1] for index in island]
@@ -122,27 +122,34 @@ class Layout:
                 points[index] = frame.card_inner, (centre_x + (out if frame.is_mirrored else -out), y)
         return points
 
-    def _divided(self) -> list[list[Node]]:
+    def _divide_into_columns(self) -> list[list[NumaNode]]:
         """NUMA nodes of each column, with as many cards on both sides; one that has all the cards is divided."""
         ends = sorted(self.topology.ends, key=lambda end: (end.numa_node is None, end.numa_node or 0))
         nodes = [
             ("NUMA node not known" if node is None else f"NUMA node {node}", list(members))
             for node, members in groupby(ends, key=lambda end: end.numa_node)
         ]
-        with_cards = [node for node in nodes if _num_cards(node)]
+        with_cards = [node for node in nodes if _count_gpus(node)]
         if len(with_cards) == 1 and len(self.facts.devices) > 1:
             ((title, members),) = with_cards
             others = [node for node in nodes if node not in with_cards]
-            return [[(title, _half(members, True)), *others[::2]], [(title, _half(members, False)), *others[1::2]]]
-        split = min(range(1, len(nodes) + 1), key=lambda i: abs(_burden(nodes[:i]) - _burden(nodes[i:])), default=0)
+            return [
+                [(title, _take_half(members, True)), *others[::2]],
+                [(title, _take_half(members, False)), *others[1::2]],
+            ]
+        split = min(
+            range(1, len(nodes) + 1),
+            key=lambda i: abs(_compute_column_load(nodes[:i]) - _compute_column_load(nodes[i:])),
+            default=0,
+        )
         return [part for part in (nodes[:split], nodes[split:]) if part]
 
-    def _column(self, nodes: list[Node], side: int) -> Iterator[Frame]:
+    def _place_column(self, nodes: list[NumaNode], side: int) -> Iterator[NumaFrame]:
         top = float(TOP)
         for title, ends in nodes:
-            groups = self._groups(ends, top + HEAD)
+            groups = self._group_devices(ends, top + HEAD)
             height = groups[-1].top + groups[-1].height + PADDING - top
-            yield Frame(
+            yield NumaFrame(
                 title=title,
                 left=MARGIN + side * (self.column + self.gap),
                 top=top,
@@ -153,10 +160,10 @@ class Layout:
             )
             top += height + MARGIN
 
-    def _groups(self, ends: list[End], top: float) -> tuple[Group, ...]:
+    def _group_devices(self, ends: list[TopologyEnd], top: float) -> tuple[DeviceGroup, ...]:
         """The devices below each switch or port that has both cards and adapters below it, then the others."""
         switches = _mixed_switches(ends)
-        below: dict[tuple[str, ...], list[End]] = {}
+        below: dict[tuple[str, ...], list[TopologyEnd]] = {}
         for end in ends:
             above = [switch for switch in switches if _is_below(end, switch)]
             below.setdefault(max(above, key=len, default=()), []).append(end)
@@ -165,59 +172,62 @@ class Layout:
             if len({end.kind for end in members}) < 2:
                 rest += below.pop(switch)
         groups = []
-        for members in sorted(below.values(), key=self._rank) + ([rest] if rest else []):
-            group = self._group(sorted(members, key=self.topology.ends.index), top)
+        for members in sorted(below.values(), key=self._find_first_position) + ([rest] if rest else []):
+            group = self._build_group(sorted(members, key=self.topology.ends.index), top)
             groups.append(group)
-            top += group.height + CARD_GAP
+            top += group.height + GPU_GAP
         return tuple(groups)
 
-    def _rank(self, members: list[End]) -> int:
+    def _find_first_position(self, members: list[TopologyEnd]) -> int:
         return min(self.topology.ends.index(end) for end in members)
 
-    def _group(self, members: list[End], top: float) -> Group:
+    def _build_group(self, members: list[TopologyEnd], top: float) -> DeviceGroup:
         devices = {f"GPU{device.index}": device for device in self.facts.devices}
         cards = [end for end in members if end.kind == "gpu"]
         adapters = [end for end in members if end.kind == "nic"]
-        words = {self.topology.word(card.name, adapter.name) for card in cards for adapter in adapters}
-        return Group(
+        words = {self.topology.find_relation_word(card.name, adapter.name) for card in cards for adapter in adapters}
+        return DeviceGroup(
             top=top,
-            height=max(_stack(len(cards), self.card_height, CARD_GAP), _stack(len(adapters), NIC_HEIGHT, NIC_GAP)),
+            height=max(
+                _compute_stack_height(len(cards), self.card_height, GPU_GAP),
+                _compute_stack_height(len(adapters), NIC_HEIGHT, NIC_GAP),
+            ),
             cards=tuple(devices[card.name] for card in cards),
             adapters=tuple(adapters),
             words=tuple(word for word in (*NEAR, "NODE") if word in words),
         )
 
 
-def _num_cards(node: Node) -> int:
+def _count_gpus(node: NumaNode) -> int:
     return sum(end.kind == "gpu" for end in node[1])
 
 
-def _burden(nodes: list[Node]) -> int:
+def _compute_column_load(nodes: list[NumaNode]) -> int:
     """What is balanced between the columns: cards, then adapters."""
-    return sum(100 * _num_cards(node) + len(node[1]) for node in nodes)
+    return sum(100 * _count_gpus(node) + len(node[1]) for node in nodes)
 
 
-def _mixed_switches(ends: Sequence[End]) -> set[tuple[str, ...]]:
+def _mixed_switches(ends: Sequence[TopologyEnd]) -> set[tuple[str, ...]]:
     """Paths to the ports and switches that a card and an adapter have in common, from the port of the host bridge on:
     for each card the deepest that it shares with an adapter."""
     found = set()
     for card in (end for end in ends if end.kind == "gpu"):
-        shared = [_shared(card.pci_path, end.pci_path) for end in ends if end.kind == "nic"]
+        shared = [_find_common_prefix(card.pci_path, end.pci_path) for end in ends if end.kind == "nic"]
         deepest = max(shared, key=len, default=())
         if len(deepest) > 1:
             found.add(deepest)
     return found
 
 
-def _shared(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+def _find_common_prefix(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
-def _is_below(end: End, switch: tuple[str, ...]) -> bool:
+def _is_below(end: TopologyEnd, switch: tuple[str, ...]) -> bool:
     return end.pci_path[: len(switch)] == switch
 
 
-def _half(members: list[End], is_first: bool) -> list[End]:
+def _take_half(members: list[TopologyEnd], is_first: bool) -> list[TopologyEnd]:
     """The first or second half of the cards, and of the adapters."""
     halves = []
     for kind in ("gpu", "nic"):
@@ -227,12 +237,12 @@ def _half(members: list[End], is_first: bool) -> list[End]:
     return halves
 
 
-def _stack(number: int, height: float, gap: float) -> float:
+def _compute_stack_height(number: int, height: float, gap: float) -> float:
     return max(number * (height + gap) - gap, 0)
 
 
-def spread(group: Group, items: Sequence[T], height: float, gap: float) -> Iterator[tuple[T, float]]:
+def spread_items(group: DeviceGroup, items: Sequence[T], height: float, gap: float) -> Iterator[tuple[T, float]]:
     """Each item with the height of its middle; the stack is centred in its group."""
-    top = group.middle - _stack(len(items), height, gap) / 2
+    top = group.middle_y - _compute_stack_height(len(items), height, gap) / 2
     for i, item in enumerate(items):
         yield item, top + i * (height + gap) + height / 2

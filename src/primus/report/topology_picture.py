@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from primus.machine.facts import Device, Facts, Link
+from primus.machine.facts import Device, Link, MachineFacts
 from primus.machine.topology import (
-    End,
     Topology,
-    degraded,
-    direct_links,
-    expected_partitions,
-    missing_links,
-    weak_links,
-    word_of,
+    TopologyEnd,
+    count_expected_partitions,
+    find_missing_links,
+    find_weak_links,
+    find_word,
+    format_degraded_link,
+    list_direct_links,
 )
-from primus.report.page import Html, element
+from primus.report.page import Html, make_element
 from primus.report.topology_layout import (
-    CARD_GAP,
-    CARD_WIDTH,
     CELL_HEIGHT,
+    GPU_GAP,
+    GPU_WIDTH,
     MARGIN,
     NIC_GAP,
     NIC_HEIGHT,
     NIC_WIDTH,
     PADDING,
     TOP,
-    Frame,
-    Group,
-    Layout,
-    spread,
+    DeviceGroup,
+    NumaFrame,
+    PictureLayout,
+    spread_items,
 )
 
 CHARACTER = 0.62
@@ -38,33 +38,37 @@ WIDEST = 4
 """xGMI links of the widest line that is drawn."""
 
 
-def svg(facts: Facts, topology: Topology) -> Html:
+def draw_topology_svg(facts: MachineFacts, topology: Topology) -> Html:
     """The picture; deterministic, with a title that a pointer shows on every device and link."""
-    return _Picture(facts, topology).svg()
+    return _TopologyPicture(facts, topology).draw_svg()
 
 
-class _Picture:
+class _TopologyPicture:
     """The parts, each drawn at its place in the layout."""
 
-    def __init__(self, facts: Facts, topology: Topology) -> None:
+    def __init__(self, facts: MachineFacts, topology: Topology) -> None:
         self.facts = facts
         self.topology = topology
-        self.layout = Layout(facts, topology)
+        self.layout = PictureLayout(facts, topology)
         self.width = self.layout.width
 
-    def svg(self) -> Html:
+    def draw_svg(self) -> Html:
         bottom = max((frame.top + frame.height for frame in self.layout.frames), default=TOP)
-        legend = list(self._legend(bottom + 30))
+        legend = list(self._draw_legend(bottom + 30))
         height = bottom + (54 if legend else 0) + MARGIN
         parts = [
-            *self._heading(),
-            *(part for frame in self.layout.frames for part in self._frame(frame)),
-            *self._mesh(),
+            *self._draw_heading(),
+            *(part for frame in self.layout.frames for part in self._draw_numa_frame(frame)),
+            *self._draw_mesh(),
             *legend,
         ]
-        return element(
+        return make_element(
             "svg",
-            Html("\n".join(["", element("style", Html(STYLE)), _rect(0, 0, self.width, height, "ground"), *parts, ""])),
+            Html(
+                "\n".join(
+                    ["", make_element("style", Html(STYLE)), _draw_rect(0, 0, self.width, height, "ground"), *parts, ""]
+                )
+            ),
             xmlns="http://www.w3.org/2000/svg",
             class_="topology",
             viewBox=f"0 0 {self.width:g} {height:g}",
@@ -73,105 +77,109 @@ class _Picture:
             role="img",
         )
 
-    def _heading(self) -> Iterator[Html]:
+    def _draw_heading(self) -> Iterator[Html]:
         facts = self.facts
         models = [device.model or device.name or "unknown GPU" for device in facts.devices]
         counted = ", ".join(f"{models.count(model)}x {model}" for model in dict.fromkeys(models))
-        yield _text(MARGIN, 34, counted or "No GPU", "title", self.width - 2 * MARGIN)
+        yield _draw_text(MARGIN, 34, counted or "No GPU", "title", self.width - 2 * MARGIN)
         numa = facts.cpu.numa_nodes or 0
         told = [
             facts.host,
             "assumed, nothing was measured" if facts.assumed else "",
             "" if facts.devices else "this node has no GPU, or none that a driver shows",
-            _islands(self.topology, facts),
+            _format_islands(self.topology, facts),
             f"{numa} NUMA node{'s' * (numa != 1)}" if numa else "",
             facts.cpu.model if facts.cpu.model != "unknown" else "",
         ]
-        yield _text(MARGIN, 57, "; ".join(filter(None, told)), "soft", self.width - 2 * MARGIN)
+        yield _draw_text(MARGIN, 57, "; ".join(filter(None, told)), "soft", self.width - 2 * MARGIN)
 
-    def _frame(self, frame: Frame) -> Iterator[Html]:
-        yield _rect(frame.left, frame.top, frame.width, frame.height, "frame", 10)
-        yield _text(frame.left + PADDING, frame.top + 23, frame.title, "numa")
+    def _draw_numa_frame(self, frame: NumaFrame) -> Iterator[Html]:
+        yield _draw_rect(frame.left, frame.top, frame.width, frame.height, "frame", 10)
+        yield _draw_text(frame.left + PADDING, frame.top + 23, frame.title, "numa")
         for group in frame.groups:
-            cards = list(spread(group, group.cards, self.layout.card_height, CARD_GAP))
-            adapters = list(spread(group, group.adapters, NIC_HEIGHT, NIC_GAP))
-            yield from _wires(frame, group, cards, adapters)
+            cards = list(spread_items(group, group.cards, self.layout.card_height, GPU_GAP))
+            adapters = list(spread_items(group, group.adapters, NIC_HEIGHT, NIC_GAP))
+            yield from _draw_bus(frame, group, cards, adapters)
             for device, middle in cards:
-                yield self._card(device, frame.card_left, middle - self.layout.card_height / 2)
+                yield self._draw_gpu(device, frame.card_left, middle - self.layout.card_height / 2)
             for adapter, middle in adapters:
-                yield _adapter(adapter, frame.nic_left, middle - NIC_HEIGHT / 2)
+                yield _draw_nic(adapter, frame.nic_left, middle - NIC_HEIGHT / 2)
 
-    def _card(self, device: Device, left: float, top: float) -> Html:
-        inner, right = left + 10, left + CARD_WIDTH - 10
-        lack = degraded(device)
+    def _draw_gpu(self, device: Device, left: float, top: float) -> Html:
+        inner, right = left + 10, left + GPU_WIDTH - 10
+        lack = format_degraded_link(device)
         parts = [
-            element("title", _told(device)),
-            _rect(left, top, CARD_WIDTH, self.layout.card_height, "card lack" if lack else "card", 7),
-            _text(inner, top + 20, f"GPU {device.index}", "name"),
-            _text(right, top + 20, device.model or device.name or "unknown", "value end", 130),
-            _text(inner, top + 37, device.bdf or "", "small"),
-            _text(right, top + 37, _gib(device.memory_bytes), "small end"),
-            _text(
+            make_element("title", _format_gpu_tooltip(device)),
+            _draw_rect(left, top, GPU_WIDTH, self.layout.card_height, "card lack" if lack else "card", 7),
+            _draw_text(inner, top + 20, f"GPU {device.index}", "name"),
+            _draw_text(right, top + 20, device.model or device.name or "unknown", "value end", 130),
+            _draw_text(inner, top + 37, device.bdf or "", "small"),
+            _draw_text(right, top + 37, _format_gib(device.memory_bytes), "small end"),
+            _draw_text(
                 inner,
                 top + 53,
-                f"PCIe {lack}" if lack else _pcie(device),
+                f"PCIe {lack}" if lack else _format_pcie_speed(device),
                 "small bad" if lack else "small",
-                CARD_WIDTH - 20,
+                GPU_WIDTH - 20,
             ),
         ]
         if self.layout.is_partitioned:
-            parts += self._partitions(device, inner, top + 62)
-        return element("g", Html("".join(parts)), class_="device")
+            parts += self._draw_partitions(device, inner, top + 62)
+        return make_element("g", Html("".join(parts)), class_="device")
 
-    def _partitions(self, device: Device, left: float, top: float) -> Iterator[Html]:
-        number = max(expected_partitions(self.facts, device), 1)
-        width = (CARD_WIDTH - 20) / number
+    def _draw_partitions(self, device: Device, left: float, top: float) -> Iterator[Html]:
+        number = max(count_expected_partitions(self.facts, device), 1)
+        width = (GPU_WIDTH - 20) / number
         for i in range(number):
             is_there = i < len(device.partitions)
-            yield _rect(left + i * width + 1, top, width - 2, CELL_HEIGHT, "cell" if is_there else "cell gone", 3)
+            yield _draw_rect(left + i * width + 1, top, width - 2, CELL_HEIGHT, "cell" if is_there else "cell gone", 3)
             label = str(device.partitions[i].index) if is_there else "none"
             size = next((size for size in (10, 7) if len(label) * size * CHARACTER <= width - 2), None)
             if size:
-                yield _text(left + (i + 0.5) * width, top + 12, label, f"cell-text size-{size}")
+                yield _draw_text(left + (i + 0.5) * width, top + 12, label, f"cell-text size-{size}")
 
-    def _mesh(self) -> Iterator[Html]:
-        points = self.layout.points()
+    def _draw_mesh(self) -> Iterator[Html]:
+        points = self.layout.compute_mesh_points()
         for inner, (x, y) in points.values():
-            yield _line(inner, y, x, y, "leader")
-        for link in direct_links(self.facts):
-            title = f"GPU {link.first} - GPU {link.second}: {word_of(link)}{self._weight(link.weight)}"
-            yield _line(*points[link.first][1], *points[link.second][1], self._style(link), title)
-        for first, second in missing_links(self.facts):
-            yield _line(*points[first][1], *points[second][1], "missing", f"GPU {first} - GPU {second}: no xGMI link")
+            yield _draw_line(inner, y, x, y, "leader")
+        for link in list_direct_links(self.facts):
+            title = f"GPU {link.first} - GPU {link.second}: {find_word(link)}{self._format_weight(link.weight)}"
+            yield _draw_line(*points[link.first][1], *points[link.second][1], self._choose_link_style(link), title)
+        for first, second in find_missing_links(self.facts):
+            yield _draw_line(
+                *points[first][1], *points[second][1], "missing", f"GPU {first} - GPU {second}: no xGMI link"
+            )
         for _, (x, y) in points.values():
-            yield element("circle", "", cx=f"{x:.1f}", cy=f"{y:.1f}", r="4.5", class_="point")
+            yield make_element("circle", "", cx=f"{x:.1f}", cy=f"{y:.1f}", r="4.5", class_="point")
 
-    def _weight(self, weight: int | None) -> str:
+    def _format_weight(self, weight: int | None) -> str:
         return "" if weight is None else f", weight {weight}"
 
-    def _style(self, link: Link) -> str:
+    def _choose_link_style(self, link: Link) -> str:
         """Style of a direct link: broken where it has fewer physical links than it should, wider where it has more."""
-        low = " low" if (link.first, link.second) in weak_links(self.facts) else ""
+        low = " low" if (link.first, link.second) in find_weak_links(self.facts) else ""
         num_links = min(link.num_links or 1, WIDEST) if link.kind == "xgmi" else 1
         return f"link {link.kind}{low}" + (f" wide-{num_links}" if num_links > 1 else "")
 
-    def _legend(self, y: float) -> Iterator[Html]:
+    def _draw_legend(self, y: float) -> Iterator[Html]:
         x = float(MARGIN)
-        for style, label in self._meanings():
-            yield _line(x, y - 4, x + 30, y - 4, style)
-            yield _text(x + 38, y, label, "small")
+        for style, label in self._list_line_meanings():
+            yield _draw_line(x, y - 4, x + 30, y - 4, style)
+            yield _draw_text(x + 38, y, label, "small")
             x += 38 + len(label) * 11 * CHARACTER + 12
 
-    def _meanings(self) -> Iterator[tuple[str, str]]:
+    def _list_line_meanings(self) -> Iterator[tuple[str, str]]:
         """Style and meaning of the lines that occur."""
-        for style, word in sorted({(self._style(link), word_of(link)) for link in direct_links(self.facts)}):
+        for style, word in sorted(
+            {(self._choose_link_style(link), find_word(link)) for link in list_direct_links(self.facts)}
+        ):
             yield style, f"{word}, direct link"
-        if missing_links(self.facts):
+        if find_missing_links(self.facts):
             yield "missing", "xGMI link missing"
         words = {word for frame in self.layout.frames for group in frame.groups for word in group.words}
         if words:
             yield "wire", "PCIe"
-        if any(map(degraded, self.facts.devices)):
+        if any(map(format_degraded_link, self.facts.devices)):
             yield "wire lack", "PCIe below its best"
         if any(not end.is_up for end in self.topology.ends):
             yield "wire off", "adapter down"
@@ -189,40 +197,42 @@ NEARNESS = {
 """What the line between cards and adapters stands for, in few words."""
 
 
-def _wires(
-    frame: Frame, group: Group, cards: list[tuple[Device, float]], adapters: list[tuple[End, float]]
+def _draw_bus(
+    frame: NumaFrame, group: DeviceGroup, cards: list[tuple[Device, float]], adapters: list[tuple[TopologyEnd, float]]
 ) -> Iterator[Html]:
     """A line from each device to the bus of its group, the bus, and the word for it, where there are both kinds."""
     if not cards or not adapters:
         return
     heights = [middle for _, middle in (*cards, *adapters)]
     for device, middle in cards:
-        yield _line(frame.card_outer, middle, frame.bus, middle, "wire lack" if degraded(device) else "wire")
+        yield _draw_line(
+            frame.card_outer, middle, frame.bus_x, middle, "wire lack" if format_degraded_link(device) else "wire"
+        )
     for adapter, middle in adapters:
-        yield _line(frame.nic_inner, middle, frame.bus, middle, "wire" if adapter.is_up else "wire off")
-    yield _line(frame.bus, min(heights), frame.bus, max(heights), "bus")
+        yield _draw_line(frame.nic_inner, middle, frame.bus_x, middle, "wire" if adapter.is_up else "wire off")
+    yield _draw_line(frame.bus_x, min(heights), frame.bus_x, max(heights), "bus")
     for row, word in enumerate(group.words):
-        middle = group.middle + (row - (len(group.words) - 1) / 2) * 20
-        yield _rect(frame.bus - 20, middle - 9, 40, 18, "pill", 9)
-        yield _text(frame.bus, middle + 4, word, "word")
+        middle = group.middle_y + (row - (len(group.words) - 1) / 2) * 20
+        yield _draw_rect(frame.bus_x - 20, middle - 9, 40, 18, "pill", 9)
+        yield _draw_text(frame.bus_x, middle + 4, word, "word")
 
 
-def _adapter(end: End, left: float, top: float) -> Html:
+def _draw_nic(end: TopologyEnd, left: float, top: float) -> Html:
     state = "" if end.is_up else " off"
     parts = [
-        element("title", f"{end.name} {end.bdf or ''}: {end.detail}"),
-        _rect(left, top, NIC_WIDTH, NIC_HEIGHT, f"nic{state}", 7),
-        _text(left + 10, top + 16, end.name, f"nic-name{state}", NIC_WIDTH - 20 - (0 if end.is_up else 44)),
-        _text(left + 10, top + 30, end.detail, f"small{state}", NIC_WIDTH - 20),
+        make_element("title", f"{end.name} {end.bdf or ''}: {end.detail}"),
+        _draw_rect(left, top, NIC_WIDTH, NIC_HEIGHT, f"nic{state}", 7),
+        _draw_text(left + 10, top + 16, end.name, f"nic-name{state}", NIC_WIDTH - 20 - (0 if end.is_up else 44)),
+        _draw_text(left + 10, top + 30, end.detail, f"small{state}", NIC_WIDTH - 20),
     ]
     if not end.is_up:
-        parts.append(_text(left + NIC_WIDTH - 10, top + 16, "DOWN", "down end"))
-        parts.append(_line(left + 4, top + 4, left + NIC_WIDTH - 4, top + NIC_HEIGHT - 4, "cross"))
-        parts.append(_line(left + 4, top + NIC_HEIGHT - 4, left + NIC_WIDTH - 4, top + 4, "cross"))
-    return element("g", Html("".join(parts)), class_="adapter")
+        parts.append(_draw_text(left + NIC_WIDTH - 10, top + 16, "DOWN", "down end"))
+        parts.append(_draw_line(left + 4, top + 4, left + NIC_WIDTH - 4, top + NIC_HEIGHT - 4, "cross"))
+        parts.append(_draw_line(left + 4, top + NIC_HEIGHT - 4, left + NIC_WIDTH - 4, top + 4, "cross"))
+    return make_element("g", Html("".join(parts)), class_="adapter")
 
 
-def _islands(topology: Topology, facts: Facts) -> str:
+def _format_islands(topology: Topology, facts: MachineFacts) -> str:
     """``2 islands of 4 linked cards``."""
     sizes = sorted({len(island) for island in topology.islands})
     return ", ".join(
@@ -232,7 +242,7 @@ def _islands(topology: Topology, facts: Facts) -> str:
     )
 
 
-def _told(device: Device) -> str:
+def _format_gpu_tooltip(device: Device) -> str:
     """All that is known of a card and has no place in its box."""
     modes = " ".join(filter(None, (device.partition_mode, device.memory_mode)))
     numbers = ", ".join(str(partition.index) for partition in device.partitions)
@@ -248,32 +258,32 @@ def _told(device: Device) -> str:
     return "; ".join(filter(None, told))
 
 
-def _gib(count: int | None) -> str:
+def _format_gib(count: int | None) -> str:
     return f"{count / 2**30:.0f} GiB" if count else ""
 
 
-def _pcie(device: Device) -> str:
+def _format_pcie_speed(device: Device) -> str:
     link = device.pcie
     speed = f" {link.speed_gts:g} GT/s" if link.speed_gts else ""
     width = f" x{link.width}" if link.width else ""
     return f"PCIe{speed}{width}" if speed or width else ""
 
 
-def _rect(x: float, y: float, width: float, height: float, style: str, radius: float = 0) -> Html:
+def _draw_rect(x: float, y: float, width: float, height: float, style: str, radius: float = 0) -> Html:
     place = {"x": f"{x:g}", "y": f"{y:g}", "width": f"{width:g}", "height": f"{height:g}"}
-    return element("rect", "", **place, rx=f"{radius:g}", class_=style)
+    return make_element("rect", "", **place, rx=f"{radius:g}", class_=style)
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, style: str, title: str = "") -> Html:
+def _draw_line(x1: float, y1: float, x2: float, y2: float, style: str, title: str = "") -> Html:
     place = {"x1": f"{x1:.1f}", "y1": f"{y1:.1f}", "x2": f"{x2:.1f}", "y2": f"{y2:.1f}"}
-    return element("line", element("title", title) if title else "", **place, class_=style)
+    return make_element("line", make_element("title", title) if title else "", **place, class_=style)
 
 
-def _text(x: float, y: float, text: str, style: str, width: float = 0) -> Html:
+def _draw_text(x: float, y: float, text: str, style: str, width: float = 0) -> Html:
     """Text from `x` on, cut where it would be wider than `width`."""
     longest = int(width / (SIZES.get(style.split()[0], 11) * CHARACTER)) if width else len(text)
     shown = text if len(text) <= longest else text[: max(longest - 3, 1)] + "..."
-    return element("text", shown, x=f"{x:g}", y=f"{y:g}", class_=style) if shown else Html("")
+    return make_element("text", shown, x=f"{x:g}", y=f"{y:g}", class_=style) if shown else Html("")
 
 
 SIZES = {"title": 19, "soft": 13, "numa": 12, "name": 13, "value": 13, "nic-name": 12}

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from primus.errors import FinalError, PrimusError
 from primus.runs.events import EventLog
 from primus.runs.files import write_json
-from primus.runs.store import Failure, Run
+from primus.runs.store import RankFailure, Run
 
 HEARTBEAT_INTERVAL_S = 1.0
 LAUNCHER_VARIABLE = "PRIMUS_LAUNCHER_PID"
@@ -47,12 +47,12 @@ class Attempt:
         self.local_rank = local_rank
         self.world_size = world_size
         self.console = console if rank == 0 else None
-        self.folder = run.attempt(number)
+        self.folder = run.attempt_folder(number)
         self.stop_signal: str | None = None
         """Name of the signal that asked the worker to stop; the trainer looks between steps."""
         self._events = EventLog(run.events) if rank == 0 else None
         self._asked_at: dict[int, float] = {}
-        self._heartbeat = Heartbeat(heartbeat_file(self.folder, rank), local_rank)
+        self._heartbeat = HeartbeatWriter(heartbeat_file(self.folder, rank), local_rank)
 
     def say(self, text: str) -> None:
         """Print a line for people: rank 0 on the console, every rank in its own log."""
@@ -79,15 +79,15 @@ class Attempt:
         """
         self._heartbeat.set(phase, step, timings)
 
-    def listen(self) -> None:
+    def listen_for_signals(self) -> None:
         """Note the first signal of `STOPPING` in `stop_signal`; SIGTERM or SIGINT that comes again later ends."""
         for number in STOPPING:
             signal.signal(number, self._on_signal)
 
-    def fail(self, error: BaseException, exit_code: int) -> None:
+    def record_failure(self, error: BaseException, exit_code: int) -> None:
         """Leave the reason where the launcher looks for the first failing rank."""
         problem = error.problem if isinstance(error, PrimusError) else f"{type(error).__name__}: {error}"
-        failure = Failure(
+        failure = RankFailure(
             rank=self.rank,
             host=socket.gethostname(),
             time=time.time(),
@@ -144,7 +144,7 @@ def stacks_file(folder: Path, rank: int) -> Path:
     return folder / f"rank_{rank}.stacks.txt"
 
 
-class Heartbeat:
+class HeartbeatWriter:
     """Replaces one small file at most once a second, from a thread, while its process lives.
 
     The thread also ends the process when its parent or its launcher has died, so that no worker outlives them.
@@ -158,8 +158,8 @@ class Heartbeat:
         self._closed = threading.Event()
         self._parent = os.getppid()
         self._launcher = int(os.environ.get(LAUNCHER_VARIABLE, self._parent))
-        self._thread = threading.Thread(target=self._loop, name="heartbeat", daemon=True)
-        self._write()
+        self._thread = threading.Thread(target=self._write_periodically, name="heartbeat", daemon=True)
+        self._write_heartbeat()
         self._thread.start()
 
     def set(self, phase: str, step: int, timings: Mapping[str, float] | None = None) -> None:
@@ -171,15 +171,15 @@ class Heartbeat:
         self._closed.set()
         self._thread.join(timeout=5)
         self._state["phase"] = "exit"
-        self._write()
+        self._write_heartbeat()
 
-    def _loop(self) -> None:
+    def _write_periodically(self) -> None:
         while not self._closed.wait(HEARTBEAT_INTERVAL_S):
             if os.getppid() != self._parent or not process_state(self._launcher):
                 os.kill(os.getpid(), signal.SIGKILL)
-            self._write()
+            self._write_heartbeat()
 
-    def _write(self) -> None:
+    def _write_heartbeat(self) -> None:
         state = {
             "pid": os.getpid(),
             "launcher": self._launcher,

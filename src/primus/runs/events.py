@@ -31,7 +31,7 @@ class EventLog:
         self._file.close()
 
 
-def read(path: Path) -> Iterator[Event]:
+def read_events(path: Path) -> Iterator[Event]:
     """All complete events of `path`; nothing where the file does not exist.
 
     A half line, left by a writer that was killed, is passed over.
@@ -52,13 +52,13 @@ def read(path: Path) -> Iterator[Event]:
                 yield cast(Event, event)
 
 
-def steps(path: Path) -> list[Event]:
+def read_steps(path: Path) -> list[Event]:
     """The `step` events in order of their step.
 
     Of a step that was repeated after a restart or a rewind it is the last; of those that a rewind has undone, none.
     """
     last: dict[int, Event] = {}
-    for event in read(path):
+    for event in read_events(path):
         if event["kind"] == "step" and isinstance(event.get("step"), int):
             last[event["step"]] = event
         elif event["kind"] == "rewind" and isinstance(event.get("to_step"), int):

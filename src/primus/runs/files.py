@@ -21,10 +21,10 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         PrimusError: The file cannot be written, for example because the disk is full.
     """
-    _replace(path, redact(text))
+    _replace_file(path, redact(text))
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace_file(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def _replace(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` by `value` as indented JSON, without its secrets."""
-    _replace(path, to_json(value) + "\n")
+    _replace_file(path, to_json(value) + "\n")
 
 
 def to_json(value: Any) -> str:

@@ -51,17 +51,17 @@ class LockHolder(Struct, frozen=True, kw_only=True):
 
 
 @contextlib.contextmanager
-def hold(directory: Path) -> Iterator[bool]:
+def hold_run(directory: Path) -> Iterator[bool]:
     """Hold the run while it is being executed; gives False where another process of this host holds it."""
     with os.fdopen(os.open(directory / FILE, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
-        if not _lock(file, fcntl.LOCK_EX):
+        if not _lock_file(file, fcntl.LOCK_EX):
             yield False
             return
         import threading  # only by a process that executes a run
 
         over = threading.Event()
-        renewing = threading.Thread(target=_renew, args=(file.fileno(), over), name="run-lock", daemon=True)
-        _write(file.fileno(), renewal=0)
+        renewing = threading.Thread(target=_renew_record, args=(file.fileno(), over), name="run-lock", daemon=True)
+        _write_record(file.fileno(), renewal=0)
         renewing.start()
         try:
             yield True
@@ -81,7 +81,7 @@ def find_holder(directory: Path) -> LockHolder | None:
     record = read_record(path)
     try:
         with path.open() as file:
-            if not _lock(file, fcntl.LOCK_SH, tries=1):
+            if not _lock_file(file, fcntl.LOCK_SH, tries=1):
                 return record or LockHolder(host=os.uname().nodename, pid=0)
             age_s = abs(time.time() - os.fstat(file.fileno()).st_mtime)
     except OSError:
@@ -111,21 +111,21 @@ def read_record(path: Path) -> LockHolder | None:
         return None
 
 
-def _renew(file: int, over: threading.Event) -> None:
+def _renew_record(file: int, over: threading.Event) -> None:
     renewal = 0
     while not over.wait(RENEWAL_S):
         renewal += 1
-        _write(file, renewal)
+        _write_record(file, renewal)
 
 
-def _write(file: int, renewal: int) -> None:
+def _write_record(file: int, renewal: int) -> None:
     """Replace the record in place, all of it by one call: a rename would take the lock away, which is the file's."""
     record = LockHolder(host=os.uname().nodename, pid=os.getpid(), renewal=renewal)
     with contextlib.suppress(OSError):  # a full disk: flock alone has to do
         os.pwrite(file, msgspec.json.encode(record).ljust(RECORD_BYTES), 0)
 
 
-def _lock(file: TextIO, kind: int, tries: int = 10) -> bool:
+def _lock_file(file: TextIO, kind: int, tries: int = 10) -> bool:
     """Lock `file` until it is closed; a few tries, since who only asks whether it is locked holds it for a moment."""
     for _ in range(tries):
         try:

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from primus.errors import PrimusError
 from primus.redaction import MASK
-from primus.runs import events, patches
+from primus.runs import events, patch_records
 from primus.runs.files import read_json
-from primus.runs.snapshot import SystemInfo, packages, system_info
+from primus.runs.snapshot import SystemInfo, list_packages, system_info
 from primus.runs.store import Run
 
 NUMERIC_PACKAGES = ("torch", "numpy", "tokenizers", "primus")
@@ -37,7 +37,7 @@ class Difference(Struct, frozen=True):
         return f"{self.what}: {self.then} then, {self.now} now{'' if self.changes_numbers else ' (changes no numbers)'}"
 
 
-def differences(run: Run) -> list[Difference]:
+def find_differences(run: Run) -> list[Difference]:
     """All differences between the machine of `run` and this one, those that may change numbers first.
 
     Raises:
@@ -46,7 +46,7 @@ def differences(run: Run) -> list[Difference]:
     then = read_json(run.directory / "env" / "system_info.json", SystemInfo)
     now = system_info()
     found = [
-        Difference("devices", _listed(then.devices), _listed(now.devices), True)
+        Difference("devices", _format_devices(then.devices), _format_devices(now.devices), True)
         if then.devices != now.devices
         else None,
         Difference("processor", then.cpu_model, now.cpu_model, True) if then.cpu_model != now.cpu_model else None,
@@ -70,26 +70,26 @@ def patch_differences(run: Run, python_patches: Sequence[str], files: Sequence[s
     Raises:
         PrimusError: A file cannot be read, or the run's record is damaged.
     """
-    before = [event["applied"] for event in events.read(run.events) if event["kind"] == "patches"]
+    before = [event["applied"] for event in events.read_events(run.events) if event["kind"] == "patches"]
     then = [each["name"] for each in before[-1]] if before else []
     found = []
     if sorted(then) != sorted(python_patches):
         found.append(Difference("patches", ", ".join(then) or "none", ", ".join(python_patches) or "none", True))
-    kept = [f"{record.file} {record.sha256[:8]}" for record in patches.read(run)]
-    given = [f"{file} {patches.sha256(_content(file))[:8]}" for file in files]
+    kept = [f"{record.file} {record.sha256[:8]}" for record in patch_records.read_records(run)]
+    given = [f"{file} {patch_records.hash_patch(_read_content(file))[:8]}" for file in files]
     if given and [each.split()[-1] for each in kept] != [each.split()[-1] for each in given]:
         found.append(Difference("patch files", ", ".join(kept) or "none", ", ".join(given), True))
     return found
 
 
-def _content(file: str) -> bytes:
+def _read_content(file: str) -> bytes:
     try:
         return Path(file).expanduser().read_bytes()
     except OSError as error:
         raise PrimusError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def variables(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
+def list_replay_variables(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
     """Variables to set so that workers see what those of `run` saw: what the run set, and what may change numbers.
 
     Secrets are not among them; they come from today's environment.
@@ -104,7 +104,7 @@ def variables(run: Run, environ: Mapping[str, str]) -> dict[str, str]:
 def _numeric_variables(run: Run) -> dict[str, str]:
     """Variables that may change a number, whoever set them."""
     found: dict[str, str] = {}
-    for line in _lines(run, "primus_env_dump.txt"):
+    for line in _read_lines(run, "primus_env_dump.txt"):
         name, equals, value = line.rpartition("  # ")[0].partition("=")
         if equals and NUMERIC_VARIABLES.fullmatch(name):
             found[name] = value
@@ -137,7 +137,7 @@ class _Plan(Struct, frozen=True):
     env: dict[str, _Variable]
 
 
-def _lines(run: Run, name: str) -> list[str]:
+def _read_lines(run: Run, name: str) -> list[str]:
     path = run.directory / "env" / name
     try:
         return path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -146,8 +146,8 @@ def _lines(run: Run, name: str) -> list[str]:
 
 
 def _package_differences(run: Run) -> list[Difference]:
-    then = dict(line.split("==", 1) for line in _lines(run, "packages.txt") if "==" in line)
-    now = packages()
+    then = dict(line.split("==", 1) for line in _read_lines(run, "packages.txt") if "==" in line)
+    now = list_packages()
     names = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     return [
         Difference(f"package {name}", then.get(name, "absent"), now.get(name, "absent"), name in NUMERIC_PACKAGES)
@@ -155,5 +155,5 @@ def _package_differences(run: Run) -> list[Difference]:
     ]
 
 
-def _listed(devices: Sequence[str]) -> str:
+def _format_devices(devices: Sequence[str]) -> str:
     return ", ".join(devices) or "no accelerator"

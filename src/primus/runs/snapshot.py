@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from primus.machine.facts import Facts, Software
+from primus.machine.facts import MachineFacts, Software
 from primus.machine.probe import probe
 from primus.redaction import redact_value
 from primus.runs.files import write_json, write_text
@@ -29,12 +29,12 @@ class SystemInfo(Struct, frozen=True, kw_only=True):
     memory_bytes: int
     devices: list[str] = []
     """Model of each accelerator."""
-    facts: Facts | None = None
+    facts: MachineFacts | None = None
     """All that was known of the machine; None in runs of older versions."""
 
 
 def write_environment(
-    folder: Path, environ: Mapping[str, str], sources: Mapping[str, str], facts: Facts | None = None
+    folder: Path, environ: Mapping[str, str], sources: Mapping[str, str], facts: MachineFacts | None = None
 ) -> None:
     """Write env/ of a run folder.
 
@@ -51,12 +51,14 @@ def write_environment(
     system = system_info(facts)
     write_json(folder / "system_info.json", system)
     write_text(folder / "gpu_model.txt", "\n".join(system.devices or ["none"]) + "\n")
-    write_text(folder / "packages.txt", "\n".join(f"{name}=={version}" for name, version in packages().items()) + "\n")
+    write_text(
+        folder / "packages.txt", "\n".join(f"{name}=={version}" for name, version in list_packages().items()) + "\n"
+    )
     if system.facts:
         _write_toolkit_versions(folder, system.facts.software)
 
 
-def system_info(facts: Facts | None = None) -> SystemInfo:
+def system_info(facts: MachineFacts | None = None) -> SystemInfo:
     """The machine as it is now; it is looked at where no `facts` are given."""
     facts = facts or probe(environ=os.environ)
     return SystemInfo(
@@ -72,7 +74,7 @@ def system_info(facts: Facts | None = None) -> SystemInfo:
     )
 
 
-def packages() -> dict[str, str]:
+def list_packages() -> dict[str, str]:
     """Version of each installed package, by name in lower case."""
     found = {dist.metadata["Name"].lower(): dist.version for dist in distributions() if dist.metadata["Name"]}
     return dict(sorted(found.items()))

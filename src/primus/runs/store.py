@@ -21,7 +21,7 @@ Action = Literal["retry", "exclude", "stop"]
 """What a failure asks for: the same once more, the same without its node, or a person."""
 
 
-class Failure(Struct, frozen=True, kw_only=True):
+class RankFailure(Struct, frozen=True, kw_only=True):
     """What a rank failed of."""
 
     rank: int
@@ -38,16 +38,16 @@ class Failure(Struct, frozen=True, kw_only=True):
     action: Action = "retry"
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class RunOutcome(Struct, frozen=True, kw_only=True):
     """How a run stands, or ended."""
 
     state: State = "planned"
     exit_code: int | None = None
     reason: str = ""
-    first_failure: Failure | None = None
+    first_failure: RankFailure | None = None
 
 
-class Metadata(Struct, frozen=True, kw_only=True):
+class RunMetadata(Struct, frozen=True, kw_only=True):
     """The metadata.json of a run."""
 
     id: str
@@ -72,7 +72,7 @@ class Metadata(Struct, frozen=True, kw_only=True):
     replay_of: str | None = None
     forced: list[str] = []
     """Differences that a forced replay went over."""
-    outcome: Outcome = Outcome()
+    outcome: RunOutcome = RunOutcome()
 
 
 class Run:
@@ -98,27 +98,27 @@ class Run:
     def checkpoints(self) -> Path:
         return self.directory / "checkpoints"
 
-    def attempt(self, number: int) -> Path:
+    def attempt_folder(self, number: int) -> Path:
         """Folder of the logs, heartbeats and errors of one attempt."""
         return self.directory / "logs" / f"attempt_{number}"
 
-    def metadata(self) -> Metadata:
+    def read_metadata(self) -> RunMetadata:
         """Read metadata.json.
 
         Raises:
             PrimusError: It is missing or damaged.
         """
-        return read_json(self.directory / "metadata.json", Metadata)
+        return read_json(self.directory / "metadata.json", RunMetadata)
 
-    def update(self, **changes: object) -> Metadata:
+    def update_metadata(self, **changes: object) -> RunMetadata:
         """Change fields of metadata.json."""
-        metadata = structs.replace(self.metadata(), **changes)
+        metadata = structs.replace(self.read_metadata(), **changes)
         write_json(self.directory / "metadata.json", metadata)
         return metadata
 
-    def lock(self) -> contextlib.AbstractContextManager[bool]:
+    def hold_lock(self) -> contextlib.AbstractContextManager[bool]:
         """Hold the run while it is being executed; gives False where another process of this host holds it."""
-        return lock.hold(self.directory)
+        return lock.hold_run(self.directory)
 
     def is_active(self) -> bool:
         """Whether a process is executing the run now, on this host or, as far as files tell, on another one."""
@@ -133,7 +133,7 @@ def new_id(now: float | None = None) -> str:
     return f"{time.strftime('%Y%m%d_%H%M%S', time.localtime(now))}-{os.urandom(2).hex()}"
 
 
-def create(directory: Path, metadata: Metadata) -> Run:
+def create_run(directory: Path, metadata: RunMetadata) -> Run:
     """Make the run folder `directory`, and point `latest` beside it to it.
 
     Raises:
@@ -164,7 +164,7 @@ def is_run(folder: Path) -> bool:
     if folder.is_symlink() or folder.name.startswith("."):
         return False
     try:
-        return bool(RUN_ID.fullmatch(Run(folder).metadata().id))
+        return bool(RUN_ID.fullmatch(Run(folder).read_metadata().id))
     except PrimusError:
         return False
 
@@ -183,22 +183,22 @@ def is_damaged_run(folder: Path) -> bool:
     return False
 
 
-def runs_of(folder: Path) -> list[Run]:
+def list_runs(folder: Path) -> list[Run]:
     """Runs of one experiment, oldest first; damaged ones are among them."""
     if not os.path.isdir(folder):  # unlike Path.is_dir, False for a name that is too long
         return []
     return [Run(entry) for entry in sorted(folder.iterdir()) if is_run(entry) or is_damaged_run(entry)]
 
 
-def runs_under(workspace: Path) -> list[Run]:
+def list_workspace_runs(workspace: Path) -> list[Run]:
     """Runs of all experiments of a workspace, oldest first."""
     if not os.path.isdir(workspace):
         return []
     folders = [entry for entry in workspace.iterdir() if entry.is_dir()]
-    return sorted((run for folder in folders for run in runs_of(folder)), key=lambda run: run.id)
+    return sorted((run for folder in folders for run in list_runs(folder)), key=lambda run: run.id)
 
 
-def find(name: str, workspace: Path) -> Run:
+def find_run(name: str, workspace: Path) -> Run:
     """The run that `name` means: a folder, an id or the beginning of one, an experiment (its newest run).
 
     Raises:
@@ -206,10 +206,10 @@ def find(name: str, workspace: Path) -> Run:
     """
     if os.path.isfile(Path(name) / "metadata.json"):
         return Run(Path(name).resolve())
-    in_experiment = runs_of(workspace / name)
+    in_experiment = list_runs(workspace / name)
     if in_experiment:
         return in_experiment[-1]
-    runs = runs_under(workspace)
+    runs = list_workspace_runs(workspace)
     matching = [run for run in runs if run.id.startswith(name) or f"{run.directory.parent.name}/{run.id}" == name]
     if len(matching) == 1:
         return matching[0]

@@ -11,13 +11,13 @@ from msgspec import Struct
 
 from primus.errors import PrimusError
 from primus.runs import events
-from primus.runs.store import Metadata, Run
+from primus.runs.store import Run, RunMetadata
 
 WARM_UP_STEPS = 3
 """First steps of an attempt that no rate is taken from."""
 
 
-class Summary(Struct, frozen=True, kw_only=True):
+class RunSummary(Struct, frozen=True, kw_only=True):
     """One run, as `runs list` shows it."""
 
     id: str
@@ -39,36 +39,38 @@ class Summary(Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-def of(run: Run) -> Summary:
+def summarise_run(run: Run) -> RunSummary:
     """Summarise a run folder, whatever state its writer left it in."""
     try:
-        metadata = run.metadata()
-        state = state_of(run, metadata)
+        metadata = run.read_metadata()
+        state = find_run_state(run, metadata)
     except PrimusError:
-        metadata = Metadata(id=run.id, name=run.directory.parent.name, task="", created=run.directory.stat().st_mtime)
+        metadata = RunMetadata(
+            id=run.id, name=run.directory.parent.name, task="", created=run.directory.stat().st_mtime
+        )
         state = "damaged"
-    recorded = list(events.read(run.events))
-    steps = events.steps(run.events)
+    recorded = list(events.read_events(run.events))
+    steps = events.read_steps(run.events)
     rates = [event["tokens_per_s"] for event in steps[WARM_UP_STEPS:] if event.get("tokens_per_s")]
     evaluations = [event["loss"] for event in recorded if event["kind"] == "eval" and event.get("loss") is not None]
-    return Summary(
+    return RunSummary(
         id=run.id,
         name=metadata.name,
         state=state,
         directory=str(run.directory),
         created=metadata.created,
-        duration_s=_duration(metadata, recorded),
+        duration_s=_compute_duration(metadata, recorded),
         steps=steps[-1]["step"] if steps else 0,
         last_loss=next((event["loss"] for event in reversed(steps) if event.get("loss") is not None), None),
         eval_loss=evaluations[-1] if evaluations else None,
         tokens_per_s=statistics.median(rates) if rates else None,
         rewinds=sum(event["kind"] == "rewind" for event in recorded),
         checkpoints=sum("." not in found.parent.name for found in run.checkpoints.glob("step_*/manifest.json")),
-        size_bytes=size(run.directory),
+        size_bytes=folder_size(run.directory),
     )
 
 
-def state_of(run: Run, metadata: Metadata) -> str:
+def find_run_state(run: Run, metadata: RunMetadata) -> str:
     """The run's state; ``died`` where it says running and nothing executes it on this machine."""
     if metadata.outcome.state == "planned" and (run.directory / "submission.json").is_file():
         return "planned"  # a scheduler has it: `jobs list` says how it stands
@@ -77,7 +79,7 @@ def state_of(run: Run, metadata: Metadata) -> str:
     return metadata.outcome.state
 
 
-def size(directory: Path) -> int:
+def folder_size(directory: Path) -> int:
     """Bytes of all files under `directory`."""
     total = 0
     for folder, _, names in os.walk(directory):
@@ -95,24 +97,24 @@ def flat_settings(run: Run) -> dict[str, object]:
     for name in ("primus_config.yaml", "model_config.yaml"):
         path = run.directory / "config" / name
         if path.is_file():
-            found |= _flattened(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+            found |= _flatten_overrides(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
     return found
 
 
-def _flattened(tree: dict[str, object]) -> dict[str, object]:
+def _flatten_overrides(tree: dict[str, object]) -> dict[str, object]:
     """Keys of `overrides:` and of the top level as they are; the layers around them go."""
     flat: dict[str, object] = {}
     for key, value in tree.items():
         if key == "env" and isinstance(value, dict):
             flat |= {f"env.{name}": text for name, text in value.items()}
         elif isinstance(value, dict):
-            flat |= _flattened(value)
+            flat |= _flatten_overrides(value)
         else:
             flat[key] = value
     return flat
 
 
-def _duration(metadata: Metadata, recorded: list[events.Event]) -> float | None:
+def _compute_duration(metadata: RunMetadata, recorded: list[events.Event]) -> float | None:
     if metadata.started is None:
         return None
     last = metadata.ended or (recorded[-1]["time"] if recorded else None)

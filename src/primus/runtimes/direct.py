@@ -12,11 +12,13 @@ from msgspec import Meta, Struct, structs
 from primus import interpreter
 from primus.errors import UsageError
 from primus.hook import STAGES
-from primus.launch import patches, recorder, variables
-from primus.launch.plan import Context, LaunchPlan, Variable, lengthens
-from primus.launch.policy import Policy
-from primus.machine.cluster import Layout, layout
-from primus.machine.devices import count, usable
+from primus.launch import variables
+from primus.launch.hooks import patch_files
+from primus.launch.plan import LaunchPlan, PlanContext, Variable, extends_list
+from primus.launch.supervision import flight_recorder
+from primus.launch.supervision.restart_policy import RestartPolicy
+from primus.machine.cluster import ClusterLayout, find_layout
+from primus.machine.devices import count_devices, list_usable_devices
 
 LEVEL = "node"
 SAID = ("hook", "patch", "experiment", "--env")
@@ -56,43 +58,47 @@ class Options(Struct, frozen=True, kw_only=True):
     """How torchrun's agents of several nodes meet: static keeps the node ranks, c10d numbers them as they come."""
 
 
-def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
+def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
     """`plan`, which starts one worker, as the plan that starts all workers of this node.
 
     Raises:
         UsageError: The layout or a variable is impossible.
     """
-    shape = layout_of(options, context)
-    from_files = variables.of_words(options.env_file, "--env-file", {})
-    typed = (from_files, variables.of_words(options.env, "--env", context.environ))
+    shape = build_layout(options, context)
+    from_files = variables.parse_variables(options.env_file, "--env-file", {})
+    typed = (from_files, variables.parse_variables(options.env, "--env", context.environ))
     given = plan.env | typed[0] | typed[1]
-    env, warnings = _variables(shape, plan.env, typed, context) if context.starts_workers else (given, ())
+    env, warnings = _collect_node_variables(shape, plan.env, typed, context) if context.starts_workers else (given, ())
     if context.terminal and shape.node_rank == 0:
         env |= {"PRIMUS_PROGRESS": Variable(context.terminal, "terminal")}
-    if context.starts_workers and shape.world_size > 1 and usable(context.facts(_master(shape)), context.environ):
-        env |= recorder.variables(context.directory, context.attempt, {**context.environ, **env})
+    if (
+        context.starts_workers
+        and shape.world_size > 1
+        and list_usable_devices(context.facts(_find_master_address(shape)), context.environ)
+    ):
+        env |= flight_recorder.make_recorder_variables(context.directory, context.attempt, {**context.environ, **env})
     needs_agent = context.starts_workers and shape.world_size > 1
-    argv = _torchrun(plan.argv, shape, context, options.rdzv_backend) if needs_agent else plan.argv
+    argv = _build_torchrun_command(plan.argv, shape, context, options.rdzv_backend) if needs_agent else plan.argv
     hooks = () if options.no_hooks else context.hooks()
-    actions = hooks + patches.actions(options.patch or context.patches, context.environ)
+    actions = hooks + patch_files.plan_patch_files(options.patch or context.patches, context.environ)
     ordered = sorted(actions, key=lambda action: STAGES.index(action.stage))
     notes = (*plan.notes, *(f"warning: {warning}" for warning in warnings))
-    policy = _policy(options) if context.starts_workers else None
+    policy = _build_restart_policy(options) if context.starts_workers else None
     return structs.replace(plan, argv=argv, env=env, layout=shape, notes=notes, actions=tuple(ordered), policy=policy)
 
 
-def _master(shape: Layout) -> str | None:
+def _find_master_address(shape: ClusterLayout) -> str | None:
     """Address of the node that this one must reach."""
     return shape.master_addr if shape.nnodes > 1 else None
 
 
-def _policy(options: Options) -> Policy:
-    return Policy(
+def _build_restart_policy(options: Options) -> RestartPolicy:
+    return RestartPolicy(
         max_restarts=options.max_restarts, backoff_s=options.restart_delay, hang_timeout_s=options.hang_timeout
     )
 
 
-def layout_of(options: Options, context: Context) -> Layout:
+def build_layout(options: Options, context: PlanContext) -> ClusterLayout:
     """The nodes and processes that `options` and the environment ask for.
 
     Raises:
@@ -101,8 +107,8 @@ def layout_of(options: Options, context: Context) -> Layout:
     if options.single:
         if (options.nproc or 1) > 1 or (options.nnodes or 1) > 1:
             raise UsageError("--single is one process: leave out --nproc and --nnodes")
-        return Layout(nproc=1, sources={"nproc": "--single", "nnodes": "--single"})
-    return layout(
+        return ClusterLayout(nproc=1, sources={"nproc": "--single", "nnodes": "--single"})
+    return find_layout(
         context.environ,
         lambda: _num_devices(context),
         nproc=options.nproc,
@@ -113,36 +119,40 @@ def layout_of(options: Options, context: Context) -> Layout:
     )
 
 
-def _num_devices(context: Context) -> int:
-    return len(usable(context.facts(None), context.environ)) if context.starts_workers else count(context.environ)
+def _num_devices(context: PlanContext) -> int:
+    return (
+        len(list_usable_devices(context.facts(None), context.environ))
+        if context.starts_workers
+        else count_devices(context.environ)
+    )
 
 
-def _variables(
-    shape: Layout, given: Mapping[str, Variable], typed: Sequence[Mapping[str, Variable]], context: Context
+def _collect_node_variables(
+    shape: ClusterLayout, given: Mapping[str, Variable], typed: Sequence[Mapping[str, Variable]], context: PlanContext
 ) -> tuple[dict[str, Variable], tuple[str, ...]]:
     """What this machine needs, hooks and patches said, was `given` and was `typed`; and what is odd about it.
 
     What the user's shell has already is not among it.
     """
     from primus.machine.environment import (
-        environment,
+        build_environment,
         find_rocm_library,
         find_torch_version,
     )  # not for what starts no workers
-    from primus.machine.network import choose
+    from primus.machine.network import choose_network
 
-    facts = context.facts(_master(shape))
-    decided = environment(
+    facts = context.facts(_find_master_address(shape))
+    decided = build_environment(
         facts,
-        choose(facts, shape.nnodes, context.environ),
+        choose_network(facts, shape.nnodes, context.environ),
         shape,
         context.environ,
         given,
         typed=typed,
         workload=context.workload,
         torch=find_torch_version(facts, sys.path),
-        hooks=_of(context.settings, "hook"),
-        patches=_of(context.settings, "patch"),
+        hooks=_select_by_source(context.settings, "hook"),
+        patches=_select_by_source(context.settings, "patch"),
         rocm_library=find_rocm_library(context.environ),
     )
     said = {**context.settings, **given, **typed[0], **typed[1]}
@@ -151,20 +161,22 @@ def _variables(
         for name, choice in decided.variables.items()
         if choice.value is not None and choice.layer != "user"
     }
-    return _lengthened(context) | decisions, decided.warnings
+    return _extend_path_lists(context) | decisions, decided.warnings
 
 
-def _lengthened(context: Context) -> dict[str, Variable]:
+def _extend_path_lists(context: PlanContext) -> dict[str, Variable]:
     """Lists of the user's shell, such as PATH, to which hooks and patches have added: all that it had is in them."""
     said, environ = context.settings, context.environ
-    return {name: each for name, each in said.items() if lengthens(name, each.value, environ.get(name))}
+    return {name: each for name, each in said.items() if extends_list(name, each.value, environ.get(name))}
 
 
-def _of(settings: Mapping[str, Variable], kind: str) -> dict[str, Variable]:
+def _select_by_source(settings: Mapping[str, Variable], kind: str) -> dict[str, Variable]:
     return {name: variable for name, variable in settings.items() if variable.source.startswith(kind)}
 
 
-def _torchrun(worker: tuple[str, ...], shape: Layout, context: Context, backend: str) -> tuple[str, ...]:
+def _build_torchrun_command(
+    worker: tuple[str, ...], shape: ClusterLayout, context: PlanContext, backend: str
+) -> tuple[str, ...]:
     """The torchrun command that starts `worker`, a Python command, once for each process.
 
     A static rendezvous keeps node ranks as given; one node without a port lets torchrun choose a free one.

@@ -9,13 +9,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, structs
 
-from primus.diagnosis import diagnose, sources
+from primus.diagnosis import diagnose, log_sources
 from primus.diagnosis.diagnose import THOROUGH_BYTES
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
-from primus.diagnosis.logs import Log, of_stream
+from primus.diagnosis.logs import LogFile, read_stream_log
 from primus.errors import EXIT_OK, PrimusError, UsageError
-from primus.launch import job_logs, jobs
-from primus.launch.jobs import RECORD, Submission
+from primus.launch.jobs import logs, scheduler_jobs
+from primus.launch.jobs.scheduler_jobs import RECORD, Submission
 from primus.report import table
 from primus.runs import store
 from primus.runs.files import read_json
@@ -48,7 +48,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Folder of all run folders."""
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class DiagnosisAnswer(Struct, frozen=True, kw_only=True):
     """What was found, of what."""
 
     what: str
@@ -67,13 +67,13 @@ def run(options: Options, context: TaskContext) -> int:
         UsageError: There is no such run, job or log.
         PrimusError: A log cannot be read.
     """
-    found = _run_of(options, context)
-    answer = _of_run(found[0], found[1], options) if found else _of_logs(options, context)
-    context.result(answer, _text(answer, options.all))
+    found = _find_run_with_logs(options, context)
+    answer = _diagnose_run(found[0], found[1], options) if found else _diagnose_logs(options, context)
+    context.result(answer, _format_answer(answer, options.all))
     return EXIT_OK if answer.is_known else EXIT_UNKNOWN
 
 
-def _run_of(options: Options, context: TaskContext) -> tuple[Run, list[Path]] | None:
+def _find_run_with_logs(options: Options, context: TaskContext) -> tuple[Run, list[Path]] | None:
     """The run that is meant, with its logs elsewhere; None where logs are meant.
 
     Raises:
@@ -84,43 +84,43 @@ def _run_of(options: Options, context: TaskContext) -> tuple[Run, list[Path]] | 
         if os.path.isfile(folder / "metadata.json"):
             if len(options.what) > 1:
                 raise UsageError("diagnose takes one run, or logs", f"diagnose {name}")
-            return _with_logs(Run(folder.resolve()))
+            return _add_scheduler_logs(Run(folder.resolve()))
     if name == STANDARD_INPUT or os.path.exists(name):
         return None
     try:
-        return _with_logs(store.find(name, Path(options.workspace)))
+        return _add_scheduler_logs(store.find_run(name, Path(options.workspace)))
     except UsageError as error:
-        return _of_job(name, context, error)
+        return _find_run_of_job(name, context, error)
 
 
-def _with_logs(run: Run) -> tuple[Run, list[Path]]:
+def _add_scheduler_logs(run: Run) -> tuple[Run, list[Path]]:
     try:
         submission = read_json(run.directory / RECORD, Submission)
     except PrimusError:  # it was not given to a scheduler
         return run, []
-    return run, _outside(run, submission)
+    return run, _find_scheduler_logs(run, submission)
 
 
-def _outside(run: Run, submission: Submission) -> list[Path]:
+def _find_scheduler_logs(run: Run, submission: Submission) -> list[Path]:
     """Logs that the scheduler writes outside the run folder."""
-    files = [path for path in job_logs.files(submission, None) if path.is_file()]
+    files = [path for path in logs.list_log_files(submission, None) if path.is_file()]
     return [path for path in files if not path.resolve().is_relative_to(run.directory)]
 
 
-def _of_job(name: str, context: TaskContext, error: UsageError) -> tuple[Run, list[Path]]:
+def _find_run_of_job(name: str, context: TaskContext, error: UsageError) -> tuple[Run, list[Path]]:
     """The run of a job that was submitted from here; `error` is raised where there is none either."""
     try:
-        submission = jobs.find(name, context.environ)
+        submission = scheduler_jobs.find_submission(name, context.environ)
     except UsageError:
         is_path = "/" in name or "." in name
-        raise (_absent(name) if is_path else error) from None
+        raise (_build_missing_path_error(name) if is_path else error) from None
     run = Run(Path(submission.directory))
-    return run, _outside(run, submission)
+    return run, _find_scheduler_logs(run, submission)
 
 
-def _of_run(run: Run, besides: list[Path], options: Options) -> Answer:
-    metadata = run.metadata()
-    newest = sources.newest_attempt(run)
+def _diagnose_run(run: Run, besides: list[Path], options: Options) -> DiagnosisAnswer:
+    metadata = run.read_metadata()
+    newest = log_sources.newest_attempt(run)
     number = newest if options.attempt is None else options.attempt
     if not 0 <= number <= newest:
         raise UsageError(f"--attempt {number}: the run has attempts 0 to {newest}")
@@ -128,13 +128,13 @@ def _of_run(run: Run, besides: list[Path], options: Options) -> Answer:
     state: str = metadata.outcome.state if number == newest else "failed"
     if state == "running" and not is_active:
         state = "died" if metadata.started else state
-    answer = Answer(what=metadata.name, run=run.id, attempt=number, state=state, diagnosis=Diagnosis())
+    answer = DiagnosisAnswer(what=metadata.name, run=run.id, attempt=number, state=state, diagnosis=Diagnosis())
     if state in ("done", "planned"):
         said = "nothing failed" if state == "done" else "nothing was started yet"
         said += f"; attempt {newest - 1} did: --attempt {newest - 1}" if state == "done" and newest else ""
         return structs.replace(answer, is_known=True, diagnosis=Diagnosis(reason=said))
     kernel = True if options.kernel_log else None
-    found = diagnose.of_run(run, number, budget_bytes=THOROUGH_BYTES, kernel=kernel, besides=besides)
+    found = diagnose.diagnose_run(run, number, budget_bytes=THOROUGH_BYTES, kernel=kernel, besides=besides)
     if found.cause is None and state == "interrupted":
         found = structs.replace(found, reason=f"it was stopped: {metadata.outcome.reason}", tail=())
         return structs.replace(answer, is_known=True, diagnosis=found)
@@ -146,115 +146,115 @@ def _of_run(run: Run, besides: list[Path], options: Options) -> Answer:
     return structs.replace(answer, is_known=found.cause is not None, diagnosis=found)
 
 
-def _of_logs(options: Options, context: TaskContext) -> Answer:
-    texts: list[Log] = []
+def _diagnose_logs(options: Options, context: TaskContext) -> DiagnosisAnswer:
+    texts: list[LogFile] = []
     notes: list[str] = []
     paths = [Path(name) for name in options.what if name != STANDARD_INPUT]
     if options.attempt is not None:
         raise UsageError("--attempt is of a run, not of logs")
     for path in paths:
-        _check(path)
+        _check_readable(path)
     if len(paths) < len(options.what):
         if sys.stdin is None:
             raise UsageError("standard input: is closed", "give a log: diagnose - < FILE")
-        log, note = of_stream("standard input", sys.stdin.buffer)
+        log, note = read_stream_log("standard input", sys.stdin.buffer)
         texts, notes = [log], [note] if note else []
     if texts and not texts[0].data:
         raise UsageError("standard input: is empty", "give a log: diagnose - < FILE")
-    found = diagnose.of_logs(paths, kernel=options.kernel_log, texts=texts)
+    found = diagnose.diagnose_logs(paths, kernel=options.kernel_log, texts=texts)
     found = structs.replace(found, notes=(*notes, *found.notes))
     is_known = found.cause is not None or not found.reason
-    return Answer(what=", ".join(options.what), is_known=is_known, diagnosis=found)
+    return DiagnosisAnswer(what=", ".join(options.what), is_known=is_known, diagnosis=found)
 
 
-def _absent(path: str | Path) -> UsageError:
+def _build_missing_path_error(path: str | Path) -> UsageError:
     return UsageError(f"{path}: no such file or folder", "give a log, a run, or a folder of logs")
 
 
-def _check(path: Path) -> None:
+def _check_readable(path: Path) -> None:
     """Raises UsageError where nothing can be read at `path`."""
     if not os.path.exists(path):
-        raise _absent(path)
+        raise _build_missing_path_error(path)
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
         raise UsageError(f"{path}: may not be read", "ask its owner")
     if path.is_file() and path.stat().st_size == 0:
         raise UsageError(f"{path}: is empty", "what wrote it ended before it said anything; look at other logs")
 
 
-def _text(answer: Answer, is_full: bool) -> str:
+def _format_answer(answer: DiagnosisAnswer, is_full: bool) -> str:
     found = answer.diagnosis
-    parts = [_title(answer)]
+    parts = [_format_answer_title(answer)]
     if found.cause:
-        parts += [_rows(_cause_rows(found.cause, found))]
+        parts += [_format_labeled_rows(_cause_rows(found.cause, found))]
     else:
-        parts += [_rows(_unknown_rows(answer))]
+        parts += [_format_labeled_rows(_unknown_rows(answer))]
     others = [cause for cause in found.causes if cause is not found.cause]
-    parts += ["\n".join(line for cause in others for line in _other(cause, is_full))] if others else []
+    parts += ["\n".join(line for cause in others for line in _format_other_cause(cause, is_full))] if others else []
     parts += ["\n".join(f"note: {note}" for note in found.notes)] if found.notes else []
     return "\n\n".join(parts)
 
 
-def _title(answer: Answer) -> str:
+def _format_answer_title(answer: DiagnosisAnswer) -> str:
     if answer.run is None:
         num_logs = answer.diagnosis.num_logs
         return f"{answer.what}: {num_logs} {'log' if num_logs == 1 else 'logs'}"
     return f"run {answer.run} ({answer.what}), attempt {answer.attempt}: {answer.state}"
 
 
-def _rows(rows: list[tuple[str, str]]) -> str:
+def _format_labeled_rows(rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"{name + ':' if name else '':<11}{value}".rstrip() for name, value in rows)
 
 
 def _cause_rows(cause: Cause, found: Diagnosis) -> list[tuple[str, str]]:
     first = next((each for each in cause.evidence if each.time is not None), None)
-    at = f", {table.moment(first.time)}" if first else ""
-    lines = [_line(each) for each in cause.evidence]
+    at = f", {table.format_time(first.time)}" if first else ""
+    lines = [_format_evidence(each) for each in cause.evidence]
     return [
         ("cause", f"{cause.summary} [{cause.signature}]"),
-        *([("first", _place(found) + at)] if _place(found) else []),
+        *([("first", _format_failure_place(found) + at)] if _format_failure_place(found) else []),
         *((("evidence" if not number else ""), line) for number, line in enumerate(lines)),
-        *([("shown by", f"{_ranks(cause.ranks)}")] if len(cause.ranks) > 1 else []),
+        *([("shown by", f"{_format_rank_list(cause.ranks)}")] if len(cause.ranks) > 1 else []),
         ("fix", cause.fix),
-        ("launcher", _launcher(found)),
+        ("launcher", _format_launcher_action(found)),
     ]
 
 
-def _unknown_rows(answer: Answer) -> list[tuple[str, str]]:
+def _unknown_rows(answer: DiagnosisAnswer) -> list[tuple[str, str]]:
     found = answer.diagnosis
     if answer.is_known:
         return [("cause", found.reason or "no sign of a failure was found")]
     rows = [("cause", "unknown" + (f": {found.reason}" if found.reason else ""))]
-    rows += [("first", _place(found))] if _place(found) else []
-    rows += [("launcher", _launcher(found))] if answer.run else []
+    rows += [("first", _format_failure_place(found))] if _format_failure_place(found) else []
+    rows += [("launcher", _format_launcher_action(found))] if answer.run else []
     if found.tail:
         rows += [("log", found.tail_file), *(("", f"  {text}") for text in found.tail)]
     return rows
 
 
-def _launcher(found: Diagnosis) -> str:
+def _format_launcher_action(found: Diagnosis) -> str:
     return LAUNCHER[found.action].format(host=found.first_host or "its node")
 
 
-def _place(found: Diagnosis) -> str:
+def _format_failure_place(found: Diagnosis) -> str:
     words = [f"rank {found.first_rank}"] if found.first_rank is not None else []
     words += [f"on {found.first_host}" if words else found.first_host] if found.first_host else []
     return " ".join(words)
 
 
-def _line(evidence: Evidence) -> str:
+def _format_evidence(evidence: Evidence) -> str:
     return f"{evidence.file}:{evidence.line}: {evidence.text}"
 
 
-def _other(cause: Cause, is_full: bool) -> list[str]:
+def _format_other_cause(cause: Cause, is_full: bool) -> list[str]:
     kind = {"root": "also", "cascade": "followed", "info": "info"}[cause.role]
     survived = "; training went on after it" if cause.survived else ""
-    ranks = f" ({_ranks(cause.ranks)})" if cause.ranks else ""
+    ranks = f" ({_format_rank_list(cause.ranks)})" if cause.ranks else ""
     head = f"{kind + ':':<11}{cause.summary} [{cause.signature}]{ranks}{survived}"
     shown = cause.evidence if is_full else cause.evidence[:1] if cause.role == "root" else ()
-    return [head, *(f"{'':<11}{_line(each)}" for each in shown)]
+    return [head, *(f"{'':<11}{_format_evidence(each)}" for each in shown)]
 
 
-def _ranks(ranks: tuple[int, ...]) -> str:
+def _format_rank_list(ranks: tuple[int, ...]) -> str:
     """`ranks 0-2, 5 (4 in all)`."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

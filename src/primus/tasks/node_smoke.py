@@ -18,4 +18,4 @@ def work(attempt: Attempt) -> None:
     """Measure, as one rank of the run that `--perf` starts."""
     from primus.measure import suite
 
-    suite.run(attempt, session.told_to_workers(attempt))
+    suite.run(attempt, session.build_worker_config(attempt))

@@ -18,7 +18,7 @@ __all__ = ["Options", "prepare", "run", "work"]
 def work(attempt: Attempt) -> None:
     """Measure, as one rank of the run that `--perf` starts."""
     from primus.measure import suite
-    from primus.measure.endurance import Workload
+    from primus.measure.endurance import EnduranceWorkload
 
-    train = registry.load("backends", "native").train_reference
-    suite.run(attempt, session.told_to_workers(attempt), Workload(train=train))
+    train = registry.load_plug_in("backends", "native").train_reference
+    suite.run(attempt, session.build_worker_config(attempt), EnduranceWorkload(train=train))

@@ -19,7 +19,7 @@ import yaml
 
 from primus import experiment
 from primus.backends import native
-from primus.launch.request import Request
+from primus.launch.request import LaunchRequest
 from primus.runs import events
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_json, write_text
@@ -47,7 +47,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
         module = {"framework": "native", "model": "tiny", "overrides": {**SETTINGS, **settings}}
         written = {"exp_name": "test", "workspace": str(tmp_path), "modules": {"pre_trainer": module}}
         write_text(run.config, yaml.safe_dump(written))
-        write_json(run.directory / "request.json", Request(runtimes=(), task="train pretrain"))
+        write_json(run.directory / "request.json", LaunchRequest(runtimes=(), task="train pretrain"))
         return run
 
     return make
@@ -114,7 +114,7 @@ class Workers:
             process.send_signal(number)
 
     def log(self, rank: int) -> str:
-        return (self.run.attempt(self.number) / f"rank_{rank}.log").read_text()
+        return (self.run.attempt_folder(self.number) / f"rank_{rank}.log").read_text()
 
     def close(self) -> None:
         for process in self.processes:
@@ -148,7 +148,7 @@ def start_workers() -> Iterator[Callable[..., Workers]]:
 def attempt_events(run: Run, number: int, kind: str) -> list[events.Event]:
     """Events of a kind that one attempt recorded."""
     found, current = [], -1
-    for event in events.read(run.events):
+    for event in events.read_events(run.events):
         current = event["attempt"] if event["kind"] == "run_started" else current
         if current == number and event["kind"] == kind:
             found.append(event)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from primus.backends.native import checkpoint
-from primus.backends.native.checkpoint import Saved, Saver, Settings
+from primus.backends.native.checkpoint import CheckpointSaver, CheckpointSettings, SavedCheckpoint
 from primus.backends.native.distributed import Processes
 from primus.checkpoint import folders, manifest
 from primus.errors import PrimusError
@@ -20,9 +20,11 @@ from primus.errors import PrimusError
 ALONE = Processes(0, 1, torch.device("cpu"), timedelta(minutes=1))
 
 
-def saver(folder: Path, keep_last_n: int | None = None, is_async: bool = True) -> tuple[Saver, list[Saved]]:
-    saved: list[Saved] = []
-    settings = Settings(
+def saver(
+    folder: Path, keep_last_n: int | None = None, is_async: bool = True
+) -> tuple[CheckpointSaver, list[SavedCheckpoint]]:
+    saved: list[SavedCheckpoint] = []
+    settings = CheckpointSettings(
         folder=folder,
         run="run",
         keep_last_n=keep_last_n,
@@ -31,7 +33,7 @@ def saver(folder: Path, keep_last_n: int | None = None, is_async: bool = True) -
         data_fingerprint="data",
         compiled=False,
     )
-    return Saver(settings, ALONE, saved.append), saved
+    return CheckpointSaver(settings, ALONE, saved.append), saved
 
 
 def loaded(folder: Path, like: torch.Tensor) -> torch.Tensor:
@@ -47,7 +49,7 @@ def test_a_checkpoint_holds_the_state_at_the_moment_of_the_call(tmp_path: Path, 
     writer, saved = saver(tmp_path, is_async=is_async)
     writer.save({"model.weight": weight}, step=7, consumed_samples=70)
     weight.zero_()  # training goes on
-    writer.finish()
+    writer.finish_writing()
     assert torch.equal(loaded(tmp_path / "step_00000007", expected), expected)
     assert [(done.step, done.folder) for done in saved] == [(7, tmp_path / "step_00000007")]
 
@@ -55,22 +57,22 @@ def test_a_checkpoint_holds_the_state_at_the_moment_of_the_call(tmp_path: Path, 
 def test_the_manifest_tells_what_the_checkpoint_is_made_of(tmp_path: Path) -> None:
     writer, saved = saver(tmp_path)
     writer.save({"model.weight": torch.ones(10)}, step=7, consumed_samples=70)
-    writer.finish()
+    writer.finish_writing()
     folder = tmp_path / "step_00000007"
-    found = manifest.read(folder)
+    found = manifest.read_manifest(folder)
     assert found is not None
     assert (found.step, found.consumed_samples, found.run, found.world_size) == (7, 70, "run", 1)
-    assert {file.name for file in found.files} == {path.name for path in folder.iterdir()} - {manifest.NAME}
+    assert {file.name for file in found.files} == {path.name for path in folder.iterdir()} - {manifest.MANIFEST_NAME}
     assert found.total_bytes == saved[0].total_bytes
-    assert manifest.damage(folder, found) == ""
+    assert manifest.find_damage(folder, found) == ""
 
 
 def test_older_checkpoints_are_deleted_once_the_new_one_is_complete(tmp_path: Path) -> None:
     writer, _ = saver(tmp_path, keep_last_n=2)
     for step in (1, 2, 3, 4):
         writer.save({"model.weight": torch.ones(10)}, step=step, consumed_samples=step)
-    writer.finish()
-    assert [folders.step_of(found) for found in folders.checkpoints(tmp_path)] == [3, 4]
+    writer.finish_writing()
+    assert [folders.parse_step(found) for found in folders.list_checkpoints(tmp_path)] == [3, 4]
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -78,16 +80,18 @@ def test_a_failed_write_says_so_and_leaves_the_checkpoint_before_it(tmp_path: Pa
     weight = torch.ones(3_000_000)
     writer, saved = saver(tmp_path, keep_last_n=1, is_async=is_async)
     writer.save({"model.weight": weight}, step=1, consumed_samples=1)
-    writer.finish()
+    writer.finish_writing()
 
     def write_second() -> None:
         writer.save({"model.weight": weight}, step=2, consumed_samples=2)
-        writer.finish()
+        writer.finish_writing()
 
     with file_size_limit(1 << 20), pytest.raises(PrimusError, match="the checkpoint of step 2 could not be written"):
         write_second()
     assert [done.step for done in saved] == [1]
-    assert [found.name for found in folders.checkpoints(tmp_path)] == ["step_00000001"], "no half checkpoint is left"
+    assert [found.name for found in folders.list_checkpoints(tmp_path)] == ["step_00000001"], (
+        "no half checkpoint is left"
+    )
     assert torch.equal(loaded(tmp_path / "step_00000001", weight), weight)
 
 
@@ -96,7 +100,7 @@ def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path: Path) -> None:
     huge = torch.empty(1 << 50, device="meta")
     with pytest.raises(PrimusError, match=r"step 3 .* no space left: it needs 4194304.000 GiB, and .* are free"):
         writer.save({"model.weight": huge}, step=3, consumed_samples=3)
-    assert folders.checkpoints(tmp_path) == []
+    assert folders.list_checkpoints(tmp_path) == []
 
 
 def test_what_a_killed_writer_left_is_replaced(tmp_path: Path) -> None:
@@ -105,7 +109,7 @@ def test_what_a_killed_writer_left_is_replaced(tmp_path: Path) -> None:
     (half / "__7_0.distcp").write_bytes(b"half of a file of a larger job")
     writer, _ = saver(tmp_path)
     writer.save({"model.weight": torch.ones(10)}, step=5, consumed_samples=5)
-    writer.finish()
+    writer.finish_writing()
     assert not (half / "__7_0.distcp").exists()
     assert folders.is_complete(half)
 
@@ -120,7 +124,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
 def test_a_tensor_of_another_size_cannot_be_loaded(tmp_path: Path) -> None:
     writer, _ = saver(tmp_path)
     writer.save({"model.weight": torch.ones(10)}, step=1, consumed_samples=1)
-    writer.finish()
+    writer.finish_writing()
     with pytest.raises(PrimusError, match="cannot be loaded"):
         loaded(tmp_path / "step_00000001", torch.ones(11))
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from primus.backends.native import distributed
-from primus.backends.native.distributed import Processes, joined
+from primus.backends.native.distributed import Processes, join_processes
 from primus.errors import PrimusError
 from primus.runs import events
 from primus.runs.store import Run
@@ -23,7 +23,7 @@ StartWorkers = Callable[..., Any]
 
 
 def kinds(run: Run, kind: str) -> list[events.Event]:
-    return [event for event in events.read(run.events) if event["kind"] == kind]
+    return [event for event in events.read_events(run.events) if event["kind"] == kind]
 
 
 @pytest.mark.parametrize("is_sharded", [True, False])
@@ -81,8 +81,10 @@ def test_processes_that_cannot_meet_say_where_they_tried() -> None:
 
 def test_one_process_agrees_with_itself() -> None:
     alone = Processes(0, 1, torch.device("cpu"), timedelta(minutes=1))
-    assert alone.any(True) and not alone.any(False)
-    assert alone.gather("x") == ["x"] and alone.from_first("y") == "y" and alone.writers is None
+    assert alone.all_reduce_any(True) and not alone.all_reduce_any(False)
+    assert (
+        alone.all_gather_values("x") == ["x"] and alone.broadcast_from_first("y") == "y" and alone.writer_group is None
+    )
 
 
 def test_random_states_continue_where_they_were() -> None:
@@ -96,10 +98,10 @@ def test_random_states_continue_where_they_were() -> None:
 
 
 def test_the_problem_of_the_lowest_rank_is_named() -> None:
-    assert distributed.first_problem(["", "second", "third"]) == "second"
-    assert distributed.first_problem(["", ""]) == ""
+    assert distributed.find_first_problem(["", "second", "third"]) == "second"
+    assert distributed.find_first_problem(["", ""]) == ""
 
 
 def _join(environ: dict[str, str]) -> None:
-    with joined(rank=1, local_rank=1, world=2, timeout=timedelta(seconds=2), environ=environ):
+    with join_processes(rank=1, local_rank=1, world=2, timeout=timedelta(seconds=2), environ=environ):
         pass

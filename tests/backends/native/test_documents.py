@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.backends.native.documents import Documents, attention_mask, positions
-from primus.backends.native.model import build
-from primus.backends.native.step import prepare
+from primus.backends.native.documents import DocumentHandling, build_attention_mask, compute_positions
+from primus.backends.native.model import build_model
+from primus.backends.native.step import prepare_model
 from primus.config.schema import ModelSpec
 
 EOD = 0
@@ -52,15 +52,15 @@ def test_positions_and_mask_are_those_of_megatron(
             hidden[index + 1 :, : index + 1] = True
             expected[index + 1 :] -= index + 1 - start
             start = index + 1
-    assert positions(torch.tensor([tokens]), EOD)[0].tolist() == expected.tolist()
-    assert (~attention_mask(torch.tensor([tokens]), EOD)[0, 0]).tolist() == hidden.tolist()
+    assert compute_positions(torch.tensor([tokens]), EOD)[0].tolist() == expected.tolist()
+    assert (~build_attention_mask(torch.tensor([tokens]), EOD)[0, 0]).tolist() == hidden.tolist()
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_packed_documents_have_the_outputs_and_gradients_of_each_alone(recompute: bool) -> None:
     tokens, documents = packed()
-    together, alone = (build(SPEC, "cpu", seed=1) for _ in range(2))
-    together.documents, together.recompute = Documents(EOD, True, True), recompute
+    together, alone = (build_model(SPEC, "cpu", seed=1) for _ in range(2))
+    together.documents, together.recompute = DocumentHandling(EOD, True, True), recompute
     hidden = together(tokens)
     separate = torch.cat([alone(document) for document in documents], 1)
     torch.testing.assert_close(hidden, separate, rtol=1e-5, atol=1e-5)
@@ -73,29 +73,29 @@ def test_packed_documents_have_the_outputs_and_gradients_of_each_alone(recompute
 
 def test_without_a_reset_earlier_documents_are_seen() -> None:
     tokens, documents = packed()
-    model = build(SPEC, "cpu", seed=1)
+    model = build_model(SPEC, "cpu", seed=1)
     last = model(documents[-1])
     for reset_positions, reset_attention in ((False, False), (True, False)):
-        model.documents = Documents(EOD, reset_positions, reset_attention)
+        model.documents = DocumentHandling(EOD, reset_positions, reset_attention)
         assert not torch.allclose(model(tokens)[:, -LENGTHS[-1] :], last, atol=1e-2)
 
 
 def test_positions_alone_change_nothing_where_attention_stays_within_documents() -> None:
     """Rotary embedding sees differences of positions only, and within a document they are the same."""
     tokens, _ = packed()
-    model = build(SPEC, "cpu", seed=1)
+    model = build_model(SPEC, "cpu", seed=1)
     outputs = []
     for reset_positions in (False, True):
-        model.documents = Documents(EOD, reset_positions, True)
+        model.documents = DocumentHandling(EOD, reset_positions, True)
         outputs.append(model(tokens))
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
 
 
 def test_no_reset_is_bit_by_bit_what_it_was_without_documents() -> None:
     tokens, _ = packed()
-    model = build(SPEC, "cpu", seed=1)
+    model = build_model(SPEC, "cpu", seed=1)
     before = model(tokens)
-    model.documents = Documents(EOD, False, False)
+    model.documents = DocumentHandling(EOD, False, False)
     assert torch.equal(model(tokens), before)
 
 
@@ -106,9 +106,9 @@ def test_a_compiled_model_keeps_documents_apart(bf16: bool) -> None:
     targets, scale = tokens.roll(-1, 1), torch.ones(())
     losses = []
     for compile in (False, True):
-        model = build(SPEC, "cpu", seed=1)
-        model.documents = Documents(EOD, True, True)
-        trainable = prepare(model, device="cpu", bf16=bf16, compile=compile)
+        model = build_model(SPEC, "cpu", seed=1)
+        model.documents = DocumentHandling(EOD, True, True)
+        trainable = prepare_model(model, device="cpu", bf16=bf16, compile=compile)
         loss = trainable.loss(tokens, targets, scale)
         loss.backward()
         losses.append(loss.detach())

@@ -42,9 +42,9 @@ def test_a_save_that_a_kill_of_one_process_has_interrupted_is_not_taken(
 
     train(run, number=1)
 
-    (loaded,) = [event for event in events.read(run.events) if event["kind"] == "checkpoint_loaded"]
+    (loaded,) = [event for event in events.read_events(run.events) if event["kind"] == "checkpoint_loaded"]
     assert loaded["step"] == 4
-    assert [event["step"] for event in events.steps(run.events)] == list(range(1, 13))
+    assert [event["step"] for event in events.read_steps(run.events)] == list(range(1, 13))
 
 
 def _train(rank: int, directory: str, victim: int, moment: str, port: int) -> None:
@@ -62,14 +62,14 @@ def _train(rank: int, directory: str, victim: int, moment: str, port: int) -> No
 
 
 def _arrange_kill(moment: str) -> None:
-    real = getattr(checkpoint._Writing, moment)
+    real = getattr(checkpoint._CheckpointWrite, moment)
 
     def killed(writing: Any, *args: Any) -> Any:
         if writing._position.step == KILLED_STEP:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(writing, *args)
 
-    setattr(checkpoint._Writing, moment, killed)
+    setattr(checkpoint._CheckpointWrite, moment, killed)
 
 
 def _free_port() -> int:

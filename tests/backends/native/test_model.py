@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from primus.backends.native import check_model, rope
-from primus.backends.native.generate import generate
-from primus.backends.native.model import Transformer, build
+from primus.backends.native.generate import generate_tokens
+from primus.backends.native.model import Transformer, build_model
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 
@@ -60,7 +60,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_model_has_as_many_parameters_as_published(name: str) -> None:
     spec, published = PUBLISHED[name]
-    model = build(spec, "meta", seed=0)
+    model = build_model(spec, "meta", seed=0)
     assert sum(parameter.numel() for parameter in model.parameters()) == published
 
 
@@ -102,28 +102,28 @@ def test_bf16_hidden_states_stay_near_those_in_fp32() -> None:
 
 def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
     torch.manual_seed(7)
-    first = build(small(), "cpu", seed=1).state_dict()
+    first = build_model(small(), "cpu", seed=1).state_dict()
     torch.manual_seed(8)
-    again = build(small(), "cpu", seed=1).state_dict()
-    other = build(small(), "cpu", seed=2).state_dict()
+    again = build_model(small(), "cpu", seed=1).state_dict()
+    other = build_model(small(), "cpu", seed=2).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
 
 
 def test_initial_weights_have_the_asked_spread_and_output_projections_a_smaller_one() -> None:
-    weights = build(small(num_layers=8, init_method_std=0.02), "cpu", seed=1).state_dict()
+    weights = build_model(small(num_layers=8, init_method_std=0.02), "cpu", seed=1).state_dict()
     assert weights["embedding.weight"].std().item() == pytest.approx(0.02, rel=0.05)
     assert weights["layers.0.feed_forward.down.weight"].std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.05)
 
 
 def test_building_leaves_the_global_random_state_alone() -> None:
     before = torch.get_rng_state()
-    build(small(), "cpu", seed=3)
+    build_model(small(), "cpu", seed=3)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_tied_models_share_one_matrix() -> None:
-    model = build(small(untie_embeddings_and_output_weights=False), "cpu", seed=1)
+    model = build_model(small(untie_embeddings_and_output_weights=False), "cpu", seed=1)
     assert model.output_weight is model.embedding.weight
 
 
@@ -137,7 +137,7 @@ def test_the_future_does_not_change_the_past() -> None:
 
 def test_llama3_rope_keeps_short_wavelengths_and_stretches_long_ones() -> None:
     spec = small(rope_type="llama3", rotary_base=5e5, rotary_scaling_factor=8.0)
-    plain, scaled = rope.frequencies(small(rotary_base=5e5), 128), rope.frequencies(spec, 128)
+    plain, scaled = rope.compute_frequencies(small(rotary_base=5e5), 128), rope.compute_frequencies(spec, 128)
     wavelengths = 2 * math.pi / plain
     assert torch.equal(scaled[wavelengths < 8192 / 4], plain[wavelengths < 8192 / 4])
     torch.testing.assert_close(scaled[wavelengths > 8192], plain[wavelengths > 8192] / 8)
@@ -168,7 +168,7 @@ def test_what_native_does_not_build_is_refused_by_the_name_of_its_field(field: s
 
 def test_generated_tokens_are_the_most_likely_ones_at_temperature_zero() -> None:
     model = randomised(SHAPES["llama"])
-    tokens = generate(model, [3, 4], max_new_tokens=5, temperature=0.0, seed=0)
+    tokens = generate_tokens(model, [3, 4], max_new_tokens=5, temperature=0.0, seed=0)
     expected = [3, 4]
     for _ in range(5):
         expected.append(int((model(torch.tensor([expected]))[0, -1] @ model.output_weight.t()).argmax()))
@@ -176,14 +176,14 @@ def test_generated_tokens_are_the_most_likely_ones_at_temperature_zero() -> None
 
 
 def test_sampling_repeats_with_its_seed_and_varies_without() -> None:
-    model = build(small(), "cpu", seed=0)
-    samples = [generate(model, [1], max_new_tokens=12, temperature=1.0, seed=seed) for seed in (5, 5, 6)]
+    model = build_model(small(), "cpu", seed=0)
+    samples = [generate_tokens(model, [1], max_new_tokens=12, temperature=1.0, seed=seed) for seed in (5, 5, 6)]
     assert samples[0] == samples[1] != samples[2]
 
 
 def test_generation_slides_over_the_longest_context() -> None:
-    model = build(small(max_position_embeddings=8), "cpu", seed=0)
-    assert len(generate(model, [1, 2, 3], max_new_tokens=12, temperature=0.0, seed=0)) == 12
+    model = build_model(small(max_position_embeddings=8), "cpu", seed=0)
+    assert len(generate_tokens(model, [1, 2, 3], max_new_tokens=12, temperature=0.0, seed=0)) == 12
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -200,7 +200,7 @@ def test_hidden_states_equal_those_of_hugging_face(name: str) -> None:
 
 def randomised(spec: ModelSpec) -> Transformer:
     """A model whose norms and biases are not trivial either."""
-    model = build(spec, "cpu", seed=3)
+    model = build_model(spec, "cpu", seed=3)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for weight in model.parameters():
@@ -215,7 +215,7 @@ def plain_hidden(model: Transformer, tokens_BS: torch.Tensor) -> torch.Tensor:
     head = spec.kv_channels or spec.hidden_size // spec.num_attention_heads
     groups = spec.num_query_groups or spec.num_attention_heads
     sequence = tokens_BS.shape[1]
-    angle = torch.outer(torch.arange(sequence).double(), rope.frequencies(spec, head).double())
+    angle = torch.outer(torch.arange(sequence).double(), rope.compute_frequencies(spec, head).double())
     turn = torch.polar(torch.ones_like(angle), angle)
 
     def norm(x, weight):

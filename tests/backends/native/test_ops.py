@@ -64,7 +64,7 @@ def test_rotate(dtype: torch.dtype) -> None:
         return torch.cat((turned.real, turned.imag), -1)
 
     inputs = [normal(2, 7, 3, 16, dtype=dtype, seed=3)]
-    assert_same_function(lambda x: ops.rotate(x, cosine.to(dtype), sine.to(dtype)), formula, inputs)
+    assert_same_function(lambda x: ops.apply_rotary(x, cosine.to(dtype), sine.to(dtype)), formula, inputs)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -76,14 +76,14 @@ def test_causal_attention(dtype: torch.dtype, heads: int, groups: int, length: i
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     shapes = [(2, heads, length, 16), (2, groups, length, 16), (2, groups, length, 16)]
-    assert_same_function(ops.attention, formula, [normal(*s, dtype=dtype, seed=i) for i, s in enumerate(shapes)])
+    assert_same_function(ops.causal_attention, formula, [normal(*s, dtype=dtype, seed=i) for i, s in enumerate(shapes)])
 
 
 def test_attention_takes_the_layout_that_the_packed_projection_gives() -> None:
     packed = normal(2, 200, 3 * 4, 16, dtype=torch.bfloat16, seed=5)
     parts = [part.transpose(1, 2) for part in packed.split(4, 2)]
     copies = [part.detach().contiguous().requires_grad_() for part in parts]
-    ops.attention(*parts).sum().backward()
-    ops.attention(*copies).sum().backward()
+    ops.causal_attention(*parts).sum().backward()
+    ops.causal_attention(*copies).sum().backward()
     expected = torch.cat([copy.grad.transpose(1, 2) for copy in copies], 2)
     assert relative_error(packed.grad, expected.double()) < 1e-2

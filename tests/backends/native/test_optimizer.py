@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.backends.native.model import build
-from primus.backends.native.optimizer import build_optimizer, learning_rate
+from primus.backends.native.model import build_model
+from primus.backends.native.optimizer import build_optimizer, compute_learning_rate
 from primus.config.schema import ModelSpec, OptimizerConfig
 
 SPEC = ModelSpec(
@@ -19,7 +19,7 @@ SPEC = ModelSpec(
 
 
 def test_matrices_decay_while_norms_and_biases_do_not() -> None:
-    model = build(SPEC, "cpu", seed=0)
+    model = build_model(SPEC, "cpu", seed=0)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decayed, kept = build_optimizer(model, OptimizerConfig(weight_decay=0.3)).param_groups
     assert decayed["weight_decay"] == 0.3
@@ -30,13 +30,13 @@ def test_matrices_decay_while_norms_and_biases_do_not() -> None:
 
 
 def test_tied_weights_are_optimised_once() -> None:
-    model = build(ModelSpec(**(as_dict(SPEC) | {"untie_embeddings_and_output_weights": False})), "cpu", seed=0)
+    model = build_model(ModelSpec(**(as_dict(SPEC) | {"untie_embeddings_and_output_weights": False})), "cpu", seed=0)
     parameters = [p for group in build_optimizer(model, OptimizerConfig()).param_groups for p in group["params"]]
     assert len(parameters) == len({id(parameter) for parameter in parameters})
 
 
 def test_a_step_is_adamw_written_plainly() -> None:
-    model = build(SPEC, "cpu", seed=0)
+    model = build_model(SPEC, "cpu", seed=0)
     config = OptimizerConfig(lr=0.01, weight_decay=0.1, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-6)
     optimizer = build_optimizer(model, config)
     weight = model.layers[0].feed_forward.down.weight
@@ -54,41 +54,41 @@ def test_a_step_is_adamw_written_plainly() -> None:
 
 def test_warmup_rises_linearly_to_the_peak() -> None:
     config = OptimizerConfig(lr=1e-3, lr_warmup_iters=10)
-    assert [learning_rate(step, config, 100) for step in (1, 5, 10)] == pytest.approx([1e-4, 5e-4, 1e-3])
+    assert [compute_learning_rate(step, config, 100) for step in (1, 5, 10)] == pytest.approx([1e-4, 5e-4, 1e-3])
 
 
 def test_warmup_may_be_a_share_of_the_decay() -> None:
     config = OptimizerConfig(lr=1e-3, lr_warmup_fraction=0.1, lr_decay_iters=200)
-    assert learning_rate(20, config, 1000) == pytest.approx(1e-3)
-    assert learning_rate(10, config, 1000) == pytest.approx(5e-4)
+    assert compute_learning_rate(20, config, 1000) == pytest.approx(1e-3)
+    assert compute_learning_rate(10, config, 1000) == pytest.approx(5e-4)
 
 
 def test_cosine_is_half_way_between_peak_and_minimum_in_the_middle() -> None:
     config = OptimizerConfig(lr=1e-3, min_lr=1e-4, lr_warmup_iters=20)
-    assert learning_rate(60, config, 100) == pytest.approx((1e-3 + 1e-4) / 2)
-    assert learning_rate(40, config, 100) == pytest.approx(1e-4 + 9e-4 * 0.5 * (1 + math.cos(math.pi / 4)))
+    assert compute_learning_rate(60, config, 100) == pytest.approx((1e-3 + 1e-4) / 2)
+    assert compute_learning_rate(40, config, 100) == pytest.approx(1e-4 + 9e-4 * 0.5 * (1 + math.cos(math.pi / 4)))
 
 
 def test_linear_decay_loses_the_same_every_step() -> None:
     config = OptimizerConfig(lr=1e-3, min_lr=0.0, lr_decay_style="linear")
-    rates = [learning_rate(step, config, 10) for step in range(1, 11)]
+    rates = [compute_learning_rate(step, config, 10) for step in range(1, 11)]
     assert rates == pytest.approx([1e-3 * (1 - step / 10) for step in range(1, 11)])
 
 
 def test_wsd_is_stable_until_its_decay() -> None:
     config = OptimizerConfig(lr=1e-3, min_lr=1e-5, lr_decay_style="WSD", lr_warmup_iters=10, lr_wsd_decay_iters=20)
-    assert learning_rate(11, config, 100) == learning_rate(80, config, 100) == 1e-3
-    assert learning_rate(90, config, 100) == pytest.approx(1e-5 + (1e-3 - 1e-5) / 2)
-    assert learning_rate(100, config, 100) == pytest.approx(1e-5)
+    assert compute_learning_rate(11, config, 100) == compute_learning_rate(80, config, 100) == 1e-3
+    assert compute_learning_rate(90, config, 100) == pytest.approx(1e-5 + (1e-3 - 1e-5) / 2)
+    assert compute_learning_rate(100, config, 100) == pytest.approx(1e-5)
 
 
 def test_constant_stays_at_the_peak() -> None:
-    assert learning_rate(500, OptimizerConfig(lr=1e-3, lr_decay_style="constant"), 100) == 1e-3
+    assert compute_learning_rate(500, OptimizerConfig(lr=1e-3, lr_decay_style="constant"), 100) == 1e-3
 
 
 def test_the_decay_may_end_before_the_run() -> None:
     config = OptimizerConfig(lr=1e-3, min_lr=1e-4, lr_decay_iters=50)
-    assert learning_rate(50, config, 100) == learning_rate(99, config, 100) == 1e-4
+    assert compute_learning_rate(50, config, 100) == compute_learning_rate(99, config, 100) == 1e-4
 
 
 @given(
@@ -100,7 +100,7 @@ def test_the_decay_may_end_before_the_run() -> None:
 )
 def test_a_rate_is_never_above_the_peak_nor_negative(style, warmup, train_iters, decay, step) -> None:
     config = OptimizerConfig(lr=1e-3, lr_decay_style=style, lr_warmup_iters=warmup, lr_wsd_decay_iters=decay)
-    assert 0.0 <= learning_rate(step, config, train_iters) <= 1e-3
+    assert 0.0 <= compute_learning_rate(step, config, train_iters) <= 1e-3
 
 
 def as_dict(spec: ModelSpec) -> dict:
@@ -111,8 +111,8 @@ def as_dict(spec: ModelSpec) -> dict:
 def test_a_ratio_follows_the_learning_rate_to_the_same_bits(style: str) -> None:
     rate = OptimizerConfig(lr=2e-3, min_lr=0.1 * 2e-3, lr_decay_style=style, lr_warmup_iters=3)
     ratio = OptimizerConfig(lr=2e-3, min_lr_ratio=0.1, lr_decay_style=style, lr_warmup_iters=3)
-    assert [learning_rate(step, ratio, 20) for step in range(1, 25)] == [
-        learning_rate(step, rate, 20) for step in range(1, 25)
+    assert [compute_learning_rate(step, ratio, 20) for step in range(1, 25)] == [
+        compute_learning_rate(step, rate, 20) for step in range(1, 25)
     ]
     lower = OptimizerConfig(lr=1e-4, min_lr_ratio=0.1, lr_decay_style=style)
-    assert learning_rate(20, lower, 20) == pytest.approx(1e-5)
+    assert compute_learning_rate(20, lower, 20) == pytest.approx(1e-5)

@@ -21,11 +21,11 @@ Train = Callable[..., Any]
 
 def losses(run: Run) -> list[tuple[int, float, float]]:
     """Step, loss and gradient norm of every step, exactly as recorded."""
-    return [(event["step"], event["loss"], event["grad_norm"]) for event in events.steps(run.events)]
+    return [(event["step"], event["loss"], event["grad_norm"]) for event in events.read_steps(run.events)]
 
 
 def kinds(run: Run, kind: str) -> list[events.Event]:
-    return [event for event in events.read(run.events) if event["kind"] == kind]
+    return [event for event in events.read_events(run.events) if event["kind"] == kind]
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -38,7 +38,7 @@ def test_a_killed_run_goes_on_with_the_losses_of_an_undisturbed_one(
     workers.wait_for_checkpoint(5)
     workers.send(signal.SIGKILL)
     assert workers.wait() == [-signal.SIGKILL]
-    seen = events.steps(killed.events)[-1]["step"]
+    seen = events.read_steps(killed.events)[-1]["step"]
     assert seen < 80, "the run was killed on its way"
 
     train(killed, number=1)
@@ -59,7 +59,7 @@ def test_two_processes_killed_go_on_with_the_losses_of_undisturbed_ones(
     workers.wait_for_checkpoint(5)
     workers.send(signal.SIGKILL)
     assert workers.wait() == [-signal.SIGKILL] * 2
-    assert events.steps(killed.events)[-1]["step"] < 40, "the run was killed on its way"
+    assert events.read_steps(killed.events)[-1]["step"] < 40, "the run was killed on its way"
 
     start_workers(killed, world=2, number=1).succeed()
     start_workers(undisturbed, world=2).succeed()
@@ -98,7 +98,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint_of_its_last_step(
     said = workers.succeed()
 
     (interrupted,) = kinds(stopped, "interrupted")
-    last = events.steps(stopped.events)[-1]["step"]
+    last = events.read_steps(stopped.events)[-1]["step"]
     assert interrupted["signal"] == "SIGTERM" and interrupted["step"] == last < 100
     assert kinds(stopped, "checkpoint_saved")[-1]["step"] == last
     assert f"SIGTERM: stopping after step {last}" in said

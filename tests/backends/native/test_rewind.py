@@ -17,8 +17,8 @@ import torch
 
 from fakes import spiky
 from primus.backends.native import recovery, rewind, trainer
-from primus.backends.native.rewind import Rewind, is_undone, next_sample, rewinds_of
-from primus.backends.native.watch import BadSteps
+from primus.backends.native.bad_steps import BadSteps
+from primus.backends.native.rewind import Rewind, find_next_sample, is_undone, read_rewinds
 from primus.errors import FinalError, PrimusError, UsageError
 from primus.runs import events, summary
 from primus.runs.store import Run
@@ -29,11 +29,11 @@ StartWorkers = Callable[..., Any]
 
 
 def losses(run: Run) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in events.steps(run.events)}
+    return {event["step"]: event["loss"] for event in events.read_steps(run.events)}
 
 
 def kinds(run: Run, kind: str) -> list[events.Event]:
-    return [event for event in events.read(run.events) if event["kind"] == kind]
+    return [event for event in events.read_events(run.events) if event["kind"] == kind]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def reference(make_run: MakeRun, tmp_path: Path) -> Callable[[Run, int, dict[str
         copied = tmp_path / "of-reference" / f"step_{step:08d}"
         shutil.copytree(run.checkpoints / copied.name, copied)
         manifest = json.loads((copied / "manifest.json").read_text())
-        manifest["consumed_samples"] = rewinds_of(run)[-1].end_sample
+        manifest["consumed_samples"] = read_rewinds(run)[-1].end_sample
         (copied / "manifest.json").write_text(json.dumps(manifest))
         return make_run("reference", **{**settings, "load": str(copied)})
 
@@ -99,7 +99,7 @@ def test_a_rewound_run_is_one_that_never_saw_the_data_of_the_spike(
     train(run)
 
     (event,) = kinds(run, "rewind")
-    shown = summary.of(run)
+    shown = summary.summarise_run(run)
     assert (shown.rewinds, shown.checkpoints) == (1, len(list(run.checkpoints.glob("step_????????"))))
     bad = spiky.BAD_STEP
     start = (bad - 1) // save_interval * save_interval
@@ -171,7 +171,7 @@ def test_a_run_that_is_killed_while_it_rewinds_does_not_meet_the_spike_again(
         train(killed, number=1)
     assert kinds(killed, "checkpoint_loaded")[-1]["step"] == bad - 1
     assert losses(killed) == losses(undisturbed)
-    assert len(rewinds_of(killed)) == 1
+    assert len(read_rewinds(killed)) == 1
     aside = sorted(path.name for path in killed.checkpoints.glob("*.set_aside_*"))
     assert aside == [f"step_{step:08d}.set_aside_1" for step in (bad, bad + 1)], "saved in the bad region"
 
@@ -192,9 +192,9 @@ def test_two_processes_killed_after_a_rewind_go_on_as_undisturbed_ones(
     start_workers(killed, world=2, number=1).succeed()
     start_workers(undisturbed, world=2).succeed()
 
-    assert len(rewinds_of(killed)) == len(kinds(undisturbed, "rewind")) == 1
+    assert len(read_rewinds(killed)) == len(kinds(undisturbed, "rewind")) == 1
     assert losses(killed) == losses(undisturbed)
-    start = rewinds_of(undisturbed)[0].to_step
+    start = read_rewinds(undisturbed)[0].to_step
     expected = reference(undisturbed, start, settings)
     start_workers(expected, world=2).succeed()
     assert losses(expected) == {step: loss for step, loss in losses(undisturbed).items() if step > start}
@@ -204,7 +204,7 @@ def test_a_spike_may_end_the_run_for_good(make_run: MakeRun, start_workers: Star
     run = make_run(**spiky.settings(tmp_path, loss_spike_policy="stop"))
     workers = start_workers(run)
     assert workers.wait() == [1]
-    failure = json.loads((run.attempt(0) / "rank_0.error.json").read_text())
+    failure = json.loads((run.attempt_folder(0) / "rank_0.error.json").read_text())
     assert failure["action"] == "stop"
     assert f"step {spiky.BAD_STEP}: a loss spike" in failure["problem"] and "lower lr" in failure["hint"]
 
@@ -308,7 +308,16 @@ def rewound(first: int, end: int) -> Rewind:
 
 def test_data_is_passed_over_wherever_a_rewind_ends() -> None:
     rewinds = [rewound(10, 20), rewound(10, 30), rewound(30, 40), rewound(60, 70)]
-    assert [next_sample(sample, rewinds) for sample in (0, 9, 10, 19, 25, 40, 60, 70)] == [0, 9, 40, 40, 40, 40, 70, 70]
+    assert [find_next_sample(sample, rewinds) for sample in (0, 9, 10, 19, 25, 40, 60, 70)] == [
+        0,
+        9,
+        40,
+        40,
+        40,
+        40,
+        70,
+        70,
+    ]
 
 
 def test_a_state_is_undone_where_it_has_consumed_what_is_passed_over() -> None:

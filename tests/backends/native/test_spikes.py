@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from primus.backends.native.spikes import LossWindow, begin_of
+from primus.backends.native.bad_steps import BadStepDetector, BadSteps
+from primus.backends.native.spikes import LossWindow, find_spike_begin
 from primus.backends.native.step_line import StepReport
-from primus.backends.native.watch import BadSteps, Watch
 from primus.config.schema import TrainingConfig
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ NOISE = [3.0, 3.1, 2.9, 3.05, 2.95, 3.02, 2.98, 3.01]
 
 
 def taken(window: LossWindow, losses: Sequence[float]) -> list[bool]:
-    return [bool(window.take(torch.tensor(loss))) for loss in losses]
+    return [bool(window.add_loss(torch.tensor(loss))) for loss in losses]
 
 
 def test_a_loss_far_above_the_ones_before_it_is_a_spike() -> None:
@@ -69,8 +69,8 @@ def test_a_window_that_is_put_back_decides_as_the_one_that_took_the_losses() -> 
 
 def test_a_spike_begins_where_the_loss_had_begun_to_rise() -> None:
     before = list(enumerate([*NOISE, 3.3, 3.4], start=1))
-    assert begin_of(11, before, 6.0) == 9
-    assert begin_of(9, before[:8], 6.0) == 9, "the noise before it is none of it"
+    assert find_spike_begin(11, before, 6.0) == 9
+    assert find_spike_begin(9, before[:8], 6.0) == 9, "the noise before it is none of it"
 
 
 # What follows
@@ -101,13 +101,13 @@ def report(step: int, loss: float = 3.0, skipped: bool = False, spike: bool = Fa
 def test_a_spike_ends_what_may_not_go_on_after_it(policy: str) -> None:
     watch = watching(loss_spike_policy=policy)
     with pytest.raises(BadSteps, match=r"step 9: a loss spike: 9.0000, after a median of 3.0000 in the last 8") as bad:
-        watch.see(report(9, 9.0, skipped=True, spike=True))
+        watch.observe_step(report(9, 9.0, skipped=True, spike=True))
     assert bad.value.answer == policy and bad.value.first == 9 and bad.value.last.consumed_samples == 18
 
 
 def test_a_spike_that_is_left_out_has_no_consequences() -> None:
     watch = watching(loss_spike_policy="skip", max_nonfinite_steps=1)
-    watch.see(report(9, 9.0, skipped=True, spike=True))
+    watch.observe_step(report(9, 9.0, skipped=True, spike=True))
     assert watch.losses == [*NOISE[1:], 9.0]
 
 
@@ -117,24 +117,24 @@ def test_a_spike_that_is_left_out_has_no_consequences() -> None:
 def test_steps_that_are_not_finite_are_skipped_until_there_are_too_many(policy: str, limit: int, answer: str) -> None:
     watch = watching(nonfinite_policy=policy, max_nonfinite_steps=3)
     for step in range(9, 9 + limit - 1):
-        watch.see(report(step, math.nan, skipped=True))
+        watch.observe_step(report(step, math.nan, skipped=True))
     with pytest.raises(BadSteps, match="the loss or the gradient is not finite") as bad:
-        watch.see(report(9 + limit - 1, math.nan, skipped=True))
+        watch.observe_step(report(9 + limit - 1, math.nan, skipped=True))
     assert (bad.value.answer, bad.value.first) == (answer, 9)
 
 
 def test_a_finite_loss_with_a_gradient_that_is_not_is_in_the_window_of_host_and_device() -> None:
     watch = watching(loss_spike_policy="skip")
     assert watch.window is not None
-    watch.window.take(torch.tensor(3.3))
-    watch.see(report(9, 3.3, skipped=True))
+    watch.window.add_loss(torch.tensor(3.3))
+    watch.observe_step(report(9, 3.3, skipped=True))
     assert watch.losses == [*NOISE[1:], 3.3]
     assert watch.window._losses.tolist() == pytest.approx(watch.losses)
 
 
-def watching(**settings: object) -> Watch:
-    watch = Watch(TrainingConfig(loss_spike_window=8, **settings), CPU)  # type: ignore[arg-type]
-    watch.restart(8, NOISE)
+def watching(**settings: object) -> BadStepDetector:
+    watch = BadStepDetector(TrainingConfig(loss_spike_window=8, **settings), CPU)  # type: ignore[arg-type]
+    watch.restart_after(8, NOISE)
     if watch.window is None:
         watch._recent.extend(enumerate(NOISE, start=1))
     return watch

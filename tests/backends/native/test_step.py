@@ -10,9 +10,9 @@ import torch
 
 from fakes.gloo import in_processes
 from primus.backends.native.loss import IGNORED
-from primus.backends.native.model import build, initialise
+from primus.backends.native.model import build_model, initialise_weights
 from primus.backends.native.optimizer import build_optimizer
-from primus.backends.native.step import StepResult, Trainable, evaluate, prepare, train_step
+from primus.backends.native.step import StepResult, Trainable, evaluate_batches, prepare_model, train_step
 from primus.config.schema import ModelSpec, OptimizerConfig
 
 SPEC = ModelSpec(
@@ -40,7 +40,7 @@ def batches(count: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]
 
 
 def trainable(**options) -> tuple[Trainable, torch.optim.Optimizer]:
-    prepared = prepare(build(SPEC, "cpu", seed=1), device="cpu", **({"bf16": False} | options))
+    prepared = prepare_model(build_model(SPEC, "cpu", seed=1), device="cpu", **({"bf16": False} | options))
     return prepared, build_optimizer(prepared.model, CONFIG)
 
 
@@ -112,13 +112,13 @@ def test_a_step_that_is_not_finite_changes_nothing(moment: str) -> None:
         poison[0, 0] = torch.inf
     before, random_state = copy.deepcopy(snapshot(prepared, optimizer)), torch.get_rng_state()
     result = step(prepared, optimizer, batches(1, seed=1))
-    assert result.skipped
+    assert result.is_skipped
     assert torch.equal(random_state, torch.get_rng_state())
     after = snapshot(prepared, optimizer)
     assert all(torch.equal(before[name], after[name]) for name in before)
     with torch.no_grad():
         poison[0, 0] = healthy
-    assert not step(prepared, optimizer, batches(1, seed=1)).skipped
+    assert not step(prepared, optimizer, batches(1, seed=1)).is_skipped
 
 
 def test_a_skipped_first_step_leaves_no_trace_in_later_ones() -> None:
@@ -126,7 +126,7 @@ def test_a_skipped_first_step_leaves_no_trace_in_later_ones() -> None:
     norm = disturbed.model.norm.weight
     with torch.no_grad():
         norm[0] = torch.nan
-    assert step(disturbed, disturbed_optimizer, batches(1)).skipped
+    assert step(disturbed, disturbed_optimizer, batches(1)).is_skipped
     with torch.no_grad():
         norm[0] = 1.0
     undisturbed = trainable()
@@ -164,7 +164,7 @@ def test_a_compiled_step_agrees_with_an_eager_one(bf16: bool) -> None:
 def test_evaluation_is_the_mean_loss_over_all_tokens_and_trains_nothing() -> None:
     prepared, optimizer = trainable()
     before = copy.deepcopy(snapshot(prepared, optimizer))
-    loss = evaluate(prepared, batches(3))
+    loss = evaluate_batches(prepared, batches(3))
     assert loss == pytest.approx(step(*trainable(), batches(3)).loss, rel=1e-6)
     assert all(torch.equal(before[name], value) for name, value in snapshot(prepared, optimizer).items())
 
@@ -196,7 +196,7 @@ def test_two_processes_train_as_one(layout: str, two_processes: list[dict[str, d
         assert torch.equal(ours, other), "the processes must agree bit by bit"
         torch.testing.assert_close(ours, expected, rtol=1e-2 if bf16 else 1e-4, atol=0.0)
     assert first["evaluation"] == second["evaluation"]
-    assert first["evaluation"] == pytest.approx(evaluate(prepared, batches(4)), rel=1e-2 if bf16 else 1e-4)
+    assert first["evaluation"] == pytest.approx(evaluate_batches(prepared, batches(4)), rel=1e-2 if bf16 else 1e-4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -211,15 +211,15 @@ def worker(rank: int, folder: Path) -> None:
 
 
 def train_in_two(rank: int, options: dict) -> dict:
-    prepared = prepare(build(SPEC, "meta", seed=1), device="cpu", world=2, **({"bf16": False} | options))
-    initialise(prepared.model, 1)
+    prepared = prepare_model(build_model(SPEC, "meta", seed=1), device="cpu", world=2, **({"bf16": False} | options))
+    initialise_weights(prepared.model, 1)
     initial = gathered(prepared)
     optimizer = build_optimizer(prepared.model, CONFIG)
     values = [step(prepared, optimizer, batches(4, seed)[rank::2]).values for seed in range(4)]
-    evaluation = evaluate(prepared, batches(4)[rank::2])
+    evaluation = evaluate_batches(prepared, batches(4)[rank::2])
     before = gathered(prepared)
     prepared.model.frequencies.fill_(torch.nan if rank == 1 else 0.0)
-    skipped = step(prepared, optimizer, batches(1)).skipped
+    skipped = step(prepared, optimizer, batches(1)).is_skipped
     after = gathered(prepared)
     unchanged = all(torch.equal(before[name], after[name]) for name in before)
     return {"values": values, "evaluation": evaluation, "initial": initial, "skipped": skipped, "unchanged": unchanged}

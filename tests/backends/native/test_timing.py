@@ -16,9 +16,9 @@ from torch import nn
 
 from fakes.gloo import in_processes
 from primus.backends.native import timing
-from primus.backends.native.model import build, initialise
+from primus.backends.native.model import build_model, initialise_weights
 from primus.backends.native.optimizer import build_optimizer
-from primus.backends.native.step import prepare, train_step
+from primus.backends.native.step import prepare_model, train_step
 from primus.backends.native.timing import ComputeTimer
 from primus.config.schema import ModelSpec, OptimizerConfig
 from primus.runs import events
@@ -33,29 +33,29 @@ CPU = torch.device("cpu")
 def test_time_outside_of_measured_passes_and_in_waits_does_not_count() -> None:
     timer = ComputeTimer(CPU, nn.Linear(1, 1))
     for _ in range(2):
-        with timer.measure():
+        with timer.measure_step():
             time.sleep(0.02)
             if timer.pause():
                 time.sleep(0.2)
-                timer.go_on()
+                timer.resume()
         time.sleep(0.2)
-    taken = timer.take()
+    taken = timer.take_time()
     assert taken is not None and 0.04 <= taken.seconds() < 0.2
-    assert timer.take() is None, "nothing since"
+    assert timer.take_time() is None, "nothing since"
 
 
 def test_a_pause_outside_of_measured_passes_begins_nothing() -> None:
     timer = ComputeTimer(CPU, nn.Linear(1, 1))
     assert not timer.pause()
-    assert timer.take() is None
+    assert timer.take_time() is None
 
 
 def test_what_follows_the_last_computing_of_a_pass_does_not_count() -> None:
     timer = ComputeTimer(CPU, nn.Linear(1, 1))
-    with timer.measure():
+    with timer.measure_step():
         timer.stop()
         time.sleep(0.1)
-    taken = timer.take()
+    taken = timer.take_time()
     assert taken is not None and taken.seconds() < 0.05
 
 
@@ -70,9 +70,9 @@ def test_of_two_processes_the_slow_one_has_the_longer_computing_time(tmp_path: P
 
 def _slow_and_fast(rank: int, folder: Path, is_sharded: bool) -> None:
     """Three steps of two micro batches; in each forward pass of rank 1 there is a delay."""
-    model = build(SPEC, "meta", 0)
-    trainable = prepare(model, device="cpu", bf16=False, world=2, shard=is_sharded)
-    initialise(model, 0)
+    model = build_model(SPEC, "meta", 0)
+    trainable = prepare_model(model, device="cpu", bf16=False, world=2, shard=is_sharded)
+    initialise_weights(model, 0)
     optimizer = build_optimizer(model, OptimizerConfig())
     timer = ComputeTimer(CPU, model)
     assert timer.is_complete
@@ -85,7 +85,7 @@ def _slow_and_fast(rank: int, folder: Path, is_sharded: bool) -> None:
         batches = [(tokens, tokens)] * 2
         train_step(trainable, optimizer, batches, learning_rate=1e-3, clip_grad=1.0, timer=timer).values.tolist()
         times["step"].append(time.perf_counter() - before)
-        taken = timer.take()
+        taken = timer.take_time()
         assert taken is not None
         times["compute"].append(taken.seconds())
     (folder / f"{rank}.json").write_text(json.dumps(times))
@@ -99,9 +99,9 @@ def test_a_torch_whose_waits_are_unknown_is_not_measured(monkeypatch: pytest.Mon
     monkeypatch.setattr(timing, "FSDPModule", Sharded)
     timer = ComputeTimer(CPU, Sharded())
     assert not timer.is_complete
-    with timer.measure():
+    with timer.measure_step():
         pass
-    assert timer.take() is None
+    assert timer.take_time() is None
 
 
 class Event:
@@ -126,9 +126,9 @@ def test_on_a_gpu_events_are_read_later_and_not_every_step_is_measured(
     timer = ComputeTimer(torch.device("cuda"), nn.Linear(1, 1))
     taken = []
     for _ in expected:
-        with timer.measure():
+        with timer.measure_step():
             time.sleep(0.02)
-        taken.append(timer.take())
+        taken.append(timer.take_time())
     assert [time is not None for time in taken] == expected
     assert taken[0] is not None and 0.02 <= taken[0].seconds() < 0.5
 
@@ -137,9 +137,9 @@ def test_heartbeats_of_all_processes_have_their_times(make_run: MakeRun, start_w
     run = make_run(train_iters=3)
     start_workers(run, world=2).succeed()
     for rank in (0, 1):
-        beat = json.loads((run.attempt(0) / f"rank_{rank}.heartbeat.json").read_text())
+        beat = json.loads((run.attempt_folder(0) / f"rank_{rank}.heartbeat.json").read_text())
         assert beat["step"] == 3 and 0 < beat["compute_time_s"] < beat["step_time_s"]
-    steps = [event for event in events.read(run.events) if event["kind"] == "step"]
+    steps = [event for event in events.read_events(run.events) if event["kind"] == "step"]
     assert all(0 < step["compute_time_s"] < step["step_time_s"] for step in steps)
 
 
@@ -150,11 +150,11 @@ def test_measuring_costs_less_than_a_two_hundredth_of_a_step() -> None:
     costs_s = []
     for _ in range(200):
         before = time.perf_counter()
-        with timer.measure():
+        with timer.measure_step():
             for _ in range(15):
                 timer.pause()
-                timer.go_on()
-        taken = timer.take()
+                timer.resume()
+        taken = timer.take_time()
         assert taken is not None
         taken.seconds()
         costs_s.append(time.perf_counter() - before)
@@ -167,8 +167,8 @@ def _shortest_step_s() -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
-        model = build(SPEC, "cpu", 0)
-        trainable = prepare(model, device="cpu", bf16=False)
+        model = build_model(SPEC, "cpu", 0)
+        trainable = prepare_model(model, device="cpu", bf16=False)
         optimizer = build_optimizer(model, OptimizerConfig())
         tokens = torch.randint(0, 160, (16, 128))
         times = []

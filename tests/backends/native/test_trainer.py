@@ -20,14 +20,14 @@ import yaml
 
 from primus.backends import native
 from primus.backends.native import compilation, trainer
+from primus.backends.native.bad_steps import BadStepDetector
 from primus.backends.native.evaluate import to_batch
-from primus.backends.native.report import Rates, Reporter, Step
+from primus.backends.native.report import LaunchedStep, Rates, TrainingReporter
 from primus.backends.native.step import StepResult
-from primus.backends.native.step_line import StepReport, evaluation_line, step_line
-from primus.backends.native.watch import Watch
+from primus.backends.native.step_line import StepReport, format_evaluation_line, format_step_line
 from primus.config.load import load_experiment
 from primus.config.schema import Experiment, TrainingConfig
-from primus.data.encoding.prepare import Job, prepare
+from primus.data.encode.prepare import EncodeJob, prepare_token_files
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.experiment import experiment_of
 from primus.runs import events
@@ -39,7 +39,7 @@ Train = Callable[..., Any]
 
 
 def kinds(run: Run, kind: str) -> list[events.Event]:
-    return [event for event in events.read(run.events) if event["kind"] == kind]
+    return [event for event in events.read_events(run.events) if event["kind"] == kind]
 
 
 # A whole run
@@ -235,20 +235,20 @@ def test_only_steps_in_a_row_end_a_run(make_run: MakeRun, tmp_path: Path) -> Non
 
     attempt = Attempt(make_run(), 0, rank=0, local_rank=0, world_size=1, console=None)
     rates = Rates(global_batch_size=1, tokens=1, world=1, flops_per_token=1.0, peak_tflops=None)
-    reporter = Reporter(
+    reporter = TrainingReporter(
         attempt,
         train_iters=9,
         log_interval=1,
-        watch=Watch(TrainingConfig(max_nonfinite_steps=2), torch.device("cpu")),
+        watch=BadStepDetector(TrainingConfig(max_nonfinite_steps=2), torch.device("cpu")),
         rates=rates,
         device=torch.device("cpu"),
         loggers=[],
         bar=None,
     )
     for number, skipped in enumerate([1, 0, 1, 0, 1], start=1):
-        reporter.step(Step(number, StepResult(torch.tensor([1.0, 1.0, skipped, 1.0])), 0.1, number, 0.0))
+        reporter.add_step(LaunchedStep(number, StepResult(torch.tensor([1.0, 1.0, skipped, 1.0])), 0.1, number, 0.0))
     with pytest.raises(PrimusError, match="steps 5 to 6: the loss"):
-        reporter.step(Step(6, StepResult(torch.tensor([math.nan, 1.0, 1.0, 1.0])), 0.1, 6, 0.0))
+        reporter.add_step(LaunchedStep(6, StepResult(torch.tensor([math.nan, 1.0, 1.0, 1.0])), 0.1, 6, 0.0))
     attempt.close()
 
 
@@ -388,7 +388,7 @@ def at(line: str) -> str:
 
 
 def test_the_line_of_a_step_has_megatrons_segments() -> None:
-    assert at(step_line([report()], 300, 0.0)) == (
+    assert at(format_step_line([report()], 300, 0.0)) == (
         " [TIME] iteration        1/     300 | consumed samples:           32 | elapsed time per iteration (ms): 271.6"
         " | tokens/s/device: 12345.6 | compute per device (TFLOP/s, causal): 0.240 | MFU: -"
         " | learning rate: 1.500000E-04 | global batch size:    32 | lm loss: 8.250000E+00 | grad norm: 5.960"
@@ -399,26 +399,26 @@ def test_the_line_of_a_step_has_megatrons_segments() -> None:
 def test_rates_of_a_line_are_totals_over_totals() -> None:
     fast = report(1, step_time_s=1.0, tokens_per_s_per_device=8192.0, tflops_per_device=8.0, mfu=0.8)
     slow = report(2, step_time_s=3.0, tokens_per_s_per_device=8192 / 3, tflops_per_device=8 / 3, mfu=0.8 / 3)
-    line = step_line([fast, slow], 300, 0.0)
+    line = format_step_line([fast, slow], 300, 0.0)
     assert "(ms): 2000.0 | tokens/s/device: 4096.0 | compute per device (TFLOP/s, causal): 4.000 | MFU: 40.0%" in line
 
 
 def test_skipped_steps_are_counted_and_not_averaged() -> None:
-    line = step_line([report(1, loss=2.0), report(2, loss=math.nan, grad_norm=math.inf, skipped=True)], 300, 0.0)
+    line = format_step_line([report(1, loss=2.0), report(2, loss=math.nan, grad_norm=math.inf, skipped=True)], 300, 0.0)
     assert "lm loss: 2.000000E+00 | grad norm: inf | number of skipped iterations:   1 |" in line
-    assert "lm loss: NAN" in step_line([report(1, loss=math.nan, skipped=True)], 300, 0.0)
+    assert "lm loss: NAN" in format_step_line([report(1, loss=math.nan, skipped=True)], 300, 0.0)
 
 
 def test_the_line_of_an_evaluation_has_megatrons_words() -> None:
     expected = "validation loss at iteration 100 | lm loss value: 5.000000E+00 | lm loss PPL: 1.484132E+02 |"
-    assert at(evaluation_line(100, 5.0, math.exp(5), 0.0)) == f" [TIME] {expected}"
+    assert at(format_evaluation_line(100, 5.0, math.exp(5), 0.0)) == f" [TIME] {expected}"
 
 
 # Decisions
 
 
-def decide(asked: Any, before: bool | None = None, flops: float = 0.0, **environ: str) -> compilation.Decision:
-    return compilation.decide(
+def decide(asked: Any, before: bool | None = None, flops: float = 0.0, **environ: str) -> compilation.CompileDecision:
+    return compilation.decide_compilation(
         asked,
         before=before,
         flops_per_device=flops,
@@ -441,7 +441,7 @@ def test_a_run_that_goes_on_is_compiled_as_before() -> None:
 
 def test_without_a_compiler_nothing_is_compiled_unless_it_was_asked_for() -> None:
     decision = decide("auto", flops=1e17, CXX="no-such-compiler")
-    assert decision == compilation.Decision(False, "this machine has no C++ compiler (no-such-compiler)")
+    assert decision == compilation.CompileDecision(False, "this machine has no C++ compiler (no-such-compiler)")
     with pytest.raises(UnfitError, match=r"has no C\+\+ compiler"):
         decide(True, CXX="no-such-compiler")
 
@@ -456,7 +456,7 @@ def test_nothing_is_predicted_after_the_masked_token() -> None:
 
 def test_errors_of_torch_that_a_user_can_act_on_are_explained() -> None:
     def failing(error: BaseException) -> Iterator[None]:
-        with trainer._explained():
+        with trainer._explain_errors():
             raise error
         yield
 
@@ -481,5 +481,5 @@ def _prepared(folder: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("one two three four five six seven eight nine ten. " * 40)
     output = folder / "numbers"
-    prepare(Job(inputs=(str(folder / "text"),), tokenizer="bpe:300", output=output))
+    prepare_token_files(EncodeJob(inputs=(str(folder / "text"),), tokenizer="bpe:300", output=output))
     return output

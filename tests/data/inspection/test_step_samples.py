@@ -39,27 +39,31 @@ def test_a_step_after_a_rewind_has_the_data_that_came_after_what_was_passed_over
 ) -> None:
     rewind = {"kind": "rewind", "to_step": 1}
     run = run_with(tmp_path, started(1), step(1, 8), step(2, 16), step(3, 24), rewind, step(2, 32), step(3, 40))
-    assert [step_samples.of_run(run, experiment, number)[0].first_sample for number in (1, 2, 3)] == [0, 24, 32]
-    assert step_samples.step_of_sample(run, 25) == 2
+    assert [step_samples.find_recorded_step(run, experiment, number)[0].first_sample for number in (1, 2, 3)] == [
+        0,
+        24,
+        32,
+    ]
+    assert step_samples.find_step_of_sample(run, 25) == 2
     with pytest.raises(UsageError, match="no step has trained on sample 17"):
-        step_samples.step_of_sample(run, 17)
+        step_samples.find_step_of_sample(run, 17)
 
 
 def test_a_step_that_a_rewind_has_undone_is_not_shown(tmp_path: Path, experiment: Experiment) -> None:
     run = run_with(tmp_path, started(1), step(1, 8), step(2, 16), {"kind": "rewind", "to_step": 1})
     with pytest.raises(UsageError, match="step 2 is not recorded"):
-        step_samples.of_run(run, experiment, 2)
+        step_samples.find_recorded_step(run, experiment, 2)
 
 
 def test_ranks_are_those_of_the_attempt_that_took_the_step(tmp_path: Path, experiment: Experiment) -> None:
     run = run_with(tmp_path, started(4), step(1, 8), started(2, "b"), step(2, 16))
-    found = [step_samples.of_run(run, experiment, number) for number in (1, 2)]
+    found = [step_samples.find_recorded_step(run, experiment, number) for number in (1, 2)]
     assert [(each.world_size, fingerprint) for each, fingerprint in found] == [(4, "a"), (2, "b")]
-    assert [found[0][0].place(sample) for sample in range(8)] == [(r, 0) for r in (0, 0, 1, 1, 2, 2, 3, 3)]
+    assert [found[0][0].locate_sample(sample) for sample in range(8)] == [(r, 0) for r in (0, 0, 1, 1, 2, 2, 3, 3)]
 
 
 def test_random_tokens_have_no_documents(experiment: Experiment) -> None:
     data = step_samples.open_data(experiment.trainer)
-    chosen = step_samples.of_experiment(experiment, 2, world_size=1)
-    (sample,) = step_samples.samples(chosen, data, experiment.trainer, [chosen.first_sample])
+    chosen = step_samples.plan_step(experiment, 2, world_size=1)
+    (sample,) = step_samples.read_samples(chosen, data, experiment.trainer, [chosen.first_sample])
     assert sample.parts == [] and sample.text is None and len(sample.ids) == experiment.trainer.training.seq_length + 1

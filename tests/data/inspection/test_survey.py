@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data.indexed import HEADER, MAGIC, IndexedTokens, IndexedWriter, bin_path, idx_path
+from primus.data.indexed_dataset import HEADER, MAGIC, IndexedTokens, IndexedWriter, bin_path, idx_path
 from primus.data.inspection import survey
 from primus.data.inspection.survey import PERCENTILES
 from primus.errors import UsageError
@@ -28,7 +28,7 @@ def test_lengths_are_counted_exactly(tmp_path_factory: pytest.TempPathFactory, l
         writer.commit()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(survey, "COUNTED_LENGTHS", 8)
-        found = survey.survey(IndexedTokens(prefix), None).lengths
+        found = survey.survey_tokens(IndexedTokens(prefix), None).lengths
     expected = sorted(lengths)
     places = [max(1, round(percent / 100 * len(expected))) - 1 for percent in PERCENTILES]
     assert list(found.percentiles.values()) == [expected[place] for place in places]
@@ -40,7 +40,7 @@ def test_lengths_are_counted_exactly(tmp_path_factory: pytest.TempPathFactory, l
 
 
 def test_frequent_tokens_of_a_small_file_are_exact(write_tokens: WriteTokens) -> None:
-    found = survey.survey(IndexedTokens(write_tokens("x", [[5, 5, 5, 7], [7, 9, 5]])), None)
+    found = survey.survey_tokens(IndexedTokens(write_tokens("x", [[5, 5, 5, 7], [7, 9, 5]])), None)
     assert [(each.token, round(each.share, 3)) for each in found.frequent] == [(5, 0.571), (7, 0.286), (9, 0.143)]
     assert (found.counted_tokens, found.tokens, found.distinct_tokens) == (7, 7, 3)
 
@@ -50,19 +50,19 @@ def test_frequent_tokens_of_a_large_file_are_of_evenly_spread_parts(
 ) -> None:
     monkeypatch.setattr(survey, "CHUNK_TOKENS", 10)
     monkeypatch.setattr(survey, "COUNTED_TOKENS", 50)
-    found = survey.survey(IndexedTokens(write_tokens("x", [[part] * 10 for part in range(20)])), None)
+    found = survey.survey_tokens(IndexedTokens(write_tokens("x", [[part] * 10 for part in range(20)])), None)
     assert found.tokens == 200 and found.counted_tokens == 50
     assert sorted(each.token for each in found.frequent) == [0, 4, 8, 12, 16]
 
 
 def test_a_document_is_all_of_its_sequences(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "x", np.dtype(np.uint16)) as writer:
-        writer.add(np.array([1, 2, 3, 4, 5]), np.array([2, 1, 2]), np.array([False, True, True]))
+        writer.add_batch(np.array([1, 2, 3, 4, 5]), np.array([2, 1, 2]), np.array([False, True, True]))
         writer.commit()
     file = IndexedTokens(tmp_path / "x")
-    assert [survey.document(file, number, None).ids for number in (0, 1)] == [[1, 2, 3], [4, 5]]
+    assert [survey.decode_document(file, number, None).ids for number in (0, 1)] == [[1, 2, 3], [4, 5]]
     with pytest.raises(UsageError, match="no document 2"):
-        survey.document(file, 2, None)
+        survey.decode_document(file, 2, None)
 
 
 def test_memory_does_not_grow_with_the_number_of_documents(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_memory_does_not_grow_with_the_number_of_documents(tmp_path: Path) -> No
             file.truncate(10 * documents)
         code = (
             "import sys\nfrom pathlib import Path\n"
-            "from primus.data.indexed import IndexedTokens\nfrom primus.data.inspection.survey import survey\n"
+            "from primus.data.indexed_dataset import IndexedTokens\nfrom primus.data.inspection.survey import survey\n"
             "lines = lambda: open('/proc/self/status').readlines()\n"
             "memory = lambda: int(next(line for line in lines() if 'VmHWM' in line).split()[1]) / 1024\n"
             "before = memory()\nsurvey(IndexedTokens(Path(sys.argv[1])), None)\nprint(memory() - before)"

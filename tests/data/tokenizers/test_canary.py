@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from fakes import small_tokenizers as small
-from primus.data.documents import Text
-from primus.data.encoding.encode import encode_batch
-from primus.data.manifest import Recipe
-from primus.data.pipeline.shards import Part
+from primus.data.encode.encode import encode_batch
+from primus.data.manifest import EncodeRecipe
+from primus.data.readers import TextDocument
+from primus.data.shards.shard import FilePart
 from primus.data.tokenizer import Batch, Tokenizer, from_content
-from primus.data.tokenizers.canary import FIRST, LONGEST, ONE_IN, Canary, checked
+from primus.data.tokenizers.canary import FIRST, LONGEST, ONE_IN, Canary, check_samples
 from primus.errors import PrimusError
 
 
@@ -42,10 +42,10 @@ def run(tokenizer: Tokenizer, documents: Sequence[str], batch_size: int = 50) ->
     num_checked = 0
     for start in range(0, len(documents), batch_size):
         texts = documents[start : start + batch_size]
-        samples = canary.sample(
+        samples = canary.sample_batch(
             texts, *tokenizer.encode_batch(texts), lambda place, start=start: f"d.jsonl:{start + place}"
         )
-        num_checked += checked(tokenizer, samples)
+        num_checked += check_samples(tokenizer, samples)
     return num_checked
 
 
@@ -57,10 +57,10 @@ def test_a_difference_names_the_document_and_says_how_to_go_on(right: Tokenizer)
 
 
 def test_a_missing_end_is_a_difference(right: Tokenizer) -> None:
-    samples = Canary(right).sample(["some text"], *right.encode_batch(["some text"]))
+    samples = Canary(right).sample_batch(["some text"], *right.encode_batch(["some text"]))
     cut = [replace(sample, tokens=sample.tokens[:-1]) for sample in samples]
     with pytest.raises(PrimusError, match="text 0"):
-        checked(right, cut)
+        check_samples(right, cut)
 
 
 def test_the_first_documents_and_about_one_in_a_thousand_are_checked(right: Tokenizer) -> None:
@@ -82,13 +82,13 @@ def test_a_fault_in_one_document_of_ten_is_found(right: Tokenizer) -> None:
 def test_of_a_long_document_the_beginning_is_checked(right: Tokenizer) -> None:
     text = "the fox jumps " * LONGEST
     canary = Canary(right)
-    (sample,) = canary.sample([text], *right.encode_batch([text]))
+    (sample,) = canary.sample_batch([text], *right.encode_batch([text]))
     assert len(sample.text) < 2 * LONGEST
-    assert checked(right, [sample]) == 1
+    assert check_samples(right, [sample]) == 1
     tokens = np.array(sample.tokens)
     tokens[3] += 1
     with pytest.raises(PrimusError, match="at token 3"):
-        checked(right, [replace(sample, tokens=tokens)])
+        check_samples(right, [replace(sample, tokens=tokens)])
 
 
 def test_without_the_fast_way_there_is_nothing_to_check(right: Tokenizer) -> None:
@@ -97,8 +97,8 @@ def test_without_the_fast_way_there_is_nothing_to_check(right: Tokenizer) -> Non
 
 @pytest.mark.parametrize("add_special_tokens", [False, True])
 def test_a_shard_is_checked_while_it_is_encoded(right: Tokenizer, add_special_tokens: bool) -> None:
-    recipe = Recipe(add_special_tokens=add_special_tokens)
-    texts = [Text("the fox"), Text("the quick fox", part=Part("d.jsonl", 0, 10), number=2)]
+    recipe = EncodeRecipe(add_special_tokens=add_special_tokens)
+    texts = [TextDocument("the fox"), TextDocument("the quick fox", part=FilePart("d.jsonl", 0, 10), number=2)]
     canary = Canary(right, add_special_tokens)
     encode_batch(texts, right, recipe, canary)
     assert canary.num_seen == 2

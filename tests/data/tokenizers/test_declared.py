@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fakes import small_tokenizers as small
-from primus.data.encoding.prepare import Job, prepare
-from primus.data.manifest import Recipe
+from primus.data.encode.prepare import EncodeJob, prepare_token_files
+from primus.data.manifest import EncodeRecipe
 from primus.data.tokenizer import Tokenizer, load
 from primus.errors import UsageError
 
@@ -113,8 +113,8 @@ def test_a_damaged_file_is_an_error_that_names_it(folder: Path) -> None:
 def test_encoding_says_which_end_it_takes(folder: Path, tmp_path: Path) -> None:
     def encoded(name: str, **changes: Any) -> tuple[str | None, str]:
         said: list[str] = []
-        job = Job(inputs=(str(text),), output=tmp_path / name, tokenizer=str(folder), **changes)
-        return prepare(job, said.append)[0].manifest.tokenizer.eod, "\n".join(said)
+        job = EncodeJob(inputs=(str(text),), output=tmp_path / name, tokenizer=str(folder), **changes)
+        return prepare_token_files(job, said.append)[0].manifest.tokenizer.eod, "\n".join(said)
 
     text = tmp_path / "text.jsonl"
     text.write_text('{"text": "some words"}\n')
@@ -130,7 +130,7 @@ def test_encoding_says_which_end_it_takes(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(QWEN | {"eos_token": "<|nowhere|>"}))
     with pytest.raises(UsageError, match=r"says that <\|nowhere\|> ends a text, but the vocabulary has no such token"):
         encoded("unknown", follow_declared=True)
-    assert encoded("without", follow_declared=True, recipe=Recipe(append_eod=False))[0] == "<|endoftext|>"
+    assert encoded("without", follow_declared=True, recipe=EncodeRecipe(append_eod=False))[0] == "<|endoftext|>"
 
 
 def test_a_tokenizer_that_was_loaded_from_content_has_no_files_beside_it(tokenizer: Tokenizer) -> None:

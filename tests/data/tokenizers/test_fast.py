@@ -170,13 +170,13 @@ def test_an_interrupt_is_no_failure_of_the_fast_way(monkeypatch: pytest.MonkeyPa
 
 def test_an_engine_that_differs_on_a_probe_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     content = small.by_pattern()["gpt2"].content
-    right = fast.Gigatoken._encode
+    right = fast.GigatokenEngine._encode_texts
 
-    def wrong(self: fast.Gigatoken, texts: Sequence[str]) -> Any:
+    def wrong(self: fast.GigatokenEngine, texts: Sequence[str]) -> Any:
         tokens, lengths = right(self, texts)
         return np.where(np.arange(len(tokens)) == 7, tokens + 1, tokens), lengths
 
-    monkeypatch.setattr(fast.Gigatoken, "_encode", wrong)
+    monkeypatch.setattr(fast.GigatokenEngine, "_encode_texts", wrong)
     assert from_content(content, "wrong").fast is None
 
 

@@ -50,7 +50,7 @@ PUBLISHED_PATTERNS = {
 def pair(scheme: str) -> tuple[Tokenizer, library.Encoding]:
     """A small vocabulary as ours and as tiktoken's."""
     ranks = ranks_of(small.by_pattern()["cl100k"])
-    ours = from_content(tiktoken.convert(lines(ranks), "small.tiktoken", scheme), scheme)
+    ours = from_content(tiktoken.convert_ranks(lines(ranks), "small.tiktoken", scheme), scheme)
     pattern = PUBLISHED_PATTERNS[scheme]
     return ours, library.Encoding(scheme, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
 

@@ -17,7 +17,7 @@ def test_an_outline_is_the_file_wherever_its_parts_stand() -> None:
     described = json.loads(small.by_pattern()["qwen2"].content)
     misleading = {**described, "model": {"added_tokens": [], **described["model"]}}
     for parts in (described, dict(reversed(misleading.items()))):
-        outline = tokenizer_json.outline(json.dumps(parts, indent=1).encode())
+        outline = tokenizer_json.decode_outline(json.dumps(parts, indent=1).encode())
         assert {name: outline[name] for name in parts if name != "model"} == {
             name: parts[name] for name in parts if name != "model"
         }
@@ -28,14 +28,14 @@ def test_an_outline_is_the_file_wherever_its_parts_stand() -> None:
 @pytest.mark.parametrize("content", [b'{"model": ', b'{"model": []}', b"[]", b"\xff"])
 def test_what_is_no_such_json_has_no_outline(content: bytes) -> None:
     with pytest.raises((msgspec.MsgspecError, UnicodeDecodeError)):
-        tokenizer_json.outline(content)
+        tokenizer_json.decode_outline(content)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2", "cl100k"])
 def test_the_vocabulary_is_the_one_that_the_library_has(name: str) -> None:
     content = small.by_pattern()[name].content
     expected = Backend.from_str(content.decode()).get_vocab(with_added_tokens=True)
-    assert tokenizer_json.vocabulary(json.loads(content)) == expected
+    assert tokenizer_json.collect_vocabulary(json.loads(content)) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_vocabulary_of_other_models_is_the_one_that_the_library_has(model: A
     backend.add_special_tokens(["<eos>"])
     content = backend.to_str().encode()
     expected = backend.get_vocab(with_added_tokens=True)
-    assert tokenizer_json.vocabulary(json.loads(content)) == expected
+    assert tokenizer_json.collect_vocabulary(json.loads(content)) == expected
     loaded = tokenizers.from_content(content, "other")
     assert (loaded.eod_id, loaded.vocab_size) == (expected["<eos>"], max(expected.values()) + 1)
 
@@ -80,5 +80,9 @@ def test_the_identity_stays_the_one_under_which_data_was_prepared() -> None:
     described["model"]["merges"] = [["a", "b"]]
     described["added_tokens"] = [{**described["added_tokens"][0], "id": 3}]
     expected = "9d762022356dc91e74b1d8761e96086f6f28bb93bdb748b13a6e3437034c938e"
-    assert tokenizers.identity(described) == tokenizers.identity(tokenizer_json.join_merges(described)) == expected
+    assert (
+        tokenizers.fingerprint_described(described)
+        == tokenizers.fingerprint_described(tokenizer_json.join_merges(described))
+        == expected
+    )
     assert tokenizers.from_content(json.dumps(described).encode(), "made up").fingerprint == expected

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from primus import model_checks
 from primus.checkpoint import folders, manifest
-from primus.checkpoint.manifest import Manifest
-from primus.checkpoint.shape import first_difference, shape_of
+from primus.checkpoint.manifest import CheckpointManifest
+from primus.checkpoint.shape import build_shape, find_first_difference
 from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
 from primus.errors import PrimusError, UnfitError, UsageError
 
@@ -31,7 +31,7 @@ def check(experiment: Experiment) -> None:
     """
     trainer = experiment.trainer
     check_model(trainer.model)
-    _refuse(_unshared(trainer.parallel), trainer.parallel, DATA_PARALLEL)
+    _refuse_fields(_find_unsupported_layout_fields(trainer.parallel), trainer.parallel, DATA_PARALLEL)
     if trainer.training.fp8:
         raise UsageError(
             f"fp8: {trainer.training.fp8}: native trains in bf16 or fp32",
@@ -50,7 +50,7 @@ def check_model(spec: ModelSpec) -> None:
     Raises:
         UsageError: The shape is impossible, or has something that native does not build; names the field.
     """
-    _refuse(_unbuilt(spec), spec, OTHER_BACKENDS)
+    _refuse_fields(_find_unsupported_model_fields(spec), spec, OTHER_BACKENDS)
     model_checks.check(spec)
 
 
@@ -93,30 +93,30 @@ def _check_load(trainer: Trainer) -> None:
     """The checkpoint to begin with is there and is one of this model; reads its manifest, not its weights."""
     if trainer.checkpoint.load is None:
         return
-    for folder in folders.candidates(trainer.checkpoint.load):
+    for folder in folders.find_candidates(trainer.checkpoint.load):
         saved = _read_manifest(folder)
         if saved is None:
             continue  # damaged: training passes over it, too
-        difference = first_difference(saved.model, shape_of(trainer.model))
+        difference = find_first_difference(saved.model, build_shape(trainer.model))
         if difference:
             raise UsageError(f"load: {folder} is of another model: {difference}", "load one of this model")
         return
     raise UsageError(f"load: every checkpoint of {trainer.checkpoint.load} is damaged", "load another one")
 
 
-def _read_manifest(folder: Path) -> Manifest | None:
+def _read_manifest(folder: Path) -> CheckpointManifest | None:
     try:
-        return manifest.read(folder)
+        return manifest.read_manifest(folder)
     except PrimusError:
         return None
 
 
-def _refuse(fields: dict[str, str], group: ModelSpec | ParallelConfig, hint: str) -> None:
+def _refuse_fields(fields: dict[str, str], group: ModelSpec | ParallelConfig, hint: str) -> None:
     for field, what in fields.items():
-        raise UsageError(f"{field}: {_shown(getattr(group, field))}: native does not build {what}", hint)
+        raise UsageError(f"{field}: {_format_yaml_value(getattr(group, field))}: native does not build {what}", hint)
 
 
-def _unbuilt(spec: ModelSpec) -> dict[str, str]:
+def _find_unsupported_model_fields(spec: ModelSpec) -> dict[str, str]:
     """Fields of a model that native cannot honour, with what they ask for."""
     asked = {
         "num_experts": (spec.num_experts is not None, "mixture-of-experts layers"),
@@ -142,7 +142,7 @@ def _unbuilt(spec: ModelSpec) -> dict[str, str]:
     return {field: what for field, (is_asked, what) in asked.items() if is_asked}
 
 
-def _unshared(parallel: ParallelConfig) -> dict[str, str]:
+def _find_unsupported_layout_fields(parallel: ParallelConfig) -> dict[str, str]:
     """Fields of a layout that native cannot honour, with what they ask for."""
     asked = {
         "tensor_model_parallel_size": (parallel.tensor_model_parallel_size > 1, "tensor parallelism"),
@@ -154,6 +154,6 @@ def _unshared(parallel: ParallelConfig) -> dict[str, str]:
     return {field: what for field, (is_asked, what) in asked.items() if is_asked}
 
 
-def _shown(value: Any) -> str:
+def _format_yaml_value(value: Any) -> str:
     """A value as it is written in YAML."""
     return str(value).lower() if isinstance(value, bool) else str(value)

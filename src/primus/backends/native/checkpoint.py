@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from primus.backends.native.distributed import Processes, first_problem
+from primus.backends.native.distributed import Processes, find_first_problem
 from primus.checkpoint import folders, manifest
-from primus.checkpoint.checksum import best_algorithm
-from primus.checkpoint.manifest import FileEntry, Manifest
+from primus.checkpoint.checksum import choose_algorithm
+from primus.checkpoint.manifest import CheckpointManifest, FileEntry
 from primus.checkpoint.shape import Shape
 from primus.errors import PrimusError
 
@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CheckpointSettings:
     """Where and how a run's checkpoints are written, and what all of them say of it."""
 
     folder: Path
@@ -45,7 +45,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Position:
+class TrainingPosition:
     """Where a run stands when a checkpoint is made."""
 
     step: int
@@ -55,7 +55,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint that is complete."""
 
     step: int
@@ -65,7 +65,7 @@ class Saved:
     """From the call of `Saver.save` until it was complete."""
 
 
-class Saver:
+class CheckpointSaver:
     """Writes checkpoints one after the other; every process must call it alike.
 
     Args:
@@ -74,12 +74,14 @@ class Saver:
         saved: Called in this thread, from any method, when a checkpoint has become complete.
     """
 
-    def __init__(self, settings: Settings, processes: Processes, saved: Callable[[Saved], None]) -> None:
+    def __init__(
+        self, settings: CheckpointSettings, processes: Processes, saved: Callable[[SavedCheckpoint], None]
+    ) -> None:
         self.settings, self.processes = settings, processes
         self.last_step: int | None = None
         """Step of the newest checkpoint that was begun."""
         self._saved = saved
-        self._writing: _Writing | None = None
+        self._writing: _CheckpointWrite | None = None
 
     def save(self, state: State, step: int, consumed_samples: int, recent_losses: Sequence[float] = ()) -> None:
         """Save `state` as it is now; it may change as soon as this returns.
@@ -87,17 +89,17 @@ class Saver:
         Raises:
             PrimusError: This checkpoint, or the one before it, cannot be written.
         """
-        self.finish()
-        position = Position(step, consumed_samples, list(recent_losses))
-        writing = _Writing(self.settings, self.processes, position, num_bytes=_num_bytes(state))
+        self.finish_writing()
+        position = TrainingPosition(step, consumed_samples, list(recent_losses))
+        writing = _CheckpointWrite(self.settings, self.processes, position, num_bytes=_count_bytes(state))
         writing.prepare_folder()
         if self.settings.is_async:
-            writing.start(_copy(state))
+            writing.start_thread(_copy_to_host(state))
         else:
             writing.write(state)
         self._writing, self.last_step = writing, step
         if not self.settings.is_async:
-            self.finish()
+            self.finish_writing()
 
     def poll(self) -> None:
         """Report a checkpoint that has become complete since; does not wait, and communicates with nobody.
@@ -106,9 +108,9 @@ class Saver:
             PrimusError: It could not be written.
         """
         if self._writing is not None and self._writing.is_over:
-            self.finish()
+            self.finish_writing()
 
-    def finish(self, timeout_s: float | None = None) -> None:
+    def finish_writing(self, timeout_s: float | None = None) -> None:
         """Wait until the checkpoint that is being written is complete, at most `timeout_s`.
 
         Raises:
@@ -117,22 +119,24 @@ class Saver:
         if self._writing is None or not self._writing.wait(timeout_s):
             return
         writing, self._writing = self._writing, None
-        saved = writing.result()
+        saved = writing.take_result()
         if saved is not None:
             self._saved(saved)
 
 
-class _Writing:
+class _CheckpointWrite:
     """One checkpoint on its way to the disk."""
 
-    def __init__(self, settings: Settings, processes: Processes, position: Position, num_bytes: int) -> None:
+    def __init__(
+        self, settings: CheckpointSettings, processes: Processes, position: TrainingPosition, num_bytes: int
+    ) -> None:
         self._settings, self._processes = settings, processes
         self._position, self._num_bytes = position, num_bytes
         self._folder = folders.step_folder(settings.folder, position.step)
-        self._group = processes.writers  # made here, where every process arrives in the same order
+        self._group = processes.writer_group  # made here, where every process arrives in the same order
         self._started = time.monotonic()
         self._thread: threading.Thread | None = None
-        self._saved: Saved | None = None
+        self._saved: SavedCheckpoint | None = None
         self._error: BaseException | None = None
 
     @property
@@ -145,28 +149,28 @@ class _Writing:
         Raises:
             PrimusError: It cannot be made, or has no room for the checkpoint.
         """
-        problem = self._processes.from_first(self._make_folder() if self._processes.is_first else "")
+        problem = self._processes.broadcast_from_first(self._make_folder() if self._processes.is_first else "")
         if problem:
-            raise self._failure(problem)
+            raise self._build_failure(problem)
 
     def _make_folder(self) -> str:
         """Make it; the problem where there is one."""
         try:
             if self._folder.exists():
-                folders.remove(self._folder)
+                folders.remove_checkpoint(self._folder)
             self._folder.mkdir(parents=True)
         except OSError as error:
             return error.strerror or str(error)
-        return self._lack_of_space()
+        return self._find_lack_of_space()
 
-    def _lack_of_space(self) -> str:
+    def _find_lack_of_space(self) -> str:
         """What is missing, in words; empty where there is room for the checkpoint."""
         free = shutil.disk_usage(self._settings.folder).free
         if free >= self._num_bytes:
             return ""
         return f"no space left: it needs {self._num_bytes / GIB:.3f} GiB, and {free / GIB:.3f} GiB are free"
 
-    def start(self, state: State) -> None:
+    def start_thread(self, state: State) -> None:
         """Write `state`, which nobody may change any more, in a thread that ends with the process."""
         self._thread = threading.Thread(target=self.write, args=(state,), name="checkpoint", daemon=True)
         self._thread.start()
@@ -183,11 +187,11 @@ class _Writing:
 
         try:
             write_state(state, self._folder, self._processes)
-            self._complete()
+            self._complete_checkpoint()
         except (CheckpointException, Exception) as error:  # noqa: BLE001 - the edge of a thread; `result` raises it
             self._error = error
 
-    def result(self) -> Saved | None:
+    def take_result(self) -> SavedCheckpoint | None:
         """The complete checkpoint, on the first process; None on the others.
 
         Raises:
@@ -196,48 +200,48 @@ class _Writing:
         if self._error is None:
             return self._saved
         # torch's writer tells of a full disk in its own words: "unexpected pos" (caffe2/serialize/inline_container.cc)
-        raise self._failure(self._lack_of_space() or _reason(self._error)) from self._error
+        raise self._build_failure(self._find_lack_of_space() or _format_reason(self._error)) from self._error
 
-    def _failure(self, reason: str) -> PrimusError:
+    def _build_failure(self, reason: str) -> PrimusError:
         """What to raise; deletes what there is of the checkpoint."""
         if self._processes.is_first:
             with suppress(OSError):
-                folders.remove(self._folder)
+                folders.remove_checkpoint(self._folder)
         return PrimusError(
             f"the checkpoint of step {self._position.step} could not be written to {self._folder}: {reason}",
             "free some space, set keep_last_n or choose another `save:`; what was saved before stays usable, and the"
             " same command continues from there",
         )
 
-    def _complete(self) -> None:
+    def _complete_checkpoint(self) -> None:
         """Write the manifest once every process has written and summed up its files; then delete older checkpoints."""
-        entries, problem = self._own_entries()
-        gathered = self._processes.gather((entries, problem), self._group)
-        problem = first_problem([problem for _, problem in gathered])
+        entries, problem = self._list_own_entries()
+        gathered = self._processes.all_gather_values((entries, problem), self._group)
+        problem = find_first_problem([problem for _, problem in gathered])
         if problem:
             raise OSError(problem)
         if not self._processes.is_first:
             return
-        written = self._manifest([entry for entries, _ in gathered for entry in entries])
-        manifest.write(self._folder, written)
+        written = self._build_manifest([entry for entries, _ in gathered for entry in entries])
+        manifest.write_manifest(self._folder, written)
         seconds = time.monotonic() - self._started
-        self._saved = Saved(self._position.step, self._folder, written.total_bytes, seconds)
+        self._saved = SavedCheckpoint(self._position.step, self._folder, written.total_bytes, seconds)
         if self._settings.keep_last_n is not None:
-            folders.prune(self._settings.folder, self._settings.keep_last_n)
+            folders.prune_checkpoints(self._settings.folder, self._settings.keep_last_n)
 
-    def _own_entries(self) -> tuple[list[FileEntry], str]:
+    def _list_own_entries(self) -> tuple[list[FileEntry], str]:
         """Entries of the files that this process wrote; the first process's of everything that has no owner."""
         own = f"__{self._processes.rank}_"
-        algorithm = best_algorithm()
+        algorithm = choose_algorithm()
         try:
             names = sorted(path.name for path in self._folder.iterdir())
             mine = [n for n in names if n.startswith(own) or (self._processes.is_first and not n.startswith("__"))]
-            return [manifest.entry(self._folder, name, algorithm) for name in mine], ""
+            return [manifest.build_entry(self._folder, name, algorithm) for name in mine], ""
         except OSError as error:
             return [], error.strerror or str(error)
 
-    def _manifest(self, files: list[FileEntry]) -> Manifest:
-        return Manifest(
+    def _build_manifest(self, files: list[FileEntry]) -> CheckpointManifest:
+        return CheckpointManifest(
             backend="native",
             run=self._settings.run,
             step=self._position.step,
@@ -249,7 +253,7 @@ class _Writing:
             world_size=self._processes.world,
             torch_version=str(torch.__version__),
             created=time.time(),
-            algorithm=best_algorithm(),
+            algorithm=choose_algorithm(),
             files=sorted(files, key=lambda file: file.name),
         )
 
@@ -260,7 +264,7 @@ def write_state(state: State, folder: Path, processes: Processes) -> None:
 
     alone = processes.world == 1
     _expect_one_process()
-    save(state, checkpoint_id=folder, process_group=processes.writers, no_dist=alone)
+    save(state, checkpoint_id=folder, process_group=processes.writer_group, no_dist=alone)
 
 
 def read_state(state: State, folder: Path, processes: Processes) -> None:
@@ -275,12 +279,12 @@ def read_state(state: State, folder: Path, processes: Processes) -> None:
     alone = processes.world == 1
     _expect_one_process()
     try:
-        load(state, checkpoint_id=folder, process_group=processes.writers, no_dist=alone)
+        load(state, checkpoint_id=folder, process_group=processes.writer_group, no_dist=alone)
     except CheckpointException as error:
-        raise PrimusError(f"{folder}: cannot be loaded: {_reason(error)}", "choose another checkpoint") from None
+        raise PrimusError(f"{folder}: cannot be loaded: {_format_reason(error)}", "choose another checkpoint") from None
 
 
-def _copy(state: State) -> State:
+def _copy_to_host(state: State) -> State:
     """A copy in the host's memory, complete when this returns."""
     from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
@@ -289,7 +293,7 @@ def _copy(state: State) -> State:
     return copied
 
 
-def _num_bytes(state: State) -> int:
+def _count_bytes(state: State) -> int:
     """Size of all processes' tensors together; a DTensor counts whole."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
@@ -299,7 +303,7 @@ def _expect_one_process() -> None:
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
-def _reason(error: BaseException) -> str:
+def _format_reason(error: BaseException) -> str:
     """The first failure in one line."""
     failures = getattr(error, "failures", None)
     if failures:

@@ -28,14 +28,14 @@ EAGER_TFLOPS = {"cpu": 0.06, "cuda": 300.0}
 
 
 @dataclass(frozen=True)
-class Decision:
+class CompileDecision:
     """Whether to compile, and why."""
 
     compiled: bool
     reason: str
 
 
-def decide(
+def decide_compilation(
     asked: bool | Literal["auto"],
     *,
     before: bool | None,
@@ -43,7 +43,7 @@ def decide(
     device_type: str,
     threads: int,
     environ: Mapping[str, str],
-) -> Decision:
+) -> CompileDecision:
     """Whether a run is compiled; a run that continues does as before, since a compiled step rounds otherwise.
 
     Args:
@@ -58,29 +58,29 @@ def decide(
         UnfitError: Compiling was asked for, not left to us, and this machine has no compiler.
     """
     rate = EAGER_TFLOPS[device_type] * 1e12 * (threads if device_type == "cpu" else 1)
-    wanted = _wanted(asked, before, flops_per_device / rate)
+    wanted = _decide_by_estimate(asked, before, flops_per_device / rate)
     if not wanted.compiled:
         return wanted
-    missing = _missing_compiler(device_type, environ)
+    missing = _find_missing_compiler(device_type, environ)
     if missing and asked is True:
         raise UnfitError(f"compile: true, but this machine has no {missing}", "install it, or set compile: auto")
     if missing:
-        return Decision(False, f"this machine has no {missing}")
+        return CompileDecision(False, f"this machine has no {missing}")
     return wanted
 
 
-def _wanted(asked: bool | Literal["auto"], before: bool | None, eager_s: float) -> Decision:
+def _decide_by_estimate(asked: bool | Literal["auto"], before: bool | None, eager_s: float) -> CompileDecision:
     if asked != "auto":
-        return Decision(asked, "as configured")
+        return CompileDecision(asked, "as configured")
     if before is not None:
-        return Decision(before, "as before")
+        return CompileDecision(before, "as before")
     saved_s = SAVED_SHARE * eager_s
     if saved_s > MARGIN * COMPILE_S:
-        return Decision(True, f"it saves about {saved_s / 60:.0f} of {eager_s / 60:.0f} min")
-    return Decision(False, f"the run is too short for it to pay, about {max(eager_s / 60, 1):.0f} min")
+        return CompileDecision(True, f"it saves about {saved_s / 60:.0f} of {eager_s / 60:.0f} min")
+    return CompileDecision(False, f"the run is too short for it to pay, about {max(eager_s / 60, 1):.0f} min")
 
 
-def _missing_compiler(device_type: str, environ: Mapping[str, str]) -> str:
+def _find_missing_compiler(device_type: str, environ: Mapping[str, str]) -> str:
     """What torch.compile needs and this machine lacks; empty where it lacks nothing.
 
     Inductor writes C++ for a CPU (`torch._inductor.config.cpp.cxx`: $CXX, else g++) and Triton for a GPU.
@@ -92,6 +92,8 @@ def _missing_compiler(device_type: str, environ: Mapping[str, str]) -> str:
         return f"C++ compiler ({compiler})"
     torch = find_spec("torch")
     folder = torch.origin if torch and torch.origin else ""
-    if " " not in folder or any(choice.name == QUOTING_PATCH and choice.applies for choice in patch.choices(environ)):
+    if " " not in folder or any(
+        choice.name == QUOTING_PATCH and choice.applies for choice in patch.choose_patches(environ)
+    ):
         return ""
     return f"torch in a folder without spaces, which Inductor needs ({folder})"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from primus.backends.native.documents import Documents
+from primus.backends.native.documents import DocumentHandling
 from primus.config.schedule import evaluation_interval
 from primus.config.schema import DataConfig, Trainer
-from primus.data.loading.dataset import Datasets, open_datasets
+from primus.data.training.dataset import Datasets, open_datasets
 from primus.errors import UnfitError, UsageError
 from primus.runs.attempt import Attempt
 from primus.runs.files import write_text
@@ -32,12 +32,12 @@ def open_data(trainer: Trainer, attempt: Attempt, global_batch_size: int) -> Dat
     return data
 
 
-def documents_of(data: DataConfig, eod_id: int | None) -> Documents | None:
+def build_document_handling(data: DataConfig, eod_id: int | None) -> DocumentHandling | None:
     """How the model keeps documents apart; None where it does not."""
     if not data.reset_position_ids and not data.reset_attention_mask:
         return None
     assert eod_id is not None, "open_datasets has checked it"
-    return Documents(eod_id, data.reset_position_ids, data.reset_attention_mask)
+    return DocumentHandling(eod_id, data.reset_position_ids, data.reset_attention_mask)
 
 
 def _check_replayed(run: Run, fingerprint: str) -> None:
@@ -66,7 +66,7 @@ def _describe_data(run: Run, trainer: Trainer, data: Datasets, num_samples: int)
         "samples_per_epoch": data.train.samples_per_epoch,
         "corpora": [
             {"prefix": str(part.prefix), "samples": part.samples, "epochs": round(part.epochs, 6)}
-            for part in data.train.progress(num_samples)
+            for part in data.train.compute_progress(num_samples)
         ],
     }
     write_text(run.directory / DATA_FILE, yaml.safe_dump(described, sort_keys=False, allow_unicode=True))

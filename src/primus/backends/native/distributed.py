@@ -35,7 +35,7 @@ class Processes:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def any(self, flag: bool) -> bool:
+    def all_reduce_any(self, flag: bool) -> bool:
         """Whether `flag` is set in any process; every process must ask alike. Waits for no device."""
         if self.world == 1:
             return flag
@@ -43,7 +43,7 @@ class Processes:
         dist.all_reduce(seen, dist.ReduceOp.MAX)
         return bool(seen.item())
 
-    def from_first(self, value: Any) -> Any:
+    def broadcast_from_first(self, value: Any) -> Any:
         """The first process's `value`, in every process."""
         if self.world == 1:
             return value
@@ -51,16 +51,16 @@ class Processes:
         dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
 
-    def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    def all_gather_values(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """Every process's `value` by rank, in every process."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=group or self.writers)
+        dist.all_gather_object(values, value, group=group or self.writer_group)
         return values
 
     @property
-    def writers(self) -> dist.ProcessGroup | None:
+    def writer_group(self) -> dist.ProcessGroup | None:
         """A group of all processes for the threads that write checkpoints while training communicates.
 
         Made on first use, which every process must reach alike; None where there is one process.
@@ -71,7 +71,7 @@ class Processes:
 
 
 @contextmanager
-def joined(
+def join_processes(
     rank: int,
     local_rank: int,
     world: int,
@@ -88,7 +88,7 @@ def joined(
     device = own_device(local_rank, environ, asked)
     if world > 1:
         _share_cores(environ)
-        _join(device, timeout, environ)
+        _init_process_group(device, timeout, environ)
     try:
         yield Processes(rank, world, device, timeout)
     finally:
@@ -134,7 +134,7 @@ def set_random_state(states: Mapping[str, torch.Tensor], rank: int, device: torc
         torch.cuda.set_rng_state(states[f"random.{rank}.cuda"], device)
 
 
-def first_problem(problems: Sequence[str]) -> str:
+def find_first_problem(problems: Sequence[str]) -> str:
     """The problem of the lowest rank that has one, empty where none has."""
     return next((problem for problem in problems if problem), "")
 
@@ -146,7 +146,7 @@ def _share_cores(environ: Mapping[str, str]) -> None:
         torch.set_num_threads(max(1, count_usable_cpus() // local_world))
 
 
-def _join(device: torch.device, timeout: timedelta, environ: Mapping[str, str]) -> None:
+def _init_process_group(device: torch.device, timeout: timedelta, environ: Mapping[str, str]) -> None:
     """gloo carries what the host says in any case; NCCL (RCCL on ROCm) what devices say."""
     on_gpu = device.type == "cuda"
     try:

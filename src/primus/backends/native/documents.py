@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-class Documents(NamedTuple):
+class DocumentHandling(NamedTuple):
     """How a model treats the documents of a sequence."""
 
     eod_id: int
@@ -25,7 +25,7 @@ class Documents(NamedTuple):
     """Let no token attend to another document."""
 
 
-def positions(tokens_BS: Tensor, eod_id: int) -> Tensor:
+def compute_positions(tokens_BS: Tensor, eod_id: int) -> Tensor:
     """Position of each token within its document, [B, S]."""
     index_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
     begins_BS = torch.zeros_like(tokens_BS, dtype=torch.bool)
@@ -33,7 +33,7 @@ def positions(tokens_BS: Tensor, eod_id: int) -> Tensor:
     return index_S - torch.where(begins_BS, index_S, 0).cummax(1).values
 
 
-def attention_mask(tokens_BS: Tensor, eod_id: int) -> Tensor:
+def build_attention_mask(tokens_BS: Tensor, eod_id: int) -> Tensor:
     """Whether a query may see a key: not later, and of the same document; [B, 1, S, S]."""
     ends_BS = (tokens_BS == eod_id).long()
     document_BS = ends_BS.cumsum(1) - ends_BS

@@ -13,16 +13,16 @@ from primus.backends.native import step
 from primus.backends.native.distributed import Processes
 from primus.backends.native.step import Batch, Trainable
 from primus.config.schema import TrainingConfig
-from primus.data.loading.loader import Batches
-from primus.data.loading.masks import inputs_and_targets
-from primus.data.loading.packing import Dataset
+from primus.data.training.loader import Batches
+from primus.data.training.masks import split_inputs_and_targets
+from primus.data.training.packing import Dataset
 
 LARGEST_EXPONENT = 20.0
 """Perplexity is e to the loss, at most to this; Megatron-LM `evaluate_and_print_results`."""
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """Loss over the tokens of an evaluation."""
 
     loss: float
@@ -35,18 +35,18 @@ class Evaluation:
 
 def to_batch(tokens_BS1: NDArray[np.int64], masked_input: int | None, device: torch.device) -> Batch:
     """Inputs and targets of a micro batch on `device`; nothing is to be predicted after `masked_input`."""
-    inputs, targets = inputs_and_targets(tokens_BS1, masked_input)
-    return _moved(inputs, device), _moved(targets, device)
+    inputs, targets = split_inputs_and_targets(tokens_BS1, masked_input)
+    return _move_to_device(inputs, device), _move_to_device(targets, device)
 
 
-def evaluate(
+def evaluate_dataset(
     trainable: Trainable,
     dataset: Dataset,
     training: TrainingConfig,
     global_batch_size: int,
     processes: Processes,
     masked_input: int | None,
-) -> Evaluation:
+) -> EvaluationResult:
     """The loss over the first `eval_iters` global batches, always the same ones, without compiling.
 
     A compiled model would be compiled again for it, since no gradients are taken.
@@ -60,11 +60,11 @@ def evaluate(
     ) as steps:
         read = [tokens for _ in range(training.eval_iters) for tokens in next(steps)]
     batches = [to_batch(tokens, masked_input, processes.device) for tokens in read]
-    loss = step.evaluate(replace(trainable, loss=trainable.model), batches)
-    return Evaluation(loss, training.eval_iters * global_batch_size * training.seq_length)
+    loss = step.evaluate_batches(replace(trainable, loss=trainable.model), batches)
+    return EvaluationResult(loss, training.eval_iters * global_batch_size * training.seq_length)
 
 
-def _moved(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+def _move_to_device(array: NDArray[np.int64], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
         return tensor

@@ -11,7 +11,7 @@ from primus.backends.native.model import Transformer
 
 
 @torch.no_grad()
-def generate(
+def generate_tokens(
     model: Transformer, prompt_tokens: Sequence[int], max_new_tokens: int, temperature: float, seed: int
 ) -> list[int]:
     """The tokens that follow a prompt, without the prompt; the most likely ones at temperature 0.
@@ -30,11 +30,11 @@ def generate(
         context = torch.tensor([tokens[-model.spec.max_position_embeddings :]], device=model.frequencies.device)
         hidden_D = model(context)[0, -1]
         logits_V = model.output_weight.to(hidden_D.dtype) @ hidden_D
-        tokens.append(_choose(logits_V.float().cpu(), temperature, generator))
+        tokens.append(_choose_token(logits_V.float().cpu(), temperature, generator))
     return tokens[len(prompt_tokens) :]
 
 
-def _choose(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:
+def _choose_token(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:
     if temperature == 0.0:
         return int(logits_V.argmax())
     return int(torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=generator))

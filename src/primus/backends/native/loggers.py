@@ -23,9 +23,9 @@ Scalars = Mapping[str, float]
 class Logger(Protocol):
     """Takes the numbers of a run, on its first process."""
 
-    def log(self, step: int, scalars: Scalars) -> None: ...
+    def log_scalars(self, step: int, scalars: Scalars) -> None: ...
 
-    def rewind(self, step: int) -> None:
+    def discard_steps_after(self, step: int) -> None:
         """What was logged after `step` does not count any more: the steps are repeated."""
 
     def close(self) -> None: ...
@@ -53,18 +53,18 @@ def open_loggers(experiment: Experiment, run: Run, first_step: int) -> tuple[lis
     loggers: list[Logger] = []
     note = ""
     if not config.disable_wandb:
-        loggers.append(WeightsAndBiases(experiment, run))
+        loggers.append(WeightsAndBiasesLogger(experiment, run))
     if not config.disable_mlflow:
-        loggers.append(MLflow(experiment, run))
+        loggers.append(MLflowLogger(experiment, run))
     if not config.disable_tensorboard:
         if find_spec("tensorboard"):
-            loggers.append(TensorBoard(run.directory / "tensorboard", first_step))
+            loggers.append(TensorBoardLogger(run.directory / "tensorboard", first_step))
         else:
             note = "tensorboard is not installed, so no TensorBoard files are written (pip install tensorboard)"
     return loggers, note
 
 
-class TensorBoard:
+class TensorBoardLogger:
     """Event files by tensorboard's own writer, which needs neither torch nor TensorFlow; opened at the first value.
 
     Args:
@@ -76,32 +76,32 @@ class TensorBoard:
         self._folder, self._first_step = folder, first_step
         self._writer: Any = None
 
-    def log(self, step: int, scalars: Scalars) -> None:
+    def log_scalars(self, step: int, scalars: Scalars) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if self._writer is None:
-            self._open()
+            self._open_writer()
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
-    def rewind(self, step: int) -> None:
+    def discard_steps_after(self, step: int) -> None:
         self._first_step = step
         if self._writer is not None:
-            self._begin()
+            self._write_session_start()
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
-    def _open(self) -> None:
+    def _open_writer(self) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(self._folder))
-        self._begin()
+        self._write_session_start()
 
-    def _begin(self) -> None:
+    def _write_session_start(self) -> None:
         """Say that steps begin after the first one."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
@@ -109,7 +109,7 @@ class TensorBoard:
         self._writer.add_event(Event(wall_time=time.time(), step=self._first_step + 1, session_log=restarted))
 
 
-class WeightsAndBiases:
+class WeightsAndBiasesLogger:
     """A Weights & Biases run with the id of ours, which it continues after a restart."""
 
     def __init__(self, experiment: Experiment, run: Run) -> None:
@@ -122,23 +122,23 @@ class WeightsAndBiases:
                 id=run.id,
                 resume="allow",
                 dir=str(run.directory),
-                config=_settings(experiment),
+                config=_collect_settings(experiment),
             )
         except wandb.Error as error:
             hint = "wandb login, WANDB_MODE=offline, or disable_wandb: true"
             raise PrimusError(f"Weights & Biases: {error}", hint) from None
 
-    def log(self, step: int, scalars: Scalars) -> None:
+    def log_scalars(self, step: int, scalars: Scalars) -> None:
         self._run.log(dict(scalars), step=step)
 
-    def rewind(self, step: int) -> None:
+    def discard_steps_after(self, step: int) -> None:
         """It takes no step twice: the repeated ones keep the values of the first time."""
 
     def close(self) -> None:
         self._run.finish()
 
 
-class MLflow:
+class MLflowLogger:
     """An MLflow run with the name of ours, which it continues after a restart."""
 
     TAG = "primus_run"
@@ -146,21 +146,21 @@ class MLflow:
     def __init__(self, experiment: Experiment, run: Run) -> None:
         self._mlflow = import_module("mlflow")
         try:
-            self._start(experiment, run)
+            self._start_run(experiment, run)
         except self._mlflow.MlflowException as error:
             raise PrimusError(f"MLflow: {error}", "check mlflow_tracking_uri, or set disable_mlflow: true") from None
 
-    def log(self, step: int, scalars: Scalars) -> None:
+    def log_scalars(self, step: int, scalars: Scalars) -> None:
         self._mlflow.log_metrics(dict(scalars), step=step, synchronous=False)
 
-    def rewind(self, step: int) -> None:
+    def discard_steps_after(self, step: int) -> None:
         """It keeps both values of a repeated step."""
 
     def close(self) -> None:
         self._mlflow.flush_async_logging()
         self._mlflow.end_run()
 
-    def _start(self, experiment: Experiment, run: Run) -> None:
+    def _start_run(self, experiment: Experiment, run: Run) -> None:
         mlflow, uri = self._mlflow, experiment.trainer.logging.mlflow_tracking_uri
         if uri:
             mlflow.set_tracking_uri(uri)
@@ -172,22 +172,22 @@ class MLflow:
             mlflow.start_run(run_id=begun[0].info.run_id)
         else:
             mlflow.start_run(run_name=run.id, tags={self.TAG: run.id})
-            mlflow.log_params(_flat(_settings(experiment)))
+            mlflow.log_params(_flatten_settings(_collect_settings(experiment)))
 
 
-def _settings(experiment: Experiment) -> dict[str, Any]:
+def _collect_settings(experiment: Experiment) -> dict[str, Any]:
     """The experiment's settings, without its variables and the server's address, which may hold secrets."""
     settings: dict[str, Any] = msgspec.to_builtins(experiment)
     del settings["env"], settings["trainer"]["logging"]["mlflow_tracking_uri"]
     return redact_tree(settings)  # type: ignore[no-any-return]
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings under dotted names."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
+            flat |= _flatten_settings(value, f"{prefix}{name}.")
         else:
             flat[prefix + name] = value
     return flat

@@ -79,9 +79,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         counted_T1 = (targets_T != IGNORED).unsqueeze(1)
         index_T1 = targets_T.clamp_min(0).unsqueeze(1)
         losses, grad_hidden, grad_weight_VD = [], [], None
-        for rows in _spans(hidden_TD.shape[0], chunk):
+        for rows in _split_spans(hidden_TD.shape[0], chunk):
             hidden_cD = hidden_TD[rows]
-            losses_c1, grad_cV = _losses_and_gradient(hidden_cD, weight_VD, index_T1[rows])
+            losses_c1, grad_cV = _compute_losses_and_gradient(hidden_cD, weight_VD, index_T1[rows])
             weights_c1 = counted_T1[rows] * scale
             losses.append((losses_c1 * weights_c1).sum())
             if not any(ctx.needs_input_grad):
@@ -89,9 +89,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # Rows are weighted in the narrow matrices [c, D], which is much less work than in [c, V].
             weights_c1 = weights_c1.to(hidden_TD.dtype)
             grad_hidden.append((grad_cV @ weight_VD).mul_(weights_c1))
-            grad_weight_VD = _add(grad_weight_VD, grad_cV.t(), hidden_cD * weights_c1)
+            grad_weight_VD = _add_product(grad_weight_VD, grad_cV.t(), hidden_cD * weights_c1)
         if grad_hidden:
-            ctx.save_for_backward(_joined(grad_hidden), grad_weight_VD)
+            ctx.save_for_backward(_concatenate_parts(grad_hidden), grad_weight_VD)
             ctx.weight_dtype = master_VD.dtype
         return torch.stack(losses).sum()
 
@@ -100,28 +100,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
         grad_weight_VD = grad_weight_VD.to(ctx.weight_dtype)
-        return _scaled(grad_hidden_TD, grad), _scaled(grad_weight_VD, grad), None, None, None
+        return _scale_gradient(grad_hidden_TD, grad), _scale_gradient(grad_weight_VD, grad), None, None, None
 
 
-def _losses_and_gradient(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_losses_and_gradient(hidden_cD: Tensor, weight_VD: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
     """-log p of each target, float32 [c, 1], and softmax(logits) - onehot(target) in the dtype of `hidden_cD`."""
     if hidden_cD.device.type != "cpu":
-        return _by_logsumexp(hidden_cD @ weight_VD.t(), index_c1)
+        return _compute_by_logsumexp(hidden_cD @ weight_VD.t(), index_c1)
     num_tokens = hidden_cD.shape[0]
     if torch.compiler.is_compiling():
-        tiles = _spans(num_tokens, max(TILE, math.ceil(num_tokens / MOST_COMPILED_TILES)))
-        parts = [_by_logsumexp(hidden_cD[rows] @ weight_VD.t(), index_c1[rows]) for rows in tiles]
-        return _joined([losses for losses, _ in parts]), _joined([gradient for _, gradient in parts])
+        tiles = _split_spans(num_tokens, max(TILE, math.ceil(num_tokens / MOST_COMPILED_TILES)))
+        parts = [_compute_by_logsumexp(hidden_cD[rows] @ weight_VD.t(), index_c1[rows]) for rows in tiles]
+        return _concatenate_parts([losses for losses, _ in parts]), _concatenate_parts(
+            [gradient for _, gradient in parts]
+        )
     if num_tokens <= TILE and hidden_cD.dtype == torch.float32:
-        return _by_softmax(hidden_cD @ weight_VD.t(), index_c1)
+        return _compute_by_softmax(hidden_cD @ weight_VD.t(), index_c1)
     losses_c1 = hidden_cD.new_empty((num_tokens, 1), dtype=torch.float32)
     grad_cV = hidden_cD.new_empty((num_tokens, weight_VD.shape[0]))
-    for rows in _spans(num_tokens, TILE):
-        losses_c1[rows], grad_cV[rows] = _by_softmax(hidden_cD[rows] @ weight_VD.t(), index_c1[rows])
+    for rows in _split_spans(num_tokens, TILE):
+        losses_c1[rows], grad_cV[rows] = _compute_by_softmax(hidden_cD[rows] @ weight_VD.t(), index_c1[rows])
     return losses_c1, grad_cV
 
 
-def _by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
     """Losses and gradient in float32 with torch's softmax, which passes over memory least often."""
     grad_cV = torch.softmax(logits_cV, 1, dtype=torch.float32)
     target_c1 = grad_cV.gather(1, index_c1)
@@ -131,7 +133,7 @@ def _by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
     return losses_c1, grad_cV.scatter_(1, index_c1, target_c1 - 1.0)
 
 
-def _by_logsumexp(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_by_logsumexp(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
     """The same without a look at the values, for devices that one should not wait for, and for the compiler."""
     wide_cV = logits_cV.float()
     logsumexp_c1 = wide_cV.logsumexp(1, keepdim=True)
@@ -140,11 +142,11 @@ def _by_logsumexp(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
     return logsumexp_c1 - wide_cV.gather(1, index_c1), grad_cV.to(logits_cV.dtype)
 
 
-def _spans(length: int, size: int) -> list[slice]:
+def _split_spans(length: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
-def _add(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """total + left @ right, in float32 from the second chunk on."""
     if total is None:
         return left @ right
@@ -153,11 +155,11 @@ def _add(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     return total.float().add_(left @ right)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _concatenate_parts(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+def _scale_gradient(gradient: Tensor, factor: Tensor) -> Tensor:
     """gradient x factor; the factor is 1 unless the loss was scaled, and on the CPU looking at it costs nothing."""
     if factor.device.type == "cpu" and not torch.compiler.is_compiling() and factor.item() == 1.0:
         return gradient

@@ -16,13 +16,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from primus.backends.native import check_model, documents, ops, rope
-from primus.backends.native.documents import Documents
+from primus.backends.native.documents import DocumentHandling
 from primus.backends.native.loss import cross_entropy
 from primus.config.schema import ModelSpec
 from primus.model import head_dim, num_query_groups
 
 
-def build(spec: ModelSpec, device: torch.device | str, seed: int, dtype: torch.dtype = torch.float32) -> Transformer:
+def build_model(
+    spec: ModelSpec, device: torch.device | str, seed: int, dtype: torch.dtype = torch.float32
+) -> Transformer:
     """A model whose weights depend on `spec` and `seed` only, not on the device or the number of processes.
 
     On device `meta` nothing is allocated: shard the model with `step.prepare`, then call `initialise`.
@@ -34,11 +36,11 @@ def build(spec: ModelSpec, device: torch.device | str, seed: int, dtype: torch.d
         model = Transformer(spec).to(dtype)
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
-        initialise(model, seed)
+        initialise_weights(model, seed)
     return model
 
 
-def initialise(model: Transformer, seed: int) -> None:
+def initialise_weights(model: Transformer, seed: int) -> None:
     """Fill every weight in place, sharded or not, from `seed` and the weight's name.
 
     Matrices are normal with `init_method_std`; those that write to the residual stream are divided by
@@ -46,9 +48,9 @@ def initialise(model: Transformer, seed: int) -> None:
     """
     spec = model.spec
     with torch.no_grad():
-        model.frequencies.copy_(rope.frequencies(spec, head_dim(spec)))
+        model.frequencies.copy_(rope.compute_frequencies(spec, head_dim(spec)))
         for name, weight in model.named_parameters():
-            _fill(weight, _initial(name, weight.shape, spec, seed))
+            _fill_weight(weight, _draw_initial_value(name, weight.shape, spec, seed))
 
 
 class Transformer(nn.Module):
@@ -64,9 +66,9 @@ class Transformer(nn.Module):
         self.compute_dtype: torch.dtype | None = None
         self.recompute = False
         self.loss_chunk_size: int | None = None
-        self.documents: Documents | None = None
+        self.documents: DocumentHandling | None = None
         self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.num_layers))
+        self.layers = nn.ModuleList(TransformerLayer(spec) for _ in range(spec.num_layers))
         self.norm = RMSNorm(spec.hidden_size, spec.norm_epsilon)
         tied = not spec.untie_embeddings_and_output_weights
         self.output = None if tied else Linear(spec.hidden_size, spec.vocab_size, bias=False)
@@ -85,7 +87,7 @@ class Transformer(nn.Module):
         hidden_BSD = self.embedding(tokens_BS)
         if self.compute_dtype is not None:
             hidden_BSD = hidden_BSD.to(self.compute_dtype)
-        rotation, mask = self._places(tokens_BS, hidden_BSD.dtype)
+        rotation, mask = self._compute_rotation_and_mask(tokens_BS, hidden_BSD.dtype)
         for layer in self.layers:
             if self.recompute and torch.is_grad_enabled():
                 hidden_BSD = checkpoint(layer, hidden_BSD, rotation, mask, use_reentrant=False)
@@ -96,19 +98,21 @@ class Transformer(nn.Module):
             return hidden_BSD
         return cross_entropy(hidden_BSD, self.output_weight, targets_BS, scale, self.loss_chunk_size)
 
-    def _places(self, tokens_BS: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    def _compute_rotation_and_mask(
+        self, tokens_BS: Tensor, dtype: torch.dtype
+    ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         """Rotation of each position, and which keys each query sees where that is not all before it."""
-        cosine, sine = rope.tables(self.frequencies, tokens_BS.shape[1], dtype)
+        cosine, sine = rope.compute_tables(self.frequencies, tokens_BS.shape[1], dtype)
         if self.documents is None:
             return (cosine, sine), None
         eod_id, reset_positions, reset_attention = self.documents
         if reset_positions:
-            positions_BS = documents.positions(tokens_BS, eod_id)
+            positions_BS = documents.compute_positions(tokens_BS, eod_id)
             cosine, sine = cosine[positions_BS], sine[positions_BS]
-        return (cosine, sine), documents.attention_mask(tokens_BS, eod_id) if reset_attention else None
+        return (cosine, sine), documents.build_attention_mask(tokens_BS, eod_id) if reset_attention else None
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Attention and feed-forward, each on a normalised copy of the residual stream."""
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -140,8 +144,8 @@ class Attention(nn.Module):
         q_BSHC, k_BSKC, v_BSKC = qkv_BSNC.split((self.heads, self.groups, self.groups), 2)
         if self.query_norm is not None and self.key_norm is not None:
             q_BSHC, k_BSKC = self.query_norm(q_BSHC), self.key_norm(k_BSKC)
-        q_BSHC, k_BSKC = ops.rotate(q_BSHC, *rotation), ops.rotate(k_BSKC, *rotation)
-        mixed_BHSC = ops.attention(q_BSHC.transpose(1, 2), k_BSKC.transpose(1, 2), v_BSKC.transpose(1, 2), mask)
+        q_BSHC, k_BSKC = ops.apply_rotary(q_BSHC, *rotation), ops.apply_rotary(k_BSKC, *rotation)
+        mixed_BHSC = ops.causal_attention(q_BSHC.transpose(1, 2), k_BSKC.transpose(1, 2), v_BSKC.transpose(1, 2), mask)
         return self.output(mixed_BHSC.transpose(1, 2).flatten(2))
 
 
@@ -177,7 +181,7 @@ class RMSNorm(nn.Module):
         return ops.rms_norm(x, self.weight, self.epsilon)
 
 
-def _initial(name: str, shape: torch.Size, spec: ModelSpec, seed: int) -> Tensor:
+def _draw_initial_value(name: str, shape: torch.Size, spec: ModelSpec, seed: int) -> Tensor:
     """The whole initial value of one weight, float32 on the CPU."""
     if name.endswith(".bias"):
         return torch.zeros(shape)
@@ -189,7 +193,7 @@ def _initial(name: str, shape: torch.Size, spec: ModelSpec, seed: int) -> Tensor
     return torch.empty(shape).normal_(0.0, std, generator=generator)
 
 
-def _fill(weight: Tensor, value: Tensor) -> None:
+def _fill_weight(weight: Tensor, value: Tensor) -> None:
     """Copy `value`, or this process's shard of it, into `weight`."""
     if not isinstance(weight, DTensor):
         weight.copy_(value)

@@ -37,7 +37,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def rotate(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
+def apply_rotary(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
     """Each pair (i, i + C / 2) of channels turned by its position's angle; the pairing of Hugging Face weights.
 
     The tables come from `rope.tables`, whose sine is negative in its first half; [B, S, 1, C] where positions differ.
@@ -49,7 +49,7 @@ def rotate(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
-def attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None = None) -> Tensor:
+def causal_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None = None) -> Tensor:
     """Causal softmax(q k^T / sqrt(C)) v, shape [B, H, S, C]; H may be a multiple of K (grouped queries).
 
     Args:
@@ -62,10 +62,10 @@ def attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | Non
         return _masked_attention(q_BHSC, k_BKSC, v_BKSC, mask)
     if q_BHSC.device.type == "cpu" and q_BHSC.dtype == torch.bfloat16 and torch.is_grad_enabled():
         return _CausalAttention.apply(q_BHSC, k_BKSC, v_BKSC)
-    return _attention(q_BHSC, k_BKSC, v_BKSC)
+    return _compute_attention(q_BHSC, k_BKSC, v_BKSC)
 
 
-def _attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
+def _compute_attention(q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
     grouped = q_BHSC.shape[1] != k_BKSC.shape[1]
     return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, is_causal=True, enable_gqa=grouped)
 
@@ -132,16 +132,16 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
         ctx.save_for_backward(cosine_S1C, sine_S1C)
-        return _rotated(x_BSHC, cosine_S1C, sine_S1C, 1)
+        return _apply_rotation(x_BSHC, cosine_S1C, sine_S1C, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_BSHC: Tensor):
         cosine_S1C, sine_S1C = ctx.saved_tensors
-        return _rotated(grad_BSHC, cosine_S1C, sine_S1C, -1), None, None
+        return _apply_rotation(grad_BSHC, cosine_S1C, sine_S1C, -1), None, None
 
 
-def _rotated(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor, sign: int) -> Tensor:
+def _apply_rotation(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor, sign: int) -> Tensor:
     swapped_BSHC = x_BSHC.roll(x_BSHC.shape[-1] // 2, -1)
     return (x_BSHC * cosine_S1C).addcmul_(swapped_BSHC, sine_S1C, value=sign)
 
@@ -155,7 +155,7 @@ class _CausalAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
         ctx.save_for_backward(q_BHSC, k_BKSC, v_BKSC)
-        return _attention(q_BHSC, k_BKSC, v_BKSC)
+        return _compute_attention(q_BHSC, k_BKSC, v_BKSC)
 
     @staticmethod
     @once_differentiable

@@ -30,7 +30,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
     )
 
 
-def learning_rate(step: int, config: OptimizerConfig, train_iters: int) -> float:
+def compute_learning_rate(step: int, config: OptimizerConfig, train_iters: int) -> float:
     """The rate of optimizer step `step`, counted from 1; the definitions of Megatron-LM optimizer_param_scheduler.py.
 
     Linear warm-up from 0, then the decay to `min_lr`, which ends at `lr_decay_iters` and stays there.
@@ -43,10 +43,10 @@ def learning_rate(step: int, config: OptimizerConfig, train_iters: int) -> float
         return config.lr
     if step >= end:
         return final
-    return final + _remaining(step, warmup, end, config) * (config.lr - final)
+    return final + _compute_remaining_share(step, warmup, end, config) * (config.lr - final)
 
 
-def _remaining(step: int, warmup: int, end: int, config: OptimizerConfig) -> float:
+def _compute_remaining_share(step: int, warmup: int, end: int, config: OptimizerConfig) -> float:
     """Share of the way from the final rate to `lr` that is left at `step`, between warm-up and the end of the decay."""
     done = (step - warmup) / (end - warmup)
     if config.lr_decay_style == "linear":

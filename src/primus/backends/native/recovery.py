@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 
 from primus.backends.native import model, rewind
+from primus.backends.native.bad_steps import BadSteps
 from primus.backends.native.distributed import seed_everything
-from primus.backends.native.resume import Start, restore
+from primus.backends.native.resume import ResumePoint, restore_state
 from primus.backends.native.rewind import Rewind
 from primus.backends.native.setup import Training
-from primus.backends.native.watch import BadSteps
 from primus.checkpoint import folders
 from primus.errors import FinalError
 
 
-def recover(training: Training, bad: BadSteps) -> None:
+def recover_from_bad_steps(training: Training, bad: BadSteps) -> None:
     """Rewind to the newest checkpoint from before the bad steps, and pass over the data up to their end.
 
     Before the first checkpoint of a run it rewinds to what the run began with. Every process must call it alike.
@@ -24,24 +24,24 @@ def recover(training: Training, bad: BadSteps) -> None:
         FinalError: The bad steps are to end the run, or it cannot be rewound.
     """
     training.attempt.beat("checkpoint", bad.last.step)
-    training.saver.finish()
+    training.saver.finish_writing()
     limit = training.experiment.trainer.training.max_rewinds
     if bad.answer == "stop" or len(training.rewinds) >= limit:
         if bad.is_spike or bad.answer == "rewind":
-            _say_set_aside(training, lambda: rewind.set_aside_from(training.search.folder, bad.first))
+            _report_set_aside(training, lambda: rewind.set_aside_from(training.search.folder, bad.first))
         raise bad if bad.answer == "stop" else FinalError(f"{bad.problem}; {limit} rewinds have not helped", bad.hint)
-    start = _good_start(training, bad)
-    _record(training, bad, start)
-    _go_back(training, start)
+    start = _find_good_start(training, bad)
+    _record_rewind(training, bad, start)
+    _rewind_to_start(training, start)
 
 
-def _good_start(training: Training, bad: BadSteps) -> Start | None:
+def _find_good_start(training: Training, bad: BadSteps) -> ResumePoint | None:
     """What to go back to; None for the initial weights."""
-    had_any = training.processes.from_first(bool(folders.checkpoints(training.search.folder)))
-    start = training.search.start(before=bad.first)
+    had_any = training.processes.broadcast_from_first(bool(folders.list_checkpoints(training.search.folder)))
+    start = training.search.find_start(before=bad.first)
     is_own = start is not None and start.manifest.run == training.attempt.run.id
     if had_any and not is_own:
-        _say_set_aside(training, lambda: rewind.set_aside_from(training.search.folder, bad.first))
+        _report_set_aside(training, lambda: rewind.set_aside_from(training.search.folder, bad.first))
         raise FinalError(
             f"{bad.problem}; no good checkpoint of a step before {bad.first} is left to go back to",
             "raise keep_last_n, lower save_interval, and start again or from another run's checkpoint with load:",
@@ -49,7 +49,7 @@ def _good_start(training: Training, bad: BadSteps) -> Start | None:
     return start
 
 
-def _record(training: Training, bad: BadSteps, start: Start | None) -> None:
+def _record_rewind(training: Training, bad: BadSteps, start: ResumePoint | None) -> None:
     """Keep the rewind in the run folder; then nothing continues from what it leaves behind."""
     run = training.attempt.run
     rewound = Rewind(
@@ -63,9 +63,9 @@ def _record(training: Training, bad: BadSteps, start: Start | None) -> None:
     )
     training.rewinds.append(rewound)
     if training.processes.is_first:
-        rewind.write(run, training.rewinds)
-    _say_set_aside(training, lambda: rewind.set_aside_undone(training.search.folder, run, training.rewinds))
-    training.reporter.event(
+        rewind.write_rewinds(run, training.rewinds)
+    _report_set_aside(training, lambda: rewind.set_aside_undone(training.search.folder, run, training.rewinds))
+    training.reporter.append_event(
         "rewind",
         from_step=rewound.from_step,
         first_bad_step=rewound.first_bad_step,
@@ -76,29 +76,29 @@ def _record(training: Training, bad: BadSteps, start: Start | None) -> None:
     )
 
 
-def _go_back(training: Training, start: Start | None) -> None:
+def _rewind_to_start(training: Training, start: ResumePoint | None) -> None:
     config = training.experiment.trainer.training
     if start is None:
         seed_everything(config.seed, config.deterministic)
-        model.initialise(training.trainable.model, config.seed)
+        model.initialise_weights(training.trainable.model, config.seed)
         training.optimizer.state.clear()
     else:
-        restore(start, training.trainable.model, training.optimizer, training.processes)
+        restore_state(start, training.trainable.model, training.optimizer, training.processes)
         if start.weights_only:
             training.optimizer.state.clear()
     training.step = start.step if start else 0
     training.consumed_samples = start.consumed_samples if start else 0
     training.saver.last_step = training.step or None
-    training.watch.restart(training.step, start.recent_losses if start else [])
-    training.reporter.rewind(training.step)
+    training.watch.restart_after(training.step, start.recent_losses if start else [])
+    training.reporter.discard_steps_after(training.step)
     training.attempt.beat("train", training.step)
     rewound = training.rewinds[-1]
-    training.reporter.say(rewound.reason)
-    training.reporter.say(
+    training.reporter.print_line(rewound.reason)
+    training.reporter.print_line(
         f"rewind {len(training.rewinds)} of {config.max_rewinds}: back to step {rewound.to_step};"
         f" samples {rewound.first_sample:,} to {rewound.end_sample - 1:,} are passed over"
     )
 
 
-def _say_set_aside(training: Training, rename: Callable[[], list[str]]) -> None:
+def _report_set_aside(training: Training, rename: Callable[[], list[str]]) -> None:
     rewind.set_aside(training.processes, rename, training.attempt.say, training.attempt.event)

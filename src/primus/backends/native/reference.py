@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from primus.backends.native import model
 from primus.backends.native.optimizer import build_optimizer
-from primus.backends.native.step import prepare, train_step
+from primus.backends.native.step import prepare_model, train_step
 from primus.config.load import load_model
 from primus.config.schema import OptimizerConfig
 
@@ -28,8 +28,8 @@ LEARNING_RATE = 1e-3
 def train(device: torch.device) -> tuple[str, float]:
     """A digest of the loss of each step and of all weights after the last one, and the last loss."""
     spec = load_model(MODELS[device.type])
-    with _repeatable():
-        trainable = prepare(model.build(spec, device, SEED), device=device, bf16=device.type == "cuda")
+    with _use_repeatable_kernels():
+        trainable = prepare_model(model.build_model(spec, device, SEED), device=device, bf16=device.type == "cuda")
         optimizer = build_optimizer(trainable.model, OptimizerConfig(lr=LEARNING_RATE))
         generator = torch.Generator().manual_seed(SEED)
         digest, loss = hashlib.sha256(), torch.zeros(())
@@ -45,7 +45,7 @@ def train(device: torch.device) -> tuple[str, float]:
 
 
 @contextmanager
-def _repeatable() -> Iterator[None]:
+def _use_repeatable_kernels() -> Iterator[None]:
     """Only kernels that repeat themselves: the attention of plain products, and no sums by atomics.
 
     One stream is used, on which cuBLAS repeats itself whatever its workspace (cuBLAS documentation, reproducibility);

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from primus.backends.native.bad_steps import BadStepDetector
 from primus.backends.native.loggers import Logger, Scalars
 from primus.backends.native.progress import ProgressBar
 from primus.backends.native.step import SPIKE, StepResult
-from primus.backends.native.step_line import StepReport, step_line
+from primus.backends.native.step_line import StepReport, format_step_line
 from primus.backends.native.timing import ComputeTime
-from primus.backends.native.watch import Watch
 from primus.runs.attempt import Attempt
 
 GIB = 1 << 30
@@ -37,7 +37,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Step:
+class LaunchedStep:
     """A step that was launched, and may still be running on the device."""
 
     number: int
@@ -48,7 +48,7 @@ class Step:
     compute_time: ComputeTime | None = None
 
 
-class Reporter:
+class TrainingReporter:
     """Takes the steps of a run and tells of them.
 
     On a GPU a step is read when the next one has been launched, so that the device never waits for the host.
@@ -70,7 +70,7 @@ class Reporter:
         *,
         train_iters: int,
         log_interval: int,
-        watch: Watch,
+        watch: BadStepDetector,
         rates: Rates,
         device: torch.device,
         loggers: Sequence[Logger],
@@ -85,11 +85,11 @@ class Reporter:
         self._train_iters, self._log_interval = train_iters, log_interval
         self._watch = watch
         self._loggers, self._bar = loggers, bar
-        self._launched: Step | None = None
+        self._launched: LaunchedStep | None = None
         self._unprinted: list[StepReport] = []
         self._mark = time.perf_counter()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line; on a terminal above the bar."""
         console = self._attempt.console
         if self._bar is None or console is None or not console.isatty():
@@ -98,11 +98,11 @@ class Reporter:
         print(text, flush=True)
         self._bar.print(text)
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def append_event(self, kind: str, **fields: Any) -> None:
         """Append an event."""
         self._attempt.event(kind, **fields)
 
-    def step(self, step: Step) -> None:
+    def add_step(self, step: LaunchedStep) -> None:
         """Take a step that was launched.
 
         Raises:
@@ -110,7 +110,7 @@ class Reporter:
         """
         launched, self._launched = self._launched, step
         if launched is not None:
-            self._tell(launched)
+            self._report_step(launched)
         if self._device.type == "cpu":
             self.flush()
 
@@ -118,24 +118,24 @@ class Reporter:
         """Wait for the step that was launched last, and tell of it."""
         launched, self._launched = self._launched, None
         if launched is not None:
-            self._tell(launched)
+            self._report_step(launched)
 
-    def rewind(self, step: int) -> None:
+    def discard_steps_after(self, step: int) -> None:
         """Forget what comes after `step`, which is going to be repeated."""
         self._launched = None
         self._unprinted.clear()
         for logger in self._loggers:
-            logger.rewind(step)
+            logger.discard_steps_after(step)
         self.restart_clock()
 
     def restart_clock(self) -> None:
         """Begin the next step's time now: what came before was no training."""
         self._mark = time.perf_counter()
 
-    def scalars(self, step: int, scalars: Scalars) -> None:
+    def log_scalars(self, step: int, scalars: Scalars) -> None:
         """Give numbers to the loggers."""
         for logger in self._loggers:
-            logger.log(step, scalars)
+            logger.log_scalars(step, scalars)
 
     def close(self) -> None:
         """Take the bar away, and have the loggers write what they hold."""
@@ -145,29 +145,29 @@ class Reporter:
         for logger in self._loggers:
             logger.close()
 
-    def _tell(self, step: Step) -> None:
+    def _report_step(self, step: LaunchedStep) -> None:
         is_first = self.last is None
-        report = self._measure(step)
+        report = self._build_report(step)
         self.last = report
         self.trained_s += report.step_time_s
         self.num_steps += 1
-        self.event("step", **report.event())
-        self._attempt.beat("train", report.step, _timings(report))
+        self.append_event("step", **report.build_event())
+        self._attempt.beat("train", report.step, _collect_timings(report))
         self._unprinted.append(report)
         if self._is_printed(report.step, is_first):
-            self.say(step_line(self._unprinted, self._train_iters, time.time()))
+            self.print_line(format_step_line(self._unprinted, self._train_iters, time.time()))
             self._unprinted.clear()
         if self._bar is not None:
             self._bar.update(report.step, f"loss {report.loss:.3f}  {report.tokens_per_s:,.0f} tokens/s")
-        self.scalars(report.step, _scalars(report))
+        self.log_scalars(report.step, _collect_scalars(report))
         if is_first:
             self.restart_clock()  # the loggers were imported just now
-        self._watch.see(report)
+        self._watch.observe_step(report)
 
     def _is_printed(self, step: int, is_first: bool) -> bool:
         return is_first or step % self._log_interval == 0 or step == self._train_iters
 
-    def _measure(self, step: Step) -> StepReport:
+    def _build_report(self, step: LaunchedStep) -> StepReport:
         loss, grad_norm, skipped, _ = step.result.values.tolist()  # waits for the step, once
         now = time.perf_counter()
         seconds, self._mark = now - self._mark, now
@@ -188,21 +188,21 @@ class Reporter:
             tokens_per_s_per_device=per_device,
             tflops_per_device=tflops,
             mfu=tflops / rates.peak_tflops if rates.peak_tflops else None,
-            memory_gib=_peak_memory(self._device) / GIB,
+            memory_gib=_read_peak_memory(self._device) / GIB,
             skipped=skipped != 0.0,
             spike=skipped == SPIKE,
             compute_time_s=step.compute_time.seconds() if step.compute_time else None,
         )
 
 
-def _timings(report: StepReport) -> dict[str, float] | None:
+def _collect_timings(report: StepReport) -> dict[str, float] | None:
     """What heartbeats say of a step; None where it was not measured."""
     if report.compute_time_s is None:
         return None
     return {"step_time_s": report.step_time_s, "compute_time_s": report.compute_time_s}
 
 
-def _scalars(report: StepReport) -> dict[str, float]:
+def _collect_scalars(report: StepReport) -> dict[str, float]:
     """Under the names that Megatron-LM gives them in TensorBoard where it has them."""
     named = {
         "lm loss": report.loss,
@@ -216,7 +216,7 @@ def _scalars(report: StepReport) -> dict[str, float]:
     return named if report.mfu is None else {**named, "mfu": report.mfu}
 
 
-def _peak_memory(device: torch.device) -> int:
+def _read_peak_memory(device: torch.device) -> int:
     """Bytes; ru_maxrss is in KiB on Linux (getrusage(2))."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

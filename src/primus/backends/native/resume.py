@@ -10,27 +10,27 @@ import torch
 
 from primus.backends.native import state
 from primus.backends.native.checkpoint import State, read_state
-from primus.backends.native.distributed import Processes, first_problem, random_state, set_random_state
+from primus.backends.native.distributed import Processes, find_first_problem, random_state, set_random_state
 from primus.backends.native.model import Transformer
 from primus.checkpoint import folders, manifest
-from primus.checkpoint.manifest import Manifest
-from primus.checkpoint.shape import Shape, first_difference
+from primus.checkpoint.manifest import CheckpointManifest
+from primus.checkpoint.shape import Shape, find_first_difference
 from primus.config.schema import CheckpointConfig
-from primus.data.loading.dataset import describe_change
+from primus.data.training.dataset import describe_change
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.runs.store import Run
 
-Tell = Callable[[str], None]
-Record = Callable[..., None]
+PrintLine = Callable[[str], None]
+AppendEvent = Callable[..., None]
 """Appends an event: (kind, **fields)."""
 
 
 @dataclass(frozen=True)
-class Start:
+class ResumePoint:
     """The checkpoint that a run begins with."""
 
     folder: Path
-    manifest: Manifest
+    manifest: CheckpointManifest
     weights_only: bool = False
     """Begin at step 0 with its weights."""
 
@@ -53,7 +53,7 @@ def own_folder(config: CheckpointConfig, run: Run) -> Path:
 
 
 @dataclass(frozen=True)
-class Search:
+class CheckpointSearch:
     """Looks for the start of a run; every process must look alike."""
 
     run: Run
@@ -61,14 +61,14 @@ class Search:
     shape: Shape
     """Of the model that is to be trained."""
     processes: Processes
-    say: Tell
-    event: Record
+    say: PrintLine
+    event: AppendEvent
 
     @property
     def folder(self) -> Path:
         return own_folder(self.config, self.run)
 
-    def start(self, before: int | None = None) -> Start | None:
+    def find_start(self, before: int | None = None) -> ResumePoint | None:
         """The checkpoint to begin with; None means from scratch.
 
         Args:
@@ -78,32 +78,32 @@ class Search:
             UsageError: `load:` names no checkpoint or one of another model; `save:` holds those of another run.
             PrimusError: All that `load:` names are damaged.
         """
-        newest_first = reversed(folders.checkpoints(self.folder))
-        possible = [found for found in newest_first if before is None or folders.step_of(found) < before]
+        newest_first = reversed(folders.list_checkpoints(self.folder))
+        possible = [found for found in newest_first if before is None or folders.parse_step(found) < before]
         own = [found for found in possible if self._is_own(found)]
-        start = self._first_good(own)
+        start = self._find_first_good(own)
         if start is not None or self.config.load is None:
             return start
-        return self._loaded(self.config.load)
+        return self._find_given(self.config.load)
 
-    def _loaded(self, given: str) -> Start:
-        start = self._first_good(folders.candidates(given))
+    def _find_given(self, given: str) -> ResumePoint:
+        start = self._find_first_good(folders.find_candidates(given))
         if start is None:
             raise PrimusError(f"load: every checkpoint of {given} is damaged", "load another, or train from scratch")
-        difference = first_difference(start.manifest.model, self.shape)
+        difference = find_first_difference(start.manifest.model, self.shape)
         if difference:
             raise UsageError(f"load: {start.folder} is of another model: {difference}", "load one of this model")
-        return Start(start.folder, start.manifest, weights_only=self.config.finetune)
+        return ResumePoint(start.folder, start.manifest, weights_only=self.config.finetune)
 
     def _is_own(self, checkpoint: Path) -> bool:
         """Whether a checkpoint in our folder is complete; one of another run there is an error."""
         if not folders.is_complete(checkpoint):
-            self._reject(checkpoint, "it is not complete: its writer was ended")
+            self._reject_checkpoint(checkpoint, "it is not complete: its writer was ended")
             return False
         if self.config.save is None:
             return True
         try:
-            found = manifest.read(checkpoint)
+            found = manifest.read_manifest(checkpoint)
         except PrimusError:
             return True  # rejected later, with its reason
         if found is not None and found.run != self.run.id:
@@ -113,31 +113,31 @@ class Search:
             )
         return True
 
-    def _first_good(self, candidates: Sequence[Path]) -> Start | None:
+    def _find_first_good(self, candidates: Sequence[Path]) -> ResumePoint | None:
         for folder in candidates:
             try:
-                found = manifest.read(folder)
+                found = manifest.read_manifest(folder)
                 problem = "" if found else "it is not complete"
             except PrimusError as error:
                 found, problem = None, error.problem
-            problem = first_problem(self.processes.gather(problem or self._damage(folder, found)))
+            problem = find_first_problem(self.processes.all_gather_values(problem or self._find_damage(folder, found)))
             if found is not None and not problem:
-                return Start(folder, found)
-            self._reject(folder, problem)
+                return ResumePoint(folder, found)
+            self._reject_checkpoint(folder, problem)
         return None
 
-    def _damage(self, folder: Path, found: Manifest | None) -> str:
+    def _find_damage(self, folder: Path, found: CheckpointManifest | None) -> str:
         assert found is not None
-        return manifest.damage(folder, found, self.processes.rank, self.processes.world)
+        return manifest.find_damage(folder, found, self.processes.rank, self.processes.world)
 
-    def _reject(self, checkpoint: Path, reason: str) -> None:
+    def _reject_checkpoint(self, checkpoint: Path, reason: str) -> None:
         self.say(f"checkpoint {checkpoint.name} is passed over: {reason}")
         has_step = folders.STEP.fullmatch(checkpoint.name)  # `load:` may name one that was set aside
-        step = folders.step_of(checkpoint) if has_step else None
+        step = folders.parse_step(checkpoint) if has_step else None
         self.event("checkpoint_rejected", step=step, name=checkpoint.name, reason=reason)
 
 
-def check_same_data(start: Start, run: Run, fingerprint: str, allow_other_data: bool = False) -> None:
+def check_same_data(start: ResumePoint, run: Run, fingerprint: str, allow_other_data: bool = False) -> None:
     """Training goes on with the data that it began with, unless only weights are loaded.
 
     Raises:
@@ -160,13 +160,15 @@ def check_same_data(start: Start, run: Run, fingerprint: str, allow_other_data: 
         )
 
 
-def current_state(model: Transformer, optimizer: torch.optim.Optimizer, processes: Processes) -> State:
+def collect_current_state(model: Transformer, optimizer: torch.optim.Optimizer, processes: Processes) -> State:
     """Everything that a checkpoint holds, in place."""
-    named = state.weights(model) | state.moments(model, optimizer)
+    named = state.collect_weights(model) | state.collect_moments(model, optimizer)
     return named | random_state(processes.rank, processes.device)
 
 
-def restore(start: Start, model: Transformer, optimizer: torch.optim.Optimizer, processes: Processes) -> None:
+def restore_state(
+    start: ResumePoint, model: Transformer, optimizer: torch.optim.Optimizer, processes: Processes
+) -> None:
     """Put the checkpoint into the model, and unless only its weights are wanted, into the optimizer and generators.
 
     The generators continue only where as many processes train as have saved; nothing in training draws from them.
@@ -174,10 +176,10 @@ def restore(start: Start, model: Transformer, optimizer: torch.optim.Optimizer, 
     Raises:
         PrimusError: It cannot be read.
     """
-    named = state.weights(model)
+    named = state.collect_weights(model)
     random: State = {}
     if not start.weights_only:
-        named |= state.moments(model, optimizer)
+        named |= state.collect_moments(model, optimizer)
         if start.manifest.world_size == processes.world:
             random = random_state(processes.rank, processes.device)
     read_state(named | random, start.folder, processes)

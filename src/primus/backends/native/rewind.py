@@ -18,7 +18,7 @@ from primus.errors import PrimusError
 from primus.runs.files import read_json, write_json
 from primus.runs.store import Run
 
-FILE = "rewinds.json"
+REWINDS_FILE = "rewinds.json"
 
 
 class Rewind(Struct, frozen=True, kw_only=True):
@@ -42,26 +42,26 @@ class Rewind(Struct, frozen=True, kw_only=True):
         return self.end_sample - self.first_sample
 
 
-def rewinds_of(run: Run) -> list[Rewind]:
+def read_rewinds(run: Run) -> list[Rewind]:
     """The rewinds of a run so far, oldest first.
 
     Raises:
         PrimusError: Their file is damaged.
     """
-    path = run.directory / FILE
+    path = run.directory / REWINDS_FILE
     return read_json(path, list[Rewind]) if path.exists() else []
 
 
-def write(run: Run, rewinds: Sequence[Rewind]) -> None:
+def write_rewinds(run: Run, rewinds: Sequence[Rewind]) -> None:
     """Replace the file of a run's rewinds."""
-    write_json(run.directory / FILE, rewinds)
+    write_json(run.directory / REWINDS_FILE, rewinds)
 
 
-def next_sample(consumed_samples: int, rewinds: Sequence[Rewind]) -> int:
+def find_next_sample(consumed_samples: int, rewinds: Sequence[Rewind]) -> int:
     """The first sample from `consumed_samples` on that no rewind passes over."""
     for rewind in rewinds:
         if rewind.first_sample <= consumed_samples < rewind.end_sample:
-            return next_sample(rewind.end_sample, rewinds)
+            return find_next_sample(rewind.end_sample, rewinds)
     return consumed_samples
 
 
@@ -75,16 +75,16 @@ def set_aside_undone(folder: Path, run: Run, rewinds: Sequence[Rewind]) -> list[
     if not rewinds:
         return []
     return [
-        _renamed(checkpoint)
-        for checkpoint in folders.checkpoints(folder)
-        if (found := _manifest(checkpoint)) and found.run == run.id and is_undone(found.consumed_samples, rewinds)
+        _rename_checkpoint(checkpoint)
+        for checkpoint in folders.list_checkpoints(folder)
+        if (found := _read_manifest(checkpoint)) and found.run == run.id and is_undone(found.consumed_samples, rewinds)
     ]
 
 
 def set_aside_from(folder: Path, first_bad_step: int) -> list[str]:
     """Rename the checkpoints of bad steps."""
-    bad = [found for found in folders.checkpoints(folder) if folders.step_of(found) >= first_bad_step]
-    return [_renamed(checkpoint) for checkpoint in bad if folders.is_complete(checkpoint)]
+    bad = [found for found in folders.list_checkpoints(folder) if folders.parse_step(found) >= first_bad_step]
+    return [_rename_checkpoint(checkpoint) for checkpoint in bad if folders.is_complete(checkpoint)]
 
 
 def set_aside(
@@ -95,7 +95,7 @@ def set_aside(
     Raises:
         PrimusError: It could not be done.
     """
-    names, problem = processes.from_first(_attempted(rename) if processes.is_first else None)
+    names, problem = processes.broadcast_from_first(_try_renames(rename) if processes.is_first else None)
     for name in names:
         say(f"checkpoint {name.partition('.')[0]} is of bad steps: it is now {name}")
         event("checkpoint_set_aside", name=name)
@@ -103,21 +103,21 @@ def set_aside(
         raise PrimusError(f"checkpoints of bad steps could not be renamed: {problem}", "rename or delete them")
 
 
-def _attempted(rename: Callable[[], list[str]]) -> tuple[list[str], str]:
+def _try_renames(rename: Callable[[], list[str]]) -> tuple[list[str], str]:
     try:
         return rename(), ""
     except OSError as error:
         return [], error.strerror or str(error)
 
 
-def _manifest(checkpoint: Path) -> manifest.Manifest | None:
+def _read_manifest(checkpoint: Path) -> manifest.CheckpointManifest | None:
     try:
-        return manifest.read(checkpoint)
+        return manifest.read_manifest(checkpoint)
     except PrimusError:  # damaged: it is passed over anyhow
         return None
 
 
-def _renamed(checkpoint: Path) -> str:
+def _rename_checkpoint(checkpoint: Path) -> str:
     """Rename a checkpoint to a name that no search finds, but `load:` may give; the new name."""
     number = 1
     while (target := checkpoint.with_name(f"{checkpoint.name}.set_aside_{number}")).exists():

@@ -13,17 +13,17 @@ from torch import Tensor
 from primus.config.schema import ModelSpec
 
 
-def frequencies(spec: ModelSpec, head_dim: int) -> Tensor:
+def compute_frequencies(spec: ModelSpec, head_dim: int) -> Tensor:
     """Radians per position of each rotated pair, shape [C / 2], float32 on the CPU.
 
     Source: RoFormer (arXiv 2104.09864), section 3.2.2; Llama 3.1 scaling as in `_llama3`.
     """
     exponents_R = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     frequencies_R = 1.0 / spec.rotary_base**exponents_R
-    return _llama3(frequencies_R, spec) if spec.rope_type == "llama3" else frequencies_R
+    return _scale_llama3_frequencies(frequencies_R, spec) if spec.rope_type == "llama3" else frequencies_R
 
 
-def tables(frequencies_R: Tensor, sequence: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def compute_tables(frequencies_R: Tensor, sequence: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and signed sine of positions 0 .. sequence - 1 for `ops.rotate`, each of shape [S, 1, C].
 
     The pair (i, i + C / 2) of channels becomes (x cos - y sin, y cos + x sin): the sine of the first half is negative.
@@ -35,7 +35,7 @@ def tables(frequencies_R: Tensor, sequence: int, dtype: torch.dtype) -> tuple[Te
     return cosine_SC.unsqueeze(1).to(dtype), sine_SC.unsqueeze(1).to(dtype)
 
 
-def _llama3(frequencies_R: Tensor, spec: ModelSpec) -> Tensor:
+def _scale_llama3_frequencies(frequencies_R: Tensor, spec: ModelSpec) -> Tensor:
     """Long wavelengths stretched by the factor, short ones kept, those between interpolated.
 
     Source: meta-llama/llama-models `apply_scaling`; the same constants as `rope_scaling` in the published config.json.

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from primus.backends.native.generate import generate
+from primus.backends.native.generate import generate_tokens
 from primus.backends.native.model import Transformer
 from primus.config.schema import LoggingConfig
 from primus.data import tokenizer as tokenizers
-from primus.data.loading.dataset import Datasets
+from primus.data.training.dataset import Datasets
 from primus.runs.files import write_text
 
 TEMPERATURE = 0.8
 """Below 1, so that a small model stays on the likelier side of what it knows."""
 
 
-def sample(model: Transformer, data: Datasets, config: LoggingConfig, seed: int) -> str | None:
+def generate_sample(model: Transformer, data: Datasets, config: LoggingConfig, seed: int) -> str | None:
     """The prompt and what the model makes of it; None where the tokenizer of the data is not known.
 
     Where the model is sharded, every process must call this alike.
@@ -28,7 +28,7 @@ def sample(model: Transformer, data: Datasets, config: LoggingConfig, seed: int)
         prompt = [data.eod_id, *prompt]  # a document begins after the end of another
     if not prompt:
         return None
-    generated = generate(model, prompt, config.sample_tokens, TEMPERATURE, seed)
+    generated = generate_tokens(model, prompt, config.sample_tokens, TEMPERATURE, seed)
     return config.sample_prompt + tokenizer.decode(generated)
 
 

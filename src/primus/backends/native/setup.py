@@ -10,27 +10,27 @@ import torch
 
 import primus
 from primus.backends.native import compilation, model
-from primus.backends.native.checkpoint import Saved, Saver, Settings
-from primus.backends.native.compilation import Decision
-from primus.backends.native.data import documents_of, open_data
+from primus.backends.native.bad_steps import BadStepDetector
+from primus.backends.native.checkpoint import CheckpointSaver, CheckpointSettings, SavedCheckpoint
+from primus.backends.native.compilation import CompileDecision
+from primus.backends.native.data import build_document_handling, open_data
 from primus.backends.native.distributed import Processes, device_name, seed_everything
-from primus.backends.native.documents import Documents
+from primus.backends.native.documents import DocumentHandling
 from primus.backends.native.loggers import check_packages, open_loggers
 from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.progress import ProgressBar
-from primus.backends.native.report import Rates, Reporter
-from primus.backends.native.resume import Search, Start, check_same_data, own_folder, restore
-from primus.backends.native.rewind import Rewind, rewinds_of, set_aside, set_aside_undone
-from primus.backends.native.step import Trainable, prepare
+from primus.backends.native.report import Rates, TrainingReporter
+from primus.backends.native.resume import CheckpointSearch, ResumePoint, check_same_data, own_folder, restore_state
+from primus.backends.native.rewind import Rewind, read_rewinds, set_aside, set_aside_undone
+from primus.backends.native.step import Trainable, prepare_model
 from primus.backends.native.step_line import CONVENTION
 from primus.backends.native.timing import ComputeTimer
-from primus.backends.native.watch import Watch
-from primus.checkpoint.shape import shape_of
+from primus.checkpoint.shape import build_shape
 from primus.config.schema import Experiment, Trainer
-from primus.data.loading.dataset import Datasets
-from primus.data.loading.loader import num_micro_batches
-from primus.machine.profile import peak_tflops
-from primus.model import flops_per_token, parameters
+from primus.data.training.dataset import Datasets
+from primus.data.training.loader import num_micro_batches
+from primus.machine.profile import find_peak_tflops
+from primus.model import count_parameters, flops_per_token
 from primus.runs.attempt import Attempt
 from primus.runs.store import Run
 
@@ -48,11 +48,11 @@ class Training:
     data: Datasets
     trainable: Trainable
     optimizer: torch.optim.AdamW
-    reporter: Reporter
-    saver: Saver
-    search: Search
+    reporter: TrainingReporter
+    saver: CheckpointSaver
+    search: CheckpointSearch
     """Finds checkpoints to go back to."""
-    watch: Watch
+    watch: BadStepDetector
     timer: ComputeTimer
     rewinds: list[Rewind]
     """Of all attempts."""
@@ -64,7 +64,9 @@ class Training:
     """Samples that they took, or that a rewind passed over."""
 
 
-def set_up(experiment: Experiment, attempt: Attempt, processes: Processes, environ: Mapping[str, str]) -> Training:
+def set_up_training(
+    experiment: Experiment, attempt: Attempt, processes: Processes, environ: Mapping[str, str]
+) -> Training:
     """Make a run ready for its next step.
 
     Raises:
@@ -78,20 +80,22 @@ def set_up(experiment: Experiment, attempt: Attempt, processes: Processes, envir
     global_batch_size = _global_batch_size(trainer, processes.world)
     attempt.beat("data")
     data = open_data(trainer, attempt, global_batch_size)
-    search = Search(
-        attempt.run, trainer.checkpoint, shape_of(trainer.model), processes, say=attempt.say, event=attempt.event
+    search = CheckpointSearch(
+        attempt.run, trainer.checkpoint, build_shape(trainer.model), processes, say=attempt.say, event=attempt.event
     )
-    rewinds = _rewinds(search)
+    rewinds = _read_run_rewinds(search)
     start = _find_start(search, attempt, data)
     decision = _decide_compile(trainer, processes, global_batch_size, start, environ)
-    trainable = _build(trainer, processes, decision.compiled, documents_of(trainer.data, data.eod_id))
+    trainable = _build_trainable(
+        trainer, processes, decision.compiled, build_document_handling(trainer.data, data.eod_id)
+    )
     optimizer = build_optimizer(trainable.model, trainer.optimizer)
     if start is not None:
-        restore(start, trainable.model, optimizer, processes)
-    watch = Watch(trainer.training, processes.device)
+        restore_state(start, trainable.model, optimizer, processes)
+    watch = BadStepDetector(trainer.training, processes.device)
     if start is not None:
-        watch.restart(start.step, start.recent_losses)
-    reporter = _reporter(experiment, attempt, processes, global_batch_size, start, watch, environ)
+        watch.restart_after(start.step, start.recent_losses)
+    reporter = _build_reporter(experiment, attempt, processes, global_batch_size, start, watch, environ)
     training = Training(
         experiment=experiment,
         attempt=attempt,
@@ -100,7 +104,7 @@ def set_up(experiment: Experiment, attempt: Attempt, processes: Processes, envir
         trainable=trainable,
         optimizer=optimizer,
         reporter=reporter,
-        saver=_saver(experiment, attempt, processes, data, decision, reporter),
+        saver=_build_saver(experiment, attempt, processes, data, decision, reporter),
         search=search,
         watch=watch,
         timer=ComputeTimer(processes.device, trainable.model),
@@ -110,7 +114,7 @@ def set_up(experiment: Experiment, attempt: Attempt, processes: Processes, envir
         step=start.step if start else 0,
         consumed_samples=start.consumed_samples if start else 0,
     )
-    _announce(training, decision, start)
+    _report_setup(training, decision, start)
     return training
 
 
@@ -122,18 +126,18 @@ def _global_batch_size(trainer: Trainer, world: int) -> int:
     return size
 
 
-def _rewinds(search: Search) -> list[Rewind]:
+def _read_run_rewinds(search: CheckpointSearch) -> list[Rewind]:
     """The run's rewinds so far; what they have left behind and an attempt that was killed has not renamed is so now."""
     run, processes = search.run, search.processes
-    rewinds: list[Rewind] = processes.from_first(rewinds_of(run) if processes.is_first else None)
+    rewinds: list[Rewind] = processes.broadcast_from_first(read_rewinds(run) if processes.is_first else None)
     if rewinds:
         set_aside(processes, lambda: set_aside_undone(search.folder, run, rewinds), search.say, search.event)
     return rewinds
 
 
-def _find_start(search: Search, attempt: Attempt, data: Datasets) -> Start | None:
+def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> ResumePoint | None:
     """The checkpoint to begin with, said and recorded."""
-    start = search.start()
+    start = search.find_start()
     if start is None:
         if attempt.number > 0:
             attempt.say("no usable checkpoint of this run: training starts from scratch")
@@ -141,7 +145,7 @@ def _find_start(search: Search, attempt: Attempt, data: Datasets) -> Start | Non
     check_same_data(start, attempt.run, data.fingerprint, search.config.allow_other_data)
     what = "the weights of" if start.weights_only else "step"
     name = start.folder.name if start.weights_only else str(start.step)
-    attempt.say(f"continuing from {what} {name} ({_shown(start, attempt.run)})")
+    attempt.say(f"continuing from {what} {name} ({_format_start(start, attempt.run)})")
     if start.manifest.world_size != search.processes.world and not start.weights_only:
         attempt.say(
             f"saved by {start.manifest.world_size} processes, continued by {search.processes.world}: "
@@ -150,14 +154,14 @@ def _find_start(search: Search, attempt: Attempt, data: Datasets) -> Start | Non
     attempt.event(
         "checkpoint_loaded",
         step=start.manifest.step,
-        path=_shown(start, attempt.run),
+        path=_format_start(start, attempt.run),
         weights_only=start.weights_only,
         world_size=start.manifest.world_size,
     )
     return start
 
 
-def _shown(start: Start, run: Run) -> str:
+def _format_start(start: ResumePoint, run: Run) -> str:
     """A checkpoint's folder, relative to the run where it is in there."""
     folder = start.folder.resolve()
     root = run.directory.resolve()
@@ -165,11 +169,15 @@ def _shown(start: Start, run: Run) -> str:
 
 
 def _decide_compile(
-    trainer: Trainer, processes: Processes, global_batch_size: int, start: Start | None, environ: Mapping[str, str]
-) -> Decision:
+    trainer: Trainer,
+    processes: Processes,
+    global_batch_size: int,
+    start: ResumePoint | None,
+    environ: Mapping[str, str],
+) -> CompileDecision:
     training = trainer.training
     tokens = training.train_iters * global_batch_size * training.seq_length
-    return compilation.decide(
+    return compilation.decide_compilation(
         training.compile,
         before=start.manifest.compiled if start and not start.weights_only else None,
         flops_per_device=tokens * flops_per_token(trainer.model, training.seq_length, CONVENTION) / processes.world,
@@ -179,12 +187,14 @@ def _decide_compile(
     )
 
 
-def _build(trainer: Trainer, processes: Processes, compiled: bool, documents: Documents | None) -> Trainable:
+def _build_trainable(
+    trainer: Trainer, processes: Processes, compiled: bool, documents: DocumentHandling | None
+) -> Trainable:
     """The model with its initial weights, sharded where there are several processes."""
     training = trainer.training
-    built = model.build(trainer.model, "meta", training.seed)
+    built = model.build_model(trainer.model, "meta", training.seed)
     built.documents = documents
-    trainable = prepare(
+    trainable = prepare_model(
         built,
         device=processes.device,
         bf16=training.bf16,
@@ -194,32 +204,32 @@ def _build(trainer: Trainer, processes: Processes, compiled: bool, documents: Do
         recompute=training.recompute_activations,
         loss_chunk_size=training.loss_chunk_size,
     )
-    model.initialise(built, training.seed)
+    model.initialise_weights(built, training.seed)
     return trainable
 
 
-def _reporter(
+def _build_reporter(
     experiment: Experiment,
     attempt: Attempt,
     processes: Processes,
     global_batch_size: int,
-    start: Start | None,
-    watch: Watch,
+    start: ResumePoint | None,
+    watch: BadStepDetector,
     environ: Mapping[str, str],
-) -> Reporter:
+) -> TrainingReporter:
     trainer, training = experiment.trainer, experiment.trainer.training
     rates = Rates(
         global_batch_size=global_batch_size,
         tokens=global_batch_size * training.seq_length,
         world=processes.world,
         flops_per_token=flops_per_token(trainer.model, training.seq_length, CONVENTION),
-        peak_tflops=peak_tflops(device_name(processes.device), "bf16") if training.bf16 else None,
+        peak_tflops=find_peak_tflops(device_name(processes.device), "bf16") if training.bf16 else None,
     )
     first_step = start.step if start else 0
     loggers, note = open_loggers(experiment, attempt.run, first_step) if processes.is_first else ([], "")
     if note:
         attempt.say(note)
-    return Reporter(
+    return TrainingReporter(
         attempt,
         train_iters=training.train_iters,
         log_interval=trainer.logging.log_interval,
@@ -227,11 +237,13 @@ def _reporter(
         rates=rates,
         device=processes.device,
         loggers=loggers,
-        bar=_bar(environ.get(PROGRESS_VARIABLE), training.train_iters, first_step) if processes.is_first else None,
+        bar=_build_bar(environ.get(PROGRESS_VARIABLE), training.train_iters, first_step)
+        if processes.is_first
+        else None,
     )
 
 
-def _bar(terminal: str | None, train_iters: int, done: int) -> ProgressBar | None:
+def _build_bar(terminal: str | None, train_iters: int, done: int) -> ProgressBar | None:
     if not terminal:
         return None
     try:
@@ -240,28 +252,28 @@ def _bar(terminal: str | None, train_iters: int, done: int) -> ProgressBar | Non
         return None
 
 
-def _saver(
+def _build_saver(
     experiment: Experiment,
     attempt: Attempt,
     processes: Processes,
     data: Datasets,
-    decision: Decision,
-    reporter: Reporter,
-) -> Saver:
+    decision: CompileDecision,
+    reporter: TrainingReporter,
+) -> CheckpointSaver:
     config = experiment.trainer.checkpoint
-    settings = Settings(
+    settings = CheckpointSettings(
         folder=own_folder(config, attempt.run),
         run=attempt.run.id,
         keep_last_n=config.keep_last_n,
         is_async=config.async_save,
-        model=shape_of(experiment.trainer.model),
+        model=build_shape(experiment.trainer.model),
         data_fingerprint=data.fingerprint,
         compiled=decision.compiled,
     )
 
-    def saved(checkpoint: Saved) -> None:
-        reporter.say(f"checkpoint {checkpoint.folder.name} saved: {checkpoint.total_bytes / 1e6:.0f} MB")
-        reporter.event(
+    def saved(checkpoint: SavedCheckpoint) -> None:
+        reporter.print_line(f"checkpoint {checkpoint.folder.name} saved: {checkpoint.total_bytes / 1e6:.0f} MB")
+        reporter.append_event(
             "checkpoint_saved",
             step=checkpoint.step,
             name=checkpoint.folder.name,
@@ -269,28 +281,28 @@ def _saver(
             time_s=round(checkpoint.seconds, 3),
         )
 
-    return Saver(settings, processes, saved)
+    return CheckpointSaver(settings, processes, saved)
 
 
-def _announce(training: Training, decision: Decision, start: Start | None) -> None:
+def _report_setup(training: Training, decision: CompileDecision, start: ResumePoint | None) -> None:
     """Say and record what is trained, on what, and how."""
     trainer, processes = training.experiment.trainer, training.processes
     config = trainer.training
-    num_parameters = parameters(trainer.model).total
+    num_parameters = count_parameters(trainer.model).total_parameters
     tokens = config.train_iters * training.global_batch_size * config.seq_length
     epochs = config.train_iters * training.global_batch_size / training.data.train.samples_per_epoch
     data = "random" if trainer.data.mock_data else f"{epochs:.2g} epochs"
     name = device_name(processes.device)
-    training.reporter.say(
+    training.reporter.print_line(
         f"{num_parameters / 1e6:,.1f} M parameters in {'bf16' if config.bf16 else 'fp32'}"
         f" on {processes.world} x {name}; {config.train_iters:,} steps of {training.global_batch_size} x"
         f" {config.seq_length} tokens, together {tokens:,} ({data})"
     )
-    corpora = training.data.train.progress(config.train_iters * training.global_batch_size)
+    corpora = training.data.train.compute_progress(config.train_iters * training.global_batch_size)
     for part in corpora if len(corpora) > 1 else ():
-        training.reporter.say(f"  {part.prefix}: {part.samples:,} samples, {part.epochs:.2g} epochs")
-    training.reporter.say(f"torch.compile: {'yes' if decision.compiled else 'no'}, {decision.reason}")
-    training.reporter.event(
+        training.reporter.print_line(f"  {part.prefix}: {part.samples:,} samples, {part.epochs:.2g} epochs")
+    training.reporter.print_line(f"torch.compile: {'yes' if decision.compiled else 'no'}, {decision.reason}")
+    training.reporter.append_event(
         "run_started",
         attempt=training.attempt.number,
         step=start.step if start else 0,

@@ -32,7 +32,7 @@ class LossWindow:
         self.size, self.factor = size, factor
         self._losses = torch.full((size,), math.nan, dtype=torch.float32, device=device)
 
-    def take(self, loss: Tensor) -> Tensor:
+    def add_loss(self, loss: Tensor) -> Tensor:
         """Whether `loss`, float32 and the same in all processes, is a spike; it then belongs to the window if finite.
 
         The processes decide alike because an all-reduce leaves the same bits in each of them.
@@ -49,7 +49,7 @@ class LossWindow:
         self._losses = torch.tensor(kept, dtype=torch.float32, device=self._losses.device)
 
 
-def begin_of(spike: int, before: Sequence[tuple[int, float]], factor: float) -> int:
+def find_spike_begin(spike: int, before: Sequence[tuple[int, float]], factor: float) -> int:
     """The step at which a spike began: the first of the unbroken series that was already half as far up.
 
     Args:

@@ -15,15 +15,15 @@ STEPS = "optimizer.step"
 """Updates that the optimizer has applied: the same for every weight, and fewer than steps where some were skipped."""
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
+def collect_weights(model: nn.Module) -> dict[str, Tensor]:
     """The weights by name, each once, in place: what is copied into them is in the model."""
     return {WEIGHT + name: weight.detach() for name, weight in model.named_parameters()}
 
 
-def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's moments and step count by name; moments in place, zero before the first step."""
     named: dict[str, Tensor] = {}
-    for name, weight in _trained(model):
+    for name, weight in _iterate_trained(model):
         state = _state_of(weight, optimizer)
         named |= {f"optimizer.{moment}.{name}": state[moment] for moment in MOMENTS}
         named[STEPS] = state["step"].cpu()
@@ -32,11 +32,11 @@ def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
 
 def set_steps(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Tensor) -> None:
     """Set the step count of every weight."""
-    for _, weight in _trained(model):
+    for _, weight in _iterate_trained(model):
         _state_of(weight, optimizer)["step"].copy_(steps)
 
 
-def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def _iterate_trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
 
 

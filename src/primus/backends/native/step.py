@@ -59,7 +59,7 @@ class StepResult:
         return self.values[1].item()
 
     @property
-    def skipped(self) -> bool:
+    def is_skipped(self) -> bool:
         """The loss or the gradient was not finite or a spike: parameters and optimizer state are as before."""
         return self.values[2].item() != 0.0
 
@@ -69,7 +69,7 @@ class StepResult:
         return int(self.values[3].item())
 
 
-def prepare(
+def prepare_model(
     model: Transformer,
     *,
     device: torch.device | str,
@@ -99,7 +99,7 @@ def prepare(
     model.recompute = recompute
     model.loss_chunk_size = loss_chunk_size
     if world > 1:
-        _shard(model, device, bf16, compile, world, shard)
+        _shard_model(model, device, bf16, compile, world, shard)
     if any(parameter.is_meta for parameter in model.parameters()):
         model.to_empty(device=device)
     else:
@@ -130,7 +130,7 @@ def train_step(
     loss = torch.zeros((), device=trainable.device)
     for index, (tokens, targets) in enumerate(micro_batches):
         _synchronise_gradients(trainable.model, index == len(micro_batches) - 1)
-        with timer.measure() if timer else nullcontext():
+        with timer.measure_step() if timer else nullcontext():
             part = trainable.loss(tokens, targets, scale)
             part.backward()
         loss = loss + part.detach()
@@ -138,13 +138,13 @@ def train_step(
     grad_norm = _gradient_norm(trainable.model)
     skipped = NONFINITE * ~(loss.isfinite() & grad_norm.isfinite())
     if window is not None:
-        skipped = torch.where(skipped == 0, SPIKE * window.take(loss), skipped)
-    _apply(optimizer, learning_rate, _divisor(grad_norm, clip_grad), skipped != 0)
+        skipped = torch.where(skipped == 0, SPIKE * window.add_loss(loss), skipped)
+    _apply_update(optimizer, learning_rate, _compute_divisor(grad_norm, clip_grad), skipped != 0)
     return StepResult(torch.stack([value.double() for value in (loss, grad_norm, skipped, num_tokens)]))
 
 
 @torch.no_grad()
-def evaluate(trainable: Trainable, batches: Sequence[Batch]) -> float:
+def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> float:
     """Mean loss over the tokens of all batches of all processes; every process must call it alike."""
     one = torch.ones((), device=trainable.device)
     totals = torch.zeros(2, dtype=torch.float64, device=trainable.device)
@@ -154,7 +154,7 @@ def evaluate(trainable: Trainable, batches: Sequence[Batch]) -> float:
     return loss / max(num_tokens, 1.0)
 
 
-def _shard(model: Transformer, device: torch.device, bf16: bool, compile: bool, world: int, shard: bool) -> None:
+def _shard_model(model: Transformer, device: torch.device, bf16: bool, compile: bool, world: int, shard: bool) -> None:
     """FSDP2 over all processes: each layer is gathered when it runs (torch.distributed.fsdp.fully_shard)."""
     sizes = {"shard": world} if shard else {"replicate": world, "shard": 1}
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -190,14 +190,14 @@ def _gradient_norm(model: Transformer) -> Tensor:
     return compute_gradient_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
 
 
-def _divisor(grad_norm: Tensor, clip_grad: float) -> Tensor:
+def _compute_divisor(grad_norm: Tensor, clip_grad: float) -> Tensor:
     """What gradients are divided by, so that their norm is at most `clip_grad`."""
     if clip_grad == 0.0:
         return torch.ones_like(grad_norm, dtype=torch.float32)
     return (grad_norm / clip_grad).clamp_min(1.0).float()  # fused optimizers read a float32
 
 
-def _apply(optimizer: torch.optim.AdamW, learning_rate: float, divisor: Tensor, skipped: Tensor) -> None:
+def _apply_update(optimizer: torch.optim.AdamW, learning_rate: float, divisor: Tensor, skipped: Tensor) -> None:
     """Step with gradients divided by `divisor`, unless `skipped`.
 
     The two attributes are how torch.amp.GradScaler talks to fused optimizers: scaling and skipping happen

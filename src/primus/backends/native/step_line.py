@@ -47,11 +47,11 @@ class StepReport(Struct, frozen=True, kw_only=True):
     compute_time_s: float | None = None
     """Forward and backward passes of this process, without waiting for others; None where it was not measured."""
 
-    def event(self) -> dict[str, Any]:
+    def build_event(self) -> dict[str, Any]:
         return structs.asdict(self)
 
 
-def step_line(reports: Sequence[StepReport], train_iters: int, now: float) -> str:
+def format_step_line(reports: Sequence[StepReport], train_iters: int, now: float) -> str:
     """The line of the steps since the last one; times and losses are means over those that were not skipped.
 
     Names and number formats are those of Megatron-LM `training_log` (megatron/training/training.py) where it has the
@@ -70,25 +70,25 @@ def step_line(reports: Sequence[StepReport], train_iters: int, now: float) -> st
         f"MFU: {'-' if last.mfu is None else f'{share * last.mfu:.1%}'}",
         f"learning rate: {last.learning_rate:.6E}",
         f"global batch size: {last.global_batch_size:5d}",
-        f"lm loss: {_mean(report.loss for report in counted):.6E}",
+        f"lm loss: {_compute_mean(report.loss for report in counted):.6E}",
         f"grad norm: {last.grad_norm:.3f}",
         f"number of skipped iterations: {sum(report.skipped for report in reports):3d}",
     ]
-    return f" [{_clock(now)}] " + " | ".join(segments) + " |"
+    return f" [{_format_clock(now)}] " + " | ".join(segments) + " |"
 
 
-def evaluation_line(step: int, loss: float, perplexity: float, now: float) -> str:
+def format_evaluation_line(step: int, loss: float, perplexity: float, now: float) -> str:
     """The line of an evaluation, in the words of Megatron-LM `evaluate_and_print_results`."""
     return (
-        f" [{_clock(now)}] validation loss at iteration {step} | lm loss value: {loss:.6E}"
+        f" [{_format_clock(now)}] validation loss at iteration {step} | lm loss value: {loss:.6E}"
         f" | lm loss PPL: {perplexity:.6E} |"
     )
 
 
-def _mean(values: Any) -> float:
+def _compute_mean(values: Any) -> float:
     values = list(values)
     return sum(values) / len(values)
 
 
-def _clock(now: float) -> str:
+def _format_clock(now: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))

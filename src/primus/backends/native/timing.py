@@ -48,13 +48,13 @@ class ComputeTimer:
         self._is_measuring = False
         self._due = time.perf_counter() + INTERVAL_S
         self._is_step_measured = True
-        self.is_complete = _wrap(model, WAITS if self._on_gpu else WAITS_ON_CPU, self)
+        self.is_complete = _wrap_waits(model, WAITS if self._on_gpu else WAITS_ON_CPU, self)
         """Whether every wait is known; where it is not, nothing is measured."""
 
     @contextmanager
-    def measure(self) -> Iterator[None]:
+    def measure_step(self) -> Iterator[None]:
         """Add the time of a `with` to that of the step."""
-        self._begin()
+        self._begin_interval()
         try:
             yield
         finally:
@@ -66,17 +66,17 @@ class ComputeTimer:
         self.stop()
         return was_measuring
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Measure again, inside `measure`."""
-        self._begin()
+        self._begin_interval()
 
     def stop(self) -> None:
         """Leave out what is left of `measure`."""
         if self._is_measuring:
-            self._mark()
+            self._record_mark()
             self._is_measuring = False
 
-    def take(self) -> ComputeTime | None:
+    def take_time(self) -> ComputeTime | None:
         """The time since it was last taken; None where this step is not measured."""
         marks, self._marks = self._marks, []
         now = time.perf_counter()
@@ -85,14 +85,14 @@ class ComputeTimer:
             self._due = now + INTERVAL_S
         if not was_measured or not self.is_complete or not marks:
             return None
-        return _OnDevice(marks) if self._on_gpu else _OnHost(marks)
+        return _DeviceTime(marks) if self._on_gpu else _HostTime(marks)
 
-    def _begin(self) -> None:
+    def _begin_interval(self) -> None:
         if self.is_complete and self._is_step_measured:
-            self._mark()
+            self._record_mark()
             self._is_measuring = True
 
-    def _mark(self) -> None:
+    def _record_mark(self) -> None:
         if self._on_gpu:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -101,7 +101,7 @@ class ComputeTimer:
             self._marks.append(time.perf_counter())
 
 
-class _OnHost:
+class _HostTime:
     def __init__(self, marks: list[float]) -> None:
         self._seconds = sum(marks[1::2]) - sum(marks[::2])
 
@@ -109,7 +109,7 @@ class _OnHost:
         return self._seconds
 
 
-class _OnDevice:
+class _DeviceTime:
     def __init__(self, marks: list[torch.cuda.Event]) -> None:
         self._marks = marks
 
@@ -118,19 +118,21 @@ class _OnDevice:
         return sum(start.elapsed_time(end) for start, end in pairs) / 1000
 
 
-def _wrap(model: nn.Module, waits: tuple[str, ...], timer: ComputeTimer) -> bool:
+def _wrap_waits(model: nn.Module, waits: tuple[str, ...], timer: ComputeTimer) -> bool:
     """Have FSDP2's parameter groups tell `timer` when they wait; False where this torch has other names for that."""
-    groups = [group for module in model.modules() if isinstance(module, FSDPModule) for group in _groups(module)]
+    groups = [
+        group for module in model.modules() if isinstance(module, FSDPModule) for group in _get_parameter_groups(module)
+    ]
     if any(not callable(getattr(group, name, None)) for group in groups for name in (*waits, END)):
         return False
     for group in groups:
         for name in waits:
-            setattr(group, name, _waiting(getattr(group, name), timer))
-        setattr(group, END, _ending(getattr(group, END), timer))
+            setattr(group, name, _pause_during(getattr(group, name), timer))
+        setattr(group, END, _stop_after(getattr(group, END), timer))
     return bool(groups) or not any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def _groups(module: FSDPModule) -> list[Any]:
+def _get_parameter_groups(module: FSDPModule) -> list[Any]:
     """The parameter groups of a module: one until torch 2.12, then a list."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
@@ -140,19 +142,19 @@ def _groups(module: FSDPModule) -> list[Any]:
     return [] if group is None else [group]
 
 
-def _waiting(method: Callable[..., Any], timer: ComputeTimer) -> Callable[..., Any]:
+def _pause_during(method: Callable[..., Any], timer: ComputeTimer) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         was_measuring = timer.pause()
         try:
             return method(*args, **kwargs)
         finally:
             if was_measuring:
-                timer.go_on()
+                timer.resume()
 
     return call
 
 
-def _ending(method: Callable[..., Any], timer: ComputeTimer) -> Callable[..., Any]:
+def _stop_after(method: Callable[..., Any], timer: ComputeTimer) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         timer.stop()
         return method(*args, **kwargs)

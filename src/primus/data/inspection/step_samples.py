@@ -13,17 +13,17 @@ from msgspec import Struct
 from primus.config import checks
 from primus.config.schema import Experiment, Trainer
 from primus.data import tokenizer as tokenizers
-from primus.data.indexed import IndexedTokens
-from primus.data.loading.dataset import Datasets, describe_change, open_datasets
-from primus.data.loading.loader import num_micro_batches, samples_of_step
-from primus.data.loading.masks import inputs_and_targets
-from primus.data.loading.packing import Piece
+from primus.data.indexed_dataset import IndexedTokens
+from primus.data.training.dataset import Datasets, describe_change, open_datasets
+from primus.data.training.loader import num_micro_batches, samples_of_step
+from primus.data.training.masks import split_inputs_and_targets
+from primus.data.training.packing import Piece
 from primus.errors import UnfitError, UsageError
 from primus.runs import events
 from primus.runs.store import Run
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class InspectedStep(Struct, frozen=True, kw_only=True):
     """Which samples a step has, and how they are divided."""
 
     step: int
@@ -39,13 +39,13 @@ class Step(Struct, frozen=True, kw_only=True):
     recorded: bool
     """Whether a run has recorded this; else it follows from the experiment."""
 
-    def place(self, sample: int) -> tuple[int, int]:
+    def locate_sample(self, sample: int) -> tuple[int, int]:
         """Rank and micro batch of a sample."""
         micro_batch, rank = divmod((sample - self.first_sample) // self.micro_batch_size, self.world_size)
         return rank, micro_batch
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class SampleSpan(Struct, frozen=True, kw_only=True):
     """Consecutive tokens of a sample that come from one sequence of a token file."""
 
     prefix: str
@@ -60,7 +60,7 @@ class Part(Struct, frozen=True, kw_only=True):
     """How many."""
 
 
-class Sample(Struct, frozen=True, kw_only=True):
+class TrainingSample(Struct, frozen=True, kw_only=True):
     """One sample."""
 
     sample: int
@@ -69,7 +69,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     """Data-parallel rank that trains on it."""
     micro_batch: int
     """Micro batch of the step."""
-    parts: list[Part]
+    parts: list[SampleSpan]
     """Where its tokens come from, in order; none for random tokens."""
     ids: list[int]
     """Its seq_length + 1 tokens: inputs, and targets one later."""
@@ -79,7 +79,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     """Decoded, where the tokenizer is known."""
 
 
-def of_experiment(experiment: Experiment, step: int, world_size: int) -> Step:
+def plan_step(experiment: Experiment, step: int, world_size: int) -> InspectedStep:
     """The samples of a step as the experiment says, of a run that passes over no data.
 
     Raises:
@@ -89,7 +89,7 @@ def of_experiment(experiment: Experiment, step: int, world_size: int) -> Step:
     ranks = checks.data_parallel_size(experiment.trainer.parallel, world_size)
     size = training.global_batch_size or training.micro_batch_size * ranks
     num_micro_batches(size, training.micro_batch_size, ranks)
-    return Step(
+    return InspectedStep(
         step=step,
         first_sample=samples_of_step(step, size).start,
         global_batch_size=size,
@@ -99,19 +99,19 @@ def of_experiment(experiment: Experiment, step: int, world_size: int) -> Step:
     )
 
 
-def step_of_sample(run: Run, sample: int) -> int:
+def find_step_of_sample(run: Run, sample: int) -> int:
     """The step in which a run trained on a sample.
 
     Raises:
         UsageError: There is none.
     """
-    for event in events.steps(run.events):
+    for event in events.read_steps(run.events):
         if event["consumed_samples"] - event["global_batch_size"] <= sample < event["consumed_samples"]:
             return int(event["step"])
     raise UsageError(f"{run.directory}: no step has trained on sample {sample:,}", "see the steps with `runs show`")
 
 
-def of_run(run: Run, experiment: Experiment, step: int) -> tuple[Step, str]:
+def find_recorded_step(run: Run, experiment: Experiment, step: int) -> tuple[InspectedStep, str]:
     """The samples of a step as a run has recorded them, and the fingerprint of its data.
 
     Raises:
@@ -120,7 +120,7 @@ def of_run(run: Run, experiment: Experiment, step: int) -> tuple[Step, str]:
     started: events.Event = {}
     found: tuple[events.Event, events.Event] | None = None
     last = 0
-    for event in events.read(run.events):
+    for event in events.read_events(run.events):
         if event["kind"] == "run_started":
             started = event
         elif event["kind"] == "rewind" and found and event.get("to_step", step) < step:
@@ -136,7 +136,7 @@ def of_run(run: Run, experiment: Experiment, step: int) -> tuple[Step, str]:
     taken, started = found
     training, size = experiment.trainer.training, taken["global_batch_size"]
     ranks = checks.data_parallel_size(experiment.trainer.parallel, started.get("world_size", 1))
-    chosen = Step(
+    chosen = InspectedStep(
         step=step,
         first_sample=taken["consumed_samples"] - size,
         global_batch_size=size,
@@ -156,7 +156,7 @@ def open_data(trainer: Trainer, recorded: str = "") -> Datasets:
 
     Raises:
         UnfitError: The data is not what the run had.
-        UsageError: See `primus.data.loading.dataset.open_datasets`.
+        UsageError: See `primus.data.training.dataset.open_datasets`.
     """
     training = trainer.training
     data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
@@ -169,29 +169,31 @@ def open_data(trainer: Trainer, recorded: str = "") -> Datasets:
     return data
 
 
-def samples(step: Step, data: Datasets, trainer: Trainer, numbers: Sequence[int]) -> Iterator[Sample]:
+def read_samples(
+    step: InspectedStep, data: Datasets, trainer: Trainer, numbers: Sequence[int]
+) -> Iterator[TrainingSample]:
     """The samples with these numbers, exactly as they are trained on."""
     tokenizer = tokenizers.load(data.tokenizer_path, fast=False) if data.tokenizer_path else None
     masked_input = data.eod_id if trainer.data.eod_mask_loss else None
     for number in numbers:
         tokens = data.train[number]
-        _, targets = inputs_and_targets(tokens[None], masked_input)
-        rank, micro_batch = step.place(number)
-        yield Sample(
+        _, targets = split_inputs_and_targets(tokens[None], masked_input)
+        rank, micro_batch = step.locate_sample(number)
+        yield TrainingSample(
             sample=number,
             rank=rank,
             micro_batch=micro_batch,
-            parts=[_part(piece) for piece in data.train.pieces(number)],
+            parts=[_describe_piece(piece) for piece in data.train.find_pieces(number)],
             ids=tokens.tolist(),
             masked=np.flatnonzero(targets[0] < 0).tolist(),
             text=tokenizer.decode_valid(tokens.tolist()) if tokenizer else None,
         )
 
 
-def _part(piece: Piece) -> Part:
-    return Part(
+def _describe_piece(piece: Piece) -> SampleSpan:
+    return SampleSpan(
         prefix=str(piece.prefix),
-        document=bisect_right(_opened(piece.prefix).borders, piece.sequence) - 1,
+        document=bisect_right(_open_tokens(piece.prefix).borders, piece.sequence) - 1,
         sequence=piece.sequence,
         first_token=piece.first_token,
         tokens=piece.tokens,
@@ -199,5 +201,5 @@ def _part(piece: Piece) -> Part:
 
 
 @cache
-def _opened(prefix: Path) -> IndexedTokens:
+def _open_tokens(prefix: Path) -> IndexedTokens:
     return IndexedTokens(prefix)

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from primus.data import manifest as manifests
 from primus.data.fingerprint import CHUNK_TOKENS, lengths_in
-from primus.data.indexed import IndexedTokens
-from primus.data.manifest import Manifest
+from primus.data.indexed_dataset import IndexedTokens
+from primus.data.manifest import TokenFileManifest
 from primus.data.tokenizer import Tokenizer
-from primus.data.verification import sample_checks
+from primus.data.verify import sample_checks
 from primus.errors import UsageError
-from primus.report.histogram import Bar
+from primus.report.histogram import HistogramBar
 
 COUNTED_LENGTHS = 1 << 20
 """Lengths up to here are counted in an array; longer documents, at least 2 MB each, are few."""
@@ -34,7 +34,7 @@ FREQUENT = 20
 SHOWN_BAD = 5
 
 
-class Frequent(Struct, frozen=True, kw_only=True):
+class FrequentToken(Struct, frozen=True, kw_only=True):
     """A frequent token."""
 
     token: int
@@ -45,17 +45,17 @@ class Frequent(Struct, frozen=True, kw_only=True):
     """Of the counted tokens."""
 
 
-class Lengths(Struct, frozen=True, kw_only=True):
+class LengthStatistics(Struct, frozen=True, kw_only=True):
     """Lengths of documents in tokens."""
 
     mean: float
     percentiles: dict[int, int]
     """Exact; by percent of the documents."""
-    histogram: list[Bar]
+    histogram: list[HistogramBar]
     """Between powers of two."""
 
 
-class Survey(Struct, kw_only=True):
+class TokenSurvey(Struct, kw_only=True):
     """What a pair of token files holds."""
 
     prefix: str
@@ -66,18 +66,18 @@ class Survey(Struct, kw_only=True):
     tokens: int
     documents: int
     sequences: int
-    lengths: Lengths
-    frequent: list[Frequent]
+    lengths: LengthStatistics
+    frequent: list[FrequentToken]
     counted_tokens: int
     """Tokens that the shares of the frequent ones are of."""
     distinct_tokens: int
     """Different ids among these."""
-    manifest: Manifest | None
+    manifest: TokenFileManifest | None
     bad: list[str] = []
     """The first documents that were left out, and why."""
 
 
-class Document(Struct, frozen=True, kw_only=True):
+class SurveyedDocument(Struct, frozen=True, kw_only=True):
     """One document."""
 
     document: int
@@ -88,7 +88,7 @@ class Document(Struct, frozen=True, kw_only=True):
     """Decoded, where the tokenizer is known."""
 
 
-def survey(file: IndexedTokens, tokenizer: Tokenizer | None) -> Survey:
+def survey_tokens(file: IndexedTokens, tokenizer: Tokenizer | None) -> TokenSurvey:
     """Count what a pair of token files holds.
 
     Raises:
@@ -97,16 +97,16 @@ def survey(file: IndexedTokens, tokenizer: Tokenizer | None) -> Survey:
     counts, distinct = _count_tokens(file)
     total = int(counts.sum())
     top = [int(token) for token in np.argsort(-counts, kind="stable")[:FREQUENT] if counts[token]]
-    return Survey(
+    return TokenSurvey(
         prefix=str(file.prefix),
         dtype=file.dtype.name,
         bytes=file.num_tokens * file.dtype.itemsize,
         tokens=file.num_tokens,
         documents=file.num_documents,
         sequences=file.num_sequences,
-        lengths=_lengths(file),
+        lengths=_measure_lengths(file),
         frequent=[
-            Frequent(
+            FrequentToken(
                 token=token,
                 text=tokenizer.decode_valid([token]) if tokenizer else None,
                 share=float(counts[token]) / max(1, total),
@@ -115,29 +115,31 @@ def survey(file: IndexedTokens, tokenizer: Tokenizer | None) -> Survey:
         ],
         counted_tokens=total,
         distinct_tokens=distinct,
-        manifest=manifests.read(file.prefix),
-        bad=_bad(file.prefix),
+        manifest=manifests.read_manifest(file.prefix),
+        bad=_list_bad_documents(file.prefix),
     )
 
 
-def tokenizer_of(prefix: Path, name: str | None) -> Tokenizer | None:
+def load_tokenizer(prefix: Path, name: str | None) -> Tokenizer | None:
     """The tokenizer of token files: the one named, or the copy beside them; None where there is neither.
 
     Raises:
         PrimusError: It is not that of the files, damaged, or there is no such tokenizer.
     """
-    source, findings = sample_checks.of_files(prefix, manifests.read(prefix), sample_checks.asked(name))
+    source, findings = sample_checks.find_tokenizer_source(
+        prefix, manifests.read_manifest(prefix), sample_checks.load_asked_tokenizer(name)
+    )
     if findings:
         raise UsageError(str(findings[0]), "give the tokenizer of the data with --tokenizer, or copy it again")
     return source.tokenizer
 
 
-def chosen(file: IndexedTokens, number: int, seed: int) -> list[int]:
+def choose_documents(file: IndexedTokens, number: int, seed: int) -> list[int]:
     """Documents drawn at random, the same for the same seed."""
     return random.Random(seed).sample(range(file.num_documents), min(number, file.num_documents))
 
 
-def document(file: IndexedTokens, number: int, tokenizer: Tokenizer | None) -> Document:
+def decode_document(file: IndexedTokens, number: int, tokenizer: Tokenizer | None) -> SurveyedDocument:
     """One document, whole.
 
     Raises:
@@ -148,10 +150,10 @@ def document(file: IndexedTokens, number: int, tokenizer: Tokenizer | None) -> D
         raise UsageError(f"{file.prefix}: no document {number:,}", f"there are {file.num_documents:,}, counted from 0")
     first, last = file.borders[number : number + 2].tolist()
     ids = [token for sequence in range(first, last) for token in file[sequence].tolist()]
-    return Document(document=number, ids=ids, text=tokenizer.decode_valid(ids) if tokenizer else None)
+    return SurveyedDocument(document=number, ids=ids, text=tokenizer.decode_valid(ids) if tokenizer else None)
 
 
-def _lengths(file: IndexedTokens) -> Lengths:
+def _measure_lengths(file: IndexedTokens) -> LengthStatistics:
     counts = np.zeros(COUNTED_LENGTHS, dtype=np.int64)
     longer: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
     for lengths in lengths_in(file):
@@ -164,14 +166,14 @@ def _lengths(file: IndexedTokens) -> Lengths:
     ends = np.cumsum(numbers)
     places = [max(1, round(percent / 100 * int(ends[-1]))) for percent in PERCENTILES]
     found = values[np.searchsorted(ends, places)].tolist()
-    return Lengths(
+    return LengthStatistics(
         mean=file.num_tokens / file.num_documents,
         percentiles=dict(zip(PERCENTILES, found, strict=True)),
-        histogram=_histogram(values, numbers),
+        histogram=_build_histogram(values, numbers),
     )
 
 
-def _histogram(values: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[Bar]:
+def _build_histogram(values: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[HistogramBar]:
     """Documents and tokens between powers of two, from the shortest to the longest."""
     first, last = (int(value).bit_length() for value in (values[0], values[-1]))
     edges = [0 if power == 0 else 1 << power - 1 for power in range(first, last + 2)]
@@ -179,7 +181,7 @@ def _histogram(values: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[Ba
     for low, high in pairwise(edges):
         inside = (values >= low) & (values < high)
         documents, tokens = int(numbers[inside].sum()), int((values * numbers)[inside].sum())
-        bars.append(Bar(first=low, last=high - 1, count=documents, weight=tokens))
+        bars.append(HistogramBar(first=low, last=high - 1, count=documents, weight=tokens))
     return bars
 
 
@@ -197,7 +199,7 @@ def _count_tokens(file: IndexedTokens) -> tuple[NDArray[np.int64], int]:
     return counts, int(np.count_nonzero(counts))
 
 
-def _bad(prefix: Path) -> list[str]:
+def _list_bad_documents(prefix: Path) -> list[str]:
     path = prefix.with_name(prefix.name + ".bad.jsonl")
     if not path.is_file():
         return []

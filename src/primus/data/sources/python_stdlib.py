@@ -44,38 +44,38 @@ def documents() -> Iterator[str]:
         PrimusError: This interpreter has no library in source form.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    texts = {f"topic {name}": text for name, text in _topics().items()}
-    names = [*texts, *(str(file.relative_to(root)) for file in _modules(root))]
+    texts = {f"topic {name}": text for name, text in _read_topics().items()}
+    names = [*texts, *(str(file.relative_to(root)) for file in _list_modules(root))]
     if len(names) - len(texts) < FEWEST_FILES:
         raise PrimusError(f"{root}: no sources of the standard library", "use another dataset, or another Python")
-    for name in sorted(names, key=_shuffled):
-        yield texts[name] if name in texts else _source(root / name)
+    for name in sorted(names, key=_shuffle_key):
+        yield texts[name] if name in texts else _read_source(root / name)
 
 
-def _shuffled(name: str) -> str:
+def _shuffle_key(name: str) -> str:
     """Sort key of a fixed order in which neighbours have nothing in common, so that any part is a fair sample."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-def _modules(folder: Path) -> Iterator[Path]:
+def _list_modules(folder: Path) -> Iterator[Path]:
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
         if entry.name in SKIPPED or entry.name.startswith(SKIPPED_PREFIXES):
             continue
         if entry.is_dir():
-            yield from _modules(entry)
+            yield from _list_modules(entry)
         elif entry.suffix == ".py" and entry.stat().st_size:
             yield entry
 
 
-def _source(path: Path) -> str:
+def _read_source(path: Path) -> str:
     """A module's text, in the encoding that it declares."""
     with tokenize.open(path) as file:
         return file.read()
 
 
-def _topics() -> dict[str, str]:
+def _read_topics() -> dict[str, str]:
     """Topics of the language reference that ``help()`` shows; none where the interpreter comes without them."""
     try:
         from pydoc_data.topics import topics

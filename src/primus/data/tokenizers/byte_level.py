@@ -33,9 +33,9 @@ def from_ranks(ranks: dict[bytes, int], pattern: str, special: dict[str, int], b
     merges = [
         (spelled[left], spelled[right])
         for token in sorted(ranks, key=ranks.__getitem__)
-        for left, right in _splits(token, ranks)
+        for left, right in _find_splits(token, ranks)
     ]
-    return described(vocabulary, merges, pattern, special, before, ignore_merges=True)
+    return build_tokenizer_json(vocabulary, merges, pattern, special, before, ignore_merges=True)
 
 
 def from_vocabulary(vocabulary: bytes, merges: bytes) -> bytes:
@@ -48,10 +48,10 @@ def from_vocabulary(vocabulary: bytes, merges: bytes) -> bytes:
     lines = [line for line in merges.decode().splitlines() if line and not line.startswith("#version")]
     pairs = [(left, right) for left, right in (line.split(" ") for line in lines)]
     special = {token: number for token, number in ids.items() if token.startswith("<|") and token.endswith("|>")}
-    return described(ids, pairs, GPT2, special, (), ignore_merges=False)
+    return build_tokenizer_json(ids, pairs, GPT2, special, (), ignore_merges=False)
 
 
-def described(
+def build_tokenizer_json(
     vocabulary: dict[str, int],
     merges: list[tuple[str, str]],
     pattern: str,
@@ -73,7 +73,7 @@ def described(
         ],
         "normalizer": None,
         "pre_tokenizer": byte_level if pattern == GPT2 else sequence,
-        "post_processor": _template(before, special),
+        "post_processor": _build_template(before, special),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
             "type": "BPE",
@@ -91,14 +91,14 @@ def described(
     return json.dumps(content, ensure_ascii=False).encode()
 
 
-def _splits(token: bytes, ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+def _find_splits(token: bytes, ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     """Each pair of tokens that makes up a token, that of the lowest ranks first."""
     pairs = [(token[:at], token[at:]) for at in range(1, len(token))]
     known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
     return sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 
 
-def _template(before: Sequence[str], special: dict[str, int]) -> dict[str, Any] | None:
+def _build_template(before: Sequence[str], special: dict[str, int]) -> dict[str, Any] | None:
     if not before:
         return None
     tokens: list[dict[str, Any]] = [{"SpecialToken": {"id": token, "type_id": 0}} for token in before]

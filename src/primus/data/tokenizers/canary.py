@@ -22,7 +22,7 @@ LONGEST = 1 << 16
 
 
 @dataclass(frozen=True)
-class Sample:
+class CanarySample:
     """A document that is to be checked, or the beginning of a long one."""
 
     name: str
@@ -44,13 +44,13 @@ class Canary:
         self.add_special_tokens = add_special_tokens
         self.num_seen = 0
 
-    def sample(
+    def sample_batch(
         self,
         texts: Sequence[str],
         tokens: NDArray[np.integer[Any]],
         lengths: NDArray[np.int64],
         name_of: Callable[[int], str] = "text {}".format,
-    ) -> list[Sample]:
+    ) -> list[CanarySample]:
         """The documents of a batch that are to be checked, perhaps by another process.
 
         Args:
@@ -66,16 +66,16 @@ class Canary:
         chosen = [place for place, text in enumerate(texts) if place < first or _is_drawn(text)]
         ends = np.cumsum(lengths)
         return [
-            self._sample(name_of(place), texts[place], tokens[ends[place] - lengths[place] : ends[place]])
+            self._build_sample(name_of(place), texts[place], tokens[ends[place] - lengths[place] : ends[place]])
             for place in chosen
         ]
 
-    def _sample(self, name: str, text: str, tokens: NDArray[np.integer[Any]]) -> Sample:
+    def _build_sample(self, name: str, text: str, tokens: NDArray[np.integer[Any]]) -> CanarySample:
         beginning = text if self.add_special_tokens else self.tokenizer.safe_cuts(text, LONGEST)[0]
-        return Sample(name, beginning, tokens.copy(), len(beginning) == len(text), self.add_special_tokens)
+        return CanarySample(name, beginning, tokens.copy(), len(beginning) == len(text), self.add_special_tokens)
 
 
-def checked(tokenizer: Tokenizer, samples: Sequence[Sample]) -> int:
+def check_samples(tokenizer: Tokenizer, samples: Sequence[CanarySample]) -> int:
     """How many samples have the ids that the library which defines them gives: all.
 
     Raises:
@@ -85,12 +85,12 @@ def checked(tokenizer: Tokenizer, samples: Sequence[Sample]) -> int:
         expected = tokenizer.exact.encode_batch([sample.text], sample.add_special_tokens)[0]
         found = sample.tokens if sample.whole else sample.tokens[: len(expected)]
         if not np.array_equal(found, expected):
-            raise _different(tokenizer, sample, found, expected)
+            raise _build_difference_error(tokenizer, sample, found, expected)
     return len(samples)
 
 
-def _different(
-    tokenizer: Tokenizer, sample: Sample, found: NDArray[np.integer[Any]], expected: NDArray[np.uint32]
+def _build_difference_error(
+    tokenizer: Tokenizer, sample: CanarySample, found: NDArray[np.integer[Any]], expected: NDArray[np.uint32]
 ) -> PrimusError:
     shared = min(len(found), len(expected))
     differing = np.flatnonzero(found[:shared] != expected[:shared])

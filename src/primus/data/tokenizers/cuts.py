@@ -27,7 +27,7 @@ _BORDER = re.compile(
 )
 
 
-def cut(text: str, size: int) -> list[str]:
+def cut_text(text: str, size: int) -> list[str]:
     """`text` in pieces of at least `size` characters, for a tokenizer that `is_cuttable`."""
     if len(text) <= size:
         return [text]

@@ -58,7 +58,7 @@ class DeclaredEnd:
     token_id: int | None = None
     """Its id, where only that is given."""
 
-    def find(self, vocabulary: dict[str, int]) -> str | None:
+    def find_token(self, vocabulary: dict[str, int]) -> str | None:
         """The token, if the vocabulary has it."""
         if self.token is not None:
             return self.token if self.token in vocabulary else None
@@ -90,24 +90,24 @@ def find_declared(read: Read, where: str) -> DeclaredEnd | None:
     Raises:
         UsageError: A file is damaged.
     """
-    tokenizer, special = (_parsed(read, where, name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS))
+    tokenizer, special = (_parse_file(read, where, name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS))
     sources = [(TOKENIZER_CONFIG, tokenizer), (SPECIAL_TOKENS, special)]
     if "added_tokens_decoder" not in tokenizer:
         sources.reverse()
-    if found := _named(sources, "eos_token", where):
+    if found := _find_named(sources, "eos_token", where):
         return found
     is_null = "eos_token" in tokenizer
-    if not is_null and (found := _default_of_class(tokenizer, _parsed(read, where, "config.json"), where)):
+    if not is_null and (found := _default_of_class(tokenizer, _parse_file(read, where, "config.json"), where)):
         return found
-    if found := _named(sources, "sep_token", where):  # Megatron-LM takes the separator where there is no end
+    if found := _find_named(sources, "sep_token", where):  # Megatron-LM takes the separator where there is no end
         return found
     for name in MODEL_CONFIGS:
-        if (number := _first_id(_parsed(read, where, name))) is not None:
+        if (number := _first_id(_parse_file(read, where, name))) is not None:
             return DeclaredEnd(f"{where}/{name}", token_id=number)
     return None
 
 
-def read_beside(path: Path) -> Read:
+def read_sibling_file(path: Path) -> Read:
     """Reads the files beside a tokenizer's file."""
 
     def read(name: str) -> bytes | None:
@@ -117,7 +117,7 @@ def read_beside(path: Path) -> Read:
     return read
 
 
-def _parsed(read: Read, where: str, name: str) -> dict[str, Any]:
+def _parse_file(read: Read, where: str, name: str) -> dict[str, Any]:
     content = read(name)
     if content is None:
         return {}
@@ -128,14 +128,14 @@ def _parsed(read: Read, where: str, name: str) -> dict[str, Any]:
     return described if isinstance(described, dict) else {}
 
 
-def _named(sources: list[tuple[str, dict[str, Any]]], key: str, where: str) -> DeclaredEnd | None:
+def _find_named(sources: list[tuple[str, dict[str, Any]]], key: str, where: str) -> DeclaredEnd | None:
     for name, described in sources:
-        if token := _token(described.get(key)):
+        if token := _read_token(described.get(key)):
             return DeclaredEnd(f"{where}/{name}", token)
     return None
 
 
-def _token(value: Any) -> str | None:
+def _read_token(value: Any) -> str | None:
     """A token that is written as text, or as the object of an AddedToken."""
     if isinstance(value, dict):
         value = value.get("content")

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.tokenizer import Batch, Engine, is_json
+from primus.data.tokenizer import Batch, TokenizerEngine, is_json
 from primus.data.tokenizers.cuts import split_patterns
 
 GROWTH_BYTES = 96 << 20
@@ -50,13 +50,13 @@ _NEWER_BYTES = [bytes([lead]) for lead in np.flatnonzero(_NEWER_PAIRS.reshape(25
 _NO_TOKENS: NDArray[np.uint32] = np.empty(0, np.uint32)
 
 
-class Gigatoken:
+class GigatokenEngine:
     """The library gigatoken beside the one that defines the ids.
 
     It can be pickled: the other process makes its own from the content.
     """
 
-    def __init__(self, exact: Engine, content: bytes, strings: Sequence[str], composes: bool) -> None:
+    def __init__(self, exact: TokenizerEngine, content: bytes, strings: Sequence[str], composes: bool) -> None:
         """An engine that gives the ids of `exact`.
 
         Args:
@@ -73,7 +73,7 @@ class Gigatoken:
         self.failure = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Gigatoken, (self.exact, self.content, self.strings, self.composes)
+        return GigatokenEngine, (self.exact, self.content, self.strings, self.composes)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> Batch:
         """Token ids of each text."""
@@ -85,19 +85,19 @@ class Gigatoken:
             tokens = self.exact.encode_batch(texts, add_special_tokens)  # says itself what is wrong with a text
             self.failure = self.failure or f"{type(error).__name__}: {error}"
             return tokens
-        return _around(batch, *self._template) if add_special_tokens else batch
+        return _add_template(batch, *self._template) if add_special_tokens else batch
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
         return self.exact.decode(ids)
 
-    def renew(self) -> None:
+    def drop_cache(self) -> None:
         """Drop the cache of words, which grows with each new word; `encode_batch` does so by itself."""
         self.__dict__.pop("_backend", None)
-        self._load()
+        self._load_backend()
 
     @cached_property
-    def _backend(self) -> Any:
+    def _native_backend(self) -> Any:
         import gigatoken
 
         make = gigatoken.Tokenizer.from_json if is_json(self.content) else gigatoken.Tokenizer.from_sentencepiece
@@ -120,15 +120,15 @@ class Gigatoken:
         start = next(start for start in starts if whole[start : start + len(plain)] == plain)
         return np.array(whole[:start], np.uint32), np.array(whole[start + len(plain) :], np.uint32)
 
-    def _load(self) -> None:
-        self._encode(PROBES)  # it builds its tables at the first text
+    def _load_backend(self) -> None:
+        self._encode_texts(PROBES)  # it builds its tables at the first text
         self.resident = _resident_bytes()
 
     def _encode_all(self, texts: Sequence[str]) -> Batch:
         if "_backend" not in self.__dict__ or _resident_bytes() - self.resident > GROWTH_BYTES:
-            self.renew()
+            self.drop_cache()
         apart = [number for number, text in enumerate(texts) if self._is_apart(text)]
-        return self._encode_without(texts, apart) if apart else self._encode(texts)
+        return self._encode_without(texts, apart) if apart else self._encode_texts(texts)
 
     def _is_apart(self, text: str) -> bool:
         """Whether the text is for the exact engine."""
@@ -138,15 +138,17 @@ class Gigatoken:
             return False
         return _has_newer(text) or (self.composes and not unicodedata.is_normalized("NFC", text))
 
-    def _encode(self, texts: Sequence[str]) -> Batch:
-        rows = list(map(self._backend.encode, texts))  # as fast as encode_batch, which imports awkward: 0.2 s, 60 MB
+    def _encode_texts(self, texts: Sequence[str]) -> Batch:
+        rows = list(
+            map(self._native_backend.encode, texts)
+        )  # as fast as encode_batch, which imports awkward: 0.2 s, 60 MB
         return np.concatenate([_NO_TOKENS, *rows]), np.fromiter(map(len, rows), np.int64, len(rows))
 
     def _encode_without(self, texts: Sequence[str], apart: list[int]) -> Batch:
         """Encode the texts at `apart` exactly, and the others fast."""
         others = sorted(set(range(len(texts))).difference(apart))
         rows = [_NO_TOKENS] * len(texts)
-        fast = self._encode([texts[number] for number in others])
+        fast = self._encode_texts([texts[number] for number in others])
         exact = self.exact.encode_batch([texts[number] for number in apart], False)
         for numbers, (tokens, lengths) in ((others, fast), (apart, exact)):
             for number, row in zip(numbers, np.split(tokens, np.cumsum(lengths)[:-1]), strict=False):
@@ -154,7 +156,9 @@ class Gigatoken:
         return np.concatenate(rows), np.fromiter(map(len, rows), np.int64, len(rows))
 
 
-def of_json(exact: Engine, outline: dict[str, Any], parse_special_tokens: bool) -> Gigatoken | None:
+def build_for_json(
+    exact: TokenizerEngine, outline: dict[str, Any], parse_special_tokens: bool
+) -> GigatokenEngine | None:
     """A fast engine for a tokenizer.json; None where the fast way does not know it.
 
     gigatoken gets the file without its added tokens: a special token is then plain text to it, as to the library unless
@@ -162,7 +166,7 @@ def of_json(exact: Engine, outline: dict[str, Any], parse_special_tokens: bool) 
 
     Args:
         exact: The engine that defines the ids.
-        outline: The file; see `primus.data.tokenizers.tokenizer_json.outline`.
+        outline: The file; see `primus.data.tokenizers.tokenizer_json.decode_outline`.
         parse_special_tokens: Whether special tokens in a text are to be found.
     """
     if not is_known(outline):
@@ -170,7 +174,7 @@ def of_json(exact: Engine, outline: dict[str, Any], parse_special_tokens: bool) 
     added = outline.get("added_tokens", [])
     strings = [token["content"] for token in added if parse_special_tokens or not token.get("special")]
     content = msgspec.json.encode({**outline, "added_tokens": []})
-    return _agreeing(Gigatoken(exact, content, strings, outline.get("normalizer") is not None))
+    return _check_agreement(GigatokenEngine(exact, content, strings, outline.get("normalizer") is not None))
 
 
 def is_installed() -> bool:
@@ -191,17 +195,20 @@ def is_known(outline: dict[str, Any]) -> bool:
     )
 
 
-def of_sentencepiece(exact: Engine, content: bytes, control: Sequence[str]) -> Gigatoken | None:
+def build_for_sentencepiece(exact: TokenizerEngine, content: bytes, control: Sequence[str]) -> GigatokenEngine | None:
     """A fast engine for a SentencePiece model, whose control pieces gigatoken finds in texts and the library does not;
     None where the fast way does not know it."""
-    return _agreeing(Gigatoken(exact, content, control, False))
+    return _check_agreement(GigatokenEngine(exact, content, control, False))
 
 
-def _agreeing(fast: Gigatoken) -> Gigatoken | None:
+def _check_agreement(fast: GigatokenEngine) -> GigatokenEngine | None:
     """The engine, where gigatoken is there, knows the tokenizer and gives the ids of the library for `PROBES`."""
     try:
-        fast.renew()
-        (tokens, lengths), (expected, expected_lengths) = fast._encode(PROBES), fast.exact.encode_batch(PROBES, False)
+        fast.drop_cache()
+        (tokens, lengths), (expected, expected_lengths) = (
+            fast._encode_texts(PROBES),
+            fast.exact.encode_batch(PROBES, False),
+        )
     except Exception:  # noqa: BLE001 - ImportError, RuntimeError for a scheme it does not know, ValueError for a model
         return None
     except BaseException as error:
@@ -225,7 +232,7 @@ def _is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def _around(batch: Batch, before: NDArray[np.uint32], after: NDArray[np.uint32]) -> Batch:
+def _add_template(batch: Batch, before: NDArray[np.uint32], after: NDArray[np.uint32]) -> Batch:
     """The batch with ids before and after each text."""
     tokens, lengths = batch
     added = len(before) + len(after)

@@ -6,7 +6,7 @@ import importlib
 from contextlib import suppress
 from pathlib import Path
 
-from primus.data.retries import retried
+from primus.data.retries import retry_request
 from primus.errors import PrimusError, UsageError
 
 
@@ -21,7 +21,7 @@ def tokenizer_file(name: str) -> Path:
             "pip install huggingface_hub, or give the path of a tokenizer.json",
         ) from None
     try:
-        return Path(retried(name, lambda: huggingface_hub.hf_hub_download(name, "tokenizer.json")))
+        return Path(retry_request(name, lambda: huggingface_hub.hf_hub_download(name, "tokenizer.json")))
     except errors.HFValidationError:
         raise UsageError(f"{name}: no such file, and no name on the hub", "give a path or OWNER/NAME") from None
     except errors.GatedRepoError:
@@ -36,10 +36,10 @@ def tokenizer_file(name: str) -> Path:
         ) from None
     except errors.EntryNotFoundError as error:
         if isinstance(error, errors.LocalEntryNotFoundError):
-            raise _unreachable(name, error) from None
+            raise _build_unreachable_error(name, error) from None
         raise UsageError(f"{name}: this model has no tokenizer.json", "save one with transformers") from None
     except _network_errors() as error:
-        raise _unreachable(name, error) from None
+        raise _build_unreachable_error(name, error) from None
 
 
 def read_optional(name: str, file: str, ask_hub: bool) -> bytes | None:
@@ -55,7 +55,7 @@ def read_optional(name: str, file: str, ask_hub: bool) -> bytes | None:
 
     try:
         if ask_hub:
-            return Path(retried(name, lambda: huggingface_hub.hf_hub_download(name, file))).read_bytes()
+            return Path(retry_request(name, lambda: huggingface_hub.hf_hub_download(name, file))).read_bytes()
         found = huggingface_hub.try_to_load_from_cache(name, file)
         return Path(found).read_bytes() if isinstance(found, str) else None
     except errors.EntryNotFoundError:
@@ -64,7 +64,7 @@ def read_optional(name: str, file: str, ask_hub: bool) -> bytes | None:
         return None
 
 
-def _unreachable(name: str, error: Exception) -> PrimusError:
+def _build_unreachable_error(name: str, error: Exception) -> PrimusError:
     reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
     return PrimusError(
         f"{name}: no such file, and the hub cannot be reached ({reason[0]})",

@@ -10,17 +10,25 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from primus.data.tokenizer import Batch, Engine, FastEngine, Tokenizer, begin_of_document, end_of_document, identity
-from primus.data.tokenizers import beside, tokenizer_json
-from primus.data.tokenizers.beside import Beside
+from primus.data.tokenizer import (
+    Batch,
+    FastTokenizerEngine,
+    Tokenizer,
+    TokenizerEngine,
+    find_begin_of_document,
+    find_end_of_document,
+    fingerprint_described,
+)
+from primus.data.tokenizers import tokenizer_json, tokenizer_subprocess
 from primus.data.tokenizers.cuts import is_cuttable
 from primus.data.tokenizers.declared import EndChoice
-from primus.data.tokenizers.fast import is_installed, is_known, of_json
+from primus.data.tokenizers.fast import build_for_json, is_installed, is_known
+from primus.data.tokenizers.tokenizer_subprocess import TokenizerSubprocess
 from primus.errors import PrimusError, UsageError
 
 
 @dataclass(frozen=True)
-class Facts:
+class VocabularyFacts:
     """What `Tokenizer` tells of a tokenizer's vocabulary."""
 
     vocab_size: int
@@ -31,7 +39,7 @@ class Facts:
     fingerprint: str
 
 
-class Library:
+class HuggingFaceEngine:
     """The `tokenizers` library as an engine.
 
     It can be pickled: the other process loads its own from the content, when it needs it.
@@ -44,14 +52,14 @@ class Library:
         self.parse_special_tokens = parse_special_tokens
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Library, (self.content, self.name, self.parse_special_tokens)
+        return HuggingFaceEngine, (self.content, self.name, self.parse_special_tokens)
 
     @cached_property
-    def backend(self) -> Any:
+    def library_tokenizer(self) -> Any:
         """The ``tokenizers.Tokenizer``, without truncation and padding."""
-        return self._configured(self.content)
+        return self._configure_backend(self.content)
 
-    def load(self, end: EndChoice) -> Facts:
+    def load(self, end: EndChoice) -> VocabularyFacts:
         """Make the backend, and say what there is to know of its vocabulary.
 
         Raises:
@@ -59,21 +67,21 @@ class Library:
                 differently.
         """
         described = tokenizer_json.join_merges(msgspec.json.decode(self.content))
-        self.backend = self._configured(msgspec.json.encode(described))
-        _check_numbers(described.get("added_tokens", []), self.backend, self.name)
-        vocabulary = tokenizer_json.vocabulary(described)
-        token = end_of_document(vocabulary, end, self.name)
-        return Facts(
+        self.library_tokenizer = self._configure_backend(msgspec.json.encode(described))
+        _check_numbers(described.get("added_tokens", []), self.library_tokenizer, self.name)
+        vocabulary = tokenizer_json.collect_vocabulary(described)
+        token = find_end_of_document(vocabulary, end, self.name)
+        return VocabularyFacts(
             vocab_size=max(vocabulary.values()) + 1,
             eod=token,
             eod_id=None if token is None else vocabulary[token],
-            declared_eod=end.declared.find(vocabulary) if end.declared else None,
-            bos_id=begin_of_document(vocabulary),
-            fingerprint=identity(described),
+            declared_eod=end.declared.find_token(vocabulary) if end.declared else None,
+            bos_id=find_begin_of_document(vocabulary),
+            fingerprint=fingerprint_described(described),
         )
 
-    def _configured(self, content: bytes) -> Any:
-        backend = _parse(content, self.name)
+    def _configure_backend(self, content: bytes) -> Any:
+        backend = _parse_json(content, self.name)
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = not self.parse_special_tokens
@@ -82,9 +90,9 @@ class Library:
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> Batch:
         """Token ids of each text."""
         try:
-            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+            encodings = self.library_tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except TypeError as error:
-            raise lone_surrogate(texts, error) from None
+            raise find_lone_surrogate(texts, error) from None
         lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
         tokens = np.empty(int(lengths.sum()), np.uint32)
         start = 0
@@ -95,7 +103,7 @@ class Library:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
-        text: str = self.backend.decode(ids, skip_special_tokens=False)
+        text: str = self.library_tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
 
@@ -107,14 +115,14 @@ def from_content(
     Raises:
         UsageError: It is damaged, has no such end of document, or the library would number its tokens differently.
     """
-    library = Library(content, name, parse_special_tokens)
-    may_fork = fast and in_parallel and is_installed() and beside.is_possible()
-    other = Beside(library, partial(library.load, end)) if may_fork else None
+    library = HuggingFaceEngine(content, name, parse_special_tokens)
+    may_fork = fast and in_parallel and is_installed() and tokenizer_subprocess.is_possible()
+    other = TokenizerSubprocess(library, partial(library.load, end)) if may_fork else None
     try:
-        outline = tokenizer_json.outline(content)
+        outline = tokenizer_json.decode_outline(content)
     except msgspec.MsgspecError as error:
-        raise _damaged(name, error) from None
-    facts, exact, engine = _loaded(library, other, end, outline if fast else {})
+        raise _build_damage_error(name, error) from None
+    facts, exact, engine = _load_engines(library, other, end, outline if fast else {})
     added = outline.get("added_tokens", [])
     return Tokenizer(
         name=name,
@@ -135,9 +143,12 @@ def from_content(
     )
 
 
-def _loaded(
-    library: Library, other: Beside[Facts] | None, end: EndChoice, outline: dict[str, Any]
-) -> tuple[Facts, Engine, FastEngine | None]:
+def _load_engines(
+    library: HuggingFaceEngine,
+    other: TokenizerSubprocess[VocabularyFacts] | None,
+    end: EndChoice,
+    outline: dict[str, Any],
+) -> tuple[VocabularyFacts, TokenizerEngine, FastTokenizerEngine | None]:
     """What is known of the vocabulary, the engine that defines the ids, and the fast one where there is one.
 
     Args:
@@ -148,14 +159,14 @@ def _loaded(
         outline: The file; empty where there is to be no fast engine.
     """
     if other and is_known(outline):
-        engine = of_json(other, outline, library.parse_special_tokens)
-        facts = other.loaded()
+        engine = build_for_json(other, outline, library.parse_special_tokens)
+        facts = other.wait_until_loaded()
         return (facts, other, engine) if engine else (facts, library, None)
     facts = library.load(end)
-    return facts, library, of_json(library, outline, library.parse_special_tokens)
+    return facts, library, build_for_json(library, outline, library.parse_special_tokens)
 
 
-def lone_surrogate(texts: Sequence[str], error: Exception) -> Exception:
+def find_lone_surrogate(texts: Sequence[str], error: Exception) -> Exception:
     """What is to be raised where a library gave `error` for texts, one of which may be no Unicode."""
     for number, text in enumerate(texts):
         try:
@@ -169,16 +180,16 @@ def lone_surrogate(texts: Sequence[str], error: Exception) -> Exception:
     return error
 
 
-def _parse(content: bytes, name: str) -> Any:
+def _parse_json(content: bytes, name: str) -> Any:
     from tokenizers import Tokenizer as Backend
 
     try:
         return Backend.from_str(content.decode())
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception for every kind of damage
-        raise _damaged(name, error) from None
+        raise _build_damage_error(name, error) from None
 
 
-def _damaged(name: str, error: Exception) -> UsageError:
+def _build_damage_error(name: str, error: Exception) -> UsageError:
     return UsageError(f"{name}: not a tokenizer.json ({error})", "save or download it again")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from primus.data.tokenizer import is_json
 from primus.data.tokenizers import byte_level, hub, tiktoken
-from primus.data.tokenizers.declared import DeclaredEnd, find_declared, read_beside
+from primus.data.tokenizers.declared import DeclaredEnd, find_declared, read_sibling_file
 from primus.errors import UsageError
 
 FILES = "a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that has one, or a hub name"
@@ -14,7 +14,7 @@ FOLDER_FILE = "tokenizer.json"
 PAIR = ("vocab.json", "merges.txt")
 
 
-def read(name: str) -> bytes:
+def read_tokenizer(name: str) -> bytes:
     """Content of the tokenizer that `name` names: a tokenizer.json or a SentencePiece model.
 
     Raises:
@@ -22,23 +22,23 @@ def read(name: str) -> bytes:
         PrimusError: The hub cannot be reached.
     """
     if name.startswith(tiktoken.PREFIX):
-        return tiktoken.read(name)
+        return tiktoken.read_encoding(name)
     vocabulary, comma, merges = name.partition(",")
     if comma:
-        return _pair(Path(vocabulary).expanduser(), Path(merges).expanduser())
+        return _read_pair(Path(vocabulary).expanduser(), Path(merges).expanduser())
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "tokenizer.json").is_file() and all((path / file).is_file() for file in PAIR):
-        return _pair(path / PAIR[0], path / PAIR[1])
+        return _read_pair(path / PAIR[0], path / PAIR[1])
     path = _local_file(path, name) or hub.tokenizer_file(name)
     content = path.read_bytes()
-    if tiktoken.recognizes(content):
-        return tiktoken.convert(content, str(path))
+    if tiktoken.is_rank_file(content):
+        return tiktoken.convert_ranks(content, str(path))
     if path.suffix == ".json" and not is_json(content):
         raise UsageError(f"{name}: not a tokenizer.json", "save or download it again")
     return content
 
 
-def declared_end(name: str, ask_hub: bool) -> DeclaredEnd | None:
+def find_declared_end(name: str, ask_hub: bool) -> DeclaredEnd | None:
     """The end of a text that the files beside a tokenizer declare; None where there are none or they do not say it.
 
     Args:
@@ -52,10 +52,10 @@ def declared_end(name: str, ask_hub: bool) -> DeclaredEnd | None:
         return None
     path = Path(name).expanduser()
     if path.is_dir():
-        return find_declared(read_beside(path / FOLDER_FILE), str(path))
+        return find_declared(read_sibling_file(path / FOLDER_FILE), str(path))
     if path.exists():
         is_of_folder = path.name in (FOLDER_FILE, "tokenizer.model")
-        return find_declared(read_beside(path), str(path.parent)) if is_of_folder else None
+        return find_declared(read_sibling_file(path), str(path.parent)) if is_of_folder else None
     return find_declared(lambda file: hub.read_optional(name, file, ask_hub), name)
 
 
@@ -74,14 +74,14 @@ def _local_file(path: Path, name: str) -> Path | None:
     if path.is_file():
         return path
     if path.is_dir():
-        return _in_folder(path)
+        return _find_in_folder(path)
     known = path.suffix in (".json", ".model", ".tiktoken")
     if path.is_absolute() or known or len(path.parts) > 2 or name.startswith("."):
         raise UsageError(f"{path}: no such tokenizer", f"give {FILES}")
     return None
 
 
-def _in_folder(folder: Path) -> Path:
+def _find_in_folder(folder: Path) -> Path:
     """The tokenizer.json of a folder, or else its only SentencePiece model or .tiktoken file."""
     file = folder / "tokenizer.json"
     if file.is_file():
@@ -97,7 +97,7 @@ def _in_folder(folder: Path) -> Path:
     )
 
 
-def _pair(vocabulary: Path, merges: Path) -> bytes:
+def _read_pair(vocabulary: Path, merges: Path) -> bytes:
     """The tokenizer.json of Megatron's GPT2BPETokenizer, whose files are ``vocab.json`` and ``merges.txt``."""
     for path in (vocabulary, merges):
         if not path.is_file():

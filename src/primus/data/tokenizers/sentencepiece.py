@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from primus.data.tokenizer import Batch, Tokenizer, end_of_document, fingerprint
+from primus.data.tokenizer import Batch, Tokenizer, find_end_of_document, fingerprint_content
 from primus.data.tokenizers.declared import EndChoice
-from primus.data.tokenizers.fast import of_sentencepiece
-from primus.data.tokenizers.huggingface import lone_surrogate
+from primus.data.tokenizers.fast import build_for_sentencepiece
+from primus.data.tokenizers.huggingface import find_lone_surrogate
 from primus.errors import UsageError
 
 _PIECES, _TYPE, _USER_DEFINED = 1, 3, 4
@@ -21,7 +21,7 @@ _FIXED = {1: 8, 5: 4}
 """Wire types of protobuf (protobuf.dev/programming-guides/encoding), and the bytes of fixed ones."""
 
 
-class Library:
+class SentencePieceEngine:
     """The `sentencepiece` library as an engine.
 
     It can be pickled: the other process loads its own from the content, when it needs it.
@@ -33,12 +33,12 @@ class Library:
         self.name = name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Library, (self.content, self.name)
+        return SentencePieceEngine, (self.content, self.name)
 
     @cached_property
     def processor(self) -> Any:
         """The ``SentencePieceProcessor``."""
-        return _parse(self.content, self.name)
+        return _parse_model(self.content, self.name)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> Batch:
         """Token ids of each text."""
@@ -47,7 +47,7 @@ class Library:
         try:
             rows = [before + self.processor.encode(text) for text in texts]
         except (RuntimeError, UnicodeEncodeError) as error:
-            raise lone_surrogate(texts, error) from None
+            raise find_lone_surrogate(texts, error) from None
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         tokens = np.empty(int(lengths.sum()), np.uint32)
         start = 0
@@ -69,17 +69,17 @@ def from_content(content: bytes, name: str, end: EndChoice, parse_special_tokens
         UsageError: It is damaged, has no such end of document, or is to parse special tokens in a text, which the
             library does not do.
     """
-    exact = Library(content, name)
+    exact = SentencePieceEngine(content, name)
     processor = exact.processor
     if parse_special_tokens:
         raise UsageError(
             f"{name}: SentencePiece takes special tokens in a text for plain text", "leave that option out"
         )
     vocabulary = {processor.id_to_piece(number): number for number in range(processor.get_piece_size())}
-    declared = end.declared.find(vocabulary) if end.declared else None
+    declared = end.declared.find_token(vocabulary) if end.declared else None
     if end.asked is None and processor.eos_id() >= 0 and not (end.follow and declared):
         end = replace(end, asked=processor.id_to_piece(processor.eos_id()))
-    token = end_of_document(vocabulary, end, name)
+    token = find_end_of_document(vocabulary, end, name)
     control = tuple(piece for piece, number in vocabulary.items() if processor.is_control(number))
     return Tokenizer(
         name=name,
@@ -91,16 +91,16 @@ def from_content(content: bytes, name: str, end: EndChoice, parse_special_tokens
         declared_end=end.declared,
         declared_eod=declared,
         bos_id=processor.bos_id() if processor.bos_id() >= 0 else None,
-        fingerprint=fingerprint(content),
+        fingerprint=fingerprint_content(content),
         special_strings=control,
         parse_special_tokens=False,
         cuttable=False,
         exact=exact,
-        fast=None if not fast or _has_user_defined(content) else of_sentencepiece(exact, content, control),
+        fast=None if not fast or _has_user_defined(content) else build_for_sentencepiece(exact, content, control),
     )
 
 
-def _parse(content: bytes, name: str) -> Any:
+def _parse_model(content: bytes, name: str) -> Any:
     try:
         import sentencepiece
     except ImportError:
@@ -122,26 +122,26 @@ def _has_user_defined(content: bytes) -> bool:
 
     sentencepiece_model.proto: field 1 of ModelProto is a piece, field 3 of a piece is its type.
     """
-    pieces = (value for number, value in _fields(content) if number == _PIECES and isinstance(value, bytes))
-    return any(field == (_TYPE, _USER_DEFINED) for piece in pieces for field in _fields(piece))
+    pieces = (value for number, value in _read_fields(content) if number == _PIECES and isinstance(value, bytes))
+    return any(field == (_TYPE, _USER_DEFINED) for piece in pieces for field in _read_fields(piece))
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Number and value of each field of a message in the protobuf encoding."""
     at = 0
     while at < len(message):
-        key, at = _varint(message, at)
+        key, at = _read_varint(message, at)
         value: int | bytes
         kind = key & 7
         if kind == _VARINT:
-            value, at = _varint(message, at)
+            value, at = _read_varint(message, at)
         else:
-            size, at = _varint(message, at) if kind == _LENGTH_DELIMITED else (_FIXED[kind], at)
+            size, at = _read_varint(message, at) if kind == _LENGTH_DELIMITED else (_FIXED[kind], at)
             value, at = message[at : at + size], at + size
         yield key >> 3, value
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     """The number at a place, and the place after it."""
     value = shift = 0
     while message[at] & 0x80:

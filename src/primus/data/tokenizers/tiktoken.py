@@ -27,7 +27,7 @@ _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
 @dataclass(frozen=True)
-class Scheme:
+class TiktokenScheme:
     """What a file of ranks does not say."""
 
     pattern: str
@@ -43,32 +43,32 @@ class Scheme:
 
 
 SCHEMES = {
-    "gpt2": Scheme(
+    "gpt2": TiktokenScheme(
         GPT2,
         50256,
         {END_OF_TEXT: 50256},
         sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
     ),
-    "cl100k": Scheme(
+    "cl100k": TiktokenScheme(
         CL100K,
         100256,
         {END_OF_TEXT: 100257, **_FILL_IN, "<|endofprompt|>": 100276},
         sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
     ),
-    "o200k": Scheme(
+    "o200k": TiktokenScheme(
         O200K,
         199998,
         {END_OF_TEXT: 199999, "<|endofprompt|>": 200018},
         sha256="446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
     ),
-    "llama3": Scheme(
+    "llama3": TiktokenScheme(
         CL100K,
         128000,
         {token: 128000 + number for number, token in enumerate(_LLAMA3)},
         ("<|begin_of_text|>",),
         "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
     ),
-    "qwen": Scheme(QWEN2, 151643, {END_OF_TEXT: 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}),
+    "qwen": TiktokenScheme(QWEN2, 151643, {END_OF_TEXT: 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}),
 }
 """Schemes by name: tiktoken_ext/openai_public.py, the tokenizer.json of Llama 3.1 and of Qwen 2."""
 
@@ -87,7 +87,7 @@ MEGATRON_SPECIAL = 1000
 MEGATRON_NAMED = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
 
 
-def read(name: str) -> bytes:
+def read_encoding(name: str) -> bytes:
     """The tokenizer.json of ``tiktoken:NAME`` or ``tiktoken:SCHEME:FILE``.
 
     Raises:
@@ -96,19 +96,19 @@ def read(name: str) -> bytes:
     """
     scheme, _, file = name.removeprefix(PREFIX).partition(":")
     if not file:
-        return _published(scheme)
+        return _read_published(scheme)
     path = Path(file).expanduser()
     if not path.is_file():
         raise UsageError(f"{path}: no such file", "write tiktoken:SCHEME:FILE")
-    return convert(path.read_bytes(), file, scheme)
+    return convert_ranks(path.read_bytes(), file, scheme)
 
 
-def recognizes(content: bytes) -> bool:
+def is_rank_file(content: bytes) -> bool:
     """Whether a file has ranks, as lines of tiktoken or as the JSON list of Megatron's TikTokenizer."""
     return bool(_LINE.match(content[:1024])) or (content[:1] == b"[" and b'"token_bytes"' in content[:4096])
 
 
-def convert(content: bytes, name: str, scheme: str = "") -> bytes:
+def convert_ranks(content: bytes, name: str, scheme: str = "") -> bytes:
     """The tokenizer.json of a file of ranks.
 
     Args:
@@ -120,15 +120,15 @@ def convert(content: bytes, name: str, scheme: str = "") -> bytes:
         UsageError: The file is damaged, or its scheme is not known.
     """
     if content[:1] == b"[":
-        return _megatron(content, name, scheme or "v2")
-    chosen = _scheme(scheme) if scheme else _recognized(content, name)
-    ranks = _parse(content, name)
+        return _convert_megatron(content, name, scheme or "v2")
+    chosen = _find_scheme(scheme) if scheme else _recognize_scheme(content, name)
+    ranks = _parse_ranks(content, name)
     special = chosen.special if len(ranks) == chosen.num_ranks else {END_OF_TEXT: max(ranks.values()) + 1}
     before = chosen.before if chosen.special is special else ()
     return from_ranks(ranks, chosen.pattern, special, before)
 
 
-def _published(name: str) -> bytes:
+def _read_published(name: str) -> bytes:
     """The tokenizer.json of an encoding that the library tiktoken downloads, or has downloaded."""
     found = ALIASES.get(name, name)
     if found not in ENCODINGS:
@@ -148,14 +148,14 @@ def _published(name: str) -> bytes:
     return from_ranks(encoding._mergeable_ranks, chosen.pattern, chosen.special)
 
 
-def _scheme(name: str) -> Scheme:
+def _find_scheme(name: str) -> TiktokenScheme:
     found = ALIASES.get(name, name)
     if found not in SCHEMES:
         raise UsageError(f"no tiktoken scheme '{name}'", did_you_mean(name, [*SCHEMES, *ALIASES]))
     return SCHEMES[found]
 
 
-def _recognized(content: bytes, name: str) -> Scheme:
+def _recognize_scheme(content: bytes, name: str) -> TiktokenScheme:
     """The scheme of a published file, or of a file whose name begins with a scheme's."""
     digest = hashlib.sha256(content).hexdigest()
     for scheme in SCHEMES.values():
@@ -164,30 +164,30 @@ def _recognized(content: bytes, name: str) -> Scheme:
     stem = Path(name).name.lower()
     for scheme_name in (*SCHEMES, *ALIASES):
         if stem.startswith(scheme_name):
-            return _scheme(scheme_name)
+            return _find_scheme(scheme_name)
     raise UsageError(
         f"{name}: a file of ranks does not say how a text is split, and this is none of the published ones",
         f"name its scheme: {PREFIX}SCHEME:{name} with one of {', '.join(SCHEMES)}",
     )
 
 
-def _parse(content: bytes, name: str) -> dict[bytes, int]:
+def _parse_ranks(content: bytes, name: str) -> dict[bytes, int]:
     """Rank of each token of lines ``BASE64 RANK``; all bytes are there and no rank is twice."""
     try:
         pairs = (line.split() for line in content.splitlines() if line)
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
     except (ValueError, binascii.Error) as error:
         raise UsageError(f"{name}: not a file of ranks ({error})", "download it again") from None
-    _check(ranks, name)
+    _check_ranks(ranks, name)
     return ranks
 
 
-def _check(ranks: dict[bytes, int], name: str) -> None:
+def _check_ranks(ranks: dict[bytes, int], name: str) -> None:
     if any(bytes([byte]) not in ranks for byte in range(256)) or len(set(ranks.values())) != len(ranks):
         raise UsageError(f"{name}: a byte is missing or a rank is there twice", "download it again")
 
 
-def _megatron(content: bytes, name: str, pattern: str) -> bytes:
+def _convert_megatron(content: bytes, name: str, pattern: str) -> bytes:
     """The tokenizer.json of the file of Megatron's TikTokenizer, with its default special tokens."""
     if pattern not in MEGATRON_PATTERNS:
         raise UsageError(f"no pattern '{pattern}' of TikTokenizer", did_you_mean(pattern, list(MEGATRON_PATTERNS)))
@@ -196,7 +196,7 @@ def _megatron(content: bytes, name: str, pattern: str) -> bytes:
         ranks = {base64.b64decode(token["token_bytes"]): token["rank"] + MEGATRON_SPECIAL for token in listed}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{name}: not a vocabulary of TikTokenizer ({error!r})", "download it again") from None
-    _check(ranks, name)
+    _check_ranks(ranks, name)
     fillers = (f"<SPECIAL_{number}>" for number in range(len(MEGATRON_NAMED), MEGATRON_SPECIAL))
     special = {token: number for number, token in enumerate((*MEGATRON_NAMED, *fillers))}
     return from_ranks(ranks, MEGATRON_PATTERNS[pattern], special)

@@ -10,7 +10,7 @@ LARGE = ("vocab", "merges")
 """Parts of ``model`` that an outline has as JSON."""
 
 
-def outline(content: bytes) -> dict[str, Any]:
+def decode_outline(content: bytes) -> dict[str, Any]:
     """A tokenizer.json in which the `LARGE` parts of the model are `msgspec.Raw`; a tenth of the time of the whole.
 
     Raises:
@@ -23,7 +23,7 @@ def outline(content: bytes) -> dict[str, Any]:
     return {name: msgspec.json.decode(value) for name, value in parts.items()} | {"model": small | large}
 
 
-def vocabulary(described: dict[str, Any]) -> dict[str, int]:
+def collect_vocabulary(described: dict[str, Any]) -> dict[str, int]:
     """Id of each token of a decoded tokenizer.json, added tokens included."""
     listed = described["model"].get("vocab", {})
     if isinstance(listed, list):  # of a unigram model: pieces with their scores, in the order of their ids

@@ -1,10 +1,10 @@
 """What every AMD GPU gets."""
 
-from primus.machine.profile import Layer, Setting
+from primus.machine.profile import ProfileLayer, Setting
 
 LAUNCHER = "AMD-AGI/Primus base_env.sh"
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="amd",
     parent="gpu",
     settings={

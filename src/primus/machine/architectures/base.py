@@ -1,8 +1,8 @@
 """What every machine gets."""
 
-from primus.machine.profile import CORES_PER_PROCESS, Layer, Setting
+from primus.machine.profile import CORES_PER_PROCESS, ProfileLayer, Setting
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="base",
     settings={
         "OMP_NUM_THREADS": Setting(

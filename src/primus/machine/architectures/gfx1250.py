@@ -1,8 +1,8 @@
 """The architecture after CDNA 4, whose figures are not known."""
 
-from primus.machine.profile import Layer, Setting
+from primus.machine.profile import ProfileLayer, Setting
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="gfx1250",
     parent="amd",
     settings={

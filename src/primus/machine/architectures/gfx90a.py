@@ -1,10 +1,10 @@
 """CDNA 2: no fp8, and attention kernels of an earlier generation."""
 
-from primus.machine.profile import Layer, Setting
+from primus.machine.profile import ProfileLayer, Setting
 
 LAUNCHER = "AMD-AGI/Primus MI250X profile, 2025"
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="gfx90a",
     parent="amd",
     settings={

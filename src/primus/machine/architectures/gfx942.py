@@ -1,10 +1,10 @@
 """CDNA 3."""
 
-from primus.machine.profile import Layer, Setting
+from primus.machine.profile import ProfileLayer, Setting
 
 DOCUMENTS = "AMD-AGI/Primus docs, end-to-end-training-recipes.md, megatron-lm-training.md"
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="gfx942",
     parent="amd",
     settings={

@@ -1,8 +1,8 @@
 """CDNA 4."""
 
-from primus.machine.profile import Layer, Setting
+from primus.machine.profile import ProfileLayer, Setting
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="gfx950",
     parent="amd",
     settings={

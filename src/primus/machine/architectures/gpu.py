@@ -1,8 +1,8 @@
 """What every machine with GPUs gets."""
 
-from primus.machine.profile import Layer, Setting
+from primus.machine.profile import ProfileLayer, Setting
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="gpu",
     parent="base",
     settings={

@@ -1,10 +1,10 @@
 """What every NVIDIA GPU gets."""
 
-from primus.machine.profile import Layer, Setting
+from primus.machine.profile import ProfileLayer, Setting
 
 RECIPES = "NVIDIA-NeMo/Megatron-Bridge recipes"
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="nvidia",
     parent="gpu",
     settings={

@@ -1,8 +1,8 @@
 """Blackwell: nothing beyond what every NVIDIA GPU gets."""
 
-from primus.machine.profile import Layer
+from primus.machine.profile import ProfileLayer
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="sm100",
     parent="nvidia",
 )

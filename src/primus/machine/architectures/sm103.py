@@ -1,8 +1,8 @@
 """Blackwell Ultra: as Blackwell."""
 
-from primus.machine.profile import Layer
+from primus.machine.profile import ProfileLayer
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="sm103",
     parent="sm100",
 )

@@ -1,8 +1,8 @@
 """Ampere: nothing beyond what every NVIDIA GPU gets."""
 
-from primus.machine.profile import Layer
+from primus.machine.profile import ProfileLayer
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="sm80",
     parent="nvidia",
 )

@@ -1,8 +1,8 @@
 """Hopper: nothing beyond what every NVIDIA GPU gets."""
 
-from primus.machine.profile import Layer
+from primus.machine.profile import ProfileLayer
 
-LAYER = Layer(
+LAYER = ProfileLayer(
     name="sm90",
     parent="nvidia",
 )

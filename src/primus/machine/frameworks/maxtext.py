@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from primus.machine.profile import Library, Profile, Setting
-from primus.machine.workload import Workload
+from primus.machine.workload import JobWorkload
 
 LIBRARIES: tuple[Library, ...] = ("transformer engine",)
 SPEC = "AMD-AGI/Primus backends/maxtext/env_spec.py"
@@ -26,6 +26,6 @@ AMD = {
 }
 
 
-def settings(workload: Workload, device: Profile | None) -> dict[str, Setting]:
+def settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
     """Variables of JAX, and of Transformer Engine under it on AMD."""
     return {**EVERYWHERE, **(AMD if device is not None and device.vendor == "amd" else {})}

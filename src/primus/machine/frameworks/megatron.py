@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from primus.machine.profile import Library, Profile, Setting
-from primus.machine.workload import Workload
+from primus.machine.workload import JobWorkload
 
 LIBRARIES: tuple[Library, ...] = ("transformer engine", "primus turbo")
 
@@ -16,9 +16,9 @@ NVLINK_DOMAINS = {"GB200": "72", "GB300": "72", "B200": "8", "B300": "8"}
 """GPUs of an NVLink domain by model (Megatron-Bridge performance guide)."""
 
 
-def settings(workload: Workload, device: Profile | None) -> dict[str, Setting]:
+def settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
     """Variables by the layout."""
-    found = {"CUDA_DEVICE_MAX_CONNECTIONS": _connections(workload, device)}
+    found = {"CUDA_DEVICE_MAX_CONNECTIONS": _choose_max_connections(workload, device)}
     if device is None or device.vendor != "nvidia":
         return found
     if device.architecture in ("sm90", *BLACKWELL):
@@ -37,7 +37,7 @@ def settings(workload: Workload, device: Profile | None) -> dict[str, Setting]:
     return found
 
 
-def _connections(workload: Workload, device: Profile | None) -> Setting:
+def _choose_max_connections(workload: JobWorkload, device: Profile | None) -> Setting:
     """Queues between host and device: one keeps the order in which tensor and context parallel overlap, FSDP needs
     several. Blackwell keeps the order by itself."""
     if workload.is_on(*FSDP):

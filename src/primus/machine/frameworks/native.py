@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from primus.machine.profile import Library, Profile, Setting
-from primus.machine.workload import Workload
+from primus.machine.workload import JobWorkload
 
 LIBRARIES: tuple[Library, ...] = ()
 
 
-def settings(workload: Workload, device: Profile | None) -> dict[str, Setting]:
+def settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
     """Nothing: FSDP2 overlaps best with what CUDA, HIP and NCCL do by themselves."""
     return {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from primus.machine.facts import Facts
+from primus.machine.facts import MachineFacts
 
 CAP_SYS_RESOURCE = 24
 """Bit of the capability that lets a process raise its limits (capabilities(7))."""
@@ -22,7 +22,7 @@ RLIMITS = {
 """Those that primus sets."""
 
 
-class Node(Struct, frozen=True, kw_only=True):
+class ContainerHost(Struct, frozen=True, kw_only=True):
     """A node as a container needs it."""
 
     vendors: frozenset[str] = frozenset()
@@ -35,7 +35,9 @@ class Node(Struct, frozen=True, kw_only=True):
     """The highest that may be set, by name, where they cannot be raised; -1 is unlimited."""
 
 
-def node_of(facts: Facts, engine: str, *, with_devices: bool = True, root: Path = Path("/")) -> Node:
+def read_container_host(
+    facts: MachineFacts, engine: str, *, with_devices: bool = True, root: Path = Path("/")
+) -> ContainerHost:
     """What this node has for a container of `engine`; nothing is missing where there are no devices.
 
     Args:
@@ -46,16 +48,16 @@ def node_of(facts: Facts, engine: str, *, with_devices: bool = True, root: Path 
     """
     vendors = frozenset(device.vendor for device in facts.devices) if with_devices else frozenset()
     is_bound = engine == "podman" and not _may_raise(root)
-    return Node(
+    return ContainerHost(
         vendors=vendors,
-        groups=_groups(root) if "amd" in vendors else (),
+        groups=_find_device_groups(root) if "amd" in vendors else (),
         has_infiniband=with_devices and (root / "dev/infiniband").exists(),
         is_rootless=os.geteuid() != 0,
         limits={name: resource.getrlimit(number)[1] for name, number in RLIMITS.items()} if is_bound else {},
     )
 
 
-def _groups(root: Path) -> tuple[int, ...]:
+def _find_device_groups(root: Path) -> tuple[int, ...]:
     """Groups of /dev/kfd and /dev/dri/renderD*, but for root's."""
     found = set()
     for path in [root / "dev/kfd", *(root / "dev/dri").glob("renderD*")]:

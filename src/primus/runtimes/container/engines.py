@@ -13,9 +13,9 @@ from typing import Literal
 from msgspec import Struct
 
 from primus.errors import UsageError, did_you_mean
-from primus.launch.plan import Mount
-from primus.runtimes.container.devices import Node
-from primus.runtimes.container.options import Typed, kinds
+from primus.launch.plan import BindMount
+from primus.runtimes.container.devices import ContainerHost
+from primus.runtimes.container.options import ContainerArguments, group_engine_options
 
 Kind = Literal["docker", "podman", "apptainer"]
 KINDS: dict[str, Kind] = {
@@ -38,7 +38,7 @@ CAPABILITY = "SYS_PTRACE"
 """Lets py-spy and gdb look into ranks that hang."""
 
 
-class Engine(Struct, frozen=True, kw_only=True):
+class ContainerEngine(Struct, frozen=True, kw_only=True):
     """The engine that is used."""
 
     kind: Kind
@@ -55,7 +55,9 @@ class Engine(Struct, frozen=True, kw_only=True):
         return self.kind != "apptainer"
 
 
-def choose(options: Typed, image: str, environ: Mapping[str, str], is_here: bool) -> Engine:
+def choose_engine(
+    options: ContainerArguments, image: str, environ: Mapping[str, str], is_here: bool
+) -> ContainerEngine:
     """The engine by --engine, $PRIMUS_CONTAINER_ENGINE, the kind of image, or what is on PATH.
 
     Raises:
@@ -64,19 +66,19 @@ def choose(options: Typed, image: str, environ: Mapping[str, str], is_here: bool
     asked = [(options.engine, "--engine"), (environ.get("PRIMUS_CONTAINER_ENGINE"), "PRIMUS_CONTAINER_ENGINE")]
     for program, source in asked:
         if program:
-            return _checked(program, source, image)
+            return _check_engine(program, source, image)
     if image.endswith(".sif"):
-        found = [name for name in ("apptainer", "singularity") if is_here and _which(name, environ)]
-        return Engine(kind="apptainer", program=found[0] if found else "apptainer", source=f"image {image}")
+        found = [name for name in ("apptainer", "singularity") if is_here and _find_program(name, environ)]
+        return ContainerEngine(kind="apptainer", program=found[0] if found else "apptainer", source=f"image {image}")
     if not is_here:
-        return Engine(kind="docker", program="docker", source="the first that is found on each node")
+        return ContainerEngine(kind="docker", program="docker", source="the first that is found on each node")
     for name, kind in KINDS.items():
-        if _which(name, environ):
-            return Engine(kind=kind, program=name, source="the first on PATH")
-    return Engine(kind="docker", program="docker", source="none was found on PATH", is_found=False)
+        if _find_program(name, environ):
+            return ContainerEngine(kind=kind, program=name, source="the first on PATH")
+    return ContainerEngine(kind="docker", program="docker", source="none was found on PATH", is_found=False)
 
 
-def _checked(program: str, source: str, image: str) -> Engine:
+def _check_engine(program: str, source: str, image: str) -> ContainerEngine:
     name = Path(program).name
     if name not in KINDS:
         raise UsageError(f"{source} {program}: no container engine that primus knows", did_you_mean(name, KINDS))
@@ -84,14 +86,14 @@ def _checked(program: str, source: str, image: str) -> Engine:
         raise UsageError(
             f"{name} cannot run {image}, an image of apptainer", "leave out --engine, or name another image"
         )
-    return Engine(kind=KINDS[name], program=program, source=source)
+    return ContainerEngine(kind=KINDS[name], program=program, source=source)
 
 
-def _which(program: str, environ: Mapping[str, str]) -> str | None:
+def _find_program(program: str, environ: Mapping[str, str]) -> str | None:
     return shutil.which(program, path=environ.get("PATH"))
 
 
-def checked_name(name: str | None, engine: Engine) -> str:
+def check_container_name(name: str | None, engine: ContainerEngine) -> str:
     """The name that was given, or nothing.
 
     Raises:
@@ -104,26 +106,30 @@ def checked_name(name: str | None, engine: Engine) -> str:
     return name or ""
 
 
-class Container(Struct, frozen=True, kw_only=True):
+class ContainerSpec(Struct, frozen=True, kw_only=True):
     """A container before it is started."""
 
-    engine: Engine
+    engine: ContainerEngine
     image: str
     name: str
     labels: dict[str, str]
     rank: int
     """Number of the node."""
-    mounts: tuple[Mount, ...]
+    mounts: tuple[BindMount, ...]
     workdir: str
-    node: Node | None
+    node: ContainerHost | None
     """What the node has; None where that is another one."""
     user: tuple[int, int] | None = None
     """Ids of the user inside; None for the image's."""
     has_terminal: bool = False
 
 
-def command(
-    container: Container, options: Typed, names: Iterable[str], literal: Mapping[str, str], argv: Sequence[str]
+def build_engine_command(
+    container: ContainerSpec,
+    options: ContainerArguments,
+    names: Iterable[str],
+    literal: Mapping[str, str],
+    argv: Sequence[str],
 ) -> tuple[str, ...]:
     """The command line that runs `argv` in `container`.
 
@@ -132,8 +138,8 @@ def command(
         literal: Variables whose values are no secret and would change the engine's client.
     """
     if container.engine.kind == "apptainer":
-        return _apptainer(container, options, literal, argv)
-    engine, given = container.engine, kinds(options.passed)
+        return _build_apptainer_command(container, options, literal, argv)
+    engine, given = container.engine, group_engine_options(options.passed)
     words = ["--rm"] * ("--rm" not in given) + ["--init"] * ("--init" not in given)
     words += ["--name", container.name]
     words += [word for name, value in container.labels.items() for word in ("--label", f"{name}={value}")]
@@ -141,11 +147,11 @@ def command(
     words += [] if {"--ipc", "--shm-size"} & given.keys() else ["--ipc", "host"]
     words += [] if "--stop-timeout" in given else ["--stop-timeout", f"{options.grace:.0f}"]
     words += ["--cap-add", CAPABILITY]
-    words += _by_key("--security-opt", SECURITY, given)
-    words += _by_key("--ulimit", _ulimits(container.node), given)
-    words += _devices(engine, container.node, given) if container.node else []
-    words += _user(container, given)
-    words += [word for mount in container.mounts for word in ("--mount", _bind(mount, "readonly"))]
+    words += _repeat_option("--security-opt", SECURITY, given)
+    words += _repeat_option("--ulimit", _list_ulimit_options(container.node), given)
+    words += _list_device_options(engine, container.node, given) if container.node else []
+    words += _list_user_options(container, given)
+    words += [word for mount in container.mounts for word in ("--mount", _format_bind_option(mount, "readonly"))]
     words += [] if "--workdir" in given else ["--workdir", container.workdir]
     words += [word for name in names for word in ("--env", name)]
     words += [word for name, value in literal.items() for word in ("--env", f"{name}={value}")]
@@ -153,11 +159,11 @@ def command(
     return (engine.program, "run", *words, *options.passed, container.image, *argv)
 
 
-def _apptainer(
-    container: Container, options: Typed, literal: Mapping[str, str], argv: Sequence[str]
+def _build_apptainer_command(
+    container: ContainerSpec, options: ContainerArguments, literal: Mapping[str, str], argv: Sequence[str]
 ) -> tuple[str, ...]:
     """apptainer inherits the environment, the devices and the limits; `--no-eval` leaves values as they are."""
-    given, node = kinds(options.passed), container.node
+    given, node = group_engine_options(options.passed), container.node
     words = ["--no-eval"] + ([] if "--workdir" in given else ["--pwd", container.workdir])
     if node and "nvidia" in node.vendors and "--nv" not in given:
         words.append("--nv")
@@ -166,51 +172,51 @@ def _apptainer(
         words += ["--bind", "/dev/kfd,/dev/dri"]
     for mount in container.mounts:
         if set(",:") & set(mount.source + mount.target):
-            words += ["--mount", _bind(mount, "ro")]
+            words += ["--mount", _format_bind_option(mount, "ro")]
         else:
             words += ["--bind", f"{mount.source}:{mount.target}" + ":ro" * mount.is_read_only]
     if container.user is None:  # the user is the caller in any case
-        words += [word for name, value in literal.items() for word in ("--env", _csv([f"{name}={value}"]))]
-    return (container.engine.program, "exec", *words, *options.passed, uri(container.image), *argv)
+        words += [word for name, value in literal.items() for word in ("--env", _format_csv_line([f"{name}={value}"]))]
+    return (container.engine.program, "exec", *words, *options.passed, format_image_uri(container.image), *argv)
 
 
-def uri(image: str) -> str:
+def format_image_uri(image: str) -> str:
     """`image` as apptainer has it: files and folders as they are, others from a registry."""
     is_place = "://" in image or image.endswith(".sif") or image.startswith(("/", "./", "../"))
     return image if is_place else f"docker://{image}"
 
 
-def _bind(mount: Mount, read_only: str) -> str:
+def _format_bind_option(mount: BindMount, read_only: str) -> str:
     """The value of `--mount`, which is a line of CSV: so paths may hold colons, commas and quotes."""
     fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
-    return _csv(fields + [read_only] * mount.is_read_only)
+    return _format_csv_line(fields + [read_only] * mount.is_read_only)
 
 
-def _csv(fields: Sequence[str]) -> str:
+def _format_csv_line(fields: Sequence[str]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(fields)
     return line.getvalue()
 
 
-def _by_key(option: str, ours: Iterable[str], given: Mapping[str, Sequence[str]]) -> list[str]:
+def _repeat_option(option: str, ours: Iterable[str], given: Mapping[str, Sequence[str]]) -> list[str]:
     """Our values of an option that may be repeated, without those of which the user has given another."""
     theirs = {value.partition("=")[0].partition(":")[0] for value in given.get(option, ())}
     kept = [value for value in ours if value.partition("=")[0] not in theirs and "host" not in theirs]
     return [word for value in kept for word in (option, value)]
 
 
-def _ulimits(node: Node | None) -> list[str]:
+def _list_ulimit_options(node: ContainerHost | None) -> list[str]:
     """Limits, no higher than whoever starts the container may raise them."""
     highest = node.limits if node else {}
-    values = {name: _at_most(wanted, highest.get(name, -1)) for name, wanted in ULIMITS.items()}
+    values = {name: _limit_ulimit(wanted, highest.get(name, -1)) for name, wanted in ULIMITS.items()}
     return [f"{name}={value}:{value}" for name, value in values.items()]
 
 
-def _at_most(wanted: int, highest: int) -> int:
+def _limit_ulimit(wanted: int, highest: int) -> int:
     return highest if wanted == -1 else wanted if highest == -1 else min(wanted, highest)
 
 
-def _devices(engine: Engine, node: Node, given: Mapping[str, Sequence[str]]) -> list[str]:
+def _list_device_options(engine: ContainerEngine, node: ContainerHost, given: Mapping[str, Sequence[str]]) -> list[str]:
     """Devices and groups of the node, without those that the user has chosen."""
     theirs = given.get("--device", ())
     is_chosen = chooses_gpus(given)
@@ -242,7 +248,7 @@ def _is_below(device: str, path: str) -> bool:
     return source == path or source.startswith(f"{path}/")
 
 
-def _user(container: Container, given: Mapping[str, Sequence[str]]) -> list[str]:
+def _list_user_options(container: ContainerSpec, given: Mapping[str, Sequence[str]]) -> list[str]:
     if container.user is None:
         return []
     rootless = container.engine.kind == "podman" and container.node is not None and container.node.is_rootless

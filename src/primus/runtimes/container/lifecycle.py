@@ -18,14 +18,14 @@ from msgspec import Struct
 from primus import process
 from primus.errors import PrimusError, UsageError
 from primus.launch import foreground
-from primus.runs.store import Outcome, Run
-from primus.runtimes.container import mounts, record, started
-from primus.runtimes.container.engines import Container, Engine
+from primus.runs.store import Run, RunOutcome
+from primus.runtimes.container import image_record, launched_containers, mounts
+from primus.runtimes.container.engines import ContainerEngine, ContainerSpec
 
 MARK = "PRIMUS_LAUNCHER"
 """Variable that says which launcher a process belongs to, as the label `started.LAUNCHER` does of a container."""
 ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GUARD = """\
+WATCHDOG_SCRIPT = """\
 trap '' HUP INT TERM
 read -r word && exit
 engine=$1 label=$2 grace=$3 mark=$4
@@ -48,10 +48,10 @@ set -- $(marked)
 engine's client is asked to end, which may still be fetching the image, and in the end what has its mark is killed."""
 
 
-class Scene(Struct, frozen=True, kw_only=True):
+class ContainerLaunch(Struct, frozen=True, kw_only=True):
     """What a container is started with."""
 
-    container: Container
+    container: ContainerSpec
     environ: Mapping[str, str]
     """Variables of the engine's client."""
     grace_s: float
@@ -61,7 +61,7 @@ class Scene(Struct, frozen=True, kw_only=True):
     """What may be wrong if the engine does not start it."""
 
 
-def perform(scene: Scene, argv: Sequence[str], *, removes_ended: bool = False) -> int:
+def run_container(scene: ContainerLaunch, argv: Sequence[str], *, removes_ended: bool = False) -> int:
     """Run the container to its end; gives the exit code of what ran inside.
 
     Args:
@@ -73,66 +73,74 @@ def perform(scene: Scene, argv: Sequence[str], *, removes_ended: bool = False) -
         PrimusError: It cannot be started.
     """
     try:
-        _prepare(scene, removes_ended)
-        return _run(scene, argv)
+        _prepare_container(scene, removes_ended)
+        return _run_engine(scene, argv)
     except PrimusError as error:
         if scene.run and scene.container.rank == 0:
-            outcome = Outcome(state="failed", exit_code=error.exit_code, reason=error.problem)
-            scene.run.update(ended=time.time(), outcome=outcome)
+            outcome = RunOutcome(state="failed", exit_code=error.exit_code, reason=error.problem)
+            scene.run.update_metadata(ended=time.time(), outcome=outcome)
         raise
 
 
-def _prepare(scene: Scene, removes_ended: bool) -> None:
+def _prepare_container(scene: ContainerLaunch, removes_ended: bool) -> None:
     """See that the container can be started, and that nothing of this run is left of an earlier launcher."""
     container = scene.container
-    absent = mounts.missing(container.mounts)
+    absent = mounts.find_missing_sources(container.mounts)
     if absent:
         raise UsageError(f"mount source {absent[0]} does not exist", "on this machine, where the container starts")
-    started.check_installed(container.engine, scene.environ)
+    launched_containers.check_installed(container.engine, scene.environ)
     if not container.engine.is_daemon:
         return
     if removes_ended:
-        started.clean(container.engine, scene.environ, scene.say)
-    for found in started.containers(container.engine, scene.environ, {"primus.run": container.labels["primus.run"]}):
+        launched_containers.remove_ended_containers(container.engine, scene.environ, scene.say)
+    for found in launched_containers.list_containers(
+        container.engine, scene.environ, {"primus.run": container.labels["primus.run"]}
+    ):
         is_same = found.labels.get("primus.node") == container.labels["primus.node"]
-        if found.is_led and is_same and found.state not in started.ENDED:
-            pid = found.labels[started.LAUNCHER].partition(".")[0]
+        if found.is_led and is_same and found.state not in launched_containers.ENDED:
+            pid = found.labels[launched_containers.LAUNCHER].partition(".")[0]
             raise PrimusError(
                 f"this run is being done in container {found.id[:12]} by process {pid}", "wait for its end"
             )
         if not found.is_led:
-            started.remove(container.engine, scene.environ, found, scene.grace_s, scene.say)
+            launched_containers.remove_orphaned_container(
+                container.engine, scene.environ, found, scene.grace_s, scene.say
+            )
 
 
-def _run(scene: Scene, argv: Sequence[str]) -> int:
+def _run_engine(scene: ContainerLaunch, argv: Sequence[str]) -> int:
     engine = scene.container.engine
-    token = f"{os.getpid()}.{started.began(str(os.getpid()))}.{secrets.token_hex(4)}"
-    label = f"{started.LAUNCHER}={token}" if engine.is_daemon else ""
-    words = [*argv[:2], *(["--label", label, "--label", f"primus.host={started.host()}"] if label else []), *argv[2:]]
+    token = f"{os.getpid()}.{launched_containers.read_process_start(str(os.getpid()))}.{secrets.token_hex(4)}"
+    label = f"{launched_containers.LAUNCHER}={token}" if engine.is_daemon else ""
+    words = [
+        *argv[:2],
+        *(["--label", label, "--label", f"primus.host={launched_containers.get_host_name()}"] if label else []),
+        *argv[2:],
+    ]
     environ = {**scene.environ, MARK: token}
     _raise_limits(engine)
     with (
-        _guarded(scene, label, token),
-        record.kept(scene.run, scene.container, scene.environ),
-        _impatient(scene, label),
+        _stop_container_if_killed(scene, label, token),
+        image_record.record_image(scene.run, scene.container, scene.environ),
+        _kill_container_after_grace(scene, label),
     ):
         try:
-            code = foreground.call(words, environ, has_terminal=scene.container.has_terminal)
+            code = foreground.run_in_foreground(words, environ, has_terminal=scene.container.has_terminal)
         except BaseException:
-            _stop(scene, label)
+            _stop_leftover_container(scene, label)
             raise
         if code and label:
-            _stop(scene, label)
-    _explain(scene, code)
+            _stop_leftover_container(scene, label)
+    _explain_exit_code(scene, code)
     return code
 
 
 @contextlib.contextmanager
-def _guarded(scene: Scene, label: str, token: str) -> Iterator[None]:
+def _stop_container_if_killed(scene: ContainerLaunch, label: str, token: str) -> Iterator[None]:
     """While open, a process of its own session stops the container should this one be killed."""
     words = (scene.container.engine.program, label, f"{scene.grace_s:.0f}", f"{MARK}={token}")
     guard = subprocess.Popen(
-        ["/bin/sh", "-c", GUARD, "primus-guard", *words],
+        ["/bin/sh", "-c", WATCHDOG_SCRIPT, "primus-guard", *words],
         env=dict(scene.environ),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -148,11 +156,11 @@ def _guarded(scene: Scene, label: str, token: str) -> Iterator[None]:
         with contextlib.suppress(BrokenPipeError):
             guard.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it ends by itself
-            guard.wait(timeout=started.ASKING_S)
+            guard.wait(timeout=launched_containers.ASKING_S)
 
 
 @contextlib.contextmanager
-def _impatient(scene: Scene, label: str) -> Iterator[None]:
+def _kill_container_after_grace(scene: ContainerLaunch, label: str) -> Iterator[None]:
     """While open, the container is killed when its time is over after it was asked to end.
 
     It is asked by the signal itself, which the engine's client passes on, and not a second time: what runs inside takes
@@ -164,7 +172,7 @@ def _impatient(scene: Scene, label: str) -> Iterator[None]:
     read, write = os.pipe()
     os.set_blocking(write, False)
     before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    watcher = threading.Thread(target=_watch, args=(scene, label, read), daemon=True)
+    watcher = threading.Thread(target=_wait_for_deadline, args=(scene, label, read), daemon=True)
     watcher.start()
     try:
         yield
@@ -176,13 +184,13 @@ def _impatient(scene: Scene, label: str) -> Iterator[None]:
         os.close(write)
 
 
-def _watch(scene: Scene, label: str, read: int) -> None:
+def _wait_for_deadline(scene: ContainerLaunch, label: str, read: int) -> None:
     deadline = None
     while True:
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not select.select([read], [], [], left_s)[0]:
             scene.say(f"not ended {scene.grace_s:g} s after it was asked to: killing the container")
-            _kill(scene, label)
+            _kill_container(scene, label)
             return
         heard = os.read(read, 64)
         if 0 in heard:
@@ -191,12 +199,12 @@ def _watch(scene: Scene, label: str, read: int) -> None:
             deadline = time.monotonic() + scene.grace_s
 
 
-def _kill(scene: Scene, label: str) -> None:
+def _kill_container(scene: ContainerLaunch, label: str) -> None:
     """End what this launcher has started, at once."""
     engine = scene.container.engine
     if label:
-        for identity in started.ids(engine, scene.environ, [label]):
-            process.call([engine.program, "kill", identity], scene.environ, started.ASKING_S)
+        for identity in launched_containers.list_container_ids(engine, scene.environ, [label]):
+            process.run_command([engine.program, "kill", identity], scene.environ, launched_containers.ASKING_S)
         return
     import psutil
 
@@ -206,16 +214,16 @@ def _kill(scene: Scene, label: str) -> None:
                 child.kill()
 
 
-def _stop(scene: Scene, label: str) -> None:
+def _stop_leftover_container(scene: ContainerLaunch, label: str) -> None:
     """End and remove the container of this launcher, if its client went away before it."""
     engine = scene.container.engine
     if not label:
         return
-    for identity in started.ids(engine, scene.environ, [label]):
-        started.stop(engine, scene.environ, identity, scene.grace_s)
+    for identity in launched_containers.list_container_ids(engine, scene.environ, [label]):
+        launched_containers.stop_container(engine, scene.environ, identity, scene.grace_s)
 
 
-def _explain(scene: Scene, code: int) -> None:
+def _explain_exit_code(scene: ContainerLaunch, code: int) -> None:
     """Say what an engine's own exit codes mean."""
     engine, image = scene.container.engine, scene.container.image
     meanings = {
@@ -224,7 +232,9 @@ def _explain(scene: Scene, code: int) -> None:
     }
     meanings[125 if engine.is_daemon else 255] = f"{engine.program} could not start the container; it said why above"
     if code == 125 and engine.is_daemon:
-        answer = process.call([engine.program, "image", "inspect", image], scene.environ, started.ASKING_S)
+        answer = process.run_command(
+            [engine.program, "image", "inspect", image], scene.environ, launched_containers.ASKING_S
+        )
         if answer.state != "ok":
             meanings[125] = f"image {image} is not here and could not be fetched: try `{engine.program} pull {image}`"
     if code in meanings:
@@ -232,7 +242,7 @@ def _explain(scene: Scene, code: int) -> None:
         print(f"primus-cli: exit code {code}, which mostly means: {meanings[code]}{doubt}", file=sys.stderr, flush=True)
 
 
-def _raise_limits(engine: Engine) -> None:
+def _raise_limits(engine: ContainerEngine) -> None:
     """Raise what apptainer's processes inherit to what is allowed: RDMA locks memory, data loaders open files."""
     if engine.is_daemon:
         return

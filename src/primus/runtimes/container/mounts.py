@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from primus import registry
 from primus.errors import UsageError
-from primus.launch.plan import Mount
+from primus.launch.plan import BindMount
 
 PLACES = (
     "PRIMUS_PLUGINS",
@@ -23,16 +23,16 @@ PLACES = (
 """Variables that name folders, several separated by `:`; those that exist are mounted with the variable."""
 
 
-def of_words(words: Iterable[str], cwd: str) -> list[Mount]:
+def parse_mounts(words: Iterable[str], cwd: str) -> list[BindMount]:
     """What `--mount` asks for: SRC[:DST[:ro|rw]].
 
     Raises:
         UsageError: One is not of this form.
     """
-    return [_of_word(word, cwd) for word in words]
+    return [_parse_mount(word, cwd) for word in words]
 
 
-def _of_word(word: str, cwd: str) -> Mount:
+def _parse_mount(word: str, cwd: str) -> BindMount:
     source, *rest = word.split(":")
     mode = rest.pop() if len(rest) > 1 else "rw"
     target = rest.pop() if rest else source
@@ -42,10 +42,12 @@ def _of_word(word: str, cwd: str) -> Mount:
             "a path with a colon, or other options: --mount type=bind,source=SRC,target=DST,...",
         )
     source = os.path.normpath(os.path.join(cwd, os.path.expanduser(source)))
-    return Mount(source, os.path.normpath(target) if target.startswith("/") else source, mode == "ro")
+    return BindMount(source, os.path.normpath(target) if target.startswith("/") else source, mode == "ro")
 
 
-def own(cwd: str, directory: str, environ: Mapping[str, str], *, has_run: bool, is_here: bool) -> list[Mount]:
+def list_own_mounts(
+    cwd: str, directory: str, environ: Mapping[str, str], *, has_run: bool, is_here: bool
+) -> list[BindMount]:
     """The checkout (or the environment that primus is installed in), the working directory and the workspace.
 
     Args:
@@ -57,25 +59,25 @@ def own(cwd: str, directory: str, environ: Mapping[str, str], *, has_run: bool, 
     """
     checkout = registry.PACKAGE.parents[1]
     is_checkout = (checkout / "primus-cli").is_file()
-    code = [Mount(str(checkout), str(checkout))] if is_checkout else _installed()
-    places = [cwd] + ([_workspace(directory)] if has_run and directory else [])
+    code = [BindMount(str(checkout), str(checkout))] if is_checkout else _list_installation_mounts()
+    places = [cwd] + ([_find_workspace(directory)] if has_run and directory else [])
     if is_here:
         named = [folder for name in PLACES for folder in environ.get(name, "").split(os.pathsep)]
         places += [os.path.abspath(folder) for folder in named if folder and os.path.isdir(folder)]
-    return [*code, *(Mount(place, place) for place in places)]
+    return [*code, *(BindMount(place, place) for place in places)]
 
 
-def _installed() -> list[Mount]:
-    return [Mount(place, place, is_read_only=True) for place in dict.fromkeys((sys.prefix, sys.base_prefix))]
+def _list_installation_mounts() -> list[BindMount]:
+    return [BindMount(place, place, is_read_only=True) for place in dict.fromkeys((sys.prefix, sys.base_prefix))]
 
 
-def _workspace(directory: str) -> str:
+def _find_workspace(directory: str) -> str:
     """Folder of the experiments, which holds <experiment>/<run>; the run folder alone where it lies elsewhere."""
     workspace = Path(directory).parent.parent
     return directory if len(workspace.parts) < 2 else str(workspace)
 
 
-def merged(ours: Sequence[Mount], theirs: Sequence[Mount]) -> tuple[Mount, ...]:
+def merge_mounts(ours: Sequence[BindMount], theirs: Sequence[BindMount]) -> tuple[BindMount, ...]:
     """All mounts, ours without those that lie inside another one at the same place; the user's win.
 
     Raises:
@@ -84,16 +86,16 @@ def merged(ours: Sequence[Mount], theirs: Sequence[Mount]) -> tuple[Mount, ...]:
     for mount in (*ours, *theirs):
         if any(character < " " for character in mount.source + mount.target):
             raise UsageError(f"{mount.source!r} cannot be mounted: no engine takes line breaks in paths")
-    kept: list[Mount] = list(dict.fromkeys(theirs))
+    kept: list[BindMount] = list(dict.fromkeys(theirs))
     for mount in sorted(ours, key=lambda each: len(PurePosixPath(each.target).parts)):
         if mount.target == "/":
             raise UsageError("the root of the file system cannot be mounted at the same place inside", "cd elsewhere")
-        if not any(_covers(each, mount) for each in kept):
+        if not any(_is_covered_by(each, mount) for each in kept):
             kept.append(mount)
     return tuple(kept)
 
 
-def _covers(outer: Mount, mount: Mount) -> bool:
+def _is_covered_by(outer: BindMount, mount: BindMount) -> bool:
     """Whether `mount` is there already by `outer`, as writable as it is wanted; a target can be taken but once."""
     if mount.target == outer.target:
         return True
@@ -104,6 +106,6 @@ def _covers(outer: Mount, mount: Mount) -> bool:
     return same and (mount.is_read_only or not outer.is_read_only)
 
 
-def missing(mounts: Iterable[Mount]) -> list[str]:
+def find_missing_sources(mounts: Iterable[BindMount]) -> list[str]:
     """Sources that do not exist here."""
     return [mount.source for mount in mounts if not os.path.exists(mount.source)]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from primus.config.flags import Flag, converted, flags_of
+from primus.config.flags import Flag, convert_flag_value, list_flags
 from primus.errors import UsageError
 from primus.redaction import redact_args
 
@@ -42,7 +42,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """First remove what ended containers of yours are left here; a task may be left out."""
 
 
-class Typed(Options, frozen=True, kw_only=True):
+class ContainerArguments(Options, frozen=True, kw_only=True):
     """Options with what was left to the engine."""
 
     passed: tuple[str, ...] = ()
@@ -61,13 +61,13 @@ ALIASES = {
 DETACHING = ("-d", "--detach")
 
 
-def parse(words: Sequence[str]) -> Typed:
+def parse(words: Sequence[str]) -> ContainerArguments:
     """The options in `words`.
 
     Raises:
         UsageError: A value is missing or impossible, or a secret stands among the engine's options.
     """
-    flags = {name: flag for flag in flags_of(Options) for name in flag.names}
+    flags = {name: flag for flag in list_flags(Options) for name in flag.names}
     given: dict[str, Any] = {}
     passed: list[str] = []
     rest = list(words)
@@ -78,19 +78,19 @@ def parse(words: Sequence[str]) -> Typed:
         if word.replace("_", "-") == "--no-devices":
             given["devices"] = False
         elif flag is None or _is_engines_user(flag, equals, rest):
-            passed.append(_passed(word, passed))
+            passed.append(_check_engine_option(word, passed))
         elif flag.is_switch and not equals:
             given[flag.field] = True
         else:
-            _take(flag, value if equals else _next(rest, name), given, passed)
+            _take_option(flag, value if equals else _take_value(rest, name), given, passed)
     if given.get("image", "").startswith("-"):
         raise UsageError(f"{WHAT}: --image {given['image']} is an option, not an image")
     fields = {flag.field: flag for flag in flags.values()}
-    options = {name: converted(fields[name], value, WHAT) for name, value in given.items()}
-    return Typed(**options, passed=tuple(passed))
+    options = {name: convert_flag_value(fields[name], value, WHAT) for name, value in given.items()}
+    return ContainerArguments(**options, passed=tuple(passed))
 
 
-def kinds(passed: Sequence[str]) -> dict[str, list[str]]:
+def group_engine_options(passed: Sequence[str]) -> dict[str, list[str]]:
     """Values of the engine's options by their long spelling; an option without a value has an empty one."""
     found: dict[str, list[str]] = {}
     for word, following in itertools.zip_longest(passed, passed[1:], fillvalue=""):
@@ -102,10 +102,10 @@ def kinds(passed: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def misspelt(passed: Sequence[str]) -> str:
+def find_misspelled_option(passed: Sequence[str]) -> str:
     """Which of our options may be meant by one that the engine may not have; empty where none looks like it."""
-    ours = [name for flag in flags_of(Options) if flag.default is not True for name in flag.names]
-    for word in kinds(passed):
+    ours = [name for flag in list_flags(Options) if flag.default is not True for name in flag.names]
+    for word in group_engine_options(passed):
         if len(word) < len("--env") or word.startswith("--no-"):
             continue
         near = difflib.get_close_matches(word, ours, n=1, cutoff=0.8)  # --uts is not --user
@@ -114,7 +114,7 @@ def misspelt(passed: Sequence[str]) -> str:
     return ""
 
 
-def _take(flag: Flag, value: str, given: dict[str, Any], passed: list[str]) -> None:
+def _take_option(flag: Flag, value: str, given: dict[str, Any], passed: list[str]) -> None:
     if flag.field == "mount" and _is_engines_mount(value):
         passed += ["--mount" if value.startswith("type=") else "--volume", value]
     elif flag.is_list:
@@ -136,13 +136,13 @@ def _is_engines_user(flag: Flag, equals: str, rest: list[str]) -> bool:
     return flag.field == "user" and bool(equals or (rest and not rest[0].startswith("-")))
 
 
-def _next(rest: list[str], name: str) -> str:
+def _take_value(rest: list[str], name: str) -> str:
     if not rest:
         raise UsageError(f"{WHAT}: {name} needs a value")
     return rest.pop(0)
 
 
-def _passed(word: str, before: Sequence[str]) -> str:
+def _check_engine_option(word: str, before: Sequence[str]) -> str:
     if not word.startswith("-") and not (before and before[-1].startswith("-") and "=" not in before[-1]):
         raise UsageError(f"{WHAT}: unexpected word '{word}'", "the image is given by --image; a task follows ' -- '")
     if word.partition("=")[0] in DETACHING:

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from primus.errors import EXIT_OK, PrimusError, UsageError
-from primus.launch import jobs
-from primus.launch.jobs import JobState, Submission
-from primus.launch.plan import Context, LaunchPlan, Mount
-from primus.launch.remote import NotAccepted, Remote, Say
-from primus.launch.signals import exit_code_of
+from primus.launch.jobs import scheduler_jobs
+from primus.launch.jobs.scheduler_jobs import JobState, Submission
+from primus.launch.plan import BindMount, LaunchPlan, PlanContext
+from primus.launch.run_remote import RemoteLaunch, Say, SubmissionRejected
+from primus.launch.signals import find_exit_code
 from primus.redaction import redact_args
 from primus.runs.files import write_text
-from primus.runs.store import Outcome, Run
-from primus.runtimes.kubernetes import entry, order, volumes
-from primus.runtimes.kubernetes.commands import run, target, write_log
+from primus.runs.store import Run, RunOutcome
+from primus.runtimes.kubernetes import job_spec, node_script, volumes
+from primus.runtimes.kubernetes.commands import load_target, run, write_log
 from primus.runtimes.kubernetes.options import COMMANDS, REFERENCES, Options, implied, parse, takes
-from primus.runtimes.kubernetes.target import Unsure
+from primus.runtimes.kubernetes.target import SubmissionUncertain
 
 __all__ = ["COMMANDS", "LEVEL", "REFERENCES", "Options", "cancel", "implied", "logs", "parse", "run", "shown", "start"]
 __all__ += ["states", "takes", "wrap"]
@@ -33,7 +33,7 @@ FOLDER = "kubernetes"
 """Folder of a run folder with what the job was made of."""
 
 
-def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
+def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
     """`plan` as what each pod of a job does.
 
     Raises:
@@ -41,31 +41,33 @@ def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
     """
     if options.exp is not None:
         raise UsageError("--exp names a task, and there is one after ' -- '", "leave one out")
-    target(options.kind).check(options)
-    order.variables(options, plan, context)
-    mounts = [Mount(volume.source, volume.path, volume.is_read_only) for volume in volumes.parsed(options.volume)]
-    has_place = volumes.writable(options.volume)
+    load_target(options.target_name).check(options)
+    job_spec.collect_pod_variables(options, plan, context)
+    mounts = [
+        BindMount(volume.source, volume.path, volume.is_read_only) for volume in volumes.parse_volumes(options.volume)
+    ]
+    has_place = volumes.list_writable_volumes(options.volume)
     notes = () if has_place else ("without --volume the run folder ends with its pod",)
     return structs.replace(
         plan,
-        argv=order.pod_command(options, context),
+        argv=job_spec.pod_command(options, context),
         mounts=tuple(mounts),
-        files={**plan.files, f"{context.directory}/{FOLDER}/{entry.SCRIPT}": entry.TEXT},
+        files={**plan.files, f"{context.directory}/{FOLDER}/{node_script.SCRIPT}": node_script.TEXT},
         notes=(*plan.notes, *notes),
         inner=plan,
     )
 
 
-def shown(remote: Remote) -> str:
+def shown(remote: RemoteLaunch) -> str:
     """What a dry run prints: what would be sent to the server, as text that kubectl takes."""
     options = parse(remote.request.runtimes[0].words)
-    wanted = order.order_of(remote, options, order.planned_files(remote))
-    text = target(options.kind).shown(wanted, as_json=remote.is_json)
+    wanted = job_spec.build_job_spec(remote, options, job_spec.planned_files(remote))
+    text = load_target(options.target_name).format_job(wanted, as_json=remote.is_json)
     notes = [] if remote.is_json else [f"# {note}" for note in remote.plan.notes]
     return "\n".join([*notes, text])
 
 
-def start(remote: Remote, run_folder: Run | None, say: Say) -> int:
+def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
     """Give the job to the server, and remember it; gives the exit code.
 
     Raises:
@@ -73,23 +75,25 @@ def start(remote: Remote, run_folder: Run | None, say: Say) -> int:
     """
     assert run_folder is not None, "the plan has a file"
     options, environ = parse(remote.request.runtimes[0].words), remote.context.environ
-    server = target(options.kind)
+    server = load_target(options.target_name)
     try:
-        wanted = order.order_of(remote, options, order.existing_files(remote))
-        place = server.place(options, environ)
-        write_text(run_folder.directory / FOLDER / "job.txt", server.shown(wanted, as_json=False) + "\n")
-        identity = server.create(wanted, place, environ, say)
-    except Unsure as error:
-        outcome = Outcome(state="failed", exit_code=error.exit_code, reason=error.problem)
-        run_folder.update(ended=time.time(), outcome=outcome)
+        wanted = job_spec.build_job_spec(remote, options, job_spec.existing_files(remote))
+        place = server.resolve_place(options, environ)
+        write_text(run_folder.directory / FOLDER / "job.txt", server.format_job(wanted, as_json=False) + "\n")
+        identity = server.create_job(wanted, place, environ, say)
+    except SubmissionUncertain as error:
+        outcome = RunOutcome(state="failed", exit_code=error.exit_code, reason=error.problem)
+        run_folder.update_metadata(ended=time.time(), outcome=outcome)
         raise
     except PrimusError as error:
-        raise NotAccepted.from_error(error) from None
+        raise SubmissionRejected.from_error(error) from None
     except KeyboardInterrupt as error:
-        outcome = Outcome(state="interrupted", exit_code=exit_code_of(error), reason="interrupted while it was made")
-        run_folder.update(ended=time.time(), outcome=outcome)
+        outcome = RunOutcome(
+            state="interrupted", exit_code=find_exit_code(error), reason="interrupted while it was made"
+        )
+        run_folder.update_metadata(ended=time.time(), outcome=outcome)
         raise
-    jobs.remember(
+    scheduler_jobs.remember_submission(
         Submission(
             runtime="kubernetes",
             id=identity,
@@ -116,17 +120,17 @@ def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
     found: dict[str, JobState] = {}
     for place in {tuple(sorted(each.place.items())): each.place for each in submissions}.values():
         ids = [each.id for each in submissions if each.place == place]
-        found |= target(place["target"]).states(place, ids, os.environ)
+        found |= load_target(place["target"]).states(place, ids, os.environ)
     return found
 
 
 def cancel(submission: Submission) -> None:
     """End a job, and remove what was made for it; its run waits for nothing any more."""
-    target(submission.place["target"]).delete(submission.place, submission.id, os.environ)
-    jobs.settle(submission, DELETED)
+    load_target(submission.place["target"]).delete_job(submission.place, submission.id, os.environ)
+    scheduler_jobs.record_end(submission, DELETED)
 
 
 def logs(submission: Submission, follow: bool, tail: int | None) -> None:
     """Print the log of node 0."""
     place = submission.place
-    write_log(target(place["target"]), place, submission.id, os.environ, 0, follow, tail)
+    write_log(load_target(place["target"]), place, submission.id, os.environ, 0, follow, tail)

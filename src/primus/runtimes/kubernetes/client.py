@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from primus.errors import PrimusError, UnfitError, UsageError
-from primus.runtimes.kubernetes.target import Place, Refused
+from primus.runtimes.kubernetes.target import Place, RequestRefused
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -30,7 +30,7 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Credentials of a pod."""
 
 
-def place_of(
+def resolve_cluster(
     kubeconfig: str | None, context: str | None, namespace: str | None, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Where the cluster is that `kubeconfig`, the variables and the home folder name; no connection is opened.
@@ -42,7 +42,7 @@ def place_of(
     files = typed or str(Path(environ.get("HOME") or Path.home()) / ".kube" / "config")
     found = [file for file in files.split(":") if file and Path(file).is_file()]
     if found:
-        return _of_files(found, context, namespace)
+        return _read_kubeconfig_files(found, context, namespace)
     if not typed and environ.get("KUBERNETES_SERVICE_HOST") and (ACCOUNT / "token").is_file():
         own = (ACCOUNT / "namespace").read_text().strip() if (ACCOUNT / "namespace").is_file() else "default"
         return {"namespace": namespace or own}
@@ -52,7 +52,7 @@ def place_of(
     )
 
 
-def _of_files(files: list[str], context: str | None, namespace: str | None) -> dict[str, str]:
+def _read_kubeconfig_files(files: list[str], context: str | None, namespace: str | None) -> dict[str, str]:
     import yaml
 
     contexts: dict[str, Any] = {}
@@ -75,12 +75,12 @@ def _of_files(files: list[str], context: str | None, namespace: str | None) -> d
     }
 
 
-class Server:
+class KubernetesClient:
     """An API server, as a user of a kubeconfig."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._client = _client(place)
+        self._client = _create_api_client(place)
         self._host: str = self._client.configuration.host.rstrip("/")
 
     @property
@@ -88,40 +88,40 @@ class Server:
         """Namespace of the jobs."""
         return self._place["namespace"]
 
-    def get(self, path: str, **query: str) -> Any:
+    def get_object(self, path: str, **query: str) -> Any:
         """The object at `path`."""
-        return self._object(self._json("GET", path, query=query))
+        return self._check_object(self._request_json("GET", path, query=query))
 
-    def items(self, path: str, **query: str) -> list[Any]:
+    def list_items(self, path: str, **query: str) -> list[Any]:
         """The objects of the list at `path`."""
-        found = self._json("GET", path, query=query)
+        found = self._request_json("GET", path, query=query)
         if not isinstance(found, dict) or not isinstance(found.get("items", ""), list | None):
-            raise self._foreign()
-        return [self._object(each) for each in found["items"] or ()]
+            raise self._build_foreign_answer_error()
+        return [self._check_object(each) for each in found["items"] or ()]
 
-    def create(self, path: str, value: Mapping[str, Any]) -> Any:
+    def create_object(self, path: str, value: Mapping[str, Any]) -> Any:
         """Make an object; asked twice, since the answer to the first request may be lost, its name makes it one."""
-        return self._json("POST", path, body=value)
+        return self._request_json("POST", path, body=value)
 
-    def merge(self, path: str, value: Mapping[str, Any]) -> Any:
+    def patch_object(self, path: str, value: Mapping[str, Any]) -> Any:
         """Change fields of an object."""
-        return self._json("PATCH", path, body=value, kind="application/merge-patch+json")
+        return self._request_json("PATCH", path, body=value, kind="application/merge-patch+json")
 
-    def delete(self, path: str) -> bool:
+    def delete_object(self, path: str) -> bool:
         """Remove an object with what it owns; gives whether it was there."""
         try:
-            self._json("DELETE", path, body={"propagationPolicy": "Background"})
-        except Refused as error:
+            self._request_json("DELETE", path, body={"propagationPolicy": "Background"})
+        except RequestRefused as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return False
             raise
         return True
 
-    def lines(self, path: str, **query: str) -> Iterator[str]:
+    def stream_lines(self, path: str, **query: str) -> Iterator[str]:
         """The lines at `path` as they come, until the server ends or the connection does."""
         from urllib3.exceptions import HTTPError
 
-        response = self._answered("GET", path, None, query, "application/json", is_stream=True)
+        response = self._request_with_retries("GET", path, None, query, "application/json", is_stream=True)
         rest = b""
         try:
             for piece in response.stream(1 << 16):
@@ -134,7 +134,7 @@ class Server:
         if rest:
             yield rest.decode(errors="replace") + "\n"
 
-    def _json(
+    def _request_json(
         self,
         method: str,
         path: str,
@@ -143,27 +143,30 @@ class Server:
         kind: str = "application/json",
     ) -> Any:
         text = None if body is None else json.dumps(body)
-        answer = self._answered(method, path, text, query or {}, kind)
+        answer = self._request_with_retries(method, path, text, query or {}, kind)
         try:
             return json.loads(answer.data or b"null")
         except ValueError:
-            raise self._foreign() from None
+            raise self._build_foreign_answer_error() from None
 
-    def _object(self, value: Any) -> Any:
+    def _check_object(self, value: Any) -> Any:
         """`value`, which has the metadata of an object of Kubernetes.
 
         Raises:
             PrimusError: It has none.
         """
         if not isinstance(value, dict) or not isinstance(value.get("metadata"), dict):
-            raise self._foreign()
+            raise self._build_foreign_answer_error()
         return value
 
-    def _foreign(self) -> PrimusError:
-        hint = f"a proxy, or another server, may answer in its place; is this the right cluster? {self._who()}"
+    def _build_foreign_answer_error(self) -> PrimusError:
+        hint = (
+            f"a proxy, or another server, may answer in its place; is this the right cluster? "
+            f"{self._describe_account()}"
+        )
         return PrimusError(f"{self._host}: the answer is not one of a Kubernetes API server", hint)
 
-    def _answered(
+    def _request_with_retries(
         self, method: str, path: str, body: str | None, query: Mapping[str, str], kind: str, *, is_stream: bool = False
     ) -> BaseHTTPResponse:
         """The answer to a request that succeeded, at the latest at the last attempt.
@@ -178,7 +181,7 @@ class Server:
         problem: HTTPError | None = None
         for delay in (*DELAYS_S, None):
             try:
-                answer = self._sent(method, url, body, kind, is_stream)
+                answer = self._send_request(method, url, body, kind, is_stream)
             except (SSLError, LocationParseError) as error:
                 problem = error
                 break
@@ -186,19 +189,19 @@ class Server:
                 problem, wait = error, delay
             except ValueError:  # its message shows them
                 reason = "the credentials hold what no header of HTTP may, such as a line break"
-                raise UsageError(f"{self._host}: {reason}", f"log in again ({self._who()})") from None
+                raise UsageError(f"{self._host}: {reason}", f"log in again ({self._describe_account()})") from None
             else:
                 if answer.status < HTTPStatus.BAD_REQUEST:
                     return answer
                 if answer.status not in AGAIN or delay is None:
-                    raise self._refused(answer, path)
-                wait = _asked_wait(answer, delay)
+                    raise self._build_refusal(answer, path)
+                wait = _read_retry_after(answer, delay)
                 answer.release_conn()
             if wait is not None:
                 time.sleep(wait)
-        raise self._unreachable(problem)
+        raise self._build_unreachable_error(problem)
 
-    def _sent(self, method: str, url: str, body: str | None, kind: str, is_stream: bool) -> BaseHTTPResponse:
+    def _send_request(self, method: str, url: str, body: str | None, kind: str, is_stream: bool) -> BaseHTTPResponse:
         from urllib3 import Timeout
 
         settings = self._client.configuration.auth_settings()
@@ -214,31 +217,33 @@ class Server:
         )
         return answer
 
-    def _unreachable(self, problem: object) -> PrimusError:
+    def _build_unreachable_error(self, problem: object) -> PrimusError:
         lead = r"^(HTTPS?Connection(Pool)?\(.*?\): )?(Failed to .*?: (\[Errno -?\d+\] )?)?"  # of urllib3
         reason = re.sub(lead, "", str(problem))
         return PrimusError(
-            f"{self._host} cannot be reached: {reason}", f"is this the right cluster? context {self._who()}"
+            f"{self._host} cannot be reached: {reason}",
+            f"is this the right cluster? context {self._describe_account()}",
         )
 
-    def _refused(self, answer: BaseHTTPResponse, path: str) -> Refused:
+    def _build_refusal(self, answer: BaseHTTPResponse, path: str) -> RequestRefused:
         """What the server says, and what to do about it."""
-        message = _message(answer.data)
+        message = _read_error_message(answer.data)
         hints = {
-            401: f"your credentials are not valid, or no more: log in again ({self._who()})",
-            403: f"your account may not do this there: ask for a role, or choose another --namespace ({self._who()})",
-            404: _missing(path, message),
+            401: f"your credentials are not valid, or no more: log in again ({self._describe_account()})",
+            403: f"your account may not do this there: ask for a role, or choose another --namespace "
+            f"({self._describe_account()})",
+            404: _hint_missing_object(path, message),
             409: "choose another --name, or delete the job that has it",
             422: "the server does not take this job as it is",
         }
-        return Refused(f"{self._host}: {answer.status} {message}", hints.get(answer.status, ""), answer.status)
+        return RequestRefused(f"{self._host}: {answer.status} {message}", hints.get(answer.status, ""), answer.status)
 
-    def _who(self) -> str:
+    def _describe_account(self) -> str:
         place = self._place
         return f"{place['context']} of {place['kubeconfig']}" if "kubeconfig" in place else "the account of this pod"
 
 
-def _client(place: Place) -> Any:
+def _create_api_client(place: Place) -> Any:
     """A client of the `kubernetes` package, which knows every way to log in."""
     try:
         client: Any = importlib.import_module("kubernetes.client")
@@ -257,12 +262,12 @@ def _client(place: Place) -> Any:
         raise UsageError(f"{place.get('kubeconfig', ACCOUNT)}: {error}", "see kubectl config view") from None
 
 
-def _asked_wait(answer: BaseHTTPResponse, delay: float) -> float:
+def _read_retry_after(answer: BaseHTTPResponse, delay: float) -> float:
     asked = answer.headers.get("Retry-After", "")
     return min(float(asked), LONGEST_DELAY_S) if asked.isdigit() else delay
 
 
-def _message(data: bytes | None) -> str:
+def _read_error_message(data: bytes | None) -> str:
     """The server's own words."""
     text = (data or b"").decode(errors="replace").strip()
     try:
@@ -272,7 +277,7 @@ def _message(data: bytes | None) -> str:
         return text[:200]
 
 
-def _missing(path: str, message: str) -> str:
+def _hint_missing_object(path: str, message: str) -> str:
     if "namespaces" in message:
         return "there is no such namespace: choose another one with --namespace"
     is_unknown_kind = "page not found" in message or "could not find the requested resource" in message

@@ -11,11 +11,11 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError
-from primus.launch import jobs
-from primus.launch.jobs import JobState, Submission
+from primus.launch.jobs import scheduler_jobs
+from primus.launch.jobs.scheduler_jobs import JobState, Submission
 from primus.runtimes.kubernetes import status
 from primus.runtimes.kubernetes.options import OF_A_JOB, Options
-from primus.runtimes.kubernetes.target import JobView, NodeView, Place, Refused, Target
+from primus.runtimes.kubernetes.target import JobView, KubernetesTarget, NodeView, Place, RequestRefused
 from primus.task import TaskContext
 
 POLL_S = 2.0
@@ -24,9 +24,9 @@ ILL = HTTPStatus.INTERNAL_SERVER_ERROR
 MODULES = {"jobset": "objects", "trainjob": "objects", "safe": "safe"}
 
 
-def target(name: str) -> Target:
+def load_target(name: str) -> KubernetesTarget:
     """The target `name`."""
-    return cast(Target, importlib.import_module(f"primus.runtimes.kubernetes.{MODULES[name]}"))
+    return cast(KubernetesTarget, importlib.import_module(f"primus.runtimes.kubernetes.{MODULES[name]}"))
 
 
 def run(options: Options, context: TaskContext) -> int:
@@ -42,46 +42,53 @@ def run(options: Options, context: TaskContext) -> int:
         raise UsageError("kubernetes create needs a task", "create --exp FILE, or create [options] -- <task>")
     if context.dry_run:
         context.result(
-            {"command": options.command, "target": options.kind, "job": options.job_id},
+            {"command": options.command, "target": options.target_name, "job": options.job_id},
             f"would ask {options.url or 'the Kubernetes API'}: {options.command} {options.job_id}".rstrip(),
         )
         return EXIT_OK
-    place = place_of(options, context.environ)
-    return {"get": _get, "list": _list, "logs": _logs, "delete": _delete, "nodes": _nodes, "wait": _wait}[
-        options.command
-    ](target(place["target"]), place, options, context)
+    place = resolve_job_place(options, context.environ)
+    return {
+        "get": _print_job,
+        "list": _print_jobs,
+        "logs": _print_job_logs,
+        "delete": _delete_job,
+        "nodes": _print_nodes,
+        "wait": _wait_for_job,
+    }[options.command](load_target(place["target"]), place, options, context)
 
 
-def place_of(options: Options, environ: Mapping[str, str]) -> Place:
+def resolve_job_place(options: Options, environ: Mapping[str, str]) -> Place:
     """Where the job is that `options` name: as they say, else as was remembered of its submission."""
     typed = (options.url, options.target, options.namespace, options.context, options.kubeconfig, options.workspace)
-    known = jobs.known(environ) if options.job_id and not any(typed) else []
+    known = scheduler_jobs.list_submissions(environ) if options.job_id and not any(typed) else []
     here = [each for each in known if each.runtime == "kubernetes" and each.id == options.job_id]
     if here:
         return dict(here[-1].place)
-    place = target(options.kind).place(options, environ)
+    place = load_target(options.target_name).resolve_place(options, environ)
     is_open = options.job_id and options.target is None and MODULES[place["target"]] == "objects"
-    return _place_with_job(place, options.job_id, environ) if is_open else place
+    return _find_place_of_job(place, options.job_id, environ) if is_open else place
 
 
-def _place_with_job(place: Place, job: str, environ: Mapping[str, str]) -> Place:
+def _find_place_of_job(place: Place, job: str, environ: Mapping[str, str]) -> Place:
     """`place` with the kind of which there is a job of this name; the default one where there is none."""
     for kind in (name for name, module in MODULES.items() if module == "objects"):
         candidate = {**place, "target": kind}
-        with suppress(UsageError, Refused):  # there is none, or the cluster does not have this kind
-            target(kind).get(candidate, job, environ)
+        with suppress(UsageError, RequestRefused):  # there is none, or the cluster does not have this kind
+            load_target(kind).get_job(candidate, job, environ)
             return candidate
     return place
 
 
-def _get(server: Target, place: Place, options: Options, context: TaskContext) -> int:
-    view = server.get(place, options.job_id, context.environ)
+def _print_job(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
+    view = server.get_job(place, options.job_id, context.environ)
     context.result(view, _job_text(view))
     return EXIT_OK
 
 
-def _list(server: Target, place: Place, options: Options, context: TaskContext) -> int:
-    views = _all_jobs(place, context) if options.target is None else server.jobs(place, context.environ)
+def _print_jobs(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
+    views = (
+        _list_jobs_of_all_kinds(place, context) if options.target is None else server.list_jobs(place, context.environ)
+    )
     rows = [
         (
             each.id,
@@ -96,11 +103,13 @@ def _list(server: Target, place: Place, options: Options, context: TaskContext) 
         for each in views
     ]
     head = ("JOB", "KIND", "STATE", "SAID", "NODES", "RESTARTS", "RUN", "CREATED")
-    context.result(views, _table(head, rows) if rows else f"no jobs in {place.get('namespace') or place.get('url')}")
+    context.result(
+        views, _format_columns(head, rows) if rows else f"no jobs in {place.get('namespace') or place.get('url')}"
+    )
     return EXIT_OK
 
 
-def _all_jobs(place: Place, context: TaskContext) -> list[JobView]:
+def _list_jobs_of_all_kinds(place: Place, context: TaskContext) -> list[JobView]:
     """The jobs of all kinds that primus makes at `place`; a kind that the cluster does not have is left out.
 
     Raises:
@@ -108,11 +117,11 @@ def _all_jobs(place: Place, context: TaskContext) -> list[JobView]:
     """
     kinds = [name for name, module in MODULES.items() if module == MODULES[place["target"]]]
     found: list[JobView] = []
-    refused: list[Refused] = []
+    refused: list[RequestRefused] = []
     for kind in kinds:
         try:
-            found += target(kind).jobs({**place, "target": kind}, context.environ)
-        except Refused as error:
+            found += load_target(kind).list_jobs({**place, "target": kind}, context.environ)
+        except RequestRefused as error:
             if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
                 raise
             refused.append(error)
@@ -124,28 +133,34 @@ def _all_jobs(place: Place, context: TaskContext) -> list[JobView]:
     return sorted(found, key=lambda view: (view.created, view.id))
 
 
-def _logs(server: Target, place: Place, options: Options, context: TaskContext) -> int:
+def _print_job_logs(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
     write_log(server, place, options.job_id, context.environ, options.rank or 0, options.follow, options.tail)
     return EXIT_OK
 
 
 def write_log(
-    server: Target, place: Place, job: str, environ: Mapping[str, str], rank: int, follow: bool, tail: int | None
+    server: KubernetesTarget,
+    place: Place,
+    job: str,
+    environ: Mapping[str, str],
+    rank: int,
+    follow: bool,
+    tail: int | None,
 ) -> None:
     """Print the log of a node; with `follow` also what comes, over restarts, until the job ends.
 
     Raises:
         UsageError: There is no such job, or no such node.
     """
-    reader = server.reader(place, job, environ, _write, tail)
-    patience = _Patience()
+    reader = server.open_log_reader(place, job, environ, _write_to_stdout, tail)
+    patience = _OutageTolerance()
     while True:
-        with patience.outlasting():
-            view = server.get(place, job, environ)
+        with patience.tolerate_outage():
+            view = server.get_job(place, job, environ)
             if view.replicas is not None and not 0 <= rank < view.replicas:
                 raise UsageError(f"'{job}' has no node {rank}", f"--rank 0 to {view.replicas - 1}")
-            pod = status.newest(view.pods, rank)
-            is_over = not follow or view.state.state in jobs.ENDED
+            pod = status.find_newest_pod(view.pods, rank)
+            is_over = not follow or view.state.state in scheduler_jobs.ENDED
             if pod is not None:
                 reader.read(pod.name, follow=not is_over)
             elif not follow:
@@ -156,7 +171,7 @@ def write_log(
         time.sleep(POLL_S)
 
 
-class _Patience:
+class _OutageTolerance:
     """Goes on asking a server that has answered once; what is wrong with it meanwhile is said."""
 
     def __init__(self) -> None:
@@ -164,12 +179,12 @@ class _Patience:
         self._problem = ""
 
     @contextmanager
-    def outlasting(self) -> Iterator[None]:
+    def tolerate_outage(self) -> Iterator[None]:
         """Do one round of questions, without its rest where the server is ill or out of reach."""
         try:
             yield
         except PrimusError as error:
-            is_refusal = isinstance(error, UsageError) or (isinstance(error, Refused) and error.status < ILL)
+            is_refusal = isinstance(error, UsageError) or (isinstance(error, RequestRefused) and error.status < ILL)
             if is_refusal or not self._has_answered:
                 raise
             if error.problem != self._problem:
@@ -179,28 +194,28 @@ class _Patience:
             self._has_answered, self._problem = True, ""
 
 
-def _write(text: str) -> None:
+def _write_to_stdout(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def _delete(server: Target, place: Place, options: Options, context: TaskContext) -> int:
+def _delete_job(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
     if not options.yes and sys.stdin.isatty():
         context.say(f"delete {options.job_id}, its pods and what was made for it? [y/N]")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             context.say("nothing was deleted")
             return EXIT_FAILED
-    server.delete(place, options.job_id, context.environ)
-    for submission in _submissions(options.job_id, place, context.environ):
-        jobs.settle(submission, JobState(state="cancelled", raw="deleted"))
+    server.delete_job(place, options.job_id, context.environ)
+    for submission in _find_submissions(options.job_id, place, context.environ):
+        scheduler_jobs.record_end(submission, JobState(state="cancelled", raw="deleted"))
     context.result({"deleted": options.job_id}, f"deleted {options.job_id}")
     return EXIT_OK
 
 
-def _nodes(server: Target, place: Place, options: Options, context: TaskContext) -> int:
-    views = server.nodes(place, context.environ)
+def _print_nodes(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
+    views = server.list_nodes(place, context.environ)
     rows = [_node_row(each) for each in views]
-    context.result(views, _table(("NODE", "READY", "GPUS", "USED", "MODEL", "SAID"), rows))
+    context.result(views, _format_columns(("NODE", "READY", "GPUS", "USED", "MODEL", "SAID"), rows))
     return EXIT_OK
 
 
@@ -213,40 +228,42 @@ SERVER = ("url", "kubeconfig", "context", "namespace")
 """What tells one server's jobs from another's; both may have one of the same id."""
 
 
-def _submissions(job: str, place: Place, environ: Mapping[str, str]) -> list[Submission]:
+def _find_submissions(job: str, place: Place, environ: Mapping[str, str]) -> list[Submission]:
     """What was remembered of the submission of `job` at `place` from here."""
 
     def is_meant(each: Submission) -> bool:
         is_there = all(each.place.get(key) == place.get(key) for key in SERVER)
         return (each.runtime, each.id) == ("kubernetes", job) and is_there
 
-    return [each for each in jobs.known(environ) if is_meant(each)][-1:]
+    return [each for each in scheduler_jobs.list_submissions(environ) if is_meant(each)][-1:]
 
 
-def _wait(server: Target, place: Place, options: Options, context: TaskContext) -> int:
+def _wait_for_job(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
     """Wait for the job's end; the exit code of its run, or 124 where it takes longer than is waited for."""
-    with jobs.detachable(options.job_id, f"kubernetes delete {options.job_id}", _say) as waiting:
-        waiting.exit_code = _waited(server, place, options, context)
+    with scheduler_jobs.detach_on_signal(
+        options.job_id, f"kubernetes delete {options.job_id}", _print_to_stderr
+    ) as waiting:
+        waiting.exit_code = _poll_until_ended(server, place, options, context)
     return waiting.exit_code
 
 
-def _say(text: str) -> None:
+def _print_to_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _waited(server: Target, place: Place, options: Options, context: TaskContext) -> int:
+def _poll_until_ended(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
-    patience, said = _Patience(), ""
+    patience, said = _OutageTolerance(), ""
     while True:
-        with patience.outlasting():
-            state = _state_of(server, place, options, context, was_there=bool(said))
-            if state.state in jobs.ENDED:
+        with patience.tolerate_outage():
+            state = _query_job_state(server, place, options, context, was_there=bool(said))
+            if state.state in scheduler_jobs.ENDED:
                 context.result(state, f"{options.job_id}: {_state_text(state)}")
-                known = _submissions(options.job_id, place, context.environ)
+                known = _find_submissions(options.job_id, place, context.environ)
                 if not known:
-                    return jobs.exit_code(state)
-                jobs.settle(known[0], state)
-                return jobs.conclude(known[0], state, _say)
+                    return scheduler_jobs.exit_code(state)
+                scheduler_jobs.record_end(known[0], state)
+                return scheduler_jobs.report_end(known[0], state, _print_to_stderr)
             if state.raw != said:
                 said = state.raw
                 print(f"{options.job_id}: {state.raw}", file=sys.stderr, flush=True)
@@ -256,13 +273,15 @@ def _waited(server: Target, place: Place, options: Options, context: TaskContext
         time.sleep(POLL_S if deadline is None else max(0.0, min(POLL_S, deadline - time.monotonic())))
 
 
-def _state_of(server: Target, place: Place, options: Options, context: TaskContext, *, was_there: bool) -> JobState:
+def _query_job_state(
+    server: KubernetesTarget, place: Place, options: Options, context: TaskContext, *, was_there: bool
+) -> JobState:
     try:
-        return server.get(place, options.job_id, context.environ).state
+        return server.get_job(place, options.job_id, context.environ).state
     except UsageError as error:
         if was_there:
             problem = f"{options.job_id} was removed while it was waited for"
-            raise Refused(problem, error.hint, HTTPStatus.NOT_FOUND) from None
+            raise RequestRefused(problem, error.hint, HTTPStatus.NOT_FOUND) from None
         raise
 
 
@@ -276,7 +295,9 @@ def _job_text(view: JobView) -> str:
         (_or_dash(pod.rank), pod.name, pod.phase, pod.node or "-", _or_dash(pod.exit_code), pod.message)
         for pod in view.pods
     ]
-    return "\n".join([*lines, "", _table(("RANK", "POD", "PHASE", "NODE", "EXIT", "SAID"), rows)] if rows else lines)
+    return "\n".join(
+        [*lines, "", _format_columns(("RANK", "POD", "PHASE", "NODE", "EXIT", "SAID"), rows)] if rows else lines
+    )
 
 
 def _state_text(state: JobState) -> str:
@@ -289,7 +310,7 @@ def _or_dash(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _format_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in (head, *rows))
     return "\n".join(line.rstrip() for line in lines)

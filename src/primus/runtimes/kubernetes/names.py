@@ -16,16 +16,16 @@ REPLICATED_JOB = "node"
 """Of a JobSet, and of its one container."""
 
 
-def run_files(job: str) -> str:
+def name_run_files(job: str) -> str:
     """The ConfigMap with a job's run folder."""
     return f"{job}-run"
 
 
-def secrets(job: str) -> str:
+def name_secret(job: str) -> str:
     """The Secret with a job's secret variables."""
     return f"{job}-env"
 
 
-def runtime(job: str) -> str:
+def name_training_runtime(job: str) -> str:
     """The TrainingRuntime of a TrainJob."""
     return f"{job}-runtime"

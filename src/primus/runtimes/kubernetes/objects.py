@@ -9,13 +9,22 @@ from http import HTTPStatus
 from typing import Any
 
 from primus.errors import PrimusError, UsageError
-from primus.launch.jobs import JobState
+from primus.launch.jobs.scheduler_jobs import JobState
 from primus.runtimes.kubernetes import manifests, names, status, volumes
-from primus.runtimes.kubernetes.client import Server, place_of
+from primus.runtimes.kubernetes.client import KubernetesClient, resolve_cluster
+from primus.runtimes.kubernetes.job_spec import secret_references
 from primus.runtimes.kubernetes.options import Options
-from primus.runtimes.kubernetes.order import secret_references
-from primus.runtimes.kubernetes.pod import Manifest, resources
-from primus.runtimes.kubernetes.target import JobView, NodeView, Order, Place, Reader, Refused, Unsure, Write
+from primus.runtimes.kubernetes.pod import Manifest, build_resources
+from primus.runtimes.kubernetes.target import (
+    JobSpec,
+    JobView,
+    LogReader,
+    NodeView,
+    Place,
+    RequestRefused,
+    SubmissionUncertain,
+    Write,
+)
 
 PATHS = {
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
@@ -31,14 +40,14 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 """Of an object (RFC 1123)."""
 
 
-def place(options: Options, environ: Mapping[str, str]) -> Place:
+def resolve_place(options: Options, environ: Mapping[str, str]) -> Place:
     """Where `options` say.
 
     Raises:
         UsageError: There is no cluster.
     """
     namespace = options.namespace or options.workspace
-    return {"target": options.kind, **place_of(options.kubeconfig, options.context, namespace, environ)}
+    return {"target": options.target_name, **resolve_cluster(options.kubeconfig, options.context, namespace, environ)}
 
 
 def check(options: Options) -> None:
@@ -47,20 +56,20 @@ def check(options: Options) -> None:
     Raises:
         UsageError: There is such an option, or one is wrong.
     """
-    volumes.parsed(options.volume)
-    resources(options)
+    volumes.parse_volumes(options.volume)
+    build_resources(options)
     secret_references(options)
     if not options.image:
         raise UsageError("kubernetes create needs --image", "an image that has primus-cli, such as rocm/primus:v25.10")
     foreign = {"--priority": options.priority is not None, "--api": options.api != "current"}
     foreign |= {"--token-file": options.token_file is not None}
-    if options.kind == "trainjob":
+    if options.target_name == "trainjob":
         reserved = [word.partition("=")[0] for word in options.env if word.startswith("PET_")]
         foreign |= {f"--env {name}, which the trainer sets itself": True for name in reserved}
         foreign |= {"--ttl": options.ttl is not None, "--port": options.port != Options().port}
     for name, is_given in foreign.items():
         if is_given:
-            raise UsageError(f"--target {options.kind} has no {name}", "leave it out")
+            raise UsageError(f"--target {options.target_name} has no {name}", "leave it out")
     for name in ("cpu", "memory", "shm"):
         value = getattr(options, name)
         if value is not None and not _QUANTITY.fullmatch(value):
@@ -69,22 +78,22 @@ def check(options: Options) -> None:
         raise UsageError(f"--vendor {options.vendor} without GPUs", "give --gpu N, or leave it out")
 
 
-def shown(order: Order, *, as_json: bool) -> str:
+def format_job(order: JobSpec, *, as_json: bool) -> str:
     """What `create` would send; of a Secret only that it is made."""
     import json
 
-    from primus.runtimes.kubernetes import text
+    from primus.runtimes.kubernetes import manifest_yaml
 
-    made = manifests.objects(order)
+    made = manifests.build_manifests(order)
     if as_json:
         return json.dumps({"apiVersion": "v1", "kind": "List", "items": made}, indent=2)
-    return _of_secret(order) + text.documents(made).rstrip("\n")
+    return _describe_secret(order) + manifest_yaml.format_yaml_documents(made).rstrip("\n")
 
 
-def _of_secret(order: Order) -> str:
+def _describe_secret(order: JobSpec) -> str:
     if not order.secrets:
         return ""
-    name = names.secrets(order.name)
+    name = names.name_secret(order.name)
     keys = sorted(order.secrets)
     by_hand = " ".join(f"--from-file={key}=FILE" for key in keys)
     return (
@@ -93,60 +102,64 @@ def _of_secret(order: Order) -> str:
     )
 
 
-def create(order: Order, place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
+def create_job(order: JobSpec, place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
     """Make the job and what belongs to it, which is removed with it; gives its name.
 
     Raises:
         PrimusError: The server refuses, or cannot be reached; what was made is removed.
     """
-    server = Server(place)
-    *before, job = manifests.objects(order)
-    hidden = manifests.secret(order)
+    server = KubernetesClient(place)
+    *before, job = manifests.build_manifests(order)
+    hidden = manifests.build_secret_manifest(order)
     wanted = [*before, *([hidden] if hidden else []), job]
     paths = [f"{PATHS[each['kind']].format(server.namespace)}/{each['metadata']['name']}" for each in wanted]
     begun: list[str] = []
     try:
         for path, each in zip(paths, wanted, strict=True):
             begun.append(path)
-            _make(server, path, each, order)
+            _create_or_verify(server, path, each, order)
     except PrimusError as error:
-        _unmake(server, begun, order)
-        if len(begun) > 1 and not isinstance(error, Refused):  # the server was there before
-            raise Unsure(error.problem, f"look for {order.name} with 'kubernetes list' before you try again") from None
+        _delete_created_objects(server, begun, order)
+        if len(begun) > 1 and not isinstance(error, RequestRefused):  # the server was there before
+            raise SubmissionUncertain(
+                error.problem, f"look for {order.name} with 'kubernetes list' before you try again"
+            ) from None
         raise
     except BaseException:
-        _unmake(server, begun, order)
+        _delete_created_objects(server, begun, order)
         raise
-    _adopt(server, paths[:-1], job, paths[-1], say)
+    _set_owner_references(server, paths[:-1], job, paths[-1], say)
     return order.name
 
 
-def _make(server: Server, path: str, each: Manifest, order: Order) -> None:
+def _create_or_verify(server: KubernetesClient, path: str, each: Manifest, order: JobSpec) -> None:
     """Make an object; one of the same run that is there already was made by a request whose answer was lost."""
     try:
-        server.create(path.rpartition("/")[0], each)
-    except Refused as error:
-        if error.status != HTTPStatus.CONFLICT or not _is_ours(server, path, order):
+        server.create_object(path.rpartition("/")[0], each)
+    except RequestRefused as error:
+        if error.status != HTTPStatus.CONFLICT or not _is_created_by_run(server, path, order):
             raise
 
 
-def _unmake(server: Server, paths: Sequence[str], order: Order) -> None:
+def _delete_created_objects(server: KubernetesClient, paths: Sequence[str], order: JobSpec) -> None:
     """Remove what was made, also where the answer was lost; what another run has made stays."""
     for path in reversed(paths):
         with contextlib.suppress(PrimusError):
-            if _is_ours(server, path, order):
-                server.delete(path)
+            if _is_created_by_run(server, path, order):
+                server.delete_object(path)
 
 
-def _is_ours(server: Server, path: str, order: Order) -> bool:
-    found: bool = server.get(path)["metadata"].get("labels", {}).get(names.RUN) == order.run_id
+def _is_created_by_run(server: KubernetesClient, path: str, order: JobSpec) -> bool:
+    found: bool = server.get_object(path)["metadata"].get("labels", {}).get(names.RUN) == order.run_id
     return found
 
 
-def _adopt(server: Server, paths: Sequence[str], job: Manifest, job_path: str, say: Callable[[str], None]) -> None:
+def _set_owner_references(
+    server: KubernetesClient, paths: Sequence[str], job: Manifest, job_path: str, say: Callable[[str], None]
+) -> None:
     """Make the job own what belongs to it, so that it goes when the job goes."""
     try:
-        uid = server.get(job_path)["metadata"]["uid"]
+        uid = server.get_object(job_path)["metadata"]["uid"]
         owner = {
             "apiVersion": job["apiVersion"],
             "kind": job["kind"],
@@ -154,47 +167,49 @@ def _adopt(server: Server, paths: Sequence[str], job: Manifest, job_path: str, s
             "uid": uid,
         }
         for path in paths:
-            server.merge(path, {"metadata": {"ownerReferences": [owner]}})
+            server.patch_object(path, {"metadata": {"ownerReferences": [owner]}})
     except PrimusError as error:
         say(f"the job is made, but what belongs to it stays after its end until it is deleted: {error.problem}")
 
 
 def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
     """How jobs stand; `gone` for one that is not there."""
-    found = {each.id: each.state for each in jobs(place, environ)}
+    found = {each.id: each.state for each in list_jobs(place, environ)}
     reason = "it was deleted, or its time to be kept is over"
     gone = JobState(state="gone", raw="NotFound", is_deleted=True, reason=reason)
     return {each: found.get(each, gone) for each in ids}
 
 
-def jobs(place: Place, environ: Mapping[str, str]) -> list[JobView]:
+def list_jobs(place: Place, environ: Mapping[str, str]) -> list[JobView]:
     """The jobs that primus made, without their pods; newest last."""
-    server = Server(place)
+    server = KubernetesClient(place)
     kind = KINDS[place["target"]]
-    items = server.items(PATHS[kind].format(server.namespace), labelSelector=f"{names.OURS}=primus")
+    items = server.list_items(PATHS[kind].format(server.namespace), labelSelector=f"{names.OURS}=primus")
     own = [each for each in items if not each["metadata"].get("ownerReferences")]  # a TrainJob makes a JobSet
-    views = [status.job_view({"kind": kind, **each}, (), ()) for each in own]  # items of a list do not name their kind
+    views = [
+        status.build_job_view({"kind": kind, **each}, (), ()) for each in own
+    ]  # items of a list do not name their kind
     return sorted(views, key=lambda view: (view.created, view.id))
 
 
-def get(place: Place, job: str, environ: Mapping[str, str]) -> JobView:
+def get_job(place: Place, job: str, environ: Mapping[str, str]) -> JobView:
     """One job with its pods.
 
     Raises:
         UsageError: There is none.
     """
-    server = Server(place)
-    found = _job(server, place, job)
-    pods = _pods(server, job)
-    warnings = [] if found.get("status", {}).get("terminalState") else _warnings(server, job)
-    return status.job_view(found, pods, warnings)
+    server = KubernetesClient(place)
+    found = _get_job_object(server, place, job)
+    pods = _list_job_pods(server, job)
+    warnings = [] if found.get("status", {}).get("terminalState") else _list_warning_events(server, job)
+    return status.build_job_view(found, pods, warnings)
 
 
-def _job(server: Server, place: Place, job: str) -> Any:
+def _get_job_object(server: KubernetesClient, place: Place, job: str) -> Any:
     kind = KINDS[place["target"]]
     try:
-        return server.get(f"{PATHS[kind].format(server.namespace)}/{_checked(job)}")
-    except Refused as error:
+        return server.get_object(f"{PATHS[kind].format(server.namespace)}/{_check_job_name(job)}")
+    except RequestRefused as error:
         if (
             error.status != HTTPStatus.NOT_FOUND
             or "page not found" in error.problem
@@ -206,24 +221,24 @@ def _job(server: Server, place: Place, job: str) -> Any:
         ) from None
 
 
-def _checked(job: str) -> str:
+def _check_job_name(job: str) -> str:
     """`job`, which becomes part of an address."""
     if not _NAME.fullmatch(job):
         raise UsageError(f"{job!r} is not the name of a job", "'kubernetes list' shows them")
     return job
 
 
-def _pods(server: Server, job: str) -> list[Any]:
+def _list_job_pods(server: KubernetesClient, job: str) -> list[Any]:
     path = f"/api/v1/namespaces/{server.namespace}/pods"
-    items = server.items(path, labelSelector=f"{names.JOB_OF_POD}={job}")
+    items = server.list_items(path, labelSelector=f"{names.JOB_OF_POD}={job}")
     return sorted(items, key=lambda pod: pod["metadata"].get("creationTimestamp") or "")
 
 
-def _warnings(server: Server, job: str) -> list[Any]:
+def _list_warning_events(server: KubernetesClient, job: str) -> list[Any]:
     """What the cluster complains of about the job and its pods, such as a quota; nothing where that may not be read."""
     try:
-        found = server.items(f"/api/v1/namespaces/{server.namespace}/events", fieldSelector="type=Warning")
-    except Refused:
+        found = server.list_items(f"/api/v1/namespaces/{server.namespace}/events", fieldSelector="type=Warning")
+    except RequestRefused:
         return []
     about = (job, f"{job}-{names.REPLICATED_JOB}-")
     return [
@@ -233,37 +248,37 @@ def _warnings(server: Server, job: str) -> list[Any]:
     ]
 
 
-def reader(place: Place, job: str, environ: Mapping[str, str], write: Write, tail: int | None) -> Reader:
+def open_log_reader(place: Place, job: str, environ: Mapping[str, str], write: Write, tail: int | None) -> LogReader:
     """What writes the log of a node, over lost connections and restarts."""
-    from primus.runtimes.kubernetes import follow
+    from primus.runtimes.kubernetes import pod_log
 
-    return follow.PodReader(Server(place), write, tail)
+    return pod_log.PodLogFollower(KubernetesClient(place), write, tail)
 
 
-def delete(place: Place, job: str, environ: Mapping[str, str]) -> None:
+def delete_job(place: Place, job: str, environ: Mapping[str, str]) -> None:
     """Remove a job, its pods and what belongs to it.
 
     Raises:
         UsageError: There is none.
     """
-    server = Server(place)
-    name = _checked(job)
+    server = KubernetesClient(place)
+    name = _check_job_name(job)
     paths = {kind: path.format(server.namespace) for kind, path in PATHS.items()}
-    found = [server.delete(f"{paths[KINDS[place['target']]]}/{name}")]
-    found.append(server.delete(f"{paths['ConfigMap']}/{names.run_files(name)}"))
-    found.append(server.delete(f"{paths['Secret']}/{names.secrets(name)}"))
+    found = [server.delete_object(f"{paths[KINDS[place['target']]]}/{name}")]
+    found.append(server.delete_object(f"{paths['ConfigMap']}/{names.name_run_files(name)}"))
+    found.append(server.delete_object(f"{paths['Secret']}/{names.name_secret(name)}"))
     if place["target"] == "trainjob":
-        found.append(server.delete(f"{paths['TrainingRuntime']}/{names.runtime(name)}"))
+        found.append(server.delete_object(f"{paths['TrainingRuntime']}/{names.name_training_runtime(name)}"))
     if not any(found):
         raise UsageError(f"no job '{job}' in namespace {server.namespace}", "'kubernetes list' shows them")
 
 
-def nodes(place: Place, environ: Mapping[str, str]) -> list[NodeView]:
+def list_nodes(place: Place, environ: Mapping[str, str]) -> list[NodeView]:
     """The nodes of the cluster, by name."""
-    server = Server(place)
-    items = server.items("/api/v1/nodes")
+    server = KubernetesClient(place)
+    items = server.list_items("/api/v1/nodes")
     try:
-        pods = server.items("/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
-    except Refused:  # a user may see the nodes, and not what others run there
+        pods = server.list_items("/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
+    except RequestRefused:  # a user may see the nodes, and not what others run there
         pods = None
-    return sorted((status.node_view(each, pods) for each in items), key=lambda node: node.name)
+    return sorted((status.build_node_view(each, pods) for each in items), key=lambda node: node.name)

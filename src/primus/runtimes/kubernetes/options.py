@@ -146,7 +146,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Delete without asking."""
 
     @property
-    def kind(self) -> TargetName:
+    def target_name(self) -> TargetName:
         """The target that is meant."""
         return self.target or ("safe" if self.url else "jobset")
 
@@ -163,7 +163,7 @@ class Options(Struct, frozen=True, kw_only=True):
     @property
     def allowed_nodes(self) -> tuple[str, ...]:
         """Every node of --nodelist, each once."""
-        return _names(self.nodelist)
+        return _split_names(self.nodelist)
 
     @property
     def usable_nodes(self) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ class Options(Struct, frozen=True, kw_only=True):
     @property
     def excluded_nodes(self) -> tuple[str, ...]:
         """Every node of --exclude, each once."""
-        return _names(self.exclude)
+        return _split_names(self.exclude)
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -182,12 +182,12 @@ def parse(words: Sequence[str]) -> Options:
     Raises:
         UsageError: A word is wrong, or options exclude each other.
     """
-    options, more = flags.parse(Options, _one_each(words), WHAT, extra=True)
+    options, more = flags.parse_options(Options, _one_each(words), WHAT, extra=True)
     unknown = [word for word in more if word.startswith("-")]
     if unknown:
-        flags.parse(Options, unknown[:1], WHAT)  # says which option may be meant
-    options = _placed(options, [word for word in (options.command, options.job, *more) if word])
-    _check(options)
+        flags.parse_options(Options, unknown[:1], WHAT)  # says which option may be meant
+    options = _assign_positional_words(options, [word for word in (options.command, options.job, *more) if word])
+    _check_options(options)
     return options
 
 
@@ -200,7 +200,7 @@ def implied(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     options = parse(words)
     if options.exp is None:
         commands = [word for word in words if word == options.command]
-        return ((options.command, *_without(words, commands[0])) if commands else tuple(words)), ()
+        return ((options.command, *_remove_word(words, commands[0])) if commands else tuple(words)), ()
     task = ["train", "pretrain", "--config", options.exp]
     task += ["--data_path", options.data_path] if options.data_path is not None else []
     task += ["--framework", options.backend] if options.backend is not None else []
@@ -215,12 +215,12 @@ def implied(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(kept), tuple(task)
 
 
-def _without(words: Sequence[str], word: str) -> tuple[str, ...]:
+def _remove_word(words: Sequence[str], word: str) -> tuple[str, ...]:
     position = list(words).index(word)
     return (*words[:position], *words[position + 1 :])
 
 
-def _placed(options: Options, typed: list[str]) -> Options:
+def _assign_positional_words(options: Options, typed: list[str]) -> Options:
     """`options` with the words that are no flags in their places."""
     command = typed.pop(0) if typed else ""
     if command and command not in COMMANDS:
@@ -233,7 +233,7 @@ def _placed(options: Options, typed: list[str]) -> Options:
 
 def _one_each(words: Sequence[str]) -> list[str]:
     """`words` with each option that may be repeated tied to its value: it takes one, whatever that begins with."""
-    lists = {name for flag in flags.flags_of(Options) if flag.is_list for name in flag.names}
+    lists = {name for flag in flags.list_flags(Options) if flag.is_list for name in flag.names}
     tied: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -242,7 +242,7 @@ def _one_each(words: Sequence[str]) -> list[str]:
     return tied
 
 
-def _names(words: Sequence[str]) -> tuple[str, ...]:
+def _split_names(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for word in words for name in word.split(",") if name.strip()))
 
 
@@ -265,15 +265,15 @@ def _is_taken(command: str, field: str) -> bool:
     return field in WHERE or (field not in others if command == "create" else field in OF_COMMANDS[command])
 
 
-def _check(options: Options) -> None:
+def _check_options(options: Options) -> None:
     """Refuse what cannot be meant."""
     _check_command(options)
-    if options.url and options.kind != "safe":
+    if options.url and options.target_name != "safe":
         raise UsageError(f"--url is a Primus-SaFE server, and --target {options.target} is not", "leave one out")
-    if options.kind == "safe" and not options.url:
+    if options.target_name == "safe" and not options.url:
         raise UsageError("--target safe needs --url", "--url https://SERVER")
     for name in ("nodelist", "exclude"):
-        if getattr(options, name) and not _names(getattr(options, name)):
+        if getattr(options, name) and not _split_names(getattr(options, name)):
             raise UsageError(f"{WHAT}: --{name} names no node", f"--{name} NODE,NODE")
     if options.nodelist and len(options.usable_nodes) < options.replica:
         usable = f"{len(options.usable_nodes)} nodes of --nodelist"

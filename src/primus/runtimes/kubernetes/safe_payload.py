@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from primus.errors import UsageError
-from primus.runtimes.kubernetes import entry
-from primus.runtimes.kubernetes.target import Order
+from primus.runtimes.kubernetes import node_script
+from primus.runtimes.kubernetes.target import JobSpec
 
 LARGEST_ENTRY_BYTES = 128 * 1024 - 1
 """Of the encoded script: it may become one argument of a program, and Linux takes no longer ones (execve(2))."""
@@ -23,25 +23,25 @@ TTL_S = 36000
 MAX_RETRIES = 3
 
 
-def payload(order: Order) -> dict[str, Any]:
+def build_workload_request(order: JobSpec) -> dict[str, Any]:
     """The body of the request, values of secrets among its variables.
 
     Raises:
         UsageError: The script is too large.
     """
-    return _legacy(order) if order.options.api == "legacy" else _current(order)
+    return _build_legacy_request(order) if order.options.api == "legacy" else _build_current_request(order)
 
 
-def _current(order: Order) -> dict[str, Any]:
+def _build_current_request(order: JobSpec) -> dict[str, Any]:
     """A PyTorchJob with a master, and with workers where there are several nodes; the arrays are equally long."""
     options = order.options
     counts = [1] if options.replica == 1 else [1, options.replica - 1]
-    body = _common(order) | {
+    body = _build_common_fields(order) | {
         "workspaceId": options.workspace,
         "groupVersionKind": {"kind": "PyTorchJob", "version": "v1"},
         "images": [options.image] * len(counts),
-        "entryPoints": [_encoded(order)] * len(counts),
-        "resources": [_resources(order, count) for count in counts],
+        "entryPoints": [_encode_script(order)] * len(counts),
+        "resources": [_build_pod_resources(order, count) for count in counts],
         "isSupervised": False,
         "timeout": 0,
     }
@@ -52,21 +52,21 @@ def _current(order: Order) -> dict[str, Any]:
     return body | ({"excludedNodes": list(options.excluded_nodes)} if options.excluded_nodes else {})
 
 
-def _legacy(order: Order) -> dict[str, Any]:
+def _build_legacy_request(order: JobSpec) -> dict[str, Any]:
     options = order.options
     usable = options.usable_nodes
     labels = {"customerLabels": {"kubernetes.io/hostname": usable[0]}} if usable else {}
-    return _common(order) | {
+    return _build_common_fields(order) | {
         "workspace": options.workspace,
         "groupVersionKind": {"group": "kubeflow.org", "kind": "PyTorchJob", "version": "v1"},
         "image": options.image,
-        "entryPoint": f"echo {_encoded(order)} | base64 -d >/tmp/primus-entry.sh && sh /tmp/primus-entry.sh",
-        "resource": _resources(order, options.replica),
+        "entryPoint": f"echo {_encode_script(order)} | base64 -d >/tmp/primus-entry.sh && sh /tmp/primus-entry.sh",
+        "resource": _build_pod_resources(order, options.replica),
         **labels,
     }
 
 
-def _common(order: Order) -> dict[str, Any]:
+def _build_common_fields(order: JobSpec) -> dict[str, Any]:
     options = order.options
     return {
         "displayName": order.name,
@@ -77,7 +77,7 @@ def _common(order: Order) -> dict[str, Any]:
     }
 
 
-def _resources(order: Order, count: int) -> dict[str, Any]:
+def _build_pod_resources(order: JobSpec, count: int) -> dict[str, Any]:
     """What each of `count` pods gets; of shared memory the server gives half the memory."""
     options = order.options
     amounts = {"replica": count, "cpu": options.cpu, "gpu": str(options.gpu), "memory": options.memory or MEMORY}
@@ -86,8 +86,8 @@ def _resources(order: Order, count: int) -> dict[str, Any]:
     return {name: amount for name, amount in amounts.items() if (name, amount) != ("gpu", "0")}
 
 
-def _encoded(order: Order) -> str:
-    text = base64.b64encode(script(order).encode("utf-8", "surrogateescape")).decode()
+def _encode_script(order: JobSpec) -> str:
+    text = base64.b64encode(build_node_script(order).encode("utf-8", "surrogateescape")).decode()
     if len(text) > LARGEST_ENTRY_BYTES:
         raise UsageError(
             f"the job's script with the experiment's files has {len(text)} bytes, of {LARGEST_ENTRY_BYTES} at most",
@@ -96,24 +96,24 @@ def _encoded(order: Order) -> str:
     return text
 
 
-def script(order: Order) -> str:
+def build_node_script(order: JobSpec) -> str:
     """What every pod runs: it unpacks the run folder's files, and starts its node; ranks come from PET_*."""
     words = shlex.join((order.inside, order.options.workdir or ".", *order.command))
     return f"""\
 #!/bin/sh
 set -eu
 place=$(mktemp -d)
-mkdir "$place/{entry.FILES}"
-base64 -d <<'PRIMUS_END' | tar -xz -C "$place/{entry.FILES}"
-{_archive(order.files)}
+mkdir "$place/{node_script.FILES}"
+base64 -d <<'PRIMUS_END' | tar -xz -C "$place/{node_script.FILES}"
+{_encode_archive(order.files)}
 PRIMUS_END
-cat >"$place/{entry.SCRIPT}" <<'PRIMUS_END'
-{entry.TEXT}PRIMUS_END
-exec sh "$place/{entry.SCRIPT}" {words}
+cat >"$place/{node_script.SCRIPT}" <<'PRIMUS_END'
+{node_script.TEXT}PRIMUS_END
+exec sh "$place/{node_script.SCRIPT}" {words}
 """
 
 
-def _archive(files: Mapping[str, str]) -> str:
+def _encode_archive(files: Mapping[str, str]) -> str:
     """`files` as a compressed archive, the same for the same files, in lines."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:

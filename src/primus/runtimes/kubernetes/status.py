@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from primus.launch.jobs import JobState, State
-from primus.launch.policy import NO_RESTART_CODE
+from primus.launch.jobs.scheduler_jobs import JobState, State
+from primus.launch.supervision.restart_policy import NO_RESTART_CODE
 from primus.runtimes.kubernetes import names
 from primus.runtimes.kubernetes.pod import GPU_RESOURCE
-from primus.runtimes.kubernetes.target import JobView, NodeView, Pod
+from primus.runtimes.kubernetes.target import JobView, NodeView, PodView
 
 MODEL_LABELS = (
     "nvidia.com/gpu.product",
@@ -22,19 +22,19 @@ ENDS: dict[str, State] = {"Completed": "done", "Complete": "done", "Failed": "fa
 """Conditions of a JobSet and of a TrainJob that are final."""
 
 
-def job_view(job: Any, pods: Sequence[Any], warnings: Sequence[Any]) -> JobView:
+def build_job_view(job: Any, pods: Sequence[Any], warnings: Sequence[Any]) -> JobView:
     """A JobSet or TrainJob with its pods and what the cluster complains of."""
-    views = tuple(sorted(map(pod_view, pods), key=lambda pod: pod.rank or 0))
-    state = _state(job, views)
+    views = tuple(sorted(map(build_pod_view, pods), key=lambda pod: pod.rank or 0))
+    state = _read_job_state(job, views)
     waits = [f"{pod.name}: {pod.message}" for pod in views if pod.message and pod.phase in ("Pending", "Running")]
-    said = [str(each.get("message", "")) for each in sorted(warnings, key=_time_of)]
+    said = [str(each.get("message", "")) for each in sorted(warnings, key=_read_event_time)]
     meta = job["metadata"]
     return JobView(
         id=meta["name"],
         name=meta["name"],
         kind=job.get("kind") or "",
         state=state,
-        replicas=_replicas(job),
+        replicas=_count_replicas(job),
         created=meta.get("creationTimestamp") or "",
         run=meta.get("labels", {}).get(names.RUN, ""),
         pods=views,
@@ -42,25 +42,25 @@ def job_view(job: Any, pods: Sequence[Any], warnings: Sequence[Any]) -> JobView:
     )
 
 
-def pod_view(pod: Any) -> Pod:
+def build_pod_view(pod: Any) -> PodView:
     """A pod."""
     meta, told = pod["metadata"], pod.get("status", {})
     rank = meta.get("annotations", {}).get(names.RANK_OF_POD, meta.get("labels", {}).get(names.RANK_OF_POD))
     containers = told.get("containerStatuses") or ()
     own: Any = next((each for each in containers if each["name"] == names.REPLICATED_JOB), {})
     ended = own.get("state", {}).get("terminated") or {}
-    return Pod(
+    return PodView(
         name=meta["name"],
         rank=int(rank) if rank is not None else None,
         node=pod.get("spec", {}).get("nodeName") or "",
         phase="Terminating" if meta.get("deletionTimestamp") else told.get("phase", ""),
         exit_code=ended.get("exitCode"),
         restarts=own.get("restartCount", 0),
-        message=_why(told, own, ended),
+        message=_explain_pod_state(told, own, ended),
     )
 
 
-def _why(told: Any, own: Any, ended: Any) -> str:
+def _explain_pod_state(told: Any, own: Any, ended: Any) -> str:
     """Why a pod waits or ended."""
     waiting = own.get("state", {}).get("waiting") or {}
     for each in (waiting, ended):
@@ -74,7 +74,7 @@ def _why(told: Any, own: Any, ended: Any) -> str:
     return ": ".join(filter(None, (told.get("reason", ""), told.get("message", ""))))
 
 
-def _state(job: Any, pods: Sequence[Pod]) -> JobState:
+def _read_job_state(job: Any, pods: Sequence[PodView]) -> JobState:
     told = job.get("status") or {}
     conditions = {each["type"]: each for each in told.get("conditions") or () if each["status"] == "True"}
     ended = next((kind for kind in ENDS if kind in conditions or kind == told.get("terminalState")), None)
@@ -95,13 +95,13 @@ def _state(job: Any, pods: Sequence[Pod]) -> JobState:
     return JobState(state="running" if is_running else "queued", raw=raw, nodes=nodes, restarts=restarts)
 
 
-def _exit_code(pods: Sequence[Pod]) -> int:
+def _exit_code(pods: Sequence[PodView]) -> int:
     """The exit code that says most: that by which a pod asks for no restart, else the first one that is not 0."""
     codes = [pod.exit_code for pod in pods if pod.exit_code]
     return NO_RESTART_CODE if NO_RESTART_CODE in codes else codes[0] if codes else 1
 
 
-def _replicas(job: Any) -> int | None:
+def _count_replicas(job: Any) -> int | None:
     spec = job["spec"]
     found: int | None = spec.get("trainer", {}).get("numNodes")
     if found is None and spec.get("replicatedJobs"):
@@ -109,17 +109,17 @@ def _replicas(job: Any) -> int | None:
     return found
 
 
-def _time_of(event: Any) -> str:
+def _read_event_time(event: Any) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def newest(pods: Sequence[Pod], rank: int) -> Pod | None:
+def find_newest_pod(pods: Sequence[PodView], rank: int) -> PodView | None:
     """The pod of a node that is there now, or was the last."""
     alive = [pod for pod in pods if (pod.rank or 0) == rank and pod.phase != "Terminating"]
     return alive[-1] if alive else None
 
 
-def node_view(node: Any, pods: Sequence[Any] | None) -> NodeView:
+def build_node_view(node: Any, pods: Sequence[Any] | None) -> NodeView:
     """A node, and which of its GPUs `pods` have; None where that is not known."""
     meta, told = node["metadata"], node.get("status", {})
     ready: Any = next((each for each in told.get("conditions") or () if each["type"] == "Ready"), {})
@@ -129,8 +129,8 @@ def node_view(node: Any, pods: Sequence[Any] | None) -> NodeView:
     return NodeView(
         name=meta["name"],
         is_ready=ready.get("status") == "True" and not is_closed,
-        gpus=_gpus(told.get("allocatable") or {}),
-        gpus_used=None if here is None else sum(map(_gpus_of_pod, here)),
+        gpus=_sum_gpus(told.get("allocatable") or {}),
+        gpus_used=None if here is None else sum(map(_count_pod_gpus, here)),
         model=next((labels[name] for name in MODEL_LABELS if name in labels), ""),
         message="closed for new jobs"
         if is_closed
@@ -140,9 +140,11 @@ def node_view(node: Any, pods: Sequence[Any] | None) -> NodeView:
     )
 
 
-def _gpus(amounts: dict[str, Any]) -> int:
+def _sum_gpus(amounts: dict[str, Any]) -> int:
     return sum(int(amounts.get(resource, 0)) for resource in GPU_RESOURCE.values())
 
 
-def _gpus_of_pod(pod: Any) -> int:
-    return sum(_gpus((each.get("resources") or {}).get("limits") or {}) for each in pod["spec"].get("containers") or ())
+def _count_pod_gpus(pod: Any) -> int:
+    return sum(
+        _sum_gpus((each.get("resources") or {}).get("limits") or {}) for each in pod["spec"].get("containers") or ()
+    )

@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from primus.errors import PrimusError
-from primus.launch.jobs import JobState
+from primus.launch.jobs.scheduler_jobs import JobState
 from primus.runtimes.kubernetes.options import Options
 
 Place = dict[str, str]
@@ -22,7 +22,7 @@ Place = dict[str, str]
 `namespace`. It is kept with a submission, so it holds no secrets."""
 
 
-class Refused(PrimusError):
+class RequestRefused(PrimusError):
     """The server has refused a request."""
 
     def __init__(self, problem: str, hint: str, status: int) -> None:
@@ -30,11 +30,11 @@ class Refused(PrimusError):
         self.status = status
 
 
-class Unsure(PrimusError):
+class SubmissionUncertain(PrimusError):
     """The job may have been made, though that could not be heard."""
 
 
-class Order(Struct, frozen=True, kw_only=True):
+class JobSpec(Struct, frozen=True, kw_only=True):
     """A task that is to become a job."""
 
     options: Options
@@ -59,7 +59,7 @@ class Order(Struct, frozen=True, kw_only=True):
         return f"Order(name={self.name!r})"
 
 
-class Pod(Struct, frozen=True, kw_only=True):
+class PodView(Struct, frozen=True, kw_only=True):
     """A pod of a job."""
 
     name: str
@@ -86,7 +86,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     """As the server writes it."""
     run: str = ""
     """Id of its run, where the server knows it."""
-    pods: tuple[Pod, ...] = ()
+    pods: tuple[PodView, ...] = ()
     message: str = ""
     """The last thing that the server says of it, such as why it waits."""
 
@@ -109,42 +109,44 @@ class NodeView(Struct, frozen=True, kw_only=True):
 Write = Callable[[str], None]
 
 
-class Reader(Protocol):
+class LogReader(Protocol):
     """The log of a node."""
 
     def read(self, pod: str, *, follow: bool) -> None:
         """Write the lines of `pod` that are new; with `follow` maybe also those that come."""
 
 
-class Target(Protocol):
+class KubernetesTarget(Protocol):
     """The functions of a target's module."""
 
-    def place(self, options: Options, environ: Mapping[str, str]) -> Place:
+    def resolve_place(self, options: Options, environ: Mapping[str, str]) -> Place:
         """Where `options` say; UsageError with a hint where there is no cluster. Opens no connection."""
 
     def check(self, options: Options) -> None:
         """UsageError for options that this target cannot honour; nothing that was typed is ignored. Pure."""
 
-    def shown(self, order: Order, *, as_json: bool) -> str:
+    def format_job(self, order: JobSpec, *, as_json: bool) -> str:
         """What `create` would send, for people or for another program, secrets left out. Pure."""
 
-    def create(self, order: Order, place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
+    def create_job(self, order: JobSpec, place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
         """Start the job; gives its id. What it has made is removed again where it fails half way."""
 
     def states(self, place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
         """How jobs stand; `gone` for one that is not there."""
 
-    def jobs(self, place: Place, environ: Mapping[str, str]) -> list[JobView]:
+    def list_jobs(self, place: Place, environ: Mapping[str, str]) -> list[JobView]:
         """All jobs, without their pods; newest last."""
 
-    def get(self, place: Place, job: str, environ: Mapping[str, str]) -> JobView:
+    def get_job(self, place: Place, job: str, environ: Mapping[str, str]) -> JobView:
         """One job with its pods; UsageError where there is none."""
 
-    def reader(self, place: Place, job: str, environ: Mapping[str, str], write: Write, tail: int | None) -> Reader:
+    def open_log_reader(
+        self, place: Place, job: str, environ: Mapping[str, str], write: Write, tail: int | None
+    ) -> LogReader:
         """What gives the lines of the log of one node to `write`, each with its newline; at first the last `tail`."""
 
-    def delete(self, place: Place, job: str, environ: Mapping[str, str]) -> None:
+    def delete_job(self, place: Place, job: str, environ: Mapping[str, str]) -> None:
         """End a job and remove what was made for it; UsageError where there is none."""
 
-    def nodes(self, place: Place, environ: Mapping[str, str]) -> list[NodeView]:
+    def list_nodes(self, place: Place, environ: Mapping[str, str]) -> list[NodeView]:
         """The nodes of the cluster, by name."""

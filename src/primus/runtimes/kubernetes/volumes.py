@@ -9,7 +9,7 @@ from msgspec import Struct
 from primus.errors import UsageError
 
 
-class Volume(Struct, frozen=True):
+class PodVolume(Struct, frozen=True):
     """A folder that the pods see."""
 
     source: str
@@ -18,13 +18,13 @@ class Volume(Struct, frozen=True):
     is_read_only: bool = False
 
 
-def parsed(words: Sequence[str]) -> list[Volume]:
+def parse_volumes(words: Sequence[str]) -> list[PodVolume]:
     """The volumes of `--volume`.
 
     Raises:
         UsageError: One is not CLAIM:/path or /on/node:/path, or two have the same path.
     """
-    found = [_parsed(word) for word in words]
+    found = [_parse_volume(word) for word in words]
     paths = [volume.path for volume in found]
     for path in paths:
         if paths.count(path) > 1:
@@ -32,16 +32,16 @@ def parsed(words: Sequence[str]) -> list[Volume]:
     return found
 
 
-def writable(words: Sequence[str]) -> list[Volume]:
+def list_writable_volumes(words: Sequence[str]) -> list[PodVolume]:
     """Those of the volumes of `--volume` that can hold a run folder."""
-    return [volume for volume in parsed(words) if not volume.is_read_only]
+    return [volume for volume in parse_volumes(words) if not volume.is_read_only]
 
 
-def _parsed(word: str) -> Volume:
+def _parse_volume(word: str) -> PodVolume:
     text = word.removesuffix(":ro")
     source, colon, path = text.partition(":")
     if not colon and text.startswith("/"):
         path = source
     if not source or not path.startswith("/") or ":" in path:
         raise UsageError(f"--volume {word}: expected CLAIM:/path or /on/node:/path", "--volume runs:/runs")
-    return Volume(source, path.rstrip("/") or "/", text != word)
+    return PodVolume(source, path.rstrip("/") or "/", text != word)

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from primus.config.flags import Positional
-from primus.errors import UsageError, did_you_mean, nearest
+from primus.errors import UsageError, did_you_mean, find_nearest
 from primus.redaction import is_secret_name
 
 COMMANDS = ("srun", "sbatch")
@@ -71,7 +71,7 @@ REFUSED = {
 }
 
 
-class Typed(Struct, frozen=True):
+class SlurmOption(Struct, frozen=True):
     """An option of Slurm as it was typed."""
 
     name: str
@@ -106,12 +106,12 @@ class Options(Struct, frozen=True, kw_only=True):
     @property
     def is_array(self) -> bool:
         """Whether it is an array: the same command several times, in jobs of their own."""
-        return value_of(self.typed, "array") is not None
+        return find_option_value(self.slurm_options, "array") is not None
 
     @property
-    def typed(self) -> tuple[Typed, ...]:
+    def slurm_options(self) -> tuple[SlurmOption, ...]:
         """The options of Slurm, in order."""
-        return tuple(_typed(list(self.slurm), self.command))
+        return tuple(_parse_slurm_options(list(self.slurm), self.command))
 
 
 def parse(words: Sequence[str]) -> Options:
@@ -122,9 +122,9 @@ def parse(words: Sequence[str]) -> Options:
     """
     rest = list(words)
     command = rest.pop(0) if rest and rest[0] in COMMANDS else "srun"
-    ours, rest = _ours(rest, command)
-    typed = _typed(rest, command)
-    _check(typed)
+    ours, rest = _split_own_options(rest, command)
+    typed = _parse_slurm_options(rest, command)
+    _check_slurm_options(typed)
     flags = {each.name for each in typed}
     for name in ("requeue", "test-only"):
         if name in flags:
@@ -134,15 +134,15 @@ def parse(words: Sequence[str]) -> Options:
     return options
 
 
-def value_of(typed: Iterable[Typed], *names: str) -> str | None:
+def find_option_value(typed: Iterable[SlurmOption], *names: str) -> str | None:
     """Value of the last of `typed` that has one of `names`, empty where it has none; None where there is none."""
     found = [each.value or "" for each in typed if each.name in names]
     return found[-1] if found else None
 
 
-def nodes_of(typed: Sequence[Typed]) -> int | None:
+def find_num_nodes(typed: Sequence[SlurmOption]) -> int | None:
     """Number of nodes that are asked for, where it is one number."""
-    text = value_of(typed, "nodes")
+    text = find_option_value(typed, "nodes")
     return 1 if text is None else int(text) if text.isdecimal() else None
 
 
@@ -157,7 +157,7 @@ KNOWN = VALUED | BARE | OPTIONAL | frozenset(_OURS)
 """Options of Slurm and ours."""
 
 
-def _ours(words: Sequence[str], command: str) -> tuple[dict[str, object], list[str]]:
+def _split_own_options(words: Sequence[str], command: str) -> tuple[dict[str, object], list[str]]:
     """Our options and the other words; srun's own `--wait` takes a number of seconds."""
     ours: dict[str, object] = {}
     rest: list[str] = []
@@ -168,7 +168,7 @@ def _ours(words: Sequence[str], command: str) -> tuple[dict[str, object], list[s
         name = flag[2:].replace("_", "-") if flag.startswith("--") else "wait" if word == "-W" else ""
         kind = _OURS.get(name)
         if kind is None or (name == "wait" and command == "srun"):
-            rest += [word, *_value_after(word, pending)]
+            rest += [word, *_take_option_value(word, pending)]
             continue
         if kind is bool and equals:
             raise UsageError(f"{command}: {flag} takes no value")
@@ -176,11 +176,11 @@ def _ours(words: Sequence[str], command: str) -> tuple[dict[str, object], list[s
             if not pending:
                 raise UsageError(f"runtime 'slurm': {flag} needs a number")
             value = pending.pop(0)
-        ours[name.replace("-", "_")] = True if kind is bool else _number(kind, value, flag)
+        ours[name.replace("-", "_")] = True if kind is bool else _parse_number(kind, value, flag)
     return ours, rest
 
 
-def _number(kind: type, text: str, flag: str) -> float:
+def _parse_number(kind: type, text: str, flag: str) -> float:
     try:
         number: float = kind(text)
     except ValueError:
@@ -190,41 +190,41 @@ def _number(kind: type, text: str, flag: str) -> float:
     return number
 
 
-def _value_after(word: str, pending: list[str]) -> list[str]:
+def _take_option_value(word: str, pending: list[str]) -> list[str]:
     """Takes the value of the option `word` from the head of `pending`, where it stands there."""
-    name, has_value = _name(word)
+    name, has_value = _expand_option_name(word)
     if name is None or has_value or name in BARE or name in OPTIONAL or not pending:
         return []
     is_known = name in VALUED or name == "wait"
     return [pending.pop(0)] if is_known or not pending[0].startswith("-") else []
 
 
-def _typed(words: Sequence[str], command: str) -> list[Typed]:
+def _parse_slurm_options(words: Sequence[str], command: str) -> list[SlurmOption]:
     """The options that `words` are.
 
     Raises:
         UsageError: A word is no option, or lacks its value.
     """
-    found: list[Typed] = []
+    found: list[SlurmOption] = []
     pending = list(words)
     while pending:
         word = pending.pop(0)
-        name, has_value = _name(word)
+        name, has_value = _expand_option_name(word)
         if name is None:
-            raise _stray(word, found, command)
-        value = _value_after(word, pending)
+            raise _build_unknown_word_error(word, found, command)
+        value = _take_option_value(word, pending)
         if not has_value and not value and name in VALUED:
             raise UsageError(f"{command}: {word} needs a value")
         attached = (word.partition("=")[2] if word.startswith("--") else word[2:]) if has_value else None
-        found.append(Typed(name, value[0] if value else attached, (word, *value)))
+        found.append(SlurmOption(name, value[0] if value else attached, (word, *value)))
     return found
 
 
-def _name(word: str) -> tuple[str | None, bool]:
+def _expand_option_name(word: str) -> tuple[str | None, bool]:
     """Full name of the option `word`, None where it is none; and whether it holds its value."""
     if word.startswith("--") and len(word) > 2:
         name, equals, _ = word[2:].partition("=")
-        return _in_full(name), bool(equals)
+        return _complete_option_name(name), bool(equals)
     match = re.fullmatch(r"-([A-Za-z])(.*)", word, re.DOTALL)
     if not match:
         return None, False
@@ -232,7 +232,7 @@ def _name(word: str) -> tuple[str | None, bool]:
     return name, bool(match[2]) and name not in BARE
 
 
-def _in_full(name: str) -> str:
+def _complete_option_name(name: str) -> str:
     """The option that `name`, maybe shortened as getopt_long(3) allows, means."""
     if name in KNOWN:
         return name
@@ -240,29 +240,33 @@ def _in_full(name: str) -> str:
     return longer[0] if len(longer) == 1 else name
 
 
-def _stray(word: str, before: Sequence[Typed], command: str) -> UsageError:
+def _build_unknown_word_error(word: str, before: Sequence[SlurmOption], command: str) -> UsageError:
     if not before and word in INSTEAD:
         return UsageError(f"slurm: '{word}' is none of {', '.join(COMMANDS)}", f"use {INSTEAD[word]}")
-    if not before and nearest(word, COMMANDS):
+    if not before and find_nearest(word, COMMANDS):
         return UsageError(f"no Slurm command '{word}'", did_you_mean(word, COMMANDS))
     after = f" after {' '.join(before[-1].words)}" if before else ""
-    dashed = nearest(word, KNOWN)
+    dashed = find_nearest(word, KNOWN)
     hint = f"did you mean '--{dashed}'?" if dashed else "a task or another runtime stands after ' -- '"
     return UsageError(f"{command}: '{word}'{after} is no option", hint)
 
 
-def _check(typed: Sequence[Typed]) -> None:
+def _check_slurm_options(typed: Sequence[SlurmOption]) -> None:
     for each in typed:
         if each.name in REFUSED:
             raise UsageError(f"slurm: {each.words[0].partition('=')[0]} cannot be used here", REFUSED[each.name])
-    for assignment in (value_of(typed, "export") or "").split(","):
+    for assignment in (find_option_value(typed, "export") or "").split(","):
         name, equals, _ = assignment.partition("=")
         if equals and is_secret_name(name):
             raise UsageError(
                 f"slurm: --export: the value of {name} would be readable by everyone on the cluster",
                 f"set {name} in your shell: variables reach the job by themselves",
             )
-    per_node, tasks, nodes = value_of(typed, "ntasks-per-node"), value_of(typed, "ntasks"), nodes_of(typed)
+    per_node, tasks, nodes = (
+        find_option_value(typed, "ntasks-per-node"),
+        find_option_value(typed, "ntasks"),
+        find_num_nodes(typed),
+    )
     if per_node not in (None, "1") or (tasks is not None and nodes is not None and tasks != str(nodes)):
         raise UsageError(
             "slurm: Slurm starts one launcher on each node, and that starts a process for each device",
@@ -290,7 +294,7 @@ def _check_ours(options: Options) -> None:
             "slurm: a job of an --array does not restart by itself",
             "leave out --max-restarts and --spare-nodes; the same command again does what was not done",
         )
-    if options.spare_nodes and nodes_of(options.typed) is None:
+    if options.spare_nodes and find_num_nodes(options.slurm_options) is None:
         raise UsageError("slurm: --spare-nodes needs one number of --nodes", "such as -N 4")
-    if options.requeue and value_of(options.typed, "no-requeue") is not None:
+    if options.requeue and find_option_value(options.slurm_options, "no-requeue") is not None:
         raise UsageError("slurm: --requeue and --no-requeue exclude each other")

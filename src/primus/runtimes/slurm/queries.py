@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus.errors import PrimusError
-from primus.launch.jobs import JobState, State, Submission
+from primus.launch.jobs.scheduler_jobs import JobState, State, Submission
 from primus.runs.store import Run
 
 LIMIT_S = 30.0
@@ -59,7 +59,7 @@ HEADLESS = "its first node is lost, and its script with it; needs a person: canc
 """With --no-kill, which spare nodes take, Slurm goes on with such a job until its time limit (tried with 22.05)."""
 
 
-class Said(Struct, frozen=True):
+class CommandAnswer(Struct, frozen=True):
     """How a command of Slurm ended."""
 
     code: int | None
@@ -68,7 +68,7 @@ class Said(Struct, frozen=True):
     err: str
 
 
-def ask(argv: Sequence[str], environ: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> Said:
+def run_query(argv: Sequence[str], environ: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> CommandAnswer:
     """Run a command of Slurm.
 
     Raises:
@@ -80,15 +80,15 @@ def ask(argv: Sequence[str], environ: Mapping[str, str] | None = None, limit_s: 
             argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, errors="replace"
         )
     except subprocess.TimeoutExpired:
-        return Said(None, "", f"{argv[0]} gave no answer in {limit_s:g} s")
+        return CommandAnswer(None, "", f"{argv[0]} gave no answer in {limit_s:g} s")
     except OSError as error:
         raise PrimusError(
             f"{argv[0]}: cannot be started: {error.strerror}", "is this a node of a Slurm cluster?"
         ) from None
-    return Said(done.returncode, done.stdout, done.stderr.strip())
+    return CommandAnswer(done.returncode, done.stdout, done.stderr.strip())
 
 
-def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
+def query_states(submissions: Sequence[Submission]) -> dict[str, JobState]:
     """How each of `submissions` stands, by id: of squeue, of sacct or scontrol where it has ended, else of its run.
 
     Raises:
@@ -97,25 +97,27 @@ def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
     found: dict[str, JobState] = {}
     for cluster in sorted({each.place.get("cluster", "") for each in submissions}):
         of_cluster = [each for each in submissions if each.place.get("cluster", "") == cluster]
-        found |= _states(of_cluster, [f"--clusters={cluster}"] if cluster else [])
+        found |= _query_states_in_cluster(of_cluster, [f"--clusters={cluster}"] if cluster else [])
     return found
 
 
-def _states(submissions: Sequence[Submission], where: list[str]) -> dict[str, JobState]:
+def _query_states_in_cluster(submissions: Sequence[Submission], where: list[str]) -> dict[str, JobState]:
     ids = [each.id for each in submissions]
-    found = _queued(ids, where)
+    found = _query_squeue(ids, where)
     if missing := [each for each in ids if each not in found or found[each].raw == ENDED_ARRAY]:
-        found |= _accounted(missing, where)
+        found |= _query_sacct(missing, where)
     for each in submissions:
         state = found.get(each.id)
         if state is None or (state.state in ("done", "failed") and state.exit_code is None):
-            found[each.id] = _controlled(each.id, where) or state or _of_run(each)
+            found[each.id] = _query_scontrol(each.id, where) or state or _read_state_of_run(each)
     return found
 
 
-def _queued(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
+def _query_squeue(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
     """What squeue says: jobs that wait, run or have ended a short time ago."""
-    said = ask(["squeue", *where, "--noheader", "--states=all", f"--jobs={','.join(ids)}", "--format=%i|%T|%r|%N|%B"])
+    said = run_query(
+        ["squeue", *where, "--noheader", "--states=all", f"--jobs={','.join(ids)}", "--format=%i|%T|%r|%N|%B"]
+    )
     if said.code and "Invalid job id" in said.err:  # the only one, and long gone
         return {}
     if said.code != 0:
@@ -123,14 +125,14 @@ def _queued(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
     found: list[tuple[str, JobState]] = []
     for line in said.out.splitlines():
         fields = [*line.split("|"), ""]
-        if len(fields) > 4 and _base(fields[0]) in ids:
-            state = _state(_base(fields[0]), fields[1], reason=fields[2], nodes=fields[3])
+        if len(fields) > 4 and _strip_array_index(fields[0]) in ids:
+            state = _build_job_state(_strip_array_index(fields[0]), fields[1], reason=fields[2], nodes=fields[3])
             is_headless = state.raw == "RUNNING" and state.nodes and fields[4] not in ("", "n/a", *state.nodes)
             found.append((fields[0], structs.replace(state, reason=HEADLESS) if is_headless else state))
-    return _by_base(found)
+    return _merge_array_states(found)
 
 
-def _base(number: str) -> str:
+def _strip_array_index(number: str) -> str:
     """Number of the array of a job such as ``11_3`` or ``11_[4-7]``; that of another job is its own."""
     return number.partition("_")[0]
 
@@ -139,16 +141,16 @@ ENDED_ARRAY = "ENDED"
 """Our word for an array of which Slurm remembers no job that goes on, maybe not all that have ended."""
 
 
-def _by_base(found: Iterable[tuple[str, JobState]]) -> dict[str, JobState]:
+def _merge_array_states(found: Iterable[tuple[str, JobState]]) -> dict[str, JobState]:
     """States by number, those of an array's jobs as one."""
     parts: dict[str, list[JobState]] = {}
     for number, state in found:
-        parts.setdefault(_base(number), []).append(state)
-    arrays = {_base(number) for number, _ in found if "_" in number}
-    return {base: _of_array(states) if base in arrays else states[-1] for base, states in parts.items()}
+        parts.setdefault(_strip_array_index(number), []).append(state)
+    arrays = {_strip_array_index(number) for number, _ in found if "_" in number}
+    return {base: _combine_array_states(states) if base in arrays else states[-1] for base, states in parts.items()}
 
 
-def _of_array(states: Sequence[JobState]) -> JobState:
+def _combine_array_states(states: Sequence[JobState]) -> JobState:
     """How an array stands: it goes on while one of its jobs does, and has failed where one of them has."""
     order: tuple[State, ...] = ("running", "queued", "unknown", "failed", "cancelled", "done")
     first = min(states, key=lambda each: order.index(each.state))
@@ -165,34 +167,36 @@ def _of_array(states: Sequence[JobState]) -> JobState:
     )
 
 
-def _accounted(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
+def _query_sacct(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
     """What the accounting says; nothing where a cluster keeps none."""
     fields = "--format=JobID,State,ExitCode,NodeList"
-    said = ask(["sacct", *where, "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(ids)}", fields])
+    said = run_query(["sacct", *where, "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(ids)}", fields])
     found: list[tuple[str, JobState]] = []
     for line in said.out.splitlines() if said.code == 0 else []:
         values = line.split("|")
-        if len(values) == 4 and _base(values[0]) in ids:
+        if len(values) == 4 and _strip_array_index(values[0]) in ids:
             nodes = "" if values[3] == "None assigned" else values[3]
-            state = _state(_base(values[0]), values[1], exit_code=_exit_code(values[2]), nodes=nodes)
+            state = _build_job_state(
+                _strip_array_index(values[0]), values[1], exit_code=_exit_code(values[2]), nodes=nodes
+            )
             found.append((values[0], state))
-    return _by_base(found)
+    return _merge_array_states(found)
 
 
-def _controlled(number: str, where: list[str]) -> JobState | None:
+def _query_scontrol(number: str, where: list[str]) -> JobState | None:
     """What the controller remembers of one job, its exit code too."""
-    said = ask(["scontrol", *where, "--oneliner", "show", "job", number])
-    found = [_described(number, line) for line in said.out.splitlines()] if said.code == 0 else []
+    said = run_query(["scontrol", *where, "--oneliner", "show", "job", number])
+    found = [_parse_scontrol_line(number, line) for line in said.out.splitlines()] if said.code == 0 else []
     states = [state for state in found if state]
-    return _of_array(states) if "ArrayTaskId=" in said.out and states else next(iter(states), None)
+    return _combine_array_states(states) if "ArrayTaskId=" in said.out and states else next(iter(states), None)
 
 
-def _described(number: str, line: str) -> JobState | None:
+def _parse_scontrol_line(number: str, line: str) -> JobState | None:
     """What a line of scontrol says of a job."""
     values = dict(re.findall(r"(?:^| )(JobState|Reason|Restarts|ExitCode|NodeList)=(\S*)", line))
     if "JobState" not in values:
         return None
-    return _state(
+    return _build_job_state(
         number,
         values["JobState"],
         reason=values.get("Reason", ""),
@@ -202,10 +206,10 @@ def _described(number: str, line: str) -> JobState | None:
     )
 
 
-def _of_run(submission: Submission) -> JobState:
+def _read_state_of_run(submission: Submission) -> JobState:
     """What the job's run says of its end, where Slurm has forgotten the job."""
     try:
-        outcome = Run(Path(submission.directory)).metadata().outcome
+        outcome = Run(Path(submission.directory)).read_metadata().outcome
     except PrimusError:
         return JobState(state="gone", reason="Slurm has forgotten it, and its run folder is gone")
     known: dict[str, State] = {"done": "done", "failed": "failed", "interrupted": "cancelled"}
@@ -214,7 +218,7 @@ def _of_run(submission: Submission) -> JobState:
     return JobState(state=state, raw=outcome.state, reason=reason, exit_code=outcome.exit_code)
 
 
-def _state(
+def _build_job_state(
     number: str, raw: str, *, reason: str = "", nodes: str = "", exit_code: int | None = None, restarts: int = 0
 ) -> JobState:
     word = raw.split(" ")[0].rstrip("+")  # such as `CANCELLED by 1000`
@@ -224,7 +228,9 @@ def _state(
     if state == "queued" and NEEDS_PERSON.get(said):
         said = f"{said}, needs a person: {NEEDS_PERSON[said].format(id=number)}"
     code = 124 if word == "TIMEOUT" else exit_code  # as timeout(1) has it
-    return JobState(state=state, raw=word, reason=said, nodes=tuple(expanded(nodes)), exit_code=code, restarts=restarts)
+    return JobState(
+        state=state, raw=word, reason=said, nodes=tuple(expand_node_list(nodes)), exit_code=code, restarts=restarts
+    )
 
 
 def _exit_code(text: str) -> int | None:
@@ -235,18 +241,22 @@ def _exit_code(text: str) -> int | None:
     return 128 + int(number) if number.isdecimal() and int(number) and not int(code) else int(code)
 
 
-def expanded(nodes: str) -> list[str]:
+def expand_node_list(nodes: str) -> list[str]:
     """Names of the nodes of a list such as ``gpu[07-08,11],cpu1``, in its order."""
     found: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
         names = [""]
         for plain, ranges in re.findall(r"([^\[]*)(?:\[([^\]]*)\])?", part):
-            names = [name + plain + number for name in names for number in (_numbers(ranges) if ranges else [""])]
+            names = [
+                name + plain + number
+                for name in names
+                for number in (_expand_number_ranges(ranges) if ranges else [""])
+            ]
         found += names
     return found
 
 
-def _numbers(ranges: str) -> Iterable[str]:
+def _expand_number_ranges(ranges: str) -> Iterable[str]:
     for each in ranges.split(","):
         first, dash, last = each.partition("-")
         if not dash or not (first.isdecimal() and last.isdecimal()):
@@ -255,33 +265,33 @@ def _numbers(ranges: str) -> Iterable[str]:
         yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
 
 
-def cancel(submission: Submission) -> None:
+def cancel_job(submission: Submission) -> None:
     """End a job; its processes are told first, and save.
 
     Raises:
         PrimusError: Slurm does not do it.
     """
     cluster = submission.place.get("cluster")
-    said = ask(["scancel", *([f"--clusters={cluster}"] if cluster else []), submission.id])
+    said = run_query(["scancel", *([f"--clusters={cluster}"] if cluster else []), submission.id])
     if said.code != 0 or "error" in said.err:
         raise PrimusError(f"scancel {submission.id}: {said.err or said.code}")
 
 
-def find(name: str, comment: str, environ: Mapping[str, str]) -> str | None:
+def find_job_id(name: str, comment: str, environ: Mapping[str, str]) -> str | None:
     """Id of this user's job of this name and comment, None where there is none.
 
     Raises:
         PrimusError: Slurm does not answer.
     """
-    said = ask(["squeue", "--noheader", "--me", "--states=all", "--format=%i|%j|%k"], environ)
+    said = run_query(["squeue", "--noheader", "--me", "--states=all", "--format=%i|%j|%k"], environ)
     if said.code != 0:
         raise PrimusError(f"squeue does not answer: {said.err or said.code}")
     lines = [line.partition("|") for line in said.out.splitlines()]
-    ids = [_base(number) for number, _, described in lines if described == f"{name}|{comment}"]
+    ids = [_strip_array_index(number) for number, _, described in lines if described == f"{name}|{comment}"]
     return ids[-1] if ids else None
 
 
-def answering(nodes: Sequence[str]) -> set[str]:
+def find_answering_nodes(nodes: Sequence[str]) -> set[str]:
     """Those of this job's `nodes` on which a step starts now."""
     number = len(nodes)
     words = ["--overlap", "--no-kill", "--kill-on-bad-exit=0", "--input=none", "--ntasks-per-node=1"]
@@ -302,8 +312,8 @@ def ask_partly(argv: Sequence[str], limit_s: float) -> str:
     return out.decode(errors="replace")
 
 
-def down(nodes: Sequence[str]) -> set[str]:
+def find_down_nodes(nodes: Sequence[str]) -> set[str]:
     """Those of `nodes` that Slurm itself counts as lost; none where it does not say."""
-    said = ask(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T"])
+    said = run_query(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T"])
     lines = [line.partition("|") for line in said.out.splitlines()] if said.code == 0 else []
     return {name for name, _, state in lines if state.endswith("*") or state.rstrip("*$~#!%@^-") in ("down", "fail")}

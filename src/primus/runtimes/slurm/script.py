@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from primus.runtimes.slurm.options import Options, Typed, nodes_of, value_of
+from primus.runtimes.slurm.options import Options, SlurmOption, find_num_nodes, find_option_value
 
 MAX_LEAD_S, MIN_LEAD_S = 600, 60
 """Time for the last checkpoint before a time limit. Slurm sends the signal up to a minute early (sbatch(1))."""
@@ -18,7 +18,7 @@ LINE_LIMIT = 1000
 """Longest option on a line of the script; sbatch of Slurm 22.05 refuses lines of a few thousand characters."""
 
 
-class Batch(Struct, frozen=True, kw_only=True):
+class BatchScript(Struct, frozen=True, kw_only=True):
     """What a batch script is made from."""
 
     options: Options
@@ -45,12 +45,12 @@ def step_options(*, with_workers: bool) -> tuple[str, ...]:
     return ("--ntasks-per-node=1", *ends, "--input=none", "--unbuffered")
 
 
-def placed(batch: Batch) -> tuple[list[str], list[str]]:
+def split_directives(batch: BatchScript) -> tuple[list[str], list[str]]:
     """Lines of the script's head, and those options that only a command line can hold."""
     lines: list[str] = []
     others: list[str] = []
-    for words in _allocation(batch):
-        line = _directive(words)
+    for words in _list_allocation_options(batch):
+        line = _format_directive(words)
         if line is None:
             others += words
         else:
@@ -58,25 +58,25 @@ def placed(batch: Batch) -> tuple[list[str], list[str]]:
     return lines, others
 
 
-def text(batch: Batch) -> str:
+def format_batch_script(batch: BatchScript) -> str:
     """The script: one launcher on each node, again after what can be survived; of an array, once."""
-    options, typed = batch.options, batch.options.typed
-    head, _ = placed(batch)
+    options, typed = batch.options, batch.options.slurm_options
+    head, _ = split_directives(batch)
     step = " ".join(
         [
             *step_options(with_workers=batch.has_workers),
-            *([] if value_of(typed, "cpus-per-task") else ["--cpu-bind=none"]),
+            *([] if find_option_value(typed, "cpus-per-task") else ["--cpu-bind=none"]),
         ]
     )
     if options.is_array:
         return _ARRAY_TEMPLATE.format(
             head="\n".join(head),
             step=step,
-            command=_array(batch.command),
+            command=_format_bash_array(batch.command),
             inherit=_INHERIT,
             requeue=_REQUEUE if options.requeue else "",
         )
-    num_nodes = nodes_of(typed)
+    num_nodes = find_num_nodes(typed)
     nodes = "$SLURM_JOB_NUM_NODES" if num_nodes is None or not options.spare_nodes else str(num_nodes)
     next_words = [batch.primus, "direct", "--single", "--no-hooks", "--", "jobs", "next", batch.run]
     next_words += [f"--max-restarts={max_restarts(options)}", f"--restart-delay={options.restart_delay:g}"]
@@ -86,8 +86,8 @@ def text(batch: Batch) -> str:
         run=shlex.quote(batch.run),
         nodes=nodes,
         step=step,
-        command=_array(batch.command),
-        next=_array(next_words),
+        command=_format_bash_array(batch.command),
+        next=_format_bash_array(next_words),
         patience=PATIENCE_S,
         inherit=_INHERIT,
         requeue=_REQUEUE if options.requeue else "",
@@ -117,14 +117,14 @@ def limit_s(text: str) -> int | None:
     return parts[0] * 60 + parts[1] or None
 
 
-def _allocation(batch: Batch) -> list[tuple[str, ...]]:
+def _list_allocation_options(batch: BatchScript) -> list[tuple[str, ...]]:
     """The options of the job: those that were typed, and what goes without saying."""
-    options, typed = batch.options, batch.options.typed
+    options, typed = batch.options, batch.options.slurm_options
     kept = [each.words for each in typed if not _is_replaced(each, options)]
     given = {each.name for each in typed}
     ours: list[tuple[str, ...]] = []
     if options.spare_nodes:
-        ours += [(f"--nodes={(nodes_of(typed) or 1) + options.spare_nodes}",), ("--no-kill",)]
+        ours += [(f"--nodes={(find_num_nodes(typed) or 1) + options.spare_nodes}",), ("--no-kill",)]
     ours += [
         (f"--{name}={value}",)
         for name, value in (
@@ -132,26 +132,26 @@ def _allocation(batch: Batch) -> list[tuple[str, ...]]:
             ("ntasks-per-node", "1"),
             ("output", output_pattern(batch.run, options)),
             ("open-mode", "append"),
-            ("comment", comment(batch.run)),
+            ("comment", format_job_comment(batch.run)),
         )
         if name not in given
     ]
-    return [*kept, *ours, *_warning(options, typed)]
+    return [*kept, *ours, *_list_warning_signal_options(options, typed)]
 
 
-def comment(run: str) -> str:
+def format_job_comment(run: str) -> str:
     """Text by which a job is found whose submission was not answered."""
     return f"primus:{run.rpartition('/')[2]}"
 
 
-def _is_replaced(each: Typed, options: Options) -> bool:
+def _is_replaced(each: SlurmOption, options: Options) -> bool:
     return each.name in ("parsable", "test-only") or (each.name in ("nodes", "no-kill") and options.spare_nodes > 0)
 
 
-def _warning(options: Options, typed: Sequence[Typed]) -> list[tuple[str, ...]]:
+def _list_warning_signal_options(options: Options, typed: Sequence[SlurmOption]) -> list[tuple[str, ...]]:
     """A signal ahead of the end, to the script alone: it tells the launchers."""
-    time = value_of(typed, "time")
-    if value_of(typed, "signal") is not None or (time is None and not options.requeue):
+    time = find_option_value(typed, "time")
+    if find_option_value(typed, "signal") is not None or (time is None and not options.requeue):
         return []
     if options.is_array and not options.requeue:  # nothing is to be saved that is not saved already
         return []
@@ -160,7 +160,7 @@ def _warning(options: Options, typed: Sequence[Typed]) -> list[tuple[str, ...]]:
     return [(f"--signal=B:USR1@{lead}",)]
 
 
-def _directive(words: Sequence[str]) -> str | None:
+def _format_directive(words: Sequence[str]) -> str | None:
     """The line of the script that says `words`; None where sbatch would read it otherwise.
 
     sbatch cuts a line at white space and at `#`, and takes double quotes with backslashes before `"` and itself
@@ -168,10 +168,10 @@ def _directive(words: Sequence[str]) -> str | None:
     """
     if any(not word or re.search(r"[\x00-\x1f\x7f]", word) for word in words) or sum(map(len, words)) > LINE_LIMIT:
         return None
-    return " ".join(["#SBATCH", *map(_quoted, words)])
+    return " ".join(["#SBATCH", *map(_quote_directive_value, words)])
 
 
-def _quoted(word: str) -> str:
+def _quote_directive_value(word: str) -> str:
     flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     if re.fullmatch(r"[\w@%+=:,./\[\]*&|!()$`~^{}<>?;-]*", value, re.ASCII):
         return word
@@ -179,7 +179,7 @@ def _quoted(word: str) -> str:
     return f'{flag}{equals}"{escaped}"'
 
 
-def _array(words: Sequence[str]) -> str:
+def _format_bash_array(words: Sequence[str]) -> str:
     """`words` as the inside of a bash array, an option a line with what follows it."""
     lines: list[list[str]] = []
     for word in words:

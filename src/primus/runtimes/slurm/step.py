@@ -29,11 +29,11 @@ from collections.abc import Mapping
 from primus.errors import EXIT_OK, PrimusError
 from primus.launch import foreground
 from primus.launch.foreground import Child
-from primus.launch.remote import Remote, Say, conclude
+from primus.launch.run_remote import RemoteLaunch, Say, conclude_remote
 from primus.launch.signals import INSISTS_AFTER_S
 from primus.runs.store import Run, State
 from primus.runtimes.slurm import queries
-from primus.runtimes.slurm.options import parse, value_of
+from primus.runtimes.slurm.options import find_option_value, parse
 
 ASKED_S = 10.0
 """Time that the controller has to answer a question about the step; a person waits for it."""
@@ -45,20 +45,20 @@ ARRIVAL_S = 0.3
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_step(remote: Remote, run: Run | None, environ: Mapping[str, str], say: Say) -> int:
+def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], say: Say) -> int:
     """Run srun until its end; gives the exit code of the run, where there is one.
 
     Raises:
         PrimusError: It cannot be started.
     """
-    has_terminal = value_of(parse(remote.request.runtimes[0].words).typed, "pty") is not None
-    before = run.metadata() if run else None
+    has_terminal = find_option_value(parse(remote.request.runtimes[0].words).slurm_options, "pty") is not None
+    before = run.read_metadata() if run else None
     relay = SignalRelay(environ, say)
-    code = foreground.call(
+    code = foreground.run_in_foreground(
         remote.plan.argv,
         environ,
         has_terminal=has_terminal,
-        deliver=foreground.send_signal if has_terminal else relay.deliver,
+        deliver=foreground.send_signal if has_terminal else relay.relay_signal,
         prepare=None if has_terminal else _end_with_launcher,
     )
     reason = f"srun ended with exit code {code}"
@@ -66,7 +66,7 @@ def run_step(remote: Remote, run: Run | None, environ: Mapping[str, str], say: S
     if relay.first is not None and code != EXIT_OK:
         code = 128 + relay.first if relay.is_withdrawn or run is not None else code
         reason, state = signal.Signals(relay.first).name, "interrupted"
-    return conclude(run, before, code, reason, state=state)
+    return conclude_remote(run, before, code, reason, state=state)
 
 
 def _end_with_launcher() -> None:
@@ -92,7 +92,7 @@ class SignalRelay:
         self._num_asked = 0
         self._asked_at = self._told_at = 0.0
 
-    def deliver(self, child: Child, number: int) -> None:
+    def relay_signal(self, child: Child, number: int) -> None:
         """Pass on a signal, which was sent to this process."""
         if number not in ENDING:
             foreground.send_signal(child, number)
@@ -113,7 +113,7 @@ class SignalRelay:
     def _tell_tasks(self, child: Child, number: int) -> None:
         name = signal.Signals(number).name
         try:
-            step = self._told(child, name)
+            step = self._signal_step(child, name)
         except PrimusError as error:
             self._say(f"{error.problem}; srun passes on SIGUSR1 instead of {name}: the tasks save and end")
             foreground.send_signal(child, signal.SIGUSR1)
@@ -127,7 +127,7 @@ class SignalRelay:
         else:
             self._say(f"{name}: step {step} ends at once; once more: it is killed")
 
-    def _told(self, child: Child, name: str) -> str | None:
+    def _signal_step(self, child: Child, name: str) -> str | None:
         """Id of the step whose tasks were sent the signal `name`; None where there is no step, or srun has ended.
 
         Raises:
@@ -139,7 +139,7 @@ class SignalRelay:
             step = find_step(child.pid, self._environ)
             if step is None:
                 return None
-            said = queries.ask(["scancel", f"--signal={name.removeprefix('SIG')}", step], self._environ, ASKED_S)
+            said = queries.run_query(["scancel", f"--signal={name.removeprefix('SIG')}", step], self._environ, ASKED_S)
             if said.code == 0 and "error" not in said.err:
                 self._told_at = time.monotonic()
                 return step
@@ -157,7 +157,7 @@ def find_step(pid: int, environ: Mapping[str, str]) -> str | None:
     Raises:
         PrimusError: Slurm does not answer.
     """
-    said = queries.ask(["scontrol", "--oneliner", "show", "step"], environ, ASKED_S)
+    said = queries.run_query(["scontrol", "--oneliner", "show", "step"], environ, ASKED_S)
     if said.code != 0 and "No job steps" not in said.out + said.err:
         raise PrimusError(f"scontrol does not answer: {said.err or said.code}")
     host = os.uname().nodename.partition(".")[0]

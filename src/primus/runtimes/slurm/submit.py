@@ -15,16 +15,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError, nearest
-from primus.launch import job_logs, jobs
-from primus.launch.jobs import Submission
-from primus.launch.remote import NotAccepted, OnlyAsked, Remote, Say
+from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError, find_nearest
+from primus.launch.jobs import logs as job_logs
+from primus.launch.jobs import scheduler_jobs
+from primus.launch.jobs.scheduler_jobs import Submission
+from primus.launch.run_remote import QueryOnly, RemoteLaunch, Say, SubmissionRejected
 from primus.redaction import redact_args
 from primus.runs.events import EventLog
 from primus.runs.files import to_json
-from primus.runs.store import Outcome, Run
+from primus.runs.store import Run, RunOutcome
 from primus.runtimes.slurm import queries, script, step
-from primus.runtimes.slurm.options import KNOWN, Options, Typed, parse, value_of
+from primus.runtimes.slurm.options import KNOWN, Options, SlurmOption, find_option_value, parse
 
 SUBMIT_LIMIT_S = 120.0
 OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI", "OMPI", "PRTE_", "PALS_")
@@ -34,7 +35,7 @@ OF_A_LAUNCHER = ("NNODES", "NODE_RANK", "RANK", "LOCAL_RANK", "GROUP_RANK", "WOR
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
-def start(remote: Remote, run: Run | None, say: Say) -> int:
+def start_step_or_job(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     """Run the step, or submit the job; gives the exit code.
 
     Raises:
@@ -42,9 +43,9 @@ def start(remote: Remote, run: Run | None, say: Say) -> int:
     """
     options = parse(remote.request.runtimes[0].words)
     program = remote.plan.argv[0]
-    environ = environment(remote.environ, options.command, {*remote.plan.env})
+    environ = build_command_environment(remote.make_environ, options.command, {*remote.plan.env})
     if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
-        raise NotAccepted.from_error(
+        raise SubmissionRejected.from_error(
             UsageError(f"{program} is not installed here", "type this on a login node of a Slurm cluster")
         )
     if options.test_only:
@@ -52,14 +53,14 @@ def start(remote: Remote, run: Run | None, say: Say) -> int:
     if options.command == "srun":
         return step.run_step(remote, run, environ, say)
     assert run is not None, "a batch script is a file of a run folder"
-    submission = _submitted(remote, run, options, environ, say)
-    _tell(remote, submission, say)
+    submission = _submit_job(remote, run, options, environ, say)
+    _print_submission(remote, submission, say)
     if not options.wait and not options.follow:
         return 0
-    return _attended(submission, options, remote, say)
+    return _wait_for_job(submission, options, remote, say)
 
 
-def environment(environ: Mapping[str, str], command: str, planned: set[str]) -> dict[str, str]:
+def build_command_environment(environ: Mapping[str, str], command: str, planned: set[str]) -> dict[str, str]:
     """What Slurm's command inherits: nothing of a job or a launcher around us, but for a step of that job.
 
     Args:
@@ -81,55 +82,55 @@ def environment(environ: Mapping[str, str], command: str, planned: set[str]) -> 
     return {name: value for name, value in environ.items() if not is_dropped(name)}
 
 
-def _ask_only(remote: Remote, environ: Mapping[str, str]) -> NoReturn:
+def _ask_only(remote: RemoteLaunch, environ: Mapping[str, str]) -> NoReturn:
     """Ask whether and when the job could start."""
-    said = queries.ask(remote.plan.argv, environ, SUBMIT_LIMIT_S)
+    said = queries.run_query(remote.plan.argv, environ, SUBMIT_LIMIT_S)
     sys.stdout.write(said.out)
     print(said.err, file=sys.stderr)
-    raise OnlyAsked(EXIT_FAILED if said.code is None else said.code)
+    raise QueryOnly(EXIT_FAILED if said.code is None else said.code)
 
 
-def _submitted(remote: Remote, run: Run, options: Options, environ: Mapping[str, str], say: Say) -> Submission:
-    typed = options.typed
+def _submit_job(remote: RemoteLaunch, run: Run, options: Options, environ: Mapping[str, str], say: Say) -> Submission:
+    typed = options.slurm_options
     try:
         logs = _make_log_folders(options, run)
     except PrimusError as error:
-        raise NotAccepted.from_error(error) from None
-    name = value_of(typed, "job-name") or remote.context.name
-    comment = value_of(typed, "comment") or script.comment(str(run.directory))
+        raise SubmissionRejected.from_error(error) from None
+    name = find_option_value(typed, "job-name") or remote.context.name
+    comment = find_option_value(typed, "comment") or script.format_job_comment(str(run.directory))
     try:
-        said = queries.ask(remote.plan.argv, environ, SUBMIT_LIMIT_S)
+        said = queries.run_query(remote.plan.argv, environ, SUBMIT_LIMIT_S)
     except KeyboardInterrupt:
-        accepted = _accepted_meanwhile(name, comment, environ, run, say)
+        accepted = _find_job_after_interrupt(name, comment, environ, run, say)
         if accepted:
-            _remembered(remote, run, options, (accepted, ""), logs, say)
+            _remember_submission(remote, run, options, (accepted, ""), logs, say)
         raise
     number, _, cluster = said.out.strip().rpartition("\n")[2].partition(";")
     if said.code != 0 or not number.isdecimal():
-        number = _found_after_all(said, name, comment, environ, run)
+        number = _find_job_after_timeout(said, name, comment, environ, run)
     elif said.err:
         say(said.err)
-    return _remembered(remote, run, options, (number, cluster), logs, say)
+    return _remember_submission(remote, run, options, (number, cluster), logs, say)
 
 
-def _remembered(
-    remote: Remote, run: Run, options: Options, job: tuple[str, str], logs: list[str], say: Say
+def _remember_submission(
+    remote: RemoteLaunch, run: Run, options: Options, job: tuple[str, str], logs: list[str], say: Say
 ) -> Submission:
     """The submission of a job that Slurm has, by its number and cluster; it is kept as well as can be."""
     number, cluster = job
     submission = Submission(
         runtime="slurm",
         id=number,
-        name=value_of(options.typed, "job-name") or remote.context.name,
+        name=find_option_value(options.slurm_options, "job-name") or remote.context.name,
         directory=str(run.directory),
         submitted=time.time(),
         host=socket.gethostname(),
         user=getpass.getuser(),
         command=tuple(redact_args(remote.command)),
-        place=({"cluster": cluster} if cluster else {}) | _array(options.typed),
-        logs=tuple(_of_job(each, number, options) for each in logs),
+        place=({"cluster": cluster} if cluster else {}) | _get_array_place(options.slurm_options),
+        logs=tuple(_fill_job_number(each, number, options) for each in logs),
     )
-    jobs.remember(submission, remote.environ, say)
+    scheduler_jobs.remember_submission(submission, remote.make_environ, say)
     with contextlib.suppress(OSError):
         log = EventLog(run.events)
         log.append("submitted", runtime="slurm", id=number, name=submission.name)
@@ -137,22 +138,24 @@ def _remembered(
     return submission
 
 
-def _accepted_meanwhile(name: str, comment: str, environ: Mapping[str, str], run: Run, say: Say) -> str | None:
+def _find_job_after_interrupt(name: str, comment: str, environ: Mapping[str, str], run: Run, say: Say) -> str | None:
     """Id of a job whose submission was interrupted, where Slurm has it."""
     number = None
     with contextlib.suppress(PrimusError):
-        number = queries.find(name, comment, environ)
+        number = queries.find_job_id(name, comment, environ)
     if number is None:
         reason = "interrupted before Slurm had said whether the job was accepted"
         say(f"{reason}; it may come all the same: squeue --me --name={name}")
-        outcome = Outcome(state="interrupted", exit_code=EXIT_INTERRUPTED, reason=reason)
-        run.update(ended=time.time(), outcome=outcome)
+        outcome = RunOutcome(state="interrupted", exit_code=EXIT_INTERRUPTED, reason=reason)
+        run.update_metadata(ended=time.time(), outcome=outcome)
         return None
     say(f"job {number} is queued already; primus-cli direct -- jobs cancel {number} ends it")
     return number
 
 
-def _found_after_all(said: queries.Said, name: str, comment: str, environ: Mapping[str, str], run: Run) -> str:
+def _find_job_after_timeout(
+    said: queries.CommandAnswer, name: str, comment: str, environ: Mapping[str, str], run: Run
+) -> str:
     """Id of the job, where Slurm has accepted it without being heard.
 
     Raises:
@@ -161,29 +164,29 @@ def _found_after_all(said: queries.Said, name: str, comment: str, environ: Mappi
     """
     problem = said.err or said.out.strip() or f"exit code {said.code}"
     try:
-        number = queries.find(name, comment, environ)
+        number = queries.find_job_id(name, comment, environ)
     except PrimusError as error:
         unknown = f"sbatch has failed, and whether the job was accepted is not known: {problem}; {error.problem}"
-        run.update(outcome=Outcome(state="failed", exit_code=EXIT_FAILED, reason=unknown))
+        run.update_metadata(outcome=RunOutcome(state="failed", exit_code=EXIT_FAILED, reason=unknown))
         raise PrimusError(unknown, f"before you submit it again: squeue --me --name={name}") from None
     if number is not None:
         return number
-    raise NotAccepted(f"the job was not accepted: {problem}", _meant(problem))
+    raise SubmissionRejected(f"the job was not accepted: {problem}", _suggest_option(problem))
 
 
-def _meant(problem: str) -> str:
+def _suggest_option(problem: str) -> str:
     """The option that was meant, ours or Slurm's, where Slurm does not know one."""
     match = re.search(r"unrecognized option '--([^'=]+)", problem)
-    option = nearest(match[1], KNOWN) if match else None
+    option = find_nearest(match[1], KNOWN) if match else None
     return f"did you mean '--{option}'?" if option else ""
 
 
-def _array(typed: tuple[Typed, ...]) -> dict[str, str]:
-    numbers = value_of(typed, "array")
+def _get_array_place(typed: tuple[SlurmOption, ...]) -> dict[str, str]:
+    numbers = find_option_value(typed, "array")
     return {"array": numbers} if numbers is not None else {}
 
 
-def _of_job(pattern: str, number: str, options: Options) -> str:
+def _fill_job_number(pattern: str, number: str, options: Options) -> str:
     """`pattern` with the job's number; each job of an array has one of its own besides."""
     return re.sub("%j", "*", pattern).replace("%A", number) if options.is_array else re.sub("%[jA]", number, pattern)
 
@@ -194,14 +197,14 @@ def _make_log_folders(options: Options, run: Run) -> list[str]:
     Raises:
         UsageError: A folder's name is known only once the job has a number.
     """
-    typed = options.typed
-    place = value_of(typed, "chdir") or ""
-    given = [value for name in ("output", "error") if (value := value_of(typed, name))]
-    if value_of(typed, "output") is None:
+    typed = options.slurm_options
+    place = find_option_value(typed, "chdir") or ""
+    given = [value for name in ("output", "error") if (value := find_option_value(typed, name))]
+    if find_option_value(typed, "output") is None:
         given.append(script.output_pattern(str(run.directory), options))
     patterns = []
     for text in given:
-        file = os.path.abspath(os.path.join(place, _with_name(text, typed)))
+        file = os.path.abspath(os.path.join(place, _fill_job_name(text, typed)))
         folder = os.path.dirname(file)
         if "%" in folder.replace("%%", ""):
             raise UsageError(
@@ -213,26 +216,26 @@ def _make_log_folders(options: Options, run: Run) -> list[str]:
             Path(plain).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise PrimusError(f"{plain}: cannot be made: {error.strerror}", "the job's log is to stand there") from None
-        patterns.append(f"{glob.escape(plain)}/{_as_glob(os.path.basename(file))}")
+        patterns.append(f"{glob.escape(plain)}/{_convert_to_glob(os.path.basename(file))}")
     return patterns
 
 
-def _with_name(text: str, typed: tuple[Typed, ...]) -> str:
+def _fill_job_name(text: str, typed: tuple[SlurmOption, ...]) -> str:
     """`text` with what is known before the job has a number: its name and its user."""
-    known = {"%x": value_of(typed, "job-name"), "%u": getpass.getuser()}
+    known = {"%x": find_option_value(typed, "job-name"), "%u": getpass.getuser()}
     for pattern, value in known.items():
         if value is not None and "%%" not in text:
             text = text.replace(pattern, value)
     return text
 
 
-def _as_glob(name: str) -> str:
+def _convert_to_glob(name: str) -> str:
     """A file name of sbatch(1) as a pattern of glob, but for the job's number."""
     parts = re.split(r"(%\d*[A-Za-z]|%%)", name)
-    return "".join(_glob_of(part) for part in parts)
+    return "".join(_convert_part_to_glob(part) for part in parts)
 
 
-def _glob_of(part: str) -> str:
+def _convert_part_to_glob(part: str) -> str:
     if part == "%%":
         return "%"
     if part in ("%j", "%A"):
@@ -240,21 +243,21 @@ def _glob_of(part: str) -> str:
     return "*" if re.fullmatch(r"%\d*[A-Za-z]", part) else glob.escape(part)
 
 
-def _tell(remote: Remote, submission: Submission, say: Say) -> None:
+def _print_submission(remote: RemoteLaunch, submission: Submission, say: Say) -> None:
     say(f"job {submission.id} is queued; primus-cli direct -- jobs logs {submission.id} --follow")
     if remote.is_json:
         values = {"runtime": "slurm", "id": submission.id, "name": submission.name, "run": submission.directory}
         print(to_json(values), flush=True)
 
 
-def _attended(submission: Submission, options: Options, remote: Remote, say: Say) -> int:
+def _wait_for_job(submission: Submission, options: Options, remote: RemoteLaunch, say: Say) -> int:
     """Wait for the job's end, printing its log where that is wanted; gives the exit code of its run."""
     cancel = f"direct -- jobs cancel {submission.id}"
-    with jobs.detachable(submission.id, cancel, say) as waiting:
+    with scheduler_jobs.detach_on_signal(submission.id, cancel, say) as waiting:
         if options.follow:
             out = sys.stderr if remote.is_json else sys.stdout
-            state = job_logs.follow(submission, remote.context.environ, out, say)
+            state = job_logs.follow_logs(submission, remote.context.environ, out, say)
         else:
-            state = jobs.wait(submission, remote.context.environ, say)
-        waiting.exit_code = jobs.conclude(submission, state, say)
+            state = scheduler_jobs.wait_for_job(submission, remote.context.environ, say)
+        waiting.exit_code = scheduler_jobs.report_end(submission, state, say)
     return waiting.exit_code

@@ -12,13 +12,13 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from primus.errors import UsageError
-from primus.launch import chain, inherited
-from primus.launch.plan import Context, LaunchPlan, Variable
-from primus.launch.remote import Remote, Say
-from primus.launch.variables import checked_name, is_name
+from primus.launch import compose, inherited_variables
+from primus.launch.plan import LaunchPlan, PlanContext, Variable
+from primus.launch.run_remote import RemoteLaunch, Say
+from primus.launch.variables import check_name, is_name
 from primus.runs.store import Run
 from primus.runtimes.ssh import hosts, script
-from primus.runtimes.ssh.hosts import Host
+from primus.runtimes.ssh.hosts import SshHost
 
 LEVEL = "cluster"
 
@@ -67,30 +67,30 @@ class Options(Struct, frozen=True, kw_only=True):
     """Seconds that a host has to answer."""
 
 
-def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
+def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
     """`plan`, on every host: a connection each, and the task as its node.
 
     Raises:
         UsageError: A host or an option is wrong, or a variable is not set.
     """
-    nodes = hosts.parse(options.hosts, options.hostfile, options.user, options.port)
-    command = _command(options, context)
-    env, passed_on = _variables(plan, options, context)
+    nodes = hosts.parse_hosts(options.hosts, options.hostfile, options.user, options.port)
+    command = _build_remote_command(options, context)
+    env, passed_on = _collect_remote_variables(plan, options, context)
     notes = [f"node {rank}: {shlex.join(ssh_command(node, options))}" for rank, node in enumerate(nodes) if rank]
     notes += [
         "each connection carries the variables, NODE_RANK among them, and the command as its standard input",
-        f"done in {_directory(options)}, which the hosts share, as they do the run folder",
+        f"done in {_find_remote_directory(options)}, which the hosts share, as they do the run folder",
     ]
     return LaunchPlan(
         argv=ssh_command(nodes[0], options),
-        env={**plan.env, **env, **_meeting(nodes, options, context)},
+        env={**plan.env, **env, **_build_rendezvous_variables(nodes, options, context)},
         inherited=passed_on,
         notes=tuple(notes),
         inner=LaunchPlan(argv=command, inner=plan if plan.argv != context.there else plan.inner),
     )
 
 
-def start(remote: Remote, run: Run | None, say: Say) -> int:
+def start(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     """Start all nodes, and wait for them; gives the exit code.
 
     Raises:
@@ -98,27 +98,27 @@ def start(remote: Remote, run: Run | None, say: Say) -> int:
     """
     from primus.runtimes.ssh import nodes
 
-    options = chain.options_of(remote.request.runtimes[0])
+    options = compose.parse_segment_options(remote.request.runtimes[0])
     assert isinstance(options, Options) and remote.plan.inner is not None
     values = {name: remote.context.environ[name] for name in remote.plan.inherited}
     values |= {name: variable.value for name, variable in remote.plan.env.items()}
-    directory = _directory(options)
+    directory = _find_remote_directory(options)
     targets = [
-        nodes.Target(
+        nodes.SshNode(
             host=host,
             argv=ssh_command(host, options),
             login=host.format_login(options.option),
-            script=script.text(remote.plan.inner.argv, directory, {**values, "NODE_RANK": str(rank)}),
+            script=script.format_remote_script(remote.plan.inner.argv, directory, {**values, "NODE_RANK": str(rank)}),
         )
-        for rank, host in enumerate(hosts.parse(options.hosts, options.hostfile, options.user, options.port))
+        for rank, host in enumerate(hosts.parse_hosts(options.hosts, options.hostfile, options.user, options.port))
     ]
-    return nodes.perform(targets, remote.context.environ, run)
+    return nodes.run_nodes(targets, remote.context.environ, run)
 
 
 _OPTION = re.compile(r"[A-Za-z]+=.*", re.DOTALL)
 
 
-def ssh_command(host: Host, options: Options) -> tuple[str, ...]:
+def ssh_command(host: SshHost, options: Options) -> tuple[str, ...]:
     """The ssh command for `host`; of options given twice ssh takes the first.
 
     Raises:
@@ -142,26 +142,28 @@ def ssh_command(host: Host, options: Options) -> tuple[str, ...]:
     return ("ssh", "-T", "-x", *words, *login, *port, "--", host.name, script.BOOTSTRAP)
 
 
-def _directory(options: Options) -> str:
+def _find_remote_directory(options: Options) -> str:
     return options.chdir or str(Path.cwd())
 
 
-def _command(options: Options, context: Context) -> tuple[str, ...]:
+def _build_remote_command(options: Options, context: PlanContext) -> tuple[str, ...]:
     if options.entry and options.python:
         raise UsageError("--entry and --python exclude each other", "either names what starts primus on the hosts")
     head = (options.python, "-c", RUN) if options.python else (options.entry or context.there[0],)
     return (*head, *context.there[1:])
 
 
-def _variables(plan: LaunchPlan, options: Options, context: Context) -> tuple[dict[str, Variable], tuple[str, ...]]:
+def _collect_remote_variables(
+    plan: LaunchPlan, options: Options, context: PlanContext
+) -> tuple[dict[str, Variable], tuple[str, ...]]:
     """Variables that are given with a value, and the names of those that are passed on from here."""
     given: dict[str, Variable] = {}
-    names = {name for name in inherited.names(context.environ) if not name.startswith(OF_HERE)}
+    names = {name for name in inherited_variables.list_inherited_names(context.environ) if not name.startswith(OF_HERE)}
     for word in options.env:
         name, equals, value = word.partition("=")
-        found = _matching(name, context)
+        found = _match_variables(name, context)
         if equals:
-            given[checked_name(name, "--env")] = Variable(value, "--env")
+            given[check_name(name, "--env")] = Variable(value, "--env")
         elif not found and name not in plan.env:
             raise UsageError(f"--env {name}: no such variable here", "set it in your shell, or write NAME=VALUE")
         names |= found
@@ -172,11 +174,13 @@ def _variables(plan: LaunchPlan, options: Options, context: Context) -> tuple[di
     return given, tuple(sorted(name for name in names - {*given, *plan.env} if is_name(name)))
 
 
-def _matching(pattern: str, context: Context) -> set[str]:
+def _match_variables(pattern: str, context: PlanContext) -> set[str]:
     return {name for name in context.environ if fnmatch.fnmatchcase(name, pattern)}
 
 
-def _meeting(nodes: tuple[Host, ...], options: Options, context: Context) -> dict[str, Variable]:
+def _build_rendezvous_variables(
+    nodes: tuple[SshHost, ...], options: Options, context: PlanContext
+) -> dict[str, Variable]:
     """How the nodes find each other; `direct` reads these variables."""
     if len(nodes) == 1:
         return {"NNODES": Variable("1", "ssh")}

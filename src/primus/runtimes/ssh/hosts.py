@@ -15,7 +15,7 @@ LIMIT = 16384
 """Hosts that one range may stand for; more is a typing error."""
 
 
-class Host(Struct, frozen=True):
+class SshHost(Struct, frozen=True):
     """A host to log in to."""
 
     name: str
@@ -24,7 +24,7 @@ class Host(Struct, frozen=True):
     port: int | None = None
 
     @property
-    def label(self) -> str:
+    def display_name(self) -> str:
         """How messages and files call it."""
         return self.name if self.port is None else f"{self.name}:{self.port}"
 
@@ -35,34 +35,34 @@ class Host(Struct, frozen=True):
         return shlex.join([*words, f"{self.user}@{self.name}" if self.user else self.name])
 
 
-def parse(words: Sequence[str], files: Sequence[str], user: str | None, port: int | None) -> tuple[Host, ...]:
+def parse_hosts(words: Sequence[str], files: Sequence[str], user: str | None, port: int | None) -> tuple[SshHost, ...]:
     """The hosts of `--hosts` words, then those of hostfiles, in order; `user` and `port` are for those without.
 
     Raises:
         UsageError: A host cannot be understood, is given twice, or there is none.
     """
-    written = [(entry, "--hosts") for word in words for entry in _split(word)]
-    written += [entry for file in files for entry in _lines(file)]
-    hosts: list[Host] = []
+    written = [(entry, "--hosts") for word in words for entry in _split_outside_brackets(word)]
+    written += [entry for file in files for entry in _read_hostfile_lines(file)]
+    hosts: list[SshHost] = []
     seen: dict[str, str] = {}
     for entry, where in written:
-        for text in _expanded(entry, where):
-            host = _host(text, where, user, port)
-            if host.label in seen:
-                raise UsageError(f"{where}: host {host.label} is given twice", "each host starts one node")
-            seen[host.label] = where
+        for text in _expand_host_range(entry, where):
+            host = _parse_host(text, where, user, port)
+            if host.display_name in seen:
+                raise UsageError(f"{where}: host {host.display_name} is given twice", "each host starts one node")
+            seen[host.display_name] = where
             hosts.append(host)
     if not hosts:
         raise UsageError("runtime 'ssh' needs hosts", "--hosts node1,node2 or --hosts 'node[01-16]' or --hostfile FILE")
     return tuple(hosts)
 
 
-def _split(text: str) -> list[str]:
+def _split_outside_brackets(text: str) -> list[str]:
     """`text` at its commas, but for those in brackets."""
     return [entry.strip() for entry in re.findall(r"(?:\[[^\]]*\]|[^,])+", text) if entry.strip()]
 
 
-def _lines(file: str) -> list[tuple[str, str]]:
+def _read_hostfile_lines(file: str) -> list[tuple[str, str]]:
     try:
         lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
@@ -76,7 +76,7 @@ def _lines(file: str) -> list[tuple[str, str]]:
                 f"{file}:{number}: '{words[1]}' after a host",
                 "one host a line; processes are direct's: -- direct --nproc N",
             )
-        found += [(entry, f"{file}:{number}") for word in words for entry in _split(word)]
+        found += [(entry, f"{file}:{number}") for word in words for entry in _split_outside_brackets(word)]
     if not found:
         raise UsageError(f"--hostfile {file}: no host stands in it", "one host a line")
     return found
@@ -85,7 +85,7 @@ def _lines(file: str) -> list[tuple[str, str]]:
 _RANGE = re.compile(r"\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\]")
 
 
-def _expanded(text: str, where: str) -> Iterator[str]:
+def _expand_host_range(text: str, where: str) -> Iterator[str]:
     """`node[01-03,7]` as its hosts, leading zeros kept."""
     match = _RANGE.search(text)
     if not match:
@@ -97,7 +97,7 @@ def _expanded(text: str, where: str) -> Iterator[str]:
         if not 0 < len(numbers) <= LIMIT:
             raise UsageError(f"{where}: [{part}] is no range of hosts")
         for number in numbers:
-            yield from _expanded(f"{text[: match.start()]}{number:0{len(first)}d}{text[match.end() :]}", where)
+            yield from _expand_host_range(f"{text[: match.start()]}{number:0{len(first)}d}{text[match.end() :]}", where)
 
 
 _HOST = re.compile(
@@ -106,9 +106,9 @@ _HOST = re.compile(
 )
 
 
-def _host(text: str, where: str, user: str | None, port: int | None) -> Host:
+def _parse_host(text: str, where: str, user: str | None, port: int | None) -> SshHost:
     match = _HOST.fullmatch(f"[{text}]" if text.count(":") > 1 and "[" not in text else text)
     given = int(match["port"]) if match and match["port"] else port
     if not match or not (given is None or 0 < given < 65536):
         raise UsageError(f"{where}: {text!r} is not a host", "write host, user@host, host:port or [IPv6]:port")
-    return Host(match["name"] or match["address"], match["user"] or user, given)
+    return SshHost(match["name"] or match["address"], match["user"] or user, given)

@@ -20,11 +20,11 @@ from msgspec import Struct
 
 from primus.errors import EXIT_FAILED, EXIT_UNFIT, PrimusError
 from primus.launch.foreground import PASSED_ON
-from primus.launch.remote import conclude, told_outcome
+from primus.launch.run_remote import conclude_remote, read_reported_outcome
 from primus.redaction import redact
-from primus.runs.store import Metadata, Run
+from primus.runs.store import Run, RunMetadata
 from primus.runtimes.ssh import script
-from primus.runtimes.ssh.hosts import Host
+from primus.runtimes.ssh.hosts import SshHost
 
 LOGS = "logs/ssh"
 POLL_S = 0.05
@@ -40,10 +40,10 @@ NUM_TAIL_LINES = 5
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Target(Struct, frozen=True, kw_only=True):
+class SshNode(Struct, frozen=True, kw_only=True):
     """A node to start."""
 
-    host: Host
+    host: SshHost
     argv: tuple[str, ...]
     login: str
     """What a person types after `ssh` to reach the host in the same way."""
@@ -51,7 +51,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """What its host is told on standard input; it holds the values of variables."""
 
 
-class Failure(Struct, frozen=True, kw_only=True):
+class SshNodeFailure(Struct, frozen=True, kw_only=True):
     """How a node has failed."""
 
     rank: int
@@ -61,7 +61,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     exit_code: int = EXIT_FAILED
 
 
-def perform(targets: Sequence[Target], environ: Mapping[str, str], run: Run | None) -> int:
+def run_nodes(targets: Sequence[SshNode], environ: Mapping[str, str], run: Run | None) -> int:
     """Start all nodes and wait until they have ended; gives the exit code.
 
     Node 0 speaks here as if it ran here. What others say goes to files below `logs/ssh` of the run folder; where there
@@ -71,40 +71,42 @@ def perform(targets: Sequence[Target], environ: Mapping[str, str], run: Run | No
         PrimusError: ssh is not installed.
     """
     sys.stdout.flush()
-    before = run.metadata() if run else None
+    before = run.read_metadata() if run else None
     folder = run.directory / LOGS if run else None
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-    connections: list[Connection] = []
-    with _Signals() as signals:
+    connections: list[SshConnection] = []
+    with _SshSignalHandler() as signals:
         try:
             for rank, target in enumerate(targets):
-                connections.append(Connection(rank, target, environ, folder))
-            failure = _wait(connections, signals)
+                connections.append(SshConnection(rank, target, environ, folder))
+            failure = _wait_for_nodes(connections, signals)
         finally:
             for connection in connections:
                 connection.close()
-    return _conclude(connections, failure, signals, run, before)
+    return _report_end(connections, failure, signals, run, before)
 
 
-class Connection:
+class SshConnection:
     """An ssh process and what is said over it."""
 
-    def __init__(self, rank: int, target: Target, environ: Mapping[str, str], folder: Path | None) -> None:
+    def __init__(self, rank: int, target: SshNode, environ: Mapping[str, str], folder: Path | None) -> None:
         self.rank = rank
         self.host = target.host
-        self.label = self.host.label
+        self.label = self.host.display_name
         self.login = target.login
         self.log = folder / f"{rank}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self.label)}.log" if folder and rank else None
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         self._words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.process = self._started(target.argv, environ)
-        talker = threading.Thread(target=self._talk, args=(script.on_the_wire(target.script),), daemon=True)
-        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self.process = self._start_ssh(target.argv, environ)
+        talker = threading.Thread(
+            target=self._write_stdin, args=(script.encode_with_length(target.script),), daemon=True
+        )
+        self._listener = threading.Thread(target=self._copy_output, daemon=True)
         talker.start()
         self._listener.start()
 
-    def _started(self, argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _start_ssh(self, argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """ssh in a session of its own: an interrupt of the terminal is passed on, and must not end the connection."""
         own = self.rank == 0
         try:
@@ -119,28 +121,28 @@ class Connection:
         except OSError as error:
             raise PrimusError(f"{argv[0]}: cannot be started: {error.strerror}", "install OpenSSH's client") from None
 
-    def tell(self, word: str | None) -> None:
+    def send_signal_name(self, word: str | None) -> None:
         """Send a signal's name; None ends the input, and with it whatever runs there."""
         self._words.put(word)
 
     def close(self) -> None:
         """End ssh if it has not ended."""
         if self.process.poll() is None:
-            self.tell(None)
+            self.send_signal_name(None)
             self.process.terminate()
             try:
                 self.process.wait(LOST_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        self.tell(None)
-        self.listen_to_end()
+        self.send_signal_name(None)
+        self.join_listener()
 
-    def listen_to_end(self) -> None:
+    def join_listener(self) -> None:
         """Return once all that was said has arrived; ssh has ended."""
         self._listener.join(LOST_S)
 
-    def _talk(self, first: bytes) -> None:
+    def _write_stdin(self, first: bytes) -> None:
         assert self.process.stdin
         with contextlib.suppress(OSError):  # ssh has ended; its exit code says how
             self.process.stdin.write(first)
@@ -151,7 +153,7 @@ class Connection:
         with contextlib.suppress(OSError):
             self.process.stdin.close()
 
-    def _listen(self) -> None:
+    def _copy_output(self) -> None:
         stream = self.process.stderr if self.rank == 0 else self.process.stdout
         assert stream
         prefix = b"" if self.rank == 0 else f"{self.label}: ".encode()
@@ -167,15 +169,15 @@ class Connection:
                     sys.stderr.flush()
 
 
-def _wait(connections: Sequence[Connection], signals: _Signals) -> Failure | None:
+def _wait_for_nodes(connections: Sequence[SshConnection], signals: _SshSignalHandler) -> SshNodeFailure | None:
     """Wait for all nodes; the first one that fails ends the others. Gives that failure."""
-    failure: Failure | None = None
+    failure: SshNodeFailure | None = None
     num_passed_on = 0
     end_at = cut_at = math.inf
     while any(connection.process.poll() is None for connection in connections):
         now = time.monotonic()
         for number in signals.seen[num_passed_on:]:
-            _tell_all(connections, signal.Signals(number).name.removeprefix("SIG"))
+            _signal_all_nodes(connections, signal.Signals(number).name.removeprefix("SIG"))
             num_passed_on += 1
             if number in ENDING:
                 cut_at = min(cut_at, now + GRACE_S)
@@ -184,7 +186,7 @@ def _wait(connections: Sequence[Connection], signals: _Signals) -> Failure | Non
             if failure:  # one that never began is missed by the others only after minutes
                 end_at = now + (0 if failure.exit_code == EXIT_UNFIT else PEERS_S)
         if now > end_at:
-            _tell_all(connections, "TERM")
+            _signal_all_nodes(connections, "TERM")
             end_at, cut_at = math.inf, now + GRACE_S
         if now > cut_at:
             break
@@ -192,17 +194,17 @@ def _wait(connections: Sequence[Connection], signals: _Signals) -> Failure | Non
     return failure or _first_failure(connections)
 
 
-def _tell_all(connections: Sequence[Connection], word: str) -> None:
+def _signal_all_nodes(connections: Sequence[SshConnection], word: str) -> None:
     for connection in connections:
         if connection.process.poll() is None:
-            connection.tell(word)
+            connection.send_signal_name(word)
 
 
-def _first_failure(connections: Sequence[Connection]) -> Failure | None:
+def _first_failure(connections: Sequence[SshConnection]) -> SshNodeFailure | None:
     for connection in connections:
         code = connection.process.poll()
         if code:
-            return _failure(connection, code)
+            return _describe_failure(connection, code)
     return None
 
 
@@ -228,34 +230,38 @@ _REASONS = (
 _LOST = re.compile(r"Timeout, server .* not responding|closed by remote host|Connection reset|Broken pipe|disconnect")
 
 
-def _failure(connection: Connection, code: int) -> Failure:
-    connection.listen_to_end()
+def _describe_failure(connection: SshConnection, code: int) -> SshNodeFailure:
+    connection.join_listener()
     who = f"node {connection.rank} ({connection.label})"
     said = "\n".join(connection.tail)
     if code != SSH_FAILED:
         hint = "is primus-cli at the same place there? else --entry PATH or --python PATH" if code in (126, 127) else ""
-        return _named(connection, f"{who} failed with exit code {code}", hint, code if code > 0 else EXIT_FAILED)
+        return _build_node_failure(
+            connection, f"{who} failed with exit code {code}", hint, code if code > 0 else EXIT_FAILED
+        )
     for pattern, meaning, hint in _REASONS:
         match = re.search(pattern, said)
         if match:
             problem = f"{who}: {meaning.format(*match.groups())}"
-            return _named(connection, problem, hint.format(login=connection.login), EXIT_UNFIT)
+            return _build_node_failure(connection, problem, hint.format(login=connection.login), EXIT_UNFIT)
     if _LOST.search(said):
-        return _named(connection, f"{who}: the connection was lost", "the host may be down", EXIT_FAILED)
+        return _build_node_failure(connection, f"{who}: the connection was lost", "the host may be down", EXIT_FAILED)
     killed = 128 + signal.SIGKILL
-    return _named(connection, f"{who}: its launcher was killed", "the kernel may have run out of memory there", killed)
+    return _build_node_failure(
+        connection, f"{who}: its launcher was killed", "the kernel may have run out of memory there", killed
+    )
 
 
-def _named(connection: Connection, problem: str, hint: str, code: int) -> Failure:
-    return Failure(rank=connection.rank, host=connection.label, problem=problem, hint=hint, exit_code=code)
+def _build_node_failure(connection: SshConnection, problem: str, hint: str, code: int) -> SshNodeFailure:
+    return SshNodeFailure(rank=connection.rank, host=connection.label, problem=problem, hint=hint, exit_code=code)
 
 
-def _conclude(
-    connections: Sequence[Connection],
-    failure: Failure | None,
-    signals: _Signals,
+def _report_end(
+    connections: Sequence[SshConnection],
+    failure: SshNodeFailure | None,
+    signals: _SshSignalHandler,
     run: Run | None,
-    before: Metadata | None,
+    before: RunMetadata | None,
 ) -> int:
     """Say how it ended, and record it where no node could; gives the exit code of the run, where the hosts share it."""
     codes = [connection.process.returncode for connection in connections]
@@ -264,16 +270,16 @@ def _conclude(
         if cut:
             print(f"primus-cli: {', '.join(cut)} did not end in time; left to end there", file=sys.stderr)
         code = next((code for code in codes if 0 < code != SSH_FAILED), 128 + signals.seen[0] if any(codes) else 0)
-        return conclude(run, before, code, signal.Signals(signals.seen[0]).name, state="interrupted")
+        return conclude_remote(run, before, code, signal.Signals(signals.seen[0]).name, state="interrupted")
     if failure is None:
-        return conclude(run, before, 0, "")
-    is_told = run is not None and before is not None and told_outcome(run, before) is not None
+        return conclude_remote(run, before, 0, "")
+    is_told = run is not None and before is not None and read_reported_outcome(run, before) is not None
     if not is_told or connections[failure.rank].process.returncode == SSH_FAILED:  # else node 0 has said it
-        _explain(connections[failure.rank], failure)
-    return conclude(run, before, failure.exit_code, failure.problem, is_said=True)
+        _print_failure(connections[failure.rank], failure)
+    return conclude_remote(run, before, failure.exit_code, failure.problem, is_said=True)
 
 
-def _explain(connection: Connection, failure: Failure) -> None:
+def _print_failure(connection: SshConnection, failure: SshNodeFailure) -> None:
     print(f"primus-cli: {failure.problem}", file=sys.stderr)
     if failure.hint:
         print(f"  {failure.hint}", file=sys.stderr)
@@ -281,20 +287,20 @@ def _explain(connection: Connection, failure: Failure) -> None:
         print("".join(f"  | {line}\n" for line in connection.tail) + f"  log: {connection.log}", file=sys.stderr)
 
 
-class _Signals:
+class _SshSignalHandler:
     """The signals that arrive while the nodes run, in order."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> _SshSignalHandler:
         numbers = [number for number in (signal.SIGINT, *PASSED_ON) if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._note) for number in numbers}
+        self._before = {number: signal.signal(number, self._record_signal) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record_signal(self, number: int, frame: FrameType | None) -> None:
         self.seen.append(number)

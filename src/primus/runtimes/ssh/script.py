@@ -55,13 +55,13 @@ rm -r -- "$place"
 """
 
 
-def text(command: Sequence[str], directory: str, variables: Mapping[str, str]) -> str:
+def format_remote_script(command: Sequence[str], directory: str, variables: Mapping[str, str]) -> str:
     """The script, in one pair of braces: nothing of it is done if its end is missing."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     return f"{{\n{_WATCH}cd -- {shlex.quote(directory)} || exit 1\n{_RELAY}{exports}exec {shlex.join(command)}\n}}\n"
 
 
-def on_the_wire(script: str) -> bytes:
+def encode_with_length(script: str) -> bytes:
     """`script` as BOOTSTRAP reads it, its length first."""
     data = os.fsencode(script)
     return b"%d\n" % len(data) + data

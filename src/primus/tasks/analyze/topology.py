@@ -8,14 +8,14 @@ from msgspec import Struct
 
 from primus.errors import UsageError
 from primus.machine import topology as relations
-from primus.machine.facts import Device, Facts, PcieLink
+from primus.machine.facts import Device, MachineFacts, PcieLink
 from primus.machine.topology import WORDS, Topology
 from primus.report import page, table, topology_picture
 from primus.runs import files
 from primus.task import TaskContext
 
 DEFAULT_FILE = "topology.html"
-CARD_HEADER = ("", "model", "address", "NUMA", "PCIe now", "at best", "memory", "partitions", "hive")
+GPU_HEADER = ("", "model", "address", "NUMA", "PCIe now", "at best", "memory", "partitions", "hive")
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -42,22 +42,26 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: No machine can be read at the root, or the output is neither .html nor .svg.
         PrimusError: The picture cannot be written.
     """
-    output = _output(options)
-    facts = _facts(options, context)
-    topology = relations.topology(facts)
+    output = _parse_output_path(options)
+    facts = _read_topology_facts(options, context)
+    topology = relations.build_topology(facts)
     value = {"host": facts.host, "assumed": facts.assumed, "devices": facts.devices, "links": facts.links}
     context.result(
-        value | {"topology": topology, "problems": relations.problems(facts)}, _text(facts, topology, options.full)
+        value | {"topology": topology, "problems": relations.find_device_problems(facts)},
+        _format_topology(facts, topology, options.full),
     )
     if output:
-        picture = topology_picture.svg(facts, topology)
+        picture = topology_picture.draw_topology_svg(facts, topology)
         files.write_text(
-            output, f"{picture}\n" if output.suffix == ".svg" else _page(facts, topology, picture, options.full)
+            output,
+            f"{picture}\n"
+            if output.suffix == ".svg"
+            else _format_topology_page(facts, topology, picture, options.full),
         )
         context.say(f"\npicture: {output}")
 
 
-def _output(options: Options) -> Path | None:
+def _parse_output_path(options: Options) -> Path | None:
     if not options.visualize and not options.output:
         return None
     path = Path(options.output or DEFAULT_FILE)
@@ -66,15 +70,15 @@ def _output(options: Options) -> Path | None:
     return path
 
 
-def _facts(options: Options, context: TaskContext) -> Facts:
+def _read_topology_facts(options: Options, context: TaskContext) -> MachineFacts:
     if options.root is not None and options.assume is not None:
         raise UsageError("--root and --assume name two machines", "give one of them")
     if options.assume_nic is not None and options.assume is None:
         raise UsageError("--assume-nic describes an assumed machine", "give --assume MODEL as well")
     if options.assume is not None:
-        from primus.machine.assume import assumed
+        from primus.machine.assumed_machine import build_assumed_machine
 
-        return assumed(options.assume, options.assume_nic)
+        return build_assumed_machine(options.assume, options.assume_nic)
     if options.root is None:
         return context.facts()
     root = Path(options.root)
@@ -87,77 +91,86 @@ def _facts(options: Options, context: TaskContext) -> Facts:
     return probe(root)
 
 
-def _text(facts: Facts, topology: Topology, full: bool) -> str:
+def _format_topology(facts: MachineFacts, topology: Topology, full: bool) -> str:
     parts = [
-        _name(facts),
-        table.table(CARD_HEADER, _cards(facts), right=(6,)) if facts.devices else "no GPU on this node",
-        table.table(*_matrix(topology, full)) if topology.ends else "no network adapter either",
-        "\n".join(f"{word:<5} {meaning}" for word, meaning in _legend(topology, full)),
+        _format_machine_name(facts),
+        table.format_table(GPU_HEADER, _list_gpu_rows(facts), right=(6,)) if facts.devices else "no GPU on this node",
+        table.format_table(*_build_relation_matrix(topology, full)) if topology.ends else "no network adapter either",
+        "\n".join(f"{word:<5} {meaning}" for word, meaning in _list_legend_entries(topology, full)),
         "\n".join(f"warning: {warning}" for warning in topology.warnings),
-        "\n".join(f"problem: {problem.where}: {problem.problem}" for problem in relations.problems(facts)),
+        "\n".join(f"problem: {problem.where}: {problem.problem}" for problem in relations.find_device_problems(facts)),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _page(facts: Facts, topology: Topology, picture: page.Html, full: bool) -> str:
-    legend = [(page.element("strong", word), meaning) for word, meaning in _legend(topology, full)]
-    odd = [(page.badge("warn"), warning) for warning in topology.warnings]
-    odd += [(page.badge("unknown"), f"{problem.where}: {problem.problem}") for problem in relations.problems(facts)]
-    sections: list[tuple[str, object]] = [("", page.element("div", picture, class_="wide"))]
+def _format_topology_page(facts: MachineFacts, topology: Topology, picture: page.Html, full: bool) -> str:
+    legend = [(page.make_element("strong", word), meaning) for word, meaning in _list_legend_entries(topology, full)]
+    odd = [(page.make_badge("warn"), warning) for warning in topology.warnings]
+    odd += [
+        (page.make_badge("unknown"), f"{problem.where}: {problem.problem}")
+        for problem in relations.find_device_problems(facts)
+    ]
+    sections: list[tuple[str, object]] = [("", page.make_element("div", picture, class_="wide"))]
     if odd:
-        sections.append(("What is odd", page.table(("status", "what"), odd)))
+        sections.append(("What is odd", page.make_table(("status", "what"), odd)))
     if facts.devices:
-        sections.append(("Cards", page.table(CARD_HEADER, _cards(facts), right=(6,))))
+        sections.append(("Cards", page.make_table(GPU_HEADER, _list_gpu_rows(facts), right=(6,))))
     if topology.ends:
         sections.append(
-            ("Relations", page.joined(page.table(*_matrix(topology, full)), page.table(("word", "meaning"), legend)))
+            (
+                "Relations",
+                page.join_fragments(
+                    page.make_table(*_build_relation_matrix(topology, full)),
+                    page.make_table(("word", "meaning"), legend),
+                ),
+            )
         )
-    return page.html(f"Topology of {_name(facts)}", sections)
+    return page.format_page(f"Topology of {_format_machine_name(facts)}", sections)
 
 
-def _name(facts: Facts) -> str:
+def _format_machine_name(facts: MachineFacts) -> str:
     return "an assumed machine" if facts.assumed else facts.host or "this node"
 
 
-def _cards(facts: Facts) -> list[list[str]]:
+def _list_gpu_rows(facts: MachineFacts) -> list[list[str]]:
     return [
         [
             f"GPU{device.index}",
             device.model or device.name or "-",
             device.bdf or "-",
             "-" if device.numa_node is None else str(device.numa_node),
-            _pcie(device.pcie.speed_gts, device.pcie.width),
-            _best(device.pcie),
-            table.size(device.memory_bytes) if device.memory_bytes else "-",
-            _partitions(facts, device),
-            _hive(facts, device),
+            _format_pcie_link(device.pcie.speed_gts, device.pcie.width),
+            _format_best_pcie_link(device.pcie),
+            table.format_size(device.memory_bytes) if device.memory_bytes else "-",
+            _format_partition_count(facts, device),
+            _format_hive_number(facts, device),
         ]
         for device in facts.devices
     ]
 
 
-def _pcie(speed_gts: float | None, width: int | None) -> str:
+def _format_pcie_link(speed_gts: float | None, width: int | None) -> str:
     return " ".join([*([f"{speed_gts:g} GT/s"] if speed_gts else []), *([f"x{width}"] if width else [])]) or "-"
 
 
-def _best(link: PcieLink) -> str:
-    return _pcie(link.max_speed_gts, link.max_width)
+def _format_best_pcie_link(link: PcieLink) -> str:
+    return _format_pcie_link(link.max_speed_gts, link.max_width)
 
 
-def _partitions(facts: Facts, device: Device) -> str:
-    expected = relations.expected_partitions(facts, device)
+def _format_partition_count(facts: MachineFacts, device: Device) -> str:
+    expected = relations.count_expected_partitions(facts, device)
     number = len(device.partitions)
     shown = str(number) if number == expected else f"{number} of {expected}"
     return " ".join(filter(None, [shown, device.partition_mode, device.memory_mode]))
 
 
-def _hive(facts: Facts, device: Device) -> str:
+def _format_hive_number(facts: MachineFacts, device: Device) -> str:
     """Number of the card's hive, as hives come; ids are long."""
     hives = list(dict.fromkeys(other.hive for other in facts.devices if other.hive))
     return str(hives.index(device.hive)) if device.hive else "-"
 
 
-def _matrix(topology: Topology, full: bool) -> tuple[list[str], list[list[str]]]:
+def _build_relation_matrix(topology: Topology, full: bool) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the relations: of each end to the cards, which come first, or to all ends; then its NUMA node.
 
     Where there is no card, all ends are compared.
@@ -175,8 +188,8 @@ def _num_columns(topology: Topology, full: bool) -> int:
     return len(topology.ends) if full or not num_cards else num_cards
 
 
-def _legend(topology: Topology, full: bool) -> list[tuple[str, str]]:
+def _list_legend_entries(topology: Topology, full: bool) -> list[tuple[str, str]]:
     """The words that are shown, with their meanings."""
     shown = _num_columns(topology, full)
-    words = {relations.legend_word(word) for row in topology.matrix for word in row[:shown]}
+    words = {relations.format_legend_word(word) for row in topology.matrix for word in row[:shown]}
     return [(word, meaning) for word, meaning in WORDS.items() if word in words]

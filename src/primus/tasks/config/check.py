@@ -28,7 +28,7 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: It is not.
     """
-    resolved = experiment.resolve(Path(options.config), context.overrides, context.environ, options.stage)
+    resolved = experiment.resolve_experiment(Path(options.config), context.overrides, context.environ, options.stage)
     trainer = resolved.experiment.trainer
     text = f"{options.config}: valid ({trainer.framework}, {resolved.experiment.exp_name})"
     context.result({"config": options.config, "valid": True, "framework": trainer.framework}, text)

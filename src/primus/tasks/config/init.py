@@ -32,7 +32,7 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: There is no such model, or the file exists.
     """
-    file = registry.path("models", options.model)
+    file = registry.find_plug_in_file("models", options.model)
     name = file.stem if file else options.model
     text = template.starting_file(name, load_model(options.model))
     if options.output is None:

@@ -19,4 +19,4 @@ class Options(Struct, frozen=True, kw_only=True):
 def run(options: Options, context: TaskContext) -> None:
     """Print the schema."""
     schema = reference.json_schema()
-    context.result(schema, reference.markdown() if options.text else to_json(schema))
+    context.result(schema, reference.format_markdown() if options.text else to_json(schema))

@@ -35,12 +35,14 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: The experiment is not valid.
     """
-    resolved = experiment.resolve(Path(options.config), context.overrides, context.environ, options.stage)
-    sections = {title: _kept(values, options.changed) for title, values in _sections(resolved).items()}
-    context.result(sections, "\n\n".join(_block(title, values) for title, values in sections.items() if values))
+    resolved = experiment.resolve_experiment(Path(options.config), context.overrides, context.environ, options.stage)
+    sections = {title: _select_values(values, options.changed) for title, values in _build_sections(resolved).items()}
+    context.result(
+        sections, "\n\n".join(_format_section(title, values) for title, values in sections.items() if values)
+    )
 
 
-def _sections(resolved: Resolved) -> dict[str, dict[str, dict[str, Any]]]:
+def _build_sections(resolved: Resolved) -> dict[str, dict[str, dict[str, Any]]]:
     asked = resolved.experiment
     top = {key: getattr(asked, key) for key in ("work_group", "user_name", "exp_name", "workspace")}
     top |= {f"env.{name}": redact_value(name, value) for name, value in asked.env.items()}
@@ -58,17 +60,17 @@ def _sections(resolved: Resolved) -> dict[str, dict[str, dict[str, Any]]]:
     }
 
 
-def _kept(values: dict[str, dict[str, Any]], is_changed_only: bool) -> dict[str, dict[str, Any]]:
+def _select_values(values: dict[str, dict[str, Any]], is_changed_only: bool) -> dict[str, dict[str, Any]]:
     return {key: item for key, item in values.items() if not is_changed_only or item["origin"] != DEFAULT}
 
 
-def _block(title: str, values: dict[str, dict[str, Any]]) -> str:
-    left = {key: f"  {key}: {_shown(item['value'])}" for key, item in values.items()}
+def _format_section(title: str, values: dict[str, dict[str, Any]]) -> str:
+    left = {key: f"  {key}: {_format_value(item['value'])}" for key, item in values.items()}
     width = min(60, max(map(len, left.values())))
     return "\n".join([f"{title}:", *(f"{left[key]:<{width}}  # {item['origin']}" for key, item in values.items())])
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return repr(value) if value == "" else str(value)

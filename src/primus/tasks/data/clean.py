@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from primus.data.pipeline import text_options
-from primus.data.pipeline.text_options import TextOptions
+from primus.data.shards import text_options
+from primus.data.shards.text_options import TextOptions
 from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.data.cleaning.job import Job
-    from primus.data.cleaning.report import Report
-    from primus.data.pipeline.result_folder import Made
+    from primus.data.filter.cleaning.job import CleanJob
+    from primus.data.filter.cleaning.report import CleanReport
+    from primus.data.shards.result_folder import JobResult
 
 
 class Options(TextOptions, frozen=True, kw_only=True):
@@ -38,25 +38,25 @@ def run(options: Options, context: TaskContext) -> None:
     """Clean documents and tell what was removed, or print the recipes.
 
     Raises:
-        PrimusError: See `primus.data.cleaning.job.clean`.
+        PrimusError: See `primus.data.filter.cleaning.job.clean_documents`.
     """
     if options.list:
-        _list(context)
+        _print_recipes(context)
         return
-    job = _job(options)
-    from primus.data.cleaning.job import clean
-    from primus.data.pipeline.display import Display
+    job = _build_clean_job(options)
+    from primus.data.filter.cleaning.job import clean_documents
+    from primus.data.shards.display import ProgressDisplay
 
-    with Display() as display:
-        cleaned = clean(job, display.say, display.show)
-    value = _summary(job, cleaned)
+    with ProgressDisplay() as display:
+        cleaned = clean_documents(job, display.print_line, display.show_progress)
+    value = _summarize_cleaning(job, cleaned)
     context.result(value, "\n".join(f"{name:16} {each}" for name, each in value.items()))
 
 
-def _list(context: TaskContext) -> None:
-    from primus.data.cleaning import recipe
+def _print_recipes(context: TaskContext) -> None:
+    from primus.data.filter.cleaning import recipe
 
-    found = {name: recipe.load(name).content() for name in recipe.names()}
+    found = {name: recipe.load_recipe(name).content() for name in recipe.list_presets()}
     lines = []
     for name, content in found.items():
         lines.append(f"{name} (words: {content['words']})")
@@ -66,7 +66,7 @@ def _list(context: TaskContext) -> None:
     context.result(found, "\n".join(lines))
 
 
-def _job(options: Options) -> Job:
+def _build_clean_job(options: Options) -> CleanJob:
     """The job that the options describe.
 
     Raises:
@@ -75,21 +75,21 @@ def _job(options: Options) -> Job:
     text_options.check(options, "clean")
     if not options.recipe:
         raise UsageError("no recipe", "give --recipe NAME or --recipe FILE.yaml (see --list)")
-    from primus.data.cleaning import recipe
-    from primus.data.cleaning.job import Job
-    from primus.data.cleaning.rules.language import Language
+    from primus.data.filter.cleaning import recipe
+    from primus.data.filter.cleaning.job import CleanJob
+    from primus.data.filter.cleaning.rules.language import Language
 
     first = (Language(language=options.language, min_share=options.language_share),) if options.language else ()
-    return Job(
-        recipe=recipe.load(options.recipe, first),
+    return CleanJob(
+        recipe=recipe.load_recipe(options.recipe, first),
         compression=options.compression,
         keep_removed=options.keep_removed,
-        **text_options.settings(options),
+        **text_options.build_job_settings(options),
     )
 
 
-def _summary(job: Job, cleaned: Made[Report]) -> dict[str, object]:
-    from primus.data.cleaning.job import MANIFEST
+def _summarize_cleaning(job: CleanJob, cleaned: JobResult[CleanReport]) -> dict[str, object]:
+    from primus.data.filter.cleaning.job import MANIFEST
 
     report = cleaned.report
     by_rule: dict[str, int] = {}
@@ -106,5 +106,5 @@ def _summary(job: Job, cleaned: Made[Report]) -> dict[str, object]:
         "empty_documents": report.empty,
         "bad_documents": len(report.bad),
         "report": str(cleaned.folder / MANIFEST),
-        "page": str(job.page()),
+        "page": str(job.page_path()),
     }

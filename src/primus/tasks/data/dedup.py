@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from primus.data.pipeline import text_options
-from primus.data.pipeline.text_options import TextOptions
+from primus.data.shards import text_options
+from primus.data.shards.text_options import TextOptions
 from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.data.dedup.job import Job
-    from primus.data.dedup.report import Report
-    from primus.data.pipeline.result_folder import Made
+    from primus.data.filter.dedup.job import DedupJob
+    from primus.data.filter.dedup.report import DedupReport
+    from primus.data.shards.result_folder import JobResult
 
 
 class Options(TextOptions, frozen=True, kw_only=True):
@@ -40,19 +40,19 @@ def run(options: Options, context: TaskContext) -> None:
     """Remove copies and tell how many there were.
 
     Raises:
-        PrimusError: See `primus.data.dedup.job.dedup`.
+        PrimusError: See `primus.data.filter.dedup.job.deduplicate_documents`.
     """
-    job = _job(options)
-    from primus.data.dedup.job import dedup
-    from primus.data.pipeline.display import Display
+    job = _build_dedup_job(options)
+    from primus.data.filter.dedup.job import deduplicate_documents
+    from primus.data.shards.display import ProgressDisplay
 
-    with Display() as display:
-        done = dedup(job, display.say, display.show)
-    value = _summary(job, done)
+    with ProgressDisplay() as display:
+        done = deduplicate_documents(job, display.print_line, display.show_progress)
+    value = _summarize_dedup(job, done)
     context.result(value, "\n".join(f"{name:17} {each}" for name, each in value.items()))
 
 
-def _job(options: Options) -> Job:
+def _build_dedup_job(options: Options) -> DedupJob:
     """The job that the options describe.
 
     Raises:
@@ -67,15 +67,15 @@ def _job(options: Options) -> Job:
         raise UsageError(
             "--normalize with --method minhash", "leave it out: MinHash always compares words without case and spacing"
         )
-    from primus.data.dedup.job import Job
-    from primus.data.dedup.recipe import Recipe
+    from primus.data.filter.dedup.job import DedupJob
+    from primus.data.filter.dedup.recipe import DedupRecipe
 
-    recipe = Recipe(**{name: getattr(options, name) for name in Recipe.__struct_fields__})
-    return Job(recipe=recipe, **text_options.settings(options))
+    recipe = DedupRecipe(**{name: getattr(options, name) for name in DedupRecipe.__struct_fields__})
+    return DedupJob(recipe=recipe, **text_options.build_job_settings(options))
 
 
-def _summary(job: Job, done: Made[Report]) -> dict[str, object]:
-    from primus.data.dedup.job import REPORT
+def _summarize_dedup(job: DedupJob, done: JobResult[DedupReport]) -> dict[str, object]:
+    from primus.data.filter.dedup.job import REPORT
 
     report = done.report
     return {
@@ -91,5 +91,5 @@ def _summary(job: Job, done: Made[Report]) -> dict[str, object]:
         "large_clusters": len(report.large),
         "threshold": report.threshold,
         "report": str(done.folder / REPORT),
-        "page": str(job.page()),
+        "page": str(job.page_path()),
     }

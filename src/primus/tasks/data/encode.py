@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from primus.data.encoding.options import EncodeOptions, check_packages, make_job, output_prefix, summary
+from primus.data.encode.options import EncodeOptions, check_packages, make_job, output_prefix, summarise_prepared
 from primus.errors import UsageError, did_you_mean
 from primus.task import TaskContext
 
@@ -62,16 +62,16 @@ def run(options: Options, context: TaskContext) -> None:
     """Tokenize.
 
     Raises:
-        PrimusError: See `primus.data.encoding.prepare.prepare`.
+        PrimusError: See `primus.data.encode.prepare.prepare_token_files`.
     """
     if not options.input:
         raise UsageError("nothing to encode", "give --input PATH...")
     if bool(options.output) == bool(options.output_prefix):
         raise UsageError("two outputs" if options.output else "no output", "give --output PREFIX")
-    tokenizer = _tokenizer(options)
+    tokenizer = _choose_tokenizer_name(options)
     check_packages("data encode")
-    from primus.data.encoding.prepare import prepare
-    from primus.data.pipeline.display import Display
+    from primus.data.encode.prepare import prepare_token_files
+    from primus.data.shards.display import ProgressDisplay
 
     if not options.split_sentences and (options.keep_newlines or options.lang):
         name = "--keep-newlines" if options.keep_newlines else "--lang"
@@ -86,12 +86,12 @@ def run(options: Options, context: TaskContext) -> None:
         keep_newlines=options.keep_newlines,
         follow_declared=_follows_megatron(options) and options.tokenizer_type not in SENTENCE_PIECE,
     )
-    with Display() as display:
+    with ProgressDisplay() as display:
         for name in NO_EFFECT:
             if getattr(options, name) not in (None, False):
-                display.say(f"--{name.replace('_', '-')} has no effect here")
-        prepared = prepare(job, display.say, display.show)
-    values = [summary(each) for each in prepared]
+                display.print_line(f"--{name.replace('_', '-')} has no effect here")
+        prepared = prepare_token_files(job, display.print_line, display.show_progress)
+    values = [summarise_prepared(each) for each in prepared]
     context.result(values, "\n".join(f"--train_data_path {value['prefix']}" for value in values))
 
 
@@ -101,7 +101,7 @@ def _follows_megatron(options: Options) -> bool:
     return any(getattr(options, name) for name in names)
 
 
-def _tokenizer(options: Options) -> str:
+def _choose_tokenizer_name(options: Options) -> str:
     """Name of the tokenizer that Megatron-LM's options mean, or our own.
 
     Raises:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from primus.data.datasets.listing import named_datasets
+from primus.data.catalog.listing import list_named_datasets
 from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.data.datasets.fetch import Fetched, Progress
-    from primus.data.pipeline.workers import Progress as Shown
+    from primus.data.catalog.fetch import FetchedDataset, FetchProgress
+    from primus.data.shards.workers import ShardProgress as Shown
 
 SHOWN_BAD = 5
 """Bad documents that are named on the screen."""
@@ -47,44 +47,46 @@ def run(options: Options, context: TaskContext) -> None:
     """Fetch a dataset, or list the named ones.
 
     Raises:
-        PrimusError: See `primus.data.datasets.fetch.fetch`.
+        PrimusError: See `primus.data.catalog.fetch.fetch_dataset`.
     """
     if options.list:
-        context.result(*named_datasets())
+        context.result(*list_named_datasets())
         return
     if not options.dataset:
         raise UsageError("nothing to fetch", "name a dataset, such as fineweb or OWNER/NAME (see --list)")
-    from primus.data.datasets.fetch import Job, fetch, folder_of
-    from primus.data.pipeline.display import Display
+    from primus.data.catalog.fetch import FetchJob, fetch_dataset, find_dataset_folder
+    from primus.data.shards.display import ProgressDisplay
 
     folder = Path(os.path.expanduser(options.output)) if options.output else None
     if folder is None and (options.num_samples or options.streaming):
         raise UsageError("no output", "give --output FOLDER; --data-path holds whole datasets only")
-    job = Job(
+    job = FetchJob(
         dataset=options.dataset,
-        output=folder or folder_of(Path(options.data_path), options.dataset, options.split),
+        output=folder or find_dataset_folder(Path(options.data_path), options.dataset, options.split),
         split=options.split,
         revision=options.revision,
         num_samples=options.num_samples,
         streaming=options.streaming,
         workers=options.workers,
     )
-    with Display() as display:
-        fetched = fetch(job, display.say, lambda progress: display.show(_shown(progress)))
-        for line in _remarks(fetched, options.num_samples):
-            display.say(line)
-    value = _summary(fetched)
+    with ProgressDisplay() as display:
+        fetched = fetch_dataset(
+            job, display.print_line, lambda progress: display.show_progress(_convert_progress(progress))
+        )
+        for line in _list_remarks(fetched, options.num_samples):
+            display.print_line(line)
+    value = _summarize_fetch(fetched)
     context.result(value, f"--input {value['folder']}")
 
 
-def _shown(progress: Progress) -> Shown:
-    from primus.data.pipeline.workers import Progress as Shown
+def _convert_progress(progress: FetchProgress) -> Shown:
+    from primus.data.shards.workers import ShardProgress as Shown
 
     counts = {"files": progress.files, "documents": progress.documents}
     return Shown("fetching", progress.num_bytes, progress.bytes, counts)
 
 
-def _remarks(fetched: Fetched, num_samples: int | None) -> list[str]:
+def _list_remarks(fetched: FetchedDataset, num_samples: int | None) -> list[str]:
     """What a person should know of what was fetched."""
     documents = sum(each.documents for each in fetched.done)
     bad = [item for each in fetched.done for item in each.bad]
@@ -95,7 +97,7 @@ def _remarks(fetched: Fetched, num_samples: int | None) -> list[str]:
     return remarks
 
 
-def _summary(fetched: Fetched) -> dict[str, object]:
+def _summarize_fetch(fetched: FetchedDataset) -> dict[str, object]:
     listing = fetched.request.listing
     return {
         "folder": str(fetched.folder),

@@ -22,7 +22,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Processes that read."""
 
 
-class Identity(Struct, kw_only=True):
+class FingerprintComparison(Struct, kw_only=True):
     """The identity of one pair of files."""
 
     prefix: str
@@ -47,33 +47,35 @@ def run(options: Options, context: TaskContext) -> int:
     from primus.config import token_files
     from primus.data import fingerprint
 
-    found = token_files.find(options.prefix)
-    files = [_identity(prefix, options) for prefix in found]
-    together = fingerprint.of_prefixes(found, options.workers) if len(found) > 1 and not options.quick else None
+    found = token_files.find_prefixes(options.prefix)
+    files = [_compute_identity(prefix, options) for prefix in found]
+    together = (
+        fingerprint.fingerprint_prefixes(found, options.workers) if len(found) > 1 and not options.quick else None
+    )
     value = {"fingerprint": together or (files[0].fingerprint if len(files) == 1 else None), "files": files}
-    lines = [f"{each.fingerprint}  {each.prefix}{_compared(each)}" for each in files]
+    lines = [f"{each.fingerprint}  {each.prefix}{_format_comparison(each)}" for each in files]
     if together:
         lines.append(f"{together}  all of them in this order")
     context.result(value, "\n".join(lines))
     return EXIT_FAILED if any(each.same is False for each in files) else 0
 
 
-def _identity(prefix: Path, options: Options) -> Identity:
+def _compute_identity(prefix: Path, options: Options) -> FingerprintComparison:
     from primus.data import fingerprint, manifest
 
-    facts = manifest.read(prefix)
+    facts = manifest.read_manifest(prefix)
     written = (facts.fingerprint or None) if facts else None
     if not options.quick:
-        read = fingerprint.of_prefixes([prefix], options.workers)
-        return Identity(
+        read = fingerprint.fingerprint_prefixes([prefix], options.workers)
+        return FingerprintComparison(
             prefix=str(prefix), fingerprint=read, manifest=written, same=None if written is None else read == written
         )
     if written is None:
         raise UsageError(f"{prefix}: no manifest with a fingerprint", "leave --quick out to read the tokens")
-    return Identity(prefix=str(prefix), fingerprint=written, manifest=written, same=None)
+    return FingerprintComparison(prefix=str(prefix), fingerprint=written, manifest=written, same=None)
 
 
-def _compared(identity: Identity) -> str:
+def _format_comparison(identity: FingerprintComparison) -> str:
     if identity.same is None:
         return ""
     return " (as in its manifest)" if identity.same else f" (NOT {identity.manifest}, which its manifest has)"

@@ -11,8 +11,8 @@ from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.data.inspection.step_samples import Sample, Step
-    from primus.data.inspection.survey import Document, Survey
+    from primus.data.inspection.step_samples import InspectedStep, TrainingSample
+    from primus.data.inspection.survey import SurveyedDocument, TokenSurvey
 
 SHOWN_CHARACTERS = 240
 SHOWN_MASKED = 12
@@ -97,54 +97,57 @@ def _check_unused(options: Options, source: str) -> None:
 
 def _inspect_files(options: Options, context: TaskContext) -> None:
     from primus.config.token_files import resolve_prefix
-    from primus.data.indexed import IndexedTokens
+    from primus.data.indexed_dataset import IndexedTokens
     from primus.data.inspection import survey
 
-    output = _output(options)
+    output = _parse_output_path(options)
     file = IndexedTokens(resolve_prefix(options.prefix or "", "prefix"))
-    tokenizer = survey.tokenizer_of(file.prefix, options.tokenizer)
-    found = survey.survey(file, tokenizer)
-    numbers = [*options.document, *survey.chosen(file, options.samples, options.seed)]
-    documents = [survey.document(file, number, tokenizer) for number in numbers]
+    tokenizer = survey.load_tokenizer(file.prefix, options.tokenizer)
+    found = survey.survey_tokens(file, tokenizer)
+    numbers = [*options.document, *survey.choose_documents(file, options.samples, options.seed)]
+    documents = [survey.decode_document(file, number, tokenizer) for number in numbers]
     blocks = [_survey_text(found), *(_document_text(document, options.full) for document in documents)]
     if options.document and not options.samples:
         blocks = blocks[1:]
     context.result({"survey": found, "documents": documents}, "\n\n".join(blocks))
     if output:
-        _draw(found, output)
+        _draw_length_histogram(found, output)
         context.say(f"\npicture: {output}")
 
 
-def _output(options: Options) -> Path | None:
+def _parse_output_path(options: Options) -> Path | None:
     path = Path(options.output) if options.output else None
     if path and path.suffix not in (".html", ".svg"):
         raise UsageError(f"--output {path}: neither .html nor .svg", "give the file one of these endings")
     return path
 
 
-def _draw(found: Survey, output: Path) -> None:
+def _draw_length_histogram(found: TokenSurvey, output: Path) -> None:
     from primus.report import histogram, page
     from primus.runs import files
 
     title = f"{Path(found.prefix).name}: {found.tokens:,} tokens in {found.documents:,} documents"
-    picture = histogram.svg(found.lengths.histogram, title, "documents", "tokens")
+    picture = histogram.draw_histogram_svg(found.lengths.histogram, title, "documents", "tokens")
     if output.suffix == ".svg":
         files.write_text(output, f"{picture}\n")
         return
     frequent = [(each.token, repr(each.text or ""), f"{each.share:.2%}") for each in found.frequent]
     sections = [
         ("Lengths of documents", picture),
-        ("Files", page.table(("", ""), _facts(found))),
-        (f"Most frequent of {_counted(found)}", page.table(("token", "text", "share"), frequent, right=(0, 2))),
+        ("Files", page.make_table(("", ""), _list_survey_facts(found))),
+        (
+            f"Most frequent of {_format_token_count(found)}",
+            page.make_table(("token", "text", "share"), frequent, right=(0, 2)),
+        ),
     ]
-    files.write_text(output, page.html(f"Tokens of {Path(found.prefix).name}", sections, found.prefix))
+    files.write_text(output, page.format_page(f"Tokens of {Path(found.prefix).name}", sections, found.prefix))
 
 
-def _survey_text(found: Survey) -> str:
+def _survey_text(found: TokenSurvey) -> str:
     from primus.report import histogram, table
 
     lengths = found.lengths
-    facts = _facts(found)
+    facts = _list_survey_facts(found)
     width = max(len(name) for name, _ in facts)
     spread = ", ".join(f"{percent} %: {length:,}" for percent, length in lengths.percentiles.items())
     frequent = [(str(each.token), f"{each.share:.2%}", repr(each.text) if each.text else "") for each in found.frequent]
@@ -154,20 +157,20 @@ def _survey_text(found: Survey) -> str:
             *(f"  {name:{width}}  {value}" for name, value in facts),
             "",
             f"tokens of a document: mean {lengths.mean:,.1f}; {spread}",
-            histogram.text(lengths.histogram, "documents", "tokens"),
+            histogram.format_text_histogram(lengths.histogram, "documents", "tokens"),
             "",
-            f"most frequent of {_counted(found)}",
-            table.table(("token", "share", "text"), frequent, right=(0, 1)),
+            f"most frequent of {_format_token_count(found)}",
+            table.format_table(("token", "share", "text"), frequent, right=(0, 1)),
         ]
     )
 
 
-def _counted(found: Survey) -> str:
+def _format_token_count(found: TokenSurvey) -> str:
     part = "all" if found.counted_tokens == found.tokens else f"{found.counted_tokens:,} sampled"
     return f"{part} tokens ({found.distinct_tokens:,} different ones)"
 
 
-def _facts(found: Survey) -> list[tuple[str, str]]:
+def _list_survey_facts(found: TokenSurvey) -> list[tuple[str, str]]:
     """What is known of the files, as names and values."""
     rows = [
         ("tokens", f"{found.tokens:,} ({found.dtype}, {found.bytes / 1e6:,.1f} MB)"),
@@ -191,13 +194,17 @@ def _facts(found: Survey) -> list[tuple[str, str]]:
     return rows
 
 
-def _is_cut(found: Survey) -> bool:
+def _is_cut(found: TokenSurvey) -> bool:
     return found.sequences != found.documents
 
 
-def _document_text(document: Document, full: bool) -> str:
-    body = _shortened(document.text, full) if document.text is not None else _shortened(_listed(document.ids), full)
-    return f"document {document.document:,}, {len(document.ids):,} tokens:\n{_indented(body)}"
+def _document_text(document: SurveyedDocument, full: bool) -> str:
+    body = (
+        _shorten_text(document.text, full)
+        if document.text is not None
+        else _shorten_text(_format_token_ids(document.ids), full)
+    )
+    return f"document {document.document:,}, {len(document.ids):,} tokens:\n{_indent_text(body)}"
 
 
 def _inspect_step(options: Options, context: TaskContext) -> None:
@@ -208,31 +215,33 @@ def _inspect_step(options: Options, context: TaskContext) -> None:
     if options.run is not None:
         from primus.runs import store
 
-        found = store.find(options.run, Path(options.workspace))
-        trained = experiment.of_run(found, context.environ).experiment
-        number = options.step or step_samples.step_of_sample(found, options.sample[0])
-        step, recorded = step_samples.of_run(found, trained, number)
+        found = store.find_run(options.run, Path(options.workspace))
+        trained = experiment.load_run_experiment(found, context.environ).experiment
+        number = options.step or step_samples.find_step_of_sample(found, options.sample[0])
+        step, recorded = step_samples.find_recorded_step(found, trained, number)
     else:
-        trained = experiment.resolve(Path(options.config or ""), _changes(options), context.environ).experiment
-        step = step_samples.of_experiment(trained, options.step or 1, options.world_size)
+        trained = experiment.resolve_experiment(
+            Path(options.config or ""), _check_changes(options), context.environ
+        ).experiment
+        step = step_samples.plan_step(trained, options.step or 1, options.world_size)
         if options.step is None:
             number = options.sample[0] // step.global_batch_size + 1
-            step = step_samples.of_experiment(trained, number, options.world_size)
+            step = step_samples.plan_step(trained, number, options.world_size)
     data = step_samples.open_data(trained.trainer, recorded)
-    numbers = _numbers(options, step)
-    samples = list(step_samples.samples(step, data, trained.trainer, numbers))
+    numbers = _select_sample_numbers(options, step)
+    samples = list(step_samples.read_samples(step, data, trained.trainer, numbers))
     shown = [_sample_text(sample, options.full) for sample in samples]
     context.result({"step": step, "samples": samples}, "\n\n".join([_step_text(step), *shown]))
 
 
-def _changes(options: Options) -> tuple[str, ...]:
+def _check_changes(options: Options) -> tuple[str, ...]:
     for change in options.set:
         if "=" not in change:
             raise UsageError(f"--set {change}: no value", "give KEY=VALUE")
     return options.set
 
 
-def _numbers(options: Options, step: Step) -> list[int]:
+def _select_sample_numbers(options: Options, step: InspectedStep) -> list[int]:
     """The samples to show.
 
     Raises:
@@ -245,10 +254,10 @@ def _numbers(options: Options, step: Step) -> list[int]:
         if number not in whole:
             raise UsageError(f"sample {number:,} is not of step {step.step:,}", f"it has {whole[0]:,} to {whole[-1]:,}")
     numbers = list(options.sample or whole)
-    return [each for each in numbers if options.rank is None or step.place(each)[0] == options.rank]
+    return [each for each in numbers if options.rank is None or step.locate_sample(each)[0] == options.rank]
 
 
-def _step_text(step: Step) -> str:
+def _step_text(step: InspectedStep) -> str:
     last = step.first_sample + step.global_batch_size - 1
     how = "as the run has recorded" if step.recorded else "of a run that passes over no data"
     return (
@@ -257,7 +266,7 @@ def _step_text(step: Step) -> str:
     )
 
 
-def _sample_text(sample: Sample, full: bool) -> str:
+def _sample_text(sample: TrainingSample, full: bool) -> str:
     lines = [f"sample {sample.sample:,} (rank {sample.rank}, micro batch {sample.micro_batch})"]
     place = 0
     for part in sample.parts:
@@ -270,19 +279,19 @@ def _sample_text(sample: Sample, full: bool) -> str:
     if sample.masked:
         more = f" and {len(sample.masked) - SHOWN_MASKED:,} more" if len(sample.masked) > SHOWN_MASKED else ""
         lines.append(f"  not learnt from: positions {', '.join(map(str, sample.masked[:SHOWN_MASKED]))}{more}")
-    text = _listed(sample.ids) if sample.text is None else sample.text
-    return "\n".join([*lines, _indented(_shortened(text, full))])
+    text = _format_token_ids(sample.ids) if sample.text is None else sample.text
+    return "\n".join([*lines, _indent_text(_shorten_text(text, full))])
 
 
-def _listed(ids: list[int]) -> str:
+def _format_token_ids(ids: list[int]) -> str:
     return " ".join(map(str, ids))
 
 
-def _shortened(text: str, full: bool) -> str:
+def _shorten_text(text: str, full: bool) -> str:
     if full or len(text) <= 2 * SHOWN_CHARACTERS:
         return text
     return f"{text[:SHOWN_CHARACTERS]} [...] {text[-SHOWN_CHARACTERS:]}"
 
 
-def _indented(text: str) -> str:
+def _indent_text(text: str) -> str:
     return "    " + text.replace("\n", "\n    ")

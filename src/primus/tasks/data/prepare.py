@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from primus.data.datasets.listing import named_datasets
-from primus.data.encoding.options import EncodeOptions, check_packages, make_job, output_prefix, summary
+from primus.data.catalog.listing import list_named_datasets
+from primus.data.encode.options import EncodeOptions, check_packages, make_job, output_prefix, summarise_prepared
 from primus.errors import UsageError
 from primus.task import TaskContext
 
@@ -38,34 +38,38 @@ def run(options: Options, context: TaskContext) -> None:
     """Prepare the data, or list the named datasets.
 
     Raises:
-        PrimusError: See `primus.data.encoding.prepare.prepare`.
+        PrimusError: See `primus.data.encode.prepare.prepare_token_files`.
     """
     if options.list:
-        context.result(*named_datasets())
+        context.result(*list_named_datasets())
         return
-    output = _output(options)
+    output = _choose_output_prefix(options)
     check_packages("data prepare")
-    from primus.data.encoding import steps
-    from primus.data.encoding.prepare import prepare
-    from primus.data.pipeline.display import Display
+    from primus.data.encode import steps
+    from primus.data.encode.prepare import prepare_token_files
+    from primus.data.shards.display import ProgressDisplay
 
     job = make_job(options, output, options.tokenizer, dataset=options.dataset)
-    before = steps.Steps(
+    before = steps.EncodeSteps(
         clean=options.clean,
         dedup=options.dedup,
         data_path=Path(options.data_path),
         split=options.split,
         num_samples=options.num_samples,
     )
-    with Display() as display:
-        prepared = prepare(steps.take(before, job, display.say, display.show), display.say, display.show)
+    with ProgressDisplay() as display:
+        prepared = prepare_token_files(
+            steps.run_steps(before, job, display.print_line, display.show_progress),
+            display.print_line,
+            display.show_progress,
+        )
         if options.verify:
-            steps.verify([each for each in prepared if each.made], display.say)
-    values = [summary(each) for each in prepared]
+            steps.verify_prepared([each for each in prepared if each.made], display.print_line)
+    values = [summarise_prepared(each) for each in prepared]
     context.result(values, "\n".join(f"--train_data_path {value['prefix']}" for value in values))
 
 
-def _output(options: Options) -> Path:
+def _choose_output_prefix(options: Options) -> Path:
     """Prefix of the files.
 
     Raises:
@@ -82,6 +86,6 @@ def _output(options: Options) -> Path:
     if not options.dataset:
         raise UsageError("no output", "give --output PREFIX")
     check_packages("data prepare")
-    from primus.data.datasets import named
+    from primus.data.catalog import preparation
 
-    return named.output_prefix(Path(options.data_path), options.dataset, options.tokenizer)
+    return preparation.choose_output_prefix(Path(options.data_path), options.dataset, options.tokenizer)

@@ -10,7 +10,7 @@ from primus.errors import EXIT_FAILED
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.data.verification.verify import Report
+    from primus.data.verify.verify import VerifyReport
 
 SHOWN_CHARACTERS = 400
 
@@ -47,12 +47,12 @@ def run(options: Options, context: TaskContext) -> int:
         PrimusError: A file changed while it was read, or the tokenizer cannot be loaded.
     """
     from primus.config import token_files
-    from primus.data.indexed import bin_path
-    from primus.data.pipeline.display import Display
-    from primus.data.pipeline.workers import Progress
-    from primus.data.verification.verify import Settings, verify
+    from primus.data.indexed_dataset import bin_path
+    from primus.data.shards.display import ProgressDisplay
+    from primus.data.shards.workers import ShardProgress
+    from primus.data.verify.verify import VerifySettings, verify_token_files
 
-    settings = Settings(
+    settings = VerifySettings(
         vocab_size=options.vocab_size,
         eod_id=options.eod_id,
         tokenizer=options.tokenizer,
@@ -60,31 +60,34 @@ def run(options: Options, context: TaskContext) -> int:
         samples=options.samples,
         seed=options.seed,
     )
-    found = token_files.find(options.prefix)
+    found = token_files.find_prefixes(options.prefix)
     sizes = [path.stat().st_size for path in map(bin_path, found) if path.is_file()]
-    progress = Progress("verifying", sum(sizes))
-    with Display() as display:
+    progress = ShardProgress("verifying", sum(sizes))
+    with ProgressDisplay() as display:
 
         def show(num_bytes: int) -> None:
             progress.done_bytes += num_bytes
-            display.show(progress)
+            display.show_progress(progress)
 
-        reports = list(verify(found, settings, options.workers, show))
-    context.result({"reports": reports, "ok": not any(report.findings for report in reports)}, _text(reports))
+        reports = list(verify_token_files(found, settings, options.workers, show))
+    context.result({"reports": reports, "ok": not any(report.findings for report in reports)}, _format_reports(reports))
     return EXIT_FAILED if any(report.findings for report in reports) else 0
 
 
-def _text(reports: list[Report]) -> str:
-    blocks = [_block(report) for report in reports]
+def _format_reports(reports: list[VerifyReport]) -> str:
+    blocks = [_format_report(report) for report in reports]
     if len(reports) > 1:
         corrupt = sum(bool(report.findings) for report in reports)
         blocks.append(f"{len(reports)} pairs of files, {corrupt} of them corrupt")
     return "\n".join(blocks)
 
 
-def _block(report: Report) -> str:
-    state = f"corrupt, {_number(len(report.findings), 'finding')}" if report.findings else "ok"
-    size = f"{_number(report.tokens, 'token')}, {_number(report.documents, 'document')}, {report.bytes / 1e6:,.1f} MB"
+def _format_report(report: VerifyReport) -> str:
+    state = f"corrupt, {_format_count(len(report.findings), 'finding')}" if report.findings else "ok"
+    size = (
+        f"{_format_count(report.tokens, 'token')}, {_format_count(report.documents, 'document')}, "
+        f"{report.bytes / 1e6:,.1f} MB"
+    )
     lines = [f"{report.prefix}: {state} ({size})"]
     lines += [f"  {finding.check:<10} {finding}" for finding in report.findings]
     lines += [f"  note       {note}" for note in report.notes]
@@ -96,5 +99,5 @@ def _block(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _number(count: int, name: str) -> str:
+def _format_count(count: int, name: str) -> str:
     return f"{count:,} {name}{'s' * (count != 1)}"

@@ -16,13 +16,19 @@ from primus.config.load import load_experiment
 from primus.errors import UsageError, did_you_mean
 from primus.launch.plan import Variable
 from primus.machine import network
-from primus.machine.assume import assumed
-from primus.machine.cluster import Layout
-from primus.machine.environment import Assignment, Choice, environment, find_rocm_library, find_torch_version
-from primus.machine.facts import Facts
-from primus.machine.workload import Workload, workload_of
+from primus.machine.assumed_machine import build_assumed_machine
+from primus.machine.cluster import ClusterLayout
+from primus.machine.environment import (
+    Assignment,
+    VariableChoice,
+    build_environment,
+    find_rocm_library,
+    find_torch_version,
+)
+from primus.machine.facts import MachineFacts
+from primus.machine.workload import JobWorkload, build_workload
 from primus.redaction import redact_value
-from primus.report.table import table
+from primus.report.table import format_table
 from primus.task import TaskContext
 
 PURPOSES = {
@@ -54,11 +60,11 @@ class Options(Struct, frozen=True, kw_only=True):
     """Nodes of the launch; one needs less than several."""
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class EnvironmentReport(Struct, frozen=True, kw_only=True):
     """What is decided for a machine; secret values are masked."""
 
     machine: dict[str, Any]
-    variables: tuple[Choice, ...]
+    variables: tuple[VariableChoice, ...]
     warnings: tuple[str, ...]
     network: Any
     """What `machine.network` chose, and what it left out."""
@@ -72,33 +78,33 @@ def run(options: Options, context: TaskContext) -> None:
     """
     if options.assume_nic is not None and options.assume is None:
         raise UsageError("--assume-nic describes an assumed machine", "give --assume MODEL as well")
-    facts = assumed(options.assume, options.assume_nic) if options.assume is not None else context.facts()
-    given, workload = _experiments(options.config, context)
+    facts = build_assumed_machine(options.assume, options.assume_nic) if options.assume is not None else context.facts()
+    given, workload = _read_experiment_variables(options.config, context)
     if options.framework is not None:
-        workload = _workload(options.framework, workload)
-    shape = _layout(options, facts, context.layout)
+        workload = _build_workload(options.framework, workload)
+    shape = _choose_layout(options, facts, context.layout)
     shell = context.environ if context.shell is None else context.shell
-    shown = report(facts, shape, shell, given, typed=context.variables, workload=workload)
-    context.result(shown, _text(shown))
+    shown = build_environment_report(facts, shape, shell, given, typed=context.variables, workload=workload)
+    context.result(shown, _format_environment_report(shown))
 
 
-def report(
-    facts: Facts,
-    layout: Layout,
+def build_environment_report(
+    facts: MachineFacts,
+    layout: ClusterLayout,
     environ: Mapping[str, str],
     given: Mapping[str, Assignment],
     *,
     typed: Mapping[str, Assignment] | None = None,
-    workload: Workload | None = None,
-) -> Report:
+    workload: JobWorkload | None = None,
+) -> EnvironmentReport:
     """What the processes of a machine get.
 
     Raises:
         UsageError: The user contradicts deterministic mode, or names an interface by an address.
     """
-    chosen = network.choose(facts, layout.nnodes, environ)
+    chosen = network.choose_network(facts, layout.nnodes, environ)
     library = None if facts.assumed else find_rocm_library(environ)
-    decided = environment(
+    decided = build_environment(
         facts,
         chosen,
         layout,
@@ -109,39 +115,41 @@ def report(
         torch=find_torch_version(facts, sys.path),
         rocm_library=library,
     )
-    return Report(
-        machine=_machine(facts, layout),
-        variables=tuple(_masked(choice) for choice in decided.variables.values()),
+    return EnvironmentReport(
+        machine=_describe_machine(facts, layout),
+        variables=tuple(_redact_choice(choice) for choice in decided.variables.values()),
         warnings=decided.warnings,
         network=chosen,
     )
 
 
-def _experiments(file: str | None, context: TaskContext) -> tuple[dict[str, Assignment], Workload | None]:
+def _read_experiment_variables(
+    file: str | None, context: TaskContext
+) -> tuple[dict[str, Assignment], JobWorkload | None]:
     """Variables that an experiment file sets, each with the line that does, and what others depend on."""
     if file is None:
         return {}, None
     resolved = load_experiment(Path(file), (), environ=context.environ)
     given = {name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in resolved.experiment.env.items()}
-    return dict(given), workload_of(resolved.experiment)
+    return dict(given), build_workload(resolved.experiment)
 
 
-def _workload(framework: str, of_file: Workload | None) -> Workload:
+def _build_workload(framework: str, of_file: JobWorkload | None) -> JobWorkload:
     """The workload of another backend.
 
     Raises:
         UsageError: Nothing is known of it.
     """
-    known = registry.names("frameworks")
+    known = registry.list_plug_ins("frameworks")
     if framework not in known:
         raise UsageError(f"--framework: no backend '{framework}' has variables", did_you_mean(framework, known))
-    return structs.replace(of_file, framework=framework) if of_file else Workload(framework=framework)
+    return structs.replace(of_file, framework=framework) if of_file else JobWorkload(framework=framework)
 
 
-def _layout(options: Options, facts: Facts, layout: Layout | None) -> Layout:
+def _choose_layout(options: Options, facts: MachineFacts, layout: ClusterLayout | None) -> ClusterLayout:
     """The layout of the launch, or of the machine that is assumed, with as many nodes as are asked for."""
     if layout is None or options.assume is not None:
-        layout = Layout(nproc=max(1, len(facts.partitions)), nnodes=layout.nnodes if layout else 1)
+        layout = ClusterLayout(nproc=max(1, len(facts.partitions)), nnodes=layout.nnodes if layout else 1)
     if options.nnodes is None:
         return layout
     if options.nnodes < 1:
@@ -149,7 +157,7 @@ def _layout(options: Options, facts: Facts, layout: Layout | None) -> Layout:
     return structs.replace(layout, nnodes=options.nnodes)
 
 
-def _masked(choice: Choice) -> Choice:
+def _redact_choice(choice: VariableChoice) -> VariableChoice:
     def hide(value: str | None) -> str | None:
         return None if value is None else redact_value(choice.name, value)
 
@@ -157,7 +165,7 @@ def _masked(choice: Choice) -> Choice:
     return structs.replace(choice, value=hide(choice.value), overrode=lost)
 
 
-def _machine(facts: Facts, layout: Layout) -> dict[str, Any]:
+def _describe_machine(facts: MachineFacts, layout: ClusterLayout) -> dict[str, Any]:
     software = facts.software
     return {
         "host": facts.host,
@@ -172,27 +180,30 @@ def _machine(facts: Facts, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _text(shown: Report) -> str:
-    parts = [_headline(shown.machine), _variables(shown.variables)]
+def _format_environment_report(shown: EnvironmentReport) -> str:
+    parts = [_format_headline(shown.machine), _format_variable_table(shown.variables)]
     if shown.warnings:
         parts.append("\n".join(["warnings", *(f"  {warning}" for warning in shown.warnings)]))
     return "\n\n".join(parts)
 
 
-def _variables(choices: Sequence[Choice]) -> str:
+def _format_variable_table(choices: Sequence[VariableChoice]) -> str:
     """One table, its rows by purpose."""
     if not choices:
         return "nothing to set"
-    by_purpose = sorted(choices, key=lambda choice: ORDER.index(_purpose(choice.name)))
-    rows = [[f"  {c.name}", _shown(c.value), _from(c), _lost(c)] for c in by_purpose]
-    header, *lines = table(["  variable", "value", "from", "instead of"], rows).splitlines()
+    by_purpose = sorted(choices, key=lambda choice: ORDER.index(_find_purpose(choice.name)))
+    rows = [
+        [f"  {c.name}", _format_variable_value(c.value), _format_variable_source(c), _format_overridden_values(c)]
+        for c in by_purpose
+    ]
+    header, *lines = format_table(["  variable", "value", "from", "instead of"], rows).splitlines()
     shown = [header]
-    for purpose, group in groupby(zip(by_purpose, lines, strict=True), key=lambda pair: _purpose(pair[0].name)):
+    for purpose, group in groupby(zip(by_purpose, lines, strict=True), key=lambda pair: _find_purpose(pair[0].name)):
         shown += ["", purpose, *(line for _, line in group)]
     return "\n".join(shown)
 
 
-def _headline(machine: Mapping[str, Any]) -> str:
+def _format_headline(machine: Mapping[str, Any]) -> str:
     models = ", ".join(f"{count} x {model}" for model, count in machine["models"].items()) or "no GPUs"
     details = [*machine["architectures"], f"{machine['nodes']} node{'s' * (machine['nodes'] > 1)}"]
     details += [f"{name} {machine[name]}" for name in ("rocm", "cuda") if machine[name]]
@@ -200,19 +211,19 @@ def _headline(machine: Mapping[str, Any]) -> str:
     return f"{models} ({', '.join(details)})"
 
 
-def _purpose(name: str) -> str:
+def _find_purpose(name: str) -> str:
     """What a variable is for; the longest beginning decides: TORCH_NCCL_ is communication."""
     prefixes = {prefix: purpose for purpose, group in PURPOSES.items() for prefix in group if name.startswith(prefix)}
     return prefixes[max(prefixes, key=len)] if prefixes else OTHER
 
 
-def _shown(value: str | None) -> str:
+def _format_variable_value(value: str | None) -> str:
     return UNSET if value is None else value or '""'
 
 
-def _from(choice: Choice) -> str:
+def _format_variable_source(choice: VariableChoice) -> str:
     return choice.layer if choice.source == choice.layer else f"{choice.layer}: {choice.source}"
 
 
-def _lost(choice: Choice) -> str:
-    return ", ".join(f"{_shown(lost.value)} ({lost.layer})" for lost in choice.overrode)
+def _format_overridden_values(choice: VariableChoice) -> str:
+    return ", ".join(f"{_format_variable_value(lost.value)} ({lost.layer})" for lost in choice.overrode)

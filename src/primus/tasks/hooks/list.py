@@ -9,7 +9,7 @@ from msgspec import Struct
 from primus import registry
 from primus.config.flags import Positional
 from primus.errors import UsageError, did_you_mean
-from primus.launch import hooks
+from primus.launch.hooks import discovery
 from primus.launch.plan import Action
 from primus.report import table
 from primus.task import TaskContext
@@ -26,7 +26,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Backend of the experiment, such as `native`; every one that has hooks by default."""
 
 
-class Hook(Struct, frozen=True):
+class HookListing(Struct, frozen=True):
     """A hook of a task."""
 
     task: str
@@ -40,35 +40,37 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: There is no such task or backend, or a hook cannot be read.
     """
-    if options.framework and options.framework not in registry.names("backends"):
+    if options.framework and options.framework not in registry.list_plug_ins("backends"):
         raise UsageError(
-            f"no backend '{options.framework}'", did_you_mean(options.framework, registry.names("backends"))
+            f"no backend '{options.framework}'", did_you_mean(options.framework, registry.list_plug_ins("backends"))
         )
-    tasks = _tasks(f"{options.task} {options.subtask}".strip())
-    found = [hook for task in tasks for hook in _hooks(task, options.framework, context)]
-    places = [str(place) for place in hooks.places(context.environ)]
-    context.result({"hooks": found, "places": places}, _text(found, places))
+    tasks = _select_tasks(f"{options.task} {options.subtask}".strip())
+    found = [hook for task in tasks for hook in _list_task_hooks(task, options.framework, context)]
+    places = [str(place) for place in discovery.list_hook_folders(context.environ)]
+    context.result({"hooks": found, "places": places}, _format_hook_table(found, places))
 
 
-def _tasks(asked: str) -> list[str]:
-    tasks = registry.names("tasks")
+def _select_tasks(asked: str) -> list[str]:
+    tasks = registry.list_plug_ins("tasks")
     matching = [name for name in tasks if not asked or name == asked or name.startswith(f"{asked} ")]
     if not matching:
         raise UsageError(f"no task '{asked}'", did_you_mean(asked, tasks))
     return matching
 
 
-def _hooks(task: str, framework: str, context: TaskContext) -> list[Hook]:
+def _list_task_hooks(task: str, framework: str, context: TaskContext) -> list[HookListing]:
     """The hooks of one task; those of each backend's own come last where none is asked for."""
-    starts_workers = hasattr(registry.load("tasks", task), "prepare")
-    find = partial(hooks.find, task, context.environ, starts_workers=starts_workers)
+    starts_workers = hasattr(registry.load_plug_in("tasks", task), "prepare")
+    find = partial(discovery.find_hooks, task, context.environ, starts_workers=starts_workers)
     general = find(framework=framework or None)
-    others = registry.names("backends") if starts_workers and not framework else []
-    own = [Hook(f"{task} {name}", each) for name in others for each in find(framework=name) if each not in general]
-    return [Hook(task, each) for each in general] + own
+    others = registry.list_plug_ins("backends") if starts_workers and not framework else []
+    own = [
+        HookListing(f"{task} {name}", each) for name in others for each in find(framework=name) if each not in general
+    ]
+    return [HookListing(task, each) for each in general] + own
 
 
-def _text(found: list[Hook], places: list[str]) -> str:
+def _format_hook_table(found: list[HookListing], places: list[str]) -> str:
     if not found:
         return f"no hooks in {', '.join(places)}"
     rows = [
@@ -82,4 +84,4 @@ def _text(found: list[Hook], places: list[str]) -> str:
         ]
         for hook in found
     ]
-    return table.table(["stage", "task", "file", "kind", "where", "limit"], rows, right=[5])
+    return table.format_table(["stage", "task", "file", "kind", "where", "limit"], rows, right=[5])

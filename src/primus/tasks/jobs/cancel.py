@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.config.flags import Positional
-from primus.launch import jobs
+from primus.launch.jobs import scheduler_jobs
 from primus.task import TaskContext
 
 
@@ -23,11 +23,11 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         PrimusError: There is no such job, or the scheduler does not do it.
     """
-    submission = jobs.find(options.job, context.environ)
-    state = jobs.state_of(submission, context.environ)
-    if state.state in jobs.ENDED:
+    submission = scheduler_jobs.find_submission(options.job, context.environ)
+    state = scheduler_jobs.query_state(submission, context.environ)
+    if state.state in scheduler_jobs.ENDED:
         context.result({"id": submission.id, "state": state}, f"job {submission.id} has ended already: {state.state}")
         return
-    registry.load("runtimes", submission.runtime).cancel(submission)
+    registry.load_plug_in("runtimes", submission.runtime).cancel(submission)
     text = f"job {submission.id} ({submission.name}) is being cancelled"
     context.result({"id": submission.id, "cancelled": True}, text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 from primus.errors import EXIT_FAILED, PrimusError
-from primus.launch import jobs
-from primus.launch.jobs import JobState, Submission
+from primus.launch.jobs import scheduler_jobs
+from primus.launch.jobs.scheduler_jobs import JobState, Submission
 from primus.report import table
 from primus.task import TaskContext
 
@@ -21,40 +21,40 @@ class Options(Struct, frozen=True, kw_only=True):
 def run(options: Options, context: TaskContext) -> int:
     """Print one line a job, oldest first; a scheduler that does not answer leaves its jobs unknown."""
     found, problems = [], []
-    known = jobs.known(context.environ)
+    known = scheduler_jobs.list_submissions(context.environ)
     for runtime in sorted({each.runtime for each in known}):
         ours = [each for each in known if each.runtime == runtime]
         try:
-            states = jobs.states(ours, context.environ)
+            states = scheduler_jobs.query_states(ours, context.environ)
         except PrimusError as error:
             problems.append(f"{runtime}: {error}")
             states = {}
         found += [(each, states.get((runtime, each.id), JobState(state="unknown"))) for each in ours]
     found.sort(key=lambda pair: pair[0].submitted)
-    listed = [pair for pair in found if options.all or pair[1].state not in (*jobs.ENDED, "gone")]
+    listed = [pair for pair in found if options.all or pair[1].state not in (*scheduler_jobs.ENDED, "gone")]
     values = [structs.asdict(each) | {"state": state} for each, state in listed]
-    context.result(values, _table(listed) if listed else _nothing(len(known)))
+    context.result(values, _format_job_table(listed) if listed else _explain_empty_list(len(known)))
     for problem in problems:
         context.say(problem)
     return EXIT_FAILED if problems else 0
 
 
-def _table(listed: list[tuple[Submission, JobState]]) -> str:
+def _format_job_table(listed: list[tuple[Submission, JobState]]) -> str:
     header = ["job", "runtime", "name", "state", "submitted", "nodes", "run"]
     rows = [
         [
             each.id,
             each.runtime,
             each.name,
-            jobs.shown(state),
-            table.moment(each.submitted),
+            scheduler_jobs.format_state(state),
+            table.format_time(each.submitted),
             str(len(state.nodes) or "-"),
             each.directory,
         ]
         for each, state in listed
     ]
-    return table.table(header, rows, right=[5])
+    return table.format_table(header, rows, right=[5])
 
 
-def _nothing(num_known: int) -> str:
+def _explain_empty_list(num_known: int) -> str:
     return f"no job waits or runs; {num_known} have ended: --all" if num_known else "no jobs were submitted from here"

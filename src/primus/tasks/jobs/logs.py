@@ -9,8 +9,8 @@ from msgspec import Struct
 from primus import registry
 from primus.config.flags import Positional
 from primus.errors import EXIT_OK, UsageError
-from primus.launch import job_logs, jobs
-from primus.launch.jobs import ENDED, Submission
+from primus.launch.jobs import logs, scheduler_jobs
+from primus.launch.jobs.scheduler_jobs import ENDED, Submission
 from primus.task import TaskContext
 
 
@@ -33,36 +33,38 @@ def run(options: Options, context: TaskContext) -> int:
     Raises:
         UsageError: There is no such job, or no log of it yet.
     """
-    submission = jobs.find(options.job, context.environ)
+    submission = scheduler_jobs.find_submission(options.job, context.environ)
     if options.tail is not None and options.tail < 0:
         raise UsageError(f"--tail {options.tail}: not a number of lines")
-    runtime = registry.load("runtimes", submission.runtime)
+    runtime = registry.load_plug_in("runtimes", submission.runtime)
     if hasattr(runtime, "logs") and options.rank is None:
         runtime.logs(submission, options.follow, options.tail)
         return EXIT_OK
     if options.follow:
-        return _follow(submission, options, context)
-    paths = job_logs.files(submission, options.rank)
+        return _follow_job_log(submission, options, context)
+    paths = logs.list_log_files(submission, options.rank)
     if not paths:
-        raise _no_log(submission, options, context)
-    job_logs.show(paths, options.tail, sys.stdout)
+        raise _build_missing_log_error(submission, options, context)
+    logs.print_logs(paths, options.tail, sys.stdout)
     return EXIT_OK
 
 
-def _follow(submission: Submission, options: Options, context: TaskContext) -> int:
+def _follow_job_log(submission: Submission, options: Options, context: TaskContext) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     try:
-        job_logs.follow(submission, context.environ, sys.stdout, say, tail=options.tail, rank=options.rank)
+        logs.follow_logs(submission, context.environ, sys.stdout, say, tail=options.tail, rank=options.rank)
     except KeyboardInterrupt:
         say(f"job {submission.id} goes on")
     return EXIT_OK
 
 
-def _no_log(submission: Submission, options: Options, context: TaskContext) -> UsageError:
+def _build_missing_log_error(submission: Submission, options: Options, context: TaskContext) -> UsageError:
     what = "no log" if options.rank is None else f"no log of rank {options.rank}"
-    state = jobs.state_of(submission, context.environ)
+    state = scheduler_jobs.query_state(submission, context.environ)
     if state.state in (*ENDED, "gone"):
-        return UsageError(f"job {submission.id} has {what}; it is {jobs.shown(state)}")
-    return UsageError(f"job {submission.id} has {what} yet; it is {jobs.shown(state)}", "--follow waits for it")
+        return UsageError(f"job {submission.id} has {what}; it is {scheduler_jobs.format_state(state)}")
+    return UsageError(
+        f"job {submission.id} has {what} yet; it is {scheduler_jobs.format_state(state)}", "--follow waits for it"
+    )

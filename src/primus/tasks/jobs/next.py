@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.config.flags import Positional
-from primus.launch.policy import Policy
+from primus.launch.supervision.restart_policy import RestartPolicy
 from primus.runs.store import Run
 from primus.task import TaskContext
 
@@ -37,7 +37,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 def run(options: Options, context: TaskContext) -> None:
     """Print one line: finish, restart SECONDS [NODE,...], requeue, or stop CODE; and why, on standard error."""
-    line, reason = registry.load("runtimes", "slurm").after_step(
+    line, reason = registry.load_plug_in("runtimes", "slurm").after_step(
         Run(Path(options.run)),
         context.environ,
         exit_code=options.exit_code,
@@ -45,7 +45,7 @@ def run(options: Options, context: TaskContext) -> None:
         is_warned=options.warned,
         excluded=tuple(filter(None, options.excluded.split(","))),
         can_requeue=options.can_requeue,
-        policy=Policy(max_restarts=options.max_restarts, backoff_s=options.restart_delay),
+        policy=RestartPolicy(max_restarts=options.max_restarts, backoff_s=options.restart_delay),
     )
     print(f"primus: {line}: {reason}", file=sys.stderr, flush=True)
     print(line, flush=True)

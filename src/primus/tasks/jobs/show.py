@@ -9,8 +9,8 @@ from msgspec import Struct, structs
 
 from primus.config.flags import Positional
 from primus.errors import PrimusError
-from primus.launch import job_logs, jobs
-from primus.launch.jobs import JobState, Submission
+from primus.launch.jobs import logs, scheduler_jobs
+from primus.launch.jobs.scheduler_jobs import JobState, Submission
 from primus.report import table
 from primus.runs.store import Run
 from primus.task import TaskContext
@@ -29,35 +29,36 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         PrimusError: There is no such job, or its scheduler does not answer.
     """
-    submission = jobs.find(options.job, context.environ)
-    state = jobs.state_of(submission, context.environ)
-    context.result(structs.asdict(submission) | {"state": state}, _facts(submission, state))
+    submission = scheduler_jobs.find_submission(options.job, context.environ)
+    state = scheduler_jobs.query_state(submission, context.environ)
+    context.result(structs.asdict(submission) | {"state": state}, _format_job_facts(submission, state))
 
 
-def _facts(submission: Submission, state: JobState) -> str:
+def _format_job_facts(submission: Submission, state: JobState) -> str:
     rows = {
-        "job": f"{submission.id} ({submission.runtime}{_place(submission)})",
+        "job": f"{submission.id} ({submission.runtime}{_format_job_place(submission)})",
         "name": submission.name,
-        "state": jobs.shown(state) + (f", exit code {state.exit_code}" if state.exit_code is not None else ""),
+        "state": scheduler_jobs.format_state(state)
+        + (f", exit code {state.exit_code}" if state.exit_code is not None else ""),
         "scheduler": state.raw,
         "nodes": ",".join(state.nodes),
         "restarts": str(state.restarts) if state.restarts else "",
-        "submitted": f"{table.moment(submission.submitted)} by {submission.user} on {submission.host}",
+        "submitted": f"{table.format_time(submission.submitted)} by {submission.user} on {submission.host}",
         "command": f"primus-cli {shlex.join(submission.command)}",
         "run": submission.directory,
         "run state": _run_state(submission),
-        "logs": "\n               ".join(str(path) for path in job_logs.files(submission)),
+        "logs": "\n               ".join(str(path) for path in logs.list_log_files(submission)),
     }
     return "\n".join(f"{name + ':':<15}{value}" for name, value in rows.items() if value)
 
 
-def _place(submission: Submission) -> str:
+def _format_job_place(submission: Submission) -> str:
     return "".join(f", {name} {value}" for name, value in submission.place.items())
 
 
 def _run_state(submission: Submission) -> str:
     try:
-        outcome = Run(Path(submission.directory)).metadata().outcome
+        outcome = Run(Path(submission.directory)).read_metadata().outcome
     except PrimusError as error:
         return error.problem
     return outcome.state + (f": {outcome.reason}" if outcome.reason else "")

@@ -7,9 +7,9 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus import patch
-from primus.patch import Choice
+from primus.patch import PatchChoice
 from primus.report import table
-from primus.runs import events, patches, store
+from primus.runs import events, patch_records, store
 from primus.runs.store import Run
 from primus.task import TaskContext
 
@@ -40,21 +40,23 @@ def run(options: Options, context: TaskContext) -> None:
         UsageError: There is no such run, or no such patch.
     """
     if options.run:
-        _show_run(store.find(options.run, Path(options.workspace)), context)
+        _show_run(store.find_run(options.run, Path(options.workspace)), context)
         return
     wanted, _ = patch.chosen_names(context.environ)
-    found = patch.choices({})
-    files = [PatchFile(file, patches.sha256(Path(file).expanduser().read_bytes())) for file in context.patches]
+    found = patch.choose_patches({})
+    files = [
+        PatchFile(file, patch_records.hash_patch(Path(file).expanduser().read_bytes())) for file in context.patches
+    ]
     values = {
         "patches": [{"wanted": choice.name in wanted, "choice": choice} for choice in found],
         "files": files,
     }
-    context.result(values, "\n\n".join([_table(found, wanted), *_files(files)]))
+    context.result(values, "\n\n".join([_format_patch_table(found, wanted), *_format_patch_files(files)]))
 
 
 def _show_run(found: Run, context: TaskContext) -> None:
-    applied = [event["applied"] for event in events.read(found.events) if event["kind"] == "patches"]
-    by_node = patches.read_all(found)
+    applied = [event["applied"] for event in events.read_events(found.events) if event["kind"] == "patches"]
+    by_node = patch_records.read_all_records(found)
     python = [[each["name"], each["target"], each["version"], each["state"]] for each in (applied or [[]])[-1]]
     files = [
         [each.file, str(node), each.sha256[:12], each.state, "-" if each.exit_code is None else str(each.exit_code)]
@@ -63,13 +65,15 @@ def _show_run(found: Run, context: TaskContext) -> None:
     ]
     values = [{"node": node, **structs.asdict(each)} for node, records in by_node.items() for each in records]
     parts = [
-        table.table(["patch", "target", "version", "state"], python) if python else "no patches of upstream packages",
-        table.table(["file", "node", "sha256", "state", "exit code"], files) if files else "no patch files",
+        table.format_table(["patch", "target", "version", "state"], python)
+        if python
+        else "no patches of upstream packages",
+        table.format_table(["file", "node", "sha256", "state", "exit code"], files) if files else "no patch files",
     ]
     context.result({"patches": (applied or [[]])[-1], "files": values}, "\n\n".join(parts))
 
 
-def _table(found: list[Choice], wanted: list[str]) -> str:
+def _format_patch_table(found: list[PatchChoice], wanted: list[str]) -> str:
     if not found:
         return "no patches of upstream packages"
     rows = [
@@ -83,10 +87,10 @@ def _table(found: list[Choice], wanted: list[str]) -> str:
         ]
         for choice in found
     ]
-    return table.table(["patch", "target", "installed", "range", "state", "reason"], rows)
+    return table.format_table(["patch", "target", "installed", "range", "state", "reason"], rows)
 
 
-def _files(files: list[PatchFile]) -> list[str]:
+def _format_patch_files(files: list[PatchFile]) -> list[str]:
     if not files:
         return []
-    return [table.table(["file", "sha256"], [[each.file, each.sha256[:12]] for each in files])]
+    return [table.format_table(["file", "sha256"], [[each.file, each.sha256[:12]] for each in files])]

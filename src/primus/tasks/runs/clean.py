@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from primus.errors import PrimusError, UsageError, did_you_mean
-from primus.launch import jobs
+from primus.launch.jobs import scheduler_jobs
 from primus.report import table
 from primus.runs import store, summary
 from primus.runs.store import Run
@@ -55,21 +55,21 @@ def run(options: Options, context: TaskContext) -> None:
             "runs clean needs a condition",
             "--failed, --damaged, --keep N or --older-than-days D; several must all hold",
         )
-    folders = list(_experiments(options))
-    candidates = [item for folder in folders for item in _candidates(folder, options)]
+    folders = list(_find_experiment_folders(options))
+    candidates = [item for folder in folders for item in _find_matching_runs(folder, options)]
     chosen = [item for item in candidates if not _is_in_use(item, context)]
     if options.yes:
-        chosen = [item for item in chosen if _delete(Run(Path(item.directory)))]
+        chosen = [item for item in chosen if _delete_run(Run(Path(item.directory)))]
         for folder in folders:
             _finish_deletions(folder)
     verb = "deleted" if options.yes else "would delete"
-    total = table.size(sum(item.size_bytes for item in chosen))
-    lines = [f"{verb} {item.id}  {item.name}  {item.state}  {table.size(item.size_bytes)}" for item in chosen]
+    total = table.format_size(sum(item.size_bytes for item in chosen))
+    lines = [f"{verb} {item.id}  {item.name}  {item.state}  {table.format_size(item.size_bytes)}" for item in chosen]
     ending = "" if options.yes or not chosen else "; --yes deletes them"
     context.result(chosen, "\n".join([*lines, f"{len(chosen)} runs, {total}{ending}"]))
 
 
-def _experiments(options: Options) -> Iterator[Path]:
+def _find_experiment_folders(options: Options) -> Iterator[Path]:
     """Folders of the experiments directly below the workspace, links excluded.
 
     Raises:
@@ -90,40 +90,40 @@ def _experiments(options: Options) -> Iterator[Path]:
     yield from named
 
 
-def _candidates(folder: Path, options: Options) -> list[summary.Summary]:
+def _find_matching_runs(folder: Path, options: Options) -> list[summary.RunSummary]:
     """Runs of an experiment that match the conditions."""
-    own = [run for run in store.runs_of(folder) if _is_provable(run)]
+    own = [run for run in store.list_runs(folder) if _is_provable(run)]
     wanted = [
-        run for run in _without_newest(own, options.keep) if store.is_damaged_run(run.directory) == options.damaged
+        run for run in _drop_newest_runs(own, options.keep) if store.is_damaged_run(run.directory) == options.damaged
     ]
-    return [item for item in map(summary.of, wanted) if _matches(item, options)]
+    return [item for item in map(summary.summarise_run, wanted) if _is_match(item, options)]
 
 
 def _is_provable(run: Run) -> bool:
     """Whether a folder is without doubt the run that its name says; a renamed copy is somebody's own."""
-    return store.is_damaged_run(run.directory) or run.metadata().id == run.directory.name
+    return store.is_damaged_run(run.directory) or run.read_metadata().id == run.directory.name
 
 
-def _without_newest(runs: list[Run], keep: int) -> list[Run]:
+def _drop_newest_runs(runs: list[Run], keep: int) -> list[Run]:
     return runs[: len(runs) - keep] if keep < len(runs) else []
 
 
-def _matches(item: summary.Summary, options: Options) -> bool:
+def _is_match(item: summary.RunSummary, options: Options) -> bool:
     is_old = time.time() - item.created >= options.older_than_days * 86400
     return is_old and (not options.failed or item.state in ("failed", "died", "interrupted"))
 
 
-def _is_in_use(item: summary.Summary, context: TaskContext) -> bool:
+def _is_in_use(item: summary.RunSummary, context: TaskContext) -> bool:
     run = Run(Path(item.directory))
-    return run.is_active() or jobs.is_held(run, context.environ)
+    return run.is_active() or scheduler_jobs.is_held(run, context.environ)
 
 
-def _delete(run: Run) -> bool:
+def _delete_run(run: Run) -> bool:
     """Take the run out of sight in one step, then delete it; gives False where a launcher has taken it meanwhile."""
     directory = run.directory
     doomed = directory.with_name(DELETED + directory.name)
     try:
-        with run.lock() as is_ours:
+        with run.hold_lock() as is_ours:
             if not is_ours:
                 return False
             directory.rename(doomed)
@@ -132,7 +132,7 @@ def _delete(run: Run) -> bool:
         raise PrimusError(f"{directory}: cannot be deleted: {error}", "delete it by hand, or ask its owner") from None
     latest = directory.with_name("latest")
     if latest.is_symlink() and not latest.exists():
-        remaining = store.runs_of(directory.parent)
+        remaining = store.list_runs(directory.parent)
         latest.unlink()
         if remaining:
             latest.symlink_to(remaining[-1].directory.name)

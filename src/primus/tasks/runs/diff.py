@@ -26,7 +26,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Folder of all run folders."""
 
 
-class Change(Struct, frozen=True):
+class RunDifference(Struct, frozen=True):
     """One thing that differs."""
 
     what: str
@@ -61,33 +61,33 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: There is no such run.
     """
-    a, b = (store.find(name, Path(options.workspace)) for name in (options.a, options.b))
+    a, b = (store.find_run(name, Path(options.workspace)) for name in (options.a, options.b))
     sections = {
-        "configuration": _changes(summary.flat_settings(a), summary.flat_settings(b)),
-        "environment": _changes(_environment(a), _environment(b)),
-        "packages": _changes(_packages(a), _packages(b)),
-        "results": _results(a, b),
+        "configuration": _compare_mappings(summary.flat_settings(a), summary.flat_settings(b)),
+        "environment": _compare_mappings(_read_run_environment(a), _read_run_environment(b)),
+        "packages": _compare_mappings(_read_run_packages(a), _read_run_packages(b)),
+        "results": _compare_results(a, b),
     }
     losses = _compare_losses(a, b)
-    sections["results"].append(Change("losses", _format_losses(losses), ""))
+    sections["results"].append(RunDifference("losses", _format_losses(losses), ""))
     value = {"a": str(a.directory), "b": str(b.directory), **sections, "losses": losses}
-    context.result(value, "\n\n".join(_block(title, changes, a, b) for title, changes in sections.items()))
+    context.result(value, "\n\n".join(_format_changes(title, changes, a, b) for title, changes in sections.items()))
 
 
-def _changes(a: dict[str, Any], b: dict[str, Any]) -> list[Change]:
+def _compare_mappings(a: dict[str, Any], b: dict[str, Any]) -> list[RunDifference]:
     absent = "absent"
     names = sorted(name for name in a.keys() | b.keys() if a.get(name, absent) != b.get(name, absent))
-    return [Change(name, a.get(name, absent), b.get(name, absent)) for name in names]
+    return [RunDifference(name, a.get(name, absent), b.get(name, absent)) for name in names]
 
 
-def _environment(run: Run) -> dict[str, str]:
+def _read_run_environment(run: Run) -> dict[str, str]:
     """Variables that the run set itself, and the machine's facts."""
     dump = run.directory / "env" / "primus_env_dump.txt"
     lines = dump.read_text(encoding="utf-8", errors="replace").splitlines() if dump.is_file() else []
     ours = [line.rpartition("  # ")[0] for line in lines if not line.endswith("  # shell")]
     variables = dict(line.split("=", 1) for line in ours if "=" in line)
     devices = run.directory / "env" / "gpu_model.txt"
-    metadata = run.metadata()
+    metadata = run.read_metadata()
     return variables | {
         "(host)": metadata.host,
         "(devices)": devices.read_text().strip() if devices.is_file() else "unknown",
@@ -95,23 +95,25 @@ def _environment(run: Run) -> dict[str, str]:
     }
 
 
-def _packages(run: Run) -> dict[str, str]:
+def _read_run_packages(run: Run) -> dict[str, str]:
     path = run.directory / "env" / "packages.txt"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return dict(line.split("==", 1) for line in lines if "==" in line)
 
 
-def _results(a: Run, b: Run) -> list[Change]:
-    first, second = summary.of(a), summary.of(b)
+def _compare_results(a: Run, b: Run) -> list[RunDifference]:
+    first, second = summary.summarise_run(a), summary.summarise_run(b)
     names = ("state", "steps", "last_loss", "eval_loss", "tokens_per_s", "duration_s")
-    return [Change(name, getattr(first, name), getattr(second, name)) for name in names]
+    return [RunDifference(name, getattr(first, name), getattr(second, name)) for name in names]
 
 
 def _compare_losses(a: Run, b: Run) -> LossDifference:
     """How far the losses of two runs are apart on the steps that both have taken; no number equals no number."""
-    losses_a, losses_b = ({event["step"]: event.get("loss") for event in events.steps(run.events)} for run in (a, b))
+    losses_a, losses_b = (
+        {event["step"]: event.get("loss") for event in events.read_steps(run.events)} for run in (a, b)
+    )
     common = sorted(losses_a.keys() & losses_b.keys())
-    pairs = {step: (_number(losses_a[step]), _number(losses_b[step])) for step in common}
+    pairs = {step: (_parse_loss(losses_a[step]), _parse_loss(losses_b[step])) for step in common}
     apart = [step for step, (x, y) in pairs.items() if x != y]
     gaps = {step: abs(x - y) for step in apart for x, y in [pairs[step]] if x is not None and y is not None}
     relative = {step: gap / max(abs(each or 0.0) for each in pairs[step]) for step, gap in gaps.items()}
@@ -131,7 +133,7 @@ def _compare_losses(a: Run, b: Run) -> LossDifference:
     )
 
 
-def _number(loss: Any) -> float | None:
+def _parse_loss(loss: Any) -> float | None:
     """A loss; None where it is missing or not finite."""
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
 
@@ -151,12 +153,12 @@ def _format_losses(found: LossDifference) -> str:
     )
 
 
-def _block(title: str, changes: list[Change], a: Run, b: Run) -> str:
+def _format_changes(title: str, changes: list[RunDifference], a: Run, b: Run) -> str:
     if not changes:
         return f"{title}: no difference"
-    rows = [[change.what, _shown(change.a), _shown(change.b)] for change in changes]
-    return f"{title}:\n" + "\n".join("  " + line for line in table.table(["", a.id, b.id], rows).splitlines())
+    rows = [[change.what, _format_difference_value(change.a), _format_difference_value(change.b)] for change in changes]
+    return f"{title}:\n" + "\n".join("  " + line for line in table.format_table(["", a.id, b.id], rows).splitlines())
 
 
-def _shown(value: Any) -> str:
-    return table.number(value) if isinstance(value, float) else str(value)
+def _format_difference_value(value: Any) -> str:
+    return table.format_number(value) if isinstance(value, float) else str(value)

@@ -23,8 +23,8 @@ class Options(Struct, frozen=True, kw_only=True):
 def run(options: Options, context: TaskContext) -> None:
     """Print one line a run, oldest first."""
     workspace = Path(options.workspace)
-    runs = store.runs_of(workspace / options.name) if options.name else store.runs_under(workspace)
-    summaries = [summary.of(run) for run in runs]
+    runs = store.list_runs(workspace / options.name) if options.name else store.list_workspace_runs(workspace)
+    summaries = [summary.summarise_run(run) for run in runs]
     header = ["run", "experiment", "state", "steps", "loss", "eval loss", "tokens/s", "time", "size"]
     rows = [
         [
@@ -32,13 +32,13 @@ def run(options: Options, context: TaskContext) -> None:
             item.name,
             item.state,
             str(item.steps),
-            table.number(item.last_loss),
-            table.number(item.eval_loss),
-            table.number(item.tokens_per_s),
-            table.duration(item.duration_s),
-            table.size(item.size_bytes),
+            table.format_number(item.last_loss),
+            table.format_number(item.eval_loss),
+            table.format_number(item.tokens_per_s),
+            table.format_duration(item.duration_s),
+            table.format_size(item.size_bytes),
         ]
         for item in summaries
     ]
-    text = table.table(header, rows, right=range(3, 9)) if rows else f"no runs in {options.workspace}"
+    text = table.format_table(header, rows, right=range(3, 9)) if rows else f"no runs in {options.workspace}"
     context.result(summaries, text)

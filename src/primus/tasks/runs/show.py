@@ -11,7 +11,7 @@ from msgspec import Struct
 from primus.config.flags import Positional
 from primus.report import table
 from primus.runs import events, store, summary
-from primus.runs.store import Metadata, Run
+from primus.runs.store import Run, RunMetadata
 from primus.task import TaskContext
 
 LAST_STEPS = 5
@@ -32,19 +32,26 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         UsageError: There is no such run.
     """
-    found = store.find(options.run, Path(options.workspace))
-    metadata, item = found.metadata(), summary.of(found)
-    steps = events.steps(found.events)[-LAST_STEPS:]
+    found = store.find_run(options.run, Path(options.workspace))
+    metadata, item = found.read_metadata(), summary.summarise_run(found)
+    steps = events.read_steps(found.events)[-LAST_STEPS:]
     values = {"metadata": metadata, "summary": item, "last_steps": steps}
     context.result(
         values,
         "\n\n".join(
-            part for part in [_facts(metadata, item), _steps(steps), _viewer(found), _files(found)] if part
+            part
+            for part in [
+                _format_run_facts(metadata, item),
+                _format_last_steps(steps),
+                _format_tensorboard_command(found),
+                _format_file_list(found),
+            ]
+            if part
         ).rstrip(),
     )
 
 
-def _facts(metadata: Metadata, item: summary.Summary) -> str:
+def _format_run_facts(metadata: RunMetadata, item: summary.RunSummary) -> str:
     outcome = metadata.outcome
     revision = (
         metadata.git_revision[:12] + (" (with changes)" if metadata.git_dirty else "") if metadata.git_revision else "-"
@@ -53,38 +60,40 @@ def _facts(metadata: Metadata, item: summary.Summary) -> str:
         "run": f"{item.id} ({metadata.name})",
         "state": f"{item.state}{f', exit code {outcome.exit_code}' if outcome.exit_code is not None else ''}",
         "reason": outcome.reason,
-        "first failure": _failure(metadata),
+        "first failure": _format_first_failure(metadata),
         "command": "primus-cli " + " ".join(metadata.command),
-        "created": f"{table.moment(metadata.created)} by {metadata.user} on {metadata.host}",
-        "time": table.duration(item.duration_s),
+        "created": f"{table.format_time(metadata.created)} by {metadata.user} on {metadata.host}",
+        "time": table.format_duration(item.duration_s),
         "attempts": str(metadata.attempts),
         "revision": revision,
         "replay of": metadata.replay_of or "",
         "forced over": "; ".join(metadata.forced),
         "steps": str(item.steps),
         "rewinds": str(item.rewinds) if item.rewinds else "",
-        "loss": f"{table.number(item.last_loss)} (evaluation {table.number(item.eval_loss)})",
-        "tokens/s": table.number(item.tokens_per_s),
+        "loss": f"{table.format_number(item.last_loss)} (evaluation {table.format_number(item.eval_loss)})",
+        "tokens/s": table.format_number(item.tokens_per_s),
         "checkpoints": str(item.checkpoints),
-        "size": table.size(item.size_bytes),
+        "size": table.format_size(item.size_bytes),
     }
     return "\n".join(f"{name + ':':<15}{value}" for name, value in rows.items() if value)
 
 
-def _failure(metadata: Metadata) -> str:
+def _format_first_failure(metadata: RunMetadata) -> str:
     failure = metadata.outcome.first_failure
     return f"rank {failure.rank} on {failure.host}, see {failure.log}" if failure else ""
 
 
-def _steps(steps: list[events.Event]) -> str:
+def _format_last_steps(steps: list[events.Event]) -> str:
     if not steps:
         return "no steps"
     names = ["step", "loss", "grad_norm", "learning_rate", "tokens_per_s"]
-    rows = [[table.number(step.get(name)) if name != "step" else str(step[name]) for name in names] for step in steps]
-    return table.table(["step", "loss", "grad norm", "lr", "tokens/s"], rows, right=range(5))
+    rows = [
+        [table.format_number(step.get(name)) if name != "step" else str(step[name]) for name in names] for step in steps
+    ]
+    return table.format_table(["step", "loss", "grad norm", "lr", "tokens/s"], rows, right=range(5))
 
 
-def _viewer(found: Run) -> str:
+def _format_tensorboard_command(found: Run) -> str:
     """The command that shows the run's TensorBoard files; its package need not be on the PATH."""
     folder = found.directory / "tensorboard"
     if not folder.is_dir():
@@ -92,6 +101,6 @@ def _viewer(found: Run) -> str:
     return f"tensorboard: {shlex.join([sys.executable, '-m', 'tensorboard.main', '--logdir', str(folder)])}"
 
 
-def _files(found: Run) -> str:
+def _format_file_list(found: Run) -> str:
     listed = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in found.directory.iterdir())
     return f"{found.directory}\n  " + "  ".join(name for name in listed if not name.startswith("."))

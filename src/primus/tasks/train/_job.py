@@ -15,13 +15,13 @@ from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Experiment
 from primus.errors import PrimusError, UnfitError, UsageError
-from primus.launch import jobs
-from primus.launch.plan import Job, Variable
+from primus.launch.jobs import scheduler_jobs
+from primus.launch.plan import LaunchJob, Variable
 from primus.machine.facts import DeviceKind
-from primus.machine.workload import workload_of
+from primus.machine.workload import build_workload
 from primus.runs import lock
 from primus.runs.files import read_json
-from primus.runs.store import Run, runs_of
+from primus.runs.store import Run, list_runs
 from primus.task import TaskContext
 
 COMPARED = (experiment.CONFIG_FILE, experiment.MODEL_FILE)
@@ -30,37 +30,39 @@ BEFORE_HOOKS = "config/before_hooks/"
 """Folder of a run whose configuration hooks have changed: these files as they were asked for."""
 
 
-def fresh(file: str, stage: str, context: TaskContext) -> Job:
+def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
     """A new run of an experiment file; the newest unfinished one of the same configuration where it may continue."""
-    resolved = experiment.resolve(Path(file), context.overrides, context.environ, stage)
-    files = experiment.files_of(resolved)
+    resolved = experiment.resolve_experiment(Path(file), context.overrides, context.environ, stage)
+    files = experiment.format_files(resolved)
     continues = resolved.experiment.trainer.checkpoint.auto_continue_train
     same = _same_runs(resolved, files) if continues else []
-    unfinished = _unfinished(same, resolved)
+    unfinished = _find_unfinished_run(same, resolved)
 
     def resolve(extra: tuple[str, ...]) -> Resolved:
-        return experiment.resolve(Path(file), (*extra, *context.overrides), context.environ, stage)
+        return experiment.resolve_experiment(Path(file), (*extra, *context.overrides), context.environ, stage)
 
-    job = structs.replace(_job(resolved, files, resume=unfinished), check_start=partial(_check_ended, same, context))
-    return _amendable(job, resolved, resolve, keeps=unfinished)
+    job = structs.replace(
+        _build_training_job(resolved, files, resume=unfinished), check_start=partial(_check_ended, same, context)
+    )
+    return _allow_hook_changes(job, resolved, resolve, keeps=unfinished)
 
 
-def continued(directory: str, context: TaskContext) -> Job:
+def prepare_resumed_run(directory: str, context: TaskContext) -> LaunchJob:
     """The run in `directory`, once more."""
     if context.overrides:
         raise UsageError(
             f"--run continues a run as it is; it takes no {context.overrides[0]}", "start a new run with --config"
         )
-    run = _existing(directory)
-    resolved = experiment.of_run(run, context.environ)
-    job = _job(resolved, {}, resume=run)
-    origin = run.metadata().replay_of
+    run = _open_existing_run(directory)
+    resolved = experiment.load_run_experiment(run, context.environ)
+    job = _build_training_job(resolved, {}, resume=run)
+    origin = run.read_metadata().replay_of
     if origin and (Path(origin) / "metadata.json").is_file():
-        job = structs.replace(job, env=job.env | _variables_of(Run(Path(origin)), context))
-    return _amendable(job, resolved, partial(_of_run, run), keeps=run)
+        job = structs.replace(job, env=job.env | _read_run_variables(Run(Path(origin)), context))
+    return _allow_hook_changes(job, resolved, partial(_resolve_run_experiment, run), keeps=run)
 
 
-def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
+def prepare_replay(directory: str, context: TaskContext, *, is_forced: bool) -> LaunchJob:
     """A new run with the configuration, the variables and the data of another.
 
     Raises:
@@ -68,16 +70,16 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
     """
     if context.overrides:
         raise UsageError(f"--replay repeats a run as it was; it takes no {context.overrides[0]}")
-    from primus.runs import patches  # what only a replay needs is not for every launch
+    from primus.runs import patch_records
 
-    run = _existing(directory)
-    resolved = experiment.of_run(run, context.environ)
+    run = _open_existing_run(directory)
+    resolved = experiment.load_run_experiment(run, context.environ)
     numeric = _numeric_differences(run, resolved, context)
     if numeric and not is_forced:
         raise UnfitError(
             f"{len(numeric)} differences may change the losses: {'; '.join(numeric)}", "--force replays all the same"
         )
-    job = _job(resolved, experiment.files_of(resolved), resume=None)
+    job = _build_training_job(resolved, experiment.format_files(resolved), resume=None)
 
     def check(world_size: int) -> None:
         job.check(world_size)
@@ -87,22 +89,24 @@ def replay(directory: str, context: TaskContext, *, is_forced: bool) -> Job:
     repeated = structs.replace(
         job,
         files=files,
-        env=job.env | _variables_of(run, context),
+        env=job.env | _read_run_variables(run, context),
         check=check,
-        patches=() if context.patches else patches.copies(run),
+        patches=() if context.patches else patch_records.list_copies(run),
         replay_of=str(run.directory.resolve()),
         forced=tuple(numeric),
         notes=(f"replay of {run.id}",),
     )
-    return _amendable(repeated, resolved, partial(_of_run, run), keeps=run)
+    return _allow_hook_changes(repeated, resolved, partial(_resolve_run_experiment, run), keeps=run)
 
 
-def _variables_of(run: Run, context: TaskContext) -> dict[str, Variable]:
+def _read_run_variables(run: Run, context: TaskContext) -> dict[str, Variable]:
     """The variables that a replayed run had."""
     from primus.runs import replay as replays
 
     origin = f"replay of {run.id}"
-    return {name: Variable(value, origin) for name, value in replays.variables(run, context.environ).items()}
+    return {
+        name: Variable(value, origin) for name, value in replays.list_replay_variables(run, context.environ).items()
+    }
 
 
 def _numeric_differences(run: Run, resolved: Resolved, context: TaskContext) -> list[str]:
@@ -110,21 +114,21 @@ def _numeric_differences(run: Run, resolved: Resolved, context: TaskContext) -> 
     from primus.runs import replay as replays
 
     framework = resolved.experiment.trainer.framework
-    applied = [choice.name for choice in patch.choices(context.environ, lambda: framework) if choice.applies]
-    found = replays.differences(run) + replays.patch_differences(run, applied, context.patches)
+    applied = [choice.name for choice in patch.choose_patches(context.environ, lambda: framework) if choice.applies]
+    found = replays.find_differences(run) + replays.patch_differences(run, applied, context.patches)
     for difference in found:
         context.say(f"replay: {difference}")
     return [str(difference) for difference in found if difference.changes_numbers]
 
 
-def _amendable(
-    job: Job,
+def _allow_hook_changes(
+    job: LaunchJob,
     resolved: Resolved,
     resolve: Callable[[tuple[str, ...]], Resolved],
     *,
     keeps: Run | None,
     extra: tuple[str, ...] = (),
-) -> Job:
+) -> LaunchJob:
     """`job` with a way to change its experiment by the words of hooks; what was typed wins over them.
 
     Args:
@@ -135,14 +139,14 @@ def _amendable(
         extra: Words that it has already.
     """
 
-    def amend(words: tuple[str, ...]) -> Job:
+    def amend(words: tuple[str, ...]) -> LaunchJob:
         wanted = (*extra, *words)
-        found = _named_after_hooks(resolve(wanted), resolved)
-        files = experiment.files_of(found)
+        found = _mark_hook_origins(resolve(wanted), resolved)
+        files = experiment.format_files(found)
         notes = (f"{word} of a hook gives way to what was typed" for word in words if _is_typed(word, resolved))
         changed = structs.replace(job, notes=(*job.notes, *notes))
         if keeps is None:
-            fresh = _job(found, {**files, **_before_hooks(job.files)}, resume=None)
+            fresh = _build_training_job(found, {**files, **_name_files_before_hooks(job.files)}, resume=None)
             changed = structs.replace(
                 changed,
                 files=fresh.files,
@@ -151,23 +155,23 @@ def _amendable(
                 check=fresh.check,
                 device=fresh.device,
             )
-        elif not _has(keeps, {name: files[name] for name in COMPARED}):
+        elif not _has_files(keeps, {name: files[name] for name in COMPARED}):
             raise UsageError(
                 f"{' '.join(words)} changes a run that was begun otherwise",
                 "a run that goes on or is repeated stays as it is",
             )
-        return _amendable(changed, resolved, resolve, keeps=keeps, extra=wanted)
+        return _allow_hook_changes(changed, resolved, resolve, keeps=keeps, extra=wanted)
 
     return structs.replace(job, amend=amend)
 
 
-def _before_hooks(files: dict[str, str]) -> dict[str, str]:
+def _name_files_before_hooks(files: dict[str, str]) -> dict[str, str]:
     """The configuration as it was asked for, by which an unfinished run is found again before hooks have changed it."""
     kept = {name: text for name, text in files.items() if name.startswith(BEFORE_HOOKS)}
     return kept or {BEFORE_HOOKS + Path(name).name: files[name] for name in COMPARED}
 
 
-def _named_after_hooks(found: Resolved, asked: Resolved) -> Resolved:
+def _mark_hook_origins(found: Resolved, asked: Resolved) -> Resolved:
     """`found`, which hooks have changed, with an origin that says so."""
     origins = {
         key: f"hook: {origin}" if origin.startswith("--") and asked.origins.get(key) != origin else origin
@@ -183,36 +187,36 @@ def _is_typed(word: str, resolved: Resolved) -> bool:
     return resolved.origins.get(key, "").startswith("--")
 
 
-def _of_run(run: Run, extra: tuple[str, ...]) -> Resolved:
+def _resolve_run_experiment(run: Run, extra: tuple[str, ...]) -> Resolved:
     return load_experiment(run.directory / experiment.CONFIG_FILE, extra, environ=None)
 
 
-def _job(resolved: Resolved, files: dict[str, str], resume: Run | None) -> Job:
+def _build_training_job(resolved: Resolved, files: dict[str, str], resume: Run | None) -> LaunchJob:
     asked = resolved.experiment
     variables = {name: Variable(value, resolved.origins[f"env.{name}"]) for name, value in asked.env.items()}
 
     def check(world_size: int) -> None:
         checks.accumulation_steps(resolved, world_size)
 
-    return Job(
+    return LaunchJob(
         name=asked.exp_name,
         workspace=asked.workspace,
         files=files,
         env={**_secret_settings(asked), **variables},
         check=check,
-        device=_device(asked),
+        device=_find_required_device(asked),
         framework=asked.trainer.framework,
-        workload=workload_of(asked),
+        workload=build_workload(asked),
         elsewhere=(),
         resume=str(resume.directory) if resume else None,
         notes=(f"continues {resume.directory.name} from its newest checkpoint",) if resume else (),
     )
 
 
-def _device(asked: Experiment) -> DeviceKind | None:
+def _find_required_device(asked: Experiment) -> DeviceKind | None:
     """What the launch checks before it starts: the devices of backends that compute with PyTorch."""
     device = asked.trainer.training.device
-    backend = registry.load("backends", asked.trainer.framework)
+    backend = registry.load_plug_in("backends", asked.trainer.framework)
     return device if device == "cpu" or getattr(backend, "USES_TORCH", False) else None
 
 
@@ -225,7 +229,7 @@ def _secret_settings(asked: Experiment) -> dict[str, Variable]:
     return {experiment.SETTINGS_VARIABLE: Variable(text, ", ".join(settings), is_secret=True)}
 
 
-def _existing(directory: str) -> Run:
+def _open_existing_run(directory: str) -> Run:
     run = Run(Path(directory).resolve())
     if not (run.directory / "metadata.json").is_file():
         raise UsageError(f"{directory} is not a run folder: it holds no metadata.json", "'runs list' shows the runs")
@@ -235,13 +239,13 @@ def _existing(directory: str) -> Run:
 def _same_runs(resolved: Resolved, files: dict[str, str]) -> list[Run]:
     """Runs of the same configuration, newest first."""
     asked = resolved.experiment
-    return [run for run in reversed(runs_of(Path(asked.workspace) / asked.exp_name)) if _is_same(run, files)]
+    return [run for run in reversed(list_runs(Path(asked.workspace) / asked.exp_name)) if _is_same(run, files)]
 
 
-def _unfinished(same: Sequence[Run], resolved: Resolved) -> Run | None:
+def _find_unfinished_run(same: Sequence[Run], resolved: Resolved) -> Run | None:
     """The newest run of the same configuration, where it ended early and left a checkpoint."""
     for run in same:
-        ended_early = run.metadata().outcome.state != "done"
+        ended_early = run.read_metadata().outcome.state != "done"
         save = resolved.experiment.trainer.checkpoint.save
         return run if ended_early and _has_checkpoint(run, save) else None
     return None
@@ -272,10 +276,10 @@ def _find_user(run: Run, context: TaskContext) -> str:
         holder = holder if context.dry_run or lock.is_renewed(run.directory, holder) else None
     if holder:
         return f"{run.directory} is executed by {holder}"
-    if context.dry_run or run.metadata().outcome.state not in ("planned", "running"):
+    if context.dry_run or run.read_metadata().outcome.state not in ("planned", "running"):
         return ""
     try:
-        jobs.check_free(run, context.environ)
+        scheduler_jobs.check_free(run, context.environ)
     except PrimusError as error:
         return error.problem
     return ""
@@ -284,15 +288,15 @@ def _find_user(run: Run, context: TaskContext) -> str:
 def _is_same(run: Run, files: dict[str, str]) -> bool:
     """Whether a run can be read and was asked for with `files`; where its values came from does not matter."""
     try:
-        run.metadata()
+        run.read_metadata()
     except PrimusError:
         return False
     asked = {name: files[name] for name in COMPARED}
     before_hooks = {BEFORE_HOOKS + Path(name).name: text for name, text in asked.items()}
-    return _has(run, before_hooks if (run.directory / BEFORE_HOOKS).is_dir() else asked)
+    return _has_files(run, before_hooks if (run.directory / BEFORE_HOOKS).is_dir() else asked)
 
 
-def _has(run: Run, files: dict[str, str]) -> bool:
+def _has_files(run: Run, files: dict[str, str]) -> bool:
     paths = {run.directory / name: text for name, text in files.items()}
     return all(path.is_file() and path.read_text(encoding="utf-8") == text for path, text in paths.items())
 

@@ -11,8 +11,8 @@ from msgspec import structs
 
 from primus import interpreter, process
 from primus.errors import PrimusError, UnfitError, UsageError, did_you_mean
-from primus.launch.plan import Job
-from primus.machine.cluster import Layout
+from primus.launch.plan import LaunchJob
+from primus.machine.cluster import ClusterLayout
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ OF_A_LAUNCH = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PET_", "SLU
 """Beginnings of variables that place a process among several nodes; the measured node is alone."""
 
 
-def guarded(job: Job, depth: Depth | None, ignored: tuple[str, ...], context: TaskContext) -> Job:
+def require_preflight(job: LaunchJob, depth: Depth | None, ignored: tuple[str, ...], context: TaskContext) -> LaunchJob:
     """`job`, which starts only on nodes that are fit.
 
     Args:
@@ -37,7 +37,7 @@ def guarded(job: Job, depth: Depth | None, ignored: tuple[str, ...], context: Ta
     Raises:
         UsageError: The variable has another value, or an ignored check has no such name.
     """
-    chosen = depth or _from(context.environ)
+    chosen = depth or _parse_preflight_depth(context.environ)
     if chosen == "off":
         if ignored:
             raise UsageError("--preflight-ignore without a preflight", "add --preflight quick or full")
@@ -46,14 +46,14 @@ def guarded(job: Job, depth: Depth | None, ignored: tuple[str, ...], context: Ta
     from primus.preflight import options as preflight
 
     options = preflight.Options(quick=True, ignore=ignored, workspace=job.workspace)
-    preflight.check_names(options)
+    preflight.validate_check_names(options)
     overridden = f", whatever is found by {', '.join(ignored)}" if ignored else ""
     note = f"preflight {chosen} on each node before anything starts{overridden}"
 
-    def check_node(layout: Layout) -> None:
+    def check_node(layout: ClusterLayout) -> None:
         job.check_node(layout)
         if not context.dry_run:
-            examine(options, chosen, layout, context)
+            run_preflight(options, chosen, layout, context)
 
     amend = job.amend
     return structs.replace(
@@ -61,11 +61,11 @@ def guarded(job: Job, depth: Depth | None, ignored: tuple[str, ...], context: Ta
         check_node=check_node,
         notes=(*job.notes, note),
         elsewhere=None if job.elsewhere is None else (*job.elsewhere, *words),
-        amend=None if amend is None else lambda words: guarded(amend(words), depth, ignored, context),
+        amend=None if amend is None else lambda words: require_preflight(amend(words), depth, ignored, context),
     )
 
 
-def _from(environ: Mapping[str, str]) -> Depth:
+def _parse_preflight_depth(environ: Mapping[str, str]) -> Depth:
     text = environ.get(VARIABLE) or "off"
     for depth in get_args(Depth):
         if text == depth:
@@ -73,7 +73,7 @@ def _from(environ: Mapping[str, str]) -> Depth:
     raise UsageError(f"${VARIABLE}: '{text}' is no preflight", did_you_mean(text, get_args(Depth)))
 
 
-def examine(options: Options, depth: Depth, layout: Layout, context: TaskContext) -> None:
+def run_preflight(options: Options, depth: Depth, layout: ClusterLayout, context: TaskContext) -> None:
     """Look at this node.
 
     Raises:
@@ -81,17 +81,17 @@ def examine(options: Options, depth: Depth, layout: Layout, context: TaskContext
     """
     context.say(f"preflight {depth}")
     if depth == "full":
-        _measure(options, layout, context)
+        _measure_in_subprocess(options, layout, context)
         return
     from primus.preflight import report, session
 
-    judged = session.examined(options, structs.replace(context, layout=layout))
-    if judged.overall != "pass":
+    judged = session.examine_node(options, structs.replace(context, layout=layout))
+    if judged.overall_verdict != "pass":
         host = judged.expected_nodes[0]
-        raise _unfit(host, report.SAID[judged.verdict(host)], report.reasons(judged, host))
+        raise _build_unfit_error(host, report.VERDICT_WORDS[judged.judge_host(host)], report.list_reasons(judged, host))
 
 
-def _measure(options: Options, layout: Layout, context: TaskContext) -> None:
+def _measure_in_subprocess(options: Options, layout: ClusterLayout, context: TaskContext) -> None:
     """Check and measure this node in a process of its own: the launcher must not hold its devices."""
     from primus.preflight import report, session
 
@@ -100,21 +100,21 @@ def _measure(options: Options, layout: Layout, context: TaskContext) -> None:
     task = ["preflight", "--perf", "--quick", f"--workspace={options.workspace}", *ignored]
     environ = {name: value for name, value in context.environ.items() if not name.startswith(OF_A_LAUNCH)}
     argv = interpreter.module_command(sys.executable, "primus.cli.main", "--json", *on_node, "--", *task)
-    answer = process.call(argv, interpreter.without_empty_python_path(environ), FULL_LIMIT_S)
+    answer = process.run_command(argv, interpreter.without_empty_python_path(environ), FULL_LIMIT_S)
     try:
-        told = msgspec.json.decode(answer.text, type=session.Told)
+        told = msgspec.json.decode(answer.text, type=session.OtherPreflight)
     except msgspec.MsgspecError:
         raise PrimusError(
             f"preflight full: {answer.problem}", "run the same by hand: preflight --perf --quick"
         ) from None
     for host, verdict in told.verdicts.items():
         if verdict != "pass":
-            raise _unfit(host, report.SAID[verdict], list(told.reasons.get(host, ())))
+            raise _build_unfit_error(host, report.VERDICT_WORDS[verdict], list(told.reasons.get(host, ())))
     if answer.state != "ok" or told.verdict != "pass":
         raise UnfitError(f"preflight full: {answer.problem or told.verdict}", "run `preflight --perf --quick`")
 
 
-def _unfit(host: str, said: str, reasons: list[str]) -> UnfitError:
+def _build_unfit_error(host: str, said: str, reasons: list[str]) -> UnfitError:
     names = sorted({reason.partition(":")[0].partition(" ")[0] for reason in reasons})
     return UnfitError(
         f"preflight: {host} is {said}; nothing was started" + "".join(f"\n  - {reason}" for reason in reasons),

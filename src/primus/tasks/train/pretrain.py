@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from primus import experiment, registry
 from primus.errors import UsageError
-from primus.launch.plan import Job
+from primus.launch.plan import LaunchJob
 from primus.task import TaskContext
 from primus.tasks.train import _job, _preflight
 
@@ -36,7 +36,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Checks that do not count, such as host.memlock; the plan records them."""
 
 
-def prepare(options: Options, context: TaskContext) -> Job:
+def prepare(options: Options, context: TaskContext) -> LaunchJob:
     """The job of a training run.
 
     Raises:
@@ -46,19 +46,21 @@ def prepare(options: Options, context: TaskContext) -> Job:
     if len(chosen) != 1:
         given = " and ".join(f"--{name}" for name in chosen) or "nothing"
         raise UsageError(f"train pretrain takes one of --config, --replay and --run; {given} was given")
-    return _preflight.guarded(_planned(options, context), options.preflight, options.preflight_ignore, context)
+    return _preflight.require_preflight(
+        _choose_training_job(options, context), options.preflight, options.preflight_ignore, context
+    )
 
 
-def _planned(options: Options, context: TaskContext) -> Job:
+def _choose_training_job(options: Options, context: TaskContext) -> LaunchJob:
     if options.replay:
-        return _job.replay(options.replay, context, is_forced=options.force)
+        return _job.prepare_replay(options.replay, context, is_forced=options.force)
     if options.run:
-        return _job.continued(options.run, context)
+        return _job.prepare_resumed_run(options.run, context)
     assert options.config
-    return _job.fresh(options.config, "pre_trainer", context)
+    return _job.prepare_new_run(options.config, "pre_trainer", context)
 
 
 def work(attempt: Attempt) -> None:
     """Train, as one rank of a run."""
     asked = experiment.experiment_of(attempt.run, os.environ)
-    registry.load("backends", asked.trainer.framework).train(asked, attempt)
+    registry.load_plug_in("backends", asked.trainer.framework).train(asked, attempt)

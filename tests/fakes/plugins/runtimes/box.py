@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from primus.launch.plan import Context, LaunchPlan, Mount, Variable
+from primus.launch.plan import BindMount, LaunchPlan, PlanContext, Variable
 
 LEVEL = "container"
 
@@ -16,12 +16,12 @@ class Options(Struct, frozen=True, kw_only=True):
     """What the box is made of."""
 
 
-def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
+def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
     """`plan`, inside a box."""
     return LaunchPlan(
         argv=("box", "run", options.image, *plan.argv),
         env=plan.env | {"BOX_TOKEN": Variable("canary-of-the-box", "box"), "BOX": Variable(options.image, "--image")},
         inherited=("HF_TOKEN", "NCCL_DEBUG"),
-        mounts=(Mount("/data", "/data"), Mount("/models", "/m", is_read_only=True)),
+        mounts=(BindMount("/data", "/data"), BindMount("/models", "/m", is_read_only=True)),
         inner=plan,
     )

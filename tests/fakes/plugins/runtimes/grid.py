@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from primus.launch.plan import Context, LaunchPlan
+from primus.launch.plan import LaunchPlan, PlanContext
 
 LEVEL = "cluster"
 
@@ -19,7 +19,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Nodes of the grid."""
 
 
-def wrap(plan: LaunchPlan, options: Options, context: Context) -> LaunchPlan:
+def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
     """`plan`, on each node of the grid."""
     script = f"#!/bin/sh\n# nodes {options.nodes}\n{shlex.join(context.there)}\n"
     file = f"{context.directory}/job.sh"

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from primus.config.flags import Positional
 from primus.errors import PrimusError
-from primus.launch.plan import Job, Variable
+from primus.launch.plan import LaunchJob, Variable
 from primus.runs.files import read_json, to_json
 from primus.task import TaskContext
 
@@ -43,10 +43,10 @@ class Options(Struct, frozen=True, kw_only=True):
     """Run folder to continue."""
 
 
-def prepare(options: Options, context: TaskContext) -> Job:
+def prepare(options: Options, context: TaskContext) -> LaunchJob:
     """The job of `options`."""
     name, _, value = (options.variable or "").partition("=")
-    return Job(
+    return LaunchJob(
         name=options.name,
         workspace=options.workspace,
         files={"config/tiny.json": to_json(options)},

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from primus.config.flags import Positional
 from primus.errors import PrimusError, UsageError
-from primus.launch.plan import Job
+from primus.launch.plan import LaunchJob
 from primus.runs import events
 from primus.runs.files import read_json, to_json
 from primus.task import TaskContext
@@ -42,9 +42,9 @@ class Options(Struct, frozen=True, kw_only=True):
     """Run folder to continue."""
 
 
-def prepare(options: Options, context: TaskContext) -> Job:
+def prepare(options: Options, context: TaskContext) -> LaunchJob:
     """The job of `options`."""
-    return Job(
+    return LaunchJob(
         name="shift",
         workspace="out",
         files={} if options.run else {"config/shift.json": to_json(options)},
@@ -78,7 +78,8 @@ def work(attempt: Attempt) -> None:
 
 def _saved(attempt: Attempt) -> int:
     return max(
-        (each["step"] for each in events.read(attempt.run.events) if each["kind"] == "checkpoint_saved"), default=0
+        (each["step"] for each in events.read_events(attempt.run.events) if each["kind"] == "checkpoint_saved"),
+        default=0,
     )
 
 

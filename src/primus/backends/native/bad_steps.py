@@ -1,0 +1,105 @@
+"""What follows steps whose loss is not finite or a spike: nothing but their being skipped, a rewind, or the end."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from primus.backends.native.spikes import LossWindow, find_spike_begin
+from primus.backends.native.step_line import StepReport
+from primus.config.schema import TrainingConfig
+from primus.errors import FinalError
+
+SUGGESTION = (
+    "likely a learning rate that is too high or a warm-up that is too short, or damaged data: lower lr, raise"
+    " lr_warmup_iters, or go on from an earlier checkpoint with another seed"
+)
+
+
+class BadSteps(FinalError):
+    """Steps that the run cannot go on from; its end, unless a rewind was asked for.
+
+    Args:
+        first: The first bad step; a checkpoint of a step before it is good.
+        last: The last one seen; data that was consumed up to it is bad.
+        answer: What was asked for.
+        reason: What is wrong with them.
+    """
+
+    def __init__(self, first: int, last: StepReport, answer: Literal["rewind", "stop"], reason: str) -> None:
+        super().__init__(reason, SUGGESTION)
+        self.first, self.last, self.answer = first, last, answer
+        self.is_spike = last.spike
+
+
+class BadStepDetector:
+    """Looks at every step of a run; every process must show it the same steps.
+
+    Args:
+        config: Has the policies.
+        device: Where losses are.
+    """
+
+    def __init__(self, config: TrainingConfig, device: torch.device) -> None:
+        self._config, self._nonfinite = config, 0
+        size = config.loss_spike_window
+        self.window = None
+        if config.loss_spike_policy != "none":
+            self.window = LossWindow(size, config.loss_spike_factor, device)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=size)
+
+    @property
+    def losses(self) -> list[float]:
+        """What is in the window, oldest first; empty where nobody looks for spikes."""
+        return [loss for _, loss in self._recent]
+
+    def restart_after(self, step: int, losses: Sequence[float]) -> None:
+        """Go on after `step` with the window as it was then."""
+        self._nonfinite = 0
+        self._recent.clear()
+        if self.window is not None:
+            self._recent.extend((step - len(losses) + index, loss) for index, loss in enumerate(losses, start=1))
+            self.window.replace(self.losses)
+
+    def observe_step(self, report: StepReport) -> None:
+        """Take notice of a step.
+
+        Raises:
+            BadSteps: The run cannot go on after it.
+        """
+        before = list(self._recent)
+        if self.window is not None and math.isfinite(report.loss):
+            self._recent.append((report.step, report.loss))
+        is_nonfinite = report.skipped and not report.spike
+        self._nonfinite = self._nonfinite + 1 if is_nonfinite else 0
+        if is_nonfinite:
+            self._observe_nonfinite(report)
+            return
+        answer = self._config.loss_spike_policy
+        if report.spike and (answer == "rewind" or answer == "stop"):
+            reason = f"step {report.step}: a loss spike: {_describe_spike(report, before)}"
+            raise BadSteps(
+                find_spike_begin(report.step, before, self._config.loss_spike_factor), report, answer, reason
+            )
+
+    def _observe_nonfinite(self, report: StepReport) -> None:
+        policy = self._config.nonfinite_policy
+        limit = 1 if policy == "stop" else self._config.max_nonfinite_steps
+        if self._nonfinite < limit:
+            return
+        first = report.step - self._nonfinite + 1
+        which = f"steps {first} to {report.step}" if first < report.step else f"step {first}"
+        reason = (
+            f"{which}: the loss or the gradient is not finite (loss {report.loss}, grad norm {report.grad_norm});"
+            " the weights are as before"
+        )
+        raise BadSteps(first, report, "rewind" if policy == "rewind" else "stop", reason)
+
+
+def _describe_spike(report: StepReport, before: Sequence[tuple[int, float]]) -> str:
+    losses = sorted(loss for _, loss in before)
+    return f"{report.loss:.4f}, after a median of {losses[(len(losses) - 1) // 2]:.4f} in the last {len(losses)} steps"

@@ -1,0 +1,121 @@
+"""Words behind a task that belong elsewhere: a misspelt option of it, a runtime's option, a file without its option."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from types import ModuleType
+from typing import Any
+
+from msgspec import Struct
+
+from primus import registry
+from primus.config import flags
+from primus.config.overrides import is_known
+from primus.config.schema import OWNERS, TOP_KEYS
+from primus.errors import PrimusError, UsageError, find_nearest
+from primus.launch.request import LaunchRequest
+
+FILES = (".yaml", ".yml", ".toml", ".json")
+"""Ends of the names of files that somebody may take for an experiment."""
+
+OTHER_NAMES = {
+    "nproc_per_node": "nproc",
+    "num_gpus": "nproc",
+    "gpus": "nproc",
+    "ngpus": "nproc",
+    "num_nodes": "nnodes",
+    "num_machines": "nnodes",
+    "machine_rank": "node_rank",
+}
+"""Options of `direct` as torchrun, accelerate and deepspeed name them (their --help)."""
+
+
+class _StrayArgument(Struct, frozen=True):
+    """A word that no option of the task takes, with the words that go with it."""
+
+    word: str
+    value: tuple[str, ...] = ()
+
+
+def check(extra: Sequence[str], task: ModuleType, request: LaunchRequest) -> None:
+    """Accept the words of a task that are not its options as overrides.
+
+    Args:
+        extra: These words.
+        task: The task.
+        request: The whole command, whose runtimes have options of their own.
+
+    Raises:
+        UsageError: One of them is no override, and where it belongs is known.
+    """
+    own = [name for flag in flags.list_flags(task.Options) for name in flag.names if name.startswith("--")]
+    for stray in _find_strays(extra):
+        if not stray.word.startswith("-"):
+            _check_file(stray.word, own, request)
+            continue
+        name = stray.word.partition("=")[0]
+        if is_known(name.lstrip("-").removeprefix("no-").removeprefix("no_")) or _is_of_a_backend(name):
+            continue
+        _check_runtimes(stray, name, request)
+        close = find_nearest(name.removeprefix("--"), [*(each.removeprefix("--") for each in own), *OWNERS, *TOP_KEYS])
+        if close and close not in OWNERS and close not in TOP_KEYS:
+            raise UsageError(f"task '{request.task}': unknown option {name}", f"did you mean '--{close}'?")
+
+
+def _find_strays(extra: Sequence[str]) -> Iterator[_StrayArgument]:
+    """Options with the values behind them, and words that stand alone."""
+    words = list(extra)
+    while words:
+        word = words.pop(0)
+        takes_value = word.startswith("-") and "=" not in word
+        if takes_value and words and not words[0].startswith("--") and "=" not in words[0]:
+            yield _StrayArgument(word, (words.pop(0),))
+        elif word.startswith("-") or "=" not in word:
+            yield _StrayArgument(word)
+
+
+def _is_of_a_backend(name: str) -> bool:
+    """Whether a backend has a key `name`; one that cannot be loaded has none, and is named where it is asked for."""
+    key = name.removeprefix("--").replace("-", "_").partition(".")[0]
+    for backend in registry.list_plug_ins("backends"):
+        with contextlib.suppress(PrimusError):
+            if key in getattr(registry.load_plug_in("backends", backend), "KEYS", ()):
+                return True
+    return False
+
+
+def _check_file(word: str, own: Sequence[str], request: LaunchRequest) -> None:
+    if "--config" in own and PurePath(word).suffix.lower() in FILES:
+        raise UsageError(
+            f"task '{request.task}': unexpected word {word!r}", f"an experiment file is given as --config {word}"
+        )
+
+
+def _check_runtimes(stray: _StrayArgument, name: str, request: LaunchRequest) -> None:
+    """Refuse an option of a runtime, those of this command's chain first."""
+    chain = [segment.name for segment in request.runtimes]
+    for runtime in dict.fromkeys([*reversed(chain), *registry.list_plug_ins("runtimes")]):
+        spelling = _find_spelling(runtime, name)
+        if spelling is None:
+            continue
+        typed = shlex.join([spelling, *_list_values(stray)])
+        raise UsageError(
+            f"task '{request.task}': {name} is an option of the runtime '{runtime}'",
+            f"it belongs before the --: primus-cli {runtime} {typed} -- {request.task} ...",
+        )
+
+
+def _list_values(stray: _StrayArgument) -> tuple[str, ...]:
+    _, equals, value = stray.word.partition("=")
+    return (value,) if equals else stray.value
+
+
+def _find_spelling(runtime: str, name: str) -> str | None:
+    """The option of `runtime` that `name` is, as that runtime spells it."""
+    options: Any = registry.load_plug_in("runtimes", runtime).Options
+    spellings = {each: flag.names[0] for flag in flags.list_flags(options) for each in flag.names}
+    other = OTHER_NAMES.get(name.lstrip("-").replace("-", "_"))
+    return spellings.get(name) or (spellings.get(f"--{other}") if other else None)

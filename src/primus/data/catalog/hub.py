@@ -1,0 +1,344 @@
+"""Which files of a dataset on the Hugging Face hub hold a split of it, and how each is recognised."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from socket import gaierror
+from typing import Any
+
+from msgspec import Struct
+
+from primus import registry
+from primus.data.readers.kinds import COLUMNS, RECORDS, TABLES, detect_kind
+from primus.data.readers.remote import read_hub_endpoint
+from primus.data.retries import print_stderr, read_retry_after, retry_request
+from primus.errors import PrimusError, UsageError, did_you_mean
+
+CONVERTED = "refs/convert/parquet"
+"""Branch on which the hub keeps its own parquet files of a dataset, as CONFIG/SPLIT/0000.parquet."""
+PARTIAL = "partial-"
+"""Begins the name of a split of that branch which has only the first 5 GB."""
+
+TIMEOUT_S = 15.0
+PATHS_OF_A_REQUEST = 200
+
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""Words in file names by which the hub tells splits apart (its documentation, "File names and splits")."""
+
+
+class HubDataset(Struct, frozen=True, kw_only=True):
+    """A dataset of the hub, as a source plug-in declares it in its ``DATASET``."""
+
+    repo: str
+    """OWNER/NAME."""
+    files: dict[str, str] = {}
+    """Pattern of the files of each configuration, the default one first. A configuration may be a pattern too;
+    ``{config}`` and ``{split}`` stand for what was asked for. Empty where the hub itself says which files they are."""
+    text: str | None = None
+    """Column of the text; found in the first file when None."""
+
+
+class HubFile(Struct, frozen=True):
+    """One file of a repository."""
+
+    path: str
+    """In the repository."""
+    bytes: int
+    """Its size."""
+    checksum: str
+    """``sha256:...`` of large files, ``git-sha1:...`` (with git's header) of small ones; empty where not told."""
+
+
+class SplitListing(Struct, frozen=True, kw_only=True):
+    """The files of one split."""
+
+    repo: str
+    revision: str
+    """Commit that they are from."""
+    config: str
+    split: str
+    files: tuple[HubFile, ...]
+    text: str | None = None
+    note: str = ""
+    """What a person should know about where they come from."""
+
+
+def is_hub(name: str) -> bool:
+    """Whether a dataset's name means one on the hub: OWNER/NAME[:CONFIG], or a source that declares one.
+
+    Raises:
+        UsageError: There is no such source.
+        PrimusError: It has neither.
+    """
+    if "/" in name:
+        return True
+    source = registry.load_plug_in("sources", name.partition(":")[0])
+    if not hasattr(source, "DATASET") and not hasattr(source, "documents"):
+        raise PrimusError(
+            f"{source.__file__}: source '{name}' has no documents()", "nor a DATASET; it needs one of them"
+        )
+    return hasattr(source, "DATASET")
+
+
+def list_split_files(
+    name: str, split: str = "train", revision: str | None = None, say: Callable[[str], None] = print_stderr
+) -> SplitListing:
+    """The files of a split of a dataset, at its newest commit unless `revision` names another.
+
+    Args:
+        name: OWNER/NAME or a source that declares one, then ``:CONFIG`` where it has several.
+        split: Name of the split.
+        revision: Commit, branch or tag.
+        say: Receives lines for people, where the hub asks to wait.
+
+    Raises:
+        UsageError: There is no such dataset, configuration or split; the message lists what there is.
+        PrimusError: The hub does not answer, or does not let this user read the dataset.
+    """
+    source, _, config = name.partition(":")
+    dataset = HubDataset(repo=source) if "/" in source else registry.load_plug_in("sources", source).DATASET
+    with hub_errors(dataset.repo):
+        return retry_request(read_hub_endpoint(), lambda: _list_files(dataset, config, split, revision), say)
+
+
+def import_hub_library(name: str) -> Any:
+    """The package huggingface_hub.
+
+    Raises:
+        UsageError: It is not installed.
+    """
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise UsageError(f"{name}: the hub needs the package huggingface_hub", "pip install huggingface_hub") from None
+    return huggingface_hub
+
+
+@contextmanager
+def hub_errors(repo: str) -> Iterator[None]:
+    """Turn what the hub's library raises into an error that says what to do."""
+    import_hub_library(repo)
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError:
+        problem = f"{repo}: the hub gives this dataset only to those who accepted its terms"
+        raise PrimusError(problem, f"accept them at {read_hub_endpoint()}/datasets/{repo} and set HF_TOKEN") from None
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        hint = "check OWNER/NAME; a private one needs HF_TOKEN; see data fetch --list for named ones"
+        raise UsageError(f"{repo}: no such dataset on {read_hub_endpoint()}", hint) from None
+    except errors.RevisionNotFoundError:
+        raise UsageError(f"{repo}: no such revision", "it may have been deleted; fetch into a new folder") from None
+    except errors.OfflineModeIsEnabled:
+        hint = "unset HF_HUB_OFFLINE, or fetch the data where there is a network"
+        raise PrimusError(f"{repo}: the hub is not asked because HF_HUB_OFFLINE is set", hint) from None
+    except errors.LocalEntryNotFoundError as error:
+        raise _explain_unreachable(repo, error.__cause__ or error) from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else "no answer"
+        raise PrimusError(f"{repo}: {read_hub_endpoint()} answers {status}", _hint_for_status(status, error)) from None
+    except Exception as error:
+        if isinstance(error, PrimusError) or not _is_network_error(error):
+            raise
+        raise _explain_unreachable(repo, error) from None
+
+
+def _explain_unreachable(repo: str, error: BaseException) -> PrimusError:
+    hint = "check the network, HF_ENDPOINT and the proxy variables; local files need no hub"
+    return PrimusError(f"{repo}: {read_hub_endpoint()} cannot be reached, {_format_reason(error)}", hint)
+
+
+def _hint_for_status(status: object, error: BaseException) -> str:
+    if wait := read_retry_after(error):
+        return f"it asks to wait {math.ceil(wait):,} s; then run the same command again"
+    hints = {401: "set HF_TOKEN to a valid token", 403: "this token may not read it", 429: "wait a few minutes"}
+    return hints.get(status, "try again later") if isinstance(status, int) else "try again later"
+
+
+def _is_network_error(error: Exception) -> bool:
+    return isinstance(error, (ConnectionError, TimeoutError, gaierror)) or type(error).__module__.split(".")[0] in (
+        "httpx",
+        "httpx2",
+        "requests",
+    )
+
+
+def _format_reason(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]
+
+
+def _list_files(dataset: HubDataset, config: str, split: str, revision: str | None) -> SplitListing:
+    api = import_hub_library(dataset.repo).HfApi(endpoint=read_hub_endpoint())
+    info = api.dataset_info(dataset.repo, revision=revision, timeout=TIMEOUT_S)
+    names = sorted(sibling.rfilename for sibling in info.siblings or ())
+    for find in (_find_declared, _find_in_card, _find_by_name):
+        found = find(dataset, info, names, config, split)
+        if found:
+            chosen, config = found
+            files = _read_file_facts(api, dataset.repo, info.sha, chosen)
+            return SplitListing(
+                repo=dataset.repo, revision=info.sha, config=config, split=split, files=files, text=dataset.text
+            )
+    return _find_converted(api, dataset, names, config, split)
+
+
+Found = tuple[list[str], str]
+"""Paths and the configuration that they are of."""
+
+
+def _find_declared(dataset: HubDataset, info: Any, names: list[str], config: str, split: str) -> Found | None:
+    """What the source itself says."""
+    config = config or next(iter(dataset.files), "")
+    for each, pattern in dataset.files.items():
+        if fnmatchcase(config, each):
+            if "{split}" not in pattern and split != "train":
+                raise UsageError(f"{dataset.repo}: no split '{split}'", "valid: train")
+            filled = pattern.replace("{config}", config).replace("{split}", split)
+            return _require_split(dataset.repo, _match_patterns(names, [filled]), config, split), config
+    return None
+
+
+def _find_in_card(dataset: HubDataset, info: Any, names: list[str], config: str, split: str) -> Found | None:
+    """What the header of the dataset's README says."""
+    configs = {str(each.get("config_name", "default")): each for each in _list_configs(info) if "data_files" in each}
+    if not configs:
+        return None
+    preferred = [name for name, each in configs.items() if each.get("default")]
+    config = _choose_config(dataset.repo, config, list(configs), preferred)
+    patterns = _list_splits(configs[config]["data_files"])
+    if not patterns:
+        return None
+    if split not in patterns:
+        raise UsageError(f"{dataset.repo}: no split '{split}'", did_you_mean(split, patterns))
+    folder = str(configs[config].get("data_dir") or "")
+    found = _match_patterns(names, [str(PurePosixPath(folder) / pattern) for pattern in patterns[split]])
+    return _require_split(dataset.repo, found, config, split), config
+
+
+def _find_by_name(dataset: HubDataset, info: Any, names: list[str], config: str, split: str) -> Found | None:
+    """What the names of the files say, where there is only one configuration and no program that makes it."""
+    data = [name for name in names if detect_kind(name) in RECORDS | COLUMNS | TABLES | {".txt"}]
+    data = [name for name in data if not PurePosixPath(name).name.startswith(("dataset_info", "README", "."))]
+    if config or not data or _find_script(dataset.repo) in names:
+        return None
+    splits = {name: _detect_split(name) for name in data}
+    if not any(splits.values()):
+        splits = dict.fromkeys(data, "train")
+    found = [name for name in data if splits[name] == split]
+    if not found:
+        known = sorted({each for each in splits.values() if each})
+        raise UsageError(f"{dataset.repo}: no split '{split}'", did_you_mean(split, known))
+    return found, ""
+
+
+def _find_converted(api: Any, dataset: HubDataset, names: list[str], config: str, split: str) -> SplitListing:
+    """The parquet files that the hub has made of a dataset."""
+    from huggingface_hub import errors
+
+    repo = dataset.repo
+    script = _find_script(repo) in names
+    try:
+        info = api.dataset_info(repo, revision=CONVERTED, timeout=TIMEOUT_S)
+    except errors.RevisionNotFoundError:
+        why = "it is a program, which 'datasets' 4 and later do not run either" if script else "no file has text"
+        raise UsageError(
+            f"{repo}: its files cannot be read ({why}), and the hub has not converted it to parquet",
+            "look for a copy of it in parquet or JSON lines, or download its text and give it with --input",
+        ) from None
+    paths = [file for file in sorted(each.rfilename for each in info.siblings or ()) if file.count("/") == 2]
+    config = _choose_config(repo, config, sorted({path.split("/")[0] for path in paths}), [])
+    splits = {path.split("/")[1] for path in paths if path.startswith(f"{config}/")}
+    folder = next((each for each in (split, PARTIAL + split) if each in splits), None)
+    if folder is None:
+        raise UsageError(f"{repo}: no split '{split}'", did_you_mean(split, splits))
+    chosen = [path for path in paths if path.startswith(f"{config}/{folder}/") and detect_kind(path)]
+    partial = " of the first 5 GB" if folder.startswith(PARTIAL) else ""
+    why = "which is a program that is not run" if script else "which has no files of text"
+    return SplitListing(
+        repo=repo,
+        revision=info.sha,
+        config=config,
+        split=split,
+        files=_read_file_facts(api, repo, info.sha, chosen),
+        text=dataset.text,
+        note=f"reading the hub's own parquet files{partial} instead of {repo}, {why}",
+    )
+
+
+def _read_file_facts(api: Any, repo: str, revision: str, paths: list[str]) -> tuple[HubFile, ...]:
+    """Size and checksum of each path."""
+    found: dict[str, HubFile] = {}
+    for first in range(0, len(paths), PATHS_OF_A_REQUEST):
+        some = paths[first : first + PATHS_OF_A_REQUEST]
+        for file in api.get_paths_info(repo, some, revision=revision, repo_type="dataset"):
+            checksum = f"sha256:{file.lfs.sha256}" if file.lfs else f"git-sha1:{file.blob_id}"
+            found[file.path] = HubFile(file.path, file.size, checksum)
+    return tuple(found[path] for path in paths)
+
+
+def _require_split(repo: str, found: list[str], config: str, split: str) -> list[str]:
+    if not found:
+        of = f" of '{config}'" if config else ""
+        raise UsageError(f"{repo}: no files for the split '{split}'{of}", "check --split, and :CONFIG after the name")
+    return found
+
+
+def _choose_config(repo: str, asked: str, configs: list[str], preferred: list[str]) -> str:
+    """The configuration that was asked for, else the default one."""
+    if asked and asked not in configs:
+        raise UsageError(f"{repo}: no configuration '{asked}'", did_you_mean(asked, configs))
+    default = preferred + [name for name in ("default",) if name in configs] + (configs if len(configs) == 1 else [])
+    if not asked and not default:
+        shown = ", ".join(configs[:20]) + (f" and {len(configs) - 20} more" if len(configs) > 20 else "")
+        raise UsageError(f"{repo}: it has several configurations", f"name one as {repo}:CONFIG; there are {shown}")
+    return asked or default[0]
+
+
+def _list_configs(info: Any) -> list[dict[str, Any]]:
+    card = info.card_data.to_dict() if info.card_data else {}
+    configs = card.get("configs") or []
+    return [each for each in configs if isinstance(each, dict)]
+
+
+def _list_splits(data_files: Any) -> dict[str, list[str]]:
+    """Patterns of each split from any form that a README may have: a pattern, a list of them, or one with splits."""
+    if isinstance(data_files, str):
+        return {"train": [data_files]}
+    splits: dict[str, list[str]] = {}
+    for each in data_files if isinstance(data_files, list) else []:
+        split, path = (each.get("split", "train"), each.get("path")) if isinstance(each, dict) else ("train", each)
+        splits.setdefault(str(split), []).extend(path if isinstance(path, list) else [str(path)])
+    return splits
+
+
+def _match_patterns(names: list[str], patterns: list[str]) -> list[str]:
+    """Names that match any of the patterns, of known kinds, in order."""
+    matchers: list[Callable[[str], Any]] = [re.compile(_compile_pattern(pattern)).fullmatch for pattern in patterns]
+    return [name for name in names if detect_kind(name) and any(match(name) for match in matchers)]
+
+
+def _compile_pattern(pattern: str) -> str:
+    """A regular expression of a pattern in which ``*`` stays in a folder and ``**`` does not."""
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(parts.get(part) or re.escape(part) for part in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", pattern))
+
+
+def _detect_split(name: str) -> str:
+    """Split that a file's path tells, empty if none."""
+    words = re.split(r"[-_. /\d]+", name.lower())
+    return next((split for split, names in SPLIT_NAMES.items() if set(names) & set(words)), "")
+
+
+def _find_script(repo: str) -> str:
+    """The program that made a dataset in the days when 'datasets' ran such programs."""
+    return f"{repo.split('/')[-1]}.py"

@@ -1,0 +1,75 @@
+"""Named datasets in the data folder, prepared when they are first used."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from primus.config.schema import DataConfig
+from primus.data import manifest as manifests
+from primus.data.catalog.fetch import name_dataset_folder
+from primus.errors import UsageError
+
+
+def ensure_dataset(data: DataConfig, vocab_size: int) -> Path:
+    """Prefix of the tokens of ``data.dataset`` with the experiment's tokenizer, prepared if they are not there yet.
+
+    Args:
+        data: Names the dataset, its tokenizer and the data folder.
+        vocab_size: Size of the byte-level BPE where one is trained on the dataset.
+
+    Raises:
+        UsageError: There is no such dataset, or no tokenizer for it.
+        PrimusError: Preparing it failed, or another process did not finish preparing it.
+    """
+    assert data.dataset
+    tokenizer = _choose_tokenizer(data, vocab_size)
+    output = choose_output_prefix(Path(data.data_path), data.dataset, tokenizer)
+    prefix = output.with_name(output.name + "_text_document")
+    if manifests.read_manifest(prefix) is None:
+        from primus.data.encode import steps
+        from primus.data.encode.prepare import EncodeJob, prepare_token_files
+
+        job = EncodeJob(dataset=data.dataset, tokenizer=tokenizer, output=output, existing="keep")
+        before = steps.EncodeSteps(data_path=Path(data.data_path))
+        return prepare_token_files(steps.run_steps(before, job, _print_line, lambda progress: None), say=_print_line)[
+            0
+        ].prefix
+    return prefix
+
+
+def choose_output_prefix(data_path: Path, dataset: str, tokenizer: str) -> Path:
+    """Where a named dataset lies in the data folder: ``data_path/DATASET/TOKENIZER/DATASET``."""
+    name = name_dataset_folder(dataset)
+    return Path(os.path.expanduser(data_path)) / name / _label_tokenizer(tokenizer) / name
+
+
+def _choose_tokenizer(data: DataConfig, vocab_size: int) -> str:
+    """What `prepare` makes the tokenizer from."""
+    if data.tokenizer_model:
+        return data.tokenizer_model
+    if data.tokenizer_type == "ByteLevelBPE":
+        return f"bpe:{vocab_size}"
+    raise UsageError(
+        f"the dataset {data.dataset} needs a tokenizer",
+        "set tokenizer_model to a tokenizer.json, its folder or a hub name, or tokenizer_type to ByteLevelBPE",
+    )
+
+
+def _label_tokenizer(tokenizer: str) -> str:
+    """Folder name for a tokenizer: readable, and different for local tokenizers of different content."""
+    from primus.data import tokenizer as tokenizers
+    from primus.data.tokenizers.locate import is_local
+
+    if not is_local(tokenizer):
+        return re.sub(r"[^\w.-]+", "-", tokenizer)
+    path = Path(os.path.expanduser(tokenizer.rpartition(":")[2].partition(",")[0]))
+    loaded = tokenizers.load(tokenizer)
+    name = path.parent.name if path.is_file() and path.stem == "tokenizer" else path.stem
+    return f"{name}-{loaded.fingerprint[:8]}"
+
+
+def _print_line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

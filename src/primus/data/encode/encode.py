@@ -1,0 +1,248 @@
+"""The stage that turns the texts of a shard into tokens, the lengths of its sequences, and which ends a document."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from primus.data.encode import sentences, shuffle
+from primus.data.indexed_dataset import Tokens, smallest_dtype
+from primus.data.manifest import EncodeRecipe
+from primus.data.readers import BadDocument, TextDocument
+from primus.data.shards import inputs
+from primus.data.shards.shard import Shard
+from primus.data.shards.shard_queue import ShardOutput
+from primus.data.tokenizer import Tokenizer
+from primus.data.tokenizers.canary import Canary, check_samples
+
+METHOD = 1
+"""Changes with whatever decides the bytes of a shard's files, so that those of another version are not taken."""
+
+BATCH_CHARACTERS = 1 << 21
+BATCH_TEXTS = 4096
+LONG_CHARACTERS = 1 << 22
+"""Length from which a text is tokenized in pieces, which take less memory."""
+
+
+@dataclass(frozen=True)
+class EncodedBatch:
+    """A batch of sequences."""
+
+    tokens: Tokens
+    """[sum of lengths] ids, one sequence after the other."""
+    lengths: NDArray[np.int32]
+    """[n] tokens of each sequence."""
+    ends_document: NDArray[np.bool_]
+    """[n] whether a sequence is the last of its document."""
+    characters: int
+    """Length of the texts."""
+    empty: int
+    """Documents without text, which have no sequence."""
+    special_strings: int
+    """How often a text spells out the end-of-document token."""
+
+
+@dataclass
+class EncodeStage:
+    """Tokens of the documents of an input; the same for any shards of it, one after the other."""
+
+    tokenizer: Tokenizer
+    recipe: EncodeRecipe
+    stamps: dict[str, str]
+    """What tells of each file whether it has changed."""
+    identity: Any = field(init=False)
+    _canary: Canary | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        recipe = msgspec.structs.replace(self.recipe, max_bad=0)
+        tokenizer = self.tokenizer
+        engine = "fast" if tokenizer.fast else "exact"  # where the fast way was wrong, the other takes nothing of it
+        self.identity = ["encode", METHOD, engine, tokenizer.fingerprint, tokenizer.eod, recipe, self.stamps]
+
+    def start(self) -> None:
+        """Processes are the parallelism: the library must not start threads beside."""
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        self._canary = self._canary or Canary(self.tokenizer, self.recipe.add_special_tokens)
+
+    def run(self, shard: Shard, output: ShardOutput) -> None:
+        """Write a shard's files ``bin``, ``lengths`` (int32) and ``ends`` (a byte for each sequence), sorted if asked.
+
+        Raises:
+            PrimusError: A file is damaged, or changed meanwhile, or the fast tokenizer is wrong.
+        """
+        output.durable = False  # merging checks every file
+        if self.recipe.shuffle_seed is None:
+            with ExitStack() as stack:
+                names = ("bin", "lengths", "ends")
+                self._encode_shard(shard, output, [stack.enter_context(output.path(name).open("wb")) for name in names])
+        else:
+            with shuffle.unsorted_files(output) as files:
+                self._encode_shard(shard, output, files)
+                for file in files:
+                    file.flush()
+                shuffle.sort_shard(output, shard.index, self.recipe.shuffle_seed, stored_dtype(self.tokenizer))
+        if self.tokenizer.fast and self.tokenizer.fast.failure:
+            output.facts["fast_failure"] = self.tokenizer.fast.failure
+        output.facts["contents"] = inputs.hash_contents(shard)
+        for part in shard.parts:
+            inputs.check_fingerprint(part.file, self.stamps[part.file])
+
+    def _encode_shard(self, shard: Shard, output: ShardOutput, files: Sequence[BinaryIO]) -> None:
+        """Write tokens, lengths and ends of a shard into files, in the order of the input."""
+        tokens, lengths, ends = files
+        largest = 0
+        for batch in _group_batches(self._read_texts(shard, output)):
+            encoded = encode_batch(batch, self.tokenizer, self.recipe, self._canary)
+            largest = max(largest, int(encoded.tokens.max(initial=0)))
+            tokens.write(encoded.tokens.data)
+            lengths.write(encoded.lengths.data)
+            ends.write(encoded.ends_document.data)
+            output.add_counts(**_count_encoded(encoded))
+        output.facts["largest"] = largest
+
+    def _read_texts(self, shard: Shard, output: ShardOutput) -> Iterator[TextDocument]:
+        """The texts of a shard; what is bad is left out, if it may be."""
+        cut = not self.recipe.add_special_tokens
+        for part in shard.parts:
+            for item in inputs.read_part(part, self.recipe.json_key, self.recipe.text_documents, cut, lists=True):
+                if isinstance(item, BadDocument):
+                    output.record_bad(item.where, item.reason)
+                elif self.recipe.split_sentences:
+                    yield from _split_sentences(item, self.recipe.split_sentences, self.recipe.keep_newlines)
+                else:
+                    yield item
+
+
+def stored_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
+    """Type of the tokens in the files."""
+    return smallest_dtype(tokenizer.vocab_size).newbyteorder("<")
+
+
+def encode_batch(
+    texts: list[TextDocument], tokenizer: Tokenizer, recipe: EncodeRecipe, canary: Canary | None = None
+) -> EncodedBatch:
+    """The tokens of one batch, of which `canary` takes a sample that is encoded again."""
+    kept = [text for text in texts if text.text or not (text.begins and text.ends)]
+    strings = [text.text for text in kept]
+    tokens, lengths = _tokenize_texts(strings, tokenizer, recipe.add_special_tokens)
+    if canary:
+        check_samples(tokenizer, canary.sample_batch(strings, tokens, lengths, lambda place: _rough_place(kept[place])))
+    empty = len(texts) - len(kept)
+    ends = np.fromiter((text.ends for text in kept), np.bool_, len(kept))
+    if len(lengths) and not lengths.all():
+        stays, ends, without_tokens = _without_empty(kept, lengths)
+        lengths, ends, empty = lengths[stays], ends[stays], empty + without_tokens
+    if recipe.append_eod:
+        assert tokenizer.eod_id is not None
+        has_end = recipe.add_special_tokens and _template_ends(tokenizer)
+        wanted = np.zeros_like(ends) if has_end else ends
+        tokens, lengths = _with_eod(tokens, lengths, wanted, tokenizer.eod_id)
+    return EncodedBatch(
+        tokens=tokens,
+        lengths=lengths.astype("<i4"),
+        ends_document=ends,
+        characters=sum(map(len, strings)),
+        empty=empty,
+        special_strings=sum(text.count(tokenizer.eod) for text in strings) if tokenizer.eod else 0,
+    )
+
+
+def _split_sentences(text: TextDocument, language: str, keep_newlines: bool) -> Iterator[TextDocument]:
+    """A text, or piece of one, in sentences."""
+    found = sentences.split_sentences(text.text, language, keep_newlines) or [""]
+    for index, sentence in enumerate(found):
+        begins, ends = text.begins and index == 0, text.ends and index == len(found) - 1
+        yield TextDocument(sentence, begins, ends, None, text.part, text.number)
+
+
+def _without_empty(
+    texts: list[TextDocument], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], int]:
+    """Which pieces of a batch stay, which of all end a document, and how many documents have no tokens.
+
+    The end of a document passes to its last piece that has tokens. Where that was in an earlier batch, an empty piece
+    stays for it.
+    """
+    stays, ends = lengths > 0, np.zeros(len(texts), np.bool_)
+    without_tokens = start = 0
+    for index, text in enumerate(texts):
+        if not text.ends:
+            continue
+        with_tokens = np.flatnonzero(stays[start : index + 1])
+        if len(with_tokens):
+            ends[start + with_tokens[-1]] = True
+        elif texts[start].begins:
+            without_tokens += 1
+        else:
+            stays[index] = ends[index] = True
+        start = index + 1
+    return stays, ends, without_tokens
+
+
+def _template_ends(tokenizer: Tokenizer) -> bool:
+    """Whether what the tokenizer's template puts around a text ends with the end of a document."""
+    ids, _ = tokenizer.encode_batch(["a"], add_special_tokens=True)
+    return len(ids) > 0 and int(ids[-1]) == tokenizer.eod_id
+
+
+def _rough_place(text: TextDocument) -> str:
+    """Where a text is, without counting the lines before it as `Text.where` does."""
+    return f"{text.part.file}: line or row {text.number} from {text.part.first}" if text.part else "a text"
+
+
+def _tokenize_texts(
+    strings: list[str], tokenizer: Tokenizer, add_special_tokens: bool
+) -> tuple[Tokens, NDArray[np.int64]]:
+    """Token ids of texts as they are stored; a long text, which is alone, is tokenized in pieces if it may be."""
+    dtype = stored_dtype(tokenizer)
+    if len(strings) != 1 or len(strings[0]) <= LONG_CHARACTERS or add_special_tokens:
+        tokens, lengths = tokenizer.encode_batch(strings, add_special_tokens)
+        return tokens.astype(dtype), lengths
+    pieces = tokenizer.safe_cuts(strings[0], BATCH_CHARACTERS)[::-1]
+    encoded = []
+    while pieces:  # each is given up when it is encoded
+        encoded.append(tokenizer.encode_batch([pieces.pop()])[0].astype(dtype))
+    joined = np.concatenate(encoded)
+    return joined, np.array([len(joined)])
+
+
+def _with_eod(
+    tokens: Tokens, lengths: NDArray[np.int64], wanted: NDArray[np.bool_], eod_id: int
+) -> tuple[Tokens, NDArray[np.int64]]:
+    """The ids with an end-of-document token at the end of each sequence that is wanted to have one."""
+    return np.insert(tokens, np.cumsum(lengths)[wanted], eod_id), lengths + wanted
+
+
+def _count_encoded(encoded: EncodedBatch) -> dict[str, int]:
+    return {
+        "documents": int(encoded.ends_document.sum()),
+        "sequences": len(encoded.lengths),
+        "tokens": len(encoded.tokens),
+        "characters": encoded.characters,
+        "empty": encoded.empty,
+        "special_strings": encoded.special_strings,
+    }
+
+
+def _group_batches(texts: Iterable[TextDocument]) -> Iterator[list[TextDocument]]:
+    batch: list[TextDocument] = []
+    size = 0
+    for text in texts:
+        if batch and len(text.text) > LONG_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text.text)
+        is_full = size >= BATCH_CHARACTERS or len(batch) >= BATCH_TEXTS
+        if is_full and (text.ends or size >= LONG_CHARACTERS):  # the end of a document may pass to an earlier piece
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

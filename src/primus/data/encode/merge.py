@@ -1,0 +1,82 @@
+"""The files of encoded shards joined to one pair of token files, with each shard checked on the way."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import numpy as np
+import xxhash
+
+from primus.data.encode import shuffle
+from primus.data.encode.encode import EncodeStage
+from primus.data.fingerprint import Fingerprint
+from primus.data.indexed_dataset import IndexedWriter
+from primus.data.shards.shard_queue import ShardQueue, ShardResult
+from primus.errors import PrimusError
+
+SEQUENCES = 1 << 17
+TOKEN_BYTES = 1 << 20
+"""What is copied at a time: it stays in a core's cache while it is digested."""
+
+
+def merge_shards(board: ShardQueue, rows: Sequence[ShardResult], writer: IndexedWriter) -> Fingerprint:
+    """Append the sequences of all shards, in constant memory.
+
+    Args:
+        board: Shards of an `EncodeStage`.
+        rows: Their rows, in order.
+        writer: Receives the sequences.
+
+    Returns:
+        The fingerprint of what was appended.
+
+    Raises:
+        PrimusError: A file is not as it was written; its shard is not done any more.
+    """
+    fingerprint = Fingerprint()
+    assert isinstance(board.stage, EncodeStage)
+    if board.stage.recipe.shuffle_seed is not None:
+        for row, suffix in product(rows, shuffle.SUFFIXES):
+            deque(_read_checked(board, row, suffix, TOKEN_BYTES), maxlen=0)
+        for batch in shuffle.merge_sorted(board, rows, writer.dtype.newbyteorder("<")):
+            writer.add_tokens(batch.tokens)
+            writer.add_sequences(batch.lengths, batch.ends_document)
+            fingerprint.add_sequences(*batch)
+        return fingerprint
+    for row in rows:
+        for content in _read_checked(board, row, "bin", TOKEN_BYTES):
+            tokens = np.frombuffer(content, writer.dtype)
+            writer.add_tokens(tokens)
+            fingerprint.add_tokens(tokens)
+        columns = zip(
+            _read_checked(board, row, "lengths", 4 * SEQUENCES),
+            _read_checked(board, row, "ends", SEQUENCES),
+            strict=True,
+        )
+        for lengths, ends in columns:
+            sequences = np.frombuffer(lengths, "<i4"), np.frombuffer(ends, np.bool_)
+            writer.add_sequences(*sequences)
+            fingerprint.add_sequences(np.empty(0, writer.dtype), *sequences)
+    return fingerprint
+
+
+def _read_checked(board: ShardQueue, row: ShardResult, suffix: str, size: int) -> Iterator[memoryview]:
+    """A file of a shard, `size` bytes at a time; a piece is valid until the next one is asked for."""
+    path, facts = board.result_file(row, suffix), row.files[suffix]
+    digest = xxhash.xxh3_128()
+    buffer = bytearray(size)
+    view = memoryview(buffer)
+    with path.open("rb") as file:
+        whole = os.fstat(file.fileno()).st_size == facts.bytes
+        while whole and (count := file.readinto(buffer)):
+            digest.update(view[:count])
+            yield view[:count]
+    if not whole or digest.hexdigest() != facts.xxh3:
+        board.discard_result(row)
+        raise PrimusError(
+            f"{path}: not as it was written, {'its checksum' if whole else 'its size'} is another",
+            "run the same command again, which makes this shard again; where it repeats, the disk or memory is faulty",
+        )

@@ -1,0 +1,333 @@
+"""Token files from text, made by any number of processes; what goes wrong leaves everything as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from primus import registry
+from primus.data import atomic, readers
+from primus.data import manifest as manifests
+from primus.data import tokenizer as tokenizers
+from primus.data.encode import publish, sentences, trained
+from primus.data.encode.encode import EncodeStage
+from primus.data.indexed_dataset import bin_path, idx_path
+from primus.data.manifest import EncodeRecipe, TokenFileManifest
+from primus.data.shards import executors, inputs, shard_queue
+from primus.data.shards.executors import Executor
+from primus.data.shards.inputs import Inputs
+from primus.data.shards.shard_queue import ShardQueue, ShardResult
+from primus.data.shards.work_folder import WorkFolder
+from primus.data.shards.workers import Show
+from primus.data.tokenizer import Tokenizer
+from primus.errors import PrimusError, UsageError
+
+PARALLEL_BYTES = 32_000_000
+"""Size of the input from which starting more processes pays."""
+
+LOCK_TIMEOUT_S = 3600.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeJob:
+    """What to prepare: `inputs` or a `dataset`, with a tokenizer, to an output prefix."""
+
+    output: Path
+    """Prefix; the files are ``OUTPUT_KEY_document.{bin,idx}`` as Megatron-LM's preprocess_data.py names them."""
+    tokenizer: str
+    """A tokenizer.json, its folder, a hub name, or ``bpe:VOCAB`` to train a byte-level BPE on the text."""
+    inputs: tuple[str, ...] = ()
+    """Files and folders."""
+    dataset: str | None = None
+    """Named dataset."""
+    json_keys: tuple[str, ...] = ("text",)
+    """Fields of a record; each becomes a pair of files."""
+    eod: str | None = None
+    """Token that ends a document; found in the vocabulary when None."""
+    follow_declared: bool = False
+    """Whether the files beside the tokenizer decide that first, as in Megatron-LM."""
+    recipe: EncodeRecipe = field(default_factory=EncodeRecipe)
+    """Settings that decide the tokens."""
+    workers: int | None = None
+    """Processes that tokenize; chosen from the size of the input when None."""
+    executor: Executor = "local"
+    """Who does the shards."""
+    fast: bool = True
+    """Tokenize the fast way where the tokenizer has one; the tokens are the same."""
+    existing: Literal["check", "keep", "replace"] = "check"
+    """Files that are there already must be the same, are kept whatever they were made from, or are replaced where they
+    are not the same or are damaged."""
+
+
+@dataclass(frozen=True)
+class PreparedTokens:
+    """One pair of token files."""
+
+    prefix: Path
+    """Path without extension."""
+    manifest: TokenFileManifest
+    """What it holds."""
+    made: bool
+    """Whether it was made now; false if it was there."""
+
+
+def prepare_token_files(
+    job: EncodeJob, say: Say = lambda text: None, show: Show = lambda progress: None
+) -> list[PreparedTokens]:
+    """Make the token files of a job, one pair for each JSON key; the same job again finds them made.
+
+    Any number of processes may do the same job at once, on any machines that share the output's folder; a job that was
+    stopped goes on where it was. Files appear complete or not at all, the manifest last.
+
+    Args:
+        job: What to prepare.
+        say: Receives lines for people.
+        show: Receives the progress.
+
+    Raises:
+        UsageError: An input is missing, empty or unknown, the tokenizer too, or other data is at the output.
+        PrimusError: A document is bad, a file damaged, or the output cannot be written.
+    """
+    _check_job(job)
+    tokenizer = None if trained.is_trained(job.tokenizer) else load_tokenizer(job, in_parallel=True)
+    if tokenizer and job.recipe.append_eod and (note := _note_end(job, tokenizer)):
+        say(note)
+    text = inputs.open_input(job.inputs, job.dataset, job.output, job.recipe.text_documents, is_folder=False)
+    try:
+        job.output.parent.mkdir(parents=True, exist_ok=True)
+        return _Preparation(job, text, say, show, WorkFolder.for_output(job.output), tokenizer).run()
+    except OSError as error:
+        raise atomic.build_write_error(job.output, error) from None
+
+
+def output_prefix(job: EncodeJob, key: str) -> Path:
+    """Prefix of the token files of one JSON key."""
+    level = "sentence" if job.recipe.split_sentences else "document"
+    return job.output.with_name(f"{job.output.name}_{key}_{level}")
+
+
+def _check_job(job: EncodeJob) -> None:
+    """Find mistakes that need no reading."""
+    if bool(job.inputs) == bool(job.dataset):
+        raise UsageError("both an input and a dataset" if job.inputs else "nothing to prepare", "give one of them")
+    if job.dataset:
+        registry.find_plug_in_file("sources", job.dataset)
+    if job.output.name in ("", "."):
+        raise UsageError(f"output '{job.output}' has no file name", "give a prefix like data/corpus")
+    if not job.json_keys or len(set(job.json_keys)) != len(job.json_keys):
+        raise UsageError(f"JSON keys {list(job.json_keys)}", "give each key once")
+    if job.recipe.text_documents not in readers.TEXT_DOCUMENTS:
+        raise UsageError(f"text documents '{job.recipe.text_documents}'", f"valid: {', '.join(readers.TEXT_DOCUMENTS)}")
+    if job.recipe.split_sentences:
+        sentences.load_splitter(job.recipe.split_sentences, job.recipe.keep_newlines)
+    if trained.is_trained(job.tokenizer):
+        trained.check(job.tokenizer, job.eod)
+
+
+def load_tokenizer(job: EncodeJob, in_parallel: bool = False) -> Tokenizer:
+    """The tokenizer of a job that trains none.
+
+    Raises:
+        UsageError: There is no such tokenizer, or no token that ends its documents.
+    """
+    parse = job.recipe.parse_special_tokens
+    tokenizer = tokenizers.load(job.tokenizer, job.eod, parse, job.fast, in_parallel, job.follow_declared)
+    if not job.recipe.append_eod:
+        return tokenizer
+    if tokenizer.eod is None:
+        raise UsageError(
+            f"{tokenizer.name}: no token that ends a document", "name it with --eod, or use --no-append-eod"
+        )
+    end = tokenizer.declared_end
+    if job.follow_declared and job.eod is None and end and tokenizer.declared_eod is None:
+        raise UsageError(
+            f"{end.source}: it says that {end} ends a text, but the vocabulary has no such token",
+            "name the end of a document with --eod, or correct the file",
+        )
+    return tokenizer
+
+
+def _note_end(job: EncodeJob, tokenizer: Tokenizer) -> str:
+    """What is to be said of the end of documents, which nobody has named; empty where there is no doubt."""
+    end, declared = tokenizer.declared_end, tokenizer.declared_eod
+    if job.eod is not None:
+        return ""
+    if job.follow_declared:
+        is_file = tokenizer.file_suffix == ".json" and not job.tokenizer.startswith("tiktoken:")
+        source = end.source if end and declared else "the usual token of its vocabulary"
+        return f"documents end with {tokenizer.eod} ({source})" if is_file else ""
+    if declared in (None, tokenizer.eod):
+        return ""
+    assert end
+    return f"documents end with {tokenizer.eod}, but {end.source} names {declared}: choose with --eod"
+
+
+@dataclass
+class _Preparation:
+    """A job under way."""
+
+    job: EncodeJob
+    text: Inputs
+    say: Say
+    show: Show
+    folder: WorkFolder
+    tokenizer: Tokenizer | None
+    _reported: set[str] = field(default_factory=set)
+    """Keys of which it was said that they are made anew."""
+
+    def run(self) -> list[PreparedTokens]:
+        complete = False
+        try:
+            prepared = self._prepare_all()
+            complete = True
+        finally:
+            self.folder.delete_unused(complete)
+        return prepared
+
+    def _prepare_all(self) -> list[PreparedTokens]:
+        found = {key: self._find_prepared(key) for key in self.job.json_keys}
+        intact = ", and is as it was written" if self.job.existing == "replace" else ""
+        for each in found.values():
+            if each:
+                self.say(f"{each.prefix}: nothing to do, it was made from the same input before{intact}")
+        return [each or self._make_token_files(key) for key, each in found.items()]
+
+    def _make_token_files(self, key: str) -> PreparedTokens:
+        recipe = self._build_recipe(key)
+        stage = EncodeStage(self._load_or_train_tokenizer(), recipe, self.text.stamps)
+        if found := self._find_prepared(key):  # by somebody who was done while this process waited
+            return found
+        board = shard_queue.open_shard_queue(stage, self.text.shards, self.folder.path, recipe.max_bad, self.job.output)
+        try:
+            with self.folder.mark_in_use(board):
+                rows = self._encode_shards(key, board)
+                with self._hold_lock("prepare"):
+                    return self._find_prepared(key) or self._publish_token_files(key, board, rows)
+        except FileNotFoundError:  # somebody was done and removed the folder just when it was opened
+            if found := self._find_prepared(key):
+                return found
+            raise
+
+    def _encode_shards(self, key: str, board: ShardQueue) -> list[ShardResult]:
+        """The rows of all shards; an interrupt tells what is kept."""
+        try:
+            return executors.run(board, self.job.executor, self._num_workers(board), f"encoding {key}", self.show)
+        except KeyboardInterrupt:
+            if done := len(board.list_results()):
+                self.say(f"{done} of {len(board.shards)} shards are done: the same command goes on with the others")
+            raise
+
+    def _publish_token_files(self, key: str, board: ShardQueue, rows: list[ShardResult]) -> PreparedTokens:
+        if not board.folder.is_dir():
+            raise PrimusError(f"{board.folder}: removed by somebody, with what was done", "run the same command again")
+        if not any(row.counts.get("tokens") for row in rows):
+            atomic.remove_folder(board.folder)
+            bad = next((item for row in rows for item in row.bad), None)
+            raise UsageError(
+                f"no text in {self.text}",
+                f"every document is empty or bad, as {bad.where}: {bad.reason}" if bad else "every document is empty",
+            )
+        prefix, stage = self._build_prefix(key), board.stage
+        assert isinstance(stage, EncodeStage)
+        manifest = publish.publish_token_files(
+            board, rows, prefix, self.text, self.job.tokenizer, begin=lambda: self.folder.mark_publishing(key)
+        )
+        self.folder.finish_publishing(key, board)
+        publish.report_prepared(prefix, manifest, rows, self.say)
+        return PreparedTokens(prefix, manifest, made=True)
+
+    def _find_prepared(self, key: str) -> PreparedTokens | None:
+        manifest = self._find_existing(key)
+        return PreparedTokens(self._build_prefix(key), manifest, made=False) if manifest else None
+
+    def _find_existing(self, key: str) -> TokenFileManifest | None:
+        """The manifest at the output if the same job has made it, or if whatever is there is to be kept.
+
+        Raises:
+            UsageError: There is something else, and the job does not replace it.
+        """
+        prefix, replaces = self._build_prefix(key), self.job.existing == "replace"
+        if self.folder.was_publishing(key):
+            return None
+        try:
+            manifest = manifests.read_manifest(prefix)
+        except UsageError as error:
+            if not replaces:
+                raise
+            self._report_replaced(key, error.problem)
+            return None
+        if manifest and self.job.existing == "keep":
+            return manifest
+        if manifest:
+            difference = self._find_difference(key, manifest)
+        else:
+            difference = "it has no manifest" if idx_path(prefix).exists() or bin_path(prefix).exists() else ""
+        if not replaces and difference:
+            raise UsageError(
+                f"{prefix}.bin is there already and was made otherwise: {difference}",
+                "give another --output, or replace it with --overwrite",
+            )
+        if replaces and manifest:
+            difference = difference or publish.find_damage(prefix, manifest)
+        if difference:
+            self._report_replaced(key, difference)
+        return None if difference else manifest
+
+    def _report_replaced(self, key: str, reason: str) -> None:
+        """Say once why what is there is made anew."""
+        if key not in self._reported:
+            self._reported.add(key)
+            self.say(f"{self._build_prefix(key)}: made anew: {reason}")
+
+    def _find_difference(self, key: str, manifest: TokenFileManifest) -> str:
+        """Why what is there did not come from this job; empty if it did."""
+        before, tokenizer = manifest.tokenizer, self.tokenizer
+        asked = (tokenizer.fingerprint, tokenizer.eod) if tokenizer else (self.job.tokenizer, tokenizers.END_OF_TEXT)
+        if asked != (before.fingerprint if tokenizer else before.name, before.eod):
+            return f"its tokenizer is {before.name} with {before.eod}"
+        recipe = self._build_recipe(key)
+        for name in EncodeRecipe.__struct_fields__:
+            if name != "max_bad" and getattr(recipe, name) != getattr(manifest.recipe, name):
+                return f"its {name} is {getattr(manifest.recipe, name)}"
+        if manifest.bad_documents > recipe.max_bad:
+            return f"{manifest.bad_documents} bad documents were left out"
+        return self.text.describe_difference(manifest.inputs)
+
+    def _load_or_train_tokenizer(self) -> Tokenizer:
+        """The job's tokenizer, trained by the first process that needs it."""
+        if not self.tokenizer:
+            job, path = self.job, self.folder.path
+            path.mkdir(exist_ok=True)
+            with self._hold_lock("train a tokenizer for"):
+                self.say(f"training a byte-level BPE on {self.text}: {job.tokenizer}")
+                self.tokenizer = trained.train_tokenizer_once(
+                    job.tokenizer, self.text, job.json_keys, job.recipe, path, job.fast
+                )
+        return self.tokenizer
+
+    def _hold_lock(self, purpose: str) -> AbstractContextManager[None]:
+        waiting = f"to {purpose} {self.job.output}"
+        return atomic.hold_lock(
+            self.folder.lock, LOCK_TIMEOUT_S, lambda holder: self.say(f"waiting for {holder} {waiting}")
+        )
+
+    def _num_workers(self, board: ShardQueue) -> int | None:
+        """Processes to start beside this one, None for all cores; what is a single shard is done here."""
+        if self.job.executor == "local" and len(board.shards) == 1:
+            return 0
+        if self.job.workers or self.job.executor != "local":
+            return self.job.workers
+        return None if self.text.num_bytes >= PARALLEL_BYTES else 1
+
+    def _build_prefix(self, key: str) -> Path:
+        return output_prefix(self.job, key)
+
+    def _build_recipe(self, key: str) -> EncodeRecipe:
+        return msgspec.structs.replace(self.job.recipe, json_key=key)

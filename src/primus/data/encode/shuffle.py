@@ -1,0 +1,180 @@
+"""Documents in a random order, by an external sort: each shard is sorted by random keys, and the shards are merged.
+
+The key of a document depends on the seed, its shard and its place there, and shards depend on the input alone: so the
+order is the same for any workers. All orders are equally likely, as keys are independent random numbers of 64 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primus.data import atomic
+from primus.data.indexed_dataset import Tokens
+from primus.data.shards.shard_queue import ShardOutput, ShardQueue, ShardResult
+from primus.data.training.permutation import mix_numbers, random_words
+
+SUFFIXES = ("bin", "lengths", "ends", "keys", "counts")
+"""Files of a sorted shard: tokens; of each sequence its int32 length and whether it ends a document; of each document
+its uint64 key and its int32 number of sequences."""
+
+MERGED_TOKENS = 1 << 21
+"""Tokens that are put in order at a time, about; each takes some 30 bytes of memory."""
+
+SHUFFLE_KEY = 0x53484646
+"""Sets these random numbers apart from others of the same seed."""
+
+
+class KeyedDocuments(NamedTuple):
+    """Some documents, one after the other."""
+
+    keys: NDArray[np.uint64]
+    """[d] by which they are sorted."""
+    counts: NDArray[np.int64]
+    """[d] sequences of each."""
+    lengths: NDArray[np.int64]
+    """[n] tokens of each sequence."""
+    tokens: Tokens
+    """[sum of lengths]."""
+
+
+class ShuffledBatch(NamedTuple):
+    """Documents in their new order, as `primus.data.indexed_dataset.IndexedWriter.add` takes them."""
+
+    tokens: Tokens
+    lengths: NDArray[np.int64]
+    ends_document: NDArray[np.bool_]
+
+
+@contextmanager
+def unsorted_files(output: ShardOutput) -> Iterator[list[BinaryIO]]:
+    """Files for the tokens, lengths and ends of a shard in the order of the input, which are gone after the block."""
+    paths = [_unsorted_path(output, suffix) for suffix in SUFFIXES[:3]]
+    try:
+        files: list[BinaryIO] = [path.open("wb") for path in paths]
+        try:
+            yield files
+        finally:
+            for file in files:
+                file.close()
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+def sort_shard(output: ShardOutput, shard: int, seed: int, dtype: np.dtype[Any]) -> None:
+    """Write the sorted files of a shard from its `unsorted_files`, which are on disk as a whole.
+
+    Args:
+        output: Of the shard.
+        shard: Its number.
+        seed: Of the order.
+        dtype: Type of the tokens.
+    """
+    tokens, lengths, ends = (
+        _map_file(_unsorted_path(output, suffix), kind)
+        for suffix, kind in zip(SUFFIXES[:3], (dtype, "<i4", np.bool_), strict=True)
+    )
+    counts = np.diff(np.flatnonzero(ends), prepend=-1)
+    keys = random_words(len(counts), mix_numbers(seed, SHUFFLE_KEY, shard))
+    order = np.argsort(keys, kind="stable")
+    firsts, starts = np.cumsum(counts) - counts, np.cumsum(lengths, dtype=np.int64) - lengths
+    sizes = np.add.reduceat(lengths, firsts, dtype=np.int64) if len(firsts) else np.empty(0, np.int64)
+    with output.path("bin").open("wb") as sorted_tokens, output.path("lengths").open("wb") as sorted_lengths:
+        for some in np.split(order, _find_cuts(sizes[order])):
+            sequences = _expand_ranges(firsts[some], counts[some])
+            sorted_tokens.write(tokens[_expand_ranges(starts[firsts[some]], sizes[some])].data)
+            sorted_lengths.write(np.ascontiguousarray(lengths[sequences], "<i4").data)
+    output.path("ends").write_bytes(_mark_ends(counts[order]).data)
+    output.path("keys").write_bytes(np.ascontiguousarray(keys[order], "<u8").data)
+    output.path("counts").write_bytes(np.ascontiguousarray(counts[order], "<i4").data)
+
+
+def merge_sorted(board: ShardQueue, rows: Sequence[ShardResult], dtype: np.dtype[Any]) -> Iterator[ShuffledBatch]:
+    """All documents of sorted shards in order.
+
+    Args:
+        board: The shards.
+        rows: Their rows, whose files have been checked.
+        dtype: Type of the tokens.
+    """
+    runs = [_SortedRun(board, row, dtype) for row in rows if row.counts.get("documents", 0)]
+    ranges = max(1, sum(row.counts.get("tokens", 0) for row in rows) // MERGED_TOKENS)
+    for index in range(1, ranges + 1):
+        end = (index << 64) // ranges - 1
+        parts = [run.take_until(end) for run in runs]
+        together = KeyedDocuments(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        if len(together.keys):
+            yield _reorder_documents(together)
+
+
+class _SortedRun:
+    """A sorted shard that is read from its beginning to its end; no file stays open."""
+
+    def __init__(self, board: ShardQueue, row: ShardResult, dtype: np.dtype[Any]) -> None:
+        self._paths = {suffix: board.result_file(row, suffix) for suffix in SUFFIXES}
+        self._dtype = dtype
+        self._document = self._sequence = self._token = 0
+
+    def take_until(self, end: int) -> KeyedDocuments:
+        """The next documents, up to those with the key `end`."""
+        keys = _map_file(self._paths["keys"], "<u8")
+        last = int(keys.searchsorted(np.uint64(end), side="right"))
+        documents = slice(self._document, last)
+        counts = self._read_part("counts", "<i4", documents.start, documents.stop).astype(np.int64)
+        lengths = self._read_part("lengths", "<i4", self._sequence, self._sequence + int(counts.sum())).astype(np.int64)
+        tokens = self._read_part("bin", self._dtype, self._token, self._token + int(lengths.sum()))
+        self._document, self._sequence = last, self._sequence + len(lengths)
+        self._token += len(tokens)
+        return KeyedDocuments(np.array(keys[documents]), counts, lengths, tokens)
+
+    def _read_part(self, suffix: str, dtype: Any, first: int, last: int) -> NDArray[Any]:
+        kind = np.dtype(dtype)
+        return np.fromfile(self._paths[suffix], kind, last - first, offset=first * kind.itemsize)
+
+
+def _reorder_documents(documents: KeyedDocuments) -> ShuffledBatch:
+    order = np.argsort(documents.keys, kind="stable")
+    counts = documents.counts
+    firsts, starts = np.cumsum(counts) - counts, np.cumsum(documents.lengths) - documents.lengths
+    sizes = np.add.reduceat(documents.lengths, firsts)
+    tokens = documents.tokens[_expand_ranges(starts[firsts[order]], sizes[order])]
+    return ShuffledBatch(
+        tokens, documents.lengths[_expand_ranges(firsts[order], counts[order])], _mark_ends(counts[order])
+    )
+
+
+def _expand_ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places of consecutive things that begin at each of `starts`, one after the other."""
+    ends = np.cumsum(sizes)
+    places = np.repeat(starts - (ends - sizes), sizes)
+    places += np.arange(len(places))
+    return places
+
+
+def _mark_ends(counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each sequence is the last of its document, given the sequences of each document."""
+    ends = np.zeros(int(counts.sum()), np.bool_)
+    ends[np.cumsum(counts) - 1] = True
+    return ends
+
+
+def _find_cuts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where to divide documents so that each part has about `MERGED_TOKENS`."""
+    return np.flatnonzero(np.diff(np.cumsum(sizes) // MERGED_TOKENS)) + 1
+
+
+def _unsorted_path(output: ShardOutput, suffix: str) -> Path:
+    return atomic.build_temporary_path(output.stem.with_name(f"{output.stem.name}.unsorted-{suffix}"))
+
+
+def _map_file(path: Path, dtype: Any) -> NDArray[Any]:
+    """A file as an array that is not held in memory."""
+    if not path.stat().st_size:
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r"))

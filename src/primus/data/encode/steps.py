@@ -1,0 +1,152 @@
+"""What may come before and after tokenizing: text is fetched and cleaned, copies removed, token files verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from primus.data import readers
+from primus.data.catalog import hub
+from primus.data.encode import trained
+from primus.data.encode.prepare import EncodeJob, PreparedTokens, Say, load_tokenizer
+from primus.data.shards.workers import Show
+from primus.errors import PrimusError, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeSteps:
+    """What to do with the text first."""
+
+    clean: str | None = None
+    """Recipe of rules by which documents are removed or changed; see "
+    "`primus.data.filter.cleaning.recipe.load_recipe`."""
+    dedup: Literal["none", "exact", "minhash"] = "none"
+    """Remove documents that repeat earlier ones, exactly or nearly."""
+    data_path: Path = Path("data")
+    """Folder to which datasets of the hub are fetched."""
+    split: str = "train"
+    """Of a dataset of the hub."""
+    num_samples: int | None = None
+    """Take the first documents of a dataset of the hub only."""
+
+
+def run_steps(steps: EncodeSteps, job: EncodeJob, say: Say, show: Show) -> EncodeJob:
+    """The job of tokenizing what the steps leave of the text; what is done already is not done again.
+
+    Raises:
+        UsageError: An input is missing or unknown, or cannot be treated so.
+        PrimusError: A document is bad, a file damaged, or an output cannot be written.
+    """
+    is_hub = bool(job.dataset and hub.is_hub(job.dataset))
+    if is_hub or steps.clean or steps.dedup != "none":
+        _check_steps(steps, job)
+    if is_hub:
+        job = _fetch_dataset(steps, job, say)
+    if steps.clean:
+        job = _clean_documents(steps.clean, job, say, show)
+    if steps.dedup != "none":
+        job = _remove_duplicates(steps, job, say, show)
+    return job
+
+
+def verify_prepared(made: Sequence[PreparedTokens], say: Say) -> None:
+    """Read token files again, and make sure that they are as they were meant.
+
+    Raises:
+        PrimusError: They are not.
+    """
+    from primus.data.verify.verify import VerifySettings
+    from primus.data.verify.verify import verify_token_files as reports
+
+    for report in reports([each.prefix for each in made], VerifySettings()):
+        if report.findings:
+            raise PrimusError(
+                f"{report.prefix}: {len(report.findings)} findings, first: {report.findings[0]}",
+                "make it again with --overwrite; where it repeats, the disk or memory is faulty",
+            )
+        say(f"{report.prefix}: verified")
+
+
+def _check_steps(steps: EncodeSteps, job: EncodeJob) -> None:
+    """Find what would only fail in a later step, after hours of another."""
+    if steps.clean:
+        from primus.data.filter.cleaning.recipe import load_recipe
+
+        load_recipe(steps.clean)
+    if trained.is_trained(job.tokenizer):
+        trained.check(job.tokenizer, job.eod)
+    else:
+        load_tokenizer(job)
+
+
+def _fetch_dataset(steps: EncodeSteps, job: EncodeJob, say: Say) -> EncodeJob:
+    from primus.data.catalog import fetch
+
+    assert job.dataset
+    request = fetch.FetchJob(
+        dataset=job.dataset,
+        output=fetch.find_dataset_folder(steps.data_path, job.dataset, steps.split),
+        split=steps.split,
+        num_samples=steps.num_samples,
+    )
+    done = fetch.fetch_dataset(request, say)
+    column = done.request.listing.text or readers.choose_text_column(done.files)
+    keys = (column,) if job.json_keys == ("text",) else job.json_keys
+    return replace(job, dataset=None, inputs=tuple(done.files), json_keys=keys)
+
+
+def _clean_documents(recipe: str, job: EncodeJob, say: Say, show: Show) -> EncodeJob:
+    from primus.data.filter.cleaning.job import CleanJob as CleanJob
+    from primus.data.filter.cleaning.job import clean_documents
+    from primus.data.filter.cleaning.recipe import load_recipe
+
+    request = CleanJob(
+        inputs=job.inputs,
+        dataset=job.dataset,
+        output=job.output.with_name(f"{job.output.name}.clean"),
+        recipe=load_recipe(recipe),
+        json_key=_only_key(job, "--clean"),
+        text_documents=job.recipe.text_documents,
+        max_bad=job.recipe.max_bad,
+        workers=job.workers,
+        executor=job.executor,
+        existing=_choose_existing(job),
+    )
+    return replace(job, dataset=None, inputs=tuple(map(str, clean_documents(request, say, show).files)))
+
+
+def _remove_duplicates(steps: EncodeSteps, job: EncodeJob, say: Say, show: Show) -> EncodeJob:
+    from primus.data.filter.dedup.job import DedupJob as DedupJob
+    from primus.data.filter.dedup.job import deduplicate_documents
+    from primus.data.filter.dedup.recipe import DedupRecipe
+
+    assert steps.dedup != "none"
+    done = deduplicate_documents(
+        DedupJob(
+            inputs=job.inputs,
+            dataset=job.dataset,
+            output=job.output.with_name(f"{job.output.name}.unique"),
+            recipe=DedupRecipe(method=steps.dedup),
+            json_key=_only_key(job, "--dedup"),
+            text_documents=job.recipe.text_documents,
+            max_bad=job.recipe.max_bad,
+            workers=job.workers,
+            executor=job.executor,
+            existing=_choose_existing(job),
+        ),
+        say,
+        show,
+    )
+    return replace(job, dataset=None, inputs=tuple(map(str, done.files)))
+
+
+def _only_key(job: EncodeJob, option: str) -> str:
+    if len(job.json_keys) > 1:
+        raise UsageError(f"{option} with several --json-keys", "give one of them")
+    return job.json_keys[0]
+
+
+def _choose_existing(job: EncodeJob) -> Literal["check", "replace"]:
+    return "replace" if job.existing == "replace" else "check"

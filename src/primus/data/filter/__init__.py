@@ -1,0 +1,1 @@
+"""Leave documents out: cleaning by rules, and removal of duplicates."""

@@ -1,0 +1,165 @@
+"""The stage of a pipeline that puts the documents of a shard through the rules and writes what is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import xxhash
+
+from primus.data.filter.cleaning.block import DocumentBlock, Removal
+from primus.data.filter.cleaning.recipe import CleaningRecipe
+from primus.data.filter.cleaning.report import SAMPLES, RemovedSample, RuleRemovals, choose_samples
+from primus.data.readers import TextDocument
+from primus.data.shards import inputs
+from primus.data.shards.document_writer import DocumentWriter, open_writer
+from primus.data.shards.shard import Shard
+from primus.data.shards.shard_queue import ShardOutput
+from primus.data.shards.whole_documents import DocumentReader, batch_documents
+
+BLOCK_CHARACTERS = 1 << 18
+"""Text that goes through the rules at a time: what a loop needs of it stays in a processor's cache."""
+MANY_DOCUMENTS = 4096
+SAMPLE_CHARACTERS = 400
+REMOVED_BY = "removed_by"
+"""Field of a removed document with the reason."""
+
+Compression = Literal["zst", "gz", "none"]
+
+
+def file_suffix(compression: Compression) -> str:
+    """What the names of the files end in."""
+    return "jsonl" if compression == "none" else f"jsonl.{compression}"
+
+
+@dataclass
+class CleanStage:
+    """Writes the documents of each shard that the rules keep, and if asked for those that they do not."""
+
+    identity: Any
+    """Everything but the shards that decides what the files hold."""
+    recipe: CleaningRecipe
+    key: str = "text"
+    """Field or column of the text."""
+    text_documents: str = "file"
+    """What is a document in a .txt file."""
+    compression: Compression = "zst"
+    keep_removed: bool = False
+
+    def start(self) -> None:
+        """Load and compile what the rules need."""
+        self.recipe.start()
+        for rule in self.recipe.rules:
+            block = DocumentBlock(["a word"], self.recipe.words)
+            rule.apply(block)
+            assert block.num_words >= 0, "words are compiled for too"
+
+    def run(self, shard: Shard, output: ShardOutput) -> None:
+        """Clean one shard."""
+        reader = DocumentReader(self.key, self.text_documents, fields=True, bad=output.record_bad)
+        with ExitStack() as stack:
+            ending = file_suffix(self.compression)
+            kept = stack.enter_context(open_writer(output.path(ending), self.key, self.compression))
+            removed = None
+            if self.keep_removed:
+                path = output.path(f"removed.{ending}")
+                removed = stack.enter_context(open_writer(path, self.key, self.compression))
+            work = _ShardCleaner(self, shard, output, kept, removed)
+            for documents in batch_documents(reader.read(shard), BLOCK_CHARACTERS, MANY_DOCUMENTS):
+                work.clean_batch(documents)
+        output.add_counts(empty=reader.empty)
+        output.facts.update(work.collect_facts())
+        output.facts["contents"] = inputs.hash_contents(shard)
+
+
+@dataclass
+class _ShardCleaner:
+    """A shard that is being cleaned, and what became of its documents so far."""
+
+    stage: CleanStage
+    shard: Shard
+    output: ShardOutput
+    kept: DocumentWriter
+    removed: DocumentWriter | None
+    number: int = 0
+    documents: Counter[tuple[str, str]] = field(default_factory=Counter)
+    characters: Counter[tuple[str, str]] = field(default_factory=Counter)
+    edits: Counter[str] = field(default_factory=Counter)
+    samples: list[tuple[RemovedSample, TextDocument]] = field(default_factory=list)
+    highest: dict[str, int] = field(default_factory=dict)
+    """Hash that a document has at most to be a sample of a rule of which there are enough."""
+
+    def clean_batch(self, documents: list[TextDocument]) -> None:
+        """Put documents through the rules and write them."""
+        block = DocumentBlock(
+            [each.text for each in documents], self.stage.recipe.words, [each.fields for each in documents]
+        )
+        characters = sum(len(each.text) for each in documents)
+        self.stage.recipe.apply(block)
+        for document, text in enumerate(block.texts):
+            if block.alive[document]:
+                self.kept.write(documents[document], text)
+        for removal in sorted(block.removals, key=lambda removal: removal.document):
+            self._record_removal(documents[removal.document], removal)
+        self.edits.update(block.edits)
+        self.number += len(documents)
+        self.output.add_counts(
+            documents=len(documents),
+            kept=int(block.alive.sum()),
+            characters=characters,
+            kept_characters=int(block.characters[block.alive].sum()),
+            kept_words=int(block.num_words[block.alive].sum()),
+        )
+
+    def collect_facts(self) -> dict[str, Any]:
+        """What the row of the shard says."""
+        chosen = choose_samples(sample for sample, _ in self.samples)
+        texts = {sample.order: text for sample, text in self.samples}
+        placed = [msgspec.structs.replace(sample, where=texts[sample.order].where) for sample in chosen]
+        removed = [
+            RuleRemovals(rule=rule, reason=reason, documents=count, characters=self.characters[rule, reason])
+            for (rule, reason), count in self.documents.items()
+        ]
+        return {"removed": removed, "edits": dict(self.edits), "samples": placed}
+
+    def _record_removal(self, document: TextDocument, removal: Removal) -> None:
+        key = removal.rule, removal.reason
+        self.documents[key] += 1
+        self.characters[key] += len(document.text)
+        self._record_sample(document, removal)
+        if self.removed:
+            why = {"where": document.where, **msgspec.to_builtins(removal)}
+            why.pop("document")
+            fields = {**(document.fields or {}), REMOVED_BY: why}
+            self.removed.write(msgspec.structs.replace(document, fields=fields))
+
+    def _record_sample(self, document: TextDocument, removal: Removal) -> None:
+        """Keep a document as a sample if it is one of those with the smallest hashes; its place is found out later."""
+        place = f"{self.shard.index} {self.number + removal.document}"
+        order = xxhash.xxh3_64_intdigest(place.encode()) >> 1
+        if order > self.highest.get(removal.rule, order):
+            return
+        sample = RemovedSample(
+            order=order,
+            where="",
+            rule=removal.rule,
+            reason=removal.reason,
+            value=removal.value,
+            limit=removal.limit,
+            text=_shorten_text(document.text),
+        )
+        self.samples.append((sample, msgspec.structs.replace(document, text="", fields=None)))
+        chosen = {sample.order for sample in choose_samples(sample for sample, _ in self.samples)}
+        self.samples = [pair for pair in self.samples if pair[0].order in chosen]
+        of_rule = [sample.order for sample, _ in self.samples if sample.rule == removal.rule]
+        if len(of_rule) == SAMPLES:
+            self.highest[removal.rule] = max(of_rule)
+
+
+def _shorten_text(text: str) -> str:
+    if len(text) <= SAMPLE_CHARACTERS:
+        return text
+    return f"{text[:SAMPLE_CHARACTERS]} ... ({len(text):,} characters)"

@@ -1,0 +1,34 @@
+"""The hash of a word: FNV-1a over its code points, then mixed; the same on every machine and in every process."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from primus.data.filter.cleaning.compiler import compile_kernel
+
+SEED = np.uint64(0xCBF29CE484222325)
+FACTOR = np.uint64(0x100000001B3)
+MIX = np.uint64(0xBF58476D1CE4E5B9)
+HALF = np.uint64(32)
+
+
+@compile_kernel
+def add_code(value, code):
+    """The hash of the codes so far, which begins with `SEED`, with one more."""
+    return (value ^ np.uint64(code)) * FACTOR
+
+
+@compile_kernel
+def mix_hash(value):
+    """The hash of a word from that of its codes."""
+    value = (value ^ (value >> HALF)) * MIX
+    return value ^ (value >> HALF)
+
+
+@compile_kernel
+def hash_word(codes, first, last):
+    """64-bit hash of some codes."""
+    value = SEED
+    for i in range(first, last):
+        value = add_code(value, codes[i])
+    return mix_hash(value)

@@ -1,0 +1,169 @@
+"""The four stages one after the other: keys, pairs, clusters, documents; each done by any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from primus.data.filter.dedup import key_files, keys, matches, report, stages
+from primus.data.filter.dedup.recipe import DedupRecipe
+from primus.data.filter.dedup.report import DuplicateSample, LargeCluster
+from primus.data.shards import executors, shard_queue
+from primus.data.shards.result_folder import FinishedElsewhere
+from primus.data.shards.shard import Shard
+from primus.data.shards.shard_queue import BadItem, ShardQueue, ShardResult, Stage
+from primus.data.shards.text_job import TextJob
+from primus.data.shards.workers import Show
+from primus.process import count_usable_cpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class DedupPlan:
+    """What the stages need to know."""
+
+    job: TextJob
+    """How to read and write, and who does it."""
+    recipe: DedupRecipe
+    """What counts as a repetition."""
+    identity: str
+    """Of input and settings."""
+    shards: Sequence[Shard]
+    """The input."""
+    folder: Path
+    """For whatever is not the result."""
+
+    @property
+    def num_bands(self) -> int:
+        """Bands beside the exact hashes."""
+        return self.recipe.bands if self.recipe.method == "minhash" else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DedupResult:
+    """What the stages have given."""
+
+    kept: ShardQueue
+    """Has the files of documents."""
+    rows: list[ShardResult]
+    """Of these files."""
+    counts: dict[str, int]
+    """Sums over all stages."""
+    removed_exact: int
+    """Documents that equal an earlier one."""
+    sizes: list[tuple[int, int]]
+    """Sizes of clusters, and how many there are of each."""
+    samples: list[DuplicateSample]
+    large: list[LargeCluster]
+    """Clusters of more than a tenth of the documents."""
+    bad: list[BadItem]
+    contents: list[list[str]]
+    """Checksums of each shard of the input; see `primus.data.shards.inputs.hash_contents`."""
+
+
+@dataclass(frozen=True)
+class _StageResult:
+    board: ShardQueue
+    rows: list[ShardResult]
+
+    def list_files(self, suffix: str) -> list[Path]:
+        return [self.board.result_file(row, suffix) for row in self.rows]
+
+
+def run(plan: DedupPlan, show: Show) -> DedupResult:
+    """Do what is not done.
+
+    Raises:
+        FinishedElsewhere: Somebody else has done all.
+        PrimusError: Too much is bad, or a file cannot be read or written.
+    """
+    key_stage = keys.KeyStage(["keys", plan.identity], plan.recipe, plan.job.json_key, plan.job.text_documents)
+    hashed = _run_stage(plan, key_stage, plan.shards, "hashing", show)
+    begin = [0, *accumulate(row.counts.get("documents", 0) for row in hashed.rows)]
+    matched, ranges = _match_bands(plan, hashed, begin, show)
+    paths = matched.list_files(stages.PAIRS)
+    first_exact = plan.num_bands * ranges
+    cluster_stage = stages.ClusterStage(
+        ["clusters", plan.identity], begin[-1], paths[:first_exact], paths[first_exact:]
+    )
+    whole = [Shard(0, (), begin[-1] * 8)]
+    clustered = _run_stage(plan, cluster_stage, whole, "clustering", show)
+    facts = clustered.rows[0].facts
+    keep_stage = stages.KeepStage(
+        ["documents", plan.identity],
+        plan.recipe,
+        plan.job.json_key,
+        plan.job.text_documents,
+        clustered.list_files(stages.FIRSTS)[0],
+        begin,
+        frozenset(
+            [number for sample in facts["samples"] for number in sample]
+            + [number for kept, _, removed in facts["large"] for number in (kept, removed)]
+        ),
+    )
+    kept = _run_stage(plan, keep_stage, plan.shards, "writing", show)
+    return DedupResult(
+        kept=kept.board,
+        rows=kept.rows,
+        counts=_sum_counts(row for done in (hashed, clustered, kept) for row in done.rows),
+        removed_exact=sum(row.counts.get("pairs", 0) for row in matched.rows[first_exact:]),
+        sizes=[(size, count) for size, count in facts["sizes"]],
+        samples=_build_samples(facts["samples"], kept.rows),
+        large=_build_large_clusters(facts["large"], begin[-1], kept.rows),
+        bad=[item for row in hashed.rows for item in row.bad],
+        contents=[row.facts["contents"] for row in hashed.rows],
+    )
+
+
+def _match_bands(plan: DedupPlan, hashed: _StageResult, begin: list[int], show: Show) -> tuple[_StageResult, int]:
+    """Pairs of documents, band by band, and in how many ranges of keys each band was done."""
+    ranges = matches.choose_num_ranges(begin[-1])
+    files = [
+        key_files.KeyFile(path, row.facts["blocks"], first, plan.num_bands)
+        for path, row, first in zip(hashed.list_files(keys.SUFFIX), hashed.rows, begin, strict=False)
+    ]
+    stage = stages.MatchStage(["pairs", plan.identity], files, ranges)
+    return _run_stage(
+        plan, stage, stages.list_match_shards(plan.num_bands, ranges, begin[-1]), "matching", show
+    ), ranges
+
+
+def _run_stage(plan: DedupPlan, stage: Stage, shards: Sequence[Shard], name: str, show: Show) -> _StageResult:
+    job = plan.job
+    board = shard_queue.open_shard_queue(stage, shards, plan.folder, job.max_bad, job.output)
+    count = count_usable_cpus() if job.workers is None else job.workers
+    here = job.executor == "local" and min(count, len(shards)) == 1
+    rows = executors.run(board, job.executor, 0 if here else job.workers, name, show)
+    if len(rows) < len(shards):
+        raise FinishedElsewhere
+    return _StageResult(board, rows)
+
+
+def _sum_counts(rows: Iterator[ShardResult]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for row in rows:
+        for name, amount in row.counts.items():
+            sums[name] = sums.get(name, 0) + amount
+    return sums
+
+
+def _build_samples(numbers: list[list[int]], rows: Sequence[ShardResult]) -> list[DuplicateSample]:
+    shown = _collect_shown_samples(rows)
+    return [report.build_sample(shown[kept], shown[removed]) for kept, removed in numbers]
+
+
+def _build_large_clusters(
+    clusters: list[list[int]], num_documents: int, rows: Sequence[ShardResult]
+) -> list[LargeCluster]:
+    shown = _collect_shown_samples(rows)
+    return [
+        report.build_large_cluster(size, size / num_documents, shown[kept], shown[removed])
+        for kept, size, removed in clusters
+    ]
+
+
+def _collect_shown_samples(rows: Sequence[ShardResult]) -> dict[int, Any]:
+    """Samples of documents by their number."""
+    return {int(number): sample for row in rows for number, sample in row.facts["samples"].items()}

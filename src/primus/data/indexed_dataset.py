@@ -1,0 +1,294 @@
+"""Megatron token files: PREFIX.bin holds the tokens of all sequences, PREFIX.idx where each of them lies.
+
+Layout of the .idx, little endian (Megatron-LM, megatron/core/datasets/indexed_dataset.py):
+``MMIDIDX\\0\\0`` | u64 version 1 | u8 dtype code | u64 sequences N | u64 document borders D |
+i32 length[N] in tokens | i64 pointer[N] in bytes | i64 border[D] in sequences | i8 mode[N] if multimodal
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from primus.data import atomic
+from primus.errors import PrimusError, UsageError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+Tokens = NDArray[np.integer[Any]]
+Buffer: TypeAlias = bytes | memoryview
+
+HEADER = struct.Struct("<9sQBQQ")
+CODES: dict[int, type[np.generic]] = {
+    1: np.uint8,
+    2: np.int8,
+    3: np.int16,
+    4: np.int32,
+    5: np.int64,
+    6: np.float64,
+    7: np.float32,
+    8: np.uint16,
+}
+"""Token types by code (enum DType in indexed_dataset.py)."""
+
+UINT16_VOCABULARY = 65500
+"""Vocabularies below this size are stored in two bytes (DType.optimal_dtype in indexed_dataset.py)."""
+
+CHUNK = 1 << 20
+COPY_BYTES = 1 << 20
+AGAIN = "prepare the data again, or copy both files again"
+
+
+def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Token type that Megatron would choose for a vocabulary."""
+    return np.dtype(np.uint16 if vocab_size < UINT16_VOCABULARY else np.int32)
+
+
+def bin_path(prefix: Path) -> Path:
+    """File of the tokens."""
+    return prefix.with_name(prefix.name + ".bin")
+
+
+def idx_path(prefix: Path) -> Path:
+    """File of the index."""
+    return prefix.with_name(prefix.name + ".idx")
+
+
+class IndexedTokens:
+    """The sequences of PREFIX.bin, memory-mapped: ``tokens[i]`` is a read-only array of one sequence.
+
+    Opening takes constant time and memory: it checks the header and the sizes of both files. What lies between is
+    checked by `verify`, and block by block by `block_lengths`.
+
+    Raises:
+        UsageError: A file is missing, empty, truncated, longer than its index says, or no Megatron index.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        self.prefix = prefix
+        header = _read_header(idx_path(prefix))
+        _, _, code, self.num_sequences, num_borders = header
+        self.dtype = np.dtype(CODES[code])
+        self.num_documents = num_borders - 1
+        with idx_path(prefix).open("rb") as file:
+            self._mapped_index = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        raw = np.frombuffer(self._mapped_index, np.uint8)
+        ends = np.cumsum([HEADER.size, 4 * self.num_sequences, 8 * self.num_sequences, 8 * num_borders])
+        self.lengths = raw[ends[0] : ends[1]].view("<i4")
+        self.pointers = raw[ends[1] : ends[2]].view("<i8")
+        self.borders = raw[ends[2] : ends[3]].view("<i8")
+        self.num_tokens = _checked_bin_size(self) // self.dtype.itemsize
+        self.tokens = np.asarray(np.memmap(bin_path(prefix), dtype=self.dtype, mode="r"))
+
+    def __len__(self) -> int:
+        return self.num_sequences
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        if not 0 <= index < self.num_sequences:
+            raise IndexError(index)
+        start, length = int(self.pointers[index]) // self.dtype.itemsize, int(self.lengths[index])
+        if length < 0 or start < 0 or start + length > self.num_tokens:
+            raise _build_broken_error(self.prefix, f"sequence {index} lies outside the .bin")
+        return self.tokens[start : start + length]
+
+    def release_index(self) -> None:
+        """Give back the memory of what was read of the index, on the way through a huge one."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._mapped_index.madvise(mmap.MADV_DONTNEED)
+
+    def find_offset(self, index: int) -> int:
+        """First token of a sequence in the .bin; `index` may be one past the last."""
+        return int(self.pointers[index]) // self.dtype.itemsize if index < self.num_sequences else self.num_tokens
+
+    def block_lengths(self, first: int, last: int) -> NDArray[np.int64]:
+        """Lengths [last - first] in tokens of consecutive sequences, checked against their pointers.
+
+        Raises:
+            PrimusError: The pointers do not follow from the lengths, so that tokens would silently be wrong.
+        """
+        lengths = self.lengths[first:last].astype(np.int64)
+        ends = np.append(self.pointers[first + 1 : last + 1], [self.num_tokens * self.dtype.itemsize])[: last - first]
+        wrong = np.flatnonzero(self.pointers[first:last] + lengths * self.dtype.itemsize != ends)
+        if len(wrong):
+            raise _build_broken_error(
+                self.prefix, f"sequence {first + int(wrong[0])} does not end where the next one begins"
+            )
+        return lengths
+
+    def verify_index(self) -> None:
+        """Check every length, pointer and document border.
+
+        Raises:
+            PrimusError: The index contradicts itself or the .bin.
+        """
+        for first in range(0, self.num_sequences, CHUNK):
+            lengths = self.block_lengths(first, min(first + CHUNK, self.num_sequences))
+            if lengths.min(initial=0) < 0:
+                raise _build_broken_error(self.prefix, "a length is negative")
+        ordered = self.borders[0] == 0 and self.borders[-1] == self.num_sequences
+        if not ordered or any(
+            np.any(np.diff(self.borders[first : first + CHUNK + 1]) < 0) for first in range(0, len(self.borders), CHUNK)
+        ):
+            raise _build_broken_error(self.prefix, "the document borders are not in order")
+
+
+def _read_header(path: Path) -> tuple[bytes, int, int, int, int]:
+    """The header of an index whose size agrees with it."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file", "give the prefix that both the .bin and the .idx have")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        raw = file.read(HEADER.size)
+    if not raw.startswith(MAGIC[: len(raw)]) or not raw:
+        raise UsageError(f"{path}: {'empty' if not raw else 'not a Megatron index'}", AGAIN)
+    if len(raw) < HEADER.size:
+        raise UsageError(f"{path}: truncated within its header ({size} bytes)", AGAIN)
+    header = HEADER.unpack(raw)
+    _, version, code, sequences, borders = header
+    if version != VERSION:
+        raise UsageError(f"{path}: version {version} of the index, not {VERSION}", AGAIN)
+    if code not in CODES or not np.issubdtype(CODES[code], np.integer):
+        raise UsageError(f"{path}: token type code {code} is not one of whole numbers", AGAIN)
+    expected = HEADER.size + 12 * sequences + 8 * borders
+    if size not in (expected, expected + sequences):
+        what = "truncated" if size < expected else "too long"
+        raise UsageError(f"{path}: {what}, {size} bytes instead of {expected} for {sequences} sequences", AGAIN)
+    if sequences == 0 or borders < 1:
+        raise UsageError(f"{path}: holds no sequences", "prepare the data from files that have text")
+    return header
+
+
+def _checked_bin_size(index: IndexedTokens) -> int:
+    path = bin_path(index.prefix)
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file, but its .idx is there", AGAIN)
+    size = path.stat().st_size
+    expected = int(index.pointers[-1]) + int(index.lengths[-1]) * index.dtype.itemsize
+    if size == 0:
+        raise UsageError(f"{path}: empty", AGAIN)
+    if size != expected:
+        what = "truncated" if size < expected else "longer than its index says"
+        raise UsageError(f"{path}: {what}, {size} bytes instead of {expected}", AGAIN)
+    return size
+
+
+def _build_broken_error(prefix: Path, problem: str) -> PrimusError:
+    return PrimusError(f"{idx_path(prefix)}: corrupt, {problem}", AGAIN)
+
+
+class IndexedWriter:
+    """Writes PREFIX.bin and PREFIX.idx in constant memory, under temporary names until `commit`.
+
+    Leaving the ``with`` block without `commit` deletes what was written: nothing half-written ever has the final name.
+
+    Args:
+        prefix: Path without extension, in a folder that exists.
+        dtype: Type of the stored tokens; see `smallest_dtype`.
+    """
+
+    def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
+        self.prefix, self.dtype = prefix, np.dtype(dtype)
+        self.num_sequences = self.num_documents = self.num_tokens = 0
+        self.checksums: dict[str, str] = {}
+        self.sizes: dict[str, int] = {}
+        self._limit = int(np.iinfo(self.dtype).max)
+        self._paths = {
+            name: atomic.build_temporary_path(prefix.with_name(f"{prefix.name}.{name}"))
+            for name in ("bin", "idx", "lengths", "borders")
+        }
+        self._files: dict[str, BinaryIO] = {}
+        self._digests = {name: xxhash.xxh3_128() for name in ("bin", "idx")}
+
+    def __enter__(self) -> IndexedWriter:
+        for name, path in self._paths.items():
+            self._files[name] = path.open("w+b")
+        self._files["borders"].write(struct.pack("<q", 0))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files.values():
+            with suppress(OSError):  # a full disk: the buffer cannot be flushed, and the file is deleted anyway
+                file.close()
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
+
+    def add_batch(self, tokens: Tokens, lengths: Tokens, ends_document: NDArray[np.bool_]) -> None:
+        """Append sequences.
+
+        Args:
+            tokens: [sum of lengths] token ids of all sequences, one after the other.
+            lengths: [n] tokens of each sequence.
+            ends_document: [n] whether a sequence is the last of its document.
+        """
+        if len(tokens) and (tokens.min() < 0 or tokens.max() > self._limit):
+            raise ValueError(f"token ids from {tokens.min()} to {tokens.max()} do not fit {self.dtype}")
+        self.add_tokens(np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<")))
+        self.add_sequences(lengths, ends_document)
+
+    def add_tokens(self, tokens: Tokens) -> None:
+        """Append tokens, contiguous and of the stored type, of which `add_sequences` tells the sequences."""
+        self._write_content("bin", tokens.data)
+        self.num_tokens += len(tokens)
+
+    def add_sequences(self, lengths: Tokens, ends_document: NDArray[np.bool_]) -> None:
+        """Append sequences whose tokens go to `add_tokens`; see `add`."""
+        self._files["lengths"].write(np.ascontiguousarray(lengths, dtype="<i4").data)
+        borders = self.num_sequences + 1 + np.flatnonzero(ends_document)
+        self._files["borders"].write(borders.astype("<i8").data)
+        self.num_sequences += len(lengths)
+        self.num_documents += len(borders)
+
+    def add_document(self, tokens: Tokens) -> None:
+        """Append one document of one sequence."""
+        self.add_batch(tokens, np.array([len(tokens)]), np.array([True]))
+
+    def finish_files(self) -> None:
+        """Write the index and put everything on disk, still under temporary names."""
+        self._write_index()
+        for name in ("bin", "idx"):
+            self._files[name].flush()
+            os.fsync(self._files[name].fileno())
+        self.checksums = {name: digest.hexdigest() for name, digest in self._digests.items()}
+        self.sizes = {name: self._paths[name].stat().st_size for name in ("bin", "idx")}
+
+    def commit(self) -> None:
+        """Give the files their names: no moment has an .idx that belongs to another .bin."""
+        if not self.checksums:
+            self.finish_files()
+        idx_path(self.prefix).unlink(missing_ok=True)
+        atomic.publish_file(self._paths["bin"], bin_path(self.prefix))
+        atomic.publish_file(self._paths["idx"], idx_path(self.prefix))
+
+    def _write_content(self, name: str, content: Buffer) -> None:
+        self._digests[name].update(content)
+        self._files[name].write(content)
+
+    def _write_index(self) -> None:
+        code = next(code for code, kind in CODES.items() if np.dtype(kind) == self.dtype)
+        lengths, borders = self._files["lengths"], self._files["borders"]
+        self._write_content("idx", HEADER.pack(MAGIC, VERSION, code, self.num_sequences, self.num_documents + 1))
+        for chunk in _read_chunks(lengths):
+            self._write_content("idx", chunk)
+        end = 0
+        for chunk in _read_chunks(lengths):
+            sizes = np.frombuffer(chunk, dtype="<i4").astype(np.int64) * self.dtype.itemsize
+            self._write_content("idx", (end + np.cumsum(sizes) - sizes).astype("<i8").data)
+            end += int(sizes.sum())
+        for chunk in _read_chunks(borders):
+            self._write_content("idx", chunk)
+
+
+def _read_chunks(file: BinaryIO) -> Iterator[bytes]:
+    """What was written to a file, in pieces of whole numbers."""
+    file.seek(0)
+    while chunk := file.read(COPY_BYTES):
+        yield chunk

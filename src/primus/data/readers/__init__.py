@@ -1,0 +1,80 @@
+"""Documents from files: text, source trees, records and tables, with each bad one named by file and line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from primus.data.readers import columns, records, tables, texts
+from primus.data.readers.document import BadDocument, TextDocument
+from primus.data.readers.files import find_files, open_content, read_size, whole_file_errors
+from primus.data.readers.kinds import COLUMNS, RECORDS, TABLES, TEXT_DOCUMENTS, detect_kind, is_remote
+from primus.data.readers.lines import read_line_groups
+from primus.data.readers.parts import plan_shards
+from primus.data.readers.text_columns import choose_text_column
+from primus.data.shards.shard import FilePart
+
+__all__ = [
+    "LONGEST_LINE",
+    "TEXT_DOCUMENTS",
+    "BadDocument",
+    "TextDocument",
+    "choose_text_column",
+    "find_files",
+    "is_remote",
+    "plan_shards",
+    "read_documents",
+    "read_size",
+]
+
+LONGEST_LINE = 256 << 20
+"""Bytes of a line, and so of a record, that is read; it needs several times as much memory."""
+
+
+def read_documents(
+    part: FilePart | Path | str,
+    key: str = "text",
+    text_documents: str = "file",
+    cut: bool = True,
+    fields: bool = False,
+    longest_line: int = LONGEST_LINE,
+    lists: bool = False,
+) -> Iterator[TextDocument | BadDocument]:
+    """Documents of one file or part of it, in its order and in constant memory.
+
+    Args:
+        part: A part that `plan` made, a path or a URL; the suffix says what it is.
+        key: Field of a record, or column, that holds the text.
+        text_documents: What is a document in a .txt file: the file, a paragraph (up to a blank line) or a line.
+        cut: Cut long text files at line ends, so that one file can be shuffled and split.
+        fields: Give the other fields of each record too.
+        longest_line: A line of more bytes is a bad document.
+        lists: Take a list of texts in a JSON record for a document in pieces, not for a bad one.
+
+    Raises:
+        UsageError: A table has no such column.
+        PrimusError: The file as a whole cannot be read, as when it is truncated.
+    """
+    part = part if isinstance(part, FilePart) else FilePart(os.fspath(part))
+    suffix = detect_kind(part.file)
+    if suffix in COLUMNS:
+        with whole_file_errors(part.file):
+            yield from columns.read_rows(part, key, fields)
+        return
+    with open_content(part.file) as stream:
+        if suffix in TABLES:
+            yield from tables.read_table(part, stream, key, fields, longest_line)
+        elif suffix in RECORDS:
+            groups = read_line_groups(stream, part.first, part.last, longest_line)
+            yield from records.read_records(part, groups, key, fields, longest_line, lists)
+        elif suffix == ".txt" and text_documents == "line":
+            yield from texts.read_line_documents(
+                part, read_line_groups(stream, part.first, part.last, longest_line), longest_line
+            )
+        elif suffix == ".txt" and text_documents == "paragraph":
+            yield from texts.read_paragraph_documents(part, stream, longest_line)
+        else:
+            yield from texts.read_file_documents(
+                part, stream, texts.choose_piece_size(read_size(part.file)) if cut else None
+            )

@@ -1,0 +1,223 @@
+"""Files of an input: found by path, pattern, folder or URL, and opened for reading."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import BinaryIO
+
+from primus import registry
+from primus.data.readers import remote
+from primus.data.readers.compression import DAMAGED, open_decompressed
+from primus.data.readers.kinds import COLUMNS, KNOWN, RECORDS, TABLES, detect_kind, is_kept_in_trees, is_remote
+from primus.errors import PrimusError, UsageError, did_you_mean
+
+SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
+PATTERN = frozenset("*?[")
+
+
+def find_files(given: str) -> list[str]:
+    """The files that an input means, in a fixed order.
+
+    Args:
+        given: A file, a pattern (``data/*.jsonl``), a folder, of which every file counts whose suffix is known, or the
+            URL of one of these (``s3://``, ``hf://``, ``https://``, which has files only).
+
+    Raises:
+        UsageError: It does not exist, is empty, or is of no known kind.
+        PrimusError: Its host does not answer.
+    """
+    if not given:
+        raise UsageError("an input is an empty string", "give the path of a file or folder; . is this folder")
+    if is_remote(given):
+        return _require_content(given, remote.find_remote_files(given))
+    path = Path(os.path.expanduser(given))
+    if path.is_dir():
+        return _require_content(given, [file for file in _walk_folder(str(path), set()) if is_kept_in_trees(file)])
+    if not path.exists() and PATTERN & set(given):
+        return _list_matching_files(given)
+    if not path.exists():
+        raise UsageError(f"{given}: no such file or folder", _suggest_path(given, path))
+    if not detect_kind(str(path)):
+        raise UsageError(f"{given}: not a kind of file that has text", KNOWN)
+    if not path.is_file():
+        raise UsageError(f"{given}: not a file that can be read twice", "write its content to a file and give that")
+    if not path.stat().st_size:
+        raise UsageError(f"{given}: empty", "give a file that has text")
+    return [str(path)]
+
+
+def would_contain(given: str, folder: Path) -> bool:
+    """Whether `find` would find what is written into a folder, which need not be there yet.
+
+    Args:
+        given: An input, as for `find`.
+        folder: Any folder; links that lead to it, or from the input to it, count.
+    """
+    path, place = Path(os.path.expanduser(given)), Path(os.path.expanduser(folder)).resolve()
+    if is_remote(given):
+        return False
+    if path.is_dir():
+        looked_into = _list_folders(str(path), set())
+        return any(_identify_folder(parent) in looked_into for parent in place.parents if parent.exists())
+    return not path.exists() and _is_one_of(place, path.parent)
+
+
+def read_size(file: str) -> int:
+    """Size of a path or URL in bytes; 0 where a server does not tell it.
+
+    Raises:
+        PrimusError: It cannot be read.
+    """
+    if is_remote(file):
+        return remote.read_remote_facts(file).size
+    with whole_file_errors(file):
+        return os.stat(file).st_size
+
+
+def open_raw(file: str) -> BinaryIO:
+    """The bytes of a path or URL.
+
+    Raises:
+        OSError: It is a path that cannot be opened.
+        PrimusError: It is a URL that cannot be opened.
+    """
+    return remote.open_url(file) if is_remote(file) else open(file, "rb")
+
+
+def open_seekable(file: str) -> BinaryIO:
+    """The same, where it has to be read here and there.
+
+    Raises:
+        PrimusError: It is a URL whose server does not allow that.
+    """
+    stream = open_raw(file)
+    if not stream.seekable():
+        stream.close()
+        problem = f"{file}: its server sends whole files only, and this kind is read in parts"
+        raise PrimusError(problem, "download it and give the file")
+    return stream
+
+
+@contextmanager
+def open_content(file: str) -> Iterator[BinaryIO]:
+    """The bytes of a path or URL, decompressed as its name says; damage anywhere is an error that names the file.
+
+    Raises:
+        PrimusError: It cannot be read, is damaged or truncated.
+    """
+    with whole_file_errors(file), open_raw(file) as raw, open_decompressed(file, raw) as content:
+        yield content
+
+
+@contextmanager
+def whole_file_errors(file: str) -> Iterator[None]:
+    """Turn what goes wrong with a file as a whole into an error that names it."""
+    try:
+        yield
+    except DAMAGED as error:
+        raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
+    except OSError as error:
+        if error.errno is None:  # of Arrow, which says so for what it cannot decompress
+            raise PrimusError(f"{file}: damaged, {error}", "copy or download it again") from None
+        raise PrimusError(f"{file}: cannot be read, {error.strerror or error}") from None
+
+
+def _require_content(given: str, files: list[str]) -> list[str]:
+    """Files of a folder or pattern, at least one of which has content."""
+    if not files:
+        raise UsageError(f"{given}: no text in this folder", f"{KNOWN}; plain .json only by name or pattern")
+    if not is_remote(given) and not any(os.stat(file).st_size for file in files):
+        raise UsageError(f"{given}: no text in this folder, only empty files", KNOWN)
+    for file in files:
+        try:
+            file.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{file!r}: its name is not UTF-8", "rename it") from None
+    return files
+
+
+def _list_matching_files(pattern: str) -> list[str]:
+    found = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+    files = [file for file in found if _is_file(Path(file))]
+    if not files:
+        raise UsageError(f"{pattern}: no file matches", "put the pattern in quotes so that no shell changes it")
+    known = [file for file in files if detect_kind(file)]
+    if not known:
+        raise UsageError(f"{pattern}: no file that matches is of a kind that has text", KNOWN)
+    return _require_content(pattern, known)
+
+
+def _walk_folder(folder: str, entered: set[tuple[int, int]]) -> Iterator[str]:
+    """Files below a folder, each folder once whatever links lead to it."""
+    identity = _identify_folder(folder)
+    if identity in entered:
+        return
+    entered.add(identity)
+    for entry in _list_entries(folder):
+        path = entry.path.removeprefix("./")
+        if entry.is_dir():
+            yield from _walk_folder(path, entered)
+        elif entry.is_file() or (entry.is_symlink() and _is_file(Path(path))):
+            yield path
+
+
+def _list_entries(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder by name, but for what is never text."""
+    with os.scandir(folder) as entries:
+        shown = [each for each in entries if not each.name.startswith(".") and each.name not in SKIPPED_FOLDERS]
+    return sorted(shown, key=lambda each: each.name)
+
+
+def _list_folders(folder: str, entered: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The folders that `_walk` looks into, without asking for each file what it is."""
+    identity = _identify_folder(folder)
+    if identity not in entered:
+        entered.add(identity)
+        for entry in _list_entries(folder):
+            if entry.is_dir():
+                _list_folders(entry.path, entered)
+    return entered
+
+
+def _identify_folder(folder: str | Path) -> tuple[int, int]:
+    """What is the same for all paths of a folder."""
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _is_one_of(place: Path, pattern: Path) -> bool:
+    """Whether a folder is one of those that a pattern names."""
+    parts = Path(os.path.abspath(pattern)).parts
+    fixed = next((index for index, part in enumerate(parts) if PATTERN & set(part)), len(parts))
+    return _matches_pattern(place.parts, (*Path(*parts[:fixed]).resolve().parts, *parts[fixed:]))
+
+
+def _matches_pattern(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_matches_pattern(parts[skipped:], pattern[1:]) for skipped in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches_pattern(parts[1:], pattern[1:])
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a path that was found is a file.
+
+    Raises:
+        UsageError: It is a link to data that is not there.
+    """
+    if path.is_symlink() and not path.exists() and detect_kind(str(path)) in RECORDS | COLUMNS | TABLES:
+        raise UsageError(f"{path}: a link to nothing", "correct it or delete it")
+    return path.is_file()
+
+
+def _suggest_path(given: str, path: Path) -> str:
+    if given.partition(":")[0] in registry.list_plug_ins("sources"):
+        return f"to take the dataset of this name, give --dataset {given}"
+    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    return did_you_mean(path.name, names) if len(names) <= 50 else ""

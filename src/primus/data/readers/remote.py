@@ -1,0 +1,278 @@
+"""Files behind URLs, by fsspec: found, measured and read with a bounded wait and retries."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from shlex import quote
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+from primus.data import retries
+from primus.data.readers.kinds import KNOWN, detect_kind, is_kept_in_trees
+from primus.errors import PrimusError, UsageError
+
+TRIES = 3
+FIRST_PAUSE_S = 0.5
+CONNECT_TIMEOUT_S = 4.0
+READ_TIMEOUT_S = 15.0
+"""Longest wait for the next bytes of a web server."""
+ABORT_AFTER_S = 25.0
+"""After this time a failure is not followed by another try."""
+BLOCK = 4 << 20
+
+WEB = ("http://", "https://")
+PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "az": "adlfs",
+    "hf": "huggingface_hub",
+    "http": "fsspec[http]",
+    "https": "fsspec[http]",
+}
+"""Package that reads a protocol, beside fsspec itself."""
+
+FINAL_STATUSES = frozenset({400, 401, 403, 404, 410})
+"""What a web server says that it will say again."""
+
+LIBRARIES = frozenset({"aiohttp", "botocore", "fsspec", "gcsfs", "httpx", "httpx2", "requests"})
+"""Packages whose own exceptions are of the network."""
+
+Result = TypeVar("Result")
+
+
+class RemoteFacts(NamedTuple):
+    """What a server tells of a file without sending it."""
+
+    size: int
+    """Bytes; 0 where it does not tell."""
+    version: str
+    """ETag, checksum or time of the last change; empty where it does not tell."""
+
+
+def read_hub_endpoint() -> str:
+    """Address of the Hugging Face hub: ``$HF_ENDPOINT``, or the public one."""
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+
+
+def find_remote_files(url: str) -> list[str]:
+    """Files of a URL: itself, what it matches, or what is below it and of a known kind, sorted.
+
+    Raises:
+        UsageError: There is nothing, or the package for its protocol is not installed.
+        PrimusError: Its host does not answer.
+    """
+    system, path = _find_file_system(url)
+    if set("*?[") & set(path) and not url.startswith(WEB):
+        found = _retry_request(url, lambda: system.glob(path))
+        return sorted(system.unstrip_protocol(file) for file in found if detect_kind(file))
+    if url.startswith(WEB) or detect_kind(url):
+        if not detect_kind(url):
+            raise UsageError(f"{url}: not a kind of file that has text", KNOWN)
+        read_remote_facts(url)
+        return [url]
+    below = _retry_request(url, lambda: system.find(path))
+    return sorted(system.unstrip_protocol(file) for file in below if is_kept_in_trees(file))
+
+
+def read_remote_facts(url: str) -> RemoteFacts:
+    """Size and version of the file of a URL.
+
+    Raises:
+        UsageError: There is no such file.
+        PrimusError: Its host does not answer.
+    """
+    system, path = _find_file_system(url)
+    info: dict[str, Any] = _retry_request(url, lambda: system.info(path))
+    keys = ("ETag", "etag", "blob_id", "md5Hash", "checksum", "LastModified", "mtime", "created")
+    return RemoteFacts(int(info.get("size") or 0), next((str(info[key]) for key in keys if info.get(key)), ""))
+
+
+def open_url(url: str) -> BinaryIO:
+    """The bytes of a URL, as they come; interrupted reading goes on where it was.
+
+    Raises:
+        UsageError: There is no such file.
+        PrimusError: Its host does not answer.
+    """
+    return io.BufferedReader(_RemoteFile(url), BLOCK)
+
+
+class _RemoteFile(io.RawIOBase):
+    """A remote file that is opened again at the same byte when the connection breaks."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._system, self._path = _find_file_system(url)
+        self._position = 0
+        self._file: Any = None
+        _retry_request(url, self._open_file)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return _has_ranges(self._file)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = int(self._file.seek(offset, whence))
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        content: bytes = _retry_request(self._url, lambda: self._read(len(buffer)))
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def close(self) -> None:
+        if not self.closed and self._file is not None:
+            self._file.close()
+        super().close()
+
+    def _read(self, size: int) -> bytes:
+        if self._file is None:
+            self._open_file()
+        try:
+            return bytes(self._file.read(size))
+        except BaseException:
+            self._file, broken = None, self._file
+            broken.close()
+            raise
+
+    def _open_file(self) -> None:
+        options = {} if self._url.startswith("hf://") else {"block_size": BLOCK, "cache_type": "readahead"}
+        file = self._system.open(self._path, "rb", **options)
+        try:
+            _seek_file(file, self._position)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+
+
+def _seek_file(file: Any, position: int) -> None:
+    """Go to a byte of a file that was just opened; a server without ranges sends everything before it again."""
+    if _has_ranges(file):
+        file.seek(position)
+        return
+    while position:
+        chunk = file.read(min(BLOCK, position))
+        if not chunk:
+            raise EOFError("it has become shorter")
+        position -= len(chunk)
+
+
+def _has_ranges(file: Any) -> bool:
+    """Whether a file can be read from anywhere; a stream of the web says so too, but has no size."""
+    return getattr(file, "size", 0) is not None
+
+
+def _retry_request(url: str, act: Callable[[], Result]) -> Result:
+    """What `act` returns, tried again after a pause where the network failed or the server asks to wait."""
+    start = time.monotonic()
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return act()
+        except FileNotFoundError as error:
+            if isinstance(error.__cause__, Exception) and _is_network_error(error.__cause__):
+                _pause_or_abort(url, attempt, start, error.__cause__)
+                continue
+            raise UsageError(f"{url}: no such file", "check the spelling, and that you may read it") from None
+        except PermissionError as error:
+            raise PrimusError(f"{url}: may not be read, {error}", "log in to its store, or ask its owner") from None
+        except Exception as error:
+            if not _is_network_error(error):
+                raise
+            _pause_or_abort(url, attempt, start, error)
+
+
+def _pause_or_abort(url: str, attempt: int, start: float, error: Exception) -> None:
+    """Wait after the try with this number, from 1; a server that answers is given more time than a silent one."""
+    waited, asked = time.monotonic() - start, retries.compute_pause(error, attempt)
+    if asked is None:
+        pause, is_over = FIRST_PAUSE_S * 2 ** (attempt - 1), attempt == TRIES or waited > ABORT_AFTER_S
+    else:
+        pause, is_over = asked, attempt == retries.TRIES or waited + asked > retries.LONGEST_WAIT_S
+    if is_over:
+        reason = str(error) or type(error).__name__
+        problem = f"{url}: cannot be reached, {reason} (tries: {attempt})"
+        wait = retries.read_retry_after(error)
+        hint = f"it asks to wait {wait:,.0f} s; then run the same command again" if wait else ""
+        raise PrimusError(problem, hint or "check the address and the network") from None
+    if asked is not None:
+        retries.print_stderr(f"{url}: its server asks to wait, trying again in {pause:.0f} s")
+    time.sleep(pause)
+
+
+def _is_network_error(error: Exception) -> bool:
+    """Whether trying again may help; the libraries of the stores have exceptions of their own."""
+    if getattr(error, "status", None) in FINAL_STATUSES:
+        return False
+    import asyncio  # slow, and no OSError raises its TimeoutError before Python 3.11
+
+    if isinstance(error, (OSError, asyncio.TimeoutError)):
+        return True
+    return type(error).__module__.split(".")[0] in (
+        "aiohttp",
+        "botocore",
+        "fsspec",
+        "gcsfs",
+        "httpx",
+        "httpx2",
+        "requests",
+    )
+
+
+def _find_file_system(url: str) -> tuple[Any, str]:
+    """File system and the path in it.
+
+    Raises:
+        UsageError: The protocol is unknown, or its package is not installed.
+    """
+    protocol = re.split(r"::|://", url)[0]
+    try:
+        import fsspec  # type: ignore[import-untyped]
+    except ImportError:
+        raise UsageError(f"{url}: reading URLs needs the package fsspec", "pip install fsspec") from None
+    try:
+        system = _connect_file_system(protocol) if protocol in SETTINGS else fsspec.core.url_to_fs(url)[0]
+    except ImportError:
+        package = PACKAGES.get(protocol, f"for {protocol} that fsspec names")
+        raise UsageError(f"{url}: this needs the package {package}", f"pip install {quote(package)}") from None
+    except ValueError as error:
+        raise UsageError(f"{url}: {error}", "known: https:// s3:// gs:// hf:// and what fsspec knows") from None
+    return system, str(system._strip_protocol(url))
+
+
+def _connect_file_system(protocol: str) -> Any:
+    """A file system of a protocol that needs settings of ours."""
+    import fsspec
+
+    return fsspec.filesystem(protocol, **SETTINGS[protocol]())
+
+
+@lru_cache(maxsize=1)
+def _build_web_settings() -> dict[str, Any]:
+    """Bounded waits, and the proxy of the environment."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
+    return {"client_kwargs": {"timeout": timeout, "trust_env": True}}
+
+
+SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
+    "http": _build_web_settings,
+    "https": _build_web_settings,
+    "hf": lambda: {"endpoint": read_hub_endpoint()},
+}

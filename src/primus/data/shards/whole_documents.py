@@ -1,0 +1,86 @@
+"""Whole documents of a shard, each with content, in an order that never changes, so that they can be numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from primus.data import readers as documents
+from primus.data.readers import BadDocument, TextDocument
+from primus.data.shards import inputs
+from primus.data.shards.shard import FilePart, Shard
+
+LONGEST_DOCUMENT = documents.LONGEST_LINE
+"""Bytes of a text file that is one document; it is held in memory, as a record is."""
+
+
+@dataclass
+class DocumentReader:
+    """Reads documents, and tells of what is none."""
+
+    key: str
+    """Field or column of the text."""
+    text_documents: str = "file"
+    """What is a document in a .txt file."""
+    fields: bool = False
+    """Whether to read what else a record has."""
+    bad: Callable[[str, str], None] = lambda where, reason: None
+    """Called with place and reason of each bad document."""
+    empty: int = field(default=0, init=False)
+    """Documents without text so far."""
+
+    def read(self, shard: Shard) -> Iterator[TextDocument]:
+        """The documents of a shard that have text."""
+        for part in shard.parts:
+            for item in _join_pieces(self._read(part)):
+                if isinstance(item, BadDocument):
+                    self.bad(item.where, item.reason)
+                elif item.text and not item.text.isspace():
+                    yield item
+                else:
+                    self.empty += 1
+
+    def _read(self, part: FilePart) -> Iterator[TextDocument | BadDocument]:
+        if part.file.startswith(inputs.DATASET):
+            return inputs.read_part(part, self.key, self.text_documents)
+        return documents.read_documents(part, self.key, self.text_documents, fields=self.fields)
+
+
+def batch_documents(
+    documents: Iterable[TextDocument], characters: int, most: int | None = None
+) -> Iterator[list[TextDocument]]:
+    """Documents some at a time: as many as have `characters` together, or `most` of them."""
+    held: list[TextDocument] = []
+    size = 0
+    for document in documents:
+        held.append(document)
+        size += len(document.text)
+        if size >= characters or len(held) == most:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _join_pieces(items: Iterable[TextDocument | BadDocument]) -> Iterator[TextDocument | BadDocument]:
+    """Documents that came in pieces as one."""
+    pieces: list[str] = []
+    size = 0
+    for item in items:
+        if isinstance(item, BadDocument) or (item.begins and item.ends):
+            yield item
+            continue
+        if item.begins:
+            pieces, size = [], 0
+            start = item
+        size += len(item.text)
+        if size <= LONGEST_DOCUMENT:
+            pieces.append(item.text)
+        else:
+            pieces.clear()
+        if item.ends and size <= LONGEST_DOCUMENT:
+            yield msgspec.structs.replace(start, text="".join(pieces), ends=True)
+        elif item.ends:
+            yield BadDocument(start.where, f"a document of more than {LONGEST_DOCUMENT >> 20} MiB")

@@ -1,0 +1,129 @@
+"""Samples of several datasets in exact proportions, computed from the number of the sample alone.
+
+Sample n belongs to the dataset in whose share of [0, 1) the number n, written in binary and mirrored at the binary
+point, falls (the van der Corput sequence). Every stretch of such numbers is spread evenly, so that after any n samples
+each dataset has had its weight x n, but for about log2(n) samples; and how many it has had is a sum over the bits of n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primus.data.training.packing import Dataset, Piece, TokenFileProgress
+from primus.errors import UsageError
+
+BITS = 64
+"""Binary places of a share's border."""
+
+STRETCH_BITS = 16
+STRETCH = 1 << STRETCH_BITS
+"""Consecutive samples whose datasets are looked up together."""
+
+
+class Stretch(NamedTuple):
+    """The datasets of `STRETCH` consecutive samples."""
+
+    owner: NDArray[np.int32]
+    """Dataset of each sample."""
+    rank: NDArray[np.int64]
+    """Number of each sample in its dataset."""
+
+
+class BlendedDataset:
+    """Samples of several datasets in fixed proportions, spread evenly; each dataset is read in its own order.
+
+    Args:
+        datasets: What to blend.
+        weights: Share of each, in any unit; every one positive.
+
+    Raises:
+        UsageError: A weight is not a number above 0.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], weights: Sequence[float]) -> None:
+        self.datasets = datasets
+        self._borders = _compute_borders(weights)
+        self._stretch = lru_cache(maxsize=2)(self._lay_out)
+        self.samples_per_epoch = sum(dataset.samples_per_epoch for dataset in datasets)
+
+    def __getitem__(self, index: int) -> NDArray[np.int64]:
+        owner, number = self.locate_sample(index)
+        return self.datasets[owner][number]
+
+    def find_pieces(self, index: int) -> list[Piece]:
+        """Where the S + 1 tokens of a sample come from, in their order."""
+        owner, number = self.locate_sample(index)
+        return self.datasets[owner].find_pieces(number)
+
+    def compute_progress(self, num_samples: int) -> list[TokenFileProgress]:
+        """What the first `num_samples` have taken from each token file."""
+        counts = zip(self.datasets, self.count_samples(num_samples), strict=True)
+        return [progress for dataset, count in counts for progress in dataset.compute_progress(count)]
+
+    def locate_sample(self, index: int) -> tuple[int, int]:
+        """Which dataset a sample is of, and its number there."""
+        if index < 0:
+            raise IndexError(index)
+        number, slot = divmod(index, STRETCH)
+        stretch = self._stretch(number)
+        return int(stretch.owner[slot]), int(stretch.rank[slot])
+
+    def count_samples(self, num_samples: int) -> list[int]:
+        """Samples of each dataset among the first `num_samples`."""
+        below = [_count_below(num_samples, border) for border in self._borders]
+        return [end - start for start, end in pairwise(below)]
+
+    def _lay_out(self, number: int) -> Stretch:
+        high = int(f"{number:0{BITS - STRETCH_BITS}b}"[::-1], 2)  # the stretch's number, mirrored: the low places
+        mirrored = (_mirrored_slots() << np.uint64(BITS - STRETCH_BITS)) | np.uint64(high)
+        inner = np.array(self._borders[1:-1], dtype=np.uint64)
+        owner = np.searchsorted(inner, mirrored, side="right").astype(np.int32)
+        rank = np.empty(STRETCH, dtype=np.int64)
+        for dataset, before in enumerate(self.count_samples(number * STRETCH)):
+            own = np.flatnonzero(owner == dataset)
+            rank[own] = np.arange(before, before + len(own))
+        return Stretch(owner, rank)
+
+
+def _compute_borders(weights: Sequence[float]) -> list[int]:
+    """Where each dataset's share of [0, 1) begins, and the end, in units of 2 to the -BITS."""
+    if not all(weight > 0 and math.isfinite(weight) for weight in weights):
+        found = ", ".join(str(weight) for weight in weights)
+        raise UsageError(f"the weights of a blend are {found}", "every weight must be a number above 0")
+    ends = list(accumulate(Fraction(weight) for weight in weights))
+    borders = [0, *(int(end / ends[-1] * 2**BITS) for end in ends)]
+    if any(end == start for start, end in pairwise(borders)):
+        raise UsageError("the weights of a blend differ by more than 2 to the 64", "leave the smallest dataset out")
+    return borders
+
+
+def _count_below(count: int, border: int) -> int:
+    """How many of the numbers 0 .. count - 1, mirrored, are below `border`.
+
+    Each set bit k of `count` stands for 2^k numbers with the same high bits: mirrored, they are evenly spaced.
+    """
+    total = 0
+    for bit in range(count.bit_length()):
+        if count >> bit & 1:
+            fixed = count >> (bit + 1) << (bit + 1)
+            offset = int(f"{fixed:0{BITS}b}"[::-1], 2)
+            spacing = 1 << (BITS - bit)
+            total += min(max(-((offset - border) // spacing), 0), 1 << bit)
+    return total
+
+
+@lru_cache(maxsize=1)
+def _mirrored_slots() -> NDArray[np.uint64]:
+    slots = np.arange(STRETCH, dtype=np.uint64)
+    mirrored = np.zeros(STRETCH, dtype=np.uint64)
+    for bit in range(STRETCH_BITS):
+        mirrored |= (slots >> np.uint64(bit) & np.uint64(1)) << np.uint64(STRETCH_BITS - 1 - bit)
+    return mirrored

@@ -1,0 +1,99 @@
+"""Fill-in-the-middle: documents rearranged so that a model learns to write what lies between two texts.
+
+Source: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (arXiv 2207.14255); the two
+orders and the names of the settings are those of Megatron-LM's GPTFIMDataset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primus.data.training.packing import Dataset, Piece, TokenFileProgress
+from primus.data.training.permutation import mix_numbers
+
+MARKERS = 3
+"""Tokens that rearranging adds."""
+
+INFILLING_KEY = 0x46494D
+"""Sets the random numbers of this module apart from others of the same seed."""
+
+
+@dataclass(frozen=True)
+class Infilling:
+    """How documents are rearranged."""
+
+    rate: float
+    """Share of documents that are rearranged."""
+    spm_rate: float
+    """Share of those in which the suffix comes first."""
+    prefix_id: int
+    """Token before the prefix."""
+    middle_id: int
+    """Token before the middle."""
+    suffix_id: int
+    """Token before the suffix."""
+    eod_id: int
+    """Token that ends a document."""
+
+
+class InfilledDataset:
+    """Samples of another dataset, some of whose documents are rearranged; a function of the seed and the sample only.
+
+    What a sample has of a document keeps its place and length: its last three tokens make room for the markers. The
+    end-of-document tokens stay where they are.
+
+    Args:
+        dataset: The samples.
+        infilling: What is done to them.
+        seed: Seed of what is rearranged, and where it is cut.
+    """
+
+    def __init__(self, dataset: Dataset, infilling: Infilling, seed: int) -> None:
+        self.dataset, self.infilling, self.seed = dataset, infilling, seed
+        self.samples_per_epoch = dataset.samples_per_epoch
+
+    def __getitem__(self, index: int) -> NDArray[np.int64]:
+        random = np.random.Generator(np.random.Philox(key=mix_numbers(self.seed, INFILLING_KEY, index)))
+        return rearrange_documents(self.dataset[index], self.infilling, random)
+
+    def find_pieces(self, index: int) -> list[Piece]:
+        """Where the S + 1 tokens of a sample come from, in the order before they are rearranged."""
+        return self.dataset.find_pieces(index)
+
+    def compute_progress(self, num_samples: int) -> list[TokenFileProgress]:
+        """What the first `num_samples` have taken from each token file."""
+        return self.dataset.compute_progress(num_samples)
+
+
+def rearrange_documents(
+    tokens: NDArray[np.int64], infilling: Infilling, random: np.random.Generator
+) -> NDArray[np.int64]:
+    """A copy of `tokens` with some of its documents as prefix, suffix, middle, or suffix, prefix, middle."""
+    out = tokens.copy()
+    ends = [*np.flatnonzero(tokens == infilling.eod_id).tolist(), len(tokens)]
+    drawn = random.random((len(ends), 4))
+    start = 0
+    for end, (chosen, order, one, other) in zip(ends, drawn.tolist(), strict=True):
+        kept = end - start - MARKERS
+        if chosen < infilling.rate and kept > 0:
+            cuts = sorted((start + int(one * (kept + 1)), start + int(other * (kept + 1))))
+            parts = tokens[start : cuts[0]], tokens[cuts[0] : cuts[1]], tokens[cuts[1] : start + kept]
+            out[start:end] = _join_parts(*parts, infilling, order < infilling.spm_rate)
+        start = end + 1
+    return out
+
+
+def _join_parts(
+    prefix: NDArray[np.int64],
+    middle: NDArray[np.int64],
+    suffix: NDArray[np.int64],
+    infilling: Infilling,
+    suffix_first: bool,
+) -> NDArray[np.int64]:
+    before, between, after = [infilling.prefix_id], [infilling.middle_id], [infilling.suffix_id]
+    if suffix_first:
+        return np.concatenate((before, after, suffix, between, prefix, middle))
+    return np.concatenate((before, prefix, after, suffix, between, middle))

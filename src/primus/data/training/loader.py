@@ -1,0 +1,113 @@
+"""Steps of micro batches for one rank, read ahead by threads, resumable from the number of samples consumed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primus.data.training.packing import Dataset
+from primus.errors import UsageError
+
+MicroBatches = list[NDArray[np.int64]]
+"""Micro batches [B, S + 1] of one optimizer step."""
+
+
+def num_micro_batches(global_batch_size: int, micro_batch_size: int, world_size: int) -> int:
+    """Micro batches that each of `world_size` data-parallel ranks runs in one step.
+
+    Raises:
+        UsageError: The global batch does not divide.
+    """
+    together = micro_batch_size * world_size
+    if global_batch_size % together:
+        lower = global_batch_size // together * together
+        valid = " or ".join(str(size) for size in (lower, lower + together) if size)
+        raise UsageError(
+            f"global_batch_size {global_batch_size} does not divide into micro batches of {micro_batch_size}"
+            f" on {world_size} data-parallel ranks",
+            f"use a multiple of {together}: {valid}",
+        )
+    return global_batch_size // together
+
+
+def samples_of_step(step: int, global_batch_size: int) -> range:
+    """Numbers of the samples that a run's step trains on; steps are counted from 1, as in its log.
+
+    A run that has skipped data after a loss spike is ahead of this by what it skipped.
+    """
+    return range((step - 1) * global_batch_size, step * global_batch_size)
+
+
+class Batches:
+    """An endless iterator over steps; step g covers the samples from ``consumed_samples + g * global_batch_size``.
+
+    Which samples a step has depends on nothing else, so a run may continue with another number of ranks: micro batch m
+    of rank r has samples ``(m * world_size + r) * B ...`` of the step.
+
+    Args:
+        dataset: Samples by number.
+        global_batch_size: Samples in a step of all ranks together.
+        micro_batch_size: B.
+        rank: Data-parallel rank of this process.
+        world_size: Number of data-parallel ranks.
+        consumed_samples: Samples that earlier steps of the run took.
+        num_workers: Threads that read ahead; 0 reads inside ``next``.
+
+    Raises:
+        UsageError: The global batch does not divide.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        global_batch_size: int,
+        micro_batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        consumed_samples: int = 0,
+        num_workers: int = 1,
+    ) -> None:
+        self.num_micro_batches = num_micro_batches(global_batch_size, micro_batch_size, world_size)
+        self.dataset = dataset
+        self.global_batch_size, self.micro_batch_size = global_batch_size, micro_batch_size
+        self.rank, self.world_size = rank, world_size
+        self.consumed_samples = consumed_samples
+        self._requested = consumed_samples
+        self._depth = num_workers + 1
+        self._ahead: deque[Future[MicroBatches]] = deque()
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="batches") if num_workers else None
+
+    def __iter__(self) -> Iterator[MicroBatches]:
+        return self
+
+    def __next__(self) -> MicroBatches:
+        if self._threads is None:
+            step = self._read_step(self.consumed_samples)
+        else:
+            while len(self._ahead) < self._depth:
+                self._ahead.append(self._threads.submit(self._read_step, self._requested))
+                self._requested += self.global_batch_size
+            step = self._ahead.popleft().result()
+        self.consumed_samples += self.global_batch_size
+        return step
+
+    def __enter__(self) -> Batches:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads; the iterator cannot be used afterwards."""
+        if self._threads:
+            self._threads.shutdown(cancel_futures=True)
+
+    def _read_step(self, first: int) -> MicroBatches:
+        size, stride = self.micro_batch_size, self.micro_batch_size * self.world_size
+        starts = range(first + self.rank * size, first + self.global_batch_size, stride)
+        return [np.stack([self.dataset[sample] for sample in range(start, start + size)]) for start in starts]

@@ -1,0 +1,354 @@
+"""Sequences of equal length from documents: ``dataset[i]`` is a pure function of the data, the seed and `i`.
+
+Blocks of documents are shuffled, and the documents within each block; they are joined into one stream of tokens and cut
+every S tokens. Samples are then shuffled within windows, so that reads stay close together. Both are bounded in tokens:
+a block holds few, a window spans many blocks, however long documents are. Nothing is stored but the place of each
+block, so that opening is instant and memory small whatever the size.
+
+Legend: S sequence length, N sequences (documents) of the split, T their tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primus.data.indexed_dataset import HEADER, IndexedTokens, idx_path
+from primus.data.training.permutation import create_permutation, mix_numbers, permute_position
+from primus.errors import PrimusError, UsageError
+
+ORDER = 2
+"""Changes with whatever decides the order of samples: a run does not resume in another order."""
+
+BLOCK = 512
+"""Most consecutive documents that keep together in the stream; their lengths are in memory while they are read."""
+
+BLOCK_TOKENS = 1 << 18
+"""Tokens at which a block of fewer documents is complete. 512 documents of 500 tokens have as many."""
+
+WINDOW = 16384
+"""Fewest samples that are shuffled among each other, and read while their blocks are in memory."""
+
+BLOCKS_OF_WINDOW = 256
+"""Fewest blocks that a window spans on average: many places of the corpus meet in it."""
+
+CACHED_BLOCKS = 2048
+"""Most blocks in memory, 17 bytes a document: 18 MB."""
+
+FEW_PIECES = 32
+"""Documents in a sample up to which copying one after the other is faster than gathering their tokens by index."""
+
+MAPPED_POINTERS = 1 << 20
+"""Pointers of the index that are mapped at a time while blocks are measured: 8 MB."""
+
+BLOCK_ORDER, DOCUMENT_ORDER, WINDOW_ORDER, SAMPLE_ORDER = range(4)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens of a sample that come from one sequence of a token file."""
+
+    prefix: Path
+    """The token file."""
+    sequence: int
+    """Its number in the .idx."""
+    first_token: int
+    """First token of the piece within it."""
+    tokens: int
+    """How many."""
+
+
+@dataclass(frozen=True)
+class TokenFileProgress:
+    """What has been taken from a token file."""
+
+    prefix: Path
+    """The token file."""
+    samples: int
+    """Samples taken."""
+    epochs: float
+    """How often its tokens have been seen."""
+
+
+class Dataset(Protocol):
+    """Samples without end; those of an epoch are `samples_per_epoch`."""
+
+    samples_per_epoch: int
+
+    def __getitem__(self, index: int) -> NDArray[np.int64]:
+        """Tokens [S + 1] of a sample, for any ``index >= 0``."""
+
+    def find_pieces(self, index: int) -> list[Piece]:
+        """Where the S + 1 tokens of a sample come from, in their order; empty where they come from no file."""
+
+    def compute_progress(self, num_samples: int) -> list[TokenFileProgress]:
+        """What the first `num_samples` have taken from each token file."""
+
+
+class Epoch(NamedTuple):
+    """Order of the blocks in one epoch."""
+
+    blocks: NDArray[np.int64]
+    """Block at each position of the stream."""
+    ends: NDArray[np.int64]
+    """Stream position, in tokens, at which each of them ends."""
+
+
+class PackingBlock(NamedTuple):
+    """Order of the documents of a block in one epoch."""
+
+    order: NDArray[np.int64]
+    """Number of each document within the block, in order."""
+    ends: NDArray[np.int64]
+    """Position within the block, in tokens, at which each document ends, in order."""
+    shifts: NDArray[np.int64]
+    """What to add to a position within each document to have the token's place in the .bin."""
+
+
+class PackingWindow(NamedTuple):
+    """Samples that are shuffled among each other."""
+
+    first: int
+    """First of them, in the order of the stream."""
+    size: int
+    key: int
+    """Key of their order."""
+
+
+class BlockRun(NamedTuple):
+    """A part of a block that is read at once."""
+
+    layout: PackingBlock
+    number: int
+    """Number of the block."""
+    start: int
+    """First token of the part within the block."""
+    stop: int
+    """One past its last."""
+
+
+class PackedDataset:
+    """Samples of S + 1 tokens, packed from a range of the sequences of a token file.
+
+    Every token of an epoch is seen once, but for a tail of fewer than S; each epoch has another order.
+
+    Args:
+        tokens: The token file.
+        seq_length: S.
+        seed: Seed of the order.
+        first: First sequence of the range.
+        last: One past the last sequence of the range; all when None.
+        vocab_size: A sample with a token id at or above it is an error.
+        cached_blocks: Most blocks in memory.
+
+    Raises:
+        UsageError: The range has fewer than S + 1 tokens.
+    """
+
+    def __init__(
+        self,
+        tokens: IndexedTokens,
+        seq_length: int,
+        seed: int = 0,
+        first: int = 0,
+        last: int | None = None,
+        vocab_size: int | None = None,
+        cached_blocks: int = CACHED_BLOCKS,
+    ) -> None:
+        self.tokens, self.seq_length, self.seed = tokens, seq_length, seed
+        self.first, self.last = first, len(tokens) if last is None else last
+        self.vocab_size = vocab_size
+        self._block_starts, self._block_sizes = _find_blocks(tokens, self.first, self.last)
+        self.num_tokens = int(self._block_sizes.sum())
+        self.samples_per_epoch = (self.num_tokens - 1) // seq_length
+        if self.samples_per_epoch < 1:
+            raise UsageError(
+                f"{tokens.prefix}: {self.num_tokens} tokens in {self.last - self.first} documents are fewer than"
+                f" one sequence of {seq_length} + 1",
+                "use more data, another split or a smaller seq_length",
+            )
+        self._window_samples = _window_samples(self.num_tokens, len(self._block_sizes), seq_length)
+        self._num_windows = max(1, self.samples_per_epoch // self._window_samples)
+        self._epoch = lru_cache(maxsize=2)(self._lay_out_epoch)
+        self._window = lru_cache(maxsize=4)(self._lay_out_window)
+        self._block = lru_cache(maxsize=cached_blocks)(self._lay_out_block)
+
+    def __getitem__(self, index: int) -> NDArray[np.int64]:
+        epoch, start = self._locate_sample(index)
+        tokens = self._read_stream(epoch, start, self.seq_length + 1)
+        if self.vocab_size is not None and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
+            raise _outside_vocabulary(self.tokens, tokens, self.vocab_size)
+        return tokens
+
+    def find_pieces(self, index: int) -> list[Piece]:
+        """Where the S + 1 tokens of a sample come from, in their order."""
+        epoch, start = self._locate_sample(index)
+        return [
+            piece for run in self._split_runs(epoch, start, self.seq_length + 1) for piece in self._list_pieces(run)
+        ]
+
+    def compute_progress(self, num_samples: int) -> list[TokenFileProgress]:
+        """What the first `num_samples` have taken from the token file."""
+        return [TokenFileProgress(self.tokens.prefix, num_samples, num_samples / self.samples_per_epoch)]
+
+    def _locate_sample(self, index: int) -> tuple[int, int]:
+        """Epoch of a sample, and where in the epoch's stream it begins."""
+        if index < 0:
+            raise IndexError(index)
+        epoch, position = divmod(index, self.samples_per_epoch)
+        number = min(position // self._window_samples, self._num_windows - 1)
+        inside = position - number * self._window_samples
+        window = self._window(epoch, number)
+        return epoch, (window.first + permute_position(inside, window.size, window.key)) * self.seq_length
+
+    def _read_stream(self, epoch: int, start: int, count: int) -> NDArray[np.int64]:
+        """Tokens [count] of the stream of an epoch from `start`."""
+        out = np.empty(count, dtype=np.int64)
+        filled = 0
+        for run in self._split_runs(epoch, start, count):
+            _copy_run(self.tokens.tokens, run, out[filled : filled + run.stop - run.start])
+            filled += run.stop - run.start
+        return out
+
+    def _split_runs(self, epoch: int, start: int, count: int) -> Iterator[BlockRun]:
+        """The parts of blocks that make `count` tokens of the stream of an epoch from `start`."""
+        layout = self._epoch(epoch)
+        position = int(layout.ends.searchsorted(start, side="right"))
+        offset = start - (int(layout.ends[position - 1]) if position else 0)
+        while count:
+            number = int(layout.blocks[position])
+            block = self._block(epoch, number)
+            size = min(int(block.ends[-1]) - offset, count)
+            if size:
+                yield BlockRun(block, number, offset, offset + size)
+            position, offset, count = position + 1, 0, count - size
+
+    def _list_pieces(self, run: BlockRun) -> Iterator[Piece]:
+        layout = run.layout
+        first, last = layout.ends.searchsorted((run.start, run.stop - 1), side="right").tolist()
+        for index in range(first, last + 1):
+            document = int(self._block_starts[run.number]) + int(layout.order[index])
+            start = max(run.start, int(layout.ends[index - 1]) if index else 0)
+            count = min(run.stop, int(layout.ends[index])) - start
+            if count:
+                offset = start + int(layout.shifts[index]) - self.tokens.find_offset(document)
+                yield Piece(self.tokens.prefix, document, offset, count)
+
+    def _lay_out_epoch(self, epoch: int) -> Epoch:
+        blocks = create_permutation(len(self._block_sizes), mix_numbers(self.seed, epoch, BLOCK_ORDER))
+        return Epoch(blocks, np.cumsum(self._block_sizes[blocks]))
+
+    def _lay_out_window(self, epoch: int, number: int) -> PackingWindow:
+        """Window at a position of an epoch: equal windows are shuffled; the last, with the rest, stays last."""
+        key = mix_numbers(self.seed, epoch)
+        size = self._window_samples
+        if number < self._num_windows - 1:
+            number = permute_position(number, self._num_windows - 1, mix_numbers(key, WINDOW_ORDER))
+        else:
+            size = self.samples_per_epoch - number * self._window_samples
+        return PackingWindow(number * self._window_samples, size, mix_numbers(key, SAMPLE_ORDER, number))
+
+    def _lay_out_block(self, epoch: int, block: int) -> PackingBlock:
+        first, last = self._block_starts[block : block + 2].tolist()
+        lengths = self.tokens.block_lengths(first, last)
+        starts = self.tokens.find_offset(first) + np.cumsum(lengths) - lengths
+        order = create_permutation(len(lengths), mix_numbers(self.seed, epoch, DOCUMENT_ORDER, block))
+        ends = np.cumsum(lengths[order])
+        return PackingBlock(order, ends, starts[order] - (ends - lengths[order]))
+
+
+def _copy_run(tokens: NDArray[Any], run: BlockRun, out: NDArray[np.int64]) -> None:
+    """Fill `out` with the tokens of a run, document by document or all at once, whichever is faster."""
+    ends, shifts, start, stop = run.layout.ends, run.layout.shifts, run.start, run.stop
+    first, last = ends.searchsorted((start, stop - 1), side="right").tolist()
+    if last - first >= FEW_PIECES:
+        borders = np.minimum(ends[first : last + 1], stop)
+        places = np.repeat(shifts[first : last + 1], np.diff(borders, prepend=start))
+        places += np.arange(start, stop)
+        out[:] = tokens[places]
+        return
+    done = start
+    for end, shift in zip(ends[first : last + 1].tolist(), shifts[first : last + 1].tolist(), strict=True):
+        end = min(end, stop)
+        out[done - start : end - start] = tokens[done + shift : end + shift]
+        done = end
+
+
+def _window_samples(num_tokens: int, num_blocks: int, seq_length: int) -> int:
+    """Samples of a window: `WINDOW`, or more where these would come from fewer than `BLOCKS_OF_WINDOW` blocks."""
+    return max(WINDOW, -(-BLOCKS_OF_WINDOW * num_tokens // (num_blocks * seq_length)))
+
+
+def _find_blocks(tokens: IndexedTokens, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First sequence of each block of the range, and then `last`; and the tokens of each block.
+
+    A part of the index at a time is mapped, since every page of it that is touched counts as memory of the process.
+    """
+    base = HEADER.size + 4 * tokens.num_sequences
+    end = tokens.find_offset(last) * tokens.dtype.itemsize
+    starts, places = [], []
+    for start in range(first, last, MAPPED_POINTERS):
+        size = min(MAPPED_POINTERS, last - start)
+        more = int(start + size < last)  # the pointer after them says where they end
+        mapped = np.asarray(
+            np.memmap(idx_path(tokens.prefix), "<i8", "r", offset=base + 8 * start, shape=(size + more,))
+        )
+        heads = _block_heads(mapped[:size], int(mapped[size]) if more else end, tokens.dtype.itemsize)
+        starts.append(start + heads)
+        places.append(mapped[heads])
+        del mapped  # before the next part is mapped
+    starts.append(np.array([last]))
+    places.append(np.array([end]))
+    sizes = np.diff(np.concatenate(places)) // tokens.dtype.itemsize
+    if sizes.min(initial=0) < 0:
+        raise PrimusError(f"{tokens.prefix}.idx: corrupt, its pointers are not in order", "prepare the data again")
+    return np.concatenate(starts), sizes
+
+
+def _block_heads(pointers: NDArray[np.int64], end: int, token_bytes: int) -> NDArray[np.int64]:
+    """First sequence of each block, given where sequences begin and end in the .bin.
+
+    Every `BLOCK` sequences begin a block, and where these have more than `BLOCK_TOKENS`, so does each sequence that
+    comes first after a multiple of that.
+    """
+    groups = np.arange(0, len(pointers), BLOCK)
+    sizes = np.diff(pointers[groups], append=end)
+    cuts = np.maximum(0, (sizes - 1) // (BLOCK_TOKENS * token_bytes))
+    if not cuts.any():
+        return groups
+    numbers = np.arange(1, cuts.sum() + 1) - np.repeat(np.cumsum(cuts) - cuts, cuts)  # 1.. of each group
+    targets = np.repeat(pointers[groups], cuts) + numbers * (BLOCK_TOKENS * token_bytes)
+    begin, stop = np.repeat(groups, cuts), np.repeat(np.append(groups[1:], len(pointers)), cuts)
+    found = _first_at_or_after(pointers, targets, begin, stop)
+    return np.union1d(groups, found[found < stop])
+
+
+def _first_at_or_after(
+    pointers: NDArray[np.int64], targets: NDArray[np.int64], begin: NDArray[np.int64], stop: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """First place from `begin` on with a pointer of at least the target; `stop` where there is none before it.
+
+    `np.searchsorted` would copy the pointers, which are not aligned in the file.
+    """
+    low, high = begin.copy(), stop.copy()
+    for _ in range(BLOCK.bit_length()):
+        middle = (low + high) // 2
+        is_before = pointers[np.minimum(middle, len(pointers) - 1)] < targets
+        open_ones = low < high
+        low = np.where(open_ones & is_before, middle + 1, low)
+        high = np.where(open_ones & ~is_before, middle, high)
+    return low
+
+
+def _outside_vocabulary(tokens: IndexedTokens, sample: NDArray[np.int64], vocab_size: int) -> PrimusError:
+    wrong = int(sample.min()) if sample.min() < 0 else int(sample.max())
+    return PrimusError(
+        f"{tokens.prefix}.bin: token id {wrong} is outside the model's vocabulary of {vocab_size}",
+        "set vocab_size to the tokenizer's, or prepare the data with the model's tokenizer",
+    )

@@ -1,0 +1,75 @@
+"""Whether tokens begin where they should: a stream that has lost or gained a byte is read as other tokens.
+
+The bytes of a token depend on each other, and those of neighbours hardly do. So a stream that is read from the wrong
+byte has a higher entropy than from the right one; and where all tokens are small, its values are multiples of 256.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primus.data.indexed_dataset import bin_path
+from primus.data.verify.findings import DamagePlace, TokenFileFinding, build_finding
+
+WINDOWS, WINDOW_TOKENS = 16, 1 << 17
+"""Evenly spread parts of a file that are looked at, and the tokens of each."""
+
+FEWEST_TOKENS = 2048
+"""Fewer tokens show nothing."""
+
+FEWEST_VALUES = 16
+"""So do fewer different values."""
+
+LOST_BITS = 0.2
+"""Bits of entropy per token that another first byte must save. Text in tokens of GPT-2 saves more than two."""
+
+
+def check(prefix: Path, dtype: np.dtype[np.generic], num_tokens: int) -> list[TokenFileFinding]:
+    """Findings for parts of a .bin whose tokens begin at another byte.
+
+    Args:
+        prefix: Path without extension.
+        dtype: Type of the tokens.
+        num_tokens: How many there are.
+    """
+    if dtype.kind not in "iu" or dtype.itemsize == 1 or num_tokens < FEWEST_TOKENS:
+        return []
+    count = min(WINDOWS, -(-num_tokens // WINDOW_TOKENS))
+    starts = np.linspace(0, max(0, num_tokens - WINDOW_TOKENS), count).astype(np.int64).tolist()
+    places = [
+        DamagePlace(byte=start * dtype.itemsize)
+        for start in starts
+        if _is_shifted(_read_window(prefix, dtype.itemsize, start, num_tokens), dtype)
+    ]
+    if not places:
+        return []
+    problem = "tokens that seem to begin at another byte, as of a stream that has lost or gained one"
+    return [build_finding("alignment", bin_path(prefix), problem, *places, count=len(places))]
+
+
+def _read_window(prefix: Path, width: int, start: int, num_tokens: int) -> NDArray[np.uint8]:
+    size = min(WINDOW_TOKENS, num_tokens - start) * width
+    return np.fromfile(bin_path(prefix), np.uint8, size, offset=start * width)
+
+
+def _is_shifted(content: NDArray[np.uint8], dtype: np.dtype[np.generic]) -> bool:
+    width = dtype.itemsize
+    tokens = content.view(f"<u{width}")
+    values = np.unique(tokens)
+    if len(values) < FEWEST_VALUES:
+        return False
+    if not (values % 256).any():
+        return True
+    size = len(content) - width
+    others = (content[offset : offset + size].view(f"<u{width}") for offset in range(1, width))
+    return min(map(_compute_entropy, others)) < _compute_entropy(tokens) - LOST_BITS
+
+
+def _compute_entropy(tokens: NDArray[np.unsignedinteger]) -> float:  # type: ignore[type-arg]
+    """Bits per token."""
+    _, counts = np.unique(tokens, return_counts=True)
+    shares = counts / len(tokens)
+    return float(-(shares * np.log2(shares)).sum())

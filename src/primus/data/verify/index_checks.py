@@ -1,0 +1,244 @@
+"""Checks of an .idx that go on after the first error: header, sizes, lengths, pointers and document borders."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primus.data.fingerprint import CHUNK_DOCUMENTS, ChunkDigests, document_lengths, document_starts, length_digest
+from primus.data.indexed_dataset import CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
+from primus.data.verify.findings import DamagePlace, TokenFileFinding, build_finding, build_missing_finding
+
+BLOCK = 1 << 16
+MAX_CLASSIFIED = 1000
+"""Wrong entries of one kind that are kept; of the others only the number."""
+
+VERSION_BYTE, CODE_BYTE, SEQUENCES_BYTE, BORDERS_BYTE = 9, 17, 18, 26
+"""Where the fields of the header lie."""
+
+
+@dataclass(frozen=True)
+class TokenFileIndex:
+    """An .idx whose arrays lie where its header says; what they hold may be wrong."""
+
+    prefix: Path
+    dtype: np.dtype[Any] | None
+    """Type of the tokens; None where its code is none of whole numbers."""
+    lengths: NDArray[Any]
+    """[N] tokens of each sequence."""
+    pointers: NDArray[Any]
+    """[N] first byte of each sequence."""
+    borders: NDArray[Any]
+    """[documents + 1] first sequence of each document, and the end."""
+    multimodal: bool
+    """Whether a mode of each sequence follows."""
+
+    @property
+    def num_sequences(self) -> int:
+        """N."""
+        return len(self.lengths)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents."""
+        return len(self.borders) - 1
+
+    @property
+    def pointers_byte(self) -> int:
+        """Offset of the pointers in the .idx."""
+        return HEADER.size + 4 * self.num_sequences
+
+    @property
+    def borders_byte(self) -> int:
+        """Offset of the document borders in the .idx."""
+        return HEADER.size + 12 * self.num_sequences
+
+    def with_dtype(self, dtype: np.dtype[Any]) -> TokenFileIndex:
+        """The same with another token type."""
+        return replace(self, dtype=dtype)
+
+    def compute_document_starts(self, first: int, last: int, num_bytes: int) -> NDArray[np.int64]:
+        """First byte in the .bin of documents `first` to ``last - 1``; document D stands for the end of the .bin."""
+        return document_starts(self.pointers, self.borders, first, last, num_bytes)
+
+    def document_at(self, byte: int, num_bytes: int) -> int:
+        """Document that the byte of the .bin belongs to, in an index that is in order."""
+        documents = range(self.num_documents)
+        return (
+            bisect_right(
+                documents,
+                byte,
+                key=lambda document: int(self.compute_document_starts(document, document + 1, num_bytes)[0]),
+            )
+            - 1
+        )
+
+
+def open_index(prefix: Path) -> tuple[TokenFileIndex | None, list[TokenFileFinding]]:
+    """The index of `prefix`, and what is wrong with its header and its size; None where nothing lies in its place."""
+    path = idx_path(prefix)
+    if not path.is_file():
+        return None, [build_missing_finding(path)]
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        raw = file.read(HEADER.size)
+    if len(raw) < HEADER.size:
+        what = f"truncated within its header, {size} bytes" if raw else "empty"
+        return None, [build_finding("size", path, what, DamagePlace(byte=size))]
+    _, _, code, sequences, borders = HEADER.unpack(raw)
+    findings = [*_check_header(path, raw), *_check_size(path, size, sequences, borders)]
+    if size < _compute_size(sequences, borders) or not sequences or not borders:
+        return None, findings
+    content = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    ends = np.cumsum([HEADER.size, 4 * sequences, 8 * sequences, 8 * borders])
+    lengths, pointers, rows = (content[first:last] for first, last in pairwise(ends))
+    dtype = np.dtype(CODES[code]).newbyteorder("<") if _is_whole(code) else None
+    multimodal = size == _compute_size(sequences, borders) + sequences
+    return TokenFileIndex(
+        prefix, dtype, lengths.view("<i4"), pointers.view("<i8"), rows.view("<i8"), multimodal
+    ), findings
+
+
+def _is_whole(code: int) -> bool:
+    return code in CODES and np.issubdtype(CODES[code], np.integer)
+
+
+def _compute_size(sequences: int, borders: int) -> int:
+    return HEADER.size + 12 * sequences + 8 * borders
+
+
+def _check_header(path: Path, raw: bytes) -> list[TokenFileFinding]:
+    magic, version, code, sequences, borders = HEADER.unpack(raw)
+    findings = []
+    if magic != MAGIC:
+        findings.append(build_finding("header", path, "does not begin as a Megatron index does", DamagePlace(byte=0)))
+    if version != VERSION:
+        problem = f"version {version:,} of the format, not {VERSION}"
+        findings.append(build_finding("header", path, problem, DamagePlace(byte=VERSION_BYTE)))
+    if not _is_whole(code):
+        problem = f"type code {code} is none of whole numbers"
+        findings.append(build_finding("header", path, problem, DamagePlace(byte=CODE_BYTE)))
+    if not sequences or not borders:
+        findings.append(build_finding("header", path, "holds no sequences", DamagePlace(byte=SEQUENCES_BYTE)))
+    return findings
+
+
+def _check_size(path: Path, size: int, sequences: int, borders: int) -> list[TokenFileFinding]:
+    expected = _compute_size(sequences, borders)
+    if size in (expected, expected + sequences):
+        return []
+    problem = f"{size:,} bytes instead of {expected:,} for its {sequences:,} sequences and {borders:,} borders"
+    return [build_finding("size", path, problem, DamagePlace(byte=min(size, expected)))]
+
+
+def check_lengths_and_pointers(index: TokenFileIndex, num_bytes: int) -> list[TokenFileFinding]:
+    """Every sequence begins where the one before ends, the first at 0, and the last ends with the .bin.
+
+    Args:
+        index: The index; its token type is known.
+        num_bytes: Size of the .bin.
+    """
+    path, count = idx_path(index.prefix), index.num_sequences
+    wrong, negative = _DamagePlaces(), _DamagePlaces()
+    for first in range(0, count, BLOCK):
+        last = min(first + BLOCK, count)
+        lengths = index.lengths[first:last].astype(np.int64)
+        pointers = index.pointers[first : last + 1]
+        if last == count:
+            pointers = np.append(pointers, np.array([num_bytes]))
+        negative.add_numbers(first + np.flatnonzero(lengths < 0))
+        wrong.add_numbers(first + np.flatnonzero(pointers[:-1] + lengths * _find_width(index) != pointers[1:]))
+    findings = []
+    if negative.count:
+        places = [DamagePlace(byte=HEADER.size + 4 * each, sequence=each) for each in negative.first]
+        findings.append(build_finding("lengths", path, "negative lengths", *places, count=negative.count))
+    if index.pointers[0]:
+        place = DamagePlace(byte=index.pointers_byte, sequence=0)
+        findings.append(
+            build_finding("pointers", path, f"the first pointer is {int(index.pointers[0]):,}, not 0", place)
+        )
+    return findings + _find_contradictions(index, wrong, num_bytes)
+
+
+class _DamagePlaces:
+    """The first of many numbers, and their count."""
+
+    def __init__(self) -> None:
+        self.first: list[int] = []
+        self.count = 0
+
+    def add_numbers(self, numbers: NDArray[Any]) -> None:
+        self.first += numbers[: MAX_CLASSIFIED - len(self.first)].tolist()
+        self.count += len(numbers)
+
+
+def _find_width(index: TokenFileIndex) -> int:
+    assert index.dtype is not None
+    return index.dtype.itemsize
+
+
+def _find_contradictions(index: TokenFileIndex, wrong: _DamagePlaces, num_bytes: int) -> list[TokenFileFinding]:
+    """What is wrong where a sequence does not end where the next begins.
+
+    One wrong pointer makes two neighbours disagree, one wrong length a single sequence.
+    """
+    path, last, found = idx_path(index.prefix), index.num_sequences - 1, set(wrong.first)
+    more = wrong.count - len(wrong.first)
+    pointers = [each + 1 for each in wrong.first if each + 1 in found]
+    lengths = [each for each in wrong.first if not found & {each - 1, each + 1} and each != last]
+    findings = []
+    if pointers:
+        places = [DamagePlace(byte=index.pointers_byte + 8 * each, sequence=each) for each in pointers]
+        problem = "pointers that are not the end of the sequence before"
+        findings.append(build_finding("pointers", path, problem, *places, count=len(pointers) + more))
+    if lengths and not (lengths == [0] and index.pointers[0]):
+        places = [DamagePlace(byte=HEADER.size + 4 * each, sequence=each) for each in lengths]
+        problem = "lengths that do not lead to the next pointer"
+        findings.append(
+            build_finding("lengths", path, problem, *places, count=len(lengths) + (0 if pointers else more))
+        )
+    if last in found and last - 1 not in found:
+        end = int(index.pointers[last]) + int(index.lengths[last]) * _find_width(index)
+        problem = f"{num_bytes:,} bytes, but the last sequence of the index ends at {end:,}"
+        findings.append(
+            build_finding("size", bin_path(index.prefix), problem, DamagePlace(byte=min(max(end, 0), num_bytes)))
+        )
+    return findings
+
+
+def check_borders(index: TokenFileIndex) -> list[TokenFileFinding]:
+    """The documents begin at sequence 0, end with the last, and each has at least one."""
+    path = idx_path(index.prefix)
+
+    def at(border: int) -> DamagePlace:
+        return DamagePlace(byte=index.borders_byte + 8 * border, document=border)
+
+    findings = []
+    if index.borders[0]:
+        problem = f"the first document begins at sequence {int(index.borders[0]):,}, not 0"
+        findings.append(build_finding("documents", path, problem, at(0)))
+    if index.borders[-1] != index.num_sequences:
+        problem = f"the last document ends at sequence {int(index.borders[-1]):,}, not {index.num_sequences:,}"
+        findings.append(build_finding("documents", path, problem, at(index.num_documents)))
+    wrong = _DamagePlaces()
+    for first in range(0, index.num_documents, BLOCK):
+        wrong.add_numbers(first + np.flatnonzero(np.diff(index.borders[first : first + BLOCK + 1]) <= 0))
+    if wrong.count:
+        places = [at(each + 1) for each in wrong.first]
+        problem = "documents that do not begin after the one before"
+        findings.append(build_finding("documents", path, problem, *places, count=wrong.count))
+    return findings
+
+
+def documents_digest(index: TokenFileIndex, num_bytes: int) -> bytes:
+    """Digests of the documents' lengths; see `primus.data.fingerprint`."""
+    chunks = ChunkDigests(CHUNK_DOCUMENTS, length_digest)
+    for lengths in document_lengths(index.pointers, index.borders, num_bytes, _find_width(index)):
+        chunks.add_values(lengths)
+    return chunks.compute_digests()

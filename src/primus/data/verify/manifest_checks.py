@@ -1,0 +1,170 @@
+"""Token files against what their manifest says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from primus.data.fingerprint import CHUNK_TOKENS, PIECE_DIGITS, chunks_in_piece, compute_pieces
+from primus.data.indexed_dataset import CODES, bin_path, idx_path
+from primus.data.manifest import TokenFileManifest, manifest_path
+from primus.data.shards import shard_queue
+from primus.data.verify.findings import DamagePlace, TokenFileFinding, build_finding
+from primus.data.verify.index_checks import BORDERS_BYTE, CODE_BYTE, SEQUENCES_BYTE, TokenFileIndex
+from primus.data.verify.token_checks import TokenScan
+
+TYPES = frozenset(np.dtype(kind).name for kind in CODES.values() if np.issubdtype(kind, np.integer))
+"""Names of the types of tokens."""
+
+
+class TokenFileContents(NamedTuple):
+    """What the files hold."""
+
+    dtype: str
+    tokens: int
+    documents: int
+    sequences: int
+    scan: TokenScan
+    fingerprint: str
+    """Empty where the index is damaged."""
+
+
+def read_and_check_manifest(prefix: Path) -> tuple[TokenFileManifest | None, list[TokenFileFinding]]:
+    """The manifest at `prefix`, also where its files are not as it says; None where there is none or it is damaged."""
+    path = manifest_path(prefix)
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=TokenFileManifest)
+    except FileNotFoundError:
+        return None, []
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return None, [build_finding("manifest", path, f"damaged manifest, {error}")]
+    if manifest.dtype not in TYPES:
+        return None, [build_finding("manifest", path, f"damaged manifest, no type of tokens is named {manifest.dtype}")]
+    return manifest, []
+
+
+def check_dtype(prefix: Path, manifest: TokenFileManifest, index: TokenFileIndex) -> list[TokenFileFinding]:
+    """The token type of the index is the one that was written."""
+    name = index.dtype.name if index.dtype else "unknown"
+    if name == manifest.dtype:
+        return []
+    problem = f"tokens of type {name}, but {manifest.dtype} in the manifest"
+    return [build_finding("header", idx_path(prefix), problem, DamagePlace(byte=CODE_BYTE))]
+
+
+def check(
+    prefix: Path, manifest: TokenFileManifest, found: TokenFileContents, index: TokenFileIndex | None
+) -> tuple[list[TokenFileFinding], bool]:
+    """Compare sizes, numbers and checksums.
+
+    Args:
+        prefix: Path without extension.
+        manifest: What was written.
+        found: What is there.
+        index: The index, where it is in order.
+
+    Returns:
+        What differs, and whether the tokens are known to be as they were written.
+    """
+    findings = (
+        _check_complete(prefix, manifest) + _check_sizes(prefix, manifest) + _check_numbers(prefix, manifest, found)
+    )
+    tokens = _check_tokens(prefix, manifest, found, index)
+    intact = bool(manifest.fingerprint or manifest.bin.xxh3) and not tokens
+    if intact and found.scan.largest != manifest.max_token_id:
+        problem = f"the largest token is {found.scan.largest:,}, but {manifest.max_token_id:,} in the manifest"
+        findings.append(build_finding("manifest", manifest_path(prefix), problem))
+    if (
+        idx_path(prefix).is_file()
+        and manifest.idx.xxh3
+        and shard_queue.compute_checksum(idx_path(prefix)) != manifest.idx.xxh3
+    ):
+        findings.append(build_finding("checksum", idx_path(prefix), "not the index that was written (xxh3)"))
+    return findings + tokens, intact
+
+
+def _check_complete(prefix: Path, manifest: TokenFileManifest) -> list[TokenFileFinding]:
+    """A manifest that has one checksum has all of them; one of an older version has none."""
+    checksums = (manifest.fingerprint, manifest.pieces, manifest.bin.xxh3, manifest.idx.xxh3)
+    missing = any((manifest.fingerprint, manifest.pieces)) and not all(checksums)
+    return [build_finding("manifest", manifest_path(prefix), "one of its checksums is missing")] if missing else []
+
+
+def _check_sizes(prefix: Path, manifest: TokenFileManifest) -> list[TokenFileFinding]:
+    findings = []
+    for path, facts in ((bin_path(prefix), manifest.bin), (idx_path(prefix), manifest.idx)):
+        size = path.stat().st_size if path.is_file() else facts.bytes
+        if size != facts.bytes:
+            problem = f"{size:,} bytes, but {facts.bytes:,} in the manifest"
+            findings.append(build_finding("size", path, problem, DamagePlace(byte=min(size, facts.bytes))))
+    return findings
+
+
+def _check_numbers(prefix: Path, manifest: TokenFileManifest, found: TokenFileContents) -> list[TokenFileFinding]:
+    findings = []
+    for name, byte, number, written in (
+        ("sequences", SEQUENCES_BYTE, found.sequences, manifest.sequences),
+        ("documents", BORDERS_BYTE, found.documents, manifest.documents),
+    ):
+        if number and number != written:
+            problem = f"{number:,} {name}, but {written:,} in the manifest"
+            findings.append(build_finding("header", idx_path(prefix), problem, DamagePlace(byte=byte)))
+    if found.tokens and found.tokens != manifest.tokens:
+        problem = f"{found.tokens:,} tokens, but {manifest.tokens:,} in the manifest"
+        findings.append(build_finding("size", bin_path(prefix), problem))
+    return findings
+
+
+def _check_tokens(
+    prefix: Path, manifest: TokenFileManifest, found: TokenFileContents, index: TokenFileIndex | None
+) -> list[TokenFileFinding]:
+    """Whether the tokens are those that were written.
+
+    Equal fingerprints mean equal bytes, as type and size are compared too; so the checksum of the whole .bin, which
+    only one process can compute, is left to manifests without a fingerprint.
+    """
+    path = bin_path(prefix)
+    if not path.is_file():
+        return []
+    if not manifest.fingerprint:
+        differs = bool(manifest.bin.xxh3) and shard_queue.compute_checksum(path) != manifest.bin.xxh3
+        return [build_finding("checksum", path, "not the tokens that were written (xxh3)")] if differs else []
+    places = _changed_pieces(manifest, found, index)
+    if places:
+        size = _piece_tokens(manifest)
+        problem = f"not the tokens that were written, somewhere in the {size:,} tokens from each of these places on"
+        return [build_finding("checksum", path, problem, *places)]
+    if found.fingerprint and found.fingerprint != manifest.fingerprint:
+        problem = f"the tokens and documents have the fingerprint {found.fingerprint}, not {manifest.fingerprint}"
+        return [build_finding("checksum", path if not manifest.pieces else idx_path(prefix), problem)]
+    return []
+
+
+def _piece_tokens(manifest: TokenFileManifest) -> int:
+    return CHUNK_TOKENS * chunks_in_piece(_num_chunks(manifest))
+
+
+def _num_chunks(manifest: TokenFileManifest) -> int:
+    return -(-manifest.tokens // CHUNK_TOKENS)
+
+
+def _changed_pieces(
+    manifest: TokenFileManifest, found: TokenFileContents, index: TokenFileIndex | None
+) -> list[DamagePlace]:
+    """Where the parts of the stream that have another checksum begin."""
+    there, written = compute_pieces(found.scan.digests, _num_chunks(manifest)), manifest.pieces
+    firsts = [
+        start // PIECE_DIGITS * _piece_tokens(manifest)
+        for start in range(0, min(len(there), len(written)), PIECE_DIGITS)
+        if there[start : start + PIECE_DIGITS] != written[start : start + PIECE_DIGITS]
+    ]
+    return [_locate_token(first, found, index) for first in firsts]
+
+
+def _locate_token(token: int, found: TokenFileContents, index: TokenFileIndex | None) -> DamagePlace:
+    width = np.dtype(found.dtype).itemsize
+    document = index.document_at(token * width, found.tokens * width) if index else None
+    return DamagePlace(byte=token * width, document=document)

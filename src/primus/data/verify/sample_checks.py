@@ -1,0 +1,184 @@
+"""The tokenizer of token files, and documents decoded with it and encoded again."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from primus.data import tokenizer as tokenizers
+from primus.data.indexed_dataset import bin_path
+from primus.data.manifest import TokenFileManifest
+from primus.data.tokenizer import Tokenizer
+from primus.data.verify.findings import DamagePlace, TokenFileFinding, build_finding
+from primus.data.verify.index_checks import TokenFileIndex
+from primus.errors import PrimusError
+
+CHECKED = 16
+"""Documents that are decoded and encoded again."""
+
+SAMPLE_TOKENS = 4096
+"""Tokens of a document that are looked at."""
+
+UNSTABLE_TOKENS = 64
+"""Last tokens of a document that was cut, which may come out otherwise when they are encoded without what follows."""
+
+SIBLING_NAMES = (".tokenizer.json", ".tokenizer.model")
+
+
+class TokenizerSource(Struct):
+    """Where the tokenizer of token files comes from."""
+
+    tokenizer: Tokenizer | None = None
+    """The tokenizer; None where it is not known."""
+    name: str = ""
+    """What it was loaded from."""
+
+
+class DecodedSample(Struct, kw_only=True):
+    """A document that was decoded."""
+
+    document: int
+    """Its number."""
+    tokens: int
+    """Its tokens."""
+    text: str
+    """Its beginning, decoded."""
+    same: bool | None
+    """Whether the text gives the same tokens again; None where that was not tried."""
+
+
+def load_asked_tokenizer(name: str | None) -> TokenizerSource:
+    """The tokenizer that a user names.
+
+    Raises:
+        PrimusError: There is no such tokenizer.
+    """
+    return TokenizerSource(tokenizers.load(name, fast=False), name) if name else TokenizerSource()
+
+
+def find_tokenizer_source(
+    prefix: Path, manifest: TokenFileManifest | None, given: TokenizerSource
+) -> tuple[TokenizerSource, list[TokenFileFinding]]:
+    """The tokenizer of the files at `prefix`, and what is wrong with the copy of it beside them.
+
+    Args:
+        prefix: Path without extension.
+        manifest: Their manifest.
+        given: The tokenizer that a user names, which wins where there is one.
+    """
+    beside = prefix.parent / manifest.tokenizer.file if manifest else _find_sibling_tokenizer(prefix)
+    if beside is None:
+        return given, []
+    found, findings = _load_sibling_tokenizer(beside, manifest)
+    if manifest and given.tokenizer and given.tokenizer.fingerprint != manifest.tokenizer.fingerprint:
+        problem = f"its tokens are of the tokenizer {manifest.tokenizer.name}, which is not {given.name}"
+        findings.append(build_finding("tokenizer", bin_path(prefix), problem))
+    return given if given.tokenizer else found, findings
+
+
+def check(
+    index: TokenFileIndex, manifest: TokenFileManifest | None, source: TokenizerSource, seed: int
+) -> tuple[list[DecodedSample], list[TokenFileFinding], list[str]]:
+    """Decode documents chosen by `seed`, and encode their texts again.
+
+    Args:
+        index: The index, which is in order.
+        manifest: The manifest of the files.
+        source: Their tokenizer.
+        seed: Decides which documents.
+
+    Returns:
+        The documents, what is wrong, and what is to be said of them.
+    """
+    size = bin_path(index.prefix).stat().st_size
+    chosen = random.Random(seed).sample(range(index.num_documents), min(CHECKED, index.num_documents))
+    samples = [decode_document(index, document, source.tokenizer, size, manifest) for document in chosen]
+    tried = [sample for sample in samples if sample.same is not None]
+    other = [sample for sample in tried if not sample.same]
+    if not tried:
+        return samples, [], []
+    said = f"{len(tried) - len(other)} of {len(tried)} decoded documents give the same tokens again"
+    if 2 * len(other) <= len(tried):
+        named = f" (not {', '.join(str(sample.document) for sample in other)})" if other else ""
+        return samples, [], [said + named]
+    starts = [int(index.compute_document_starts(sample.document, sample.document + 1, size)[0]) for sample in other]
+    places = [DamagePlace(byte=byte, document=sample.document) for byte, sample in zip(starts, other, strict=True)]
+    problem = f"only {said}: these are hardly tokens of {source.name}"
+    return samples, [build_finding("samples", bin_path(index.prefix), problem, *places)], []
+
+
+def decode_document(
+    index: TokenFileIndex,
+    document: int,
+    tokenizer: Tokenizer | None,
+    num_bytes: int,
+    manifest: TokenFileManifest | None,
+) -> DecodedSample:
+    """One document of an index that is in order; `tokenizer` decodes it."""
+    assert index.dtype is not None and tokenizer is not None
+    first, last = (index.compute_document_starts(document, document + 2, num_bytes) // index.dtype.itemsize).tolist()
+    tokens = np.memmap(bin_path(index.prefix), index.dtype, "r", shape=(num_bytes // index.dtype.itemsize,))
+    ids: list[int] = tokens[first : min(last, first + SAMPLE_TOKENS)].tolist()
+    text = tokenizer.decode_valid(ids)
+    if text is None:
+        return DecodedSample(document=document, tokens=last - first, text="", same=None)
+    is_cut = len(ids) < last - first
+    plain = ids[:-1] if not is_cut and ids and ids[-1] == tokenizer.eod_id else ids
+    same = None if _has_special(manifest) else _is_stable(plain, tokenizer, is_cut)
+    return DecodedSample(document=document, tokens=last - first, text=text, same=same)
+
+
+def _has_special(manifest: TokenFileManifest | None) -> bool:
+    return bool(manifest and (manifest.recipe.add_special_tokens or manifest.recipe.parse_special_tokens))
+
+
+def _is_stable(ids: list[int], tokenizer: Tokenizer, is_cut: bool) -> bool:
+    again = tokenizer.encode(tokenizer.decode(ids))
+    if not is_cut:
+        return again == ids
+    kept = len(ids) - UNSTABLE_TOKENS
+    return again[:kept] == ids[:kept]
+
+
+def _find_sibling_tokenizer(prefix: Path) -> Path | None:
+    named = (prefix.with_name(prefix.name + suffix) for suffix in SIBLING_NAMES)
+    return next((path for path in named if path.is_file()), None)
+
+
+@lru_cache(maxsize=2)
+def _from_content(content: bytes, eod: str | None) -> Tokenizer:
+    """The tokenizer of a file, loaded once for all prefixes that have the same beside them.
+
+    Raises:
+        PrimusError: The file is damaged.
+    """
+    return tokenizers.from_content(content, "the tokenizer beside the files", eod, fast=False)
+
+
+def _load_sibling_tokenizer(
+    path: Path, manifest: TokenFileManifest | None
+) -> tuple[TokenizerSource, list[TokenFileFinding]]:
+    """The tokenizer beside the files."""
+    if not path.is_file():
+        problem = "no such file; the manifest names it as the tokenizer of the data"
+        return TokenizerSource(), [build_finding("tokenizer", path, problem)]
+    try:
+        loaded = _from_content(path.read_bytes(), manifest.tokenizer.eod if manifest else None)
+    except PrimusError as error:
+        return TokenizerSource(), [build_finding("tokenizer", path, f"cannot be loaded, {error}")]
+    source = TokenizerSource(loaded, str(path))
+    if not manifest:
+        return source, []
+    for what, there, written in (
+        ("fingerprint", loaded.fingerprint, manifest.tokenizer.fingerprint),
+        ("size of the vocabulary", loaded.vocab_size, manifest.tokenizer.vocab_size),
+        ("end-of-document token", loaded.eod_id, manifest.tokenizer.eod_id),
+    ):
+        if there != written:
+            problem = f"not the tokenizer of the data: its {what} is {there}, but {written} in the manifest"
+            return TokenizerSource(), [build_finding("tokenizer", path, problem)]
+    return source, []

@@ -1,0 +1,122 @@
+"""What one line of a log says besides its message: rank, host and time."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime, timezone
+
+from primus.redaction import redact_log_text
+
+LONGEST = 300
+"""Characters of a line that are shown."""
+
+ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+_RANK = re.compile(
+    r"\[rank[ -]?(\d+)(?:/\d+)?\]|\[(?:[^\[\]]*\b)?Rank (\d+)\]"
+    r"|\brank\s*[:=]?\s*(\d+)(?: was killed| ended with| on | of \d|\))"
+)
+_BLAMED_RANK = re.compile(r"\bUnexpected result \S+ on rank (\d+)\b|\b[Rr]ank (\d+): found (?:NaN|Inf)\b")
+"""Megatron-LM's checks of results name the rank that had the value; the prefix of the line is the rank that prints."""
+_LOCAL_RANK = re.compile(r"local_rank:? (\d+)|^\s*\[default(\d+)\]:")
+_TASK = re.compile(r"\btask (\d+): |^ *(\d+): ")
+_HOST = re.compile(
+    r"srun: error: ([\w.-]+): task|\[NODE-\d+\(([\w.-]+)\)\]|\] attempt \d+ on ([\w.-]+)|^\s*host\s+: ([\w.-]+)"
+    r"|\*\*\* (?:STEP|JOB) \S+ ON ([\w.-]+)|^(?:\[[^\]]*\]:? ?)?([A-Za-z][\w.-]*):\d+:\d+ \[\d+\]"
+    r"|\bnode ([\w.-]+), device \d"
+    r"|connect to host ([\w.-]+) port|Connection to ([\w.-]+) closed"
+)
+_PREFIX = re.compile(r"^(?:\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: )+")
+
+_CLOCK = r"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-6]\d)(?:[.,](?P<part>\d{1,9}))?"
+_DATE = re.compile(
+    r"(?P<year>20\d\d)[-/]?(?P<month>[01]\d)[-/]?(?P<day>[0-3]\d)[T _]" + _CLOCK + r"\s?(?P<zone>Z\b|[+-]\d\d:?\d\d\b)?"
+)
+_GLOG = re.compile(r"(?:^|[\s\[:])[IWEFC](?P<month>0?[1-9]|1[0-2])(?P<day>[0-3]\d) " + _CLOCK)
+_SYSLOG = re.compile(r"^(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<day>\d{1,2}) " + _CLOCK)
+_MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+
+
+def decode_plain_text(raw: bytes) -> str:
+    """`raw` as text without colours and control characters; what is not UTF-8 is replaced."""
+    text = ANSI.sub(b"", raw).decode("utf-8", "replace")
+    return _CONTROL.sub("", text).rstrip()
+
+
+def strip_rank_prefix(text: str) -> str:
+    """`text` without the prefixes by which launchers tell ranks apart: `[default0]:`, `[rank7]:`, `7: `."""
+    return _PREFIX.sub("", text)
+
+
+def shorten_line(text: str, around: int = 0) -> str:
+    """`text` to be shown: without secrets, and short, with the character `around` in it."""
+    begin = max(0, min(around - LONGEST // 3, len(text) - LONGEST)) if len(text) > LONGEST else 0
+    safe_begin = text.rfind(" ", 0, begin) + 1 if begin else 0  # a word that is cut might hide what makes it a secret
+    shown = redact_log_text(text[safe_begin : begin + 2 * LONGEST])[: LONGEST + begin - safe_begin]
+    after = "..." if begin + LONGEST < len(text) else ""
+    return ("..." if safe_begin else "") + shown.strip() + after
+
+
+def find_rank(text: str, tasks_are_ranks: bool = False) -> int | None:
+    """Rank that the line names as its own, or as the one at fault."""
+    found = (
+        _BLAMED_RANK.search(text)
+        or _RANK.search(text)
+        or _LOCAL_RANK.search(text)
+        or (tasks_are_ranks and _TASK.search(text))
+        or None
+    )
+    return _parse_rank_number(found) if found else None
+
+
+def _parse_rank_number(found: re.Match[str]) -> int | None:
+    digits = next(group for group in found.groups() if group)
+    return int(digits) if len(digits) < 8 else None
+
+
+def find_host(text: str) -> str | None:
+    """Host that the line names as its own."""
+    found = _HOST.search(text)
+    return next(group for group in found.groups() if group) if found else None
+
+
+def find_time(text: str, near: float) -> float | None:
+    """Seconds since the epoch that the line says, in local time where it names no zone.
+
+    Args:
+        text: The line.
+        near: A time from which a missing year is taken, such as that of the last change of the file.
+    """
+    head = text[:400]
+    found = _DATE.search(head) or _GLOG.search(head) or _SYSLOG.search(head)
+    if not found:
+        return None
+    parts = found.groupdict()
+    month = int(parts["month"]) if parts.get("month") else _MONTHS.index(parts["name"]) + 1
+    clock = (int(parts["day"]), int(parts["hour"]), int(parts["minute"]), int(parts["second"]))
+    fraction = float(f"0.{parts['part']}") if parts.get("part") else 0.0
+    if parts.get("year"):
+        return _compute_epoch_seconds(int(parts["year"]), month, clock, parts.get("zone"), fraction)
+    year = time.localtime(near).tm_year
+    this = _compute_epoch_seconds(year, month, clock, None, fraction)
+    is_last_year = this is not None and this > near + 2 * 86400
+    return _compute_epoch_seconds(year - 1, month, clock, None, fraction) if is_last_year else this
+
+
+def _compute_epoch_seconds(
+    year: int, month: int, clock: tuple[int, int, int, int], zone: str | None, part: float
+) -> float | None:
+    day, hour, minute, second = clock
+    try:
+        moment = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=timezone.utc)
+    except ValueError:  # the 31st of a shorter month: these digits were no time
+        return None
+    if zone is None:
+        return time.mktime((year, month, day, hour, minute, second, -1, -1, -1)) + part
+    if zone == "Z":
+        return moment.timestamp() + part
+    sign = 1 if zone[0] == "+" else -1
+    offset = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
+    return moment.timestamp() + part - sign * offset

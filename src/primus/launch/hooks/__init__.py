@@ -1,0 +1,1 @@
+"""Find and run the hooks and patches of a run."""

@@ -1,0 +1,119 @@
+"""What the decorated functions of a Python hook declare, read from the file's text without running it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from primus.errors import UsageError, did_you_mean
+from primus.hook import STAGES
+from primus.launch.hooks.discovery import parse_seconds
+from primus.launch.plan import Action
+
+
+class HookFunction(Struct, frozen=True):
+    """A decorated function."""
+
+    name: str
+    action: Action
+    """The file's, as the decorator changes it."""
+
+
+def find_functions(path: Path, text: str, plain: Action) -> list[HookFunction]:
+    """The decorated functions of a Python file; none where Python cannot read it, which is told when it runs.
+
+    Args:
+        path: The file, for messages.
+        text: What it holds.
+        plain: What the file is to do as a script, which the decorators change.
+
+    Raises:
+        UsageError: A decorator stands where it has no meaning, or takes what there is not.
+    """
+    try:
+        tree = ast.parse(text, str(path))
+    except (SyntaxError, ValueError):
+        return []
+    decorators = _find_decorator_names(tree)
+    found = []
+    for node in ast.walk(tree) if decorators else ():
+        for decorator in getattr(node, "decorator_list", ()):
+            call = decorator if isinstance(decorator, ast.Call) else None
+            if ast.unparse(call.func if call else decorator) not in decorators:
+                continue
+            where = f"{path}:{decorator.lineno}"
+            if not isinstance(node, ast.FunctionDef) or node not in tree.body:
+                raise UsageError(f"{where}: @hook is for plain functions at the top level of a file")
+            found.append(HookFunction(node.name, _read_decorator(plain, call, where)))
+    return found
+
+
+def is_library(text: str) -> bool:
+    """Whether a Python file only defines functions or classes, for hooks beside it to import: run, it does nothing."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, _DEFINITIONS) for node in tree.body) and all(map(_only_defines, tree.body))
+
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_PURE_CALLS = re.compile(
+    r"(pathlib\.)?Path|(logging\.)?getLogger|re\.compile|os\.(getenv|environ\.get)|os\.path\.\w+|(typing\.)?TypeVar"
+    r"|(collections\.)?namedtuple|frozenset|set|dict|list|tuple|str|int|float|bool"
+    r"|.*\.(resolve|absolute|expanduser|joinpath|with_name)",
+    re.DOTALL,
+)
+"""Calls that name something and change nothing; a value that comes of another call may be the work of a script."""
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    if isinstance(node, (*_DEFINITIONS, ast.Import, ast.ImportFrom, ast.Pass)):
+        return True
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
+        return all(_PURE_CALLS.fullmatch(ast.unparse(call.func)) for call in calls)
+    if isinstance(node, ast.If):
+        return all(map(_only_defines, [*node.body, *node.orelse]))
+    if isinstance(node, ast.Try):
+        handled = [each for handler in node.handlers for each in handler.body]
+        return all(map(_only_defines, [*node.body, *handled, *node.orelse, *node.finalbody]))
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _find_decorator_names(tree: ast.Module) -> set[str]:
+    """Names by which a file may call the decorator."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "primus.hook":
+            names |= {alias.asname or "hook" for alias in node.names if alias.name in ("hook", "*")}
+        if isinstance(node, ast.ImportFrom) and node.module == "primus":
+            names |= {f"{alias.asname or alias.name}.hook" for alias in node.names if alias.name == "hook"}
+        if isinstance(node, ast.Import):
+            names |= {f"{alias.asname or alias.name}.hook" for alias in node.names if alias.name == "primus.hook"}
+    return names
+
+
+_ARGUMENTS = {"stage": "stage", "once": "once", "lock": "locked", "timeout_s": "timeout_s"}
+"""Field of an Action that each argument of the decorator sets."""
+
+
+def _read_decorator(plain: Action, call: ast.Call | None, where: str) -> Action:
+    changes = {}
+    for keyword in call.keywords if call else ():
+        if keyword.arg not in _ARGUMENTS:
+            raise UsageError(f"{where}: @hook takes no '{keyword.arg}'", did_you_mean(str(keyword.arg), _ARGUMENTS))
+        try:
+            value = ast.literal_eval(keyword.value)
+        except ValueError:
+            raise UsageError(f"{where}: @hook({keyword.arg}=...) must be a plain value: it is read, not run") from None
+        if keyword.arg == "stage" and value not in (None, *STAGES):
+            raise UsageError(f"{where}: no stage {value!r}", did_you_mean(str(value), STAGES))
+        if keyword.arg == "timeout_s" and value is not None:
+            value = parse_seconds(str(value), where)
+        if value is not None:
+            changes[_ARGUMENTS[keyword.arg]] = value
+    return structs.replace(plain, **changes)

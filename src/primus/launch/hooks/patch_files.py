@@ -1,0 +1,32 @@
+"""The files of `--patch`, planned: scripts that run on each node after the hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import structs
+
+from primus.errors import UsageError
+from primus.launch.hooks import discovery
+from primus.launch.plan import Action
+
+
+def plan_patch_files(files: Sequence[str], environ: Mapping[str, str]) -> tuple[Action, ...]:
+    """The patch files in their order, as actions of every node.
+
+    Raises:
+        UsageError: A file is missing, or is no script.
+    """
+    limit_s = discovery.time_limit(environ)
+    found = [discovery.read_declaration(_find_script(file), "patch") for file in files]
+    return tuple(structs.replace(each, timeout_s=limit_s or each.timeout_s) for each in found)
+
+
+def _find_script(file: str) -> Path:
+    path = Path(file).expanduser()
+    if path.suffix not in (".sh", ".py"):
+        raise UsageError(f"--patch {file}: a patch is a .sh or a .py file")
+    if not path.is_file():
+        raise UsageError(f"--patch {file}: no such file")
+    return path

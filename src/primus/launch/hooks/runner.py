@@ -1,0 +1,315 @@
+"""Performs the hooks and patches of a launch: one after the other, each told what is known, its wishes collected."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from primus import interpreter
+from primus.errors import PrimusError, UsageError
+from primus.hook import RESULT_VARIABLE, HookReply, Stage
+from primus.launch.hooks import discovery, scripts
+from primus.launch.hooks.patch_record import PatchRecorder
+from primus.launch.hooks.scripts import ScriptResult
+from primus.launch.plan import Action, Variable
+from primus.launch.signals import StopSignals
+from primus.launch.supervision.worker_processes import OF_ONE_RANK
+from primus.machine.cluster import ClusterLayout
+from primus.redaction import holds_secret, is_secret_name, learn, learn_args, learn_value, redact_log_text
+from primus.runs.store import Run, RunOutcome, State
+
+SKIPPED = 2
+"""Exit code by which a patch says that it does not apply, as in the existing system."""
+LOCK_POLL_S = 0.1
+
+
+class Interrupted(PrimusError):
+    """A signal ended a hook or patch, and with it the launch."""
+
+    def __init__(self, problem: str, number: int) -> None:
+        super().__init__(problem)
+        self.exit_code = 128 + number
+
+
+def outcome_of(error: PrimusError) -> RunOutcome:
+    """How a launch has ended that raised `error`."""
+    state: State = "interrupted" if isinstance(error, Interrupted) else "failed"
+    return RunOutcome(state=state, exit_code=error.exit_code, reason=error.problem)
+
+
+class HookResult(Struct, frozen=True, kw_only=True):
+    """What one hook or patch wants set."""
+
+    action: Action
+    env: dict[str, Variable]
+    extra: tuple[str, ...]
+    """Words that change the experiment."""
+
+
+class HookContextFacts(Struct, frozen=True, kw_only=True):
+    """What every hook and patch of a launch is told, and where it is logged."""
+
+    task: str
+    words: tuple[str, ...]
+    layout: ClusterLayout
+    python: str
+    logs: Path
+    """Folder of the logs."""
+    records: Path | None = None
+    """The run folder, or what stands for it until it is known; None where nothing is kept, the logs neither."""
+    run: Run | None = None
+    """The run, where it is known already."""
+    config: Path | None = None
+    """The resolved experiment."""
+    say: Callable[[str], None] = lambda text: None
+
+
+def run_before_hooks(
+    actions: Sequence[Action],
+    scene: HookContextFacts,
+    environ: Callable[[], Mapping[str, str]],
+    accept: Callable[[HookResult], Sequence[str]],
+) -> None:
+    """Perform the hooks that come before the task, and the patches.
+
+    Args:
+        actions: All that are planned.
+        scene: What they are told.
+        environ: Variables as they are now, with what was accepted.
+        accept: Takes what each of them wants set; gives what it has to say about that.
+
+    Raises:
+        PrimusError: One of them failed, or wants something that cannot be; the message names it.
+        Interrupted: A signal came.
+    """
+    recorder = PatchRecorder(scene.records, scene.layout.node_rank)
+    with StopSignals() as signals:
+        for action in _select_stage(actions, "before", scene.layout):
+            scene.say(f"{action.kind} {action.file}")
+            if action.kind == "patch":
+                learn(environ())
+                recorder.record_start(action)
+            ended, reply = _run_action(action, scene, signals, environ())
+            is_skipped = action.kind == "patch" and ended.exit_code == SKIPPED
+            if action.kind == "patch":
+                recorder.record_end(
+                    "skipped" if is_skipped else "failed" if ended.problem else "applied", ended.exit_code
+                )
+            if is_skipped:
+                scene.say(f"patch {action.file} does not apply")
+            elif ended.problem:
+                raise _make_failure(action, scene, ended)
+            else:
+                _accept_result(_read_result(action, reply), scene, accept)
+        if signals.first_signal is not None:  # between two of them, or after the last
+            raise Interrupted(f"interrupted by {signal.Signals(signals.first_signal).name}", signals.first_signal)
+
+
+def run_after_hooks(
+    actions: Sequence[Action], scene: HookContextFacts, environ: Mapping[str, str], outcome: RunOutcome
+) -> list[str]:
+    """Perform the hooks of `after/` where the task is done, else those of `failure/`; gives what failed."""
+    stage: Stage = "after" if outcome.state == "done" else "failure"
+    told = {
+        "PRIMUS_OUTCOME": outcome.state,
+        "PRIMUS_EXIT_CODE": str(outcome.exit_code if outcome.exit_code is not None else ""),
+        "PRIMUS_REASON": outcome.reason,
+    }
+    problems = []
+    with StopSignals() as signals:
+        for action in _select_stage(actions, stage, scene.layout):
+            scene.say(f"{stage} hook {action.file}")
+            ended, _ = _run_action(action, scene, signals, {**environ, **told})
+            if ended.problem:
+                problems.append(str(_make_failure(action, scene, ended)))
+                print(f"primus-cli: {problems[-1]}", file=sys.stderr, flush=True)
+    return problems
+
+
+def _select_stage(actions: Sequence[Action], stage: Stage, layout: ClusterLayout) -> list[Action]:
+    """Those that this node performs."""
+    return [each for each in actions if each.stage == stage and (layout.node_rank == 0 or not each.once)]
+
+
+def _accept_result(given: HookResult, scene: HookContextFacts, accept: Callable[[HookResult], Sequence[str]]) -> None:
+    action = given.action
+    try:
+        for remark in accept(given):
+            scene.say(f"{action.kind} {action.file}: {remark}")
+            with (scene.logs / _log_name(action, scene.layout)).open("a", encoding="utf-8") as log:
+                log.write(f"[{remark}]\n")
+    except UsageError as error:
+        raise UsageError(f"{action.kind} {action.file}: {error.problem}", error.hint) from None
+
+
+def _run_action(
+    action: Action, scene: HookContextFacts, signals: StopSignals, environ: Mapping[str, str]
+) -> tuple[ScriptResult, HookReply]:
+    """Run one; gives how it ended, and what it wants set."""
+    learn(environ)
+    learn_args(scene.words)
+    with contextlib.suppress(OSError):  # it cannot be read: it cannot be run either, which is said below
+        learn_value(Path(action.file).read_text(encoding="utf-8", errors="replace"), is_secret=False)
+    log = scene.logs / _log_name(action, scene.layout)
+    with _hold_node_lock(action, signals) as refused, tempfile.TemporaryDirectory(prefix="primus-hook-") as private:
+        result = Path(private) / "result.json"
+        own = discovery.primus_variables(Path(action.file), environ) if action.kind == "hook" else {}
+        env = {**environ, **_make_hook_variables(action, scene), **own, RESULT_VARIABLE: str(result)}
+        speaks = action.stage == "before" and not action.functions
+        ended = refused or scripts.run(
+            _make_argv(action, scene),
+            env,
+            action.timeout_s,
+            log,
+            speaks=speaks,
+            interrupted=lambda: signals.first_signal,
+        )
+        reply = _read_reply(result) if action.functions else HookReply(env=ended.env, extra=ended.extra)
+    if reply is None:
+        ended = structs.replace(ended, problem=ended.problem or "it ended before its functions returned")
+        return ended, HookReply()
+    learn(reply.env)
+    if reply.stop:
+        hint = (redact_log_text(reply.hint, assigned_only=True),) if reply.hint else ()
+        problem = redact_log_text(f"it stopped the launch: {reply.stop}", assigned_only=True)
+        ended = structs.replace(ended, problem=problem, tail=hint)
+    return ended, reply
+
+
+def _read_result(action: Action, reply: HookReply) -> HookResult:
+    """The reply as variables and words.
+
+    Raises:
+        PrimusError: It names what cannot be a variable, or shows a secret.
+    """
+    what = f"{action.kind} {action.file}"
+    decided = [name for name in reply.env if name in OF_ONE_RANK]
+    if decided:
+        raise PrimusError(
+            f"{what}: {decided[0]} is what the launcher gives each rank",
+            "--nproc and --nnodes decide how many there are",
+        )
+    wrong = [name for name, value in reply.env.items() if not (name.isidentifier() and name.isascii()) or "\0" in value]
+    if wrong:
+        raise PrimusError(f"{what}: {wrong[0]!r} with its value is no variable of the environment")
+    source = f"{action.kind}:{action.file}"
+    env = {name: Variable(value, source, is_secret=holds_secret(value)) for name, value in reply.env.items()}
+    secrets = [name for name, value in reply.extra.items() if is_secret_name(name) or holds_secret(value)]
+    if secrets:
+        raise PrimusError(
+            f"{what}: extra.{secrets[0]} holds a secret, which the run folder would show",
+            "secrets travel as variables: env.NAME=VALUE",
+        )
+    return HookResult(action=action, env=env, extra=tuple(f"--{name}={value}" for name, value in reply.extra.items()))
+
+
+def _read_reply(file: Path) -> HookReply | None:
+    """What functions said; None where they did not come to it."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=HookReply)
+    except FileNotFoundError:
+        return None
+
+
+FUNCTIONS = Path(__file__).with_name("hook_functions.sh")
+"""Runs a command whose shells have the functions that hooks of AMD-AGI/Primus use."""
+
+
+def _make_argv(action: Action, scene: HookContextFacts) -> tuple[str, ...]:
+    """The command of one. A script is told the task's name first, as AMD-AGI/Primus tells its hooks; those look for a
+    configuration in their checkout, and are told where it is."""
+    if action.functions:
+        return interpreter.module_command(
+            scene.python, "primus.hook", action.file, ",".join(action.functions), *scene.words
+        )
+    words = (*scene.task.split(), *scene.words) if action.kind == "hook" else scene.words
+    if action.kind == "hook" and discovery.is_primus_hook(Path(action.file)):
+        words = tuple(
+            os.path.abspath(word) if before == "--config" else word
+            for before, word in zip(("", *words), words, strict=False)
+        )
+    bash = shutil.which("bash")
+    program = scene.python if action.file.endswith(".py") else bash or "sh"
+    return (*((bash, str(FUNCTIONS)) if bash else ()), program, action.file, *words)
+
+
+def _make_hook_variables(action: Action, scene: HookContextFacts) -> dict[str, str]:
+    shape = scene.layout
+    known = {
+        "PRIMUS_RUN_DIR": str(scene.run.directory) if scene.run else "",
+        "PRIMUS_CONFIG": str(scene.config) if scene.config and scene.config.is_file() else "",
+    }
+    return {
+        "PRIMUS_TASK": scene.task,
+        "PRIMUS_HOOK_STAGE": action.stage,
+        "PRIMUS_NODE_RANK": str(shape.node_rank),
+        "PRIMUS_NNODES": str(shape.nnodes),
+        "PRIMUS_NPROC": str(shape.nproc),
+        "NODE_RANK": str(shape.node_rank),  # these as AMD-AGI/Primus names them, whose hooks read them
+        "NNODES": str(shape.nnodes),
+        "GPUS_PER_NODE": str(shape.nproc),
+        "MASTER_ADDR": shape.master_addr,
+        **({"MASTER_PORT": str(shape.master_port)} if shape.master_port is not None else {}),
+    } | known
+
+
+def _log_name(action: Action, layout: ClusterLayout) -> str:
+    first = "patch" if action.kind == "patch" else action.stage
+    return f"{first}_{Path(action.file).stem}.node_{layout.node_rank}.log"
+
+
+def _make_failure(action: Action, scene: HookContextFacts, ended: ScriptResult) -> PrimusError:
+    """The error that a failed hook or patch ends the launch with."""
+    problem = f"{action.kind} {action.file} failed: {ended.problem}"
+    if ended.signal is not None:
+        return Interrupted(problem, ended.signal)
+    log = scene.logs / _log_name(action, scene.layout)
+    where = (f"log: {log}",) if scene.records else ()
+    return PrimusError(problem, "\n  ".join([*(f"| {line}" for line in ended.tail), *where]))
+
+
+@contextlib.contextmanager
+def _hold_node_lock(action: Action, signals: StopSignals) -> Iterator[ScriptResult | None]:
+    """Hold this node's lock while a script runs that asks for it; gives why it could not be had."""
+    if not action.locked:
+        yield None
+        return
+    deadline = time.monotonic() + action.timeout_s
+    with _lock_file().open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if signals.first_signal is None and time.monotonic() < deadline:
+                    time.sleep(LOCK_POLL_S)
+                    continue
+                yield ScriptResult(
+                    problem="another launch's hook held this node's lock all the time", signal=signals.first_signal
+                )
+                return
+            yield None
+            return
+
+
+def _lock_file() -> Path:
+    """The user's lock on this node; home may be shared by all nodes.
+
+    Raises:
+        PrimusError: Somebody else has made its folder.
+    """
+    folder = Path(tempfile.gettempdir()) / f"primus-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise PrimusError(f"{folder} belongs to another user", "set TMPDIR to a folder of your own")
+    return folder / "hooks.lock"

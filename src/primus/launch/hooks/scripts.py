@@ -1,0 +1,258 @@
+"""Run one script of a hook or patch: in a session of its own, for a limited time, its output read, redacted and kept.
+
+A script says what it wants set by lines on its standard output, as in the existing system:
+
+    env.NAME=VALUE            a variable for the workers
+    extra.dotted.name=VALUE   a setting of the experiment
+
+Everything else, and all of standard error, goes to its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import shlex
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from msgspec import Struct
+
+from primus import process, redaction
+
+LOG_LIMIT_BYTES = 8 * 2**20
+LINE_LIMIT_BYTES = 64 * 2**10
+LONGEST_SECRET_BYTES = 4 * 2**10
+"""How far a line is read beyond its limit, so that no secret is cut in two."""
+TAIL_LINES = 10
+POLL_S = 0.05
+GRACE_S = 2.0
+"""Time that a script has to end after it is asked to."""
+DRAIN_S = 0.5
+"""Time that is left to read what an ended script has written; what holds its output open has left its session."""
+
+MARK = "PRIMUS_SCRIPT"
+"""Variable whose value only one script, and what it starts, has."""
+
+ENV_LINE = re.compile(r"env\.([A-Za-z_][A-Za-z0-9_]*)=(.*)")
+EXTRA_LINE = re.compile(r"extra\.([A-Za-z_](?:[A-Za-z0-9_.]*[A-Za-z0-9_])?)=(.*)")
+
+
+class ScriptResult(Struct, frozen=True, kw_only=True):
+    """How a script ended, and what it wants set."""
+
+    exit_code: int | None = None
+    """None where it was ended by a signal, its own or ours."""
+    problem: str = ""
+    """``exit code 3``, ``it was not over after 600 s``; empty where all went well."""
+    signal: int | None = None
+    """Signal to the launcher that ended it."""
+    env: dict[str, str] = {}
+    extra: dict[str, str] = {}
+    tail: tuple[str, ...] = ()
+    """Last lines of its output, secrets redacted."""
+
+
+class ScriptLog:
+    """The log of one script: lines are redacted, and only so many are kept."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._left_bytes = LOG_LIMIT_BYTES
+        self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+
+    def append_line(self, line: bytes) -> None:
+        """Append a line of the script; beyond the limit only the last ones are remembered."""
+        self._tail.append(line)
+        if self._left_bytes > 0:
+            data = self._format_line(line).encode() + b"\n"
+            self._left_bytes -= len(data)
+            self._file.write(data if self._left_bytes > 0 else b"[further output was left out]\n")
+
+    def append_note(self, text: str) -> None:
+        """Append a line of the launcher itself."""
+        self._file.write(
+            f"[{redaction.redact_log_text(text, assigned_only=True)}]\n".encode("utf-8", "backslashreplace")
+        )
+
+    def tail(self) -> tuple[str, ...]:
+        """Last lines of the script."""
+        return tuple(map(self._format_line, self._tail))
+
+    def _format_line(self, line: bytes) -> str:
+        text = line.decode("utf-8", "backslashreplace")
+        return redaction.redact_log_text(text, assigned_only=True)[:LINE_LIMIT_BYTES]
+
+
+def run(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    timeout_s: float,
+    file: Path,
+    *,
+    speaks: bool = True,
+    interrupted: Callable[[], int | None] = lambda: None,
+) -> ScriptResult:
+    """Run a script until its end, its time limit or a signal to the launcher.
+
+    What it has started ends with it; where it has succeeded, what has left its session is let live.
+
+    Args:
+        argv: The command.
+        environ: Its whole environment.
+        timeout_s: Time limit in seconds.
+        file: Log to append to.
+        speaks: Whether lines of its standard output may set something.
+        interrupted: The signal that asks the launcher to stop, if there was one.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as handle:
+        log = ScriptLog(handle)
+        log.append_note(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(redaction.redact_args(argv))}")
+        started = time.monotonic()
+        output = _ScriptOutput(log, speaks=speaks)
+        mark = f"{os.getpid()}.{time.time_ns()}"
+        try:
+            child = _start_script(argv, {**environ, MARK: mark})
+        except OSError as error:
+            return ScriptResult(problem=f"{argv[0]} cannot be started: {error.strerror}")
+        with _end_with_this_process(child):
+            try:
+                stopped, heard = _follow_output(child, output, timeout_s, interrupted)
+            finally:
+                process.end_program(child, GRACE_S, mark="" if child.poll() == 0 else f"{MARK}={mark}")
+                output.drain(child)
+        problem = stopped or _describe_exit_code(child.returncode)
+        log.append_note(f"{problem or 'exit code 0'}, {time.monotonic() - started:.1f} s")
+    code = None if stopped or child.returncode < 0 else child.returncode
+    return ScriptResult(
+        exit_code=code, problem=problem, signal=heard, env=output.env, extra=output.extra, tail=log.tail()
+    )
+
+
+def _start_script(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+@contextlib.contextmanager
+def _end_with_this_process(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Have a shell kill the child's group when this process dies, however that happens: its input ends then."""
+    argv = ["sh", "-c", 'read -r word || kill -s KILL -- "-$0"', str(child.pid)]
+    null = subprocess.DEVNULL
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True) as watcher:
+        try:
+            yield
+        finally:
+            watcher.communicate(b"over\n")
+
+
+def _follow_output(
+    child: subprocess.Popen[bytes], output: _ScriptOutput, timeout_s: float, interrupted: Callable[[], int | None]
+) -> tuple[str, int | None]:
+    """Read output until the child ends, or must end: why, and the signal if that is the reason."""
+    deadline = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        for stream in (child.stdout, child.stderr):
+            assert stream
+            os.set_blocking(stream.fileno(), False)
+            selector.register(stream, selectors.EVENT_READ)
+        while child.poll() is None:
+            if time.monotonic() > deadline:
+                return f"it was not over after {timeout_s:g} s", None
+            heard = interrupted()
+            if heard is not None:
+                return f"interrupted by {signal.Signals(heard).name}", heard
+            if not selector.get_map():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(POLL_S)
+                continue
+            for key, _ in selector.select(POLL_S):
+                if not output.read(key.fileobj, is_stdout=key.fileobj is child.stdout):  # type: ignore[arg-type]
+                    selector.unregister(key.fileobj)
+    return "", None
+
+
+def _describe_exit_code(returncode: int) -> str:
+    if returncode < 0:
+        return f"killed by {signal.Signals(-returncode).name}"
+    return f"exit code {returncode}" if returncode else ""
+
+
+class _ScriptOutput:
+    """Lines of both streams: what they set is collected, all else is logged."""
+
+    def __init__(self, log: ScriptLog, *, speaks: bool) -> None:
+        self.env: dict[str, str] = {}
+        self.extra: dict[str, str] = {}
+        self._log = log
+        self._speaks = speaks
+        self._begun = {True: b"", False: b""}
+
+    def read(self, stream: IO[bytes], *, is_stdout: bool) -> bool:
+        """Take what is there; False at the end of the stream."""
+        try:
+            data = os.read(stream.fileno(), 2**16)
+        except BlockingIOError:
+            return True
+        *lines, rest = (self._begun[is_stdout] + data).split(b"\n")
+        for line in lines:
+            self._take_line(line, is_stdout=is_stdout)
+        self._begun[is_stdout] = rest[: LINE_LIMIT_BYTES + LONGEST_SECRET_BYTES]
+        return bool(data)
+
+    def drain(self, child: subprocess.Popen[bytes]) -> None:
+        """Take what is left in the pipes of an ended child, and the last half lines."""
+        deadline = time.monotonic() + DRAIN_S
+        for stream, is_stdout in ((child.stdout, True), (child.stderr, False)):
+            assert stream
+            os.set_blocking(stream.fileno(), False)
+            while time.monotonic() < deadline and _has_data(stream) and self.read(stream, is_stdout=is_stdout):
+                pass
+            stream.close()
+            if self._begun[is_stdout]:
+                self._take_line(self._begun[is_stdout], is_stdout=is_stdout)
+
+    def _take_line(self, data: bytes, *, is_stdout: bool) -> None:
+        line = data.rstrip(b"\r")
+        is_order = is_stdout and self._speaks and line.startswith((b"env.", b"extra."))
+        if is_order:
+            is_understood = self._take_setting(line)
+        self._log.append_line(line)
+        if is_order and not is_understood:
+            self._log.append_note("the line above sets nothing: expected env.NAME=VALUE or extra.name=VALUE")
+
+    def _take_setting(self, line: bytes) -> bool:
+        """Note what a line sets; False where it is malformed."""
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            return False
+        env, extra = ENV_LINE.fullmatch(text), EXTRA_LINE.fullmatch(text)
+        if "\0" in text or len(line) > LINE_LIMIT_BYTES:
+            return False
+        if env:
+            self.env[env[1]] = env[2]
+            redaction.learn({env[1]: env[2]})
+        if extra:
+            self.extra[extra[1]] = extra[2]
+        return bool(env or extra)
+
+
+def _has_data(stream: IO[bytes]) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        return bool(selector.select(0))

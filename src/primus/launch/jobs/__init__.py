@@ -1,0 +1,1 @@
+"""Jobs that a scheduler runs: their states and their logs."""

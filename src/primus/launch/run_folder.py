@@ -1,0 +1,60 @@
+"""Make the run folder of a job, with what was asked."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from pathlib import Path
+
+from primus import __version__, process
+from primus.launch.plan import LaunchJob
+from primus.launch.request import LaunchRequest, without_secrets
+from primus.redaction import redact_args
+from primus.runs.files import to_json, write_json, write_text
+from primus.runs.store import Run, RunMetadata, create_run
+
+
+def make_run_folder(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> Run:
+    """The run folder `directory`, new, of `job`; `command` is what was typed.
+
+    Raises:
+        PrimusError: It cannot be made.
+    """
+    run = create_run(directory, _make_metadata(directory, job, request, command))
+    write_files(directory, job)
+    write_json(directory / "request.json", without_secrets(request))
+    return run
+
+
+def format_files(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> dict[str, str]:
+    """What `make` would write, by relative path."""
+    metadata = to_json(_make_metadata(directory, job, request, command)) + "\n"
+    return {"metadata.json": metadata, **job.files, "request.json": to_json(without_secrets(request)) + "\n"}
+
+
+def write_files(directory: Path, job: LaunchJob) -> None:
+    """Write the files of `job`, such as its resolved configuration."""
+    for name, text in job.files.items():
+        write_text(directory / name, text)
+
+
+def _make_metadata(directory: Path, job: LaunchJob, request: LaunchRequest, command: tuple[str, ...]) -> RunMetadata:
+    revision = process.read_output(["git", "rev-parse", "HEAD"], timeout_s=2)
+    look = ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]  # and write no index
+    changes = process.read_output(look, timeout_s=2)
+    return RunMetadata(
+        id=directory.name,
+        name=job.name,
+        command=redact_args(command),
+        task=request.task,
+        runtimes=[segment.name for segment in request.runtimes],
+        user=getpass.getuser(),
+        host=socket.gethostname(),
+        git_revision=revision,
+        git_dirty=None if changes is None else bool(changes),
+        version=__version__,
+        created=time.time(),
+        replay_of=job.replay_of,
+        forced=list(job.forced),
+    )

@@ -1,0 +1,324 @@
+"""Do a task in another place than this process: in a container, on the nodes of a cluster.
+
+The outermost level of the plan is performed here. Inside it `primus-cli` is started again with the rest of the chain,
+which ends in `primus-cli direct -- <task>` on each node. A job with a run folder is planned here and done there by
+`--run DIR`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from primus import registry
+from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
+from primus.launch import compose, foreground, run_folder
+from primus.launch.jobs import scheduler_jobs
+from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable, redact_plan
+from primus.launch.request import LaunchRequest, RequestSegment, named_variables, reference_variables
+from primus.launch.signals import raise_on_signals
+from primus.redaction import HIDDEN_VARIABLE, holds_secret, is_secret_name, learn, redact, redact_args
+from primus.runs.files import write_json, write_text
+from primus.runs.store import Run, RunMetadata, RunOutcome, State, new_id
+
+RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
+"""Variables that tell a node its place among the others."""
+WORKSPACE = "output"
+"""Folder of run folders for tasks that are in no experiment."""
+Say = Callable[[str], None]
+
+
+class RemoteLaunch(Struct, frozen=True, kw_only=True):
+    """A task in another place, planned."""
+
+    job: LaunchJob
+    request: LaunchRequest
+    """As it was typed."""
+    command: tuple[str, ...]
+    """Words that were typed."""
+    directory: str
+    """Run folder."""
+    plan: LaunchPlan
+    context: PlanContext
+    needs_folder: bool
+    """Whether there is a run folder: for a job with workers, and for a plan with files."""
+    is_json: bool
+
+    @property
+    def make_environ(self) -> dict[str, str]:
+        """Variables of the outermost level's processes."""
+        return dict(self.context.environ) | {name: variable.value for name, variable in self.plan.env.items()}
+
+
+def prepare_remote(
+    job: LaunchJob | None,
+    request: LaunchRequest,
+    command: tuple[str, ...],
+    given: compose.GlobalOptions,
+    context: PlanContext,
+) -> RemoteLaunch:
+    """Plan a task for another place without touching anything.
+
+    Args:
+        job: What the task wants of workers; None where it wants none.
+        request: What was asked.
+        command: Words that were typed.
+        given: Global options.
+        context: What this machine is.
+
+    Raises:
+        UsageError: An option of a runtime is wrong, or a secret would stand in the command line of another program.
+    """
+    is_planned = job is not None and job.elsewhere is not None
+    ours = job if job and is_planned else LaunchJob(name=request.task.replace(" ", "-"), workspace=WORKSPACE)
+    ours.check_start()
+    directory, attempt = _choose_run_folder(ours)
+    words = ("--run", str(directory), *(ours.elsewhere or ())) if is_planned else request.words
+    runtimes, typed = _by_name(request.runtimes, context.environ)
+    secrets = _masked_in_folder(ours) | typed
+    learn({name: variable.value for name, variable in secrets.items()})
+    hidden = sorted(
+        name for name, each in secrets.items() if each.format_value(name) != each.value and not is_secret_name(name)
+    )
+    if hidden:
+        secrets[HIDDEN_VARIABLE] = Variable(",".join(hidden), "redaction")
+    going = LaunchRequest(runtimes=runtimes, task=request.task, words=_without_secrets(words))
+    context = structs.replace(context, directory=str(directory), attempt=attempt, name=ours.name)
+    plan = compose.compose_outer_plan(going, context, secrets, given)
+    return RemoteLaunch(
+        job=ours,
+        request=request,
+        command=command,
+        directory=str(directory),
+        plan=structs.replace(plan, notes=(*plan.notes, *ours.notes)),
+        context=context,
+        needs_folder=is_planned or bool(plan.files),
+        is_json=given.json,
+    )
+
+
+def _choose_run_folder(job: LaunchJob) -> tuple[Path, int]:
+    """Run folder of `job`, and the number of its attempt."""
+    if job.resume:
+        run = Run(Path(job.resume).resolve())
+        return run.directory, run.read_metadata().attempts
+    return Path(job.workspace).absolute() / job.name / new_id(), 0
+
+
+def _by_name(
+    runtimes: tuple[RequestSegment, ...], environ: Mapping[str, str]
+) -> tuple[tuple[RequestSegment, ...], dict[str, Variable]]:
+    """The runtimes without secrets in their words, and as variables these, and what the innermost one names."""
+    kept: list[RequestSegment] = []
+    found: dict[str, Variable] = {}
+    for segment in runtimes:
+        words, secrets = reference_variables(segment.words)
+        references = getattr(registry.load_plug_in("runtimes", segment.name), "REFERENCES", ())
+        kept.append(RequestSegment(segment.name, _without_secrets(words, references)))
+        found |= {name: Variable(value, "--env", is_secret=True) for name, value in secrets.items()}
+        if (
+            registry.load_plug_in("runtimes", segment.name).LEVEL == "node"
+        ):  # the others pass on themselves what they name
+            named = {name: Variable(environ[name], "--env") for name in named_variables(words, environ)}
+            found = named | found
+    return tuple(kept), found
+
+
+def _masked_in_folder(job: LaunchJob) -> dict[str, Variable]:
+    """Secrets that the experiment sets: the configuration in the run folder holds their names alone."""
+    return {name: variable for name, variable in job.env.items() if variable.format_value(name) != variable.value}
+
+
+def _without_secrets(words: tuple[str, ...], references: Sequence[str] = ()) -> tuple[str, ...]:
+    """`words`, which become the command line of another program.
+
+    Args:
+        words: They.
+        references: Options whose values name secrets that are kept elsewhere.
+
+    Raises:
+        UsageError: One of them is a secret.
+    """
+    for before, word, safe in zip(("", *words), words, redact_args(words), strict=False):
+        if word != safe and before not in references and word.partition("=")[0] not in references:
+            raise UsageError(
+                f"a secret must not stand in the command line of another program: {safe}",
+                "set it as a variable of your shell, and pass it on by its name: --env NAME",
+            )
+    return words
+
+
+def run_remote(remote: RemoteLaunch, say: Say) -> int:
+    """Make the run folder, start the outermost level here, and record how it ended; gives the exit code.
+
+    Raises:
+        PrimusError: It cannot be started, or the run belongs to another job.
+    """
+    with raise_on_signals():
+        return _run_in_folder(remote, say)
+
+
+def _run_in_folder(remote: RemoteLaunch, say: Say) -> int:
+    latest = _read_latest(remote)
+    run = _open_run(remote) if remote.needs_folder else None
+    try:
+        if run is None or not remote.plan.files:
+            return _run_outermost(remote, run, say)
+        return _run_claimed(remote, run, say)
+    except SubmissionRejected:
+        _remove_run(remote, run, latest)
+        raise
+    except QueryOnly as asked:
+        _remove_run(remote, run, latest)
+        return asked.exit_code
+
+
+def _run_claimed(remote: RemoteLaunch, run: Run, say: Say) -> int:
+    with scheduler_jobs.hold_for_submission(
+        run, remote.context.environ
+    ):  # the files are for a scheduler, and may be another job's already
+        return _run_outermost(remote, run, say)
+
+
+def _run_outermost(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
+    if run:
+        _note_plan(remote, run)
+    for path, text in remote.plan.files.items():
+        if holds_secret(text):
+            raise UsageError(
+                f"{Path(path).name}: a secret would stand in this script: {redact(_first_secret_line(text))}",
+                "set it as a variable of your shell, and pass it on by its name: --env NAME",
+            )
+        write_text(Path(path), text)
+    if run:
+        say(f"run {run.directory}")
+    runtime = registry.load_plug_in("runtimes", remote.request.runtimes[0].name)
+    if hasattr(runtime, "start"):
+        code: int = runtime.start(remote, run, say)
+        return code
+    before = run.read_metadata() if run else None
+    code = foreground.run_in_foreground(remote.plan.argv, remote.make_environ)
+    return conclude_remote(run, before, code, f"{remote.plan.argv[0]} ended with exit code {code}")
+
+
+class SubmissionRejected(PrimusError):
+    """A scheduler has refused a job: the run folder that was made for it is removed."""
+
+    @classmethod
+    def from_error(cls, error: PrimusError) -> SubmissionRejected:
+        """The same, with its exit code."""
+        found = cls(error.problem, error.hint)
+        found.exit_code = error.exit_code
+        return found
+
+
+class QueryOnly(Exception):
+    """A scheduler was asked and nothing was submitted: the run folder that was made for it is removed."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def _read_latest(remote: RemoteLaunch) -> str:
+    """Which run of the experiment `latest` names before there is another one."""
+    try:
+        return os.readlink(Path(remote.directory).parent / "latest")
+    except OSError:
+        return ""
+
+
+def _remove_run(remote: RemoteLaunch, run: Run | None, latest: str) -> None:
+    """Remove the run folder, where it was made for this; `latest` is what it was, unless another run has it by now."""
+    if run is None or remote.job.resume:
+        return
+    beside = run.directory.parent
+    shutil.rmtree(run.directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        if _read_latest(remote) == run.id:
+            (beside / "latest").unlink()
+            if latest:
+                (beside / "latest").symlink_to(latest)
+        beside.rmdir()  # where nothing else is in it
+
+
+def _first_secret_line(text: str) -> str:
+    return next((line for line in text.splitlines() if holds_secret(line)), "").strip()
+
+
+def _open_run(remote: RemoteLaunch) -> Run:
+    directory = Path(remote.directory)
+    is_new = not remote.job.resume
+    return (
+        run_folder.make_run_folder(directory, remote.job, remote.request, remote.command) if is_new else Run(directory)
+    )
+
+
+def _note_plan(remote: RemoteLaunch, run: Run) -> None:
+    rank = node_rank(remote.context.environ)
+    name = f"launch.{remote.request.runtimes[0].name}"  # plan.json is what a node does
+    write_json(run.directory / f"{name}{f'.node_{rank}' if rank else ''}.json", redact_plan(remote.plan))
+
+
+def node_rank(environ: Mapping[str, str]) -> int:
+    """Number of this node among those that a runtime outside has started; 0 where there is none."""
+    return next((int(environ[name]) for name in RANKS if environ.get(name, "").isdecimal()), 0)
+
+
+def conclude_remote(
+    run: Run | None,
+    before: RunMetadata | None,
+    code: int,
+    reason: str,
+    *,
+    state: State | None = None,
+    is_said: bool = False,
+) -> int:
+    """Give the exit code of what was started elsewhere: that of the run, not of the tool that carried it.
+
+    A node that records how the run has ended says so as well. Where none could, because none had begun or their
+    launchers died, that is recorded and said here.
+
+    Args:
+        run: The run; None where there is no run folder.
+        before: Its metadata before the start: what has not changed since is of an earlier start.
+        code: Exit code of the tool.
+        reason: What the tool says of the end.
+        state: How it has ended, where its exit code does not tell.
+        is_said: Whether people know the reason already.
+    """
+    if run is None or before is None:
+        return code
+    told = read_reported_outcome(run, before)
+    if told is not None:
+        return EXIT_OK if told.state == "done" else told.exit_code or code or EXIT_FAILED
+    if code == EXIT_OK:
+        return code
+    nodes = "before any node had begun" if run.read_metadata().attempts == before.attempts else "and no node said why"
+    how: State = state or ("interrupted" if code > 128 and code != 128 + signal.SIGKILL else "failed")
+    outcome = RunOutcome(state=how, exit_code=code, reason=reason if is_said else f"{reason}, {nodes}")
+    run.update_metadata(ended=time.time(), outcome=outcome)
+    if not is_said:
+        format_end(outcome)
+    return code
+
+
+def read_reported_outcome(run: Run, before: RunMetadata) -> RunOutcome | None:
+    """How the run has ended as its nodes have recorded since `before`; None where they have not."""
+    now = run.read_metadata()
+    is_new = (now.ended, now.outcome) != (before.ended, before.outcome)
+    return now.outcome if is_new and now.outcome.state not in ("planned", "running") else None
+
+
+def format_end(outcome: RunOutcome) -> None:
+    """Say how a run has ended, in the line that its nodes use."""
+    if outcome.state != "done":
+        print(f"primus-cli: run {outcome.state}: {outcome.reason}", file=sys.stderr, flush=True)

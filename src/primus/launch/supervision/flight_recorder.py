@@ -1,0 +1,33 @@
+"""PyTorch's flight recorder of collectives: what has to be set so that it can be asked when ranks hang."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from primus.launch.plan import Variable
+
+PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+BUFFER_SIZE = "20000"
+SOURCE = "supervision: the flight recorder is read when ranks hang"
+
+
+def make_recorder_variables(directory: str, attempt: int, taken: Mapping[str, object]) -> dict[str, Variable]:
+    """Variables of the recorder for an attempt of the run in `directory`, under their new and old names.
+
+    The dumps lie in the attempt's folder, the pipes that ask for them on a local file system
+    (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp). What is `taken` stays as it is.
+    """
+    dumps = str(Path(directory) / "logs" / f"attempt_{attempt}" / "fr" / "trace_")
+    pipes = str(Path(os.sep, "tmp") / f"primus-{Path(directory).name}-{attempt}" / "fr_")
+    values = {
+        "TORCH_FR_BUFFER_SIZE": BUFFER_SIZE,
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": BUFFER_SIZE,
+        "TORCH_FR_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        **dict.fromkeys(DUMP_VARIABLES, dumps),
+        PIPE_VARIABLE: pipes,
+    }
+    return {name: Variable(value, SOURCE) for name, value in values.items() if name not in taken}

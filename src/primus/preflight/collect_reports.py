@@ -1,0 +1,166 @@
+"""The nodes of one launch meet: node 0 hears all of them, judges, and tells each what it decided."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec import Struct, structs
+
+from primus.errors import UsageError
+from primus.launch.nodes import report_collection
+from primus.launch.nodes.report_collection import CollectedReport, NodeArrival, ReportCollector
+from primus.machine.cluster import ClusterLayout
+from primus.preflight import cluster
+from primus.preflight.cluster import ClusterReport, Verdict
+from primus.preflight.finding import CheckFinding, NodeReport
+from primus.preflight.node import format_names, judge_value
+
+Judge = Callable[[Sequence[NodeReport], Sequence[CheckFinding]], ClusterReport]
+"""The report of some nodes, with findings between them."""
+
+
+class PreflightDecision(Struct, frozen=True, kw_only=True):
+    """What node 0 tells the others."""
+
+    hosts: dict[int, str]
+    """Name of each node in the report, by rank."""
+    verdicts: dict[str, Verdict]
+    reasons: dict[str, tuple[str, ...]] = {}
+    """Of nodes that are not fit."""
+    goes_on: bool = True
+    """Whether all nodes are there to be measured together."""
+
+
+Decide = Callable[[ClusterReport], PreflightDecision]
+
+
+def collect_reports(
+    own: NodeReport,
+    layout: ClusterLayout,
+    skew_limit_s: float,
+    timeout_s: float,
+    judge: Judge,
+    decide: Decide,
+    names: Sequence[str] = (),
+) -> tuple[ClusterReport, PreflightDecision]:
+    """Node 0: hear all nodes within the limit, judge them and tell them.
+
+    Args:
+        names: Host names of the nodes by rank, where they are known, for those that never come.
+
+    Raises:
+        PrimusError: The port is in use.
+    """
+    assert layout.master_port is not None
+    with ReportCollector(layout.master_port, layout.nnodes, timeout_s) as meeting:
+        came = meeting.collect_reports(own.host)
+        reports = _select_distinct_hosts([own, *_decode_reports(came)])
+        hosts = {report.node_rank: report.host for report in reports}
+        absent = [_format_node_name(rank, names) for rank in range(layout.nnodes) if rank not in hosts]
+        unreached = {0: meeting.unreached} | {node.node_rank: node.unreached for node in came}
+        offsets_s = {hosts[node.node_rank]: node.offset_s for node in came if node.node_rank in hosts}
+        between = [
+            *cluster.compare_nodes(reports, skew_limit_s, offsets_s),
+            *_report_unreachable_nodes(unreached, hosts),
+            *cluster.report_missing_nodes(absent, timeout_s),
+        ]
+        report = judge(reports, between)
+        decision = structs.replace(decide(report), hosts=hosts, goes_on=not absent)
+        meeting.send_answer(msgspec.json.encode(decision))
+    return report, decision
+
+
+def send_report(own: NodeReport, layout: ClusterLayout, now: float, timeout_s: float) -> PreflightDecision | None:
+    """Another node: deliver its report; gives what node 0 decided, None where it said nothing.
+
+    Raises:
+        PrimusError: Node 0 was not reached.
+    """
+    assert layout.master_port is not None
+    arrival = NodeArrival(node_rank=layout.node_rank, host=own.host, time=now)
+    answer = report_collection.deliver_report(
+        layout.master_addr, layout.master_port, arrival, msgspec.json.encode(own), timeout_s
+    )
+    try:
+        return msgspec.json.decode(answer, type=PreflightDecision) if answer else None
+    except msgspec.MsgspecError:
+        return None
+
+
+def _decode_reports(came: Iterable[CollectedReport]) -> Iterator[NodeReport]:
+    """The reports that can be read; a node that sent anything else counts as missing."""
+    for node in came:
+        try:
+            report = msgspec.json.decode(node.report or b"", type=NodeReport)
+        except msgspec.MsgspecError:
+            continue
+        yield structs.replace(report, node_rank=node.node_rank)
+
+
+def _select_distinct_hosts(reports: Sequence[NodeReport]) -> list[NodeReport]:
+    """Reports whose hosts differ: several nodes may be containers of one machine."""
+    hosts = [report.host for report in reports]
+    return [
+        structs.replace(report, host=f"{report.host}-{report.node_rank}") if hosts.count(report.host) > 1 else report
+        for report in reports
+    ]
+
+
+def _format_node_name(rank: int, names: Sequence[str]) -> str:
+    return names[rank].partition(".")[0] if rank < len(names) else f"node-{rank}"
+
+
+def _report_unreachable_nodes(
+    unreached: Mapping[int, Sequence[int]], hosts: Mapping[int, str]
+) -> Iterator[CheckFinding]:
+    """Nodes that others cannot connect to; who can reach hardly anybody is the one at fault."""
+    for rank, host in sorted(hosts.items()):
+        lonely = len(unreached.get(rank, ())) > (len(hosts) - 1) / 2
+        by = [hosts[other] for other, missed in sorted(unreached.items()) if rank in missed and other in hosts]
+        if not by and not lonely:
+            continue
+        measured = f"reaches no more than {len(hosts) - 1 - len(unreached[rank])} nodes" if lonely else ""
+        measured += f"{'; ' if lonely and by else ''}not reached by {format_names(by)}" if by else ""
+        yield judge_value(
+            False,
+            "fail",
+            "cluster.connect",
+            measured,
+            "every pair of nodes connects",
+            "workers of one job connect to each other on ports of their choice",
+            "open the ports between nodes; check its route and firewall",
+            host=host,
+        )
+
+
+_ITEM = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
+_RANGE = re.compile(r"\[([^\]]*)\]")
+
+
+def expand_hosts(nodes: str) -> list[str]:
+    """Host names of a list as Slurm writes it: ``a[01-03,7],b`` (as `scontrol show hostnames` would print it).
+
+    Raises:
+        UsageError: A bracket is not closed, or does not hold numbers.
+    """
+    if nodes.count("[") != nodes.count("]"):
+        raise UsageError(f"{nodes}: a bracket is not closed", "such as node[01-04,7],login")
+    return [host for item in _ITEM.findall(nodes) for host in _expand_item(item.strip())]
+
+
+def _expand_item(item: str) -> list[str]:
+    match = _RANGE.search(item)
+    if match is None:
+        if set(item) & {*"[] \t"}:
+            raise UsageError(f"{item}: not the name of a node", "such as node[01-04,7],login")
+        return [item] if item else []
+    found = []
+    for part in match[1].split(","):
+        first, _, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            raise UsageError(f"{item}: {part!r} is no range of numbers", "such as node[01-04,7]")
+        for number in range(int(first), int(last or first) + 1):
+            found += _expand_item(f"{item[: match.start()]}{number:0{len(first)}}{item[match.end() :]}")
+    return found

@@ -1,0 +1,90 @@
+"""What PyTorch sees of the devices, asked in a process of its own: their number, and which reach each other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from primus import interpreter
+from primus.machine import devices as visible
+from primus.preflight.finding import CheckFinding
+from primus.preflight.node import PreflightNode, format_names, judge_value, report_info
+
+LIMIT_S = 60.0
+"""Starting PyTorch on a node of 8 devices takes 10 to 15 s, more where its files are on a network file system."""
+USUAL_DEVICES = 8
+DEVICE_LIMIT_S = 1.0
+"""For each further device, such as the 64 partitions of a node in CPX mode."""
+REASON = "ranks take their devices from PyTorch"
+ADVICE = "is PyTorch built for this driver (see software.torch), and may this user open /dev/kfd and /dev/dri?"
+PROGRAM = """\
+import json, torch
+n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
+print(json.dumps({"count": n, "apart": [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]}))
+"""
+
+
+class TorchDeviceView(Struct, frozen=True):
+    """What the process prints."""
+
+    count: int
+    apart: tuple[tuple[int, int], ...] = ()
+    """Pairs of devices of which the first cannot reach the second's memory."""
+
+
+def compute_limit_s(node: PreflightNode) -> float:
+    """Seconds that PyTorch has to look at the devices of a node."""
+    return LIMIT_S + DEVICE_LIMIT_S * max(0, len(node.facts.partitions) - USUAL_DEVICES)
+
+
+def check_torch_devices(node: PreflightNode, python: str = sys.executable) -> Iterator[CheckFinding]:
+    """PyTorch sees the devices that the driver shows, and those of one hive reach each other."""
+    if not node.has_devices or not node.tree.is_live:
+        return
+    expected = len(visible.list_usable_devices(node.facts, node.environ))
+    answer = node.run_program(interpreter.code_command(python, PROGRAM), compute_limit_s(node))
+    if "No module named 'torch'" in answer.problem:
+        yield report_info("gpu.torch_count", "PyTorch is not installed here")
+        return
+    try:
+        view = msgspec.json.decode(answer.text.strip().rpartition("\n")[2], type=TorchDeviceView)
+    except msgspec.MsgspecError:
+        problem, advice = answer.problem or "no answer", "run `python -c 'import torch; torch.cuda.init()'`"
+        yield judge_value(False, "fail", "gpu.torch_count", problem, str(expected), REASON, advice)
+        return
+    yield judge_value(view.count == expected, "fail", "gpu.torch_count", str(view.count), str(expected), REASON, ADVICE)
+    if view.count > 1:
+        yield judge_peers(node, view)
+
+
+def judge_peers(node: PreflightNode, view: TorchDeviceView) -> CheckFinding:
+    """Whether devices of one hive reach each other's memory."""
+    hives = _list_hives(node, view.count)
+    reason = "collectives inside a node copy from device to device"
+    if hives is None:
+        shown = f"{len(view.apart)} pairs do not reach each other" if view.apart else "every pair"
+        return report_info("gpu.peer_access", shown, reason)
+    apart = [f"{first}-{second}" for first, second in view.apart if hives[first] == hives[second]]
+    return judge_value(
+        not apart,
+        "fail",
+        "gpu.peer_access",
+        f"none between {format_names(apart)}" if apart else "between all devices of a hive",
+        "between all devices of a hive",
+        reason,
+        "boot with iommu=pt, switch PCIe ACS off; `nvidia-smi topo -p2p r` or `amd-smi topology` shows the pairs",
+        value=len(apart),
+    )
+
+
+def _list_hives(node: PreflightNode, count: int) -> Sequence[str] | None:
+    """The hive of each device that PyTorch sees; None where there is none, or it sees other devices than the driver."""
+    linked = [device for device, profile in node.list_profiles if (profile.hive_size or 1) > 1]
+    hives = {part: device.hive or device.vendor for device in linked for part in device.partitions}
+    used = visible.list_usable_devices(node.facts, node.environ)
+    is_known = len(used) == count and all(part in hives for part in used)
+    return [hives[part] for part in used] if is_known else None

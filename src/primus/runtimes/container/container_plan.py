@@ -1,0 +1,190 @@
+"""A container as a plan: nothing is started, written or asked."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import structs
+
+from primus.errors import UsageError
+from primus.launch import inherited_variables, variables
+from primus.launch.compose import NODE_END
+from primus.launch.plan import BindMount, LaunchPlan, PlanContext, Variable
+from primus.launch.run_remote import node_rank
+from primus.machine.facts import MachineFacts
+from primus.redaction import is_secret_name, redact_args
+from primus.runtimes.container import engines, mounts
+from primus.runtimes.container.devices import read_container_host
+from primus.runtimes.container.engines import ContainerEngine, ContainerSpec
+from primus.runtimes.container.options import ContainerArguments, group_engine_options
+from primus.runtimes.container.variables import HIDDEN, changes_client
+
+AMD_IMAGE = "rocm/primus:v26.5"
+"""AMD-AGI/Primus `runner/.primus.yaml`."""
+SHELL = ("sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
+SHELL_GRACE_S = 5.0
+"""An idle shell takes no notice of being asked to end."""
+TASK_NOTE = "the task would be: "
+SAID = (TASK_NOTE, "warning: ")
+"""Beginnings of notes that are said at a start as well."""
+HOME = "/tmp"  # noqa: S108  any user may write there, in any image
+ROOT = Path("/")
+
+
+def limit_shell_grace(options: ContainerArguments) -> ContainerArguments:
+    """`options` with no more patience than a shell deserves."""
+    return structs.replace(options, grace=min(options.grace, SHELL_GRACE_S)) if options.shell else options
+
+
+def plan_container(
+    plan: LaunchPlan, options: ContainerArguments, context: PlanContext, root: Path = ROOT
+) -> tuple[LaunchPlan, ContainerSpec]:
+    """`plan` in a container, and that container.
+
+    Args:
+        plan: What it runs; its argv is empty for a shell without a task.
+        options: What was typed.
+        context: What may be known.
+        root: Root of the file system, another folder in tests.
+
+    Raises:
+        UsageError: An option is wrong, or there is no image.
+    """
+    options = limit_shell_grace(options)
+    container, notes = build_container(options, context, root)
+    typed, unread = _resolve_typed_variables(options, context, plan.env)
+    everything = plan.env | typed
+    by_name = {name: each for name, each in everything.items() if not changes_client(name)}
+    inner = structs.replace(plan, argv=_build_inner_command(plan.argv, typed, everything), env=by_name)
+    is_apptainer = container.engine.kind == "apptainer"
+    of_shell = () if is_apptainer else inherited_variables.list_inherited_names(context.environ)
+    own = {"PYTHONNOUSERSITE": Variable("1", "container")} if is_apptainer else {}
+    names = sorted({*of_shell, *by_name})
+    if is_apptainer:
+        notes.append(f"apptainer passes on all variables but {' '.join(HIDDEN)}")
+    visible = [name for name in names if name.endswith("VISIBLE_DEVICES")]
+    if visible and engines.chooses_gpus(group_engine_options(options.passed)):
+        notes.append(f"warning: {visible[0]} chooses among the GPUs that your options choose, which are numbered anew")
+    notes += [f"variables of {file} are read on each node" for file in unread]
+    if options.shell and plan.argv:
+        notes.append(f"{TASK_NOTE}{shlex.join(redact_args(inner.argv))}")
+    literal = _list_home_variables(container, context.environ)
+    if options.shell:
+        literal |= {name: each.value for name, each in everything.items() if name not in by_name}
+    argv = SHELL if options.shell else inner.argv
+    outer = LaunchPlan(
+        argv=engines.build_engine_command(container, options, names, literal, argv),
+        env=own | by_name,
+        inherited=tuple(name for name in of_shell if name not in by_name),
+        mounts=container.mounts,
+        notes=(*plan.notes, *notes),
+        inner=None if options.shell else inner,
+    )
+    return outer, container
+
+
+def build_container(
+    options: ContainerArguments, context: PlanContext, root: Path = ROOT
+) -> tuple[ContainerSpec, list[str]]:
+    """The container that is asked for, and what is to be said about it."""
+    environ, is_here = context.environ, context.is_here
+    asked = options.image or environ.get("DOCKER_IMAGE") or ""
+    engine = engines.choose_engine(options, asked, environ, is_here)
+    facts = context.facts(None) if is_here and (options.devices or not asked) else MachineFacts()
+    node = read_container_host(facts, engine.kind, with_devices=options.devices, root=root) if is_here else None
+    cwd = os.getcwd()
+    ours = mounts.list_own_mounts(cwd, context.directory, environ, has_run=context.starts_workers, is_here=is_here)
+    folders = mounts.merge_mounts(ours, mounts.parse_mounts(options.mount, cwd))
+    rank = node_rank(environ)
+    run_id = os.path.basename(context.directory)
+    container = ContainerSpec(
+        engine=engine,
+        image=asked or _default_image(facts, is_here),
+        name=engines.check_container_name(options.name, engine) or f"primus-{run_id}-{context.attempt}-{rank}",
+        labels={"primus.run": run_id, "primus.user": str(os.getuid()), "primus.node": str(rank)},
+        rank=rank,
+        mounts=folders,
+        workdir=cwd,
+        node=node,
+        user=(os.getuid(), os.getgid()) if options.user else None,
+        has_terminal=options.shell and is_here and sys.stdin.isatty(),
+    )
+    return container, _list_container_notes(container, folders, is_here, bool(asked))
+
+
+def client_environ(engine: ContainerEngine, environ: Mapping[str, str], env: Mapping[str, Variable]) -> dict[str, str]:
+    """Variables of the engine's client: this shell's, and those that are passed on by name."""
+    hidden = HIDDEN if engine.kind == "apptainer" else ()
+    kept = {name: value for name, value in environ.items() if name not in hidden}
+    return kept | {name: variable.value for name, variable in env.items()}
+
+
+def _list_container_notes(
+    container: ContainerSpec, folders: tuple[BindMount, ...], is_here: bool, has_image: bool
+) -> list[str]:
+    notes = [f"engine: {container.engine.program}, {container.engine.source}"]
+    if is_here:
+        notes += [f"mount source {source} does not exist" for source in mounts.find_missing_sources(folders)]
+    else:
+        notes.append("devices, groups and limits: found on each node")
+    if not has_image:
+        notes.append(f"image: {container.image}, the default for AMD GPUs; others need --image")
+    return notes
+
+
+def _default_image(facts: MachineFacts, is_here: bool) -> str:
+    if not is_here or any(device.vendor == "amd" for device in facts.devices):
+        return AMD_IMAGE
+    raise UsageError(
+        "no image is given, and there is a default for AMD GPUs only",
+        "name one with --image or $DOCKER_IMAGE, such as an NGC PyTorch image for NVIDIA GPUs",
+    )
+
+
+def _resolve_typed_variables(
+    options: ContainerArguments, context: PlanContext, given: Mapping[str, Variable]
+) -> tuple[dict[str, Variable], list[str]]:
+    """Variables of `--env`, secrets of which are `given` already, and the files that only the nodes can read."""
+    environ = {**context.environ, **{name: variable.value for name, variable in given.items()}}
+    known = [word for word in options.env if context.is_here or "=" in word or word in environ]
+    found = variables.parse_variables(known, "--env", environ)
+    return found | {name: given[name] for name in found if name in given}, [w for w in options.env if w not in known]
+
+
+def _build_inner_command(
+    argv: tuple[str, ...], typed: Mapping[str, Variable], everything: Mapping[str, Variable]
+) -> tuple[str, ...]:
+    """The command inside, with the typed variables as those of `direct --env`, which win over the experiment's.
+
+    Those that would change the engine's client stand there with their values.
+
+    Raises:
+        UsageError: One of the latter is a secret.
+    """
+    words: list[str] = []
+    for name, variable in everything.items():
+        if changes_client(name):
+            if is_secret_name(name) or variable.is_secret:
+                raise UsageError(
+                    f"--env {name}: a secret that the engine's own client reads, so it cannot be passed by its name",
+                    "log in with the engine (docker login), or use another name",
+                )
+            words += ["--env", f"{name}={variable.value}"]
+        elif name in typed:
+            words += ["--env", name]
+    if NODE_END not in argv:
+        return argv
+    place = argv.index(NODE_END) + 1
+    return (*argv[:place], *words, *argv[place:])
+
+
+def _list_home_variables(container: ContainerSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a user without an entry in the image's /etc/passwd needs: PyTorch's caches ask for a home and a name."""
+    if container.user is None:
+        return {}
+    name = environ.get("USER") or environ.get("LOGNAME") or str(container.user[0])
+    return {"HOME": HOME, "USER": name, "LOGNAME": name}

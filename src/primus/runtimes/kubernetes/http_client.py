@@ -1,0 +1,256 @@
+"""Requests to a Primus-SaFE server: time limits, what is tried again, and what its refusals mean.
+
+Source of paths, headers and error codes: AMD-AGI/Primus-SaFE, SaFE/apiserver/pkg/handlers and SaFE/docs/apis.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from primus.errors import PrimusError, UsageError
+from primus.redaction import MASK
+from primus.runtimes.kubernetes.target import Place, RequestRefused
+
+BASE = "/api/v1"
+TOKEN_VARIABLE = "PRIMUS_SAFE_TOKEN"  # noqa: S105  # its name
+TIMEOUT_S = 30.0
+DELAYS_S = (0.5, 1.0, 2.0, 4.0)
+"""Waits between the attempts of one request."""
+LONGEST_DELAY_S = 30.0
+"""A server may ask for a wait; not for a longer one."""
+BUSY = frozenset((429, 502, 503, 504))
+"""Answers that another attempt may better."""
+LARGEST_ANSWER_BYTES = 64 << 20
+QUOTA = "Primus.00008"
+"""Told with 503, and no better the next time."""
+
+HINTS = {
+    401: f"set {TOKEN_VARIABLE}, or give --token-file FILE, to an API key (ak-...) that has not expired",
+    403: "the key's user may not do this in this workspace",
+    404: "'kubernetes list' shows the jobs; is --workspace right?",
+    409: "'kubernetes list' shows what is there",
+    413: "the experiment's files are too large for the server",
+}
+
+
+class UncertainRequestError(PrimusError):
+    """No answer came, or one that does not tell whether the request was done."""
+
+
+class SafeServer:
+    """A Primus-SaFE server, as the user of a key.
+
+    Args:
+        place: Where it is.
+        environ: Variables, among them the key.
+        hidden: Values that its messages must not repeat.
+    """
+
+    def __init__(self, place: Place, environ: Mapping[str, str], hidden: Sequence[str] = ()) -> None:
+        self.url = place["url"]
+        self._headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        token = _read_token(place, environ)
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        if place["api"] == "legacy":
+            self._headers["userId"] = hashlib.md5(place["user"].encode(), usedforsecurity=False).hexdigest()
+        elif not token:
+            raise UsageError(f"{self.url} needs a key", HINTS[401])
+        self._hidden = [value for value in (token, *hidden) if value]
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def get_json(self, path: str, **query: object) -> dict[str, Any]:
+        """The answer to a question, asked again where the server is busy.
+
+        Raises:
+            Refused: The server says no.
+            PrimusError: It cannot be reached.
+        """
+        given = {name: value for name, value in query.items() if value is not None}
+        found = self._request_with_retries("GET", f"{path}?{urlencode(given)}" if given else path)
+        if not isinstance(found, dict):
+            raise self.build_foreign_answer_error("no JSON object")
+        return found
+
+    def build_foreign_answer_error(self, what: str) -> PrimusError:
+        """The error that the server's answer is `what`."""
+        return PrimusError(f"{self.url}: the answer is {what}", "is this a Primus-SaFE server?")
+
+    def delete_resource(self, path: str) -> None:
+        """Have something removed; it may be gone when this is asked again."""
+        self._request_with_retries("DELETE", path)
+
+    def post_json(self, path: str, body: Any) -> Any:
+        """Ask once for something to be made, again only where the server was too busy to begin.
+
+        Raises:
+            Uncertain: It may have been made.
+            Refused: The server says no.
+        """
+        for delay in (*DELAYS_S, None):
+            try:
+                return self._request_once("POST", path, body)
+            except _Busy as error:
+                if error.status != http.client.TOO_MANY_REQUESTS:
+                    raise UncertainRequestError(error.problem, error.hint) from None
+                if delay is None:
+                    raise RequestRefused(error.problem, error.hint, error.status) from None
+                time.sleep(error.wait_s or delay)
+            except _NoAnswer as error:
+                if error.is_unsent:
+                    raise PrimusError(error.problem, error.hint) from None
+                raise UncertainRequestError(error.problem, error.hint) from None
+        raise AssertionError
+
+    def _request_with_retries(self, method: str, path: str) -> Any:
+        for number, delay in enumerate((*DELAYS_S, None)):
+            try:
+                return self._request_once(method, path, None)
+            except (_Busy, _NoAnswer) as error:
+                if delay is None:
+                    raise PrimusError(error.problem, error.hint) from None
+                time.sleep(error.wait_s or delay)
+            except RequestRefused as error:
+                if method == "DELETE" and number and error.status == http.client.NOT_FOUND:
+                    return None
+                raise
+        raise AssertionError
+
+    def _request_once(self, method: str, path: str, body: Any) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}{BASE}{path}", data, self._headers, method=method)  # noqa: S310
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                content = answer.read(LARGEST_ANSWER_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._build_refusal_error(error) from None
+        except urllib.error.URLError as error:
+            is_unsent = isinstance(error.reason, ConnectionRefusedError) or "getaddrinfo" in repr(error.reason)
+            raise _NoAnswer(f"{self.url}: {_describe_error(error.reason)}", is_unsent=is_unsent) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise _NoAnswer(f"{self.url}: {_describe_error(error)}") from None
+        if not content:
+            return None
+        try:
+            return json.loads(content)
+        except ValueError:
+            raise self.build_foreign_answer_error("not JSON") from None
+
+    def _build_refusal_error(self, error: urllib.error.HTTPError) -> PrimusError:
+        """What an answer with an error means."""
+        code, message = "", ""
+        try:
+            told = json.loads(error.read(1 << 20) or b"{}")
+            code, message = str(told.get("errorCode") or ""), str(told.get("errorMessage") or "")
+        except (ValueError, AttributeError, OSError, http.client.HTTPException):
+            pass
+        for value in self._hidden:
+            message = message.replace(value, MASK)
+        said = f"{message or error.reason} ({code or f'HTTP {error.code}'})"
+        problem = f"{self.url}: {said}"
+        if error.code in BUSY and code != QUOTA:
+            return _Busy(problem, error.code, _read_retry_after_s(error.headers.get("Retry-After")))
+        if 300 <= error.code < 400:
+            target = error.headers.get("Location", "elsewhere")
+            return RequestRefused(f"{self.url} sends us to {target}", "give that address as --url", error.code)
+        hint = "ask for fewer nodes, or wait: the workspace's quota is used up" if code == QUOTA else ""
+        return RequestRefused(problem, hint or HINTS.get(error.code, ""), error.code)
+
+
+def quote_path_segment(text: str) -> str:
+    """`text` as one part of a path."""
+    return quote(text, safe="")
+
+
+def check_url(text: str) -> str:
+    """`text` as the address of a server.
+
+    Raises:
+        UsageError: It is none, or holds a password.
+    """
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an address, or no port
+        is_address = False
+    if not is_address or parts.query or parts.fragment:
+        raise UsageError("--url is not the address of a server", "such as https://safe.example.org")
+    if parts.username or parts.password:
+        raise UsageError("--url holds a user or password", f"the key goes in {TOKEN_VARIABLE}")
+    return text.rstrip("/").removesuffix(BASE)
+
+
+def _read_token(place: Place, environ: Mapping[str, str]) -> str:
+    file = place.get("token_file")
+    if not file:
+        return _one_key(environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE)
+    try:
+        token = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise UsageError(f"--token-file {file}: {reason}") from None
+    if not token:
+        raise UsageError(f"--token-file {file} does not hold one key")
+    return _one_key(token, f"--token-file {file}")
+
+
+def _one_key(token: str, where: str) -> str:
+    """`token`, which can stand in a header of HTTP; an error of that would show it.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if len(token.split()) > 1 or not token.isascii() or not token.isprintable():
+        raise UsageError(f"{where} does not hold one key")
+    return token
+
+
+class _Busy(PrimusError):
+    def __init__(self, problem: str, status: int, wait_s: float | None) -> None:
+        super().__init__(problem, "the server is busy; try again later")
+        self.status = status
+        self.wait_s = wait_s
+
+
+class _NoAnswer(PrimusError):
+    wait_s: float | None = None
+
+    def __init__(self, problem: str, *, is_unsent: bool = False) -> None:
+        super().__init__(problem, "is --url right, and can this machine reach it?")
+        self.is_unsent = is_unsent
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection: it would carry the key to another server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _describe_error(error: object) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {TIMEOUT_S:.0f} s"
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text)
+
+
+def _read_retry_after_s(header: str | None) -> float | None:
+    """Seconds of a Retry-After header: a number, or a date (RFC 9110, 10.2.3)."""
+    if not header:
+        return None
+    try:
+        wait_s = float(header) if header.strip().isdigit() else parsedate_to_datetime(header).timestamp() - time.time()
+    except (ValueError, TypeError):
+        return None
+    return min(max(wait_s, 0.0), LONGEST_DELAY_S)

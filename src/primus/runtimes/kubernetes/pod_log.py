@@ -1,0 +1,66 @@
+"""The log of a pod, followed over lost connections."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from http import HTTPStatus
+
+from primus.runtimes.kubernetes.client import KubernetesClient
+from primus.runtimes.kubernetes.names import REPLICATED_JOB
+from primus.runtimes.kubernetes.target import RequestRefused, Write
+
+RECONNECT_S = 1.0
+
+
+class PodLogFollower:
+    """Writes each line of the pods of one node once."""
+
+    def __init__(self, server: KubernetesClient, write: Write, tail: int | None) -> None:
+        self._server = server
+        self._write = write
+        self._tail = tail
+        self._pod = ""
+        self._last = ""
+        self._num_at_last = 0
+        """Lines of the last moment that are written."""
+
+    def read(self, pod: str, *, follow: bool) -> None:
+        """Write the lines of `pod` that are new; with `follow` until the connection ends, maybe long before the pod."""
+        if pod != self._pod:
+            self._write_last_lines()
+            self._pod, self._last, self._num_at_last = pod, "", 0
+        query = {"container": REPLICATED_JOB, "timestamps": "true"}
+        query |= {"follow": "true"} if follow else {}
+        if self._last:
+            query["sinceTime"] = self._last
+        elif self._tail is not None:
+            query["tailLines"] = str(self._tail)
+        path = f"/api/v1/namespaces/{self._server.namespace}/pods/{pod}/log"
+        try:
+            self._write_new(self._server.stream_lines(path, **query))
+        except RequestRefused as error:
+            if error.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND) or not follow:
+                raise
+            time.sleep(RECONNECT_S)  # its container waits to be started, or the pod has been replaced
+
+    def _write_last_lines(self) -> None:
+        """Write the last lines of the pod before, where it is still there."""
+        if self._pod:
+            with contextlib.suppress(RequestRefused):
+                self.read(self._pod, follow=False)
+
+    def _write_new(self, lines: Iterable[str]) -> None:
+        """Write `lines` without those that were written before a connection was lost: they come by the second."""
+        known, num_known = self._last, self._num_at_last
+        for line in lines:
+            moment, _, text = line.partition(" ")
+            if moment < known:
+                continue
+            if moment == known and num_known:
+                num_known -= 1
+                continue
+            self._num_at_last = self._num_at_last + 1 if moment == self._last else 1
+            self._last = moment
+            self._write(text)

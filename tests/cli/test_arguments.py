@@ -1,0 +1,223 @@
+"""What people type is understood, or refused with the nearest thing that they may have meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fakes import cli
+from primus.cli.main import main
+from primus.machine.facts import Cpu, MachineFacts
+
+CONFIG = "modules: {pre_trainer: {framework: abacus, model: tiny, overrides: {mock_data: true, seq_length: 8}}}\n"
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PRIMUS_PLUGINS", str(cli.PLUGINS))
+    monkeypatch.setattr("primus.machine.probe.probe", lambda **_: MachineFacts(cpu=Cpu(usable=16)))
+    (tmp_path / "e.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+PRETRAIN = "-- train pretrain --config e.yaml"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem", "hint"),
+    [
+        ("dirct -- runs list", "no runtime 'dirct'", "did you mean 'direct'?"),
+        ("zebra", "no runtime 'zebra'", "valid: box, container, direct, grid, kubernetes, slurm, ssh"),
+        ("direct", "no task is given", "primus-cli direct -- <task>"),
+        ("direct --", "no task is given", "primus-cli direct -- <task>"),
+        ("-- runs list", "no runtime is given", "primus-cli <box|container|direct|grid|kubernetes|slurm|ssh> -- "),
+        ("runs list", "'runs' is a task; a runtime comes first", "primus-cli direct -- runs list"),
+        ("train pretrain --config e.yaml", "'train' is a task; a runtime comes first", f"primus-cli direct {PRETRAIN}"),
+        ("--drv-run direct", "unknown option --drv-run", "did you mean '--dry-run'?"),
+        ("direct train pretrain", "'train' is a task: ' -- ' must stand before it", "primus-cli direct -- train ..."),
+        (
+            "direct --nproc 2 runs list",
+            "'runs' is a task: ' -- ' must stand before it",
+            "primus-cli direct -- runs ...",
+        ),
+        (
+            "direct stray -- runs list",
+            "runtime 'direct': unexpected word 'stray'",
+            "separate runtimes and task by ' -- '",
+        ),
+        ("direct -- run list", "no task 'run'", "did you mean 'runs'?"),
+        ("direct -- runs", "'runs' needs one of: clean, diff, list, show", ""),
+        ("direct -- runs lst", "no task 'runs lst'", "did you mean 'list'?"),
+        ("direct -- runs --workspace x", "'runs' needs one of: clean, diff, list, show", ""),
+        ("direct -- bx -- runs list", "no runtime or task 'bx'", "did you mean 'box'?"),
+        (
+            "direct -- box -- runs list",
+            "runtime 'box' (container) cannot run inside 'direct' (node)",
+            "the order is cluster",
+        ),
+        (
+            "box -- grid -- runs list",
+            "runtime 'grid' (cluster) cannot run inside 'box' (container)",
+            "the order is cluster",
+        ),
+        ("direct -- direct -- runs list", "runtime 'direct' (node) cannot run inside 'direct' (node)", "the order"),
+        ("direct --nporc 2 -- runs list", "runtime 'direct': unknown option --nporc", "did you mean '--nproc'?"),
+        ("direct --nproc -- runs list", "runtime 'direct': argument --nproc", "expected one argument"),
+        ("direct --nproc two -- runs list", "runtime 'direct': --nproc two: expected int, got str", ""),
+        ("direct --nproc 0 -- runs list", "--nproc: 0 is not a number of processes or nodes", "use 1 or more"),
+        ("direct --nproc 2.5 -- runs list", "runtime 'direct': --nproc 2.5: expected int, got str", ""),
+        ("direct --single --nproc 2 -- runs list", "--single is one process", "leave out"),
+        ("direct --nnodes 2 -- runs list", "2 nodes need the address of node 0", "give --master-addr"),
+        ("direct --env A -- runs list", "--env A: No such file or directory", "give NAME=VALUE"),
+        ("direct --env 1A=x -- runs list", "--env: '1A' is not the name of a variable", ""),
+        ("box --image -- runs list", "runtime 'box': argument --image", "expected one argument"),
+        ("grid -N 0 -- runs list", "runtime 'grid': -N 0: expected int >= 1", ""),
+        ("direct -- runs list stray", "task 'runs list': unexpected word 'stray'", ""),
+        (
+            "direct -- runs list --workspce x",
+            "task 'runs list': unknown option --workspce",
+            "did you mean '--workspace'?",
+        ),
+        ("direct -- runs show", "task 'runs show' needs run", "Run folder, id"),
+        ("direct -- runs diff a", "task 'runs diff' needs b", "Second run."),
+        ("direct -- runs show nothing", "no run 'nothing' in output", "no runs there yet"),
+        ("direct -- runs clean", "runs clean needs a condition", "--keep N"),
+        ("direct -- runs clean --keep -1", "task 'runs clean': --keep -1: expected int >= 0", ""),
+        (
+            "direct -- runs clean --older-than-days -1",
+            "task 'runs clean': --older-than-days -1: expected float >= 0",
+            "",
+        ),
+        ("direct -- train pretrain", "train pretrain takes one of --config, --replay and --run", "nothing was given"),
+        (f"direct {PRETRAIN} --run x", "train pretrain takes one of", "--config and --run was given"),
+        ("direct -- train pretrain --config none.yaml", "none.yaml: no such file", ""),
+        ("direct -- train pretrain --config", "task 'train pretrain': argument --config", "expected one argument"),
+        (f"direct {PRETRAIN} --train_iter 5", "--train_iter: unknown key 'train_iter'", "did you mean 'train_iters'?"),
+        (f"direct {PRETRAIN} stray", "unexpected word 'stray'", "overrides are written --name value"),
+        (f"direct {PRETRAIN} -- --lr 1", "unexpected word '--'", ""),
+        ("direct -- train pretrain --replay nothing", "nothing is not a run folder", "'runs list' shows the runs"),
+        ("direct -- train pretrain --run . --lr 1", "--run continues a run as it is; it takes no --lr", "new run"),
+        ("direct -- config check", "task 'config check' needs --config", "Experiment file."),
+        (
+            "direct -- train pretrain --confg e.yaml",
+            "task 'train pretrain': unknown option --confg",
+            "did you mean '--config'?",
+        ),
+        ("direct -- config check --confg=e.yaml", "task 'config check': unknown option --confg", "'--config'"),
+        (
+            "direct -- train pretrain e.yaml",
+            "task 'train pretrain': unexpected word 'e.yaml'",
+            "given as --config e.yaml",
+        ),
+        ("direct -- config show none.toml --lr 1", "task 'config show': unexpected word 'none.toml'", "--config none"),
+        (
+            f"direct {PRETRAIN} --nproc 2",
+            "task 'train pretrain': --nproc is an option of the runtime 'direct'",
+            "it belongs before the --: primus-cli direct --nproc 2 -- train pretrain ...",
+        ),
+        (f"direct {PRETRAIN} --nproc_per_node=8", "task 'train pretrain': --nproc_per_node is an option", "--nproc 8"),
+        (
+            f"slurm srun -N 2 {PRETRAIN} --requeue",
+            "task 'train pretrain': --requeue is an option of the runtime 'slurm'",
+            "",
+        ),
+        (
+            f"box {PRETRAIN} --image x",
+            "task 'train pretrain': --image is an option of the runtime 'box'",
+            "box --image",
+        ),
+        (f"direct {PRETRAIN} --learning_rate 1", "--learning_rate: unknown key 'learning_rate'; use lr", ""),
+        (f"direct {PRETRAIN} --no_load_rng", "--no_load_rng: unknown key 'no_load_rng'; it is a setting of Mega", ""),
+        (f"direct {PRETRAIN} --exp_name \x1b[2J", "--exp_name: exp_name '\\x1b[2J' holds a control character", ""),
+        (f"direct {PRETRAIN} --model a\x07b", "--model: no model 'a\\x07b'", " more"),
+        ("direct -- config init lama3", "no model 'lama3'", "similar: llama3"),
+    ],
+)
+def test_a_wrong_line_is_one_message_and_exit_code_2(
+    line: str, problem: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"primus-cli: {problem}")
+    assert hint in err
+    assert out == ""
+
+
+def test_a_word_that_is_not_unicode_is_refused(tmp_path: Path) -> None:
+    done = cli.run("direct", "--", "runs", "list", "--workspace", "\udcff", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "primus-cli: '\\udcff' is not UTF-8 text\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"--dry-run direct {PRETRAIN}",
+        f"direct --dry-run {PRETRAIN}",
+        f"direct {PRETRAIN} --dry-run",
+        f"direct {PRETRAIN} --dry_run --lr 1",
+        "direct -- train pretrain --dry-run --config=e.yaml lr=1",
+        "direct -- train pretrain --exp e.yaml --dry-run",
+        "direct --nproc=1 --env A=1 B=2 --env C=3 --dry_run -- train pretrain --config e.yaml",
+    ],
+)
+def test_global_options_may_stand_anywhere(line: str, capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
+    assert main(line.split()) == 0
+    assert "primus.worker" in capsys.readouterr().out
+    assert [path.name for path in workplace.iterdir()] == ["e.yaml"]
+
+
+@pytest.mark.parametrize("line", ["", "--help", "-h", "help", "--json --help", "--debug", "--dry-run -h"])
+def test_help_of_everything(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 0
+    assert capsys.readouterr().out.startswith("usage: primus-cli [options] <runtime>")
+
+
+@pytest.mark.parametrize("line", ["--version", "--json --version"])
+def test_the_version(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 0
+    assert capsys.readouterr().out.startswith("primus ")
+
+
+@pytest.mark.parametrize(
+    ("line", "usage"),
+    [
+        ("direct --help", "usage: primus-cli direct [options]"),
+        ("direct -h -- runs list", "usage: primus-cli direct -- runs list [options]"),
+        ("direct -- --help", "usage: primus-cli direct [options]"),
+        ("grid -- box --help", "usage: primus-cli grid [options]"),
+        ("direct -- runs --help", "usage: primus-cli <runtime> -- runs <subtask> [options]"),
+        ("direct -- runs list -h", "usage: primus-cli direct -- runs list [options]"),
+        ("direct -- train pretrain --config none.yaml --help", "usage: primus-cli direct -- train pretrain [options]"),
+        ("grid -- box -- train pretrain --help", "usage: primus-cli box -- train pretrain [options]"),
+    ],
+)
+def test_help_of_what_is_named(line: str, usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 0
+    assert capsys.readouterr().out.startswith(usage)
+
+
+def test_tasks_may_be_typed_with_dashes_or_underscores(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["direct", "--", "runs", "list", "--workspace=none"]) == 0
+    assert capsys.readouterr().out == "no runs in none\n"
+
+
+def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:
+    done = cli.run("--debug", "direct", "--", "config", "check", "--config", "none.yaml", cwd=tmp_path)
+    assert "Traceback" in done.stderr
+    assert "UsageError: none.yaml: no such file" in done.stderr
+
+
+def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
+    with cli.started("direct", "--", "config", "schema", cwd=tmp_path) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert (process.wait(20), errors) == (0, "")
+
+
+def test_text_that_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    words = ("direct", "--", "runs", "list", "--workspace", "läufe")
+    done = cli.run(*words, cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout) == (0, "no runs in l\\xe4ufe\n")

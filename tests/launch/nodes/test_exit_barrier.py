@@ -1,0 +1,119 @@
+"""The nodes of a job leave together: nobody is kept by one that is gone, nor for ever by one that does not finish."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fakes import cli
+from primus.launch.nodes import exit_barrier
+from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
+from primus.launch.signals import StopSignals
+
+
+@pytest.fixture(autouse=True)
+def restored_signal_handlers() -> Iterator[None]:
+    """A node that has left ignores signals; this process goes on with other tests."""
+    before = {number: signal.getsignal(number) for number in StopSignals.HANDLED}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def three() -> Iterator[tuple[ControlChannel, ControlChannel, ControlChannel]]:
+    """The connections of node 0, 1 and 2."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    head = ControlChannel({rank: pair[0] for rank, pair in enumerate(pairs, start=1)}, {})
+    others = [ControlChannel({0: pair[1]}, {}) for pair in pairs]
+    yield head, others[0], others[1]
+    for each in (head, *others):
+        each.close()
+
+
+def leaving(bond: ControlChannel, rank: int, limit_s: float = 20.0) -> threading.Thread:
+    thread = threading.Thread(target=exit_barrier.wait_for_all_nodes, args=(bond, rank, limit_s))
+    thread.start()
+    return thread
+
+
+def is_over(thread: threading.Thread) -> bool:
+    return not thread.is_alive()
+
+
+def test_nobody_leaves_before_all_have_finished(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
+    head, first, second = three
+    early = leaving(first, 1)
+    leader = leaving(head, 0)
+    cli.wait_for(lambda: head.finished == {1}, "the first has finished")
+    assert early.is_alive() and leader.is_alive()
+    late = leaving(second, 2)
+    for thread in (early, late, leader):
+        thread.join(5)
+        assert is_over(thread)
+
+
+def test_the_others_wait_for_node_0(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
+    head, first, second = three
+    threads = [leaving(first, 1), leaving(second, 2)]
+    cli.wait_for(lambda: head.finished == {1, 2}, "both have finished")
+    assert not any(map(is_over, threads))
+    exit_barrier.wait_for_all_nodes(head, 0, 20.0)
+    for thread in threads:
+        thread.join(5)
+        assert is_over(thread)
+
+
+def test_a_node_that_has_gone_keeps_nobody(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
+    head, first, second = three
+    second.close()
+    threads = [leaving(first, 1), leaving(head, 0)]
+    for thread in threads:
+        thread.join(5)
+        assert is_over(thread)
+
+
+def test_without_node_0_the_others_leave(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
+    head, first, second = three
+    threads = [leaving(first, 1), leaving(second, 2)]
+    cli.wait_for(lambda: head.finished == {1, 2}, "both have finished")
+    head.close()
+    for thread in threads:
+        thread.join(5)
+        assert is_over(thread)
+
+
+def test_a_node_that_has_given_up_the_work_is_waited_for(
+    three: tuple[ControlChannel, ControlChannel, ControlChannel],
+) -> None:
+    """It has its hooks to do, as others have."""
+    head, first, second = three
+    first.send_message(ControlMessage(kind="lost", text="no disk"))
+    cli.wait_for(lambda: head.lost == {1: "no disk"}, "that it has given up")
+    assert head.ranks == {2}
+    assert head.connected_ranks == {1, 2}
+    leader, other = leaving(head, 0), leaving(second, 2)
+    cli.wait_for(lambda: head.finished == {2}, "the second has finished")
+    assert leader.is_alive() and other.is_alive()
+    last = leaving(first, 1)
+    for thread in (leader, other, last):
+        thread.join(5)
+        assert is_over(thread)
+    assert head.lost[1] == "no disk"
+
+
+def test_a_node_that_does_not_finish_keeps_the_others_for_a_limited_time(
+    three: tuple[ControlChannel, ControlChannel, ControlChannel],
+) -> None:
+    head, first, _ = three
+    began = time.monotonic()
+    thread = leaving(first, 1)
+    exit_barrier.wait_for_all_nodes(head, 0, 0.5)
+    thread.join(5)
+    assert is_over(thread)
+    assert 0.5 <= time.monotonic() - began < 5
