@@ -100,13 +100,14 @@ def cpu():
     return usage.ru_utime + usage.ru_stime
 before = cpu()
 from primus.data.shards import inputs
-from primus.data.filter.cleaning import recipe, words
-from primus.data.filter.cleaning.block import Block
+from primus.data.filter.cleaning import recipe
+from primus.data.filter.cleaning import words
+from primus.data.filter.cleaning.block import DocumentBlock
 from primus.data.filter.cleaning.rules import RULES
 from primus.data.filter.cleaning.stage import BLOCK_CHARACTERS, CleanStage
-from primus.data.shards.shard_queue import open_board, work
+from primus.data.shards.shard_queue import open_shard_queue, process_shards
 file, place = sys.argv[1:]
-chain = recipe.load("fineweb")
+chain = recipe.load_recipe("fineweb")
 rules = {name: (RULES[name](),) for name in ("gopher_repetition", "gopher_quality", "c4", "fineweb_quality", "mc4")}
 rules["c4_any_line_end"] = (RULES["c4"](terminal_punctuation=False),)
 rules["chain"] = chain.rules
@@ -114,7 +115,7 @@ stage = CleanStage(["benchmark"], chain)
 stage.start()
 for some in rules.values():
     for rule in some:
-        rule.apply(Block(["a word"]))
+        rule.apply(DocumentBlock(["a word"]))
 result = {"cpu_s": {}, "decisions": {}, "start_cpu_s": cpu() - before}
 texts = [json.loads(line)["text"] for line in open(file, encoding="utf-8")]
 def blocks():
@@ -130,7 +131,7 @@ def blocks():
 def decide(some):
     decisions, left = [], []
     for held in blocks():
-        block = Block(held)
+        block = DocumentBlock(held)
         for rule in some:
             rule.apply(block)
         found = [None] * len(held)
@@ -147,13 +148,13 @@ for name, some in rules.items():
         result["left"] = left
 source = inputs.open_files((file,))
 before = cpu()
-board = open_board(stage, source.shards, Path(place))
-assert work(board, lambda counts: None, lambda row: False)
+board = open_shard_queue(stage, source.shards, Path(place))
+assert process_shards(board, lambda counts: None, lambda row: False)
 result["cpu_s"]["chain, files to files"] = cpu() - before
 result["words"] = []
 before = cpu()
 for held in blocks():
-    result["words"] += Block(held).num_words.tolist()
+    result["words"] += DocumentBlock(held).num_words.tolist()
 result["cpu_s"]["words"] = cpu() - before
 print(json.dumps(result))
 """

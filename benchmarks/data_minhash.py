@@ -70,13 +70,13 @@ OURS = """
 import json, resource, sys
 from pathlib import Path
 from primus.data.shards import inputs
-from primus.data.shards import shards
+from primus.data.shards import shard
 from primus.data.filter.dedup import keys
-from primus.data.filter.dedup.job import Job, dedup
-from primus.data.filter.dedup.recipe import Recipe
-from primus.data.shards.shard_queue import open_board, work
+from primus.data.filter.dedup.job import DedupJob, deduplicate_documents
+from primus.data.filter.dedup.recipe import DedupRecipe
+from primus.data.shards.shard_queue import open_shard_queue, process_shards
 folder, place, *seed = sys.argv[1:]
-recipe = Recipe(seed=int(seed[0]) if seed else 1)
+recipe = DedupRecipe(seed=int(seed[0]) if seed else 1)
 def cpu():
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
@@ -84,11 +84,11 @@ stage = keys.KeyStage(["benchmark"], recipe, "text", "file")
 stage.start()
 source = inputs.open_files((folder,))
 before = cpu()
-board = open_board(stage, source.shards, Path(place) / "keys")
-assert work(board, lambda counts: None, lambda row: False)
+board = open_shard_queue(stage, source.shards, Path(place) / "keys")
+assert process_shards(board, lambda counts: None, lambda row: False)
 times = {"signatures": cpu() - before}
 before = cpu()
-dedup(Job(inputs=(folder,), output=Path(place) / "kept", recipe=recipe, workers=1))
+deduplicate_documents(DedupJob(inputs=(folder,), output=Path(place) / "kept", recipe=recipe, workers=1))
 times["all"] = cpu() - before
 peak = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({"cpu_s": times, "rss": peak}))

@@ -36,8 +36,8 @@ from primus.data.shards.shard_queue import compute_checksum
 
 SOURCE_BYTES = 12_000_000
 HASH = (
-    "import sys; from pathlib import Path; from primus.data.shards.shard_queue import checksum; "
-    "checksum(Path(sys.argv[1]))"
+    "import sys; from pathlib import Path; from primus.data.shards.shard_queue import compute_checksum; "
+    "compute_checksum(Path(sys.argv[1]))"
 )
 MEGATRON = """
 import json, os, sys

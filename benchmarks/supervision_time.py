@@ -32,16 +32,17 @@ SEQUENCE, BATCH = 256, 8
 WATCHER = """
 import sys, time
 from pathlib import Path
-from primus.launch import bond, execute
-from primus.launch.supervision.attempt_monitor import Guard, Place
-from primus.launch.signals import Signals
-from primus.machine.cluster import Layout
-place = Place(folder=Path(sys.argv[1]), layout=Layout(nproc=1), ranks=(0,), environ={}, hang_timeout_s=600.0)
-guard = Guard(place, bond.alone(), Signals(), lambda kind, **fields: None, print)
+from primus.launch.nodes import control_channel
+from primus.launch.supervision import worker_processes
+from primus.launch.supervision.attempt_monitor import AttemptMonitor, NodeAttempt
+from primus.launch.signals import StopSignals
+from primus.machine.cluster import ClusterLayout
+place = NodeAttempt(folder=Path(sys.argv[1]), layout=ClusterLayout(nproc=1), ranks=(0,), environ={}, hang_timeout_s=600.0)
+guard = AttemptMonitor(place, control_channel.alone(), StopSignals(), lambda kind, **fields: None, print)
 print("ready", flush=True)
 while True:
     guard.is_over(time.monotonic())
-    time.sleep(execute.POLL_S)
+    time.sleep(worker_processes.POLL_S)
 """
 
 

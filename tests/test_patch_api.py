@@ -200,7 +200,7 @@ def test_inductor_gets_library_folders_with_spaces_as_one_word() -> None:
     program = (
         "import shlex\n"
         "from primus import registry\n"
-        "registry.load('patches', 'inductor_library_paths').apply()\n"
+        "registry.load_plug_in('patches', 'inductor_library_paths').apply()\n"
         "from torch._inductor.cpp_builder import BuildOptionsBase, CppBuilder\n"
         "options = BuildOptionsBase(compiler='g++', libraries_dirs=['/a b/lib', '/c'])\n"
         "print([word for word in shlex.split(CppBuilder('x', 'x.cpp', options).get_command_line()) if '-L' in word])\n"
@@ -219,9 +219,9 @@ def test_a_model_compiles_where_the_path_of_torch_has_a_space(tmp_path: Path) ->
     program = (
         "import torch\n"
         "from primus import patch\n"
-        "(choice,) = [each for each in patch.choices({}) if each.name == 'inductor-library-paths']\n"
+        "(choice,) = [each for each in patch.choose_patches({}) if each.name == 'inductor-library-paths']\n"
         "assert choice.applies, choice\n"
-        "patch.apply(choice)\n"
+        "patch.apply_patch(choice)\n"
         "x = torch.randn(8, 8)\n"
         "torch.testing.assert_close(torch.compile(lambda x: (x * 2).sin().sum(0))(x), (x * 2).sin().sum(0))\n"
         "print('compiled')\n"

@@ -15,7 +15,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from primus.data import atomic
-with atomic.lock(Path(sys.argv[1]), 5):
+with atomic.hold_lock(Path(sys.argv[1]), 5):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -157,7 +157,7 @@ def test_a_signal_that_comes_again_later_ends_a_worker_that_does_not_listen(tmp_
 
 
 def test_a_worker_that_does_not_listen_is_ended_when_its_time_is_up(tmp_path: Path) -> None:
-    before = "from primus.launch import guard; guard.GRACE_S = 0.5"
+    before = "from primus.launch.supervision import attempt_monitor; attempt_monitor.GRACE_S = 0.5"
     with cli.started("direct", "--", "tiny", "ignore", cwd=tmp_path, before=before) as process:
         cli.wait_for(lambda: (tmp_path / "out/tiny/latest/logs/attempt_0/deaf").exists(), "a deaf worker")
         process.terminate()

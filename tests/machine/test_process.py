@@ -61,7 +61,7 @@ def test_output_is_none_unless_the_command_succeeds(monkeypatch: pytest.MonkeyPa
 def test_a_process_that_ends_without_finalization_keeps_its_code_output_and_exit_functions(code: int) -> None:
     program = f"""
 import atexit, sys
-from primus.process import end_with
+from primus.process import run_until_end
 class Late:
     def __del__(self):
         print("finalized", file=sys.__stderr__)
@@ -70,7 +70,7 @@ def main():
     atexit.register(print, "registered")
     print("main")
     return {code}
-end_with(main)
+run_until_end(main)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "main\nregistered\n", "")
@@ -88,5 +88,5 @@ def test_a_process_that_a_library_ends_has_that_code(value: str, code: int, said
 
 
 def _ended_with(work: str) -> subprocess.CompletedProcess[str]:
-    program = f"import sys; from primus.process import end_with; end_with(lambda: {work})"
+    program = f"import sys; from primus.process import run_until_end; run_until_end(lambda: {work})"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)

@@ -269,7 +269,7 @@ def test_a_model_is_one_file_as_the_guide_shows_it(plug_ins: Path) -> None:
 
 def test_a_ring_of_architectures_is_refused(plug_ins: Path) -> None:
     (plug_ins / "architectures/ring.py").write_text(
-        'from primus.machine.profile import Layer\nLAYER = Layer(name="ring", parent="ring")\n'
+        'from primus.machine.profile import ProfileLayer\nLAYER = ProfileLayer(name="ring", parent="ring")\n'
     )
     with pytest.raises(PrimusError, match="'ring' stands above itself"):
         profile.list_architecture_layers("ring")

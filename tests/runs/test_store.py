@@ -115,7 +115,7 @@ def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(make: Make
     assert not (run.directory / ".lock").exists(), "looking changes nothing"
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom primus.runs.store import Run\n"
-        "with Run(Path(sys.argv[1])).lock() as ours:\n    print(ours, flush=True)\n    time.sleep(30)\n"
+        "with Run(Path(sys.argv[1])).hold_lock() as ours:\n    print(ours, flush=True)\n    time.sleep(30)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(store.__file__).parents[2])}
     with subprocess.Popen(

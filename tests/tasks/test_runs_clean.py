@@ -123,7 +123,7 @@ def test_a_run_that_is_executed_here_or_on_another_host_stays(make: Make) -> Non
     os.utime(left.directory / ".lock", (0, 0))
     script = (
         "import sys\nfrom pathlib import Path\nfrom primus.runs.store import Run\n"
-        "with Run(Path(sys.argv[1])).lock() as ours:\n    print(ours, flush=True)\n    sys.stdin.read()\n"
+        "with Run(Path(sys.argv[1])).hold_lock() as ours:\n    print(ours, flush=True)\n    sys.stdin.read()\n"
     )
     argv = [sys.executable, "-c", script, str(here.directory)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

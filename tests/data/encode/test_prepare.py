@@ -370,11 +370,11 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, tokenizer_file
 PROGRAM = """
 import sys
 from pathlib import Path
-from primus.data.encode.prepare import Job, prepare
+from primus.data.encode.prepare import EncodeJob, prepare_token_files
 
 if __name__ == "__main__":
-    job = Job(inputs=(sys.argv[1],), tokenizer=sys.argv[2], output=Path(sys.argv[3]), workers=int(sys.argv[4]))
-    made = prepare(job, show=lambda progress: print("progress", flush=True) or "wait" in sys.argv and sys.stdin.read())
+    job = EncodeJob(inputs=(sys.argv[1],), tokenizer=sys.argv[2], output=Path(sys.argv[3]), workers=int(sys.argv[4]))
+    made = prepare_token_files(job, show=lambda progress: print("progress", flush=True) or "wait" in sys.argv and sys.stdin.read())
     print("made" if made[0].made else "found", flush=True)
 """
 
@@ -546,13 +546,13 @@ KILLED = """
 import os, random, signal, sys
 from pathlib import Path
 import gigatoken, tokenizers
-from primus.data.shards import shards
-from primus.data.shards import work
+from primus.data.shards import shard
+from primus.data.shards import shard_queue
 from primus.data.encode import prepare as prepares
 from primus.data.indexed_dataset import IndexedWriter
-from primus.data.encode.prepare import Job, prepare
+from primus.data.encode.prepare import EncodeJob, prepare_token_files
 
-shards.SMALLEST_SHARD_BYTES = 8000
+shard.SMALLEST_SHARD_BYTES = 8000
 prepares._Preparation._num_workers = lambda self, board: 0
 left = 0
 
@@ -573,9 +573,9 @@ def make(folder, kill_at):
             left = kill_at
             for name in ("replace", "unlink", "fsync", "mkdir", "rmdir"):
                 setattr(os, name, deadly(getattr(os, name)))
-            IndexedWriter._put = deadly(IndexedWriter._put)
-            work.Output.count = deadly(work.Output.count)
-        prepare(Job(inputs=(sys.argv[1],), tokenizer="bpe:290", output=folder / "out"))
+            IndexedWriter._write_content = deadly(IndexedWriter._write_content)
+            shard_queue.ShardOutput.add_counts = deadly(shard_queue.ShardOutput.add_counts)
+        prepare_token_files(EncodeJob(inputs=(sys.argv[1],), tokenizer="bpe:290", output=folder / "out"))
         os._exit(0)
     return os.waitpid(pid, 0)[1]
 

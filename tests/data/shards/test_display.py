@@ -11,11 +11,11 @@ from primus.data.shards.workers import ShardProgress
 PROGRAM = """
 import threading
 from primus.data.shards import display
-from primus.data.shards.workers import Progress
+from primus.data.shards.workers import ShardProgress
 display.SHOW_EVERY_S = 0
-with display.Display() as shown:
-    shown.say("a line")
-    shown.show(Progress("encoding", 200, 50, {"documents": 1234}))
+with display.ProgressDisplay() as shown:
+    shown.print_line("a line")
+    shown.show_progress(ShardProgress("encoding", 200, 50, {"documents": 1234}))
     assert threading.active_count() == 1
 """
 

@@ -197,7 +197,7 @@ def test_two_nodes_with_a_workspace_each_write_the_same_run(tmp_path: Path, port
 def test_a_failing_node_is_named_by_its_global_rank_on_every_node(tmp_path: Path, port: int) -> None:
     pytest.importorskip("torch")
     task = ["kill", "--rank", "1"]
-    before = "from primus.launch import guard; guard.FAILED_PEERS_S = 0.5"
+    before = "from primus.launch.supervision import attempt_monitor; attempt_monitor.FAILED_PEERS_S = 0.5"
     for code, _, errors in both((tmp_path, tmp_path), port, (task, task), before):
         assert code == 137
         assert errors.startswith("primus-cli: run failed: rank 1 was killed by SIGKILL\n")

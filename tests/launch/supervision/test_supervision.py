@@ -157,7 +157,7 @@ def test_a_worker_that_is_warned_and_asked_at_once_saves(tmp_path: Path) -> None
 
 
 def test_a_warning_leaves_workers_the_time_that_they_need(tmp_path: Path) -> None:
-    before = "from primus.launch import guard; guard.GRACE_S = 0.3"
+    before = "from primus.launch.supervision import attempt_monitor; attempt_monitor.GRACE_S = 0.3"
     with begun_shift(tmp_path, task=("--steps", "1000", "--step-s", "1.5"), before=before) as process:
         cli.wait_for(lambda: (tmp_path / "out").exists() and len(steps(tmp_path)) > 0, "a step")
         process.send_signal(signal.SIGUSR1)
@@ -186,7 +186,7 @@ def test_a_worker_that_hangs_is_looked_at_and_then_ended(tmp_path: Path, act: st
 
 
 def test_without_py_spy_a_worker_writes_its_own_stacks(tmp_path: Path) -> None:
-    before = "from primus.launch import stacks; stacks._dump = lambda pid, environ: ''"
+    before = "from primus.launch.supervision import stacks; stacks._dump_stacks = lambda pid, environ: ''"
     with begun_shift(tmp_path, "--hang-timeout", "1.5", acts="sleep@4", before=before) as process:
         process.communicate(timeout=30)
     assert "in _meet" in (latest(tmp_path) / "logs/attempt_0/rank_0.stacks.txt").read_text()
@@ -222,7 +222,7 @@ def test_a_full_disk_is_one_message_and_no_traceback(tmp_path: Path) -> None:
 @pytest.mark.native
 @pytest.mark.slow
 def test_a_rank_that_computes_longer_is_reported_once(tmp_path: Path) -> None:
-    before = "from primus.launch import pace; pace.WINDOW_S = 1.0"
+    before = "from primus.launch.supervision import straggler_detection; straggler_detection.WINDOW_S = 1.0"
     task = ("--rank", "1", "--steps", "90", "--step-s", "0.1")
     with begun_shift(tmp_path, "--nproc", "2", acts="slow", task=task, before=before) as process:
         out, errors = process.communicate(timeout=40)

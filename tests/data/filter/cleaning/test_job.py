@@ -161,19 +161,19 @@ def test_c4_writes_what_it_has_left_of_a_text(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from primus.data.shards import shards
-from primus.data.shards import work
-shards.size_for = lambda size: 1 << 14
-commit, done = work.Output.commit, []
+from primus.data.shards import shard as shards
+from primus.data.shards import shard_queue
+shards.choose_shard_size = lambda size: 1 << 14
+commit, done = shard_queue.ShardOutput.commit, []
 def killed(self, shard):
     done.append(shard)
     if len(done) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return commit(self, shard)
-work.Output.commit = killed
+shard_queue.ShardOutput.commit = killed
 from primus.data.filter.cleaning import recipe
-from primus.data.filter.cleaning.job import Job, clean
-clean(Job(inputs=(sys.argv[1],), output=Path(sys.argv[2]), recipe=recipe.load("gopher"), workers=0))
+from primus.data.filter.cleaning.job import CleanJob, clean_documents
+clean_documents(CleanJob(inputs=(sys.argv[1],), output=Path(sys.argv[2]), recipe=recipe.load_recipe("gopher"), workers=0))
 """
 
 

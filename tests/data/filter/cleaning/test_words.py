@@ -123,15 +123,15 @@ import sys, json
 if sys.argv[1] == "plain":
     sys.modules["numba"] = None
 from primus.data.filter.cleaning import recipe
-from primus.data.filter.cleaning.block import Block
+from primus.data.filter.cleaning.block import DocumentBlock
 from primus.data.filter.cleaning import words
 texts = json.load(sys.stdin)
-found = words.split(words.pack(texts), "spacy-like")
-block = Block(list(texts))
-loaded = recipe.load("fineweb")
+found = words.split_words(words.pack_texts(texts), "spacy-like")
+block = DocumentBlock(list(texts))
+loaded = recipe.load_recipe("fineweb")
 loaded.apply(block)
 removals = [[each.document, each.rule, each.reason, each.value] for each in block.removals]
-simple = words.simplify(words.pack(texts))
+simple = words.simplify_texts(words.pack_texts(texts))
 print(json.dumps([found.spans.tolist(), found.hash.tolist(), found.flags.tolist(), removals, block.texts,
     [simple.text(number) for number in range(len(texts))]]))
 """
@@ -153,7 +153,7 @@ def test_without_numba_the_results_are_the_same() -> None:
     assert "gopher_quality" in results[0] and "gopher_repetition" in results[0]
 
 
-CACHE = "from primus.data.filter.cleaning import compiled; print(compiled.NUMBA.config.CACHE_DIR)"
+CACHE = "from primus.data.filter.cleaning import compiler; print(compiler.NUMBA.config.CACHE_DIR)"
 
 
 @pytest.mark.parametrize(("writable", "expected"), [(True, "cache/primus/numba"), (False, "primus-numba-")])

@@ -55,9 +55,9 @@ def test_a_text_of_many_short_words_has_room() -> None:
 WITHOUT_NUMBA = """
 import sys
 sys.modules["numba"] = None
-from primus.data.filter.dedup.keys import document_keys
-from primus.data.filter.dedup.recipe import Recipe
-print(document_keys(sys.argv[1:], Recipe()).tolist())
+from primus.data.filter.dedup.keys import compute_document_keys
+from primus.data.filter.dedup.recipe import DedupRecipe
+print(compute_document_keys(sys.argv[1:], DedupRecipe()).tolist())
 """
 
 

@@ -25,15 +25,15 @@ VOCABULARY = [
 KILLED = """
 import os, random, signal, sys
 from pathlib import Path
-from primus.data.shards import shards
-from primus.data.shards import work
+from primus.data.shards import shard
+from primus.data.shards import shard_queue
 from primus.data.filter.dedup import keys
-from primus.data.filter.dedup.job import Job, dedup
-from primus.data.filter.dedup.recipe import Recipe
-from primus.data.shards.workers import Progress
+from primus.data.filter.dedup.job import DedupJob, deduplicate_documents
+from primus.data.filter.dedup.recipe import DedupRecipe
+from primus.data.shards.workers import ShardProgress
 
-shards.SMALLEST_SHARD_BYTES = 30000
-keys.document_keys(["compiled once for all"], Recipe())
+shard.SMALLEST_SHARD_BYTES = 30000
+keys.compute_document_keys(["compiled once for all"], DedupRecipe())
 left = 0
 
 def deadly(function):
@@ -53,8 +53,8 @@ def make(folder, kill_at):
             left = kill_at
             for name in ("replace", "rename", "link", "unlink", "fsync", "mkdir", "rmdir"):
                 setattr(os, name, deadly(getattr(os, name)))
-            work.Output.count = deadly(work.Output.count)
-        dedup(Job(inputs=(sys.argv[1],), output=folder / "out", workers=1))
+            shard_queue.ShardOutput.add_counts = deadly(shard_queue.ShardOutput.add_counts)
+        deduplicate_documents(DedupJob(inputs=(sys.argv[1],), output=folder / "out", workers=1))
         os._exit(0)
     return os.waitpid(pid, 0)[1]
 
