@@ -156,7 +156,8 @@ def command(run: Path, bad: int) -> tuple[float, float, int]:
 
 QUICK = (
     "import sys, time; from pathlib import Path; begin = time.perf_counter()\n"
-    "from primus.diagnosis.diagnose import diagnose_run; from primus.runs.store import Run; loaded = time.perf_counter()\n"
+    "from primus.diagnosis.diagnose import diagnose_run; from primus.runs.store import Run\n"
+    "loaded = time.perf_counter()\n"
     "found = diagnose_run(Run(Path(sys.argv[1]))); end = time.perf_counter()\n"
     "assert found.cause.signature == 'gpu-out-of-memory'; print(end - loaded, loaded - begin)"
 )

@@ -37,7 +37,8 @@ from primus.launch.supervision import worker_processes
 from primus.launch.supervision.attempt_monitor import AttemptMonitor, NodeAttempt
 from primus.launch.signals import StopSignals
 from primus.machine.cluster import ClusterLayout
-place = NodeAttempt(folder=Path(sys.argv[1]), layout=ClusterLayout(nproc=1), ranks=(0,), environ={}, hang_timeout_s=600.0)
+layout = ClusterLayout(nproc=1)
+place = NodeAttempt(folder=Path(sys.argv[1]), layout=layout, ranks=(0,), environ={}, hang_timeout_s=600.0)
 guard = AttemptMonitor(place, control_channel.alone(), StopSignals(), lambda kind, **fields: None, print)
 print("ready", flush=True)
 while True:

@@ -154,7 +154,8 @@ def test_checkpoints_can_be_listed_and_verified_without_torch(tmp_path: Path) ->
     path = checkpoint(tmp_path, 1)
     program = (
         "import sys; from pathlib import Path; from primus.checkpoint import folders, manifest, shape; "
-        "p = Path(sys.argv[1]); assert folders.is_complete(p) and not manifest.find_damage(p, manifest.read_manifest(p)); "
+        "p = Path(sys.argv[1])\n"
+        "assert folders.is_complete(p) and not manifest.find_damage(p, manifest.read_manifest(p))\n"
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=60)

@@ -374,7 +374,8 @@ from primus.data.encode.prepare import EncodeJob, prepare_token_files
 
 if __name__ == "__main__":
     job = EncodeJob(inputs=(sys.argv[1],), tokenizer=sys.argv[2], output=Path(sys.argv[3]), workers=int(sys.argv[4]))
-    made = prepare_token_files(job, show=lambda progress: print("progress", flush=True) or "wait" in sys.argv and sys.stdin.read())
+    wait = "wait" in sys.argv
+    made = prepare_token_files(job, show=lambda progress: print("progress", flush=True) or wait and sys.stdin.read())
     print("made" if made[0].made else "found", flush=True)
 """
 

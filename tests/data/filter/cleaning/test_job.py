@@ -173,7 +173,8 @@ def killed(self, shard):
 shard_queue.ShardOutput.commit = killed
 from primus.data.filter.cleaning import recipe
 from primus.data.filter.cleaning.job import CleanJob, clean_documents
-clean_documents(CleanJob(inputs=(sys.argv[1],), output=Path(sys.argv[2]), recipe=recipe.load_recipe("gopher"), workers=0))
+gopher = recipe.load_recipe("gopher")
+clean_documents(CleanJob(inputs=(sys.argv[1],), output=Path(sys.argv[2]), recipe=gopher, workers=0))
 """
 
 
