@@ -32,14 +32,14 @@ SEQUENCE, BATCH = 256, 8
 WATCHER = """
 import sys, time
 from pathlib import Path
-from primus.launch.nodes import control_channel
+from primus.launch.nodes.control_channel import ControlChannel
 from primus.launch.supervision import worker_processes
 from primus.launch.supervision.attempt_monitor import AttemptMonitor, NodeAttempt
 from primus.launch.signals import StopSignals
 from primus.machine.cluster import ClusterLayout
 layout = ClusterLayout(nproc=1)
 place = NodeAttempt(folder=Path(sys.argv[1]), layout=layout, ranks=(0,), environ={}, hang_timeout_s=600.0)
-guard = AttemptMonitor(place, control_channel.alone(), StopSignals(), lambda kind, **fields: None, print)
+guard = AttemptMonitor(place, ControlChannel({}, {}), StopSignals(), lambda kind, **fields: None, print)
 print("ready", flush=True)
 while True:
     guard.is_over(time.monotonic())
