@@ -51,7 +51,7 @@ print(json.dumps({"path": [entry for entry in sys.path if entry]}))
 """
 
 
-class Stop(Exception):
+class InstallError(Exception):
     """Nothing is installed, and why."""
 
     def __init__(self, text: str, code: int = STOPPED) -> None:
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     with open(given.log, "a", encoding="utf-8") as log:
         try:
             return Installation(given, log).run()
-        except Stop as stop:
+        except InstallError as stop:
             log.write(f"{stop}\n")
             print(f"primus-cli: {stop}", file=sys.stderr)
             return stop.code
@@ -165,9 +165,9 @@ class Installation:
         """The build to install.
 
         Raises:
-            Stop: None that works can be had.
+            InstallError: None that works can be had.
         """
-        wanted = self._wanted()
+        wanted = self._list_candidate_builds()
         own = os.environ.get("PRIMUS_TORCH_INDEX")
         tried: list[str] = []
         if own:
@@ -178,16 +178,16 @@ class Installation:
         if found:
             return found
         is_out_of_reach = any("cannot be reached" in each or "offline" in each for each in tried)
-        raise Stop(self._explain_no_build(wanted, tried), STOPPED if is_out_of_reach else NO_BUILD)
+        raise InstallError(self._explain_no_build(wanted, tried), STOPPED if is_out_of_reach else NO_BUILD)
 
-    def _wanted(self) -> list[Build]:
+    def _list_candidate_builds(self) -> list[Build]:
         if self.wish != "auto":
             return [build_of_wish(self.wish)]
         if self.hardware.vendor and not self.hardware.has_driver:
-            raise Stop(f"{self.hardware.name}: no driver is loaded for them\n{self._ways_out()}")
+            raise InstallError(f"{self.hardware.name}: no driver is loaded for them\n{self._ways_out()}")
         wanted = torch_builds.choose_indexes(self.hardware)
         if not wanted:
-            raise Stop(f"no build of PyTorch works on {self.hardware.name}\n{self._ways_out()}")
+            raise InstallError(f"no build of PyTorch works on {self.hardware.name}\n{self._ways_out()}")
         return wanted
 
     def _best(self, versions: Sequence[str], wanted: Sequence[Build], *, is_pypi: bool = False) -> str | None:
@@ -199,7 +199,7 @@ class Installation:
         folder = packages.folder_of(own)
         if folder is not None:
             if not folder.is_dir():
-                raise Stop(f"PRIMUS_TORCH_INDEX: there is no folder {folder}\n{self._ways_out()}")
+                raise InstallError(f"PRIMUS_TORCH_INDEX: there is no folder {folder}\n{self._ways_out()}")
             options = ("--find-links", str(folder.resolve()))
             version = self._best(packages.list_versions(["--no-index", *options], self.log), wanted)
             tried.append(f"{folder} has none")
@@ -296,11 +296,11 @@ class Installation:
         """Look at what was installed, and use each device once.
 
         Raises:
-            Stop: It cannot work here.
+            InstallError: It cannot work here.
         """
         found, error = packages.ask_python(sys.executable, VERIFY)
         if not found:
-            raise Stop(f"the installed PyTorch does not work: {error}\n{self._ways_out()}")
+            raise InstallError(f"the installed PyTorch does not work: {error}\n{self._ways_out()}")
         site = Path(sysconfig.get_path("purelib"))
         build = torch_builds.find_installed_build([str(site), *self._shared_folders(site)]) or Build("")
         mismatch = self._find_mismatch(build)
@@ -308,7 +308,7 @@ class Installation:
         told = "; ".join(map(str, problems)) if isinstance(problems, list) else ""
         if mismatch or re.search("no kernel image|invalid device function", told):
             what = f"PyTorch {found['version']} cannot work on {self.hardware.name}"
-            raise Stop(f"{what}: {mismatch or told}\n{self._ways_out()}")
+            raise InstallError(f"{what}: {mismatch or told}\n{self._ways_out()}")
         if self.wish == "cpu" or not self.hardware.vendor:
             return
         if told or not found["devices"]:
@@ -341,7 +341,7 @@ def read_wish(venv: Path) -> str:
     """The kind of build that is asked for: ``auto``, ``none``, or a name such as ``cpu``, ``cu126`` or ``rocm7.2``.
 
     Raises:
-        Stop: $PRIMUS_TORCH is none of these.
+        InstallError: $PRIMUS_TORCH is none of these.
     """
     wish = os.environ.get("PRIMUS_TORCH", "")
     if not wish and (venv / WISH_FILE).is_file():
@@ -356,11 +356,11 @@ def build_of_wish(wish: str) -> Build:
     """The build that ``cu126`` or ``rocm7.2`` names.
 
     Raises:
-        Stop: `wish` names none.
+        InstallError: `wish` names none.
     """
     build = torch_builds.build_of_version(f"0+{wish}")
     if not build.kind:
-        raise Stop(f"PRIMUS_TORCH={wish}: use auto, cpu, none, or a build such as cu126 or rocm7.2", 2)
+        raise InstallError(f"PRIMUS_TORCH={wish}: use auto, cpu, none, or a build such as cu126 or rocm7.2", 2)
     return replace(build, torch="")
 
 

@@ -141,16 +141,16 @@ def find_installed_build(path: Iterable[str]) -> Build | None:
 def read_build(file: Path) -> Build:
     """The build of which `file` is torch/version.py."""
     text = file.read_text(encoding="utf-8", errors="replace")
-    version = _assigned(text, "__version__") or "unknown"
+    version = _find_assigned_value(text, "__version__") or "unknown"
     torch = version.partition("+")[0]
     for kind, name in (("rocm", "hip"), ("cuda", "cuda")):
-        match = re.match(r"(\d+)\.(\d+)", _assigned(text, name) or "")
+        match = re.match(r"(\d+)\.(\d+)", _find_assigned_value(text, name) or "")
         if match:
             return Build(kind, (int(match[1]), int(match[2])), torch)
     return Build("cpu", torch=torch)
 
 
-def _assigned(text: str, name: str) -> str | None:
+def _find_assigned_value(text: str, name: str) -> str | None:
     match = re.search(rf"^{name}(?::[^=\n]+)? = '([^']*)'", text, re.MULTILINE)
     return match[1] if match else None
 

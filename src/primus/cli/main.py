@@ -268,7 +268,7 @@ def _run_with_hooks(
     request = command.request
     words = list(request.words)
 
-    def parsed() -> tuple[Any, tuple[str, ...]]:
+    def parse_task_options() -> tuple[Any, tuple[str, ...]]:
         return _parse_task_options(task, request, words)
 
     def accept(given: HookResult) -> list[str]:
@@ -279,11 +279,11 @@ def _run_with_hooks(
         ]
         os.environ.update({name: each.value for name, each in given.env.items() if name not in kept})
         words[:0] = given.extra
-        parsed()
+        parse_task_options()
         return [f"{name} stays as the user has set it" for name in kept]
 
     def run() -> int:
-        options, overrides = parsed()
+        options, overrides = parse_task_options()
         return task.run(options, structs.replace(for_task, overrides=overrides)) or EXIT_OK
 
     say = partial(print, file=sys.stderr, flush=True)

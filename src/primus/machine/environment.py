@@ -319,17 +319,19 @@ def _build_network_settings(
     if "several nodes" not in needs:
         return
 
-    def found(value: str, field: str) -> Setting:
+    def make_setting(value: str, field: str) -> Setting:
         return Setting(value=value, reason=network.reasons.get(field, "found on this node"), source="this machine")
 
     settings: dict[str, Setting] = {}
     if network.interface:
         names = SOCKET_VARIABLES if facts.devices else ("GLOO_SOCKET_IFNAME",)
-        settings |= dict.fromkeys(names, found(network.interface, "interface"))
+        settings |= dict.fromkeys(names, make_setting(network.interface, "interface"))
     if facts.devices and network.hcas:
-        settings["NCCL_IB_HCA"] = found("=" + ",".join(network.hcas), "hcas")  # without = a name means its beginning
+        settings["NCCL_IB_HCA"] = make_setting(
+            "=" + ",".join(network.hcas), "hcas"
+        )  # without = a name means its beginning
         if network.gid_index is not None:
-            settings["NCCL_IB_GID_INDEX"] = found(str(network.gid_index), "gid_index")
+            settings["NCCL_IB_GID_INDEX"] = make_setting(str(network.gid_index), "gid_index")
     yield "network", settings
 
 

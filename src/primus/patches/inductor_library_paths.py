@@ -35,7 +35,7 @@ def apply() -> None:
     options: Any = BuildOptionsBase
     plain = options.get_libraries_dirs
 
-    def quoted(self: Any) -> list[str]:
+    def quote_folders(self: Any) -> list[str]:
         return [shlex.quote(folder) for folder in plain(self)]
 
-    options.get_libraries_dirs = quoted
+    options.get_libraries_dirs = quote_folders

@@ -65,14 +65,16 @@ def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding
     suspects = _drop_recovered_lines(line for line in lines if _ANY.search(line) and not _HARMLESS.search(line))
     named: set[str] = set()
 
-    def found(hits: list[str], least: int, severity: Literal["fail", "warn"], **words: str) -> Iterator[CheckFinding]:
+    def make_finding(
+        hits: list[str], least: int, severity: Literal["fail", "warn"], **words: str
+    ) -> Iterator[CheckFinding]:
         if len(hits) >= least and not named.issuperset(hits):
             named.update(hits)
             measured = f"{len(hits)} times in {hours:g} h, last: {hits[-1].strip()[:160]}"
             yield judge_value(False, severity, CHECK, measured, f"fewer than {least}", **words)
 
     for signature in DAMAGE:
-        yield from found(
+        yield from make_finding(
             [line for line in suspects if signature.is_shown_by(line)],
             signature.count,
             "fail" if signature.strength == "certain" else "warn",
@@ -81,7 +83,7 @@ def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding
             subject=signature.name,
         )
     for pattern in SUSPECT:
-        yield from found(
+        yield from make_finding(
             [line for line in suspects if re.search(pattern, line, re.IGNORECASE)],
             1,
             "warn",

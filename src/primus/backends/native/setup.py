@@ -271,7 +271,7 @@ def _build_saver(
         compiled=decision.compiled,
     )
 
-    def saved(checkpoint: SavedCheckpoint) -> None:
+    def report_saved_checkpoint(checkpoint: SavedCheckpoint) -> None:
         reporter.print_line(f"checkpoint {checkpoint.folder.name} saved: {checkpoint.total_bytes / 1e6:.0f} MB")
         reporter.append_event(
             "checkpoint_saved",
@@ -281,7 +281,7 @@ def _build_saver(
             time_s=round(checkpoint.seconds, 3),
         )
 
-    return CheckpointSaver(settings, processes, saved)
+    return CheckpointSaver(settings, processes, report_saved_checkpoint)
 
 
 def _report_setup(training: Training, decision: CompileDecision, start: ResumePoint | None) -> None:

@@ -73,7 +73,7 @@ def run(board: ShardQueue, workers: int, name: str, show: Show = lambda progress
     bad = [item for row in found for item in row.bad]
     shard_queue.check_bad(bad, board.max_bad)
 
-    def done(row: ShardResult) -> None:
+    def add_result(row: ShardResult) -> None:
         progress.done_bytes += sizes[row.shard]
         bad.extend(row.bad)
         shard_queue.check_bad(bad, board.max_bad)
@@ -83,9 +83,9 @@ def run(board: ShardQueue, workers: int, name: str, show: Show = lambda progress
         deadline = time.monotonic() + PATIENCE_S
         while left := board.list_remaining():
             if workers:
-                _run_processes(board, min(workers, len(left)), progress, done, show)
+                _run_processes(board, min(workers, len(left)), progress, add_result, show)
             else:
-                _run_in_process(board, progress, done, show)
+                _run_in_process(board, progress, add_result, show)
             _wait_for_others(board, deadline)
     rows = board.list_results()
     shard_queue.check_bad([item for row in rows for item in row.bad], board.max_bad)
@@ -101,17 +101,17 @@ def _wait_for_others(board: ShardQueue, deadline: float) -> None:
 
 
 def _run_in_process(
-    board: ShardQueue, progress: ShardProgress, done: Callable[[ShardResult], None], show: Show
+    board: ShardQueue, progress: ShardProgress, add_result: Callable[[ShardResult], None], show: Show
 ) -> None:
     def report(counts: dict[str, int]) -> None:
         progress.add_counts(counts)
         show(progress)
 
-    def finished(row: ShardResult) -> bool:
-        done(row)
+    def accept_result(row: ShardResult) -> bool:
+        add_result(row)
         return False
 
-    shard_queue.process_shards(board, report, finished)
+    shard_queue.process_shards(board, report, accept_result)
 
 
 @dataclass
@@ -121,7 +121,7 @@ class _Worker:
 
 
 def _run_processes(
-    board: ShardQueue, count: int, progress: ShardProgress, done: Callable[[ShardResult], None], show: Show
+    board: ShardQueue, count: int, progress: ShardProgress, add_result: Callable[[ShardResult], None], show: Show
 ) -> None:
     with _manage_workers() as team:
         for _ in range(count):
@@ -130,7 +130,7 @@ def _run_processes(
         while team:
             for ready in wait([worker.messages for worker in team], timeout=SHOW_EVERY_S):
                 worker = next(each for each in team if each.messages is ready)
-                if _receive_message(worker, progress, done):
+                if _receive_message(worker, progress, add_result):
                     continue
                 team.remove(worker)
                 if _needs_replacement(worker):
@@ -141,7 +141,7 @@ def _run_processes(
         show(progress)
 
 
-def _receive_message(worker: _Worker, progress: ShardProgress, done: Callable[[ShardResult], None]) -> bool:
+def _receive_message(worker: _Worker, progress: ShardProgress, add_result: Callable[[ShardResult], None]) -> bool:
     """Take one message of a worker; false where there are no more."""
     try:
         kind, value = worker.messages.recv()
@@ -150,7 +150,7 @@ def _receive_message(worker: _Worker, progress: ShardProgress, done: Callable[[S
     if kind == "counts":
         progress.add_counts(value)
     elif kind == "row":
-        done(value)
+        add_result(value)
     elif kind == "problem":
         error, problem, hint = value
         raise error(problem, hint)
@@ -217,11 +217,11 @@ def _run_worker(board: ShardQueue, messages: Connection) -> None:
         own = psutil.Process()
         before = _private_bytes(own)
 
-        def finished(row: ShardResult) -> bool:
+        def send_result(row: ShardResult) -> bool:
             messages.send(("row", row))
             return _private_bytes(own) - before > GROWTH_BYTES
 
-        complete = shard_queue.process_shards(board, lambda counts: messages.send(("counts", counts)), finished)
+        complete = shard_queue.process_shards(board, lambda counts: messages.send(("counts", counts)), send_result)
     except PrimusError as error:
         messages.send(("problem", (type(error), error.problem, error.hint)))
         complete = True

@@ -70,8 +70,8 @@ def compile_entry(function: Function) -> Function:
         return compile_kernel(function)
 
     @functools.wraps(function)
-    def wrapped(*arguments: Any) -> Any:
+    def call_uncompiled(*arguments: Any) -> Any:
         with np.errstate(over="ignore"):
             return function(*arguments)
 
-    return wrapped  # type: ignore[return-value]
+    return call_uncompiled  # type: ignore[return-value]
