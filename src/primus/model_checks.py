@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
+from primus.config.fields import list_fields
 from primus.config.schema import ModelSpec, ParallelConfig
 from primus.errors import UsageError
 from primus.model import expert_ffn_size, head_dim, num_moe_layers, num_query_groups
@@ -171,18 +172,12 @@ def _pattern_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
         yield ModelProblem("mamba_head_dim", text, "use a divisor")
 
 
-_EXPERT_DEFAULTS = {
-    field.name: field.default
-    for field in structs.fields(ModelSpec)
-    if field.name.startswith("moe_") or field.name == "first_k_dense_replace"
-}
-
-
 def _expert_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     if spec.num_experts is None:
-        for key, default in _EXPERT_DEFAULTS.items():
-            if getattr(spec, key) != default:
-                yield ModelProblem(key, "a dense model has no experts", "set num_experts, or remove it")
+        for field in list_fields(ModelSpec):
+            is_of_experts = field.name.startswith("moe_") or field.name == "first_k_dense_replace"
+            if is_of_experts and getattr(spec, field.name) != field.default:
+                yield ModelProblem(field.name, "a dense model has no experts", "set num_experts, or remove it")
         return
     if spec.moe_router_topk > spec.num_experts:
         text = f"{spec.moe_router_topk} is more than num_experts {spec.num_experts}"

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from primus.config.load import Resolved, load_experiment
-from primus.config.schema import GROUPS, NEEDS_VALUE, OWNERS
+from primus.config.schema import GROUPS, OWNERS, needs_value
 from primus.errors import UsageError
 
 Write = Callable[..., Path]
@@ -279,7 +279,7 @@ def test_booleans_zero_and_null_are_read_as_engines_read_them(write: Write, line
 def test_null_is_the_default_of_a_key_or_refused_by_name(write: Write, key: str) -> None:
     file = write(module(f"model: tiny.yaml\noverrides:\n  {key}: null"))
     field = next(field for field in structs.fields(GROUPS[OWNERS[key]]) if field.name == key)
-    if field.required or key in NEEDS_VALUE:
+    if field.required or needs_value(field):
         assert f"{key}: expected" in problem_of(lambda: load(file))
         assert "leave it out" in problem_of(lambda: load(file))
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +40,8 @@ def compute_checksum(path: Path, algorithm: str) -> str:
 
 def _create_hash(algorithm: str) -> Any:
     if algorithm == BLAKE2B:
+        import hashlib  # loads OpenSSL: `config check` computes no checksum
+
         return hashlib.blake2b(digest_size=DIGEST_BYTES)
     if algorithm != XXH3:
         raise PrimusError(f"unknown checksum '{algorithm}'", "the checkpoint is of a newer version of primus")

@@ -9,7 +9,8 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
-from primus.config.schema import GROUPS, NEEDS_VALUE, ZERO_IS_NONE
+from primus.config.fields import list_fields
+from primus.config.schema import GROUPS, ZERO_IS_NONE, needs_value
 from primus.config.source import Leaf, Tree, parse_scalar, strip_origins
 from primus.errors import UsageError, find_nearest
 from primus.redaction import MASK, is_secret_name, redact
@@ -39,7 +40,7 @@ def make_group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     problems: list[str] = []
-    for field in msgspec.structs.fields(GROUPS[group]):
+    for field in list_fields(GROUPS[group]):
         item = settings.get(field.name)
         if item is None:
             origins[field.name] = DEFAULT
@@ -62,7 +63,7 @@ def _leaves_default(item: Leaf | Tree, field: msgspec.structs.FieldInfo) -> bool
     """Whether null is written for a key that cannot be null, and whose default says the same: 0, false, no scaling."""
     is_null = isinstance(item, Leaf) and item.value is None
     takes_null = type(None) in union_members(field.type)
-    return is_null and not takes_null and not field.required and field.name not in NEEDS_VALUE
+    return is_null and not takes_null and not field.required and not needs_value(field)
 
 
 def _without_zero(item: Leaf | Tree, name: str) -> Leaf | Tree:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from primus.config.docs import field_docs
+from primus.config.fields import list_fields
 from primus.errors import UsageError, did_you_mean
 
 Options = TypeVar("Options", bound=Struct)
@@ -39,7 +40,7 @@ class Flag(Struct, frozen=True):
 
 def list_flags(options: type[Struct]) -> list[Flag]:
     """The flags of `options`, in the order of its fields."""
-    return [_make_flag(field) for field in msgspec.structs.fields(options)]
+    return [_make_flag(field) for field in list_fields(options)]
 
 
 def parse_options(
@@ -125,6 +126,11 @@ def _list_union_members(kind: Any) -> tuple[Any, ...]:
     return tuple(inner for member in get_args(kind) for inner in _list_union_members(member)) if is_union else (kind,)
 
 
+def _make_formatter(prog: str) -> argparse.HelpFormatter:
+    """A formatter of fixed width: argparse makes one for each option, and asks for the terminal's size each time."""
+    return argparse.HelpFormatter(prog, width=100)
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse that raises our errors."""
 
@@ -133,7 +139,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _make_parser(flags: list[Flag], what: str) -> _Parser:
-    parser = _Parser(prog=what, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser = _Parser(
+        prog=what,
+        add_help=False,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=_make_formatter,
+    )
     for flag in flags:
         if flag.is_positional:
             parser.add_argument(flag.field, nargs="*" if flag.is_list else "?")

@@ -6,9 +6,12 @@ Field names are Megatron-LM's where it has one. Each name belongs to exactly one
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field, structs
+
+from primus.config.fields import list_fields
 
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -490,15 +493,17 @@ def _is_switch(kind: Any) -> bool:
     return kind is bool or any(option is bool for option in get_args(kind))
 
 
-IS_SWITCH: frozenset[str] = frozenset(
-    field.name for struct in GROUPS.values() for field in structs.fields(struct) if _is_switch(field.type)
-)
-"""Keys that are true or false, whatever else."""
+@cache
+def list_switch_keys() -> frozenset[str]:
+    """Keys whose type admits true and false."""
+    groups = GROUPS.values()
+    return frozenset(field.name for struct in groups for field in list_fields(struct) if _is_switch(field.type))
 
-NEEDS_VALUE = frozenset({"train_iters", "micro_batch_size", "seq_length", "lr"}) | frozenset(
-    field.name for struct in GROUPS.values() for field in structs.fields(struct) if field.default is True
-)
-"""Keys that null does not switch off: it would quietly mean a default that does something."""
+
+def needs_value(field: structs.FieldInfo) -> bool:
+    """Whether null is refused for a key, because its default would silently enable something."""
+    return field.default is True or field.name in ("train_iters", "micro_batch_size", "seq_length", "lr")
+
 
 ZERO_IS_NONE = frozenset(
     {
