@@ -1,0 +1,65 @@
+"""Names say one thing: no class name is taken twice, and functions are verbs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import primus
+
+PACKAGE = Path(primus.__file__).parent
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+PARTICIPLE = re.compile(
+    r"_?([a-z]+ed|begun|built|done|drawn|found|given|gone|held|kept|known|left|lost|made|said|seen|sent|shown|taken|told"
+    r"|written)"
+)
+VERBS = {"embed", "feed", "need", "read", "seed", "speed", "_read"}
+"""Verbs and nouns that end like participles."""
+CONTRACTS = {"implied", "needed", "shown"}
+"""Members of plug-ins, which files of users define too."""
+ONE_WORD_SHARE = 0.15
+
+
+def parse_modules() -> Iterator[tuple[str, ast.Module]]:
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+        yield ".".join(parts), ast.parse(file.read_text(encoding="utf-8"))
+
+
+def is_property(function: Function) -> bool:
+    return any("property" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def list_functions() -> Iterator[tuple[str, Function]]:
+    for module, tree in parse_modules():
+        for node in ast.walk(tree):
+            if isinstance(node, Function) and not node.name.startswith("__") and not is_property(node):
+                yield module, node
+
+
+def test_no_two_classes_share_a_name() -> None:
+    modules = defaultdict(list)
+    for module, tree in parse_modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name != "Options":
+                modules[node.name].append(module)
+    assert not {name: places for name, places in modules.items() if len(places) > 1}
+
+
+def test_no_function_is_a_bare_participle() -> None:
+    found = {
+        f"{module}:{function.name}"
+        for module, function in list_functions()
+        if PARTICIPLE.fullmatch(function.name) and function.name not in VERBS | CONTRACTS
+    }
+    assert not found
+
+
+def test_few_functions_have_one_word_names() -> None:
+    names = [function.name.strip("_") for _, function in list_functions()]
+    one_word = [name for name in names if "_" not in name]
+    assert len(one_word) <= ONE_WORD_SHARE * len(names), sorted(one_word)
