@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakes.gloo import in_processes
-from primus.backends.native.gradient_norm import CHUNK_ELEMENTS, compute_gradient_norm
+from primus.backends.native.gradient_norm import BLOCK_ELEMENTS, ROW_ELEMENTS, compute_gradient_norm
 
 TOLERANCE = 1e-9
 LARGEST = 67_000_000
@@ -25,7 +27,7 @@ def exact_norm(*gradients: torch.Tensor) -> float:
     return math.sqrt(math.fsum(part.sum().item() for part in parts))
 
 
-@pytest.mark.parametrize("count", [1, 2**20, CHUNK_ELEMENTS * 3 + 7, LARGEST])
+@pytest.mark.parametrize("count", [1, ROW_ELEMENTS, 2**20, BLOCK_ELEMENTS * 3 + 7, LARGEST])
 def test_the_norm_of_a_float32_tensor_is_exact_at_any_size(count: int) -> None:
     gradient = torch.randn(count, generator=torch.Generator().manual_seed(count))
     assert compute_gradient_norm([gradient]).item() == pytest.approx(exact_norm(gradient), rel=TOLERANCE)
@@ -38,7 +40,7 @@ def test_the_norm_does_not_depend_on_where_a_gradient_is_cut() -> None:
         assert compute_gradient_norm(gradient.chunk(count)).item() == pytest.approx(whole, rel=TOLERANCE)
 
 
-def test_the_norm_of_nothing_and_of_what_is_not_finite_are_said() -> None:
+def test_the_norm_of_nothing_is_zero_and_an_infinite_gradient_has_no_finite_norm() -> None:
     assert compute_gradient_norm([]).item() == 0.0
     assert not compute_gradient_norm([torch.ones(9), torch.tensor([float("inf")])]).isfinite()
     assert compute_gradient_norm([torch.full((4,), 3e19)]).item() == pytest.approx(6e19, rel=1e-6), "no overflow"
@@ -71,8 +73,9 @@ def _write_norms(rank: int, folder: Path) -> None:
     torch.save(compute_gradient_norm(gradients).item(), folder / f"norm_{rank}")
 
 
-def test_the_norm_has_the_same_bits_with_any_number_of_threads() -> None:
-    gradient = torch.randn(5_000_011, generator=torch.Generator().manual_seed(5))
+@pytest.mark.parametrize("count", [ROW_ELEMENTS * 9 + 5, 5_000_011])
+def test_the_norm_has_the_same_bits_with_any_number_of_threads(count: int) -> None:
+    gradient = torch.randn(count, generator=torch.Generator().manual_seed(5))
     before, norms = torch.get_num_threads(), set()
     try:
         for threads in (1, 2, 3, 8):
@@ -81,3 +84,26 @@ def test_the_norm_has_the_same_bits_with_any_number_of_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert len(norms) == 1
+
+
+class CallCounter(TorchDispatchMode):
+    """Counts the kernels that are called, and the largest float64 tensor that one of them returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls, self.largest = 0, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.num_calls += 1
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            self.largest = max(self.largest, result.untyped_storage().nbytes() // result.element_size())
+        return result
+
+
+def test_the_norm_of_many_elements_takes_few_kernels_and_one_buffer() -> None:
+    gradient = torch.randn(2**24, generator=torch.Generator().manual_seed(6))
+    with CallCounter() as counter:
+        compute_gradient_norm([gradient])
+    assert counter.num_calls < 1000, "a chunk of 2^14 elements at a time takes 4,000, and twice as long"
+    assert counter.largest == BLOCK_ELEMENTS

@@ -9,9 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-CHUNK_ELEMENTS = 2**14
-"""Elements that are float64 at once: 128 KiB stay in a core's cache. PyTorch shares a reduction of 2^15 elements or
-more out to its threads (at::internal::GRAIN_SIZE), and the sum would depend on their number in its last bits."""
+BLOCK_ELEMENTS = 2**18
+"""Elements that are float64 at once: 2 MiB stay in a core's cache, and one buffer serves all blocks. Of 2^16 to 2^20
+this size is the fastest: 9 ms for 17 M elements on one thread, of which 6 ms convert float32 to float64."""
+ROW_ELEMENTS = 2**12
+"""Elements of one partial sum. PyTorch gives a sum along rows to its threads by whole rows, so that their number does
+not change a bit; a sum of 2^15 elements or more to one value is cut at the number of threads
+(at::internal::GRAIN_SIZE, aten/src/ATen/native/TensorIteratorReduce.cpp)."""
 
 
 def compute_gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -24,10 +28,13 @@ def compute_gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     if not gradients or gradients[0].device.type != "cpu":
         norm = torch.nn.utils.get_total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    parts = [_local_part(gradient) for gradient in gradients]
+    buffer = torch.empty(min(BLOCK_ELEMENTS, max(part.numel() for part in parts)), dtype=torch.float64)
+    # One total for each set of processes that share a tensor: an all-reduce must not add up copies of one.
     totals: dict[tuple[dist.ProcessGroup, ...], Tensor] = {}
-    for gradient in gradients:
+    for gradient, part in zip(gradients, parts, strict=True):
         groups = _groups_of_shards(gradient)
-        totals[groups] = totals.get(groups, 0.0) + _sum_of_squares(_local_part(gradient))
+        totals[groups] = totals.get(groups, 0.0) + _sum_of_squares(part, buffer)
     for groups, total in totals.items():
         for group in groups:
             dist.all_reduce(total, group=group)
@@ -46,8 +53,13 @@ def _local_part(gradient: Tensor) -> Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
-def _sum_of_squares(values: Tensor) -> Tensor:
+def _sum_of_squares(values: Tensor, buffer: Tensor) -> Tensor:
+    """The sum of squares in float64; `buffer` is overwritten."""
     total = torch.zeros((), dtype=torch.float64)
-    for chunk in values.detach().flatten().split(CHUNK_ELEMENTS):
-        total += chunk.double().square_().sum()
+    for block in values.detach().flatten().split(BLOCK_ELEMENTS):
+        squares = buffer[: block.numel()]
+        squares.copy_(block).square_()
+        whole = block.numel() // ROW_ELEMENTS * ROW_ELEMENTS
+        total += squares[:whole].view(-1, ROW_ELEMENTS).sum(1).sum()
+        total += squares[whole:].sum()
     return total
