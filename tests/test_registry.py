@@ -62,7 +62,7 @@ def test_an_unknown_name_gets_the_nearest(kind: str, name: str, message: str) ->
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize("kind", ["tasks", "runtimes", "backends", "patches", "profiles", "architectures", "nics"])
+@pytest.mark.parametrize("kind", ["tasks", "runtimes", "backends", "patches", "frameworks"])
 def test_every_plug_in_of_the_package_has_what_its_kind_needs(kind: str) -> None:
     for name in registry.list_plug_ins(kind):
         module = registry.load_plug_in(kind, name)

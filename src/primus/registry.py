@@ -39,8 +39,11 @@ FOLDERS = {
 }
 """Folder in the package of each kind of plug-in."""
 
-DATA_KINDS = frozenset({"models", "trainers"})
+DATA_KINDS = frozenset({"models", "trainers", "profiles", "architectures", "nics"})
 """Kinds whose plug-ins are YAML files."""
+
+PYTHON_DATA_KINDS = frozenset({"profiles", "architectures", "nics"})
+"""Kinds of data that a Python file may hold too, as it did before they were YAML."""
 
 MEMBERS = {
     "tasks": ("Options",),
@@ -204,12 +207,12 @@ def _list_plug_in_files(folder: Path, kind: str) -> dict[str, Path]:
     if not folder.is_dir():
         return {}
     found: dict[str, Path] = {}
-    suffix = ".yaml" if kind in DATA_KINDS else ".py"
+    suffixes = [".py"] if kind not in DATA_KINDS else [".yaml", ".py"] if kind in PYTHON_DATA_KINDS else [".yaml"]
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(("_", ".")):
             continue
-        if entry.suffix == suffix:
-            found[_normalise_name(entry.name.removesuffix(suffix))] = entry
+        if entry.suffix in suffixes:
+            found[_normalise_name(entry.stem)] = entry
         elif kind == "tasks" and entry.is_dir():
             found |= {
                 f"{_normalise_name(entry.name)} {key}": file

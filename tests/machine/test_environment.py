@@ -23,7 +23,6 @@ from primus.machine.environment import (
 )
 from primus.machine.facts import MachineFacts, Software
 from primus.machine.network import Network, choose_network
-from primus.machine.profile import Setting
 from primus.machine.workload import JobWorkload
 
 
@@ -340,12 +339,16 @@ def test_the_hugging_face_cache_is_beside_the_data() -> None:
     assert choice("HF_HOME", kept).value == "/mine"
 
 
-def test_a_layer_that_chooses_devices_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = profile.registry.load_plug_in("architectures", "base")
-    greedy = {"HIP_VISIBLE_DEVICES": Setting(value="0", reason="mine", source="a test")}
-    monkeypatch.setattr(base, "LAYER", structs.replace(base.LAYER, settings=greedy))
-    with pytest.raises(PrimusError, match="layer 'base' sets HIP_VISIBLE_DEVICES"):
-        decided()
+def test_a_layer_that_chooses_devices_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "architectures").mkdir()
+    (tmp_path / "architectures/greedy.yaml").write_text(
+        "settings: {HIP_VISIBLE_DEVICES: {value: 0, reason: mine, source: a test}}\n"
+    )
+    monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path))
+    facts = build_assumed_machine("mi300x:1")
+    device = structs.replace(facts.devices[0], model=None, name=None, architecture="greedy")
+    with pytest.raises(PrimusError, match="layer 'greedy' sets HIP_VISIBLE_DEVICES"):
+        build_environment(structs.replace(facts, devices=(device,)), Network(), None, {}, {})
 
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from primus import registry
-from primus.errors import PrimusError, UsageError
+from primus.errors import UsageError
 from primus.machine import profile
 from primus.machine.profile import Profile
 from primus.preflight.thresholds import FLOORS
@@ -30,6 +30,9 @@ def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def _forget() -> None:
     for cached in (
         profile.load_all_profiles,
+        profile._load_profiles,
+        profile._load_layer,
+        profile._read_file,
         profile._index_by_id,
         profile._index_by_name,
         registry._list_plug_in_files,
@@ -219,60 +222,132 @@ def test_every_setting_has_a_reason_and_a_source() -> None:
         assert setting.reason and setting.source, name
 
 
-VARIANT = """from primus.machine.profile import Floor, Profile
-
-PROFILES = (
-    Profile(model="X1", vendor="{vendor}", architecture="gfx942", source="a test", memory_gb_per_s=5300,
-            {figures}),
-)
-"""
-CDNA3 = 'compute_units=304, clock_mhz=2100, flop_per_clock={"bf16": 2048, "fp16": 2048}'
+CDNA3 = "vendor: amd\ncompute_units: 304\nclock_mhz: 2100\nflop_per_clock: {bf16: 2048, fp16: 2048}\n"
+AMD, NVIDIA = "vendor: amd\n", "vendor: nvidia\n"
+REST = "model: X1\narchitecture: gfx942\nsource: a test\nmemory_gb_per_s: 5300\n"
 
 
 @pytest.mark.parametrize(
-    ("vendor", "figures", "complaint"),
+    ("figures", "complaint"),
     [
-        ("amd", CDNA3 + ', peaks={"bf16": 1307.4, "fp16": 2615}', "peak fp16 is 2615, units x clock x FLOP is 1307.4"),
-        ("amd", CDNA3 + ', peaks={"bf16": 330, "fp16": 330}', "peak bf16 is 330"),
-        ("amd", CDNA3 + ', peaks={"bf16": 1307.4}', "peak fp16 is None"),
-        ("amd", 'peaks={"fp8": 100, "fp4": 300}', "peak fp4 is 300, not 2 x fp8 100"),
-        ("nvidia", 'peaks={"bf16": 2250, "fp16": 2250, "fp8": 9000}', "peak fp8 is 9000, not 2 x bf16 2250"),
-        ("nvidia", 'peaks={"bf16": 3500, "fp8": 4500}', "peak fp8 is 4500, not 2 x bf16 3500"),
-        ("nvidia", 'peaks={"bf16": 362, "fp8": 1466}', "peak fp8 is 1466, not 2 x bf16 362"),
+        (CDNA3 + "peaks: {bf16: 1307.4, fp16: 2615}", "peak fp16 is 2615.0, units x clock x FLOP is 1307.4"),
+        (CDNA3 + "peaks: {bf16: 330, fp16: 330}", "peak bf16 is 330"),
+        (CDNA3 + "peaks: {bf16: 1307.4}", "peak fp16 is None"),
+        (AMD + "peaks: {fp8: 100, fp4: 300}", "peak fp4 is 300.0, not 2 x fp8 100"),
+        (NVIDIA + "peaks: {bf16: 2250, fp16: 2250, fp8: 9000}", "peak fp8 is 9000.0, not 2 x bf16 2250"),
+        (NVIDIA + "peaks: {bf16: 3500, fp8: 4500}", "peak fp8 is 4500.0, not 2 x bf16 3500"),
+        (NVIDIA + "peaks: {bf16: 362, fp8: 1466}", "peak fp8 is 1466.0, not 2 x bf16 362"),
         (
-            "amd",
-            'floors={"memory_copy": Floor(value=5525.4, unit="GB/s", source="a thresholds file")}',
+            AMD + "floors: {memory_copy: {value: 5525.4, unit: GB/s, source: a thresholds file}}",
             "floor memory_copy 5525.4 is above the peak 5300",
         ),
         (
-            "nvidia",
-            'peaks={"bf16": 100}, floors={"gemm_bf16": Floor(value=130600, unit="TFLOP/s", source="a page")}',
-            "floor gemm_bf16 130600 is above the peak 100",
+            NVIDIA + "peaks: {bf16: 100}\nfloors: {gemm_bf16: {value: 130600, unit: TFLOP/s, source: a page}}",
+            "floor gemm_bf16 130600.0 is above the peak 100",
         ),
-        ("nvidia", 'peaks={"bf16": 100}, achieved={"bf16": 101}', "achieved bf16 101 is above the peak 100"),
+        (NVIDIA + "peaks: {bf16: 100}\nachieved: {bf16: 101}", "achieved bf16 101.0 is above the peak 100"),
     ],
 )
-def test_a_profile_that_cannot_be_true_is_refused(plug_ins: Path, vendor: str, figures: str, complaint: str) -> None:
-    (plug_ins / "profiles/x1.py").write_text(VARIANT.format(vendor=vendor, figures=figures))
-    with pytest.raises(PrimusError) as error:
+def test_a_profile_that_cannot_be_true_is_rejected(plug_ins: Path, figures: str, complaint: str) -> None:
+    (plug_ins / "profiles/x1.yaml").write_text(REST + figures)
+    with pytest.raises(UsageError) as error:
         profile.load_all_profiles()
-    assert f"profiles/x1.py: X1: {complaint}" in error.value.problem
+    assert f"profiles/x1.yaml: X1: {complaint}" in error.value.problem
+
+
+SETTING = "settings: {A: {value: 1, reason: why, source: where, "
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("memory_gb_per_sec: 1", "x1.yaml:6: unknown key 'memory_gb_per_sec'; did you mean 'memory_gb_per_s'?"),
+        ("device_ids: [0x74A1, zero]", "x1.yaml:6: device_ids: expected a number such as 0x74A1, got 'zero'"),
+        ("memory_bytes: 192 gigs", "x1.yaml:6: memory_bytes: expected a size such as '1024 MiB', got '192 gigs'"),
+        ("hive_size: many", "x1.yaml:6: hive_size: Expected 'int | null', got 'str'"),
+        ("link_layout: ring", "x1.yaml:6: link_layout: Invalid enum value 'ring'"),
+        ("peaks: {int9: 4}", "x1.yaml:6: peaks: Invalid enum value 'int9'"),
+        (SETTING + "wen: rdma}}", "x1.yaml:6: unknown key 'wen'; did you mean 'when'?"),
+        (SETTING + "when: on sundays}}", "x1.yaml:6: when: Invalid enum value 'on sundays'"),
+        (
+            "settings: {A: 1}",
+            "x1.yaml:6: settings.A: expected a mapping with value, reason, source, when, alternatives",
+        ),
+        ("settings: {A: {value: 1}}", "x1.yaml: missing field 'reason'"),
+        ("model: X2", "x1.yaml:6: key 'model' is given twice"),
+        ("peaks: [", "x1.yaml:7: "),
+        ("extends: mi999x", "x1.yaml: extends: no profile 'mi999x'"),
+        ("extends: [h100, h200]", "x1.yaml: extends: expected the name of one file"),
+        ("extends: x1", "x1.yaml: extends: the file extends itself"),
+    ],
+)
+def test_a_mistake_in_a_profile_is_named_with_its_line(plug_ins: Path, text: str, complaint: str) -> None:
+    (plug_ins / "profiles/x1.yaml").write_text(f"vendor: amd\n{REST}{text}\n")
+    with pytest.raises(UsageError) as error:
+        profile.find_profile("x1")
+    assert complaint in error.value.problem
+
+
+def test_a_profile_takes_over_what_it_extends_but_not_what_was_measured(plug_ins: Path) -> None:
+    (plug_ins / "profiles/x1.yaml").write_text(
+        "extends: mi325x\nmodel: X1\nsource: a test\npcie_gts: null\nmemory_bytes: 300000000000\n"
+    )
+    found, base = profile.find_profile("x1"), profile.find_profile("mi325x")
+    assert (found.vendor, found.peaks, found.server_sizes) == (base.vendor, base.peaks, base.server_sizes)
+    assert (found.pcie_gts, found.memory_bytes) == (None, 300_000_000_000)
+    assert base.floors and base.achieved and base.device_ids
+    assert (found.floors, found.achieved, found.device_ids, found.source) == ({}, {}, (), "a test")
+    assert profile.find_profile("gb300").settings == profile.find_profile("gb200").settings != {}
+
+
+def test_a_variable_has_the_text_that_was_written(plug_ins: Path) -> None:
+    values = {"A": "1", "B": ".97", "C": "FALSE", "D": "0x10", "E": "no", "F": "010"}
+    rows = "".join(f"  {name}: {{value: {value}, reason: why}}\n" for name, value in values.items())
+    (plug_ins / "architectures/x.yaml").write_text(
+        f"source: a test\nsettings:\n{rows}  G: {{value: null, reason: no}}\n"
+    )
+    settings = profile.list_architecture_layers("x")[0][1]
+    assert {name: setting.value for name, setting in settings.items()} == {**values, "G": None}
+    assert {setting.source for setting in settings.values()} == {"a test"}
+
+
+def test_a_file_is_named_after_its_model(plug_ins: Path) -> None:
+    (plug_ins / "profiles/other.yaml").write_text("extends: h100\nmodel: X1\nsource: a test\n")
+    with pytest.raises(UsageError, match=r"other\.yaml: the file is of the model 'X1'"):
+        profile.find_profile("other")
 
 
 def test_a_model_is_one_file_as_the_guide_shows_it(plug_ins: Path) -> None:
     guide = (Path(__file__).parents[2] / "docs/environment.md").read_text()
-    (plug_ins / "profiles/mi999x.py").write_text(guide.split("```python\n")[1].split("```")[0])
+    (plug_ins / "profiles/mi999x.yaml").write_text(guide.split("```yaml\n")[1].split("```")[0])
     found = profile.find_profile_by_id("amd", 0x9999)
     assert found is profile.find_profile("mi999x")
     assert [name for name, _ in profile.list_layers(found)][-2:] == ["gfx950", "mi999x"]
+    assert found.settings["GPU_MAX_HW_QUEUES"].value == "4"
 
 
-def test_a_ring_of_architectures_is_refused(plug_ins: Path) -> None:
-    (plug_ins / "architectures/ring.py").write_text(
-        'from primus.machine.profile import ProfileLayer\nLAYER = ProfileLayer(name="ring", parent="ring")\n'
+def test_python_files_of_earlier_versions_are_still_read(plug_ins: Path) -> None:
+    (plug_ins / "profiles/old.py").write_text(
+        "from primus.machine.profile import Profile, Setting\n"
+        "PROFILES = (Profile(model='Old 1', vendor='amd', architecture='older', source='s', device_ids=(0x9998,)),"
+        " Profile(model='Old 2', vendor='amd', architecture='older', source='s'))\n"
     )
-    with pytest.raises(PrimusError, match="'ring' stands above itself"):
+    (plug_ins / "architectures/older.py").write_text(
+        "from primus.machine.profile import ProfileLayer\nLAYER = ProfileLayer(name='older', parent='amd')\n"
+    )
+    found = profile.find_profile_by_id("amd", 0x9998)
+    assert found is profile.find_profile("old1")
+    assert [name for name, _ in profile.list_layers(found)][-3:] == ["amd", "older", "old1"]
+
+
+def test_a_ring_of_architectures_is_rejected(plug_ins: Path) -> None:
+    (plug_ins / "architectures/ring.yaml").write_text("extends: ring\n")
+    with pytest.raises(UsageError, match="'ring' extends itself"):
         profile.list_architecture_layers("ring")
+    _forget()
+    (plug_ins / "architectures/ends.yaml").write_text("extends: gfx9\n")
+    with pytest.raises(UsageError, match="no architecture 'gfx9'"):
+        profile.list_architecture_layers("ends")
 
 
 def test_a_machine_without_accelerators_has_a_profile_that_no_device_is_taken_for() -> None:

@@ -1,7 +1,11 @@
-"""What a device model is and what it needs: a profile over its architecture over its vendor's base.
+"""Device models, architectures and NICs: what each is, and the settings that it needs.
 
-A profile is a file of `machine/profiles`, an architecture (or a vendor's base) one of `machine/architectures`, a kind
-of network adapter one of `machine/nics`. Sources are named in each file.
+A model is a YAML file of `machine/profiles`, an architecture (or a vendor's base) one of `machine/architectures`, a
+kind of NIC one of `machine/nics`; folders of `$PRIMUS_PLUGINS` add files or replace those of the same name. Settings
+that apply under a condition name it with `when:`; `primus.machine.environment` decides which conditions hold.
+
+`extends:` in a model's or NIC's file takes over all keys of another file except those in NOT_INHERITED; mappings are
+merged by key, and null removes a key. `extends:` in an architecture's file names the layer below it.
 """
 
 from __future__ import annotations
@@ -9,136 +13,56 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Literal
-
-from msgspec import Struct
+from pathlib import Path
+from typing import Any
 
 from primus import registry
-from primus.errors import PrimusError, UsageError, did_you_mean
+from primus.config.data_file import DataFile, convert_data, read_data_file
+from primus.config.source import format_path
+from primus.errors import UsageError, did_you_mean
 from primus.machine.facts import Vendor
+from primus.machine.profile_checks import check_profile
+from primus.machine.profile_schema import (
+    CORES_PER_PROCESS,
+    MIB,
+    Condition,
+    Dtype,
+    Floor,
+    Library,
+    LinkLayout,
+    Nic,
+    Profile,
+    ProfileLayer,
+    Setting,
+)
 
-Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
-Library = Literal["transformer engine", "primus turbo"]
-Condition = Literal[
-    "always",
-    "several processes",
-    "several nodes",
-    "rdma",
-    "rocm 7.2.1",
-    "rocm before 7.2.1",
-    "torch before 2.8",
-    "transformer engine",
-    "primus turbo",
+__all__ = [
+    "CORES_PER_PROCESS",
+    "MIB",
+    "Condition",
+    "Dtype",
+    "Floor",
+    "Library",
+    "LinkLayout",
+    "Nic",
+    "Profile",
+    "ProfileLayer",
+    "Setting",
+    "find_peak_tflops",
+    "find_profile",
+    "find_profile_by_id",
+    "find_profile_by_name",
+    "format_typed_name",
+    "list_architecture_layers",
+    "list_layers",
+    "load_all_profiles",
+    "load_nic",
 ]
-"""`rdma` is several nodes that use RDMA; `rocm 7.2.1` is that version or a newer one; a library is one that the job's
-backend computes with (see `primus.machine.framework`)."""
 
-LinkLayout = Literal["mesh", "partial", "bridge"]
-"""How the cards of a hive are linked: `mesh` links every two, by the board or a switch; `partial` links each to some of
-the others, as on an MI250 board; `bridge` is an optional bridge over neighbouring cards."""
-
-CORES_PER_PROCESS = "{cores per process}"
-"""A setting's value that is known on the node only."""
-
-MIB = 1 << 20
-FORMULA_TOLERANCE = 0.002
-"""Between a published AMD peak and units x clock x FLOP: the rounding of data sheets."""
-RATIO_TOLERANCE = 0.02
-"""Between dense fp8 and twice bf16 on NVIDIA, whose L40S sheet says 733 and 362; a sparse figure is off by 100 %."""
-
-
-class Setting(Struct, frozen=True, kw_only=True):
-    """A variable's value, and why."""
-
-    value: str | None
-    """None leaves the variable unset, whatever a lower layer says."""
-    reason: str
-    source: str
-    """Public origin: ``AMD-AGI/Primus base_env.sh``, ``AMD-AGI/Primus#1178``."""
-    when: Condition = "always"
-    alternatives: dict[Condition, str] = {}
-    """Values under other conditions, where `when` does not hold."""
-
-
-class Floor(Struct, frozen=True, kw_only=True):
-    """What a healthy device reaches at least."""
-
-    value: float
-    unit: str
-    """``TFLOP/s``, ``GB/s``."""
-    source: str
-
-
-class Profile(Struct, frozen=True, kw_only=True):
-    """One device model; figures are those of a whole card, peaks are dense."""
-
-    model: str
-    vendor: Vendor | Literal["cpu"]
-    architecture: str
-    """Plug-in of `architectures`: ``gfx942``, ``sm90``."""
-    source: str
-    """Where the figures come from."""
-    device_ids: tuple[int, ...] = ()
-    """PCI device ids, physical and virtual functions."""
-    names: tuple[str, ...] = ()
-    """Parts of the name that tools give it, where no id is at hand; the model itself always counts."""
-    compute_units: int | None = None
-    xcds: int = 1
-    """Accelerator dies: the largest number of compute partitions."""
-    devices_per_card: int = 1
-    """Devices that an undivided card is to a process: 2 on MI250 and MI250X."""
-    clock_mhz: int | None = None
-    flop_per_clock: dict[Dtype, int] = {}
-    """FLOP per compute unit and clock, for AMD: peak = compute_units x clock x this."""
-    memory_bytes: int | None = None
-    """As tools show it, which is a little less than the nominal size."""
-    memory_gb_per_s: float | None = None
-    """Peak memory bandwidth, 1e9 B/s."""
-    last_level_cache_bytes: int | None = None
-    power_w: int | None = None
-    pcie_gts: float | None = None
-    pcie_width: int | None = None
-    hive_size: int | None = None
-    """Cards of a usual system that are linked to each other."""
-    link_layout: LinkLayout = "mesh"
-    server_sizes: tuple[int, ...] = ()
-    """Cards of the servers that are sold, smallest first; empty where any number is usual."""
-    fp8_format: str | None = None
-    """``e4m3fnuz`` or ``e4m3fn``."""
-    peaks: dict[Dtype, float] = {}
-    """Dense TFLOP/s of the matrix units, of the vector units for fp32."""
-    achieved: dict[Dtype, float] = {}
-    """Best measured TFLOP/s of a matrix product."""
-    floors: dict[str, Floor] = {}
-    """By test: ``gemm_bf16``, ``memory_copy``, ``all_reduce`` (bus bandwidth of 8 cards at 8 GiB), ``all_reduce_64m``;
-    one above the peak is refused when the profile is loaded."""
-    settings: dict[str, Setting] = {}
-
-
-class ProfileLayer(Struct, frozen=True, kw_only=True):
-    """Settings that several models share."""
-
-    name: str
-    parent: str | None = None
-    """Layer below this one."""
-    settings: dict[str, Setting] = {}
-
-
-class Nic(Struct, frozen=True, kw_only=True):
-    """A kind of network adapter."""
-
-    kind: str
-    title: str
-    vendor_ids: tuple[int, ...]
-    name_prefixes: tuple[str, ...] = ()
-    """Beginnings of its RDMA devices' names."""
-    link_layer: Literal["InfiniBand", "Ethernet", "Slingshot"] = "Ethernet"
-    """Usual link layer of its ports."""
-    is_verbs: bool = True
-    """Whether NCCL and RCCL reach it by verbs themselves, so that NCCL_IB_HCA names it; others need a plug-in."""
-    plugins: tuple[str, ...] = ()
-    """Libraries one of which NCCL or RCCL must find to use it, where it is not reached by verbs."""
-    settings: dict[str, Setting] = {}
+NOT_INHERITED = frozenset(
+    {"model", "names", "device_ids", "source", "floors", "achieved", "vendor_ids", "name_prefixes"}
+)
+"""Keys that identify a device, or that were measured on it."""
 
 
 @cache
@@ -146,18 +70,86 @@ def load_all_profiles() -> tuple[Profile, ...]:
     """Every known device model, checked.
 
     Raises:
-        PrimusError: A profile's figures contradict each other.
+        UsageError: A file is wrong, or its figures contradict each other.
     """
     return tuple(profile for name in registry.list_plug_ins("profiles") for profile in _load_profiles(name))
 
 
 @cache
 def _load_profiles(name: str) -> tuple[Profile, ...]:
-    """The models in one file, checked."""
-    found: tuple[Profile, ...] = registry.load_plug_in("profiles", name).PROFILES
-    for profile in found:
-        _check_profile(profile, str(registry.find_plug_in_file("profiles", name) or name))
-    return found
+    """The model in one file, checked; a Python plug-in of a user may hold several."""
+    files = _read_chain("profiles", name)
+    if not files:
+        profiles: tuple[Profile, ...] = registry.load_plug_in("profiles", name).PROFILES
+    else:
+        profiles = (convert_data(_merge_files(files), Profile, files),)
+        if _format_typed_name(profiles[0].model) != _format_typed_name(files[0].path.stem):
+            raise UsageError(
+                f"{format_path(files[0].path)}: the file is of the model '{profiles[0].model}'",
+                f"name it {_format_typed_name(profiles[0].model)}.yaml",
+            )
+    for profile in profiles:
+        check_profile(profile, str(registry.find_plug_in_file("profiles", name) or name))
+    return profiles
+
+
+def _read_chain(kind: str, name: str) -> list[DataFile]:
+    """The file of a plug-in and those that it extends, nearest first; none where the plug-in is a Python module.
+
+    Raises:
+        UsageError: A file is wrong, or extends itself.
+    """
+    chain: list[DataFile] = []
+    following: object = name
+    while following is not None:
+        path = _find_extended_file(kind, following, chain)
+        if path is None or path.suffix != ".yaml":
+            if chain:
+                raise UsageError(f"{format_path(chain[-1].path)}: extends: '{following}' is not a YAML file")
+            return []
+        if path in [file.path for file in chain]:
+            raise UsageError(f"{format_path(path)}: extends: the file extends itself")
+        chain.append(_read_file(path))
+        following = chain[-1].values.get("extends")
+    return chain
+
+
+def _find_extended_file(kind: str, name: object, chain: list[DataFile]) -> Path | None:
+    if not isinstance(name, str):
+        raise UsageError(f"{format_path(chain[-1].path)}: extends: expected the name of one file without its suffix")
+    try:
+        return registry.find_plug_in_file(kind, name)
+    except UsageError as error:
+        where = f"{format_path(chain[-1].path)}: extends: " if chain else ""
+        raise UsageError(f"{where}{error.problem}", error.hint) from None
+
+
+@cache
+def _read_file(path: Path) -> DataFile:
+    """A data file, whose settings without `source:` have that of the file."""
+    file = read_data_file(path)
+    settings = file.values.get("settings")
+    for setting in settings.values() if isinstance(settings, dict) else ():
+        if isinstance(setting, dict) and "source" in file.values:
+            setting.setdefault("source", file.values["source"])
+    return file
+
+
+def _merge_files(files: list[DataFile]) -> dict[str, Any]:
+    """The values of a chain of files, of which the first one wins."""
+    merged: dict[str, Any] = {}
+    for file in reversed(files):
+        inherited = {key: value for key, value in merged.items() if key not in NOT_INHERITED}
+        merged = inherited | {
+            key: inherited[key] | value if isinstance(value, dict) and isinstance(inherited.get(key), dict) else value
+            for key, value in file.values.items()
+        }
+    merged.pop("extends", None)
+    return {key: _drop_nulls(value) for key, value in merged.items() if value is not None}
+
+
+def _drop_nulls(value: Any) -> Any:
+    return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
 def find_profile_by_id(vendor: Vendor, device_id: int) -> Profile | None:
@@ -205,25 +197,44 @@ def list_architecture_layers(name: str) -> list[tuple[str, Mapping[str, Setting]
     """Settings of an architecture by layer, lowest first; none where it is not known.
 
     Raises:
-        PrimusError: The layers' parents form a ring.
+        UsageError: A file is wrong, a layer below does not exist, or the layers form a ring.
     """
-    found: list[tuple[str, Mapping[str, Setting]]] = []
-    parent: str | None = name
-    while parent and parent in registry.list_plug_ins("architectures"):
-        if parent in [label for label, _ in found]:
-            raise PrimusError(f"architecture '{parent}' stands above itself", "a parent is the layer below")
-        layer: ProfileLayer = registry.load_plug_in("architectures", parent).LAYER
-        found.insert(0, (layer.name, layer.settings))
+    layers: list[tuple[str, Mapping[str, Setting]]] = []
+    parent: str | None = name if name in registry.list_plug_ins("architectures") else None
+    while parent:
+        layer = _load_layer(parent)
+        if layer.name in [label for label, _ in layers]:
+            raise UsageError(f"architecture '{layer.name}' extends itself", "extend the layer below")
+        layers.insert(0, (layer.name, layer.settings))
         parent = layer.parent
-    return found
+    return layers
 
 
+@cache
+def _load_layer(name: str) -> ProfileLayer:
+    path = registry.find_plug_in_file("architectures", name)
+    if path is None or path.suffix != ".yaml":
+        layer: ProfileLayer = registry.load_plug_in("architectures", name).LAYER
+        return layer
+    file = _read_file(path)
+    values = {key: value for key, value in file.values.items() if key != "extends"}
+    return convert_data({"name": path.stem, "parent": file.values.get("extends"), **values}, ProfileLayer, [file])
+
+
+@cache
 def load_nic(kind: str) -> Nic | None:
-    """The kind of network adapter of that name; None where it is not known."""
+    """The kind of NIC of that name; None where it is not known.
+
+    Raises:
+        UsageError: Its file is wrong.
+    """
     if kind not in registry.list_plug_ins("nics"):
         return None
-    adapter: Nic = registry.load_plug_in("nics", kind).NIC
-    return adapter
+    files = _read_chain("nics", kind)
+    if files:
+        return convert_data({"kind": kind, **_merge_files(files)}, Nic, files)
+    nic: Nic = registry.load_plug_in("nics", kind).NIC
+    return nic
 
 
 def find_peak_tflops(device_name: str, dtype: Dtype) -> float | None:
@@ -253,58 +264,3 @@ def _normalize_name(text: str) -> str:
 
 def _format_typed_name(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
-
-
-def _check_profile(profile: Profile, file: str) -> None:
-    """Refuse a profile whose figures cannot all be true."""
-
-    def refuse(problem: str) -> PrimusError:
-        return PrimusError(
-            f"{file}: {profile.model}: {problem}", "peaks are dense, of a whole card; see its data sheet"
-        )
-
-    for dtype, flop in profile.flop_per_clock.items():
-        computed = (profile.compute_units or 0) * (profile.clock_mhz or 0) * flop / 1e6
-        if not _is_near(profile.peaks.get(dtype, 0), computed, FORMULA_TOLERANCE):
-            raise refuse(f"peak {dtype} is {profile.peaks.get(dtype)}, units x clock x FLOP is {computed:.1f} TFLOP/s")
-    for dtype, reference, factor, tolerance in _list_peak_ratios(profile):
-        if not _is_near(profile.peaks[dtype], factor * profile.peaks[reference], tolerance):
-            raise refuse(
-                f"peak {dtype} is {profile.peaks[dtype]}, not {factor} x {reference} {profile.peaks[reference]}"
-            )
-    for what, value, peak in _list_bounded_figures(profile):
-        if value > peak:
-            raise refuse(f"{what} {value} is above the peak {peak}")
-
-
-def _is_near(value: float, expected: float, tolerance: float) -> bool:
-    return abs(value - expected) <= tolerance * expected
-
-
-def _list_peak_ratios(profile: Profile) -> list[tuple[Dtype, Dtype, int, float]]:
-    """Which peak is how many times which other, where both are known."""
-    is_amd = profile.vendor == "amd"
-    clocked = profile.flop_per_clock
-    if is_amd and clocked.get("bf16") != clocked.get("fp16"):
-        return []  # the formula of each decides
-    ratios: list[tuple[Dtype, Dtype, int, float]] = [
-        ("fp16", "bf16", 1, FORMULA_TOLERANCE),
-        ("fp8", "bf16", 2, FORMULA_TOLERANCE if is_amd else RATIO_TOLERANCE),
-    ]
-    if is_amd:
-        ratios.append(("fp4", "fp8", 2, FORMULA_TOLERANCE))
-    return [ratio for ratio in ratios if ratio[0] in profile.peaks and ratio[1] in profile.peaks]
-
-
-def _list_bounded_figures(profile: Profile) -> list[tuple[str, float, float]]:
-    """Figures with the peak that they cannot exceed: what, value, peak."""
-    peaks: dict[str, float] = {f"gemm_{dtype}": peak for dtype, peak in profile.peaks.items()}
-    if profile.memory_gb_per_s:
-        peaks |= dict.fromkeys(("memory_copy", "memory_triad"), profile.memory_gb_per_s)
-    floors = [(f"floor {test}", floor.value, peaks[test]) for test, floor in profile.floors.items() if test in peaks]
-    achieved = [
-        (f"achieved {dtype}", value, profile.peaks[dtype])
-        for dtype, value in profile.achieved.items()
-        if dtype in profile.peaks
-    ]
-    return floors + achieved

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache
 
 from msgspec import structs
 
@@ -12,7 +11,7 @@ from primus import registry
 from primus.machine import pci
 from primus.machine.facts import Gid, MachineProblem, PcieLink, RdmaDevice, RdmaPort
 from primus.machine.interfaces import read_uevent
-from primus.machine.profile import Nic
+from primus.machine.profile import Nic, load_nic
 from primus.machine.tree import FileTree, build_sort_key
 from primus.process import run_command
 
@@ -61,12 +60,8 @@ def parse_rdma_devices(text: str, tool: str = "ibstat") -> tuple[tuple[RdmaDevic
 
 
 def _find_nic_kind(matches: Callable[[Nic], bool]) -> str | None:
-    return next((nic.kind for nic in _load_nics() if matches(nic)), None)
-
-
-@cache
-def _load_nics() -> tuple[Nic, ...]:
-    return tuple(registry.load_plug_in("nics", name).NIC for name in registry.list_plug_ins("nics"))
+    nics = filter(None, map(load_nic, registry.list_plug_ins("nics")))
+    return next((nic.kind for nic in nics if matches(nic)), None)
 
 
 def _read_device(tree: FileTree, name: str) -> RdmaDevice:

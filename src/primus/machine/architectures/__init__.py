@@ -1,1 +1,0 @@
-"""Architectures, and the vendors' bases below them; each file is a plug-in with LAYER."""

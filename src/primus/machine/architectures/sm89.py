@@ -1,8 +1,0 @@
-"""Ada: nothing beyond what every NVIDIA GPU gets."""
-
-from primus.machine.profile import ProfileLayer
-
-LAYER = ProfileLayer(
-    name="sm89",
-    parent="nvidia",
-)

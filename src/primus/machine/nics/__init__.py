@@ -1,1 +1,0 @@
-"""Kinds of network adapters; each file is a plug-in with NIC."""
