@@ -1,4 +1,4 @@
-"""`jobs list`, `show`, `logs`, `cancel` and `wait` on jobs that were submitted earlier; `jobs next` inside one."""
+"""`jobs list`, `show`, `logs`, `cancel` and `wait` on jobs that were submitted earlier."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fakes import cli
 from fakes.slurm import FakeSlurm
 from primus.launch.jobs import scheduler_jobs
 from primus.launch.jobs.scheduler_jobs import JobState, Submission
-from primus.launch.supervision import attempt_history
-from primus.launch.supervision.restart_policy import AttemptResult
-from primus.runs.events import EventLog
 from primus.runs.store import Run, RunMetadata, RunOutcome, create_run
-from primus.runtimes.slurm import queries
 
 
 def run_id(number: str) -> str:
@@ -301,159 +295,3 @@ def test_a_number_that_slurm_gives_again_is_another_job(tmp_path: Path) -> None:
     assert scheduler_jobs.query_state(old, environ).state == "done"
     newer = Submission(runtime="slurm", id="5", name="b", directory=str(tmp_path / "run"), submitted=time.time() + 60)
     assert scheduler_jobs._known_end(newer, environ) is None
-
-
-# jobs next
-
-
-def begun(run: Run, *past: AttemptResult, attempts: int = 1) -> None:
-    run.update_metadata(attempts=attempts, outcome=RunOutcome(state="running"))
-    for end in past:
-        if end.step is not None:
-            saved(run, end.step)
-        attempt_history.record_attempt_result(run, end)
-
-
-def saved(run: Run, step: int) -> None:
-    log = EventLog(run.events)
-    log.append("checkpoint_saved", step=step)
-    log.close()
-
-
-def next_line(desk: Desk, run: Run, code: int, *words: str) -> str:
-    done = desk.jobs("next", str(run.directory), "--exit-code", str(code), *words)
-    assert done.stderr.startswith("primus: ")
-    return done.stdout.strip()
-
-
-ALIVE = "for n in $(echo $ALIVE); do echo primus:$n; done"
-
-
-@pytest.mark.parametrize(
-    ("end", "code", "words", "line"),
-    [
-        (AttemptResult(attempt=0, kind="done"), 0, "", "finish"),
-        (AttemptResult(attempt=0, kind="done"), 0, "--warned --can-requeue", "finish"),
-        (AttemptResult(attempt=0, kind="failed"), 7, "", "stop 7"),
-        (AttemptResult(attempt=0, kind="failed"), 7, "--max-restarts 1 --restart-delay 5", "restart 5"),
-        (AttemptResult(attempt=0, kind="failed", action="stop"), 7, "--max-restarts 1", "stop 7"),
-        (AttemptResult(attempt=0, kind="interrupted"), 143, "--max-restarts 1 --can-requeue", "stop 143"),
-        (AttemptResult(attempt=0, kind="preempted"), 0, "--can-requeue", "requeue"),
-        (AttemptResult(attempt=0, kind="preempted"), 0, "", "stop 1"),
-        (AttemptResult(attempt=0, kind="failed"), 7, "--warned --can-requeue", "requeue"),
-        (None, 9, "--warned --can-requeue", "requeue"),
-        (None, 0, "", "finish"),
-        (None, 9, "--max-restarts 1", "restart 30"),
-    ],
-)
-def test_what_follows_a_step(desk: Desk, end: AttemptResult | None, code: int, words: str, line: str) -> None:
-    run = desk.submitted("11")
-    begun(run, *([end] if end else []))
-    assert next_line(desk, run, code, *words.split()) == line
-
-
-def test_a_lost_node_gives_way_to_a_spare_one(desk: Desk) -> None:
-    run = desk.submitted("11")
-    begun(run, AttemptResult(attempt=0, kind="failed", step=4))
-    desk.environ |= {"SLURM_JOB_NODELIST": "n[1-3]", "ALIVE": "n1 n3"}
-    desk.slurm.answers(srun=ALIVE)
-    line = next_line(desk, run, 1, "--num-nodes", "2", "--max-restarts", "2", "--restart-delay", "0")
-    assert line == "restart 0 n2"
-    assert "--nodelist=n1,n2,n3" in desk.slurm.argv("srun")
-    (noted,) = attempt_history.read_attempt_results(run)
-    assert (noted.kind, noted.hosts, noted.step) == ("lost node", ("n2",), 4)
-
-    begun(run, AttemptResult(attempt=1, kind="failed", step=6), attempts=2)
-    desk.environ["ALIVE"] = "n1"
-    words = ("--num-nodes", "2", "--max-restarts", "2", "--excluded", "n2")
-    assert next_line(desk, run, 1, *words) == "stop 1", "no other spare node"
-    assert next_line(desk, run, 1, *words, "--can-requeue") == "requeue"
-
-
-def test_a_lost_node_without_spares_needs_the_queue(desk: Desk) -> None:
-    run = desk.submitted("11")
-    begun(run)
-    desk.environ |= {"SLURM_JOB_NODELIST": "n[1-2]", "ALIVE": "n1"}
-    desk.slurm.answers(srun=ALIVE)
-    words = ("--num-nodes", "2", "--max-restarts", "1")
-    assert next_line(desk, run, 1, *words) == "stop 1"
-    assert next_line(desk, run, 1, *words, "--can-requeue") == "requeue"
-    assert run.read_metadata().outcome.reason == "lost n2"
-
-
-def test_a_node_that_answers_is_not_lost_with_its_launcher(desk: Desk) -> None:
-    run = desk.submitted("11")
-    begun(run, AttemptResult(attempt=0, kind="lost node", hosts=("n2",), reason="n2 was lost"))
-    desk.environ |= {"SLURM_JOB_NODELIST": "n[1-2]", "ALIVE": "n1 n2"}
-    desk.slurm.answers(srun=ALIVE)
-    words = ("--num-nodes", "2", "--max-restarts", "1")
-    assert next_line(desk, run, 1, *words) == "restart 30"
-    assert attempt_history.read_attempt_results(run)[0].reason == "n2 was lost; the node answers"
-
-
-def test_a_node_that_lost_its_launcher_gives_way_to_a_spare_one_unasked(desk: Desk) -> None:
-    run = desk.submitted("11")
-    begun(run, AttemptResult(attempt=0, kind="lost node", hosts=("n2.cluster.local",)))
-    desk.environ |= {"SLURM_JOB_NODELIST": "n[1-3]"}
-    assert next_line(desk, run, 1, "--num-nodes", "2", "--max-restarts", "1") == "restart 30 n2"
-    assert not desk.slurm.calls("srun")
-
-
-def test_where_no_node_answers_none_is_called_lost(desk: Desk) -> None:
-    run = desk.submitted("11")
-    begun(run)
-    desk.environ |= {"SLURM_JOB_NODELIST": "n[1-2]", "ALIVE": ""}
-    desk.slurm.answers(srun=ALIVE)
-    assert next_line(desk, run, 5, "--num-nodes", "2") == "stop 5"
-    assert attempt_history.read_attempt_results(run)[0].kind == "failed"
-
-
-def test_what_could_not_begin_is_not_tried_again(desk: Desk) -> None:
-    run = desk.submitted("11")
-    assert next_line(desk, run, 127, "--max-restarts", "5") == "stop 127"
-    outcome = run.read_metadata().outcome
-    assert (outcome.state, outcome.exit_code) == ("failed", 127)
-    assert outcome.reason == "srun ended with exit code 127, and no attempt had begun"
-
-
-def test_a_restart_that_could_not_begin_is_not_taken_for_the_attempt_before(desk: Desk) -> None:
-    run = desk.submitted("11")
-    begun(run, AttemptResult(attempt=0, kind="failed"))
-    assert next_line(desk, run, 7, "--max-restarts", "9") == "restart 30"
-    assert next_line(desk, run, 127, "--max-restarts", "9") == "stop 127"
-
-
-def test_a_task_without_workers_is_done_when_its_step_is(desk: Desk) -> None:
-    run = desk.submitted("11")
-    assert next_line(desk, run, 0) == "finish"
-    assert run.read_metadata().outcome.state == "done"
-
-
-def test_checkpoints_count_for_attempts_whose_nodes_could_not_say(desk: Desk) -> None:
-    run = desk.submitted("11")
-    begun(run)
-    saved(run, 30)
-    assert next_line(desk, run, 9, "--max-restarts", "1") == "restart 30"
-    assert attempt_history.read_attempt_results(run)[0].step == 30
-    run.update_metadata(attempts=2)
-    saved(run, 60)
-    assert next_line(desk, run, 9, "--max-restarts", "1") == "restart 30", "a newer checkpoint sets the count back"
-
-
-@pytest.mark.parametrize(
-    ("nodes", "names"),
-    [
-        ("", []),
-        ("n1", ["n1"]),
-        ("gpu[07-09,11],cpu1", ["gpu07", "gpu08", "gpu09", "gpu11", "cpu1"]),
-        ("r[1-2]n[3-4].x", ["r1n3.x", "r1n4.x", "r2n3.x", "r2n4.x"]),
-    ],
-)
-def test_a_list_of_nodes_is_read_in_its_order(nodes: str, names: list[str]) -> None:
-    assert queries.expand_node_list(nodes) == names
-
-
-@given(st.lists(st.integers(0, 2000), min_size=1, unique=True), st.integers(1, 4))
-def test_numbers_of_nodes_keep_their_width(numbers: list[int], width: int) -> None:
-    written = [str(number).zfill(width) for number in numbers]
-    assert queries.expand_node_list(f"n[{','.join(written)}]") == [f"n{number}" for number in written]

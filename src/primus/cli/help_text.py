@@ -27,7 +27,7 @@ def format_overview() -> str:
             "runtimes (where)",
             [(name, registry.read_summary("runtimes", name)) for name in registry.list_plug_ins("runtimes")],
         ),
-        ("tasks (what)", [(name, registry.read_summary("tasks", name)) for name in registry.list_plug_ins("tasks")]),
+        ("tasks (what)", _list_task_summaries()),
         ("options", options),
     ]
     blocks = [f"usage: {USAGE}", "One entry point for LLM training work: the runtime says where, the task says what."]
@@ -42,9 +42,15 @@ def format_help(request: LaunchRequest) -> str:
     if request.task in tasks:
         return _format_task_help(request.runtimes[-1].name, request.task)
     if request.task:
-        rows = [(name, registry.read_summary("tasks", name)) for name in tasks if name.split()[0] == request.task]
+        rows = [(name, text) for name, text in _list_task_summaries() if name.split()[0] == request.task]
         return f"usage: primus-cli <runtime> -- {request.task} <subtask> [options]\n\nsubtasks:\n{_format_table(rows)}"
     return "\n\n".join(_format_runtime_help(segment.name) for segment in request.runtimes)
+
+
+def _list_task_summaries() -> list[tuple[str, str]]:
+    """Tasks with the first line of their documentation; those that only primus itself calls say so there."""
+    tasks = [(name, registry.read_summary("tasks", name)) for name in registry.list_plug_ins("tasks")]
+    return [(name, text) for name, text in tasks if not text.endswith("(internal).")]
 
 
 def _format_runtime_help(name: str) -> str:

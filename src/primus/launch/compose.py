@@ -82,9 +82,10 @@ def parse_command(argv: Sequence[str]) -> Command:
         _check_order(runtimes)
         return Command(GlobalOptions(**given), LaunchRequest(runtimes=tuple(runtimes), task=""))
     task, own = _find_task(rest, runtimes, is_help)
+    own, passed_through = _split_passed_through(own)
     own, more = _take_globals(own)
     is_help |= _asks_help(own)
-    request = LaunchRequest(runtimes=tuple(runtimes), task=task, words=_without_help(own))
+    request = LaunchRequest(runtimes=tuple(runtimes), task=task, words=(*_without_help(own), *passed_through))
     _check_order(runtimes)
     return Command(GlobalOptions(**(given | more)), request, is_help)
 
@@ -185,6 +186,12 @@ def _split_segments(argv: Sequence[str]) -> list[list[str]]:
         else:
             segments[-1].append(word)
     return segments
+
+
+def _split_passed_through(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words of a task, and a further `--` with what follows it: the command line of another program."""
+    num_own = words.index("--") if "--" in words else len(words)
+    return words[:num_own], words[num_own:]
 
 
 def _take_globals(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

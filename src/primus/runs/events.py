@@ -40,16 +40,39 @@ def read_events(path: Path) -> Iterator[Event]:
         return
     with path.open("rb") as lines:
         for line in lines:
-            try:
-                event = msgspec.json.decode(line)
-            except msgspec.DecodeError:
-                continue
-            if (
-                isinstance(event, dict)
-                and isinstance(event.get("kind"), str)
-                and isinstance(event.get("time"), (int, float))
-            ):
-                yield cast(Event, event)
+            if event := _decode_event(line):
+                yield event
+
+
+class EventFollower:
+    """Reads the events that writers append to `path` from now on; each call reads only what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def read_new_events(self) -> list[Event]:
+        """Complete events since the last call; a line that is still being written counts once it is complete."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            complete = file.read().rpartition(b"\n")[0]
+        if not complete:
+            return []
+        self._offset += len(complete) + 1
+        return [event for line in complete.split(b"\n") if (event := _decode_event(line))]
+
+
+def _decode_event(line: bytes) -> Event | None:
+    try:
+        event = msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return None
+    is_event = (
+        isinstance(event, dict) and isinstance(event.get("kind"), str) and isinstance(event.get("time"), (int, float))
+    )
+    return cast(Event, event) if is_event else None
 
 
 def read_steps(path: Path) -> list[Event]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LEVEL = "cluster"
 
-__all__ = ["LEVEL", "SPELLINGS", "Options", "after_step", "cancel", "parse", "start", "states", "wrap"]
+__all__ = ["LEVEL", "SPELLINGS", "Options", "cancel", "parse", "start", "states", "supervise_batch_job", "wrap"]
 
 OF_A_TERMINAL = ("input", "unbuffered", "wait")
 """Those that a step with a terminal (--pty) does without."""
@@ -96,11 +96,21 @@ def start(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     return submit.start_step_or_job(remote, run, say)
 
 
-def after_step(run: Run, environ: Mapping[str, str], **step: Any) -> tuple[str, str]:
-    """What follows a step of a batch job, and why; `step` is what `after.Step` has."""
-    from primus.runtimes.slurm import restart_decision
+def supervise_batch_job(
+    command: Sequence[str], environ: Mapping[str, str], run: Run | None, num_nodes: int | None, **restarts: Any
+) -> int:
+    """Run the steps of a batch job, in its batch script; gives the exit code of the job.
 
-    return restart_decision.decide_after_step(run, restart_decision.SlurmStepResult(**step), environ)
+    Args:
+        command: srun with its options and the launcher.
+        environ: Variables of the batch script.
+        run: Run of the job; None in a job array.
+        num_nodes: Nodes of each step; None for all of the job.
+        restarts: `can_requeue` and `policy` of `batch_job.BatchJob`.
+    """
+    from primus.runtimes.slurm.batch_job import BatchJob, run_batch_job
+
+    return run_batch_job(BatchJob(command=tuple(command), environ=environ, run=run, num_nodes=num_nodes, **restarts))
 
 
 def states(submissions: Sequence[Submission]) -> dict[str, JobState]:

@@ -291,19 +291,21 @@ def find_job_id(name: str, comment: str, environ: Mapping[str, str]) -> str | No
     return ids[-1] if ids else None
 
 
-def find_answering_nodes(nodes: Sequence[str]) -> set[str]:
-    """Those of this job's `nodes` on which a step starts now."""
+def find_responding_nodes(nodes: Sequence[str], environ: Mapping[str, str]) -> set[str]:
+    """Those of this job's `nodes` on which a step starts within the time limit."""
     number = len(nodes)
-    words = ["--overlap", "--no-kill", "--kill-on-bad-exit=0", "--input=none", "--ntasks-per-node=1"]
+    options = ["--overlap", "--no-kill", "--kill-on-bad-exit=0", "--input=none", "--ntasks-per-node=1"]
     where = [f"--nodes={number}", f"--ntasks={number}", f"--nodelist={','.join(nodes)}"]
-    told = ["sh", "-c", 'echo "primus:$SLURMD_NODENAME"']
-    said = ask_partly(["srun", *where, *words, *told], LIMIT_S)
-    return {line.removeprefix("primus:") for line in said.splitlines() if line.startswith("primus:")}
+    command = ["sh", "-c", 'echo "primus:$SLURMD_NODENAME"']
+    output = _read_partial_output(["srun", *where, *options, *command], environ, LIMIT_S)
+    return {line.removeprefix("primus:") for line in output.splitlines() if line.startswith("primus:")}
 
 
-def ask_partly(argv: Sequence[str], limit_s: float) -> str:
-    """What a command says until its end or the limit."""
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+def _read_partial_output(argv: Sequence[str], environ: Mapping[str, str], limit_s: float) -> str:
+    """Standard output of a command until it ends or the limit is reached: srun waits for nodes that do not respond."""
+    with subprocess.Popen(
+        argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as child:
         try:
             out, _ = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -312,8 +314,8 @@ def ask_partly(argv: Sequence[str], limit_s: float) -> str:
     return out.decode(errors="replace")
 
 
-def find_down_nodes(nodes: Sequence[str]) -> set[str]:
-    """Those of `nodes` that Slurm itself counts as lost; none where it does not say."""
-    said = run_query(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T"])
-    lines = [line.partition("|") for line in said.out.splitlines()] if said.code == 0 else []
+def find_down_nodes(nodes: Sequence[str], environ: Mapping[str, str]) -> set[str]:
+    """Those of `nodes` that Slurm lists as down or not responding; none where it gives no answer."""
+    answer = run_query(["sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T"], environ)
+    lines = [line.partition("|") for line in answer.out.splitlines()] if answer.code == 0 else []
     return {name for name, _, state in lines if state.endswith("*") or state.rstrip("*$~#!%@^-") in ("down", "fail")}

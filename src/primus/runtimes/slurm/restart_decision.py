@@ -1,13 +1,18 @@
-"""What follows a step of a batch job: the end, another step, the queue again."""
+"""Decide what follows a step of a batch job: the end, another step, or a requeue.
+
+How the step ended comes from three places, in this order: what its nodes have recorded in the run folder, the warning
+signal that the batch script has received, and the nodes that Slurm lists as down or that no longer start a step.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from msgspec import Struct, structs
 
-from primus.errors import EXIT_FAILED
+from primus.errors import EXIT_FAILED, EXIT_OK
 from primus.launch.supervision import attempt_history
 from primus.launch.supervision.restart_policy import AttemptResult, RestartDecision, RestartPolicy, decide_restart
 from primus.runs import events
@@ -22,137 +27,160 @@ class SlurmStepResult(Struct, frozen=True, kw_only=True):
     """A step that has ended."""
 
     exit_code: int
+    """Exit code of srun."""
     num_nodes: int
-    """Nodes that each step takes."""
+    """Nodes of each step."""
     is_warned: bool = False
-    """Whether the end of the job was announced."""
+    """Whether Slurm has sent the warning signal: the time limit or a preemption is near."""
     excluded: tuple[str, ...] = ()
-    """Nodes that were left out already."""
+    """Nodes that the step did not use."""
     can_requeue: bool = False
     policy: RestartPolicy
 
 
-def decide_after_step(run: Run, step: SlurmStepResult, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The line that the batch script reads, and why, for people.
+class StepDecision(Struct, frozen=True, kw_only=True):
+    """What follows a step."""
 
-    The line is one of ``finish``, ``restart SECONDS NODES``, ``requeue`` and ``stop CODE``. How the attempt ended is
-    noted, where its nodes could not.
+    action: Literal["finish", "restart", "requeue", "stop"]
+    reason: str
+    exit_code: int = EXIT_OK
+    """Exit code of a job that stops."""
+    delay_s: float = 0.0
+    """Time before a restart."""
+    exclude: tuple[str, ...] = ()
+    """Nodes that a restart does not use."""
+
+
+def decide_after_step(run: Run, step: SlurmStepResult, environ: Mapping[str, str]) -> StepDecision:
+    """Record how the attempt ended, where its nodes could not, and decide what follows.
+
+    Args:
+        run: The job's run.
+        step: The step that has ended.
+        environ: Variables of the batch script.
     """
     nodes = queries.expand_node_list(environ.get("SLURM_JOB_NODELIST", ""))
     has_spares = len(nodes) - len(step.excluded) > step.num_nodes
-    end = _read_attempt_end(run, step, nodes, has_spares=has_spares)
+    end = _find_attempt_result(run, step, nodes, environ, has_spares=has_spares)
     _record_step_end(run, step, end)
     if end.kind == "done" or (step.exit_code == 0 and end.kind != "preempted"):
-        return "finish", "done"
+        return StepDecision(action="finish", reason="done")
     left = [node for node in nodes if node not in step.excluded and node not in _match_node_names(end.hosts, nodes)]
     has_spares = has_spares and len(left) >= step.num_nodes
     is_lost = end.kind == "lost node"
     past = attempt_history.read_attempt_results(run) or [end]
-    decision = decide_restart(step.policy, past, can_exclude=has_spares or (is_lost and step.can_requeue))
-    return _format_decision(decision, end, structs.replace(step, exit_code=_exit_code(run, step)), nodes, has_spares)
+    restart = decide_restart(step.policy, past, can_exclude=has_spares or (is_lost and step.can_requeue))
+    return _choose_action(restart, end, step, _find_run_exit_code(run, step), nodes, has_spares=has_spares)
 
 
-def _exit_code(run: Run, step: SlurmStepResult) -> int:
-    """That of the run, which its nodes have recorded: srun gives the highest of its tasks, which it may have killed."""
+def _find_run_exit_code(run: Run, step: SlurmStepResult) -> int:
+    """Exit code of the run, as its nodes have recorded it; srun gives the highest of its tasks, even of killed ones."""
     return run.read_metadata().outcome.exit_code or step.exit_code or EXIT_FAILED
 
 
-def _format_decision(
-    decision: RestartDecision, end: AttemptResult, step: SlurmStepResult, nodes: Sequence[str], has_spares: bool
-) -> tuple[str, str]:
-    code = step.exit_code
+def _choose_action(
+    restart: RestartDecision,
+    end: AttemptResult,
+    step: SlurmStepResult,
+    code: int,
+    nodes: Sequence[str],
+    *,
+    has_spares: bool,
+) -> StepDecision:
+    """The decision for any scheduler, as what this job can do: Slurm replaces nodes only in the queue."""
     if end.kind == "preempted":
         if step.can_requeue:
-            return "requeue", decision.reason
-        return f"stop {code}", f"{decision.reason}; --requeue would queue it again"
-    if end.kind == "lost node" and not has_spares and step.can_requeue and not decision.is_final:
-        return "requeue", end.reason
-    if decision.action != "restart":
-        return f"stop {code}", decision.reason
-    excluded = dict.fromkeys((*step.excluded, *_match_node_names(decision.exclude, nodes)))
+            return StepDecision(action="requeue", reason=restart.reason)
+        reason = f"{restart.reason}; submit with --requeue to have such a job queued again"
+        return StepDecision(action="stop", exit_code=code, reason=reason)
+    if end.kind == "lost node" and not has_spares and step.can_requeue and not restart.is_final:
+        return StepDecision(action="requeue", reason=end.reason)
+    if restart.action != "restart":
+        return StepDecision(action="stop", exit_code=code, reason=restart.reason)
+    excluded = tuple(dict.fromkeys((*step.excluded, *_match_node_names(restart.exclude, nodes))))
     if excluded and len(nodes) - len(excluded) < step.num_nodes:
-        return f"stop {code}", "no spare node is left"
-    return f"restart {decision.delay_s:g} {','.join(excluded)}".rstrip(), decision.reason
+        return StepDecision(action="stop", exit_code=code, reason="no spare node is left")
+    return StepDecision(action="restart", delay_s=restart.delay_s, exclude=excluded, reason=restart.reason)
 
 
-def _read_attempt_end(run: Run, step: SlurmStepResult, nodes: Sequence[str], *, has_spares: bool) -> AttemptResult:
-    """How the attempt ended: as its nodes say, unless one of them could not."""
+def _find_attempt_result(
+    run: Run, step: SlurmStepResult, nodes: Sequence[str], environ: Mapping[str, str], *, has_spares: bool
+) -> AttemptResult:
+    """How the attempt ended: as its nodes have recorded, unless one of them could not."""
     metadata = run.read_metadata()
     past = attempt_history.read_attempt_results(run)
-    is_begun = metadata.attempts > _count_begun_attempts(run)
-    number = metadata.attempts - 1 if is_begun else metadata.attempts
-    noted = next((end for end in past if end.attempt == number and is_begun), None)
-    if noted and noted.kind in ("done", "interrupted", "preempted"):
-        return noted
+    has_started = metadata.attempts > _count_started_attempts(run)
+    number = metadata.attempts - 1 if has_started else metadata.attempts
+    recorded = next((end for end in past if end.attempt == number and has_started), None)
+    if recorded and recorded.kind in ("done", "interrupted", "preempted"):
+        return recorded
     if step.is_warned:
-        reason = "the end of the job was announced"
-        return structs.replace(
-            noted or AttemptResult(attempt=number, kind="preempted"), kind="preempted", reason=reason
-        )
+        preempted = recorded or AttemptResult(attempt=number, kind="preempted")
+        return structs.replace(preempted, kind="preempted", reason="time limit or preemption signal received")
     if step.exit_code == 0:
-        return noted or AttemptResult(attempt=number, kind="done")
-    if noted and noted.kind == "lost node" and has_spares:
-        return noted
+        return recorded or AttemptResult(attempt=number, kind="done")
+    if recorded and recorded.kind == "lost node" and has_spares:
+        return recorded
     newest = attempt_history.find_newest_checkpoint(run)
-    lost = _find_lost_nodes(step, nodes)
+    lost = _find_lost_nodes(step, nodes, environ)
     if lost:
         reason = f"lost {', '.join(lost)}"
         return AttemptResult(attempt=number, kind="lost node", action="exclude", hosts=lost, step=newest, reason=reason)
-    reason = f"srun ended with exit code {step.exit_code}"
-    if not is_begun:  # nor will it the next time
-        told = run.read_metadata().outcome.reason if _is_end_recorded(run) else ""  # such as of a hook
-        reason = told or f"{reason}, and no attempt had begun"
+    reason = f"srun exited with code {step.exit_code}"
+    if not has_started:  # a restart would fail in the same way
+        cause = run.read_metadata().outcome.reason if _is_end_recorded(run) else ""  # such as a failed hook
+        reason = cause or f"{reason} before an attempt started"
         return AttemptResult(attempt=number, kind="failed", action="stop", step=newest, reason=reason)
-    if noted and noted.kind == "lost node":  # its launcher was, and may be started there again
-        return structs.replace(noted, kind="failed", hosts=(), reason=f"{noted.reason}; the node answers")
-    return noted or AttemptResult(attempt=number, kind="failed", step=newest, reason=reason)
+    if recorded and recorded.kind == "lost node":  # only its launcher was lost; a restart may use the node
+        return structs.replace(recorded, kind="failed", hosts=(), reason=f"{recorded.reason}; the node responds")
+    return recorded or AttemptResult(attempt=number, kind="failed", step=newest, reason=reason)
 
 
 def _is_end_recorded(run: Run) -> bool:
-    """Whether a node has recorded how the run has ended since the job, or the step before, began."""
+    """Whether a node has recorded the end of the run since the job, or its previous step, started."""
     metadata = run.read_metadata()
     since = [event["time"] for event in events.read_events(run.events) if event["kind"] in (KIND, SUBMITTED)]
     is_new = metadata.ended is not None and metadata.ended >= max(since, default=0.0)
-    is_begun = metadata.attempts > _count_begun_attempts(run)
-    return metadata.outcome.state not in ("planned", "running") and (is_begun or is_new)
+    has_started = metadata.attempts > _count_started_attempts(run)
+    return metadata.outcome.state not in ("planned", "running") and (has_started or is_new)
 
 
-def _count_begun_attempts(run: Run) -> int:
-    """Attempts that had begun when the step before ended, in this job or one before it."""
+def _count_started_attempts(run: Run) -> int:
+    """Attempts that had started when the previous step ended, in this job or an earlier one."""
     counts = [event.get("attempts") for event in events.read_events(run.events) if event["kind"] == KIND]
     return next((count for count in reversed(counts) if isinstance(count, int)), 0)
 
 
-def _find_lost_nodes(step: SlurmStepResult, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Nodes that are gone: Slurm says so, or no step starts there."""
+def _find_lost_nodes(step: SlurmStepResult, nodes: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Nodes that Slurm lists as down, or on which no step starts while one starts on others."""
     used = [node for node in nodes if node not in step.excluded]
     if len(used) < 2:
         return ()
-    known = queries.find_down_nodes(used)
-    asked = [node for node in used if node not in known]
-    answering = queries.find_answering_nodes(asked) if asked else set()
-    silent = [node for node in asked if node not in answering]
-    return tuple(node for node in used if node in known or (node in silent and answering))
+    down = queries.find_down_nodes(used, environ)
+    asked = [node for node in used if node not in down]
+    responding = queries.find_responding_nodes(asked, environ) if asked else set()
+    silent = [node for node in asked if node not in responding]
+    return tuple(node for node in used if node in down or (node in silent and responding))
 
 
 def _match_node_names(hosts: Sequence[str], nodes: Sequence[str]) -> list[str]:
-    """Slurm's names of `hosts`, which may be known with their domain."""
+    """Slurm's names of `hosts`, which may carry a domain."""
     short = {host.partition(".")[0].lower() for host in hosts}
     return [node for node in nodes if node.partition(".")[0].lower() in short]
 
 
 def _record_step_end(run: Run, step: SlurmStepResult, end: AttemptResult) -> None:
-    """Record how the step ended; and the run, where no node has."""
-    metadata, is_told = run.read_metadata(), _is_end_recorded(run)
+    """Record the end of the step, and of the run where no node has."""
+    metadata, is_recorded = run.read_metadata(), _is_end_recorded(run)
     if end not in attempt_history.read_attempt_results(run):
         attempt_history.record_attempt_result(run, end)
     if end.kind == "done" and metadata.outcome.state == "planned":
         run.update_metadata(ended=time.time(), outcome=RunOutcome(state="done", exit_code=0))
-    elif end.kind != "done" and not is_told:
+    elif end.kind != "done" and not is_recorded:
         state = RunOutcome(
             state="interrupted" if end.kind == "preempted" else "failed", exit_code=step.exit_code, reason=end.reason
         )
         run.update_metadata(ended=time.time(), outcome=state)
-    log = EventLog(run.events)  # after the record, whose time says that it is of this step
+    log = EventLog(run.events)  # after the metadata, so that `_is_end_recorded` takes their time for the past
     log.append(KIND, exit_code=step.exit_code, attempts=metadata.attempts, end=end.kind, hosts=end.hosts)
     log.close()

@@ -12,8 +12,6 @@ from primus.runtimes.slurm.options import Options, SlurmOption, find_num_nodes, 
 
 MAX_LEAD_S, MIN_LEAD_S = 600, 60
 """Time for the last checkpoint before a time limit. Slurm sends the signal up to a minute early (sbatch(1))."""
-PATIENCE_S = 5
-"""Time that srun has to end once the launchers have; a step whose node was lost does not end by itself."""
 LINE_LIMIT = 1000
 """Longest option on a line of the script; sbatch of Slurm 22.05 refuses lines of a few thousand characters."""
 
@@ -46,51 +44,40 @@ def step_options(*, with_workers: bool) -> tuple[str, ...]:
 
 
 def split_directives(batch: BatchScript) -> tuple[list[str], list[str]]:
-    """Lines of the script's head, and those options that only a command line can hold."""
-    lines: list[str] = []
-    others: list[str] = []
-    for words in _list_allocation_options(batch):
-        line = _format_directive(words)
-        if line is None:
-            others += words
-        else:
-            lines.append(line)
-    return lines, others
+    """Lines of the script's head, and those options that only a command line can hold.
+
+    Each option that was typed has a line; the defaults share the last one.
+    """
+    typed, defaults = _list_allocation_options(batch)
+    lines = [_format_directive(words) for words in typed]
+    others = [word for words, line in zip(typed, lines, strict=True) if line is None for word in words]
+    head = [f"#SBATCH {line}" for line in lines if line is not None]
+    ours = [(words, _format_directive(words)) for words in defaults]
+    others += [word for words, line in ours if line is None for word in words]
+    head += ["#SBATCH " + " ".join(line for _, line in ours if line is not None)]
+    return head, others
 
 
 def format_batch_script(batch: BatchScript) -> str:
-    """The script: one launcher on each node, again after what can be survived; of an array, once."""
+    """The script: its options for Slurm, and the command that supervises the steps of the job."""
     options, typed = batch.options, batch.options.slurm_options
     head, _ = split_directives(batch)
-    step = " ".join(
-        [
-            *step_options(with_workers=batch.has_workers),
-            *([] if find_option_value(typed, "cpus-per-task") else ["--cpu-bind=none"]),
-        ]
-    )
-    if options.is_array:
-        return _ARRAY_TEMPLATE.format(
-            head="\n".join(head),
-            step=step,
-            command=_format_bash_array(batch.command),
-            inherit=_INHERIT,
-            requeue=_REQUEUE if options.requeue else "",
-        )
-    num_nodes = find_num_nodes(typed)
-    nodes = "$SLURM_JOB_NUM_NODES" if num_nodes is None or not options.spare_nodes else str(num_nodes)
-    next_words = [batch.primus, "direct", "--single", "--no-hooks", "--", "jobs", "next", batch.run]
-    next_words += [f"--max-restarts={max_restarts(options)}", f"--restart-delay={options.restart_delay:g}"]
-    next_words += ["--can-requeue"] if options.requeue else []
+    srun = ["srun", *step_options(with_workers=batch.has_workers)]
+    srun += [] if find_option_value(typed, "cpus-per-task") else ["--cpu-bind=none"]
+    run_step: list[str] = []
+    if not options.is_array:  # the jobs of an array share their work: none has a run, and none restarts
+        run_step += ["--run", batch.run, f"--max-restarts={max_restarts(options)}"]
+        run_step += [f"--restart-delay={options.restart_delay:g}"]
+    if options.spare_nodes:
+        run_step += [f"--num-nodes={find_num_nodes(typed) or 1}"]
+    run_step += ["--requeue" if options.requeue else "--no-requeue"]
     return _TEMPLATE.format(
         head="\n".join(head),
-        run=shlex.quote(batch.run),
-        nodes=nodes,
-        step=step,
-        command=_format_bash_array(batch.command),
-        next=_format_bash_array(next_words),
-        patience=PATIENCE_S,
-        inherit=_INHERIT,
-        requeue=_REQUEUE if options.requeue else "",
+        # --no-config: the defaults of the launcher file are in `command` already.
+        primus=shlex.join([batch.primus, "--no-config", "direct", "--single", "--no-hooks"]),
+        options=shlex.join(run_step),
+        srun=shlex.join(srun),
+        launcher=shlex.join(batch.command),
     )
 
 
@@ -117,8 +104,8 @@ def limit_s(text: str) -> int | None:
     return parts[0] * 60 + parts[1] or None
 
 
-def _list_allocation_options(batch: BatchScript) -> list[tuple[str, ...]]:
-    """The options of the job: those that were typed, and what goes without saying."""
+def _list_allocation_options(batch: BatchScript) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """The options of the job that were typed, and the defaults of those that were not."""
     options, typed = batch.options, batch.options.slurm_options
     kept = [each.words for each in typed if not _is_replaced(each, options)]
     given = {each.name for each in typed}
@@ -136,7 +123,7 @@ def _list_allocation_options(batch: BatchScript) -> list[tuple[str, ...]]:
         )
         if name not in given
     ]
-    return [*kept, *ours, *_list_warning_signal_options(options, typed)]
+    return kept, [*ours, *_list_warning_signal_options(options, typed)]
 
 
 def format_job_comment(run: str) -> str:
@@ -161,14 +148,14 @@ def _list_warning_signal_options(options: Options, typed: Sequence[SlurmOption])
 
 
 def _format_directive(words: Sequence[str]) -> str | None:
-    """The line of the script that says `words`; None where sbatch would read it otherwise.
+    """`words` as a #SBATCH line holds them; None where sbatch would read something else.
 
-    sbatch cuts a line at white space and at `#`, and takes double quotes with backslashes before `"` and itself
-    (tried with 22.05); a line ends with the line.
+    sbatch splits a line at white space, drops what follows `#`, and understands double quotes with backslashes before
+    `"` and itself (observed with 22.05). A value cannot contain a newline.
     """
     if any(not word or re.search(r"[\x00-\x1f\x7f]", word) for word in words) or sum(map(len, words)) > LINE_LIMIT:
         return None
-    return " ".join(["#SBATCH", *map(_quote_directive_value, words)])
+    return " ".join(map(_quote_directive_value, words))
 
 
 def _quote_directive_value(word: str) -> str:
@@ -179,133 +166,14 @@ def _quote_directive_value(word: str) -> str:
     return f'{flag}{equals}"{escaped}"'
 
 
-def _format_bash_array(words: Sequence[str]) -> str:
-    """`words` as the inside of a bash array, an option a line with what follows it."""
-    lines: list[list[str]] = []
-    for word in words:
-        if not lines or (word.startswith("-") and word != "--") or lines[-1][-1:] == ["--"]:
-            lines.append([])
-        lines[-1].append(shlex.quote(word))
-    return "\n".join("    " + " ".join(line) for line in lines)
-
-
-_REQUEUE = """scontrol requeue "$SLURM_JOB_ID" && exec sleep 600 # in which Slurm ends the script
-    """
-
-_INHERIT = """export SLURM_EXPORT_ENV=ALL # steps start empty where the job was submitted with --export=NONE
-# srun has not inherited the cores of a task since 22.05.
-[ -z "${SLURM_CPUS_PER_TASK-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"""
-
-_ARRAY_TEMPLATE = r"""#!/bin/bash
-{head}
-
-# Each job of the array starts one launcher on each of its nodes; what a job leaves undone, the others may do.
-set -uo pipefail
-
-launcher=(
-{command}
-)
-
-{inherit}
-
-# The end of the job is announced: the step ends, and what it has not done is for another one.
-warned=
-step=
-on_warning() {{
-    warned=yes
-    echo "primus: the end of job $SLURM_JOB_ID is announced: its processes end" >&2
-    [ -z "$step" ] || kill -TERM "$step"
-}}
-trap on_warning USR1
-
-queue_again() {{
-    {requeue}exit "$((code ? code : 1))"
-}}
-
-echo "primus: job $SLURM_JOB_ID, ${{SLURM_ARRAY_TASK_ID-}} of array ${{SLURM_ARRAY_JOB_ID-}}, starts" >&2
-srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" \
-    {step} \
-    "${{launcher[@]}}" &
-step=$!
-while kill -0 "$step" 2>/dev/null; do wait "$step"; done # a trap ends `wait` early
-wait "$step"
-code=$?
-((code)) || exit 0
-[ -z "$warned" ] || queue_again
-exit "$code"
-"""
-
 _TEMPLATE = r"""#!/bin/bash
 {head}
 
-# Each node starts one launcher; when a step of the job has ended, `primus-cli jobs next` says what follows.
-set -uo pipefail
-
-run={run}
-num_nodes={nodes}
-launcher=(
-{command}
-)
-next=(
-{next}
-)
-
-{inherit}
-
-# The end of the job is announced: the launchers save and end. A plain `scancel` reaches them by itself.
-warned=
-step=
-on_warning() {{
-    warned=yes
-    echo "primus: the end of job $SLURM_JOB_ID is announced: its processes save and end" >&2
-    [ -z "$step" ] || kill -USR1 "$step"
-}}
-trap on_warning USR1
-
-# srun waits for a node that has died until Slurm has noticed (SlurmdTimeout). The other launchers know at once, do
-# their hooks, and leave together.
-num_partings() {{ grep -c '"kind":"nodes_left"' "$run/events.jsonl" 2>/dev/null; }}
-watch() {{
-    local before
-    before=$(num_partings)
-    until (($(num_partings) > ${{before:-0}})); do sleep 1; done
-    sleep {patience}
-    kill -TERM "$1" 2>/dev/null && sleep 2
-    kill -KILL "$1" 2>/dev/null
-}}
-
-queue_again() {{
-    {requeue}exit "$((code ? code : 1))"
-}}
-
-excluded=
-while :; do
-    echo "primus: job $SLURM_JOB_ID starts on $num_nodes nodes${{excluded:+ without $excluded}}" >&2
-    # --overlap: the step before may still count as running on a node that is gone.
-    srun --nodes="$num_nodes" --ntasks="$num_nodes" --overlap \
-        {step} \
-        ${{excluded:+--exclude="$excluded"}} "${{launcher[@]}}" &
-    step=$!
-    watch "$step" &
-    watcher=$!
-    while kill -0 "$step" 2>/dev/null; do wait "$step"; done # a trap ends `wait` early
-    wait "$step"
-    code=$?
-    step=
-    kill "$watcher" 2>/dev/null
-    answer=$("${{next[@]}}" --exit-code="$code" --num-nodes="$num_nodes" ${{warned:+--warned}} \
-        ${{excluded:+--excluded="$excluded"}}) || exit "$((code ? code : 1))"
-    read -r action value nodes <<<"$answer"
-    case $action in
-        finish) exit 0 ;;
-        restart)
-            excluded=$nodes
-            sleep "$value" &
-            wait $!
-            [ -z "$warned" ] || queue_again
-            ;;
-        requeue) queue_again ;;
-        *) exit "${{value:-1}}" ;;
-    esac
-done
+# `jobs run-step` starts a launcher on each node, passes on the warning signal, restarts and requeues. The primus-cli
+# of the checkout that all nodes share picks the Python environment for this node, and becomes that process (exec).
+trap '' USR1 # ignored until run-step handles it; by default it would end the job
+exec {primus} -- jobs run-step \
+    {options} -- \
+    {srun} \
+    {launcher}
 """
