@@ -82,7 +82,7 @@ def test_a_run_that_is_done_leaves_everything_in_its_folder(tmp_path: Path) -> N
     [
         ("raise", 1, "ValueError: three is not four", ""),
         ("refuse", 1, "the data is gone", "bring it back"),
-        ("exit", 1, "rank 0 ended with exit code 7 and no message", ""),
+        ("exit", 1, "rank 0 exited with code 7 and no message", ""),
         ("kill", 137, "rank 0 was killed by SIGKILL", "the memory of the job"),
     ],
 )

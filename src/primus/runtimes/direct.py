@@ -16,9 +16,11 @@ from primus.launch import variables
 from primus.launch.hooks import patch_files
 from primus.launch.plan import LaunchPlan, PlanContext, Variable, extends_list
 from primus.launch.supervision import flight_recorder
+from primus.launch.supervision.agent_report import AGENT, agent_report_file
 from primus.launch.supervision.restart_policy import RestartPolicy
 from primus.machine.cluster import ClusterLayout, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
+from primus.runs.store import Run
 
 LEVEL = "node"
 SAID = ("hook", "patch", "experiment", "--env")
@@ -78,7 +80,7 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     ):
         env |= flight_recorder.make_recorder_variables(context.directory, context.attempt, {**context.environ, **env})
     needs_agent = context.starts_workers and shape.world_size > 1
-    argv = _build_torchrun_command(plan.argv, shape, context, options.rdzv_backend) if needs_agent else plan.argv
+    argv = _build_agent_command(plan.argv, shape, context, options.rdzv_backend) if needs_agent else plan.argv
     hooks = () if options.no_hooks else context.hooks()
     actions = hooks + patch_files.plan_patch_files(options.patch or context.patches, context.environ)
     ordered = sorted(actions, key=lambda action: STAGES.index(action.stage))
@@ -174,15 +176,17 @@ def _select_by_source(settings: Mapping[str, Variable], kind: str) -> dict[str, 
     return {name: variable for name, variable in settings.items() if variable.source.startswith(kind)}
 
 
-def _build_torchrun_command(
+def _build_agent_command(
     worker: tuple[str, ...], shape: ClusterLayout, context: PlanContext, backend: str
 ) -> tuple[str, ...]:
-    """The torchrun command that starts `worker`, a Python command, once for each process.
+    """The command of the elastic agent, which starts `worker`, a Python command, once for each process.
 
-    A static rendezvous keeps node ranks as given; one node without a port lets torchrun choose a free one.
+    A static rendezvous keeps node ranks as given; one node without a port lets the agent choose a free one.
     """
     script = worker[1:]
-    agent = interpreter.module_command(context.python, "torch.distributed.run")
+    folder = Run(Path(context.directory)).attempt_folder(context.attempt)
+    report = f"--report={agent_report_file(folder, shape.node_rank)}"
+    agent = interpreter.module_command(context.python, AGENT, report)
     common = (*agent, f"--nproc-per-node={shape.nproc}", f"--nnodes={shape.nnodes}")
     if shape.master_port is None:
         return (*common, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *script)

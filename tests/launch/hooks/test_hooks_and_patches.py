@@ -341,7 +341,7 @@ def test_the_hooks_of_the_end_are_those_of_its_kind(tmp_path: Path) -> None:
     assert "\ndone 0\n" in hook_log(tmp_path, "after_1_a.node_0")
     assert not list(latest(tmp_path).glob("logs/hooks/failure*"))
     assert launched(tmp_path, "--", "tiny", "exit").returncode == 1
-    assert "\nfailed 1 rank 0 ended with exit code 7" in hook_log(tmp_path, "failure_1_b.node_0")
+    assert "\nfailed 1 rank 0 exited with code 7" in hook_log(tmp_path, "failure_1_b.node_0")
     assert not list(latest(tmp_path).glob("logs/hooks/after*"))
 
 

@@ -24,7 +24,7 @@ from primus.launch.hooks.patch_record import PatchRecorder
 from primus.launch.hooks.scripts import ScriptResult
 from primus.launch.plan import Action, Variable
 from primus.launch.signals import StopSignals
-from primus.launch.supervision.worker_processes import OF_ONE_RANK
+from primus.launch.supervision.worker_processes import RANK_VARIABLES
 from primus.machine.cluster import ClusterLayout
 from primus.redaction import holds_secret, is_secret_name, learn, learn_args, learn_value, redact_log_text
 from primus.runs.store import Run, RunOutcome, State
@@ -194,7 +194,7 @@ def _read_result(action: Action, reply: HookReply) -> HookResult:
         PrimusError: It names what cannot be a variable, or shows a secret.
     """
     what = f"{action.kind} {action.file}"
-    decided = [name for name in reply.env if name in OF_ONE_RANK]
+    decided = [name for name in reply.env if name in RANK_VARIABLES]
     if decided:
         raise PrimusError(
             f"{what}: {decided[0]} is what the launcher gives each rank",

@@ -65,7 +65,8 @@ def sort_failures(failures: Iterable[RankFailure]) -> list[RankFailure]:
 
 
 def signal_ranks(beats: Mapping[int, RankHeartbeat], number: int) -> None:
-    """Send a signal to the ranks that are at work."""
+    """Send a signal to the ranks that are at work; in place of SIGHUP, which ranks do not handle, SIGTERM."""
+    number = signal.SIGTERM if number == signal.SIGHUP else number
     for beat in beats.values():
         if beat.phase != "exit":
             with contextlib.suppress(ProcessLookupError, PermissionError):

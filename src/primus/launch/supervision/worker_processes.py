@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec import structs
@@ -22,9 +21,11 @@ from primus.errors import EXIT_FAILED, PrimusError, UnfitError
 from primus.interpreter import without_empty_python_path
 from primus.launch.plan import LaunchPlan
 from primus.launch.supervision import heartbeats
+from primus.launch.supervision.agent_report import AGENT, AgentReport, RankExit, read_agent_report
 from primus.launch.supervision.attempt_monitor import AttemptMonitor
 from primus.launch.supervision.attempt_result import NodeResult
 from primus.machine import oom
+from primus.machine.cluster import ClusterLayout
 from primus.machine.oom import OomKills
 from primus.redaction import redact_file
 from primus.runs import events
@@ -33,17 +34,10 @@ from primus.runs.files import write_json, write_text
 from primus.runs.store import RankFailure, Run
 
 POLL_S = 0.05
-TORCHRUN = "torch.distributed.run"
-OF_ONE_RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Variables that torchrun sets for each of several workers; those of a launcher around us mislead a single one."""
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables that the agent sets for each of several ranks; those of an outer launcher would mislead a single rank."""
 MARK = "PRIMUS_ATTEMPT"
-"""Variable by which all processes of an attempt on a node are found, whatever became of those between."""
-LEFT_TO_US = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals of schedulers and terminals that the agent ignores; a lone worker, until it listens, the first of them."""
-FOR_THE_AGENT = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}
-"""The agent leaves signals to us, who tell the ranks themselves and end it afterwards; of its own accord it gives ranks
-30 s from a signal on, less than a checkpoint may take. Ranks whose sibling has failed get 2 s to end, so that it can
-say who failed before we end it (torch/distributed/elastic/multiprocessing/api.py)."""
+"""Variable by which all processes of an attempt on a node are found, whatever became of the processes in between."""
 
 
 def run_worker_processes(
@@ -89,17 +83,15 @@ def run_worker_processes(
 
 
 def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Standard output stays ours for rank 0; standard error, where only engines speak, goes to launch.log."""
-    if TORCHRUN in plan.argv and importlib.util.find_spec("torch") is None:
+    """Start the plan's program. Rank 0 shares our standard output; standard error, which the agent uses, is a log."""
+    if AGENT in plan.argv and importlib.util.find_spec("torch") is None:
         raise UnfitError(
-            "several processes are started by torchrun, which comes with PyTorch",
-            "./primus-cli setup installs it, or pip install '.[native]' in a checkout",
+            "the agent that starts several processes comes with PyTorch, which is not installed",
+            "run ./primus-cli setup, or pip install '.[native]' in a checkout",
         )
     env = without_empty_python_path({**environ, **{name: variable.value for name, variable in plan.env.items()}})
-    for name in OF_ONE_RANK:
+    for name in RANK_VARIABLES:
         env.pop(name, None)
-    if TORCHRUN in plan.argv:
-        env = FOR_THE_AGENT | env
     env[LAUNCHER_VARIABLE] = str(os.getpid())
     with launch_log(run, plan).open("ab") as log:
         try:
@@ -109,7 +101,7 @@ def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> 
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=partial(_prepare_child, LEFT_TO_US if TORCHRUN in plan.argv else LEFT_TO_US[:1]),
+                preexec_fn=_prepare_child,
             )
         except OSError as error:
             raise PrimusError(f"{plan.argv[0]}: cannot be started: {error.strerror}") from None
@@ -121,14 +113,14 @@ def launch_log(run: Run, plan: LaunchPlan) -> Path:
     return run.directory / "logs" / (f"launch.node_{node}.log" if node else "launch.log")
 
 
-def _prepare_child(ignored: Sequence[signal.Signals]) -> None:
-    """Have the child ignore signals, and die with its launcher (prctl(2)).
+def _prepare_child() -> None:
+    """Have the child ignore SIGUSR1, and die with its launcher (prctl(2)).
 
-    Nothing may linger: the same command may be typed again at once, and continue the run. Ranks listen as soon as they
-    can; one that is not ready yet, and the agent, would die of a warning to all processes.
+    Schedulers send SIGUSR1, the warning before a time limit, to all processes of a job. The agent does not handle it,
+    and a rank does so only once it runs; both would die of it. Ranks get the signal again from their launcher.
+    No process may outlive the launcher: the same command, typed again, continues the run at once.
     """
-    for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if sys.platform == "linux":
         import ctypes
 
@@ -150,34 +142,76 @@ def _link_logs(run: Run, plan: LaunchPlan, number: int) -> None:
 def _make_node_result(
     returncode: int | None, run: Run, plan: LaunchPlan, number: int, guard: AttemptMonitor, kills: OomKills
 ) -> NodeResult:
-    """What has come of the attempt here; without `returncode` we have ended it ourselves.
+    """How the attempt ended on this node.
 
-    `kills` is what the kernel had killed for lack of memory before the attempt.
+    Args:
+        returncode: Of the program that was started; None where the launcher killed it.
+        run: The run folder.
+        plan: What was started.
+        number: The attempt.
+        guard: What was observed meanwhile.
+        kills: The kernel's counters of out-of-memory kills before the attempt.
     """
-    folder = run.attempt_folder(number)
-    failures: list[RankFailure] = []
-    silent: list[RankFailure] = []
+    report = _read_report(returncode, plan, run.attempt_folder(number))
+    failures = []
     if returncode != 0:
-        beats = guard.heartbeats
-        failures = heartbeats.read_failures(folder, beats)
-        told = {failure.rank for failure in failures}
-        dead = {rank: when for rank, when in guard.dead.items() if rank not in told}
-        codes = _read_agent_failures(run, plan, number)
-        for rank, when in dead.items():  # a lone worker is our own child
-            code = codes.get(beats[rank].local_rank) if TORCHRUN in plan.argv else returncode
-            silent.append(_make_failure(rank, code, when, run, number))
-        if returncode and not failures and not silent:
-            silent = [_describe_silent_end(returncode, run, plan, number)]
-        silent = [_add_out_of_memory(failure, kills) for failure in silent]
-        for failure in silent:
-            with contextlib.suppress(PrimusError):  # a full disk: the failure is told all the same
-                write_json(folder / f"rank_{failure.rank}.error.json", failure)
-        failures += silent
+        failures = _find_failures(report, run, number, guard, kills)
+    if returncode and not failures and not report.signal:
+        failures = [_make_agent_failure(returncode, report, run, plan)]
+    is_agent_signaled = bool(report.signal) and not failures
+    if returncode is None:
+        returncode = -signal.SIGKILL
     return NodeResult(
         host=socket.gethostname(),
-        returncode=-signal.SIGKILL if returncode is None else returncode,
+        returncode=0 if is_agent_signaled else returncode,
         failures=tuple(failures),
-        interruption=_read_interruption(run, number),
+        interruption=_read_interruption(run, number) or report.signal or None,
+    )
+
+
+def _read_report(returncode: int | None, plan: LaunchPlan, folder: Path) -> AgentReport:
+    """The agent's report; a single rank is our own child, whose exit code the kernel reports."""
+    shape = plan.layout or ClusterLayout(nproc=1)
+    if AGENT in plan.argv:
+        return read_agent_report(folder, shape.node_rank)
+    if not returncode:
+        return AgentReport()
+    return AgentReport(exits=(RankExit(rank=shape.node_rank, exit_code=returncode, last_alive=time.time()),))
+
+
+def _find_failures(
+    report: AgentReport, run: Run, number: int, guard: AttemptMonitor, kills: OomKills
+) -> list[RankFailure]:
+    """Failures of this node's ranks: as a rank reports itself, else by its exit code, else by its missing process."""
+    folder = run.attempt_folder(number)
+    exits = {each.rank: each for each in report.exits}
+    failures = heartbeats.read_failures(folder, {*guard.heartbeats, *exits})
+    codes: dict[int, int | None] = {rank: each.exit_code for rank, each in exits.items()}
+    if not exits:  # the agent was killed before it saw a rank end; otherwise it stopped the other ranks itself
+        codes = dict.fromkeys(guard.dead)
+    for rank in codes.keys() - {failure.rank for failure in failures}:
+        if codes[rank] == 0 and rank not in guard.dead:
+            continue
+        # Peers fail some milliseconds after a rank dies; the last time it was alive sorts it before them.
+        times = [guard.dead.get(rank, math.inf), exits[rank].last_alive if rank in exits else math.inf]
+        failure = _add_out_of_memory(_make_failure(rank, codes[rank], min(times), run, number), kills)
+        failures.append(failure)
+        with contextlib.suppress(PrimusError):  # a full disk: the outcome names the failure as well
+            write_json(folder / f"rank_{rank}.error.json", failure)
+    return failures
+
+
+def _make_agent_failure(returncode: int, report: AgentReport, run: Run, plan: LaunchPlan) -> RankFailure:
+    """The failure of the agent itself, with which all its ranks end."""
+    shape = plan.layout or ClusterLayout(nproc=1)
+    reason = f"failed: {report.error}" if report.error else _describe_exit(returncode)
+    return RankFailure(
+        rank=shape.node_rank * shape.nproc,
+        host=socket.gethostname(),
+        time=time.time(),
+        problem=f"the elastic agent of node {shape.node_rank} {reason}",
+        log=str(launch_log(run, plan).relative_to(run.directory)),
+        exit_code=EXIT_FAILED if returncode > 0 else 128 - returncode,
     )
 
 
@@ -200,24 +234,6 @@ def _read_interruption(run: Run, number: int) -> str | None:
     return last.get("signal", "SIGTERM") if last is not None and is_this else None
 
 
-_DEAD_RANK = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-
-
-def _describe_silent_end(returncode: int, run: Run, plan: LaunchPlan, number: int) -> RankFailure:
-    """The failure of a rank that could not say why: it was killed, or did not even begin."""
-    first = plan.layout.node_rank * plan.layout.nproc if plan.layout else 0
-    said = _read_agent_failures(run, plan, number)
-    local_rank, code = next(iter(said.items()), (0, returncode))
-    return _make_failure(first + local_rank, code, time.time(), run, number)
-
-
-def _read_agent_failures(run: Run, plan: LaunchPlan, number: int) -> dict[int, int]:
-    """Exit codes by local rank that the agent has written down, that of the first failure first."""
-    text = launch_log(run, plan).read_text(encoding="utf-8", errors="replace")
-    found = _DEAD_RANK.findall(text.rpartition(f"] attempt {number} on ")[2])
-    return {int(local_rank): int(code) for code, local_rank in reversed(found)}
-
-
 def _add_out_of_memory(failure: RankFailure, before: OomKills) -> RankFailure:
     """A failure by SIGKILL, with what the kernel's counters say of it."""
     if failure.exit_code != 128 + signal.SIGKILL:
@@ -227,13 +243,18 @@ def _add_out_of_memory(failure: RankFailure, before: OomKills) -> RankFailure:
 
 
 def _make_failure(rank: int, code: int | None, when: float, run: Run, number: int) -> RankFailure:
+    """The failure of a rank that left no message; without `code` nobody saw its process end."""
     log = f"logs/attempt_{number}/rank_{rank}.log"
-    failure = RankFailure(rank=rank, host=socket.gethostname(), time=when, problem="", log=log, exit_code=EXIT_FAILED)
-    if code is None:
-        return structs.replace(failure, problem=f"rank {rank} died without a message")
+    if not (run.directory / log).exists():
+        log = "logs/launch.log"
+    problem = f"rank {rank} died without a message" if code is None else f"rank {rank} {_describe_exit(code)}"
+    exit_code = EXIT_FAILED if code is None or code >= 0 else 128 - code
+    return RankFailure(rank=rank, host=socket.gethostname(), time=when, problem=problem, log=log, exit_code=exit_code)
+
+
+def _describe_exit(code: int) -> str:
+    """How a process ended, from its exit code as `subprocess` gives it."""
     if code >= 0:
-        problem = f"rank {rank} ended with exit code {code} and no message"
-        log = log if (run.directory / log).exists() else "logs/launch.log"
-        return structs.replace(failure, problem=problem, log=log)
-    name = signal.Signals(-code).name
-    return structs.replace(failure, problem=f"rank {rank} was killed by {name}", exit_code=128 - code)
+        return f"exited with code {code} and no message"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"was killed by {name}"
