@@ -1,8 +1,11 @@
 # One door for each thing that a developer does; CI goes through the same ones.
 # VENV=FOLDER uses that environment; else ./primus-cli makes the project's own, with the developers' tools.
+# JOBS=NUMBER is how many processes run the tests: one more than there are cores, since many tests wait for a process.
 # RIVALS=PYTHON is an interpreter with the engines that `make bench` compares with (see benchmarks/train_speed.py).
 
 VENV ?=
+JOBS ?= $(shell echo $$(($$(nproc) + 1)))
+in_parallel = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 in_venv = venv="$(or $(VENV),$$(./primus-cli setup --dev))" && PATH="$$venv/bin:$$PATH" &&
 
 .DEFAULT_GOAL := help
@@ -15,7 +18,7 @@ setup:  ## make the development environment, or bring it up to date
 	@$(in_venv) echo "$$venv"
 
 test: lint  ## every check: the import directions, ruff, mypy, and all tests
-	@$(in_venv) python -m pytest
+	@$(in_venv) python -m pytest $(in_parallel)
 
 retest: lint  ## the tests that failed last, once more
 	@$(in_venv) python -m pytest --last-failed --last-failed-no-failures none
@@ -25,7 +28,7 @@ test-cluster:  ## install Slurm, containers, sshd and Kubernetes (Debian, root),
 	@$(in_venv) python -m pytest -m cluster
 
 quick:  ## the tests that take less than about ten seconds each
-	@$(in_venv) python -m pytest -m "not slow"
+	@$(in_venv) python -m pytest $(in_parallel) -m "not slow"
 
 core:  ## the control plane's tests, without torch, on each Python from 3.10 to 3.13 that is found
 	@sh tests/every_python.sh

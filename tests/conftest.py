@@ -32,6 +32,9 @@ USER_VARIABLES = (
 
 USER_PREFIXES = ("PRIMUS_", "SLURM_", "SBATCH_", "SRUN_", "PET_", "TORCHELASTIC_")
 
+SLOW_FOLDERS = ("test_bootstrap.py", "bootstrap", "launch", "backends", "test_documented_commands.py", "data", "runtimes")
+"""Folders and files that take longest, the longest first."""
+
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = ["machines"] + ([] if HAS_TORCH else ["backends", "checkpoint", "data", "measure"])
 """Recorded trees hold no tests, and links in rings; where torch is not installed, the control plane is tested alone."""
@@ -68,6 +71,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             absent = [reason for reason in map(why_absent, mark.args) if reason]
             if absent:
                 item.add_marker(pytest.mark.skip(reason=absent[0]))
+    if hasattr(config, "workerinput"):
+        _group_tests(items)
+
+
+def _group_tests(items: list[pytest.Item]) -> None:
+    """Keep each file on one worker, so that its module fixtures are made once, and all cluster tests on one.
+
+    Cluster tests share the machine's daemons. The groups that take longest start first, so that no worker ends alone.
+    """
+    for item in items:
+        is_cluster = item.get_closest_marker("cluster") is not None
+        item.add_marker(pytest.mark.xdist_group("cluster" if is_cluster else str(item.path)))
+    items.sort(key=_start_order)
+
+
+def _start_order(item: pytest.Item) -> int:
+    if item.get_closest_marker("cluster"):
+        return -1
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return SLOW_FOLDERS.index(folder) if folder in SLOW_FOLDERS else len(SLOW_FOLDERS)
 
 
 def _why_no_gpu() -> str:
