@@ -32,7 +32,7 @@ USER_VARIABLES = (
 
 USER_PREFIXES = ("PRIMUS_", "SLURM_", "SBATCH_", "SRUN_", "PET_", "TORCHELASTIC_")
 
-SLOW_FOLDERS = ("test_bootstrap.py", "bootstrap", "launch", "backends", "test_documented_commands.py", "data", "runtimes")
+SLOW_FOLDERS = ("test_bootstrap.py", "bootstrap", "launch", "backends", "test_documented_commands.py", "data")
 """Folders and files that take longest, the longest first."""
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
