@@ -199,8 +199,8 @@ def test_a_replay_with_other_patches_says_so(folder: Path) -> None:
 def test_inductor_gets_library_folders_with_spaces_as_one_word() -> None:
     program = (
         "import shlex\n"
-        "from primus import registry\n"
-        "registry.load_plug_in('patches', 'inductor_library_paths').apply()\n"
+        "from primus import patch, registry\n"
+        "registry.load_plug_in(patch.PATCHES, 'inductor_library_paths').apply()\n"
         "from torch._inductor.cpp_builder import BuildOptionsBase, CppBuilder\n"
         "options = BuildOptionsBase(compiler='g++', libraries_dirs=['/a b/lib', '/c'])\n"
         "print([word for word in shlex.split(CppBuilder('x', 'x.cpp', options).get_command_line()) if '-L' in word])\n"

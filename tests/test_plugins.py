@@ -11,6 +11,7 @@ import pytest
 from fakes import cli
 from primus import registry
 from primus.cli.main import main
+from primus.data.source import SOURCES
 from primus.launch import compose
 
 TASK = '''"""Say hello."""
@@ -158,12 +159,12 @@ def test_a_key_of_a_backend_may_be_typed_though_a_runtime_has_such_an_option(
     }
 
 
-@pytest.mark.parametrize("kind", ["benchmarks", "sources"])
-def test_a_plug_in_of_any_other_kind_is_found_and_loaded(plug: Callable[[str, str], None], kind: str) -> None:
-    plug(f"{kind}/my_own.py", '"""My own."""\nANSWER = 42\n')
-    assert "my-own" in registry.list_plug_ins(kind)
-    assert registry.read_summary(kind, "my-own") == "My own."
-    assert registry.load_plug_in(kind, "MY_OWN").ANSWER == 42
+def test_a_source_is_found_and_loaded(plug: Callable[[str, str], None]) -> None:
+    plug("sources/my_own.py", '"""My own."""\n\n\ndef documents():\n    yield "text"\n')
+    assert "my-own" in registry.list_plug_ins("sources")
+    assert registry.read_summary("sources", "my-own") == "My own."
+    source = registry.load_plug_in(SOURCES, "MY_OWN")
+    assert source.documents is not None and list(source.documents()) == ["text"]
 
 
 def test_a_broken_task_is_one_message(plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from primus import registry
+from primus.backend import BACKENDS
+from primus.contract import PlugInKind, list_members
+from primus.data.source import SOURCES
 from primus.errors import PrimusError, UsageError
+from primus.machine.framework import FRAMEWORKS
+from primus.patch import PATCHES
+from primus.runtime import JOB_RUNTIMES, RUNTIMES
+from primus.task import TASKS
+
+KINDS = (TASKS, RUNTIMES, BACKENDS, PATCHES, FRAMEWORKS, SOURCES)
 
 Write = Callable[..., Path]
 
@@ -62,20 +72,18 @@ def test_an_unknown_name_gets_the_nearest(kind: str, name: str, message: str) ->
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.parametrize("kind", ["tasks", "runtimes", "backends", "patches", "frameworks"])
-def test_every_plug_in_of_the_package_has_what_its_kind_needs(kind: str) -> None:
-    for name in registry.list_plug_ins(kind):
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.name))
+def test_every_plug_in_of_the_package_implements_its_contract(kind: PlugInKind[Any]) -> None:
+    for name in registry.list_plug_ins(kind.name):
         module = registry.load_plug_in(kind, name)
-        assert all(hasattr(module, member) for member in registry.MEMBERS[kind]), name
-        assert registry.read_summary(kind, name).endswith("."), name
-        if kind == "tasks":
-            assert hasattr(module, "run") or (hasattr(module, "prepare") and hasattr(module, "work")), name
+        assert all(hasattr(module, member.name) for member in list_members(kind.contract)), name
+        assert registry.read_summary(kind.name, name).endswith("."), name
 
 
 def test_the_users_file_wins_over_the_packages(write: Write) -> None:
     file = write("backends/native.py", '"""Mine."""\ncheck = train = print\n')
     assert registry.find_plug_in_file("backends", "native") == file
-    assert registry.load_plug_in("backends", "native").train is print
+    assert registry.load_plug_in(BACKENDS, "native").train is print
     assert registry.read_summary("backends", "native") == "Mine."
     assert registry.list_plug_ins("backends").count("native") == 1
 
@@ -91,19 +99,24 @@ def test_several_folders_are_searched_in_order(write: Write, tmp_path: Path, mon
 
 def test_a_plug_in_may_be_a_package_and_import_its_parts(write: Write) -> None:
     write("backends/mine/__init__.py", '"""Mine."""\nfrom .part import check, train\n')
-    write("backends/mine/part.py", "check = train = len\n")
-    assert registry.load_plug_in("backends", "mine").check is len
+    write("backends/mine/part.py", "check = train = print\n")
+    assert registry.load_plug_in(BACKENDS, "mine").check is print
+
+
+def test_functions_may_name_their_arguments_freely_and_take_more_with_defaults(write: Write) -> None:
+    write("backends/mine.py", "def check(e): ...\ndef train(e, *rest, verbose=False): ...\n")
+    assert registry.load_plug_in(BACKENDS, "mine").USES_TORCH is False
 
 
 def test_a_task_of_a_folder_may_be_a_package(write: Write) -> None:
     write("tasks/my_group/my_pack/__init__.py", '"""Mine."""\nOptions = run = print\n')
     assert "my-group my-pack" in registry.list_plug_ins("tasks")
-    assert registry.load_plug_in("tasks", "my-group my-pack").run is print
+    assert registry.load_plug_in(TASKS, "my-group my-pack").run is print
 
 
 def test_a_plug_in_is_imported_once(write: Write) -> None:
-    write("backends/once.py", "check = train = object()\n")
-    assert registry.load_plug_in("backends", "once") is registry.load_plug_in("backends", "ONCE")
+    write("backends/once.py", "check = train = print\n")
+    assert registry.load_plug_in(BACKENDS, "once") is registry.load_plug_in(BACKENDS, "ONCE")
 
 
 @pytest.mark.parametrize(
@@ -116,16 +129,93 @@ def test_a_plug_in_is_imported_once(write: Write) -> None:
             "cannot be",
         ),
         ("x = 1\nx / 0\n", "backends/bad.py:2: ZeroDivisionError: ", "cannot be loaded"),
-        ("check = print\n", "backends/bad.py: backend 'bad' has no train", "has check, train"),
+        (
+            "check = print\n",
+            "backends/bad.py: backend 'bad' has no train",
+            "define train(experiment: Experiment, attempt: Attempt) -> None (see docs/plug-ins.md)",
+        ),
+        (
+            "x = 1\n",
+            "backends/bad.py: backend 'bad' has no check and no train",
+            "define check(experiment: Experiment) -> None; train(experiment: Experiment, attempt: Attempt) -> None",
+        ),
+        (
+            "check = print\ndef train(experiment): ...\n",
+            "backends/bad.py:2: backend 'bad': train(experiment): too many positional arguments",
+            "define train(experiment: Experiment, attempt: Attempt) -> None",
+        ),
+        ("check = train = 3\n", "backends/bad.py: backend 'bad': check is not a function", "define check(experiment"),
         ("raise SystemExit(3)\n", "backends/bad.py:1: SystemExit: 3", "cannot be loaded"),
     ],
 )
 def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, problem: str, hint: str) -> None:
     write("backends/bad.py", text)
     with pytest.raises(PrimusError) as caught:
-        registry.load_plug_in("backends", "bad")
+        registry.load_plug_in(BACKENDS, "bad")
     assert problem in caught.value.problem
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem", "signature"),
+    [
+        (SOURCES, "x = 1\n", "source 'bad' has neither documents nor DATASET", "documents() -> Iterator[str]"),
+        (
+            SOURCES,
+            "def documents(name): ...\n",
+            "source 'bad': documents(name): missing a required argument: 'name'",
+            "documents() -> Iterator[str]",
+        ),
+        (
+            TASKS,
+            "Options = 1\ndef prepare(options, context): ...\n",
+            "task 'bad' has no work",
+            "work(attempt: Attempt) -> None",
+        ),
+        (
+            RUNTIMES,
+            "LEVEL = Options = 1\nwrap = print\nCOMMANDS = ('list',)\n",
+            "runtime 'bad' has no run",
+            "run(options: Any, context: TaskContext) -> int | None",
+        ),
+        (
+            RUNTIMES,
+            "LEVEL = Options = 1\nwrap = print\ndef start(remote): ...\n",
+            "runtime 'bad': start(remote): too many positional arguments",
+            "start(remote: RemoteLaunch, run: Run | None, say: Say) -> int",
+        ),
+        (
+            JOB_RUNTIMES,
+            "def states(submissions): ...\n",
+            "runtime 'bad' has no cancel",
+            "cancel(submission: Submission) -> None",
+        ),
+        (PATCHES, "def apply(): ...\n", "patch 'bad' has no PATCH", "PATCH: Patch"),
+        (FRAMEWORKS, "LIBRARIES = ()\n", "framework 'bad' has no settings", "settings(workload: JobWorkload"),
+    ],
+)
+def test_a_member_that_breaks_the_contract_is_named_with_its_signature(
+    write: Write, kind: PlugInKind[Any], text: str, problem: str, signature: str
+) -> None:
+    file = write(f"{kind.name}/bad.py", text)
+    with pytest.raises(PrimusError) as caught:
+        registry.load_plug_in(kind, "bad")
+    assert caught.value.problem.startswith(str(file))
+    assert problem in caught.value.problem
+    assert signature in caught.value.hint
+
+
+def test_members_that_a_file_leaves_out_get_the_defaults_of_the_contract(write: Write) -> None:
+    write("runtimes/box.py", "LEVEL = 'container'\nOptions = object\nwrap = print\n")
+    runtime = registry.load_plug_in(RUNTIMES, "box")
+    assert (runtime.parse, runtime.start, runtime.COMMANDS, runtime.SPELLINGS) == (None, None, (), None)
+    assert runtime.implied(("a", "b")) == (("a", "b"), ())
+    assert runtime.takes((), "--name")
+    write("backends/mine.py", "check = train = print\nKEYS = {'a'}\n")
+    backend = registry.load_plug_in(BACKENDS, "mine")
+    assert ({"a"}, False) == (backend.KEYS, backend.USES_TORCH)
+    write("sources/wiki.py", "def documents():\n    yield 'text'\n")
+    assert registry.load_plug_in(SOURCES, "wiki").version() == ""
 
 
 def test_a_file_that_is_not_text_is_listed_all_the_same(write: Write) -> None:
@@ -133,4 +223,4 @@ def test_a_file_that_is_not_text_is_listed_all_the_same(write: Write) -> None:
     file.write_bytes(b"\xff\xfe")
     assert registry.read_summary("backends", "odd") == ""
     with pytest.raises(PrimusError, match=r"odd\.py"):
-        registry.load_plug_in("backends", "odd")
+        registry.load_plug_in(BACKENDS, "odd")

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import structs
 
 from primus import model_checks, registry
+from primus.backend import BACKENDS
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import GROUPS, OWNERS, Experiment, Trainer
@@ -58,7 +59,7 @@ def _check_names(resolved: Resolved) -> None:
 def check(resolved: Resolved) -> None:
     """Raises UsageError where the configuration contradicts itself, or its backend cannot train it."""
     trainer = resolved.experiment.trainer
-    backend = registry.load_plug_in("backends", trainer.framework)
+    backend = registry.load_plug_in(BACKENDS, trainer.framework)
     model_checks.check(trainer.model, resolved.origins)
     model_checks.check_parallel(trainer.model, trainer.parallel, trainer.training.seq_length, resolved.origins)
     checks.check_lengths(resolved)

@@ -1,15 +1,6 @@
-"""What a patch of an upstream package declares, and which patches are to be applied here.
+"""The contract of patches of upstream packages, and which of them are applied here.
 
-A patch is a file of `patches` with
-
-    PATCH = Patch(target="torch", versions=">=2.6,<2.14", reason=..., link=..., expires=date(2027, 6, 1))
-    def apply() -> None     changes the imported package; raises where it cannot
-
-and, where not every machine needs it,
-
-    def needed() -> bool    whether this one does; imports nothing heavy
-
-Workers apply those whose package is installed in a version of the range, before the task begins.
+Workers apply the patches whose package is installed in a version of the range, before the task starts.
 """
 
 from __future__ import annotations
@@ -17,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, timezone
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
 from primus import registry
+from primus.contract import PlugInKind, optional
 from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
 
 VARIABLE = "PRIMUS_PATCHES"
@@ -48,6 +40,35 @@ class Patch(Struct, frozen=True, kw_only=True):
     """Backend that alone needs it."""
     priority: int = 50
     """Lower ones come first."""
+
+
+class PatchPlugIn(Protocol):
+    """A patch of an upstream package: `patches/NAME.py`.
+
+    It is imported in the launcher, which checks the names in `$PRIMUS_PATCHES`, and in each worker, so imports of the
+    package that it changes belong inside the functions.
+    """
+
+    @property
+    def PATCH(self) -> Patch:
+        """The package, the versions that it was made for, the reason, the upstream link and the expiry date."""
+        ...
+
+    def apply(self, /) -> None:
+        """Change the imported package.
+
+        Called once in each worker before the task starts. Any exception fails the run with a message that names the
+        patch.
+        """
+        ...
+
+    @optional
+    def needed(self, /) -> bool:
+        """Whether this machine needs the patch; must not import the package. Default: True."""
+        return True
+
+
+PATCHES = PlugInKind[PatchPlugIn]("patches", PatchPlugIn)
 
 
 class PatchChoice(Struct, frozen=True, kw_only=True):
@@ -104,11 +125,11 @@ def choose_patches(
 
 
 def _choose_patch(name: str, backend: Callable[[], str | None], today: date) -> PatchChoice:
-    plug_in = registry.load_plug_in("patches", name)
-    patch: Patch = plug_in.PATCH
+    plug_in = registry.load_plug_in(PATCHES, name)
+    patch = plug_in.PATCH
     installed = _find_installed_version(patch.target)
     state = _decide_state(patch, installed, backend, today)
-    if state not in REFUSED and not getattr(plug_in, "needed", lambda: True)():
+    if state not in REFUSED and not plug_in.needed():
         state = "not needed"
     return PatchChoice(name=name, patch=patch, installed=installed, state=state)
 
@@ -149,7 +170,7 @@ def apply_patch(choice: PatchChoice) -> None:
         PrimusError: It failed; the message names it.
     """
     try:
-        registry.load_plug_in("patches", choice.name).apply()
+        registry.load_plug_in(PATCHES, choice.name).apply()
     except Exception as error:  # whatever a patch of a strange package runs into
         raise PrimusError(
             f"patch '{choice.name}' of {choice.patch.target} {choice.installed} failed at {format_error_place(error)}:"

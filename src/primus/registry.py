@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from primus.contract import ContractT, PlugInKind, complete_module
 from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
 
 if TYPE_CHECKING:
@@ -45,18 +46,6 @@ DATA_KINDS = frozenset({"models", "trainers", "profiles", "architectures", "nics
 PYTHON_DATA_KINDS = frozenset({"profiles", "architectures", "nics"})
 """Kinds of data that a Python file may hold too, as it did before they were YAML."""
 
-MEMBERS = {
-    "tasks": ("Options",),
-    "runtimes": ("LEVEL", "Options", "wrap"),
-    "backends": ("check", "train"),
-    "patches": ("PATCH", "apply"),
-    "profiles": ("PROFILES",),
-    "architectures": ("LAYER",),
-    "nics": ("NIC",),
-    "frameworks": ("LIBRARIES", "settings"),
-}
-"""What a plug-in of a kind must have."""
-
 PLUG_IN_MODULES = "primus_plugins"
 """Package in whose name files of the user are imported."""
 
@@ -84,19 +73,31 @@ def find_plug_in_file(kind: str, name: str) -> Path | None:
     raise UsageError(f"no {SINGULAR[kind]} '{name}'", did_you_mean(name, list_plug_ins(kind)))
 
 
-def load_plug_in(kind: str, name: str) -> ModuleType:
-    """Import the plug-in `name` of a `kind`.
+@overload
+def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT: ...
+@overload
+def load_plug_in(kind: str, name: str) -> ModuleType: ...
+def load_plug_in(kind: PlugInKind[Any] | str, name: str) -> Any:
+    """Import the plug-in `name` of a `kind`; the module implements the contract of the kind, defaults included.
 
     Raises:
         UsageError: There is no such plug-in; the message names the nearest.
+        PrimusError: The plug-in cannot be imported, or does not implement the contract.
     """
-    file = find_plug_in_file(kind, name)
+    kind = PlugInKind(kind, object) if isinstance(kind, str) else kind
+    file = find_plug_in_file(kind.name, name)
+    label = f"{SINGULAR[kind.name]} '{name}'"
     if file is None:
-        return _load_checked(kind, name, _entry_point(kind, name).value, _entry_point(kind, name).load)
-    if file.is_relative_to(PACKAGE):
+        point = _entry_point(kind.name, name)
+        module, origin = _import_foreign(label, point.load), point.value
+    elif file.is_relative_to(PACKAGE):
         parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
-        return importlib.import_module(".".join(part for part in parts if part != "__init__"))
-    return _load_checked(kind, name, str(file), lambda: _load_file(kind, name, file))
+        module, origin = importlib.import_module(".".join(part for part in parts if part != "__init__")), str(file)
+    else:
+        module, origin = _import_foreign(label, lambda: _load_file(kind.name, name, file)), str(file)
+    is_built_in = file is not None and file.is_relative_to(PACKAGE)
+    complete_module(kind, module, label, origin, is_built_in)
+    return module
 
 
 def read_summary(kind: str, name: str) -> str:
@@ -144,25 +145,18 @@ def _is_foreign(file: Path, module: str) -> bool:
     return is_users or (module.partition(".")[0] in packages and not file.is_relative_to(PACKAGE))
 
 
-def _load_checked(kind: str, name: str, shown: str, load_it: Callable[[], ModuleType]) -> ModuleType:
-    """A plug-in of somebody else, loaded and found to have what its kind needs."""
-    what = f"{SINGULAR[kind]} '{name}'"
+def _import_foreign(label: str, import_it: Callable[[], ModuleType]) -> ModuleType:
+    """Import a plug-in that is not part of this package; whatever it raises becomes one message with file and line."""
     try:
-        module = load_it()
+        return import_it()
     except PrimusError:
         raise
     except SyntaxError as error:
-        raise PrimusError(f"{error.filename}:{error.lineno}: {error.msg}", f"{what} cannot be loaded") from error
+        raise PrimusError(f"{error.filename}:{error.lineno}: {error.msg}", f"{label} cannot be loaded") from error
     except (Exception, SystemExit) as error:  # whatever a plug-in does while it is imported
         raise PrimusError(
-            f"{format_error_place(error)}: {type(error).__name__}: {error}", f"{what} cannot be loaded"
+            f"{format_error_place(error)}: {type(error).__name__}: {error}", f"{label} cannot be loaded"
         ) from error
-    missing = [member for member in MEMBERS.get(kind, ()) if not hasattr(module, member)]
-    if missing:
-        raise PrimusError(
-            f"{shown}: {what} has no {missing[0]}", f"a plug-in of this kind has {', '.join(MEMBERS[kind])}"
-        )
-    return module
 
 
 def _load_file(kind: str, name: str, file: Path) -> ModuleType:

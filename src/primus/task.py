@@ -1,34 +1,79 @@
-"""What a task plug-in gives, and what it is given.
-
-A task file holds a docstring (its first line is the help), `class Options(msgspec.Struct)` whose fields are its flags,
-and either
-
-    def run(options: Options, context: TaskContext) -> int | None     done in this process, on the control plane
-    def prepare(options: Options, context: TaskContext) -> Job        what worker processes are started for, and
-    def work(attempt: Attempt) -> None                                what each of them does
-
-A task may have both: `prepare` then gives None where no workers are needed, and `run` does the task, starting the
-workers of the job with `context.launch()` where there is one.
-
-`OVERRIDES = True` says that words which are no flags change the experiment; they come in `context.overrides`.
-`SHOWS_PATCHES = True` says that files of `--patch` are to be shown, in `context.patches`, and not to be run.
-"""
+"""The contract of tasks, and what a task is given."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
+from primus.contract import PlugInKind, optional
+from primus.errors import EXIT_OK, PrimusError
 from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import MachineFacts
 from primus.runs.files import to_json
 from primus.runs.store import Run, RunOutcome
 
 if TYPE_CHECKING:
+    from primus.launch.plan import LaunchJob
     from primus.machine.environment import Assignment
+    from primus.runs.attempt import Attempt
+
+
+class Task(Protocol):
+    """What is run: `tasks/NAME.py`, typed as `primus-cli <runtime> -- NAME`, or `tasks/GROUP/NAME.py`, typed as
+    `GROUP NAME`.
+
+    A task has `run`, or `prepare` and `work`, or all three. The file is imported on the control plane, and in every
+    worker if it has `work`: import tensor libraries inside `work`.
+    """
+
+    @property
+    def Options(self) -> type[Struct]:
+        """A frozen `msgspec.Struct`. Its fields are the flags, their docstrings the help."""
+        ...
+
+    @optional
+    def run(self, options: Any, context: TaskContext, /) -> int | None:
+        """Do the task in this process; the result is the exit code, None means 0.
+
+        Called on the control plane, on every node of the launch, never by a dry run. Print results with
+        `context.result`, which prints JSON under `--json`, and lines with `context.say`. With `prepare`, start the
+        workers by `context.launch()`. Raise `primus.errors.UsageError` (exit code 2), `PrimusError` (1) or `UnfitError`
+        (3) with the problem and the fix. Default: start the workers and report how the run ended.
+        """
+        return _launch_and_report(context)
+
+    @property
+    @optional
+    def prepare(self) -> Callable[[Any, TaskContext], LaunchJob | None] | None:
+        """Function `prepare(options, context)` that describes the job whose worker processes are started, or returns
+        None where the task needs none this time. Called on the control plane, by a dry run too: it must not change
+        anything. Default: None; the task needs no workers."""
+        return None
+
+    @optional
+    def work(self, attempt: Attempt, /) -> None:
+        """Do the task as one rank. Called in every worker process. Required with `prepare`."""
+        raise NotImplementedError
+
+    @property
+    @optional
+    def OVERRIDES(self) -> bool:
+        """Whether words that are not flags change the experiment; they arrive in `context.overrides`. Default: False;
+        such words are refused."""
+        return False
+
+    @property
+    @optional
+    def SHOWS_PATCHES(self) -> bool:
+        """Whether files of `--patch` are shown by the task, which finds them in `context.patches`, instead of run.
+        Default: False."""
+        return False
+
+
+TASKS = PlugInKind[Task]("tasks", Task, one_of=("run", "prepare"), implies={"prepare": "work"})
 
 
 class TaskContext(Struct, frozen=True, kw_only=True):
@@ -61,3 +106,29 @@ class TaskContext(Struct, frozen=True, kw_only=True):
     def result(self, value: Any, text: str) -> None:
         """Print a result: `value` as JSON where that is wanted, else `text`."""
         print(to_json(value) if self.json else text, flush=True)
+
+
+def _launch_and_report(context: TaskContext) -> int:
+    """Start the workers of a task without `run`; gives the exit code."""
+    if context.launch is None:
+        raise PrimusError("the task needs no workers this time, and has no run()", "define run(options, context)")
+    run, outcome = context.launch()
+    layout = context.layout
+    # The nodes of a Slurm step share one terminal and would repeat the same lines.
+    if layout is None or layout.node_rank == 0 or "SLURM_STEP_ID" not in context.environ:
+        _report_outcome(run, outcome, context)
+    return outcome.exit_code or EXIT_OK
+
+
+def _report_outcome(run: Run, outcome: RunOutcome, context: TaskContext) -> None:
+    """Print how the run ended: text on standard error, JSON on standard output."""
+    if context.json:
+        print(to_json({"run": str(run.directory), "outcome": outcome}))
+    if outcome.state == "done":
+        return
+    print(f"primus-cli: run {outcome.state}: {outcome.reason}", file=sys.stderr)
+    failure = outcome.first_failure
+    if failure is None:
+        return
+    hint = f"  {failure.hint}\n" if failure.hint else ""
+    print(f"{hint}  first: rank {failure.rank} on {failure.host}; log: {run.directory}/{failure.log}", file=sys.stderr)

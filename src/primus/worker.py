@@ -21,6 +21,7 @@ from primus.redaction import learn, redacting
 from primus.runs.attempt import Attempt, forget_stacks, write_stacks_when_asked
 from primus.runs.files import read_json
 from primus.runs.store import Run
+from primus.task import TASKS
 
 PEERS_S = 0.3
 """A rank that has failed stays as long: torchrun, which looks every 0.1 s, then finds one that was killed, and that the
@@ -41,7 +42,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     try:
         request = read_json(run.directory / "request.json", LaunchRequest)
         _apply_patches(attempt, environ)
-        registry.load_plug_in("tasks", request.task).work(attempt)
+        registry.load_plug_in(TASKS, request.task).work(attempt)
     except PrimusError as error:
         print(error, file=sys.stderr)
         attempt.record_failure(error, error.exit_code)

@@ -19,9 +19,9 @@ from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import Gid, Interface, MachineFacts, RdmaDevice, RdmaPort
 from primus.machine.workload import JobWorkload
 from primus.runs.files import to_json
-from primus.task import TaskContext
+from primus.task import TASKS, TaskContext
 
-show = registry.load_plug_in("tasks", "env show")
+show = registry.load_plug_in(TASKS, "env show")
 
 MODELS = (
     "mi210",

@@ -9,6 +9,8 @@ from primus.config import flags
 from primus.config.docs import field_docs
 from primus.launch.compose import GlobalOptions
 from primus.launch.request import LaunchRequest
+from primus.runtime import RUNTIMES
+from primus.task import TASKS
 
 USAGE = "primus-cli [options] <runtime> [options] [-- <runtime> [options]] -- <task> [options]"
 
@@ -54,8 +56,8 @@ def _list_task_summaries() -> list[tuple[str, str]]:
 
 
 def _format_runtime_help(name: str) -> str:
-    module = registry.load_plug_in("runtimes", name)
-    commands = getattr(module, "COMMANDS", ())
+    module = registry.load_plug_in(RUNTIMES, name)
+    commands = module.COMMANDS
     usage = f"usage: primus-cli {name} [options] -- <task> [options]"
     own = "<command>" if isinstance(commands, dict) else "|".join(commands)
     usage += f"\n       primus-cli {name} {own} [options]" if own else ""
@@ -65,11 +67,11 @@ def _format_runtime_help(name: str) -> str:
 
 
 def _format_task_help(runtime: str, name: str) -> str:
-    module = registry.load_plug_in("tasks", name)
+    module = registry.load_plug_in(TASKS, name)
     rows = flags.describe_flags(module.Options)
     blocks = [f"usage: primus-cli {runtime} -- {name} [options]", registry.read_summary("tasks", name)]
     blocks += [f"options:\n{_format_table(rows)}"] if rows else []
-    if getattr(module, "OVERRIDES", False):
+    if module.OVERRIDES:
         blocks.append(
             "Any key of the experiment may follow: --train_iters 10, --lr=1e-4, seq_length=512, --no-bf16.\n"
             "All keys: primus-cli direct -- config schema --text"

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import structs
@@ -28,8 +27,8 @@ from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import MachineFacts
 from primus.redaction import redact_args
 from primus.runs.files import to_json
-from primus.runs.store import Run, RunOutcome
-from primus.task import TaskContext
+from primus.runtime import RUNTIMES
+from primus.task import TASKS, Task, TaskContext
 
 if TYPE_CHECKING:
     from primus.launch.hooks.runner import HookResult
@@ -124,11 +123,11 @@ def _dispatch_task(command: compose.Command, words: tuple[str, ...], environ: Ma
     for segment in request.runtimes:
         compose.parse_segment_options(segment)
     if not request.task:
-        runtime = registry.load_plug_in("runtimes", request.runtimes[-1].name)
+        runtime = registry.load_plug_in(RUNTIMES, request.runtimes[-1].name)
         facts = partial(_read_facts(environ, given.dry_run), None)
         here = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run, facts=facts)
         return runtime.run(compose.parse_segment_options(request.runtimes[-1]), here) or EXIT_OK
-    task = registry.load_plug_in("tasks", request.task)
+    task = registry.load_plug_in(TASKS, request.task)
     options, extra = _parse_task_options(task, request, request.words)
     context = _make_context(environ, given.dry_run)
     for_task = TaskContext(
@@ -137,23 +136,29 @@ def _dispatch_task(command: compose.Command, words: tuple[str, ...], environ: Ma
         dry_run=given.dry_run,
         overrides=extra,
         facts=lambda: context.facts(None),
-        patches=getattr(compose.parse_segment_options(request.runtimes[-1]), "patch", ()),
+        patches=_list_patch_files(request),
     )
-    job = task.prepare(options, for_task) if hasattr(task, "prepare") else None
+    job = task.prepare(options, for_task) if task.prepare else None
     starts_workers = job is not None
     framework = job.framework if job else None
     find_hooks = cache(
         lambda: discovery.find_hooks(request.task, environ, starts_workers=starts_workers, framework=framework)
     )
     context = structs.replace(context, starts_workers=starts_workers, hooks=find_hooks)
-    if registry.load_plug_in("runtimes", request.runtimes[0].name).LEVEL != "node":
+    if registry.load_plug_in(RUNTIMES, request.runtimes[0].name).LEVEL != "node":
         return _run_remotely(command, words, job, for_task, context)
     if job is None:
         return _run_in_this_process(command, task, options, for_task, context)
     return _run_with_workers(command, words, job, task, options, for_task, context)
 
 
-def _parse_task_options(task: ModuleType, request: LaunchRequest, words: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
+def _list_patch_files(request: LaunchRequest) -> tuple[str, ...]:
+    innermost = request.runtimes[-1]
+    runtime = registry.load_plug_in(RUNTIMES, innermost.name)
+    return runtime.list_patch_files(compose.parse_segment_options(innermost))
+
+
+def _parse_task_options(task: Task, request: LaunchRequest, words: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
     """The options of a task, and the words that change its experiment."""
 
     def check_extra(extra: list[str]) -> None:
@@ -161,10 +166,10 @@ def _parse_task_options(task: ModuleType, request: LaunchRequest, words: Sequenc
 
         stray_arguments.check(extra, task, request)
 
-    takes_overrides = getattr(task, "OVERRIDES", False)
     options, extra = flags.parse_options(
-        task.Options, words, f"task '{request.task}'", extra=takes_overrides, check_extra=check_extra
+        task.Options, words, f"task '{request.task}'", extra=task.OVERRIDES, check_extra=check_extra
     )
+
     return options, tuple(extra)
 
 
@@ -201,12 +206,12 @@ def _run_with_workers(
     command: compose.Command,
     words: tuple[str, ...],
     job: LaunchJob,
-    task: ModuleType,
+    task: Task,
     options: object,
     for_task: TaskContext,
     context: PlanContext,
 ) -> int:
-    """Start the workers of `job`; a task that has `run` as well does that itself, and its exit code counts."""
+    """Plan the workers of `job` and let the task start them; its exit code counts."""
     launch = prepare_launch(job, command.request, words, context)
     if command.options.dry_run:
         return _show_plan(launch.plan, command, f"run folder: {launch.directory}")
@@ -216,26 +221,18 @@ def _run_with_workers(
     from primus.launch import run_node
 
     with ExitStack() as leaving:  # left together with the other nodes, when all is said
-        if hasattr(task, "run"):
-            start = partial(run_node.run_node, launch, for_task.say, leaving)
-            here = _add_node_layout(for_task, launch.plan, context)
-            return task.run(options, structs.replace(here, launch=start)) or EXIT_OK
-        run, outcome = run_node.run_node(launch, for_task.say, leaving)
-        shape = launch.plan.layout
-        if shape is None or shape.node_rank == 0 or "SLURM_STEP_ID" not in context.environ:
-            _report_outcome(
-                outcome, run, command.options
-            )  # the nodes of a step speak to one terminal, and say the same
-        return outcome.exit_code or EXIT_OK
+        start = partial(run_node.run_node, launch, for_task.say, leaving)
+        here = _add_node_layout(for_task, launch.plan, context)
+        return task.run(options, structs.replace(here, launch=start)) or EXIT_OK
 
 
 def _run_in_this_process(
-    command: compose.Command, task: ModuleType, options: object, for_task: TaskContext, context: PlanContext
+    command: compose.Command, task: Task, options: object, for_task: TaskContext, context: PlanContext
 ) -> int:
     request = command.request
     argv = ("primus-cli", "direct", "--", *request.task.split(), *request.words)
     folded = compose.compose_plan(request, LaunchPlan(argv=argv, notes=("done in this process",)), context)
-    actions = () if getattr(task, "SHOWS_PATCHES", False) else folded.actions
+    actions = () if task.SHOWS_PATCHES else folded.actions
     plan = structs.replace(folded, argv=argv, layout=None, actions=actions)
     if command.options.dry_run:
         return _show_plan(plan, command)
@@ -256,7 +253,7 @@ def _add_node_layout(for_task: TaskContext, plan: LaunchPlan, context: PlanConte
 
 def _run_with_hooks(
     command: compose.Command,
-    task: ModuleType,
+    task: Task,
     for_task: TaskContext,
     context: PlanContext,
     actions: tuple[Action, ...],
@@ -298,8 +295,8 @@ def _run_remotely(
     from primus.launch import run_remote
 
     planned = run_remote.prepare_remote(job, command.request, words, command.options, context)
-    runtime = registry.load_plug_in("runtimes", command.request.runtimes[0].name)
-    if command.options.dry_run and hasattr(runtime, "shown"):
+    runtime = registry.load_plug_in(RUNTIMES, command.request.runtimes[0].name)
+    if command.options.dry_run and runtime.shown:
         print(runtime.shown(planned))
         return EXIT_OK
     if command.options.dry_run:
@@ -313,20 +310,6 @@ def _show_plan(plan: LaunchPlan, command: compose.Command, *more: str) -> int:
     plan = structs.replace(plan, notes=(*plan.notes, *command.notes))
     print(to_json(redact_plan(plan)) if command.options.json else "\n".join([show.format_plan(plan), *more]))
     return EXIT_OK
-
-
-def _report_outcome(outcome: RunOutcome, run: Run, given: compose.GlobalOptions) -> None:
-    """Say how the run ended: people read it on standard error, scripts as JSON."""
-    if given.json:
-        print(to_json({"run": str(run.directory), "outcome": outcome}))
-    if outcome.state == "done":
-        return
-    print(f"primus-cli: run {outcome.state}: {outcome.reason}", file=sys.stderr)
-    failure = outcome.first_failure
-    if failure is None:
-        return
-    hint = f"  {failure.hint}\n" if failure.hint else ""
-    print(f"{hint}  first: rank {failure.rank} on {failure.host}; log: {run.directory}/{failure.log}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,18 @@ import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from types import ModuleType
-from typing import Any
 
 from msgspec import Struct
 
 from primus import registry
+from primus.backend import BACKENDS
 from primus.config import flags
 from primus.config.overrides import is_known
 from primus.config.schema import OWNERS, TOP_KEYS
 from primus.errors import PrimusError, UsageError, find_nearest
 from primus.launch.request import LaunchRequest
+from primus.runtime import RUNTIMES
+from primus.task import Task
 
 FILES = (".yaml", ".yml", ".toml", ".json")
 """Ends of the names of files that somebody may take for an experiment."""
@@ -40,7 +41,7 @@ class _StrayArgument(Struct, frozen=True):
     value: tuple[str, ...] = ()
 
 
-def check(extra: Sequence[str], task: ModuleType, request: LaunchRequest) -> None:
+def check(extra: Sequence[str], task: Task, request: LaunchRequest) -> None:
     """Accept the words of a task that are not its options as overrides.
 
     Args:
@@ -82,7 +83,7 @@ def _is_of_a_backend(name: str) -> bool:
     key = name.removeprefix("--").replace("-", "_").partition(".")[0]
     for backend in registry.list_plug_ins("backends"):
         with contextlib.suppress(PrimusError):
-            if key in getattr(registry.load_plug_in("backends", backend), "KEYS", ()):
+            if key in registry.load_plug_in(BACKENDS, backend).KEYS:
                 return True
     return False
 
@@ -115,7 +116,7 @@ def _list_values(stray: _StrayArgument) -> tuple[str, ...]:
 
 def _find_spelling(runtime: str, name: str) -> str | None:
     """The option of `runtime` that `name` is, as that runtime spells it."""
-    options: Any = registry.load_plug_in("runtimes", runtime).Options
+    options = registry.load_plug_in(RUNTIMES, runtime).Options
     spellings = {each: flag.names[0] for flag in flags.list_flags(options) for each in flag.names}
     other = OTHER_NAMES.get(name.lstrip("-").replace("-", "_"))
     return spellings.get(name) or (spellings.get(f"--{other}") if other else None)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from primus import registry
+from primus.backend import BACKENDS
 from primus.config.convert import DEFAULT, conversion_problem, convert_value, find_origin, make_group
 from primus.config.fields import list_fields
 from primus.config.overrides import parse_overrides
@@ -221,8 +222,7 @@ def _engine_keys(module: Tree) -> Collection[str]:
         hint = f"did you mean '{close}'?" if close else "choose one, or add it as a plug-in (docs/plug-ins.md)"
         problem = f"{framework.origin}: no backend '{name}' (installed: {', '.join(installed)})"
         raise UsageError(problem, hint) from None
-    keys: Collection[str] = getattr(registry.load_plug_in("backends", name), "KEYS", ())
-    return keys
+    return registry.load_plug_in(BACKENDS, name).KEYS
 
 
 def _reject_unknown_modules(tree: Tree) -> None:

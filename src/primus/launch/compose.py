@@ -15,6 +15,7 @@ from primus.config import flags
 from primus.errors import PrimusError, UsageError, did_you_mean, find_nearest
 from primus.launch.plan import LaunchPlan, PlanContext, Variable
 from primus.launch.request import LaunchRequest, RequestSegment
+from primus.runtime import RUNTIMES
 
 LEVELS = ("cluster", "container", "node")
 """Levels of runtimes, outermost first; a chain goes down."""
@@ -111,7 +112,7 @@ def compose_outer_plan(
     Raises:
         UsageError: An option of a runtime is wrong.
     """
-    num_outer = sum(registry.load_plug_in("runtimes", segment.name).LEVEL != "node" for segment in request.runtimes)
+    num_outer = sum(registry.load_plug_in(RUNTIMES, segment.name).LEVEL != "node" for segment in request.runtimes)
     passed_on = tuple(f"--{name.replace('_', '-')}" for name in ("debug", "json", "no_config") if getattr(given, name))
     innermost = LaunchPlan(argv=_make_remote_command(request, num_outer, passed_on), env=dict(env))
     return _compose_runtimes(request, num_outer, innermost, context, passed_on)
@@ -124,7 +125,7 @@ def _compose_runtimes(
     for number, segment in reversed(list(enumerate(request.runtimes[:count]))):
         there = _make_remote_command(request, number + 1, passed_on)
         level = structs.replace(context, is_here=number == 0, there=there)
-        plan = registry.load_plug_in("runtimes", segment.name).wrap(plan, parse_segment_options(segment), level)
+        plan = registry.load_plug_in(RUNTIMES, segment.name).wrap(plan, parse_segment_options(segment), level)
     return plan
 
 
@@ -132,7 +133,7 @@ def _make_remote_command(request: LaunchRequest, first: int, passed_on: tuple[st
     """The command that does the chain from runtime number `first` on."""
     runtimes = request.runtimes[first:] or (RequestSegment(NODE_END),)
     words = [word for segment in runtimes for word in (segment.name, *segment.words, "--")]
-    if registry.load_plug_in("runtimes", runtimes[-1].name).LEVEL != "node":
+    if registry.load_plug_in(RUNTIMES, runtimes[-1].name).LEVEL != "node":
         words += [NODE_END, "--"]
     return (find_entry_point(), *passed_on, *words, *request.task.split(), *request.words)
 
@@ -155,24 +156,22 @@ def parse_segment_options(segment: RequestSegment) -> Struct:
     Raises:
         UsageError: One is unknown or has a wrong value.
     """
-    module = registry.load_plug_in("runtimes", segment.name)
-    if hasattr(module, "parse"):
-        parsed: Struct = module.parse(segment.words)
-        return parsed
-    kind: type[Struct] = module.Options
-    return flags.parse_options(kind, segment.words, f"runtime '{segment.name}'")[0]
+    module = registry.load_plug_in(RUNTIMES, segment.name)
+    if module.parse:
+        return module.parse(segment.words)
+    return flags.parse_options(module.Options, segment.words, f"runtime '{segment.name}'")[0]
 
 
 def _complete_segment(segment: RequestSegment) -> tuple[RequestSegment, list[list[str]]]:
     """A runtime whose own words name a task, as `kubernetes create --exp FILE` does, without them and with the task."""
-    module = registry.load_plug_in("runtimes", segment.name)
-    words, task = module.implied(segment.words) if hasattr(module, "implied") else (segment.words, ())
+    module = registry.load_plug_in(RUNTIMES, segment.name)
+    words, task = module.implied(segment.words)
     return RequestSegment(segment.name, words), [list(task)] if task else []
 
 
 def _is_command(segment: RequestSegment) -> bool:
     """Whether the runtime does something by itself, without a task: by a command, or by an option."""
-    commands = getattr(registry.load_plug_in("runtimes", segment.name), "COMMANDS", ())
+    commands = registry.load_plug_in(RUNTIMES, segment.name).COMMANDS
     return any(word in commands for word in segment.words[:1]) or any(
         word in commands for word in segment.words if word.startswith("--")
     )
@@ -270,7 +269,7 @@ def _make_task_error(words: Sequence[str], runtimes: list[RequestSegment], tasks
         for segment in runtimes:  # a word that is none of its options says more
             parse_segment_options(segment)
         name = runtimes[-1].name
-        commands = "|".join(getattr(registry.load_plug_in("runtimes", name), "COMMANDS", ()))
+        commands = "|".join(registry.load_plug_in(RUNTIMES, name).COMMANDS)
         own = f", or primus-cli {name} {commands}" if commands else ""
         return UsageError("no task is given", f"primus-cli {name} -- <task>{own}; see primus-cli {name} --help")
     heads = {task.split()[0] for task in tasks}
@@ -281,7 +280,7 @@ def _make_task_error(words: Sequence[str], runtimes: list[RequestSegment], tasks
 
 def _check_order(runtimes: Sequence[RequestSegment]) -> None:
     """Cluster, then container, then node; each level at most once."""
-    levels = [(registry.load_plug_in("runtimes", segment.name).LEVEL, segment.name) for segment in runtimes]
+    levels = [(registry.load_plug_in(RUNTIMES, segment.name).LEVEL, segment.name) for segment in runtimes]
     for level, name in levels:
         if level not in LEVELS:
             raise PrimusError(f"runtime '{name}': LEVEL '{level}' is none of {', '.join(LEVELS)}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from msgspec import Struct, structs
@@ -23,6 +22,7 @@ from primus.errors import UsageError, did_you_mean
 from primus.launch import compose
 from primus.launch.request import LaunchRequest, RequestSegment
 from primus.redaction import redact_args
+from primus.runtime import RUNTIMES, Runtime
 
 USER_FILE = "~/.primus.yaml"
 VARIABLE = "PRIMUS_LAUNCHER_FILE"
@@ -199,7 +199,7 @@ def _is_on(section: Mapping[str, Any], name: str) -> bool:
 
 def _complete_chain(request: LaunchRequest, sections: Mapping[str, Any]) -> tuple[RequestSegment, ...]:
     """The runtimes, with the one that every chain ends with where it has defaults and was not typed."""
-    last = registry.load_plug_in("runtimes", request.runtimes[-1].name)
+    last = registry.load_plug_in(RUNTIMES, request.runtimes[-1].name)
     if last.LEVEL != "node" and request.task and sections.get(compose.NODE_END):
         return (*request.runtimes, RequestSegment(compose.NODE_END))
     return request.runtimes
@@ -209,9 +209,9 @@ def _find_new_defaults(segment: RequestSegment, section: Mapping[str, Any]) -> l
     """Defaults of the runtime that its words do not overrule; those that may be repeated add up."""
     if not section:
         return []
-    module = registry.load_plug_in("runtimes", segment.name)
+    module = registry.load_plug_in(RUNTIMES, segment.name)
     own = {name: flag for flag in flags.list_flags(module.Options) for name in flag.names}
-    spellings = {**{name: _long_name(flag) for name, flag in own.items()}, **getattr(module, "SPELLINGS", {})}
+    spellings = {**{name: _long_name(flag) for name, flag in own.items()}, **(module.SPELLINGS or {})}
     typed = {_normalise_option(word, spellings) for word in segment.words if word.startswith("-")}
     new = []
     for key, item in section.items():
@@ -219,10 +219,10 @@ def _find_new_defaults(segment: RequestSegment, section: Mapping[str, Any]) -> l
         if item.value is None:
             continue
         _check_known(segment.name, key, item, spellings, module)
-        if hasattr(module, "takes") and not module.takes(segment.words, name):
+        if not module.takes(segment.words, name):
             continue
         flag = own.get(name)
-        is_repeated = isinstance(item.value, list) and (flag.is_list if flag else not hasattr(module, "SPELLINGS"))
+        is_repeated = isinstance(item.value, list) and (flag.is_list if flag else module.SPELLINGS is None)
         if name in typed and not is_repeated:
             continue
         new.append(Default(name, _convert_values(name, item, flag, module), item.origin))
@@ -241,16 +241,16 @@ def _normalise_option(word: str, spellings: Mapping[str, str]) -> str:
     return spellings.get(name) or (positive if name.startswith("--no-") and positive in spellings else name)
 
 
-def _check_known(runtime: str, key: str, item: Any, spellings: Mapping[str, str], module: ModuleType) -> None:
+def _check_known(runtime: str, key: str, item: Any, spellings: Mapping[str, str], module: Runtime) -> None:
     """Refuse a key that is no option; what a container's engine takes is its own to know."""
-    is_open = hasattr(module, "parse") and not hasattr(module, "SPELLINGS") and module.LEVEL == "container"
+    is_open = module.parse and module.SPELLINGS is None and module.LEVEL == "container"
     if is_open or f"--{key}" in spellings:
         return
     names = [name.removeprefix("--") for name in spellings if name.startswith("--") and "_" not in name]
     raise UsageError(f"{item.origin}: unknown key '{runtime}.{key}'", did_you_mean(key, names))
 
 
-def _convert_values(name: str, item: Any, flag: flags.Flag | None, module: ModuleType) -> tuple[str, ...] | bool:
+def _convert_values(name: str, item: Any, flag: flags.Flag | None, module: Runtime) -> tuple[str, ...] | bool:
     value = item.value
     if isinstance(value, bool) and (flag is None or flag.is_switch):
         return value
@@ -259,7 +259,7 @@ def _convert_values(name: str, item: Any, flag: flags.Flag | None, module: Modul
     texts = tuple(str(each) for each in value)
     if flag is not None and not flag.is_list:
         raise UsageError(f"{item.origin}: {name} takes one value, not a list")
-    return (",".join(texts),) if flag is None and hasattr(module, "SPELLINGS") else texts
+    return (",".join(texts),) if flag is None and module.SPELLINGS is not None else texts
 
 
 def _format_scalar(item: Any) -> str:
@@ -273,7 +273,5 @@ def _format_words(runtime: str, default: Default) -> list[str]:
         return [f"{default.name}={value}" for value in default.values]
     if default.values:
         return [default.name]
-    names = {
-        name for flag in flags.list_flags(registry.load_plug_in("runtimes", runtime).Options) for name in flag.names
-    }
+    names = {name for flag in flags.list_flags(registry.load_plug_in(RUNTIMES, runtime).Options) for name in flag.names}
     return [f"--no-{default.name.removeprefix('--')}"] if default.name in names else []

@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -28,6 +28,7 @@ from primus.launch.signals import raise_on_signals
 from primus.redaction import HIDDEN_VARIABLE, holds_secret, is_secret_name, learn, redact, redact_args
 from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunMetadata, RunOutcome, State, new_id
+from primus.runtime import RUNTIMES
 
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
 """Variables that tell a node its place among the others."""
@@ -121,11 +122,11 @@ def _by_name(
     found: dict[str, Variable] = {}
     for segment in runtimes:
         words, secrets = reference_variables(segment.words)
-        references = getattr(registry.load_plug_in("runtimes", segment.name), "REFERENCES", ())
+        references = registry.load_plug_in(RUNTIMES, segment.name).REFERENCES
         kept.append(RequestSegment(segment.name, _without_secrets(words, references)))
         found |= {name: Variable(value, "--env", is_secret=True) for name, value in secrets.items()}
         if (
-            registry.load_plug_in("runtimes", segment.name).LEVEL == "node"
+            registry.load_plug_in(RUNTIMES, segment.name).LEVEL == "node"
         ):  # the others pass on themselves what they name
             named = {name: Variable(environ[name], "--env") for name in named_variables(words, environ)}
             found = named | found
@@ -137,7 +138,7 @@ def _masked_in_folder(job: LaunchJob) -> dict[str, Variable]:
     return {name: variable for name, variable in job.env.items() if variable.format_value(name) != variable.value}
 
 
-def _without_secrets(words: tuple[str, ...], references: Sequence[str] = ()) -> tuple[str, ...]:
+def _without_secrets(words: tuple[str, ...], references: Collection[str] = ()) -> tuple[str, ...]:
     """`words`, which become the command line of another program.
 
     Args:
@@ -200,10 +201,9 @@ def _run_outermost(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
         write_text(Path(path), text)
     if run:
         say(f"run {run.directory}")
-    runtime = registry.load_plug_in("runtimes", remote.request.runtimes[0].name)
-    if hasattr(runtime, "start"):
-        code: int = runtime.start(remote, run, say)
-        return code
+    runtime = registry.load_plug_in(RUNTIMES, remote.request.runtimes[0].name)
+    if runtime.start:
+        return runtime.start(remote, run, say)
     before = run.read_metadata() if run else None
     code = foreground.run_in_foreground(remote.plan.argv, remote.make_environ)
     return conclude_remote(run, before, code, f"{remote.plan.argv[0]} ended with exit code {code}")

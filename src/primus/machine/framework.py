@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from primus import registry
+from primus.contract import PlugInKind
 from primus.machine.profile import Library, Profile, Setting
 from primus.machine.workload import JobWorkload
 
@@ -17,17 +18,21 @@ from primus.machine.workload import JobWorkload
 class Framework(Protocol):
     """What a file of `machine/frameworks` holds."""
 
-    LIBRARIES: tuple[Library, ...]
-    """Libraries that the backend computes with."""
+    @property
+    def LIBRARIES(self) -> tuple[Library, ...]:
+        """Libraries that the backend computes with."""
+        ...
 
-    def settings(self, workload: JobWorkload, device: Profile | None) -> Mapping[str, Setting]:
+    def settings(self, workload: JobWorkload, device: Profile | None, /) -> Mapping[str, Setting]:
         """Variables by the layout of a job, on devices of a model; None where the model is not known."""
         ...
+
+
+FRAMEWORKS = PlugInKind[Framework]("frameworks", Framework)
 
 
 def find_framework(name: str) -> Framework | None:
     """The part of the backend `name`; None where it has none."""
     if name not in registry.list_plug_ins("frameworks"):
         return None
-    found: Framework = registry.load_plug_in("frameworks", name)
-    return found
+    return registry.load_plug_in(FRAMEWORKS, name)

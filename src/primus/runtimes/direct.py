@@ -89,6 +89,11 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
     return structs.replace(plan, argv=argv, env=env, layout=shape, notes=notes, actions=tuple(ordered), policy=policy)
 
 
+def list_patch_files(options: Options) -> tuple[str, ...]:
+    """Files of `--patch`."""
+    return options.patch
+
+
 def _find_master_address(shape: ClusterLayout) -> str | None:
     """Address of the node that this one must reach."""
     return shape.master_addr if shape.nnodes > 1 else None

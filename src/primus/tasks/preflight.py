@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from primus import registry
+from primus.contract import PlugInKind
 from primus.preflight import session
 from primus.preflight.options import Options
 from primus.preflight.session import prepare, run
 
 if TYPE_CHECKING:
+    import torch
+
     from primus.runs.attempt import Attempt
 
 __all__ = ["Options", "prepare", "run", "work"]
+
+
+class ReferenceBackend(Protocol):
+    """What preflight needs of the native backend."""
+
+    def train_reference(self, device: torch.device, /) -> tuple[str, float]:
+        """Train a small model in a fixed way: a digest of losses and weights, and the last loss."""
+        ...
+
+
+REFERENCE_BACKENDS = PlugInKind[ReferenceBackend]("backends", ReferenceBackend)
 
 
 def work(attempt: Attempt) -> None:
@@ -20,5 +34,5 @@ def work(attempt: Attempt) -> None:
     from primus.measure import suite
     from primus.measure.endurance import EnduranceWorkload
 
-    train = registry.load_plug_in("backends", "native").train_reference
+    train = registry.load_plug_in(REFERENCE_BACKENDS, "native").train_reference
     suite.run(attempt, session.build_worker_config(attempt), EnduranceWorkload(train=train))

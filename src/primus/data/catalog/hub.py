@@ -17,6 +17,7 @@ from primus import registry
 from primus.data.readers.kinds import COLUMNS, RECORDS, TABLES, detect_kind
 from primus.data.readers.remote import read_hub_endpoint
 from primus.data.retries import print_stderr, read_retry_after, retry_request
+from primus.data.source import SOURCES, HubDataset
 from primus.errors import PrimusError, UsageError, did_you_mean
 
 CONVERTED = "refs/convert/parquet"
@@ -33,18 +34,6 @@ SPLIT_NAMES = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 """Words in file names by which the hub tells splits apart (its documentation, "File names and splits")."""
-
-
-class HubDataset(Struct, frozen=True, kw_only=True):
-    """A dataset of the hub, as a source plug-in declares it in its ``DATASET``."""
-
-    repo: str
-    """OWNER/NAME."""
-    files: dict[str, str] = {}
-    """Pattern of the files of each configuration, the default one first. A configuration may be a pattern too;
-    ``{config}`` and ``{split}`` stand for what was asked for. Empty where the hub itself says which files they are."""
-    text: str | None = None
-    """Column of the text; found in the first file when None."""
 
 
 class HubFile(Struct, frozen=True):
@@ -77,16 +66,11 @@ def is_hub(name: str) -> bool:
 
     Raises:
         UsageError: There is no such source.
-        PrimusError: It has neither.
+        PrimusError: It cannot be loaded.
     """
     if "/" in name:
         return True
-    source = registry.load_plug_in("sources", name.partition(":")[0])
-    if not hasattr(source, "DATASET") and not hasattr(source, "documents"):
-        raise PrimusError(
-            f"{source.__file__}: source '{name}' has no documents()", "nor a DATASET; it needs one of them"
-        )
-    return hasattr(source, "DATASET")
+    return registry.load_plug_in(SOURCES, name.partition(":")[0]).DATASET is not None
 
 
 def list_split_files(
@@ -105,7 +89,9 @@ def list_split_files(
         PrimusError: The hub does not answer, or does not let this user read the dataset.
     """
     source, _, config = name.partition(":")
-    dataset = HubDataset(repo=source) if "/" in source else registry.load_plug_in("sources", source).DATASET
+    dataset = HubDataset(repo=source) if "/" in source else registry.load_plug_in(SOURCES, source).DATASET
+    if dataset is None:
+        raise UsageError(f"dataset {source}: it is not on the hub", f"`data prepare --dataset {source}` reads it here")
     with hub_errors(dataset.repo):
         return retry_request(read_hub_endpoint(), lambda: _list_files(dataset, config, split, revision), say)
 

@@ -20,6 +20,7 @@ from primus.data.readers.files import whole_file_errors, would_contain
 from primus.data.readers.kinds import COLUMNS, detect_kind
 from primus.data.shards import shard as shards
 from primus.data.shards.shard import FilePart, Shard
+from primus.data.source import SOURCES
 from primus.errors import PrimusError, UsageError
 from primus.redaction import redact
 
@@ -202,12 +203,12 @@ def open_dataset(name: str) -> Inputs:
     Raises:
         UsageError: There is no such dataset, or it is on the hub.
     """
-    source = None if "/" in name else registry.load_plug_in("sources", name)
-    if not hasattr(source, "documents"):
+    source = None if "/" in name else registry.load_plug_in(SOURCES, name)
+    if source is None or source.documents is None:
         fetching = f"`data fetch {name} --output FOLDER`, then give --input FOLDER; `data prepare` does both"
         raise UsageError(f"dataset {name}: it is on the Hugging Face hub, not here", fetching)
     file = DATASET + name
-    version = str(getattr(source, "version", str)())
+    version = str(source.version())
     return Inputs((Input(file, (file,)),), {file: version}, [Shard(0, (FilePart(file),), 0)])
 
 
@@ -303,7 +304,9 @@ def _relative_name(given: str, file: str) -> str:
 
 
 def _read_dataset(name: str) -> Iterator[TextDocument]:
+    documents = registry.load_plug_in(SOURCES, name).documents
+    assert documents is not None, "open_dataset has refused datasets of the hub"
     try:
-        yield from map(TextDocument, registry.load_plug_in("sources", name).documents())
+        yield from map(TextDocument, documents())
     except OSError as error:
         raise PrimusError(f"dataset {name}: cannot be read, {error}") from None

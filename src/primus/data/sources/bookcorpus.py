@@ -1,5 +1,5 @@
 """BookCorpus, sentences of novels (hub), from the hub's parquet files because the dataset is a program."""
 
-from primus.data.catalog.hub import HubDataset
+from primus.data.source import HubDataset
 
 DATASET = HubDataset(repo="bookcorpus/bookcorpus", text="text")

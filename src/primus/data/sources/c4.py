@@ -1,6 +1,6 @@
 """C4, English web text (hub, ODC-BY); c4:en unless another, such as c4:realnewslike, is named."""
 
-from primus.data.catalog.hub import HubDataset
+from primus.data.source import HubDataset
 
 DATASET = HubDataset(
     repo="allenai/c4",

@@ -1,6 +1,6 @@
 """FineWeb, English web text (hub, ODC-BY): the sample of 10 billion tokens; fineweb:default is all of it."""
 
-from primus.data.catalog.hub import HubDataset
+from primus.data.source import HubDataset
 
 DATASET = HubDataset(
     repo="HuggingFaceFW/fineweb",

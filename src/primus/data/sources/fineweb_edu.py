@@ -1,6 +1,6 @@
 """FineWeb-Edu, educational web text (hub, ODC-BY): the sample of 10 billion tokens; fineweb-edu:default is all."""
 
-from primus.data.catalog.hub import HubDataset
+from primus.data.source import HubDataset
 
 DATASET = HubDataset(
     repo="HuggingFaceFW/fineweb-edu",

@@ -1,6 +1,6 @@
 """Wikipedia of November 2023 (hub, CC BY-SA): English; wikipedia:20231101.de is another language."""
 
-from primus.data.catalog.hub import HubDataset
+from primus.data.source import HubDataset
 
 DATASET = HubDataset(
     repo="wikimedia/wikipedia",

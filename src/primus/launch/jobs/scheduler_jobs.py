@@ -26,6 +26,7 @@ from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TIMED_OUT
 from primus.launch.signals import find_exit_code, raise_on_signals
 from primus.runs.files import read_json, write_json
 from primus.runs.store import Run, RunOutcome
+from primus.runtime import JOB_RUNTIMES
 
 RECORD = "submission.json"
 State = Literal["queued", "running", "done", "failed", "cancelled", "gone", "unknown"]
@@ -131,7 +132,7 @@ def query_states(submissions: Sequence[Submission], environ: Mapping[str, str]) 
                 found[runtime, each.id] = known_end
             else:
                 asked.append(each)
-        answers: dict[str, JobState] = registry.load_plug_in("runtimes", runtime).states(asked) if asked else {}
+        answers = registry.load_plug_in(JOB_RUNTIMES, runtime).states(asked) if asked else {}
         for each in asked:
             state = answers.get(each.id, JobState(state="gone", reason=f"{runtime} does not know it"))
             found[runtime, each.id] = state

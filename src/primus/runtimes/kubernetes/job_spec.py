@@ -15,6 +15,7 @@ from primus.launch.plan import LaunchPlan, PlanContext
 from primus.launch.run_remote import RemoteLaunch
 from primus.launch.variables import check_name, is_name
 from primus.redaction import redact_value
+from primus.runtime import RUNTIMES
 from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import JobSpec
@@ -58,7 +59,7 @@ def pod_command(options: Options, context: PlanContext) -> tuple[str, ...]:
     """
     _, *words = context.there
     runtimes = [word for word in words if not word.startswith("--")]
-    if registry.load_plug_in("runtimes", runtimes[0]).LEVEL != "node":
+    if registry.load_plug_in(RUNTIMES, runtimes[0]).LEVEL != "node":
         raise UsageError(
             f"the pod is the container: '{runtimes[0]}' cannot run inside 'kubernetes'",
             "leave it out, and name its image: kubernetes create --image IMAGE -- <task>",

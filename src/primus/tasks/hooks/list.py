@@ -12,7 +12,7 @@ from primus.errors import UsageError, did_you_mean
 from primus.launch.hooks import discovery
 from primus.launch.plan import Action
 from primus.report import table
-from primus.task import TaskContext
+from primus.task import TASKS, TaskContext
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ def _select_tasks(asked: str) -> list[str]:
 
 def _list_task_hooks(task: str, framework: str, context: TaskContext) -> list[HookListing]:
     """The hooks of one task; those of each backend's own come last where none is asked for."""
-    starts_workers = hasattr(registry.load_plug_in("tasks", task), "prepare")
+    starts_workers = registry.load_plug_in(TASKS, task).prepare is not None
     find = partial(discovery.find_hooks, task, context.environ, starts_workers=starts_workers)
     general = find(framework=framework or None)
     others = registry.list_plug_ins("backends") if starts_workers and not framework else []

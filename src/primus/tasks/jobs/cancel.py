@@ -7,6 +7,7 @@ from msgspec import Struct
 from primus import registry
 from primus.config.flags import Positional
 from primus.launch.jobs import scheduler_jobs
+from primus.runtime import JOB_RUNTIMES
 from primus.task import TaskContext
 
 
@@ -28,6 +29,6 @@ def run(options: Options, context: TaskContext) -> None:
     if state.state in scheduler_jobs.ENDED:
         context.result({"id": submission.id, "state": state}, f"job {submission.id} has ended already: {state.state}")
         return
-    registry.load_plug_in("runtimes", submission.runtime).cancel(submission)
+    registry.load_plug_in(JOB_RUNTIMES, submission.runtime).cancel(submission)
     text = f"job {submission.id} ({submission.name}) is being cancelled"
     context.result({"id": submission.id, "cancelled": True}, text)

@@ -11,6 +11,7 @@ from primus.config.flags import Positional
 from primus.errors import EXIT_OK, UsageError
 from primus.launch.jobs import logs, scheduler_jobs
 from primus.launch.jobs.scheduler_jobs import ENDED, Submission
+from primus.runtime import JOB_RUNTIMES
 from primus.task import TaskContext
 
 
@@ -36,8 +37,8 @@ def run(options: Options, context: TaskContext) -> int:
     submission = scheduler_jobs.find_submission(options.job, context.environ)
     if options.tail is not None and options.tail < 0:
         raise UsageError(f"--tail {options.tail}: not a number of lines")
-    runtime = registry.load_plug_in("runtimes", submission.runtime)
-    if hasattr(runtime, "logs") and options.rank is None:
+    runtime = registry.load_plug_in(JOB_RUNTIMES, submission.runtime)
+    if runtime.logs and options.rank is None:
         runtime.logs(submission, options.follow, options.tail)
         return EXIT_OK
     if options.follow:

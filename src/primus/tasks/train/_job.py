@@ -11,6 +11,7 @@ import msgspec
 from msgspec import structs
 
 from primus import experiment, patch, registry
+from primus.backend import BACKENDS
 from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Experiment
@@ -216,8 +217,8 @@ def _build_training_job(resolved: Resolved, files: dict[str, str], resume: Run |
 def _find_required_device(asked: Experiment) -> DeviceKind | None:
     """What the launch checks before it starts: the devices of backends that compute with PyTorch."""
     device = asked.trainer.training.device
-    backend = registry.load_plug_in("backends", asked.trainer.framework)
-    return device if device == "cpu" or getattr(backend, "USES_TORCH", False) else None
+    backend = registry.load_plug_in(BACKENDS, asked.trainer.framework)
+    return device if device == "cpu" or backend.USES_TORCH else None
 
 
 def _secret_settings(asked: Experiment) -> dict[str, Variable]:

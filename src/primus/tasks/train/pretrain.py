@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from primus import experiment, registry
+from primus.backend import BACKENDS
 from primus.errors import UsageError
 from primus.launch.plan import LaunchJob
 from primus.task import TaskContext
@@ -63,4 +64,4 @@ def _choose_training_job(options: Options, context: TaskContext) -> LaunchJob:
 def work(attempt: Attempt) -> None:
     """Train, as one rank of a run."""
     asked = experiment.experiment_of(attempt.run, os.environ)
-    registry.load_plug_in("backends", asked.trainer.framework).train(asked, attempt)
+    registry.load_plug_in(BACKENDS, asked.trainer.framework).train(asked, attempt)

@@ -1,0 +1,54 @@
+"""The contract of training backends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Protocol
+
+from primus.contract import PlugInKind, optional
+
+if TYPE_CHECKING:
+    from primus.config.schema import Experiment
+    from primus.runs.attempt import Attempt
+
+
+class Backend(Protocol):
+    """A training engine: `backends/NAME.py`, chosen by `framework: NAME` in an experiment.
+
+    The file is imported on the control plane, on machines without a GPU and without the engine: import tensor libraries
+    inside `train`.
+    """
+
+    def check(self, experiment: Experiment, /) -> None:
+        """Accept or refuse an experiment.
+
+        Called on the control plane when an experiment is resolved, before anything is allocated or started. Raise
+        `primus.errors.UsageError` with the key and the fix for what `train` would fail on later.
+        """
+        ...
+
+    def train(self, experiment: Experiment, attempt: Attempt, /) -> None:
+        """Train as one rank.
+
+        Called once in every worker process. Return when the last step is done, or after saving a checkpoint when
+        `attempt.stop_signal` is set. Raise `primus.errors.PrimusError` (exit code 1) or `UnfitError` (exit code 3, a
+        package or device is unusable); any other exception counts as a failure of this rank and is retried.
+        """
+        ...
+
+    @property
+    @optional
+    def KEYS(self) -> Collection[str]:
+        """Keys that may stand under `overrides:` in addition to the schema's. They arrive unchecked in
+        `experiment.trainer.backend_args`, a mapping as a mapping. Default: none."""
+        return ()
+
+    @property
+    @optional
+    def USES_TORCH(self) -> bool:
+        """Whether a launch fails with exit code 3 if the installed PyTorch cannot use the machine's AMD or NVIDIA GPUs.
+        Default: False."""
+        return False
+
+
+BACKENDS = PlugInKind[Backend]("backends", Backend)

@@ -1,0 +1,180 @@
+"""Contracts of plug-ins: a kind of plug-in has a Protocol, and a module is checked against it once, when it is loaded.
+
+A Protocol lists the members of a plug-in file. A function or constant that a file may leave out is marked `optional`;
+the body in the Protocol is its default. Functions take their arguments by position, so a file may name them freely.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import MethodType, ModuleType
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from primus.errors import PrimusError
+
+ContractT = TypeVar("ContractT")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+DOCUMENTATION = "docs/plug-ins.md"
+
+
+def optional(function: FunctionT) -> FunctionT:
+    """Marks a member of a Protocol that a plug-in may leave out; the body is the default."""
+    function.__dict__["is_optional"] = True
+    return function
+
+
+class PlugInKind(Generic[ContractT]):
+    """A kind of plug-in, with the Protocol that its modules implement.
+
+    Args:
+        name: Name of the kind, which is the folder in `$PRIMUS_PLUGINS`: ``runtimes``.
+        contract: The Protocol.
+        one_of: Members of which a plug-in needs at least one.
+        implies: Optional members that need another one, by name: a task with `prepare` needs `work`.
+    """
+
+    def __init__(
+        self, name: str, contract: type, one_of: tuple[str, ...] = (), implies: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.contract = contract
+        self.one_of = one_of
+        self.implies = implies or {}
+
+
+class Signature(NamedTuple):
+    """The parameters of a function, each as ``name: type``, and the type of its result."""
+
+    parameters: tuple[str, ...]
+    result: str
+
+
+class ContractMember(NamedTuple):
+    """One function or constant of a contract."""
+
+    name: str
+    function: Callable[..., Any]
+    """The function in the Protocol; for a constant, the getter of its property."""
+    is_property: bool
+
+    @property
+    def is_optional(self) -> bool:
+        return "is_optional" in self.function.__dict__
+
+    @property
+    def documentation(self) -> str:
+        """The docstring as one paragraph a line."""
+        import inspect  # takes 30 ms, and only messages and the documentation need it
+
+        paragraphs = (inspect.getdoc(self.function) or "").split("\n\n")
+        return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+    def read_signature(self) -> Signature | None:
+        """The signature of a function, without `self`; None for a constant.
+
+        A function whose absence has a meaning is a property of type ``Callable[[A, B], R] | None``. Its parameters are
+        named in its docstring, ``Function `name(a, b)` ...``.
+        """
+        annotations = self.function.__annotations__
+        if not self.is_property:
+            code = self.function.__code__
+            parameters = code.co_varnames[1 : code.co_argcount]
+            return Signature(tuple(f"{name}: {annotations[name]}" for name in parameters), annotations["return"])
+        import ast  # only messages and the documentation need it
+
+        annotation = ast.parse(annotations["return"], mode="eval").body
+        if not annotations["return"].startswith("Callable[") or not isinstance(annotation, ast.BinOp):
+            return None
+        function = annotation.left
+        assert isinstance(function, ast.Subscript) and isinstance(function.slice, ast.Tuple)
+        types, result = function.slice.elts
+        assert isinstance(types, ast.List)
+        named = re.match(rf"Function `{self.name}\((.*?)\)`", self.documentation)
+        assert named, f"the docstring of {self.name} does not name its parameters"
+        names = named[1].split(", ") if named[1] else []
+        pairs = zip(names, map(ast.unparse, types.elts), strict=True)
+        return Signature(tuple(f"{name}: {kind}" for name, kind in pairs), ast.unparse(result))
+
+    def format_signature(self) -> str:
+        """The member as an author writes it: ``train(experiment: Experiment, attempt: Attempt) -> None``."""
+        signature = self.read_signature()
+        if signature is None:
+            return f"{self.name}: {self.function.__annotations__['return'].removesuffix(' | None')}"
+        return f"{self.name}({', '.join(signature.parameters)}) -> {signature.result}"
+
+
+@cache
+def list_members(contract: type) -> tuple[ContractMember, ...]:
+    """The members of a Protocol in the order of their definition, inherited ones first."""
+    found: dict[str, ContractMember] = {}
+    for base in reversed(contract.__mro__):
+        if base in (object, Protocol, Generic):
+            continue
+        for name, value in vars(base).items():
+            if isinstance(value, property) and value.fget is not None:
+                found[name] = ContractMember(name, value.fget, is_property=True)
+            elif callable(value) and not name.startswith("_"):
+                found[name] = ContractMember(name, value, is_property=False)
+    return tuple(found.values())
+
+
+@cache
+def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file: str, is_built_in: bool) -> None:
+    """Check that `module` implements the contract of `kind`, and add the defaults of what it leaves out.
+
+    A module is checked once for each kind that it is loaded as: defaults that are added must not count as its own.
+
+    Args:
+        kind: The kind that the module is loaded as.
+        module: The imported plug-in.
+        label: The plug-in in messages: ``runtime 'box'``.
+        file: Its file in messages.
+        is_built_in: Whether it is part of this package, whose functions a type checker has compared already.
+
+    Raises:
+        PrimusError: A member is missing or takes other arguments; the message names file, member and signature.
+    """
+    members = list_members(kind.contract)
+    missing = [each for each in members if not each.is_optional and not hasattr(module, each.name)]
+    if not missing and not any(hasattr(module, name) for name in kind.one_of):
+        missing = [each for each in members if each.name in kind.one_of][:1]
+    needed = {kind.implies[name] for name in kind.implies if getattr(module, name, None)}
+    missing += [each for each in members if each.name in needed and not hasattr(module, each.name)]
+    if missing:
+        problem = f"{file}: {label} has no {' and no '.join(each.name for each in missing)}"
+        if missing[0].name in kind.one_of:
+            problem = f"{file}: {label} has neither {' nor '.join(kind.one_of)}"
+        signatures = "; ".join(each.format_signature() for each in missing)
+        raise PrimusError(problem, f"define {signatures} (see {DOCUMENTATION})")
+    for member in members:
+        if hasattr(module, member.name) and not is_built_in:
+            _check_member(member, getattr(module, member.name), label, file)
+    for member in members:
+        if not hasattr(module, member.name):
+            default = member.function(module) if member.is_property else MethodType(member.function, module)
+            setattr(module, member.name, default)
+
+
+def _check_member(member: ContractMember, value: object, label: str, file: str) -> None:
+    """Refuse a function that cannot be called as its contract says; types are left to a type checker."""
+    expected = member.read_signature()
+    if expected is None or (value is None and member.is_property):
+        return
+    hint = f"define {member.format_signature()} (see {DOCUMENTATION})"
+    if not callable(value):
+        raise PrimusError(f"{file}: {label}: {member.name} is not a function", hint)
+    import inspect
+
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # a function of a C library need not tell
+        return
+    try:
+        signature.bind(*expected.parameters)
+    except TypeError as error:
+        code = getattr(value, "__code__", None)
+        where = f"{code.co_filename}:{code.co_firstlineno}" if code else file
+        raise PrimusError(f"{where}: {label}: {member.name}{signature}: {error}", hint) from None

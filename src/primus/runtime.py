@@ -1,0 +1,140 @@
+"""The contracts of runtimes, and of runtimes whose jobs outlive the command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from primus.contract import PlugInKind, optional
+
+if TYPE_CHECKING:
+    from primus.launch.jobs.scheduler_jobs import JobState, Submission
+    from primus.launch.plan import LaunchPlan, PlanContext
+    from primus.launch.run_remote import RemoteLaunch, Say
+    from primus.runs.store import Run
+    from primus.task import TaskContext
+
+
+class Runtime(Protocol):
+    """A place to run tasks: `runtimes/NAME.py`, typed as `primus-cli NAME [options] -- <task>`.
+
+    All functions are called in the `primus-cli` process that the user started; none is called in a worker. Import
+    nothing heavy at module level: `primus-cli --help` reads the docstring without importing the file, everything else
+    imports it.
+    """
+
+    @property
+    def LEVEL(self) -> str:
+        """`cluster`, `container` or `node`. Runtimes nest in this order."""
+        ...
+
+    @property
+    def Options(self) -> type[Struct]:
+        """A frozen `msgspec.Struct`. Its fields are the flags, their docstrings the help."""
+        ...
+
+    def wrap(self, plan: LaunchPlan, options: Any, context: PlanContext, /) -> LaunchPlan:
+        """Turn the plan of the inner level into the plan of this level.
+
+        Pure: it must not read or change anything outside its arguments, because `--dry-run` calls it too. `options` is
+        an `Options`, or what `parse` returns. `plan.argv` is the command that the level starts; a cluster starts
+        `context.there` instead, which is `primus-cli` with the rest of the chain and plans again where it runs. Keep
+        the variables of `plan.env` in the `env` of the result and pass them to the inner command by name, never in
+        `argv`. Files go below `context.directory`, the run folder. Raise `primus.errors.UsageError` for an option that
+        is wrong.
+        """
+        ...
+
+    @property
+    @optional
+    def parse(self) -> Callable[[Sequence[str]], Struct] | None:
+        """Function `parse(words)` that returns the options of a runtime that passes unknown options on. Default:
+        None; the words are parsed as fields of `Options`."""
+        return None
+
+    @property
+    @optional
+    def start(self) -> Callable[[RemoteLaunch, Run | None, Say], int] | None:
+        """Function `start(remote, run, say)` that starts the outermost level and returns the exit code; `run` is None
+        where the plan needs no run folder. Raise `primus.errors.PrimusError` where it cannot be started, and
+        `primus.launch.run_remote.SubmissionRejected` to remove the new run folder as well. Default: None;
+        `plan.argv` runs in the foreground."""
+        return None
+
+    @property
+    @optional
+    def shown(self) -> Callable[[RemoteLaunch], str] | None:
+        """Function `shown(remote)` that returns what a dry run prints. Default: None; the plan is printed."""
+        return None
+
+    @property
+    @optional
+    def COMMANDS(self) -> Collection[str]:
+        """Words that the runtime handles by itself, without a task: the first word (`list`), or an option (`--shell`).
+        A mapping holds their help texts. `run` handles them. Default: none."""
+        return ()
+
+    @optional
+    def run(self, options: Any, context: TaskContext, /) -> int | None:
+        """Handle one of `COMMANDS`; the result is the exit code, None means 0. Required with `COMMANDS`."""
+        raise NotImplementedError
+
+    @optional
+    def implied(self, words: tuple[str, ...], /) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Split `words` into those of the runtime and those of a task that they name. Default: they name none."""
+        return words, ()
+
+    @property
+    @optional
+    def REFERENCES(self) -> Collection[str]:
+        """Options whose values name a secret but are not secrets. Default: none."""
+        return ()
+
+    @property
+    @optional
+    def SPELLINGS(self) -> Mapping[str, str] | None:
+        """Long name of each spelling of the options that `parse` accepts in addition to `Options`;
+        [launcher files](launcher-file.md) are checked against it. Default: None."""
+        return None
+
+    @optional
+    def takes(self, words: tuple[str, ...], name: str, /) -> bool:
+        """Whether the command in `words` accepts the option `name` of a launcher file. Default: True."""
+        return True
+
+    @optional
+    def list_patch_files(self, options: Any, /) -> tuple[str, ...]:
+        """Patch files that the options name, for tasks that only show them. Default: none."""
+        return ()
+
+
+class JobRuntime(Protocol):
+    """A runtime with jobs that outlive the command: `start` submits, and records the job with
+    `primus.launch.jobs.scheduler_jobs.remember_submission`.
+
+    The functions are called by the tasks `jobs list`, `jobs cancel` and `jobs logs`, on any machine of the user.
+    """
+
+    def states(self, submissions: Sequence[Submission], /) -> Mapping[str, JobState]:
+        """State of each job by id; leave out the jobs that the scheduler does not know.
+
+        Ask the scheduler once for all jobs. Raise `primus.errors.PrimusError` if it does not answer.
+        """
+        ...
+
+    def cancel(self, submission: Submission, /) -> None:
+        """Cancel a job. Raise `primus.errors.PrimusError` if the scheduler refuses."""
+        ...
+
+    @property
+    @optional
+    def logs(self) -> Callable[[Submission, bool, int | None], None] | None:
+        """Function `logs(submission, follow, tail)` that prints the log of node 0; `tail` is a number of lines or None.
+        Default: None; the files of `submission.logs` are printed."""
+        return None
+
+
+RUNTIMES = PlugInKind[Runtime]("runtimes", Runtime, implies={"COMMANDS": "run"})
+JOB_RUNTIMES = PlugInKind[JobRuntime]("runtimes", JobRuntime)
