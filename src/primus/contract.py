@@ -45,7 +45,7 @@ class PlugInKind(Generic[ContractT]):
         self.implies = implies or {}
 
 
-class Signature(NamedTuple):
+class MemberSignature(NamedTuple):
     """The parameters of a function, each as ``name: type``, and the type of its result."""
 
     parameters: tuple[str, ...]
@@ -72,7 +72,7 @@ class ContractMember(NamedTuple):
         paragraphs = (inspect.getdoc(self.function) or "").split("\n\n")
         return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
-    def read_signature(self) -> Signature | None:
+    def read_signature(self) -> MemberSignature | None:
         """The signature of a function, without `self`; None for a constant.
 
         A function whose absence has a meaning is a property of type ``Callable[[A, B], R] | None``. Its parameters are
@@ -82,7 +82,7 @@ class ContractMember(NamedTuple):
         if not self.is_property:
             code = self.function.__code__
             parameters = code.co_varnames[1 : code.co_argcount]
-            return Signature(tuple(f"{name}: {annotations[name]}" for name in parameters), annotations["return"])
+            return MemberSignature(tuple(f"{name}: {annotations[name]}" for name in parameters), annotations["return"])
         import ast  # only messages and the documentation need it
 
         annotation = ast.parse(annotations["return"], mode="eval").body
@@ -96,7 +96,7 @@ class ContractMember(NamedTuple):
         assert named, f"the docstring of {self.name} does not name its parameters"
         names = named[1].split(", ") if named[1] else []
         pairs = zip(names, map(ast.unparse, types.elts), strict=True)
-        return Signature(tuple(f"{name}: {kind}" for name, kind in pairs), ast.unparse(result))
+        return MemberSignature(tuple(f"{name}: {kind}" for name, kind in pairs), ast.unparse(result))
 
     def format_signature(self) -> str:
         """The member as an author writes it: ``train(experiment: Experiment, attempt: Attempt) -> None``."""
