@@ -122,8 +122,8 @@ def list_members(contract: type) -> tuple[ContractMember, ...]:
 
 
 @cache
-def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file: str, is_built_in: bool) -> None:
-    """Check that `module` implements the contract of `kind`, and add the defaults of what it leaves out.
+def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file: str, is_built_in: bool) -> ModuleType:
+    """Check that `module` implements the contract of `kind`, and give it the defaults of what it leaves out.
 
     A module is checked once for each kind that it is loaded as: defaults that are added must not count as its own.
 
@@ -156,6 +156,7 @@ def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file:
         if not hasattr(module, member.name):
             default = member.function(module) if member.is_property else MethodType(member.function, module)
             setattr(module, member.name, default)
+    return module
 
 
 def _check_member(member: ContractMember, value: object, label: str, file: str) -> None:

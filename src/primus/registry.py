@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from primus.contract import ContractT, PlugInKind, complete_module
 from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
@@ -73,18 +73,13 @@ def find_plug_in_file(kind: str, name: str) -> Path | None:
     raise UsageError(f"no {SINGULAR[kind]} '{name}'", did_you_mean(name, list_plug_ins(kind)))
 
 
-@overload
-def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT: ...
-@overload
-def load_plug_in(kind: str, name: str) -> ModuleType: ...
-def load_plug_in(kind: PlugInKind[Any] | str, name: str) -> Any:
+def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT:
     """Import the plug-in `name` of a `kind`; the module implements the contract of the kind, defaults included.
 
     Raises:
         UsageError: There is no such plug-in; the message names the nearest.
         PrimusError: The plug-in cannot be imported, or does not implement the contract.
     """
-    kind = PlugInKind(kind, object) if isinstance(kind, str) else kind
     file = find_plug_in_file(kind.name, name)
     label = f"{SINGULAR[kind.name]} '{name}'"
     if file is None:
@@ -96,8 +91,7 @@ def load_plug_in(kind: PlugInKind[Any] | str, name: str) -> Any:
     else:
         module, origin = _import_foreign(label, lambda: _load_file(kind.name, name, file)), str(file)
     is_built_in = file is not None and file.is_relative_to(PACKAGE)
-    complete_module(kind, module, label, origin, is_built_in)
-    return module
+    return cast("ContractT", complete_module(kind, module, label, origin, is_built_in))
 
 
 def read_summary(kind: str, name: str) -> str:

@@ -14,11 +14,12 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from primus import registry
 from primus.config.data_file import DataFile, convert_data, read_data_file
 from primus.config.source import format_path
+from primus.contract import PlugInKind
 from primus.errors import UsageError, did_you_mean
 from primus.machine.facts import Vendor
 from primus.machine.profile_checks import check_profile
@@ -65,6 +66,38 @@ NOT_INHERITED = frozenset(
 """Keys that identify a device, or that were measured on it."""
 
 
+class ProfileModule(Protocol):
+    """A Python file of `profiles`, as they were before they were YAML."""
+
+    @property
+    def PROFILES(self) -> tuple[Profile, ...]:
+        """Models of GPUs; the first one is what the name of the file means."""
+        ...
+
+
+class ArchitectureModule(Protocol):
+    """A Python file of `architectures`."""
+
+    @property
+    def LAYER(self) -> ProfileLayer:
+        """Settings of an architecture."""
+        ...
+
+
+class NicModule(Protocol):
+    """A Python file of `nics`."""
+
+    @property
+    def NIC(self) -> Nic:
+        """A kind of NIC."""
+        ...
+
+
+PROFILE_MODULES = PlugInKind[ProfileModule]("profiles", ProfileModule)
+ARCHITECTURE_MODULES = PlugInKind[ArchitectureModule]("architectures", ArchitectureModule)
+NIC_MODULES = PlugInKind[NicModule]("nics", NicModule)
+
+
 @cache
 def load_all_profiles() -> tuple[Profile, ...]:
     """Every known device model, checked.
@@ -80,7 +113,7 @@ def _load_profiles(name: str) -> tuple[Profile, ...]:
     """The model in one file, checked; a Python plug-in of a user may hold several."""
     files = _read_chain("profiles", name)
     if not files:
-        profiles: tuple[Profile, ...] = registry.load_plug_in("profiles", name).PROFILES
+        profiles = registry.load_plug_in(PROFILE_MODULES, name).PROFILES
     else:
         profiles = (convert_data(_merge_files(files), Profile, files),)
         if _format_typed_name(profiles[0].model) != _format_typed_name(files[0].path.stem):
@@ -214,8 +247,7 @@ def list_architecture_layers(name: str) -> list[tuple[str, Mapping[str, Setting]
 def _load_layer(name: str) -> ProfileLayer:
     path = registry.find_plug_in_file("architectures", name)
     if path is None or path.suffix != ".yaml":
-        layer: ProfileLayer = registry.load_plug_in("architectures", name).LAYER
-        return layer
+        return registry.load_plug_in(ARCHITECTURE_MODULES, name).LAYER
     file = _read_file(path)
     values = {key: value for key, value in file.values.items() if key != "extends"}
     return convert_data({"name": path.stem, "parent": file.values.get("extends"), **values}, ProfileLayer, [file])
@@ -233,8 +265,7 @@ def load_nic(kind: str) -> Nic | None:
     files = _read_chain("nics", kind)
     if files:
         return convert_data({"kind": kind, **_merge_files(files)}, Nic, files)
-    nic: Nic = registry.load_plug_in("nics", kind).NIC
-    return nic
+    return registry.load_plug_in(NIC_MODULES, kind).NIC
 
 
 def find_peak_tflops(device_name: str, dtype: Dtype) -> float | None:

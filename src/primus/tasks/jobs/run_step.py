@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 from msgspec import Meta, Struct
 
 from primus import registry
+from primus.contract import PlugInKind
 from primus.launch.supervision.restart_policy import RestartPolicy
 from primus.runs.store import Run
 from primus.task import TaskContext
+
+
+class BatchRuntime(Protocol):
+    """A runtime whose batch scripts call `jobs run-step`."""
+
+    def supervise_batch_job(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        run: Run | None,
+        num_nodes: int | None,
+        /,
+        **restarts: Any,
+    ) -> int:
+        """Run the steps of a batch job, in its batch script; gives the exit code of the job."""
+        ...
+
+
+BATCH_RUNTIMES = PlugInKind[BatchRuntime]("runtimes", BatchRuntime)
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -36,7 +57,7 @@ def run(options: Options, context: TaskContext) -> int:
     Raises:
         PrimusError: srun cannot be started.
     """
-    code: int = registry.load_plug_in("runtimes", "slurm").supervise_batch_job(
+    return registry.load_plug_in(BATCH_RUNTIMES, "slurm").supervise_batch_job(
         options.command,
         context.environ,
         Run(Path(options.run)) if options.run else None,
@@ -44,4 +65,3 @@ def run(options: Options, context: TaskContext) -> int:
         can_requeue=options.requeue,
         policy=RestartPolicy(max_restarts=options.max_restarts, backoff_s=options.restart_delay),
     )
-    return code
