@@ -34,7 +34,7 @@ from train_speed import machine
 from vocabularies import vocabulary
 
 from primus.data.shards.shard_queue import compute_checksum
-from primus.data.tokenizer import load
+from primus.data.tokenizers.load import load_tokenizer
 
 ROOTS = (Path("/usr/share/doc"), Path(sysconfig.get_path("stdlib")))
 SUFFIXES = (".txt", ".rst", ".md", ".html", ".py", ".gz")
@@ -152,7 +152,7 @@ def prepared_vocabulary(name: str, folder: Path) -> Path:
     folder.mkdir()
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(described))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": load(str(path)).eod}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": load_tokenizer(str(path)).eod}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return path
 

@@ -120,7 +120,7 @@ def child(python: str, side: str, prefix: Path) -> dict[str, float]:
 
 def write_index(prefix: Path, count: int) -> Path:
     """An .idx of `count` documents, and a .bin of that size that takes no room."""
-    from primus.data.indexed_dataset import HEADER, MAGIC
+    from primus.data.megatron.indexed_dataset import HEADER, MAGIC
 
     with prefix.with_suffix(".idx").open("wb") as file:
         file.write(HEADER.pack(MAGIC, 1, 8, count, count + 1))
@@ -146,7 +146,7 @@ def _lengths(start: int, count: int) -> np.ndarray:
 
 def ours(prefix: Path) -> dict[str, float]:
     """Our `PackedDataset`; timed over a whole window of samples, so that every block is laid out anew."""
-    from primus.data.indexed_dataset import IndexedTokens
+    from primus.data.megatron.indexed_dataset import IndexedTokens
     from primus.data.training.packing import WINDOW, PackedDataset
 
     def opened() -> Any:
@@ -217,7 +217,7 @@ def read(dataset: Any, samples: range) -> float:
 
 def read_ahead(prefix: Path) -> dict[str, float]:
     """Steps of a quarter of a second that take a million tokens a second from one reading thread."""
-    from primus.data.indexed_dataset import IndexedTokens
+    from primus.data.megatron.indexed_dataset import IndexedTokens
     from primus.data.training.loader import Batches
     from primus.data.training.packing import PackedDataset
 

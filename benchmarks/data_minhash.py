@@ -70,7 +70,7 @@ OURS = """
 import json, resource, sys
 from pathlib import Path
 from primus.data.shards import inputs
-from primus.data.shards import shard
+from primus.data.readers import shard
 from primus.data.filter.dedup import keys
 from primus.data.filter.dedup.job import DedupJob, deduplicate_documents
 from primus.data.filter.dedup.recipe import DedupRecipe

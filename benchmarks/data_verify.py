@@ -28,10 +28,10 @@ import numpy as np
 from launch_time import COMMAND, ENVIRONMENT, HERE, REPOSITORY
 from train_speed import machine
 
-from primus.data.encode.prepare import EncodeJob, prepare_token_files
-from primus.data.fingerprint import Fingerprint
-from primus.data.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, idx_path
-from primus.data.manifest import FileFacts, TokenFileManifest, encode_manifest, manifest_path
+from primus.data.encode.job import EncodeJob, prepare_token_files
+from primus.data.megatron.fingerprint import Fingerprint
+from primus.data.megatron.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, idx_path
+from primus.data.megatron.manifest import FileFacts, TokenFileManifest, encode_manifest, manifest_path
 from primus.data.shards.shard_queue import compute_checksum
 
 SOURCE_BYTES = 12_000_000

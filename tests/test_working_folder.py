@@ -12,7 +12,7 @@ import pytest
 
 from fakes import cli
 from primus import interpreter
-from primus.data.pool import process_pool
+from primus.data.process_pool import process_pool
 
 NAMES = (
     "abc argparse ast asyncio base64 bisect calendar code collections concurrent contextlib copy csv ctypes dataclasses"

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from primus.data.indexed_dataset import IndexedWriter, smallest_dtype
-from primus.data.tokenizer import Tokenizer
+from primus.data.megatron.indexed_dataset import IndexedWriter, smallest_dtype
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.data.tokenizers.trained import train_byte_level_bpe
 
 WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]

@@ -10,8 +10,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from primus.data.tokenizer import Tokenizer, from_content
 from primus.data.tokenizers.cuts import PATTERNS
+from primus.data.tokenizers.load import parse_tokenizer
+from primus.data.tokenizers.tokenizer import Tokenizer
 
 CORPUS = (
     "x.\ny.\nz.\n\nq!\n/\n a  b 'll d's \n\n" * 8,
@@ -136,13 +137,13 @@ def trained(
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS * 3, trainer)
-    return from_content(backend.to_str().encode(), "trained", "<|endoftext|>")
+    return parse_tokenizer(backend.to_str().encode(), "trained", "<|endoftext|>")
 
 
 def changed(tokenizer: Tokenizer, **parts: Any) -> Tokenizer:
     """A tokenizer with other parts in its tokenizer.json."""
     described = json.loads(tokenizer.content) | parts
-    return from_content(json.dumps(described).encode(), "changed", "<|endoftext|>")
+    return parse_tokenizer(json.dumps(described).encode(), "changed", "<|endoftext|>")
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from primus.data.indexed_dataset import IndexedWriter, smallest_dtype
+from primus.data.megatron.indexed_dataset import IndexedWriter, smallest_dtype
 
 LENGTH, BATCH = 32, 4
 NOISE = 100

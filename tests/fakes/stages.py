@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from primus.data.shards.shard import FilePart, Shard, group_parts
+from primus.data.readers.shard import FilePart, Shard, group_parts
 from primus.data.shards.shard_queue import ShardOutput
 from primus.errors import UsageError
 

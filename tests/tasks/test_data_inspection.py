@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from primus.cli.main import main
-from primus.data.encode.prepare import EncodeJob, prepare_token_files
-from primus.data.indexed_dataset import IndexedTokens, IndexedWriter, bin_path
+from primus.data.encode.job import EncodeJob, prepare_token_files
+from primus.data.megatron.indexed_dataset import IndexedTokens, IndexedWriter, bin_path
 
 TEXTS = [f"Sentence {number} of a text about wizards.\n" * (number + 1) for number in range(12)]
 
@@ -23,7 +23,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prefix of tokens with a manifest."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in [*TEXTS, ""]) + "{\n")
-    from primus.data.manifest import EncodeRecipe
+    from primus.data.megatron.manifest import EncodeRecipe
 
     job = EncodeJob(
         output=folder / "c", tokenizer="bpe:300", inputs=(str(folder / "text.jsonl"),), recipe=EncodeRecipe(max_bad=1)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from primus.backends.native import trainer
 from primus.cli.main import main
-from primus.data.indexed_dataset import IndexedWriter
+from primus.data.megatron.indexed_dataset import IndexedWriter
 from primus.data.training.loader import Batches
 from primus.errors import EXIT_OK, EXIT_UNFIT
 from primus.runs.store import Run

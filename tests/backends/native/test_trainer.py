@@ -27,7 +27,7 @@ from primus.backends.native.step import StepResult
 from primus.backends.native.step_line import StepReport, format_evaluation_line, format_step_line
 from primus.config.load import load_experiment
 from primus.config.schema import Experiment, TrainingConfig
-from primus.data.encode.prepare import EncodeJob, prepare_token_files
+from primus.data.encode.job import EncodeJob, prepare_token_files
 from primus.errors import PrimusError, UnfitError, UsageError
 from primus.experiment import experiment_of
 from primus.runs import events

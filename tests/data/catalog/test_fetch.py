@@ -15,8 +15,8 @@ from primus.config.schema import DataConfig
 from primus.data import retries
 from primus.data.catalog import fetch as fetch_module
 from primus.data.catalog import hub as hub_module
-from primus.data.catalog import preparation
 from primus.data.catalog.fetch import FetchedDataset, FetchJob, fetch_dataset
+from primus.data.prepare import named_dataset
 from primus.data.readers import TextDocument, find_files, read_documents
 from primus.errors import PrimusError, UsageError
 
@@ -307,17 +307,17 @@ def test_the_folder_of_a_dataset_is_one_for_each_name_and_split() -> None:
 def test_training_can_name_a_dataset_of_the_hub(hub: LocalHub, tmp_path: Path) -> None:
     hub.repos["me/Some_data"] = Repo({"train.jsonl": lines(["the quick brown fox"] * 50)})
     data = DataConfig(dataset="me/Some_data", data_path=str(tmp_path), tokenizer_type="ByteLevelBPE")
-    prefix = preparation.ensure_dataset(data, 280)
+    prefix = named_dataset.ensure_dataset(data, 280)
     assert prefix == tmp_path / "me--some-data" / "bpe-280" / "me--some-data_text_document"
     assert prefix.with_suffix(".bin").exists()
     hub.log.clear()
-    assert preparation.ensure_dataset(data, 280) == prefix
+    assert named_dataset.ensure_dataset(data, 280) == prefix
     assert not hub.log
 
 
 def test_training_finds_the_column_of_the_text(hub: LocalHub, tmp_path: Path) -> None:
     hub.repos["me/data"] = Repo({"train.jsonl": lines(["the quick brown fox"] * 50, "content")})
     data = DataConfig(dataset="me/data", data_path=str(tmp_path), tokenizer_type="ByteLevelBPE")
-    prefix = preparation.ensure_dataset(data, 280)
+    prefix = named_dataset.ensure_dataset(data, 280)
     assert prefix.name == "me--data_content_document"
-    assert preparation.ensure_dataset(data, 280) == prefix
+    assert named_dataset.ensure_dataset(data, 280) == prefix

@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 
 from primus.data.encode import encode
 from primus.data.encode.encode import EncodeStage, encode_batch
-from primus.data.encode.prepare import EncodeJob, prepare_token_files
-from primus.data.manifest import EncodeRecipe
+from primus.data.encode.job import EncodeJob, prepare_token_files
+from primus.data.megatron.manifest import EncodeRecipe
 from primus.data.readers import TextDocument
+from primus.data.readers import shard as shards
 from primus.data.shards import inputs
-from primus.data.shards import shard as shards
 from primus.data.shards.shard_queue import open_shard_queue
-from primus.data.tokenizer import END_OF_TEXT, Tokenizer, from_content
+from primus.data.tokenizers.document_ends import END_OF_TEXT
+from primus.data.tokenizers.load import parse_tokenizer
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import PrimusError
 
 Prose = Callable[..., str]
@@ -58,7 +60,7 @@ def with_template(tokenizer: Tokenizer) -> Tokenizer:
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [0], "tokens": [END_OF_TEXT]}},
     }
-    return from_content(json.dumps(described).encode(), "template")
+    return parse_tokenizer(json.dumps(described).encode(), "template")
 
 
 def test_an_end_that_the_template_has_added_is_not_added_twice(tokenizer: Tokenizer) -> None:

@@ -16,11 +16,12 @@ from primus.data import readers
 from primus.data.encode import encode as encoding
 from primus.data.encode import sentences
 from primus.data.encode.encode import encode_batch
-from primus.data.encode.prepare import EncodeJob, prepare_token_files
-from primus.data.indexed_dataset import IndexedTokens
-from primus.data.manifest import EncodeRecipe, TokenFileManifest
+from primus.data.encode.job import EncodeJob, prepare_token_files
+from primus.data.megatron.indexed_dataset import IndexedTokens
+from primus.data.megatron.manifest import EncodeRecipe, TokenFileManifest
 from primus.data.readers import BadDocument, TextDocument
-from primus.data.tokenizer import Tokenizer, from_content
+from primus.data.tokenizers.load import parse_tokenizer
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import UsageError
 
 HAS_NLTK = importlib.util.find_spec("nltk") is not None
@@ -31,7 +32,7 @@ def vanishing(tokenizer: Tokenizer) -> Tokenizer:
     """A tokenizer whose normalizer leaves nothing of the letter q."""
     described = json.loads(tokenizer.content)
     described["normalizer"] = {"type": "Replace", "pattern": {"String": "q"}, "content": ""}
-    return from_content(json.dumps(described).encode(), "vanishing")
+    return parse_tokenizer(json.dumps(described).encode(), "vanishing")
 
 
 def encoded(
@@ -97,7 +98,7 @@ def test_a_list_of_anything_else_is_a_bad_document(tmp_path: Path, value: object
 def test_an_end_that_a_text_spells_out_at_its_end_is_not_the_end_of_its_document(tokenizer: Tokenizer) -> None:
     described = json.loads(tokenizer.content)
     ending, beginning = (
-        from_content(json.dumps(described | {"post_processor": _template(pattern)}).encode(), pattern[0], None, True)
+        parse_tokenizer(json.dumps(described | {"post_processor": _template(pattern)}).encode(), pattern[0], None, True)
         for pattern in (["A", "E"], ["E", "A"])
     )
     recipe = EncodeRecipe(parse_special_tokens=True, add_special_tokens=True)

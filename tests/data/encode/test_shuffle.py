@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from primus.data.encode import shuffle
-from primus.data.encode.prepare import EncodeJob, prepare_token_files
-from primus.data.indexed_dataset import IndexedTokens
-from primus.data.manifest import EncodeRecipe, TokenFileManifest
-from primus.data.shards import shard as shards
+from primus.data.encode.job import EncodeJob, prepare_token_files
+from primus.data.megatron.indexed_dataset import IndexedTokens
+from primus.data.megatron.manifest import EncodeRecipe, TokenFileManifest
+from primus.data.readers import shard as shards
 from primus.data.shards import shard_queue
 from primus.data.shards.shard_queue import ShardOutput, ShardQueue, ShardResult
 from primus.errors import PrimusError

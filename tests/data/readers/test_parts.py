@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from primus.data.readers import BadDocument, TextDocument, plan_shards, read_documents
 from primus.data.readers import lines as lines_module
 from primus.data.readers import locations as places_module
-from primus.data.shards.shard import FilePart
+from primus.data.readers.shard import FilePart
 from primus.errors import UsageError
 
 pa = pytest.importorskip("pyarrow")

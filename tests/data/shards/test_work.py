@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from primus.data import atomic
-from primus.data.shards import shard as shards
+from primus.data.readers import shard as shards
+from primus.data.readers.shard import FilePart, Shard
 from primus.data.shards import shard_queue
-from primus.data.shards.shard import FilePart, Shard
 from primus.data.shards.shard_queue import ShardOutput, ShardQueue, open_shard_queue
 from primus.errors import PrimusError
 

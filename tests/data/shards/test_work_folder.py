@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from primus.data.shards.shard import FilePart, Shard
+from primus.data.readers.shard import FilePart, Shard
 from primus.data.shards.shard_queue import ShardQueue
 from primus.data.shards.work_folder import WorkFolder
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from primus.data.readers.shard import FilePart, Shard
 from primus.data.shards import workers
-from primus.data.shards.shard import FilePart, Shard
 from primus.data.shards.shard_queue import ShardOutput, ShardQueue, open_shard_queue
 from primus.data.shards.workers import ShardProgress
 from primus.errors import PrimusError, UsageError

@@ -8,11 +8,12 @@ import pytest
 
 from fakes import small_tokenizers as small
 from primus.data.encode.encode import encode_batch
-from primus.data.manifest import EncodeRecipe
+from primus.data.megatron.manifest import EncodeRecipe
 from primus.data.readers import TextDocument
-from primus.data.shards.shard import FilePart
-from primus.data.tokenizer import Batch, Tokenizer, from_content
+from primus.data.readers.shard import FilePart
 from primus.data.tokenizers.canary import FIRST, LONGEST, ONE_IN, Canary, check_samples
+from primus.data.tokenizers.load import parse_tokenizer
+from primus.data.tokenizers.tokenizer import Batch, Tokenizer
 from primus.errors import PrimusError
 
 
@@ -92,7 +93,7 @@ def test_of_a_long_document_the_beginning_is_checked(right: Tokenizer) -> None:
 
 
 def test_without_the_fast_way_there_is_nothing_to_check(right: Tokenizer) -> None:
-    assert run(from_content(right.content, "slow", fast=False), ["some text"]) == 0
+    assert run(parse_tokenizer(right.content, "slow", fast=False), ["some text"]) == 0
 
 
 @pytest.mark.parametrize("add_special_tokens", [False, True])

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import small_tokenizers as small
-from primus.data.tokenizer import from_content
 from primus.data.tokenizers.cuts import PATTERNS
+from primus.data.tokenizers.load import parse_tokenizer
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -63,4 +63,4 @@ def test_an_added_token_with_a_space_leaves_the_text_whole() -> None:
 
 
 def test_a_sentencepiece_model_leaves_the_text_whole() -> None:
-    assert from_content(small.sentencepiece_model(), "small.model").safe_cuts("a b c", 1) == ["a b c"]
+    assert parse_tokenizer(small.sentencepiece_model(), "small.model").safe_cuts("a b c", 1) == ["a b c"]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from fakes import small_tokenizers as small
-from primus.data.encode.prepare import EncodeJob, prepare_token_files
-from primus.data.manifest import EncodeRecipe
-from primus.data.tokenizer import Tokenizer, load
+from primus.data.encode.job import EncodeJob, prepare_token_files
+from primus.data.megatron.manifest import EncodeRecipe
+from primus.data.tokenizers.load import load_tokenizer
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import UsageError
 
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|return|>", "</s>", "<eos>", "[SEP]", "<|END_OF_TURN_TOKEN|>")
@@ -69,11 +70,11 @@ def test_a_folder_declares_the_end_that_megatron_takes(folder: Path, files: dict
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     for name in (folder, folder / "tokenizer.json"):
-        found = load(name, fast=False, follow_declared=True)
+        found = load_tokenizer(name, fast=False, follow_declared=True)
         assert found.eod == end
         assert found.eod_id == described()["model"]["vocab"].get(end, found.eod_id)
-        assert load(name, fast=False).eod == "<|endoftext|>"
-        assert load(name, eod="</s>", fast=False, follow_declared=True).eod == "</s>"
+        assert load_tokenizer(name, fast=False).eod == "<|endoftext|>"
+        assert load_tokenizer(name, eod="</s>", fast=False, follow_declared=True).eod == "</s>"
 
 
 @pytest.mark.parametrize("config", ["config", "generation_config"])
@@ -81,9 +82,9 @@ def test_the_ids_of_the_model_say_it_where_no_token_does(folder: Path, config: s
     number = described()["model"]["vocab"]["<|eot_id|>"]
     (folder / "tokenizer_config.json").write_text(json.dumps(GENERIC))
     (folder / f"{config}.json").write_text(json.dumps({"eos_token_id": [number, 7]}))
-    assert load(folder, fast=False, follow_declared=True).eod == "<|eot_id|>"
+    assert load_tokenizer(folder, fast=False, follow_declared=True).eod == "<|eot_id|>"
     (folder / f"{config}.json").write_text(json.dumps({"text_config": {"eos_token_id": number}}))
-    assert load(folder, fast=False, follow_declared=True).eod == "<|eot_id|>"
+    assert load_tokenizer(folder, fast=False, follow_declared=True).eod == "<|eot_id|>"
 
 
 def test_the_end_of_a_folder_is_taken_where_the_vocabulary_has_no_usual_one(folder: Path) -> None:
@@ -93,21 +94,21 @@ def test_the_end_of_a_folder_is_taken_where_the_vocabulary_has_no_usual_one(fold
         content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != known]
     content["model"]["vocab"]["filler"] = 0  # what had the first id
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    assert load(folder, fast=False).eod is None
+    assert load_tokenizer(folder, fast=False).eod is None
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    assert load(folder, fast=False).eod == "<|im_end|>"
+    assert load_tokenizer(folder, fast=False).eod == "<|im_end|>"
 
 
 def test_files_beside_a_tokenizer_of_another_name_say_nothing(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     (folder / "tokenizer.json").rename(folder / "data.tokenizer.json")
-    assert load(folder / "data.tokenizer.json", fast=False, follow_declared=True).eod == "<|endoftext|>"
+    assert load_tokenizer(folder / "data.tokenizer.json", fast=False, follow_declared=True).eod == "<|endoftext|>"
 
 
 def test_a_damaged_file_is_an_error_that_names_it(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text('{"eos_token"')
     with pytest.raises(UsageError, match=r"tokenizer_config\.json: not JSON"):
-        load(folder, fast=False)
+        load_tokenizer(folder, fast=False)
 
 
 def test_encoding_says_which_end_it_takes(folder: Path, tmp_path: Path) -> None:

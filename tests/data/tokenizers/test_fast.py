@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from fakes import small_tokenizers as small
-from primus.data.tokenizer import END_OF_TEXT, Tokenizer, from_content
 from primus.data.tokenizers import fast
 from primus.data.tokenizers.cuts import PATTERNS
+from primus.data.tokenizers.document_ends import END_OF_TEXT
+from primus.data.tokenizers.load import parse_tokenizer
+from primus.data.tokenizers.tokenizer import Tokenizer
 
 batches = st.lists(small.texts, max_size=4)
 
@@ -51,7 +53,7 @@ def test_the_fast_ids_of_a_sentencepiece_model_are_those_of_the_library(texts: l
 
 @functools.cache
 def small_sentencepiece() -> Tokenizer:
-    return from_content(small.sentencepiece_model(), "small.model")
+    return parse_tokenizer(small.sentencepiece_model(), "small.model")
 
 
 @pytest.mark.parametrize("name", list(PATTERNS))
@@ -72,7 +74,7 @@ def test_a_text_cannot_forge_a_special_token_the_fast_way(name: str) -> None:
 @given(texts=batches)
 def test_special_tokens_are_parsed_where_that_is_asked_for(texts: list[str]) -> None:
     tokenizer = small.by_pattern()["qwen2"]
-    parsing = from_content(tokenizer.content, "parsing", END_OF_TEXT, parse_special_tokens=True)
+    parsing = parse_tokenizer(tokenizer.content, "parsing", END_OF_TEXT, parse_special_tokens=True)
     assert_same(parsing, [*texts, END_OF_TEXT])
     assert parsing.eod_id in parsing.encode_batch([f"a{END_OF_TEXT}b"])[0]
 
@@ -130,11 +132,11 @@ def test_what_the_fast_way_does_not_know_is_left_to_the_library(parts: dict[str,
 
 @pytest.mark.parametrize("options", [{"kind": "unigram"}, {"byte_fallback": False}, {"own": "::"}])
 def test_a_sentencepiece_model_of_another_kind_is_left_to_the_library(options: dict[str, Any]) -> None:
-    assert from_content(small.sentencepiece_model(**options), "small.model").fast is None
+    assert parse_tokenizer(small.sentencepiece_model(**options), "small.model").fast is None
 
 
 def test_the_fast_way_can_be_switched_off() -> None:
-    assert from_content(small.by_pattern()["gpt2"].content, "slow", fast=False).fast is None
+    assert parse_tokenizer(small.by_pattern()["gpt2"].content, "slow", fast=False).fast is None
 
 
 class PanicException(BaseException):
@@ -177,7 +179,7 @@ def test_an_engine_that_differs_on_a_probe_is_not_taken(monkeypatch: pytest.Monk
         return np.where(np.arange(len(tokens)) == 7, tokens + 1, tokens), lengths
 
     monkeypatch.setattr(fast.GigatokenEngine, "_encode_texts", wrong)
-    assert from_content(content, "wrong").fast is None
+    assert parse_tokenizer(content, "wrong").fast is None
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell the memory")

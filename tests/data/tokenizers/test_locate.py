@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fakes import small_tokenizers as small
-from primus.data.tokenizer import check_type, from_content, load
+from primus.data.tokenizers.load import check_tokenizer_type, load_tokenizer, parse_tokenizer
 from primus.data.tokenizers.locate import is_local
 from primus.errors import UsageError
 
@@ -18,27 +18,27 @@ def test_gpt2s_pair_of_files_has_the_ids_of_its_tokenizer_json(tmp_path: Path) -
     merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + merges)
     for name in (str(tmp_path), f"{tmp_path / 'vocab.json'},{tmp_path / 'merges.txt'}"):
-        found = load(name)
+        found = load_tokenizer(name)
         assert (found.eod, found.eod_id, found.vocab_size) == (tokenizer.eod, tokenizer.eod_id, tokenizer.vocab_size)
         assert [found.encode(text) for text in small.FRAGMENTS] == [tokenizer.encode(text) for text in small.FRAGMENTS]
     with pytest.raises(UsageError, match=r"nothing\.txt: no such file"):
-        load(f"{tmp_path / 'vocab.json'},{tmp_path / 'nothing.txt'}")
+        load_tokenizer(f"{tmp_path / 'vocab.json'},{tmp_path / 'nothing.txt'}")
     (tmp_path / "merges.txt").write_text("a b c\n")
     with pytest.raises(UsageError, match="not GPT-2's pair of files"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_a_folder_with_two_models_is_a_question(tmp_path: Path) -> None:
     for name in ("a.model", "b.model"):
         (tmp_path / name).write_bytes(small.sentencepiece_model())
     with pytest.raises(UsageError, match=r"which of a\.model, b\.model"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.model", "a.tiktoken", "./a", "/nowhere/a", "a.json"])
 def test_a_file_that_is_not_there_is_no_name_on_the_hub(name: str) -> None:
     with pytest.raises(UsageError, match="no such tokenizer"):
-        load(name)
+        load_tokenizer(name)
 
 
 def test_a_token_that_the_library_would_number_anew_is_an_error(tmp_path: Path) -> None:
@@ -48,22 +48,22 @@ def test_a_token_that_the_library_would_number_anew_is_an_error(tmp_path: Path) 
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(described))
     with pytest.raises(UsageError, match=r"gives <\|later\|> the id \d+, but the file says 1000"):
-        load(path)
+        load_tokenizer(path)
     described["model"]["vocab"]["<|later|>"] = 1000
     path.write_text(json.dumps(described))
-    assert load(path).vocab_size == 1001
+    assert load_tokenizer(path).vocab_size == 1001
 
 
 def test_a_tokenizer_of_another_type_than_the_settings_say_is_an_error() -> None:
     byte_level = small.by_pattern()["gpt2"]
-    pieces = from_content(small.sentencepiece_model(), "small.model")
+    pieces = parse_tokenizer(small.sentencepiece_model(), "small.model")
     for tokenizer, kind in ((byte_level, "TikTokenizer"), (pieces, "Llama2Tokenizer"), (byte_level, "Llama2Tokenizer")):
-        assert check_type(tokenizer, kind) is tokenizer
+        assert check_tokenizer_type(tokenizer, kind) is tokenizer
     with pytest.raises(UsageError, match=r"small\.model is no HuggingFaceTokenizer") as caught:
-        check_type(pieces, "HuggingFaceTokenizer")
+        check_tokenizer_type(pieces, "HuggingFaceTokenizer")
     assert "SentencePieceTokenizer" in caught.value.hint
     with pytest.raises(UsageError, match="is no GPTSentencePieceTokenizer"):
-        check_type(byte_level, "GPTSentencePieceTokenizer")
+        check_tokenizer_type(byte_level, "GPTSentencePieceTokenizer")
 
 
 def test_files_and_pairs_are_local_and_names_are_not(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fakes import small_tokenizers as small
-from primus.data.tokenizer import load
+from primus.data.tokenizers.load import load_tokenizer
 from primus.errors import PrimusError, UsageError
 
 
@@ -19,10 +19,12 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_model_is_loaded_from_its_file_or_folder(model: Path) -> None:
-    found = load(model)
+    found = load_tokenizer(model)
     assert (found.eod, found.eod_id, found.bos_id, found.file_suffix) == ("</s>", 2, 1, ".model")
     assert found.special_strings == ("<s>", "</s>")
-    assert found.fingerprint == hashlib.sha256(model.read_bytes()).hexdigest() == load(model.parent).fingerprint
+    assert (
+        found.fingerprint == hashlib.sha256(model.read_bytes()).hexdigest() == load_tokenizer(model.parent).fingerprint
+    )
     text = "The quick  fox\n\u65e5\u672c"
     assert found.decode(found.encode(text)) == text
     assert found.eod_id not in found.encode("a</s>b")
@@ -32,14 +34,14 @@ def test_a_model_is_loaded_from_its_file_or_folder(model: Path) -> None:
 
 
 def test_another_end_of_document_can_be_named(model: Path) -> None:
-    assert load(model, eod="<s>").eod_id == 1
+    assert load_tokenizer(model, eod="<s>").eod_id == 1
     with pytest.raises(UsageError, match="no token '<eos>'"):
-        load(model, eod="<eos>")
+        load_tokenizer(model, eod="<eos>")
 
 
 def test_special_tokens_cannot_be_parsed(model: Path) -> None:
     with pytest.raises(UsageError, match="plain text"):
-        load(model, parse_special_tokens=True)
+        load_tokenizer(model, parse_special_tokens=True)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01garbage", b"some text that is no model"])
@@ -47,10 +49,10 @@ def test_a_damaged_model_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.model"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="not a SentencePiece model"):
-        load(path)
+        load_tokenizer(path)
 
 
 def test_a_lone_surrogate_is_an_error_that_says_where(model: Path) -> None:
-    for tokenizer in (load(model), load(model, fast=False), small.by_pattern()["gpt2"]):
+    for tokenizer in (load_tokenizer(model), load_tokenizer(model, fast=False), small.by_pattern()["gpt2"]):
         with pytest.raises(PrimusError, match=r"text 1 of a batch has the lone surrogate U\+D800 at character 2"):
             tokenizer.encode_batch(["fine", "ab\ud800c"])

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from fakes import small_tokenizers as small
-from primus.data.tokenizer import END_OF_TEXT, Batch, Tokenizer, from_content
+from primus.data.tokenizers.document_ends import END_OF_TEXT
 from primus.data.tokenizers.huggingface import HuggingFaceEngine
+from primus.data.tokenizers.load import parse_tokenizer
+from primus.data.tokenizers.tokenizer import Batch, Tokenizer
 from primus.data.tokenizers.tokenizer_subprocess import TokenizerSubprocess
 from primus.errors import PrimusError, UsageError
 
@@ -42,12 +44,12 @@ def process_of(engine: TokenizerSubprocess[int]) -> int:
 
 @pytest.fixture(scope="module")
 def in_parallel() -> Tokenizer:
-    return from_content(small.by_pattern()["qwen2"].content, "parallel", END_OF_TEXT, in_parallel=True)
+    return parse_tokenizer(small.by_pattern()["qwen2"].content, "parallel", END_OF_TEXT, in_parallel=True)
 
 
 def test_a_tokenizer_is_the_same_whichever_process_has_its_library(in_parallel: Tokenizer) -> None:
     assert isinstance(in_parallel.exact, TokenizerSubprocess)
-    alone = from_content(in_parallel.content, "parallel", END_OF_TEXT)
+    alone = parse_tokenizer(in_parallel.content, "parallel", END_OF_TEXT)
     assert isinstance(alone.exact, HuggingFaceEngine)
     for field in ("vocab_size", "eod", "eod_id", "bos_id", "fingerprint", "special_strings", "cuttable"):
         assert getattr(in_parallel, field) == getattr(alone, field), field
@@ -61,20 +63,20 @@ def test_a_tokenizer_is_the_same_whichever_process_has_its_library(in_parallel: 
 
 def test_where_there_is_no_fast_way_the_library_is_in_this_process() -> None:
     content = small.by_pattern()["gpt2"].content
-    assert isinstance(from_content(content, "slow", fast=False, in_parallel=True).exact, HuggingFaceEngine)
+    assert isinstance(parse_tokenizer(content, "slow", fast=False, in_parallel=True).exact, HuggingFaceEngine)
     lower = small.changed(small.by_pattern()["gpt2"], normalizer={"type": "Lowercase"}).content
-    assert isinstance(from_content(lower, "unknown", in_parallel=True).exact, HuggingFaceEngine)
+    assert isinstance(parse_tokenizer(lower, "unknown", in_parallel=True).exact, HuggingFaceEngine)
 
 
 def test_the_mistakes_of_a_file_are_told_as_they_are_otherwise() -> None:
     content = small.by_pattern()["gpt2"].content
     with pytest.raises(UsageError, match="no token 'no' in this tokenizer") as caught:
-        from_content(content, "gpt2", "no", in_parallel=True)
+        parse_tokenizer(content, "gpt2", "no", in_parallel=True)
     assert caught.value.hint
     damaged = content.replace(b'"merges":', b'"merges": 7, "others":')
     for in_parallel in (False, True):
         with pytest.raises(UsageError, match=r"damaged: not a tokenizer\.json"):
-            from_content(damaged, "damaged", in_parallel=in_parallel)
+            parse_tokenizer(damaged, "damaged", in_parallel=in_parallel)
 
 
 def test_it_goes_to_another_process_as_the_engine_itself(in_parallel: Tokenizer) -> None:

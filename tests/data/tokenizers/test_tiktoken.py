@@ -10,10 +10,11 @@ import tiktoken as library
 from hypothesis import given, settings
 
 from fakes import small_tokenizers as small
-from primus.data.tokenizer import Tokenizer, from_content, load
 from primus.data.tokenizers import tiktoken
 from primus.data.tokenizers.byte_level import LETTERS
+from primus.data.tokenizers.load import load_tokenizer, parse_tokenizer
 from primus.data.tokenizers.tiktoken import MEGATRON_SPECIAL, SCHEMES
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import PrimusError, UsageError
 
 
@@ -50,7 +51,7 @@ PUBLISHED_PATTERNS = {
 def pair(scheme: str) -> tuple[Tokenizer, library.Encoding]:
     """A small vocabulary as ours and as tiktoken's."""
     ranks = ranks_of(small.by_pattern()["cl100k"])
-    ours = from_content(tiktoken.convert_ranks(lines(ranks), "small.tiktoken", scheme), scheme)
+    ours = parse_tokenizer(tiktoken.convert_ranks(lines(ranks), "small.tiktoken", scheme), scheme)
     pattern = PUBLISHED_PATTERNS[scheme]
     return ours, library.Encoding(scheme, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
 
@@ -69,31 +70,31 @@ def test_a_file_of_another_vocabulary_needs_a_scheme(tmp_path: Path, ranks: dict
     path = tmp_path / "mine.tiktoken"
     path.write_bytes(lines(ranks))
     with pytest.raises(UsageError, match="does not say how a text is split") as caught:
-        load(path)
+        load_tokenizer(path)
     assert f"tiktoken:SCHEME:{path}" in caught.value.hint
-    found = load(f"tiktoken:cl100k:{path}")
+    found = load_tokenizer(f"tiktoken:cl100k:{path}")
     assert (found.eod, found.eod_id, found.vocab_size) == ("<|endoftext|>", len(ranks), len(ranks) + 1)
     assert found.fast is not None
     named = path.rename(tmp_path / "cl100k_mine.tiktoken")
-    assert load(named).fingerprint == found.fingerprint
-    assert load(tmp_path).fingerprint == found.fingerprint
+    assert load_tokenizer(named).fingerprint == found.fingerprint
+    assert load_tokenizer(tmp_path).fingerprint == found.fingerprint
 
 
 def test_what_is_asked_for_with_a_wrong_name_is_an_error_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no tiktoken encoding 'cl10k_base'") as caught:
-        load("tiktoken:cl10k_base")
+        load_tokenizer("tiktoken:cl10k_base")
     assert "cl100k_base" in caught.value.hint
     path = tmp_path / "a.tiktoken"
     path.write_bytes(b"IQ== 0\n")
     with pytest.raises(UsageError, match="no tiktoken scheme 'cl100'"):
-        load(f"tiktoken:cl100:{path}")
+        load_tokenizer(f"tiktoken:cl100:{path}")
     with pytest.raises(UsageError, match="a byte is missing"):
-        load(f"tiktoken:cl100k:{path}")
+        load_tokenizer(f"tiktoken:cl100k:{path}")
     path.write_bytes(b"IQ== 0\n!! x\n")
     with pytest.raises(UsageError, match="not a file of ranks"):
-        load(f"tiktoken:cl100k:{path}")
+        load_tokenizer(f"tiktoken:cl100k:{path}")
     with pytest.raises(UsageError, match="no such file"):
-        load(f"tiktoken:cl100k:{tmp_path / 'none'}")
+        load_tokenizer(f"tiktoken:cl100k:{tmp_path / 'none'}")
 
 
 def test_an_encoding_that_cannot_be_downloaded_is_an_error_that_says_so(
@@ -103,7 +104,7 @@ def test_an_encoding_that_cannot_be_downloaded_is_an_error_that_says_so(
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with pytest.raises(PrimusError, match=r"tiktoken:o200k_base: tiktoken cannot download it") as caught:
-        load("tiktoken:o200k_base")
+        load_tokenizer("tiktoken:o200k_base")
     assert "TIKTOKEN_CACHE_DIR" in caught.value.hint
 
 
@@ -126,7 +127,7 @@ def test_the_vocabulary_of_megatrons_tiktokenizer_has_its_ids(tmp_path: Path) ->
     path.write_text(json.dumps(listed))
     shifted = {token: rank + MEGATRON_SPECIAL for token, rank in ranks.items()}
     for name, pattern in (("", "v2"), ("tiktoken:v1:", "v1")):
-        found = load(f"{name}{path}")
+        found = load_tokenizer(f"{name}{path}")
         assert (found.eod, found.eod_id, found.bos_id) == ("</s>", 2, 1)
         encoding = library.Encoding(
             "x", pat_str=tiktoken.MEGATRON_PATTERNS[pattern], mergeable_ranks=shifted, special_tokens={}
@@ -134,4 +135,4 @@ def test_the_vocabulary_of_megatrons_tiktokenizer_has_its_ids(tmp_path: Path) ->
         for text in (*small.CORPUS, *small.FRAGMENTS):
             assert found.encode(text) == encoding.encode_ordinary(text)
     with pytest.raises(UsageError, match="no pattern 'v3'"):
-        load(f"tiktoken:v3:{path}")
+        load_tokenizer(f"tiktoken:v3:{path}")

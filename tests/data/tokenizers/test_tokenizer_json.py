@@ -9,8 +9,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from fakes import small_tokenizers as small
-from primus.data import tokenizer as tokenizers
 from primus.data.tokenizers import tokenizer_json
+from primus.data.tokenizers.content import fingerprint_described
+from primus.data.tokenizers.load import parse_tokenizer
 
 
 def test_an_outline_is_the_file_wherever_its_parts_stand() -> None:
@@ -52,7 +53,7 @@ def test_the_vocabulary_of_other_models_is_the_one_that_the_library_has(model: A
     content = backend.to_str().encode()
     expected = backend.get_vocab(with_added_tokens=True)
     assert tokenizer_json.collect_vocabulary(json.loads(content)) == expected
-    loaded = tokenizers.from_content(content, "other")
+    loaded = parse_tokenizer(content, "other")
     assert (loaded.eod_id, loaded.vocab_size) == (expected["<eos>"], max(expected.values()) + 1)
 
 
@@ -69,7 +70,7 @@ def test_merges_of_tokens_with_a_space_stay_pairs() -> None:
     vocabulary = {"a": 0, " ": 1, "b": 2, "a ": 3, "ab": 4}
     described = {"model": {"type": "BPE", "vocab": vocabulary, "merges": [["a", "b"], ["a", " "]]}}
     assert tokenizer_json.join_merges(described) is described
-    loaded = tokenizers.from_content(json.dumps(described).encode(), "spaces")
+    loaded = parse_tokenizer(json.dumps(described).encode(), "spaces")
     assert loaded.encode("a ") == [3]
 
 
@@ -80,9 +81,5 @@ def test_the_identity_stays_the_one_under_which_data_was_prepared() -> None:
     described["model"]["merges"] = [["a", "b"]]
     described["added_tokens"] = [{**described["added_tokens"][0], "id": 3}]
     expected = "9d762022356dc91e74b1d8761e96086f6f28bb93bdb748b13a6e3437034c938e"
-    assert (
-        tokenizers.fingerprint_described(described)
-        == tokenizers.fingerprint_described(tokenizer_json.join_merges(described))
-        == expected
-    )
-    assert tokenizers.from_content(json.dumps(described).encode(), "made up").fingerprint == expected
+    assert fingerprint_described(described) == fingerprint_described(tokenizer_json.join_merges(described)) == expected
+    assert parse_tokenizer(json.dumps(described).encode(), "made up").fingerprint == expected

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from primus.config.schema import DataConfig
 from primus.config.token_files import parse_split
-from primus.data import manifest as manifests
-from primus.data.encode.prepare import EncodeJob, prepare_token_files
-from primus.data.indexed_dataset import bin_path, idx_path
-from primus.data.manifest import EncodeRecipe
-from primus.data.tokenizer import Tokenizer
+from primus.data.encode.job import EncodeJob, prepare_token_files
+from primus.data.megatron import manifest as manifests
+from primus.data.megatron.indexed_dataset import bin_path, idx_path
+from primus.data.megatron.manifest import EncodeRecipe
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.data.tokenizers.trained import train_byte_level_bpe
 from primus.data.training import dataset
 from primus.data.training.blending import BlendedDataset

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from primus.data.indexed_dataset import HEADER, MAGIC, IndexedTokens, IndexedWriter, bin_path, idx_path
+from primus.data.megatron.indexed_dataset import HEADER, MAGIC, IndexedTokens, IndexedWriter, bin_path, idx_path
 from primus.data.training import packing
 from primus.data.training.masks import split_inputs_and_targets
 from primus.data.training.mock import MockDataset

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data import fingerprint
-from primus.data.encode.prepare import EncodeJob, prepare_token_files
-from primus.data.fingerprint import fingerprint_prefixes
-from primus.data.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, idx_path
-from primus.data.manifest import EncodeRecipe, TokenFileManifest, manifest_path
-from primus.data.tokenizer import Tokenizer
+from primus.data.encode.job import EncodeJob, prepare_token_files
+from primus.data.megatron import fingerprint
+from primus.data.megatron.fingerprint import fingerprint_prefixes
+from primus.data.megatron.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, idx_path
+from primus.data.megatron.manifest import EncodeRecipe, TokenFileManifest, manifest_path
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.data.verify import alignment, index_checks, manifest_checks, sample_checks, token_checks
 from primus.data.verify import verify as verifying
 from primus.data.verify.sample_checks import TokenizerSource

@@ -7,7 +7,7 @@ from pathlib import Path
 from primus.backends.native.generate import generate_tokens
 from primus.backends.native.model import Transformer
 from primus.config.schema import LoggingConfig
-from primus.data import tokenizer as tokenizers
+from primus.data.tokenizers.load import load_tokenizer
 from primus.data.training.dataset import Datasets
 from primus.runs.files import write_text
 
@@ -22,7 +22,7 @@ def generate_sample(model: Transformer, data: Datasets, config: LoggingConfig, s
     """
     if data.tokenizer_path is None:
         return None
-    tokenizer = tokenizers.load(data.tokenizer_path)
+    tokenizer = load_tokenizer(data.tokenizer_path)
     prompt = tokenizer.encode(config.sample_prompt)
     if data.eod_id is not None:
         prompt = [data.eod_id, *prompt]  # a document begins after the end of another

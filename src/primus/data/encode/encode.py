@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primus.data.encode import sentences, shuffle
-from primus.data.indexed_dataset import Tokens, smallest_dtype
-from primus.data.manifest import EncodeRecipe
+from primus.data.megatron.indexed_dataset import Tokens, smallest_dtype
+from primus.data.megatron.manifest import EncodeRecipe
 from primus.data.readers import BadDocument, TextDocument
+from primus.data.readers.shard import Shard
 from primus.data.shards import inputs
-from primus.data.shards.shard import Shard
 from primus.data.shards.shard_queue import ShardOutput
-from primus.data.tokenizer import Tokenizer
 from primus.data.tokenizers.canary import Canary, check_samples
+from primus.data.tokenizers.tokenizer import Tokenizer
 
 METHOD = 1
 """Changes with whatever decides the bytes of a shard's files, so that those of another version are not taken."""

@@ -12,8 +12,8 @@ import xxhash
 
 from primus.data.encode import shuffle
 from primus.data.encode.encode import EncodeStage
-from primus.data.fingerprint import Fingerprint
-from primus.data.indexed_dataset import IndexedWriter
+from primus.data.megatron.fingerprint import Fingerprint
+from primus.data.megatron.indexed_dataset import IndexedWriter
 from primus.data.shards.shard_queue import ShardQueue, ShardResult
 from primus.errors import PrimusError
 

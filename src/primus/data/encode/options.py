@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from primus.errors import UsageError
 
 if TYPE_CHECKING:
-    from primus.data.encode.prepare import EncodeJob, PreparedTokens
+    from primus.data.encode.job import EncodeJob, PreparedTokens
 
 
 class EncodeOptions(Struct, frozen=True, kw_only=True):
@@ -78,12 +78,12 @@ def make_job(
         output: Prefix of the files.
         tokenizer: Name of the tokenizer.
         append_eod: What to do where the options do not say it.
-        split_sentences: See `primus.data.manifest.EncodeRecipe`.
-        keep_newlines: See `primus.data.manifest.EncodeRecipe`.
+        split_sentences: See `primus.data.megatron.manifest.EncodeRecipe`.
+        keep_newlines: See `primus.data.megatron.manifest.EncodeRecipe`.
         changes: Fields of the job that are not as in the options.
     """
-    from primus.data.encode.prepare import EncodeJob
-    from primus.data.manifest import EncodeRecipe
+    from primus.data.encode.job import EncodeJob
+    from primus.data.megatron.manifest import EncodeRecipe
 
     if options.shuffle_seed is not None and not options.shuffle:
         raise UsageError("--shuffle-seed without --shuffle", "give --shuffle too")

@@ -10,15 +10,15 @@ import msgspec
 
 import primus
 from primus.data import atomic
-from primus.data import manifest as manifests
-from primus.data import tokenizer as tokenizers
 from primus.data.encode.encode import EncodeStage
 from primus.data.encode.merge import merge_shards
-from primus.data.fingerprint import Fingerprint
-from primus.data.indexed_dataset import IndexedWriter, bin_path, idx_path, smallest_dtype
-from primus.data.manifest import FileFacts, TokenFileManifest, TokenizerFacts
+from primus.data.megatron import manifest as manifests
+from primus.data.megatron.fingerprint import Fingerprint
+from primus.data.megatron.indexed_dataset import IndexedWriter, bin_path, idx_path, smallest_dtype
+from primus.data.megatron.manifest import FileFacts, TokenFileManifest, TokenizerFacts
 from primus.data.shards.inputs import Inputs
 from primus.data.shards.shard_queue import BadItem, ShardQueue, ShardResult, compute_checksum
+from primus.data.tokenizers.content import fingerprint_content
 
 
 def publish_token_files(
@@ -70,7 +70,7 @@ def find_damage(prefix: Path, manifest: TokenFileManifest) -> str:
             return f"{path} is damaged, its checksum is another"
     path = prefix.with_name(manifest.tokenizer.file)
     try:
-        same = tokenizers.fingerprint_content(path.read_bytes()) == manifest.tokenizer.fingerprint
+        same = fingerprint_content(path.read_bytes()) == manifest.tokenizer.fingerprint
     except (OSError, msgspec.MsgspecError):
         same = False
     return "" if same else f"{path} is missing or damaged"

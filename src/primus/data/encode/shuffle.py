@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primus.data import atomic
-from primus.data.indexed_dataset import Tokens
+from primus.data.megatron.indexed_dataset import Tokens
+from primus.data.permutation import mix_numbers, random_words
 from primus.data.shards.shard_queue import ShardOutput, ShardQueue, ShardResult
-from primus.data.training.permutation import mix_numbers, random_words
 
 SUFFIXES = ("bin", "lengths", "ends", "keys", "counts")
 """Files of a sorted shard: tokens; of each sequence its int32 length and whether it ends a document; of each document
@@ -44,7 +44,7 @@ class KeyedDocuments(NamedTuple):
 
 
 class ShuffledBatch(NamedTuple):
-    """Documents in their new order, as `primus.data.indexed_dataset.IndexedWriter.add` takes them."""
+    """Documents in their new order, as `primus.data.megatron.indexed_dataset.IndexedWriter.add` takes them."""
 
     tokens: Tokens
     lengths: NDArray[np.int64]

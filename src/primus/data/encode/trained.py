@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from primus.data import atomic
-from primus.data import tokenizer as tokenizers
-from primus.data.manifest import EncodeRecipe
+from primus.data.megatron.manifest import EncodeRecipe
 from primus.data.readers import TextDocument
+from primus.data.readers.shard import Shard
 from primus.data.shards import inputs
 from primus.data.shards.inputs import Inputs
-from primus.data.shards.shard import Shard
-from primus.data.tokenizer import END_OF_TEXT, Tokenizer
+from primus.data.tokenizers.document_ends import END_OF_TEXT
+from primus.data.tokenizers.load import parse_tokenizer
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import UsageError
 
 BPE = "bpe:"
@@ -66,7 +67,7 @@ def train_tokenizer_once(
         trained = train_byte_level_bpe(pieces, int(name.removeprefix(BPE)))
         with atomic.stage_files({path: trained.content}) as publish:
             publish()
-    return tokenizers.from_content(path.read_bytes(), name, END_OF_TEXT, recipe.parse_special_tokens, fast)
+    return parse_tokenizer(path.read_bytes(), name, END_OF_TEXT, recipe.parse_special_tokens, fast)
 
 
 def _sample_texts(shards: list[Shard], key: str, text_documents: str) -> Iterator[str]:

@@ -12,8 +12,8 @@ from primus.data.readers.files import find_files, open_content, read_size, whole
 from primus.data.readers.kinds import COLUMNS, RECORDS, TABLES, TEXT_DOCUMENTS, detect_kind, is_remote
 from primus.data.readers.lines import read_line_groups
 from primus.data.readers.parts import plan_shards
+from primus.data.readers.shard import FilePart
 from primus.data.readers.text_columns import choose_text_column
-from primus.data.shards.shard import FilePart
 
 __all__ = [
     "LONGEST_LINE",

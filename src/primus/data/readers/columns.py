@@ -10,7 +10,7 @@ from primus.data.readers.files import open_seekable, whole_file_errors
 from primus.data.readers.kinds import detect_kind
 from primus.data.readers.locations import locate_document
 from primus.data.readers.records import check_text
-from primus.data.shards.shard import FilePart
+from primus.data.readers.shard import FilePart
 from primus.errors import PrimusError, UsageError, did_you_mean
 
 MOST_ROWS = 1024

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from primus.data.readers.lines import UTF_16_MARKS
 from primus.data.readers.locations import locate_document
-from primus.data.shards.shard import FilePart
+from primus.data.readers.shard import FilePart
 
 
 class TextDocument(Struct, frozen=True, eq=False, gc=False):

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from primus.data.readers.files import open_raw
 from primus.data.readers.kinds import COLUMNS, detect_kind, is_remote
-from primus.data.shards.shard import FilePart
+from primus.data.readers.shard import FilePart
 
 PIECE = 64 << 20
 FARTHEST_COUNT = 4 << 30

@@ -8,7 +8,7 @@ from itertools import pairwise
 from primus.data.readers import columns
 from primus.data.readers.files import read_size
 from primus.data.readers.kinds import RECORDS, detect_compression, detect_kind
-from primus.data.shards.shard import SHARD_BYTES, FilePart, Shard, group_parts
+from primus.data.readers.shard import SHARD_BYTES, FilePart, Shard, group_parts
 
 
 def plan_shards(files: Iterable[str], text_documents: str = "file", shard_bytes: int = SHARD_BYTES) -> list[Shard]:

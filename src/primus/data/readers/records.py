@@ -10,7 +10,7 @@ import msgspec
 
 from primus.data.readers.document import BadDocument, TextDocument, decode_line
 from primus.data.readers.locations import locate_document
-from primus.data.shards.shard import FilePart
+from primus.data.readers.shard import FilePart
 from primus.errors import did_you_mean
 
 RecordReader = Callable[[bytes], tuple[str, "dict[str, Any] | None"]]

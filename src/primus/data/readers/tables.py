@@ -11,7 +11,7 @@ from primus.data.readers.kinds import detect_kind
 from primus.data.readers.lines import UTF_16_MARKS, read_whole_lines
 from primus.data.readers.locations import locate_document
 from primus.data.readers.records import describe_long_line
-from primus.data.shards.shard import FilePart
+from primus.data.readers.shard import FilePart
 from primus.errors import UsageError, did_you_mean
 
 

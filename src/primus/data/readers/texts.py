@@ -10,7 +10,7 @@ from primus.data.readers.document import BadDocument, TextDocument, decode_line
 from primus.data.readers.lines import BYTE_ORDER_MARK, number_lines, read_whole_lines
 from primus.data.readers.locations import locate_document
 from primus.data.readers.records import describe_long_line
-from primus.data.shards.shard import FilePart
+from primus.data.readers.shard import FilePart
 
 SMALLEST_PIECE = 1 << 16
 LARGEST_PIECE = 1 << 20

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import primus
+from primus.data.readers.shard import Shard
 from primus.data.shards import shard_queue, workers
-from primus.data.shards.shard import Shard
 from primus.data.shards.shard_queue import ShardQueue, ShardResult
 from primus.data.shards.workers import ShardProgress, Show
 from primus.errors import PrimusError, UsageError

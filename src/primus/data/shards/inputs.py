@@ -14,12 +14,12 @@ import xxhash
 
 from primus import registry
 from primus.data import readers
-from primus.data.manifest import InputFacts
+from primus.data.megatron.manifest import InputFacts
 from primus.data.readers import BadDocument, TextDocument, is_remote
+from primus.data.readers import shard as shards
 from primus.data.readers.files import whole_file_errors, would_contain
 from primus.data.readers.kinds import COLUMNS, detect_kind
-from primus.data.shards import shard as shards
-from primus.data.shards.shard import FilePart, Shard
+from primus.data.readers.shard import FilePart, Shard
 from primus.data.source import SOURCES
 from primus.errors import PrimusError, UsageError
 from primus.redaction import redact

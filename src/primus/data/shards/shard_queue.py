@@ -21,8 +21,8 @@ import xxhash
 from msgspec import Struct
 
 from primus.data import atomic
-from primus.data.manifest import FileFacts
-from primus.data.shards.shard import Shard
+from primus.data.megatron.manifest import FileFacts
+from primus.data.readers.shard import Shard
 from primus.errors import PrimusError
 
 CHUNK = 1 << 22

@@ -1,1 +1,1 @@
-"""Kinds of tokenizers, and the fast way to encode with them; `primus.data.tokenizer` is the contract and the door."""
+"""Tokenizers: their contract (`tokenizer`), loading one by name (`load`), and the libraries that encode."""

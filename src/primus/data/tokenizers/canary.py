@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.tokenizer import Tokenizer
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import PrimusError
 
 FIRST = 4

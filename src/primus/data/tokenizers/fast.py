@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.tokenizer import Batch, TokenizerEngine, is_json
+from primus.data.tokenizers.content import is_json
 from primus.data.tokenizers.cuts import split_patterns
+from primus.data.tokenizers.tokenizer import Batch, TokenizerEngine
 
 GROWTH_BYTES = 96 << 20
 """Growth of the process after which the cache of words is dropped; English text needs about half of it."""

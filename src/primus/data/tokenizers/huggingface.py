@@ -10,19 +10,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from primus.data.tokenizer import (
-    Batch,
-    FastTokenizerEngine,
-    Tokenizer,
-    TokenizerEngine,
-    find_begin_of_document,
-    find_end_of_document,
-    fingerprint_described,
-)
 from primus.data.tokenizers import tokenizer_json, tokenizer_subprocess
+from primus.data.tokenizers.content import fingerprint_described
 from primus.data.tokenizers.cuts import is_cuttable
-from primus.data.tokenizers.declared import EndChoice
+from primus.data.tokenizers.document_ends import EndChoice, find_begin_of_document, find_end_of_document
 from primus.data.tokenizers.fast import build_for_json, is_installed, is_known
+from primus.data.tokenizers.tokenizer import Batch, FastTokenizerEngine, Tokenizer, TokenizerEngine
 from primus.data.tokenizers.tokenizer_subprocess import TokenizerSubprocess
 from primus.errors import PrimusError, UsageError
 
@@ -107,10 +100,10 @@ class HuggingFaceEngine:
         return text
 
 
-def from_content(
+def build_tokenizer(
     content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool, in_parallel: bool
 ) -> Tokenizer:
-    """The tokenizer that a tokenizer.json describes; see `primus.data.tokenizer.load`.
+    """The tokenizer that a tokenizer.json describes; see `primus.data.tokenizers.load.load_tokenizer`.
 
     Raises:
         UsageError: It is damaged, has no such end of document, or the library would number its tokens differently.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from primus.data.tokenizer import is_json
 from primus.data.tokenizers import byte_level, hub, tiktoken
-from primus.data.tokenizers.declared import DeclaredEnd, find_declared, read_sibling_file
+from primus.data.tokenizers.content import is_json
+from primus.data.tokenizers.document_ends import DeclaredEnd, find_declared, read_sibling_file
 from primus.errors import UsageError
 
 FILES = "a tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder that has one, or a hub name"

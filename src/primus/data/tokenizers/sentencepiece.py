@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from primus.data.tokenizer import Batch, Tokenizer, find_end_of_document, fingerprint_content
-from primus.data.tokenizers.declared import EndChoice
+from primus.data.tokenizers.content import fingerprint_content
+from primus.data.tokenizers.document_ends import EndChoice, find_end_of_document
 from primus.data.tokenizers.fast import build_for_sentencepiece
 from primus.data.tokenizers.huggingface import find_lone_surrogate
+from primus.data.tokenizers.tokenizer import Batch, Tokenizer
 from primus.errors import UsageError
 
 _PIECES, _TYPE, _USER_DEFINED = 1, 3, 4
@@ -62,8 +63,8 @@ class SentencePieceEngine:
         return text
 
 
-def from_content(content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool) -> Tokenizer:
-    """The tokenizer of a SentencePiece model; see `primus.data.tokenizer.load`.
+def build_tokenizer(content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool) -> Tokenizer:
+    """The tokenizer of a SentencePiece model; see `primus.data.tokenizers.load.load_tokenizer`.
 
     Raises:
         UsageError: It is damaged, has no such end of document, or is to parse special tokens in a text, which the

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from primus.data.tokenizer import END_OF_TEXT
 from primus.data.tokenizers.byte_level import from_ranks
 from primus.data.tokenizers.cuts import CL100K, GPT2, O200K, QWEN2, TEKKEN
+from primus.data.tokenizers.document_ends import END_OF_TEXT
 from primus.errors import PrimusError, UsageError, did_you_mean
 
 PREFIX = "tiktoken:"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
-from primus.data.tokenizer import Batch, TokenizerEngine
+from primus.data.tokenizers.tokenizer import Batch, TokenizerEngine
 from primus.errors import PrimusError
 
 Result = TypeVar("Result")

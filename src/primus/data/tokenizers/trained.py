@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from primus.data.tokenizer import END_OF_TEXT, Tokenizer, from_content
+from primus.data.tokenizers.document_ends import END_OF_TEXT
+from primus.data.tokenizers.load import parse_tokenizer
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import UsageError
 
 SMALLEST_BPE = 257
@@ -36,4 +38,4 @@ def train_byte_level_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return from_content(backend.to_str(pretty=True).encode(), f"bpe:{vocab_size}", END_OF_TEXT)
+    return parse_tokenizer(backend.to_str(pretty=True).encode(), f"bpe:{vocab_size}", END_OF_TEXT)

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from primus.config.schema import DataConfig
 from primus.config.token_files import SHARES, parse_split, weighted_prefixes
-from primus.data import manifest as manifests
-from primus.data import tokenizer as tokenizers
-from primus.data.catalog import preparation
-from primus.data.indexed_dataset import IndexedTokens
-from primus.data.manifest import TokenFileManifest
-from primus.data.tokenizer import Tokenizer
+from primus.data.megatron import manifest as manifests
+from primus.data.megatron.indexed_dataset import IndexedTokens
+from primus.data.megatron.manifest import TokenFileManifest
+from primus.data.prepare import named_dataset
+from primus.data.tokenizers.load import check_tokenizer_type, load_tokenizer
 from primus.data.tokenizers.locate import is_local
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.data.training.blending import BlendedDataset
 from primus.data.training.infilling import InfilledDataset, Infilling
 from primus.data.training.mock import MockDataset
@@ -55,7 +55,7 @@ class Datasets:
     test: Dataset | None
     """Test samples; None where there are none."""
     tokenizer_path: str | None
-    """What `primus.data.tokenizer.load` makes the tokenizer of the data from; None where it is not known."""
+    """What `load_tokenizer` takes to load the tokenizer of the data; None if it is unknown."""
     eod_id: int | None
     """Id of the token that ends a document; None where it is not known."""
     fingerprint: str
@@ -151,7 +151,7 @@ def _train_prefixes(data: DataConfig, vocab_size: int) -> list[tuple[Path, float
     if data.dataset and data.train_data_path:
         raise UsageError("both dataset and train_data_path are set", "set one of them to null")
     if data.dataset:
-        return [(preparation.ensure_dataset(data, vocab_size), None)]
+        return [(named_dataset.ensure_dataset(data, vocab_size), None)]
     if not data.train_data_path:
         raise UsageError("no data to train on", "set dataset, train_data_path, or mock_data for random tokens")
     return weighted_prefixes(data.train_data_path, "train_data_path")
@@ -233,7 +233,7 @@ def _token_id(data: DataConfig, key: str, tokenizer: str, vocab_size: int) -> in
     """Id of the token that a key names."""
     token = getattr(data, key)
     try:
-        token_id = tokenizers.load(tokenizer, eod=token, fast=False).eod_id
+        token_id = load_tokenizer(tokenizer, eod=token, fast=False).eod_id
     except UsageError as error:
         hint = f"name a token that the tokenizer has, or set fim_rate to 0 ({error.hint})"
         raise UsageError(f"{key}: {error.problem}", hint) from None
@@ -304,7 +304,7 @@ def _asked_tokenizer(data: DataConfig, known_names: list[str]) -> Tokenizer | No
     if not name or (known_names and set(known_names) == {name} and not is_local(name)):
         return None
     of_megatron = not known_names and data.tokenizer_type == "HuggingFaceTokenizer"
-    return tokenizers.check_type(tokenizers.load(name, follow_declared=of_megatron), data.tokenizer_type)
+    return check_tokenizer_type(load_tokenizer(name, follow_declared=of_megatron), data.tokenizer_type)
 
 
 def _check_size(name: str, size: int, vocab_size: int) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from primus.data.permutation import mix_numbers
 from primus.data.training.packing import Dataset, Piece, TokenFileProgress
-from primus.data.training.permutation import mix_numbers
 
 MARKERS = 3
 """Tokens that rearranging adds."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from primus.data.permutation import mix_numbers
 from primus.data.training.packing import Piece, TokenFileProgress
-from primus.data.training.permutation import mix_numbers
 
 
 class MockDataset:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.indexed_dataset import HEADER, IndexedTokens, idx_path
-from primus.data.training.permutation import create_permutation, mix_numbers, permute_position
+from primus.data.megatron.indexed_dataset import HEADER, IndexedTokens, idx_path
+from primus.data.permutation import create_permutation, mix_numbers, permute_position
 from primus.errors import PrimusError, UsageError
 
 ORDER = 2

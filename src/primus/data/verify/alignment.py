@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.indexed_dataset import bin_path
+from primus.data.megatron.indexed_dataset import bin_path
 from primus.data.verify.findings import DamagePlace, TokenFileFinding, build_finding
 
 WINDOWS, WINDOW_TOKENS = 16, 1 << 17

@@ -11,8 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from primus.data.fingerprint import CHUNK_DOCUMENTS, ChunkDigests, document_lengths, document_starts, length_digest
-from primus.data.indexed_dataset import CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
+from primus.data.megatron.fingerprint import (
+    CHUNK_DOCUMENTS,
+    ChunkDigests,
+    document_lengths,
+    document_starts,
+    length_digest,
+)
+from primus.data.megatron.indexed_dataset import CODES, HEADER, MAGIC, VERSION, bin_path, idx_path
 from primus.data.verify.findings import DamagePlace, TokenFileFinding, build_finding, build_missing_finding
 
 BLOCK = 1 << 16
@@ -237,7 +243,7 @@ def check_borders(index: TokenFileIndex) -> list[TokenFileFinding]:
 
 
 def documents_digest(index: TokenFileIndex, num_bytes: int) -> bytes:
-    """Digests of the documents' lengths; see `primus.data.fingerprint`."""
+    """Digests of the documents' lengths; see `primus.data.megatron.fingerprint`."""
     chunks = ChunkDigests(CHUNK_DOCUMENTS, length_digest)
     for lengths in document_lengths(index.pointers, index.borders, num_bytes, _find_width(index)):
         chunks.add_values(lengths)

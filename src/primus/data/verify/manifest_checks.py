@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from primus.data.fingerprint import CHUNK_TOKENS, PIECE_DIGITS, chunks_in_piece, compute_pieces
-from primus.data.indexed_dataset import CODES, bin_path, idx_path
-from primus.data.manifest import TokenFileManifest, manifest_path
+from primus.data.megatron.fingerprint import CHUNK_TOKENS, PIECE_DIGITS, chunks_in_piece, compute_pieces
+from primus.data.megatron.indexed_dataset import CODES, bin_path, idx_path
+from primus.data.megatron.manifest import TokenFileManifest, manifest_path
 from primus.data.shards import shard_queue
 from primus.data.verify.findings import DamagePlace, TokenFileFinding, build_finding
 from primus.data.verify.index_checks import BORDERS_BYTE, CODE_BYTE, SEQUENCES_BYTE, TokenFileIndex

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from primus.data import tokenizer as tokenizers
-from primus.data.indexed_dataset import bin_path
-from primus.data.manifest import TokenFileManifest
-from primus.data.tokenizer import Tokenizer
+from primus.data.megatron.indexed_dataset import bin_path
+from primus.data.megatron.manifest import TokenFileManifest
+from primus.data.tokenizers.load import load_tokenizer, parse_tokenizer
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.data.verify.findings import DamagePlace, TokenFileFinding, build_finding
 from primus.data.verify.index_checks import TokenFileIndex
 from primus.errors import PrimusError
@@ -57,7 +57,7 @@ def load_asked_tokenizer(name: str | None) -> TokenizerSource:
     Raises:
         PrimusError: There is no such tokenizer.
     """
-    return TokenizerSource(tokenizers.load(name, fast=False), name) if name else TokenizerSource()
+    return TokenizerSource(load_tokenizer(name, fast=False), name) if name else TokenizerSource()
 
 
 def find_tokenizer_source(
@@ -156,7 +156,7 @@ def _from_content(content: bytes, eod: str | None) -> Tokenizer:
     Raises:
         PrimusError: The file is damaged.
     """
-    return tokenizers.from_content(content, "the tokenizer beside the files", eod, fast=False)
+    return parse_tokenizer(content, "the tokenizer beside the files", eod, fast=False)
 
 
 def _load_sibling_tokenizer(

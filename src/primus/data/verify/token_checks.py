@@ -17,8 +17,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from primus.data.fingerprint import token_digest
-from primus.data.indexed_dataset import bin_path
+from primus.data.megatron.fingerprint import token_digest
+from primus.data.megatron.indexed_dataset import bin_path
 from primus.data.verify.findings import MAX_PLACES
 from primus.data.verify.index_checks import open_index
 from primus.errors import PrimusError

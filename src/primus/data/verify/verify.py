@@ -11,10 +11,10 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from primus.data.fingerprint import CHUNK_TOKENS, combine_digests
-from primus.data.indexed_dataset import bin_path
-from primus.data.manifest import TokenFileManifest
-from primus.data.pool import process_pool
+from primus.data.megatron.fingerprint import CHUNK_TOKENS, combine_digests
+from primus.data.megatron.indexed_dataset import bin_path
+from primus.data.megatron.manifest import TokenFileManifest
+from primus.data.process_pool import process_pool
 from primus.data.verify import alignment, index_checks, manifest_checks, sample_checks, token_checks
 from primus.data.verify.findings import (
     MAX_PLACES,
@@ -49,7 +49,7 @@ class VerifySettings(Struct, frozen=True, kw_only=True):
     eod_id: int | None = None
     """Token that ends every document; -1 for none; None for what the manifest says or the documents show."""
     tokenizer: str | None = None
-    """Name of the tokenizer that the files should have; see `primus.data.tokenizer.load`."""
+    """Name of the tokenizer that the files should have; see `primus.data.tokenizers.load.load_tokenizer`."""
     padding: bool = False
     """Whether zeros are padding, so that pages of them are no damage."""
     samples: int = 0

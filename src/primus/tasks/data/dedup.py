@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from primus.data.shards import text_options
-from primus.data.shards.text_options import TextOptions
+from primus.data.filter import options as text_options
+from primus.data.filter.options import TextOptions
 from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
     from primus.data.filter.dedup.job import DedupJob
     from primus.data.filter.dedup.report import DedupReport
-    from primus.data.shards.result_folder import JobResult
+    from primus.data.filter.result_folder import JobResult
 
 
 class Options(TextOptions, frozen=True, kw_only=True):

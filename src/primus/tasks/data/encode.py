@@ -62,7 +62,7 @@ def run(options: Options, context: TaskContext) -> None:
     """Tokenize.
 
     Raises:
-        PrimusError: See `primus.data.encode.prepare.prepare_token_files`.
+        PrimusError: See `primus.data.encode.job.prepare_token_files`.
     """
     if not options.input:
         raise UsageError("nothing to encode", "give --input PATH...")
@@ -70,7 +70,7 @@ def run(options: Options, context: TaskContext) -> None:
         raise UsageError("two outputs" if options.output else "no output", "give --output PREFIX")
     tokenizer = _choose_tokenizer_name(options)
     check_packages("data encode")
-    from primus.data.encode.prepare import prepare_token_files
+    from primus.data.encode.job import prepare_token_files
     from primus.data.shards.display import ProgressDisplay
 
     if not options.split_sentences and (options.keep_newlines or options.lang):

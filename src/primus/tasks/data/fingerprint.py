@@ -45,7 +45,7 @@ def run(options: Options, context: TaskContext) -> int:
         UsageError: There are no such files, or --quick finds no manifest.
     """
     from primus.config import token_files
-    from primus.data import fingerprint
+    from primus.data.megatron import fingerprint
 
     found = token_files.find_prefixes(options.prefix)
     files = [_compute_identity(prefix, options) for prefix in found]
@@ -61,7 +61,7 @@ def run(options: Options, context: TaskContext) -> int:
 
 
 def _compute_identity(prefix: Path, options: Options) -> FingerprintComparison:
-    from primus.data import fingerprint, manifest
+    from primus.data.megatron import fingerprint, manifest
 
     facts = manifest.read_manifest(prefix)
     written = (facts.fingerprint or None) if facts else None

@@ -11,8 +11,8 @@ from primus.errors import UsageError
 from primus.task import TaskContext
 
 if TYPE_CHECKING:
-    from primus.data.inspection.step_samples import InspectedStep, TrainingSample
-    from primus.data.inspection.survey import SurveyedDocument, TokenSurvey
+    from primus.data.training.step_samples import InspectedStep, TrainingSample
+    from primus.data.verify.survey import SurveyedDocument, TokenSurvey
 
 SHOWN_CHARACTERS = 240
 SHOWN_MASKED = 12
@@ -97,8 +97,8 @@ def _check_unused(options: Options, source: str) -> None:
 
 def _inspect_files(options: Options, context: TaskContext) -> None:
     from primus.config.token_files import resolve_prefix
-    from primus.data.indexed_dataset import IndexedTokens
-    from primus.data.inspection import survey
+    from primus.data.megatron.indexed_dataset import IndexedTokens
+    from primus.data.verify import survey
 
     output = _parse_output_path(options)
     file = IndexedTokens(resolve_prefix(options.prefix or "", "prefix"))
@@ -209,7 +209,7 @@ def _document_text(document: SurveyedDocument, full: bool) -> str:
 
 def _inspect_step(options: Options, context: TaskContext) -> None:
     from primus import experiment
-    from primus.data.inspection import step_samples
+    from primus.data.training import step_samples
 
     recorded = ""
     if options.run is not None:

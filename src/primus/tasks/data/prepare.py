@@ -38,15 +38,15 @@ def run(options: Options, context: TaskContext) -> None:
     """Prepare the data, or list the named datasets.
 
     Raises:
-        PrimusError: See `primus.data.encode.prepare.prepare_token_files`.
+        PrimusError: See `primus.data.encode.job.prepare_token_files`.
     """
     if options.list:
         context.result(*list_named_datasets())
         return
     output = _choose_output_prefix(options)
     check_packages("data prepare")
-    from primus.data.encode import steps
-    from primus.data.encode.prepare import prepare_token_files
+    from primus.data.encode.job import prepare_token_files
+    from primus.data.prepare import steps
     from primus.data.shards.display import ProgressDisplay
 
     job = make_job(options, output, options.tokenizer, dataset=options.dataset)
@@ -86,6 +86,6 @@ def _choose_output_prefix(options: Options) -> Path:
     if not options.dataset:
         raise UsageError("no output", "give --output PREFIX")
     check_packages("data prepare")
-    from primus.data.catalog import preparation
+    from primus.data.prepare import named_dataset
 
-    return preparation.choose_output_prefix(Path(options.data_path), options.dataset, options.tokenizer)
+    return named_dataset.choose_output_prefix(Path(options.data_path), options.dataset, options.tokenizer)

@@ -47,7 +47,7 @@ def run(options: Options, context: TaskContext) -> int:
         PrimusError: A file changed while it was read, or the tokenizer cannot be loaded.
     """
     from primus.config import token_files
-    from primus.data.indexed_dataset import bin_path
+    from primus.data.megatron.indexed_dataset import bin_path
     from primus.data.shards.display import ProgressDisplay
     from primus.data.shards.workers import ShardProgress
     from primus.data.verify.verify import VerifySettings, verify_token_files

@@ -14,8 +14,7 @@ import pytest
 from primus.data.filter.cleaning import job as jobs
 from primus.data.filter.cleaning import recipe
 from primus.data.filter.cleaning.job import CleanJob, clean_documents
-from primus.data.readers import read_documents
-from primus.data.shards import shard
+from primus.data.readers import read_documents, shard
 from primus.errors import PrimusError, UsageError
 
 DECISIONS = json.loads(Path(__file__).with_name("decisions.json").read_text())
@@ -161,7 +160,7 @@ def test_c4_writes_what_it_has_left_of_a_text(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from primus.data.shards import shard as shards
+from primus.data.readers import shard as shards
 from primus.data.shards import shard_queue
 shards.choose_shard_size = lambda size: 1 << 14
 commit, done = shard_queue.ShardOutput.commit, []

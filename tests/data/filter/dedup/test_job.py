@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from primus.data import readers
+from primus.data.filter import whole_documents
 from primus.data.filter.dedup import key_files, matches, stages
 from primus.data.filter.dedup.job import REPORT, DedupJob, deduplicate_documents
 from primus.data.filter.dedup.recipe import DedupRecipe
 from primus.data.filter.dedup.report import DedupReport
-from primus.data.shards import shard, whole_documents
-from primus.data.shards.result_folder import JobResult
+from primus.data.filter.result_folder import JobResult
+from primus.data.readers import shard
 from primus.data.shards.workers import ShardProgress
 from primus.errors import PrimusError, UsageError
 
@@ -25,7 +26,7 @@ VOCABULARY = [
 KILLED = """
 import os, random, signal, sys
 from pathlib import Path
-from primus.data.shards import shard
+from primus.data.readers import shard
 from primus.data.shards import shard_queue
 from primus.data.filter.dedup import keys
 from primus.data.filter.dedup.job import DedupJob, deduplicate_documents

@@ -14,17 +14,18 @@ from pathlib import Path
 import msgspec
 
 import primus
+from primus.data.filter import result_folder
 from primus.data.filter.cleaning import recipe as recipes
 from primus.data.filter.cleaning import report as reports
 from primus.data.filter.cleaning.recipe import CleaningRecipe
 from primus.data.filter.cleaning.report import CleanReport, RemovedSample, RuleRemovals
 from primus.data.filter.cleaning.stage import CleanStage, Compression, file_suffix
-from primus.data.manifest import FileFacts
-from primus.data.shards import executors, result_folder
+from primus.data.filter.job import Say, TextJob
+from primus.data.filter.result_folder import FinishedElsewhere, JobResult, ResultCollector, ResultFolder
+from primus.data.megatron.manifest import FileFacts
+from primus.data.shards import executors
 from primus.data.shards.inputs import Inputs
-from primus.data.shards.result_folder import FinishedElsewhere, JobResult, ResultCollector, ResultFolder
 from primus.data.shards.shard_queue import ShardQueue, ShardResult, open_shard_queue
-from primus.data.shards.text_job import Say, TextJob
 from primus.data.shards.workers import Show
 
 MANIFEST = "manifest.json"

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from primus.data.manifest import FileFacts
-from primus.data.shards.text_job import TextReport
+from primus.data.filter.job import TextReport
+from primus.data.megatron.manifest import FileFacts
 from primus.report import page
 from primus.report.page import Html
 from primus.report.table import format_number, format_table

@@ -13,12 +13,12 @@ import xxhash
 from primus.data.filter.cleaning.block import DocumentBlock, Removal
 from primus.data.filter.cleaning.recipe import CleaningRecipe
 from primus.data.filter.cleaning.report import SAMPLES, RemovedSample, RuleRemovals, choose_samples
+from primus.data.filter.whole_documents import DocumentReader, batch_documents
 from primus.data.readers import TextDocument
+from primus.data.readers.shard import Shard
 from primus.data.shards import inputs
 from primus.data.shards.document_writer import DocumentWriter, open_writer
-from primus.data.shards.shard import Shard
 from primus.data.shards.shard_queue import ShardOutput
-from primus.data.shards.whole_documents import DocumentReader, batch_documents
 
 BLOCK_CHARACTERS = 1 << 18
 """Text that goes through the rules at a time: what a loop needs of it stays in a processor's cache."""

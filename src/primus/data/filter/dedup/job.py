@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 
 import primus
+from primus.data.filter import result_folder
 from primus.data.filter.dedup import normalized_words, pipeline
 from primus.data.filter.dedup import report as reports
 from primus.data.filter.dedup.pipeline import DedupPlan, DedupResult
 from primus.data.filter.dedup.recipe import VERSION, DedupRecipe
 from primus.data.filter.dedup.report import DedupReport
-from primus.data.shards import result_folder
+from primus.data.filter.job import Say, TextJob
+from primus.data.filter.result_folder import JobResult, ResultCollector, ResultFolder
 from primus.data.shards.document_writer import SUFFIX
 from primus.data.shards.inputs import Inputs
-from primus.data.shards.result_folder import JobResult, ResultCollector, ResultFolder
-from primus.data.shards.text_job import Say, TextJob
 from primus.data.shards.workers import Show
 
 REPORT = "dedup.json"

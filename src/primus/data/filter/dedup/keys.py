@@ -10,10 +10,10 @@ import numpy as np
 from primus.data.filter.dedup import exact_hashes, minhash, normalized_words
 from primus.data.filter.dedup.key_files import BlockWriter
 from primus.data.filter.dedup.recipe import DedupRecipe
+from primus.data.filter.whole_documents import DocumentReader, batch_documents
+from primus.data.readers.shard import Shard
 from primus.data.shards import inputs
-from primus.data.shards.shard import Shard
 from primus.data.shards.shard_queue import ShardOutput
-from primus.data.shards.whole_documents import DocumentReader, batch_documents
 
 BATCH_CHARACTERS = 1 << 18
 """Characters that are hashed at a time: as many as stay in a core's cache."""

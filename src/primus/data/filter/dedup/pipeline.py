@@ -11,11 +11,11 @@ from typing import Any
 from primus.data.filter.dedup import key_files, keys, matches, report, stages
 from primus.data.filter.dedup.recipe import DedupRecipe
 from primus.data.filter.dedup.report import DuplicateSample, LargeCluster
+from primus.data.filter.job import TextJob
+from primus.data.filter.result_folder import FinishedElsewhere
+from primus.data.readers.shard import Shard
 from primus.data.shards import executors, shard_queue
-from primus.data.shards.result_folder import FinishedElsewhere
-from primus.data.shards.shard import Shard
 from primus.data.shards.shard_queue import BadItem, ShardQueue, ShardResult, Stage
-from primus.data.shards.text_job import TextJob
 from primus.data.shards.workers import Show
 from primus.process import count_usable_cpus
 

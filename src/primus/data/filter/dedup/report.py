@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from primus.data.filter.dedup.minhash import estimate_similarity
 from primus.data.filter.dedup.recipe import VERSION, DedupRecipe
-from primus.data.shards.text_job import TextReport
+from primus.data.filter.job import TextReport
 from primus.report import page
 
 EXCERPT = 400

@@ -14,11 +14,11 @@ from primus.data.filter.dedup.clusters import connect_documents
 from primus.data.filter.dedup.key_files import KeyFile, Keys, read_keys
 from primus.data.filter.dedup.matches import divide_key_space, match_keys
 from primus.data.filter.dedup.recipe import DedupRecipe
+from primus.data.filter.whole_documents import DocumentReader
 from primus.data.readers import TextDocument
+from primus.data.readers.shard import FilePart, Shard
 from primus.data.shards.document_writer import SUFFIX, open_writer
-from primus.data.shards.shard import FilePart, Shard
 from primus.data.shards.shard_queue import ShardOutput
-from primus.data.shards.whole_documents import DocumentReader
 from primus.errors import PrimusError
 
 PAIRS = "pairs"

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from primus.config.schema import DataConfig
-from primus.data import manifest as manifests
 from primus.data.catalog.fetch import name_dataset_folder
+from primus.data.megatron import manifest as manifests
 from primus.errors import UsageError
 
 
@@ -29,8 +29,8 @@ def ensure_dataset(data: DataConfig, vocab_size: int) -> Path:
     output = choose_output_prefix(Path(data.data_path), data.dataset, tokenizer)
     prefix = output.with_name(output.name + "_text_document")
     if manifests.read_manifest(prefix) is None:
-        from primus.data.encode import steps
-        from primus.data.encode.prepare import EncodeJob, prepare_token_files
+        from primus.data.encode.job import EncodeJob, prepare_token_files
+        from primus.data.prepare import steps
 
         job = EncodeJob(dataset=data.dataset, tokenizer=tokenizer, output=output, existing="keep")
         before = steps.EncodeSteps(data_path=Path(data.data_path))
@@ -60,13 +60,13 @@ def _choose_tokenizer(data: DataConfig, vocab_size: int) -> str:
 
 def _label_tokenizer(tokenizer: str) -> str:
     """Folder name for a tokenizer: readable, and different for local tokenizers of different content."""
-    from primus.data import tokenizer as tokenizers
+    from primus.data.tokenizers.load import load_tokenizer
     from primus.data.tokenizers.locate import is_local
 
     if not is_local(tokenizer):
         return re.sub(r"[^\w.-]+", "-", tokenizer)
     path = Path(os.path.expanduser(tokenizer.rpartition(":")[2].partition(",")[0]))
-    loaded = tokenizers.load(tokenizer)
+    loaded = load_tokenizer(tokenizer)
     name = path.parent.name if path.is_file() and path.stem == "tokenizer" else path.stem
     return f"{name}-{loaded.fingerprint[:8]}"
 

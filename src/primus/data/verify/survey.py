@@ -11,11 +11,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from primus.data import manifest as manifests
-from primus.data.fingerprint import CHUNK_TOKENS, lengths_in
-from primus.data.indexed_dataset import IndexedTokens
-from primus.data.manifest import TokenFileManifest
-from primus.data.tokenizer import Tokenizer
+from primus.data.megatron import manifest as manifests
+from primus.data.megatron.fingerprint import CHUNK_TOKENS, lengths_in
+from primus.data.megatron.indexed_dataset import IndexedTokens
+from primus.data.megatron.manifest import TokenFileManifest
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.data.verify import sample_checks
 from primus.errors import UsageError
 from primus.report.histogram import HistogramBar

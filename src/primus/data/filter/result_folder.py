@@ -15,10 +15,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from primus.data import atomic
-from primus.data.manifest import FileFacts
+from primus.data.filter.job import Say, TextJob, TextReport
+from primus.data.megatron.manifest import FileFacts
 from primus.data.shards.inputs import Inputs
 from primus.data.shards.shard_queue import ShardQueue, ShardResult
-from primus.data.shards.text_job import Say, TextJob, TextReport
 from primus.errors import PrimusError, UsageError
 from primus.redaction import redact, redact_tree
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from primus.data import fingerprint
-from primus.data.fingerprint import Fingerprint, fingerprint_prefixes
-from primus.data.indexed_dataset import IndexedWriter
+from primus.data.megatron import fingerprint
+from primus.data.megatron.fingerprint import Fingerprint, fingerprint_prefixes
+from primus.data.megatron.indexed_dataset import IndexedWriter
 
 WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]
 

@@ -10,7 +10,7 @@ from typing import Literal
 from primus.data import readers
 from primus.data.catalog import hub
 from primus.data.encode import trained
-from primus.data.encode.prepare import EncodeJob, PreparedTokens, Say, load_tokenizer
+from primus.data.encode.job import EncodeJob, PreparedTokens, Say, load_job_tokenizer
 from primus.data.shards.workers import Show
 from primus.errors import PrimusError, UsageError
 
@@ -78,7 +78,7 @@ def _check_steps(steps: EncodeSteps, job: EncodeJob) -> None:
     if trained.is_trained(job.tokenizer):
         trained.check(job.tokenizer, job.eod)
     else:
-        load_tokenizer(job)
+        load_job_tokenizer(job)
 
 
 def _fetch_dataset(steps: EncodeSteps, job: EncodeJob, say: Say) -> EncodeJob:

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data import tokenizer as tokenizers
-from primus.data.tokenizer import END_OF_TEXT, Tokenizer, load
+from primus.data.tokenizers.content import fingerprint_content
+from primus.data.tokenizers.document_ends import END_OF_DOCUMENT, END_OF_TEXT
+from primus.data.tokenizers.load import load_tokenizer, parse_tokenizer
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.data.tokenizers.trained import train_byte_level_bpe
 from primus.errors import PrimusError, UsageError
 
@@ -44,14 +46,14 @@ def test_a_vocabulary_without_room_for_the_bytes_is_an_error() -> None:
 
 
 def test_a_file_and_its_folder_are_the_same_tokenizer(tokenizer: Tokenizer, tokenizer_file: Path) -> None:
-    from_file, from_folder = load(tokenizer_file), load(str(tokenizer_file.parent))
+    from_file, from_folder = load_tokenizer(tokenizer_file), load_tokenizer(str(tokenizer_file.parent))
     assert from_file.fingerprint == from_folder.fingerprint == tokenizer.fingerprint
     assert (from_file.eod, from_file.eod_id, from_file.vocab_size) == (END_OF_TEXT, 0, 300)
 
 
 def test_a_text_cannot_forge_the_end_of_a_document(tokenizer: Tokenizer, tokenizer_file: Path) -> None:
     assert 0 not in tokenizer.encode(f"a{END_OF_TEXT}b")
-    assert load(tokenizer_file, parse_special_tokens=True).encode(f"a{END_OF_TEXT}b")[1] == 0
+    assert load_tokenizer(tokenizer_file, parse_special_tokens=True).encode(f"a{END_OF_TEXT}b")[1] == 0
 
 
 def test_truncation_and_padding_of_the_file_are_off(tokenizer: Tokenizer) -> None:
@@ -65,7 +67,7 @@ def test_truncation_and_padding_of_the_file_are_off(tokenizer: Tokenizer) -> Non
         "pad_type_id": 0,
         "pad_token": END_OF_TEXT,
     }
-    changed = tokenizers.from_content(json.dumps(described).encode(), "changed")
+    changed = parse_tokenizer(json.dumps(described).encode(), "changed")
     text = "seven wizards make toxic brew"
     assert changed.encode(text) == tokenizer.encode(text)
     assert changed.fingerprint == tokenizer.fingerprint
@@ -75,12 +77,12 @@ def test_the_fingerprint_tells_tokenizers_apart_but_not_their_layout(tokenizer: 
     described = json.loads(tokenizer.content)
     described["model"]["merges"] = [" ".join(merge) for merge in described["model"]["merges"]]
     described["decoder"] = None
-    assert tokenizers.fingerprint_content(json.dumps(described).encode()) == tokenizer.fingerprint
+    assert fingerprint_content(json.dumps(described).encode()) == tokenizer.fingerprint
     described["model"]["merges"] = described["model"]["merges"][:-1]
-    assert tokenizers.fingerprint_content(json.dumps(described).encode()) != tokenizer.fingerprint
+    assert fingerprint_content(json.dumps(described).encode()) != tokenizer.fingerprint
 
 
-@pytest.mark.parametrize("token", tokenizers.END_OF_DOCUMENT)
+@pytest.mark.parametrize("token", END_OF_DOCUMENT)
 def test_the_end_of_document_token_of_each_family_is_found(token: str) -> None:
     content = {
         "version": "1.0",
@@ -97,34 +99,34 @@ def test_the_end_of_document_token_of_each_family_is_found(token: str) -> None:
         ],
         "model": {"type": "BPE", "vocab": {"a": 0, token: 7}, "merges": []},
     }
-    found = tokenizers.from_content(json.dumps(content).encode(), "made up")
+    found = parse_tokenizer(json.dumps(content).encode(), "made up")
     assert (found.eod, found.eod_id) == (token, 7)
     assert found.vocab_size == 8  # ids have a gap: 2 tokens, but 8 rows of an embedding
 
 
 def test_an_end_of_document_token_that_is_not_there_is_an_error(tokenizer_file: Path) -> None:
-    assert load(tokenizer_file, eod="a").eod == "a"
+    assert load_tokenizer(tokenizer_file, eod="a").eod == "a"
     with pytest.raises(UsageError, match=r"no token '<\|endoftex\|>'") as caught:
-        load(tokenizer_file, eod="<|endoftex|>")
+        load_tokenizer(tokenizer_file, eod="<|endoftex|>")
     assert END_OF_TEXT in caught.value.hint
 
 
 def test_what_is_no_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no tokenizer\.json in this folder"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
     with pytest.raises(UsageError, match="no such tokenizer"):
-        load(tmp_path / "nothing")
+        load_tokenizer(tmp_path / "nothing")
     (tmp_path / "tokenizer.json").write_text('{"model": ')
     with pytest.raises(UsageError, match=r"not a tokenizer\.json"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_a_hub_name_without_a_network_is_an_error_that_says_so(tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     program = (
-        "from primus.data.tokenizer import load\n"
+        "from primus.data.tokenizers.load import load_tokenizer\n"
         "from primus.errors import PrimusError\n"
-        "try:\n    load('owner/name')\nexcept PrimusError as error:\n    print(error)\n"
+        "try:\n    load_tokenizer('owner/name')\nexcept PrimusError as error:\n    print(error)\n"
     )
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
@@ -142,7 +144,9 @@ def test_a_hub_name_is_taken_from_the_cache(tmp_path: Path, tokenizer: Tokenizer
     (cached / "snapshots" / revision / "tokenizer.json").write_bytes(tokenizer.content)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(revision)
-    program = "from primus.data.tokenizer import load\nprint(load('owner/name').fingerprint)\n"
+    program = (
+        "from primus.data.tokenizers.load import load_tokenizer\nprint(load_tokenizer('owner/name').fingerprint)\n"
+    )
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=60, check=True
@@ -152,7 +156,7 @@ def test_a_hub_name_is_taken_from_the_cache(tmp_path: Path, tokenizer: Tokenizer
 
 def test_a_missing_hub_package_is_named(tmp_path: Path) -> None:
     (tmp_path / "huggingface_hub.py").write_text("raise ImportError\n")
-    program = "from primus.data.tokenizer import load\nload('owner/name')\n"
+    program = "from primus.data.tokenizers.load import load_tokenizer\nload_tokenizer('owner/name')\n"
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=60)
     assert "pip install huggingface_hub" in done.stderr

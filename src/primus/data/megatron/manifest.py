@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from primus.data.indexed_dataset import bin_path, idx_path
+from primus.data.megatron.indexed_dataset import bin_path, idx_path
 from primus.errors import UsageError
 from primus.redaction import redact_tree
 
@@ -24,7 +24,7 @@ class TokenizerFacts(Struct, frozen=True, kw_only=True):
     file: str
     """Copy of its tokenizer.json, relative to the manifest."""
     fingerprint: str
-    """See `primus.data.tokenizer.fingerprint_content`."""
+    """See `primus.data.tokenizers.content.fingerprint_content`."""
     vocab_size: int
     """Largest token id + 1."""
     eod: str | None
@@ -118,7 +118,7 @@ class TokenFileManifest(Struct, frozen=True, kw_only=True):
     idx: FileFacts
     """The index."""
     fingerprint: str = ""
-    """Identity of the tokens and documents, whatever files hold them; see `primus.data.fingerprint`."""
+    """Identity of the tokens and documents, whatever files hold them; see `primus.data.megatron.fingerprint`."""
     pieces: str = ""
     """Checksums of equal parts of the tokens, for telling where they differ; see `Fingerprint.pieces`."""
 

@@ -12,19 +12,20 @@ import msgspec
 
 from primus import registry
 from primus.data import atomic, readers
-from primus.data import manifest as manifests
-from primus.data import tokenizer as tokenizers
 from primus.data.encode import publish, sentences, trained
 from primus.data.encode.encode import EncodeStage
-from primus.data.indexed_dataset import bin_path, idx_path
-from primus.data.manifest import EncodeRecipe, TokenFileManifest
+from primus.data.megatron import manifest as manifests
+from primus.data.megatron.indexed_dataset import bin_path, idx_path
+from primus.data.megatron.manifest import EncodeRecipe, TokenFileManifest
 from primus.data.shards import executors, inputs, shard_queue
 from primus.data.shards.executors import Executor
 from primus.data.shards.inputs import Inputs
 from primus.data.shards.shard_queue import ShardQueue, ShardResult
 from primus.data.shards.work_folder import WorkFolder
 from primus.data.shards.workers import Show
-from primus.data.tokenizer import Tokenizer
+from primus.data.tokenizers.document_ends import END_OF_TEXT
+from primus.data.tokenizers.load import load_tokenizer
+from primus.data.tokenizers.tokenizer import Tokenizer
 from primus.errors import PrimusError, UsageError
 
 PARALLEL_BYTES = 32_000_000
@@ -96,7 +97,7 @@ def prepare_token_files(
         PrimusError: A document is bad, a file damaged, or the output cannot be written.
     """
     _check_job(job)
-    tokenizer = None if trained.is_trained(job.tokenizer) else load_tokenizer(job, in_parallel=True)
+    tokenizer = None if trained.is_trained(job.tokenizer) else load_job_tokenizer(job, in_parallel=True)
     if tokenizer and job.recipe.append_eod and (note := _note_end(job, tokenizer)):
         say(note)
     text = inputs.open_input(job.inputs, job.dataset, job.output, job.recipe.text_documents, is_folder=False)
@@ -131,14 +132,14 @@ def _check_job(job: EncodeJob) -> None:
         trained.check(job.tokenizer, job.eod)
 
 
-def load_tokenizer(job: EncodeJob, in_parallel: bool = False) -> Tokenizer:
+def load_job_tokenizer(job: EncodeJob, in_parallel: bool = False) -> Tokenizer:
     """The tokenizer of a job that trains none.
 
     Raises:
         UsageError: There is no such tokenizer, or no token that ends its documents.
     """
     parse = job.recipe.parse_special_tokens
-    tokenizer = tokenizers.load(job.tokenizer, job.eod, parse, job.fast, in_parallel, job.follow_declared)
+    tokenizer = load_tokenizer(job.tokenizer, job.eod, parse, job.fast, in_parallel, job.follow_declared)
     if not job.recipe.append_eod:
         return tokenizer
     if tokenizer.eod is None:
@@ -289,7 +290,7 @@ class _Preparation:
     def _find_difference(self, key: str, manifest: TokenFileManifest) -> str:
         """Why what is there did not come from this job; empty if it did."""
         before, tokenizer = manifest.tokenizer, self.tokenizer
-        asked = (tokenizer.fingerprint, tokenizer.eod) if tokenizer else (self.job.tokenizer, tokenizers.END_OF_TEXT)
+        asked = (tokenizer.fingerprint, tokenizer.eod) if tokenizer else (self.job.tokenizer, END_OF_TEXT)
         if asked != (before.fingerprint if tokenizer else before.name, before.eod):
             return f"its tokenizer is {before.name} with {before.eod}"
         recipe = self._build_recipe(key)

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from primus.data import readers as documents
-from primus.data.manifest import FileFacts, InputFacts
+from primus.data.megatron.manifest import FileFacts, InputFacts
 from primus.data.shards import inputs
 from primus.data.shards.executors import Executor
 from primus.data.shards.inputs import Inputs

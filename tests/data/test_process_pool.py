@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from primus.data.pool import process_pool
+from primus.data.process_pool import process_pool
 
 
 def blocked_signals() -> set[int]:

@@ -16,7 +16,31 @@ from typing import Any
 
 import msgspec
 
-from primus.errors import UsageError
+from primus.errors import UsageError, did_you_mean
+
+END_OF_TEXT = "<|endoftext|>"
+END_OF_DOCUMENT = (
+    END_OF_TEXT,  # GPT-2, Qwen, Phi, gpt-oss
+    "<|end_of_text|>",  # Llama 3
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek
+    "</s>",  # Llama 2, Mistral, Mixtral
+    "<eos>",  # Gemma
+    "<|eos|>",
+    "[EOS]",
+    "[SEP]",
+)
+"""Tokens that end a document, in the order in which they are looked for (tokenizer_config.json of these models)."""
+
+BEGIN_OF_DOCUMENT = (
+    "<|begin_of_text|>",  # Llama 3
+    "<\uff5cbegin\u2581of\u2581sentence\uff5c>",  # DeepSeek
+    "<s>",  # Llama 2, Mistral, Mixtral
+    "<bos>",  # Gemma
+    "<|startoftext|>",  # gpt-oss
+    "[BOS]",
+    "[CLS]",
+)
+"""Tokens that begin a document, in the order in which they are looked for."""
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
@@ -105,6 +129,27 @@ def find_declared(read: Read, where: str) -> DeclaredEnd | None:
         if (number := _first_id(_parse_file(read, where, name))) is not None:
             return DeclaredEnd(f"{where}/{name}", token_id=number)
     return None
+
+
+def find_end_of_document(vocabulary: dict[str, int], end: EndChoice, name: str) -> str | None:
+    """The token that ends a document: the one asked for, a known one that the vocabulary has, or the declared one.
+
+    Raises:
+        UsageError: The vocabulary has no token that was asked for.
+    """
+    if end.asked is None:
+        declared = end.declared.find_token(vocabulary) if end.declared else None
+        known = next((token for token in END_OF_DOCUMENT if token in vocabulary), None)
+        return (declared or known) if end.follow else (known or declared)
+    if end.asked not in vocabulary:
+        special = [token for token in vocabulary if token.startswith(("<", "["))]
+        raise UsageError(f"{name}: no token '{end.asked}' in this tokenizer", did_you_mean(end.asked, special[:200]))
+    return end.asked
+
+
+def find_begin_of_document(vocabulary: dict[str, int]) -> int | None:
+    """Id of the first known token that begins a document and that the vocabulary has."""
+    return next((vocabulary[token] for token in BEGIN_OF_DOCUMENT if token in vocabulary), None)
 
 
 def read_sibling_file(path: Path) -> Read:

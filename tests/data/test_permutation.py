@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from primus.data.training.permutation import LARGEST_STORED, create_permutation, mix_numbers, permute_position
+from primus.data.permutation import LARGEST_STORED, create_permutation, mix_numbers, permute_position
 
 SIGMAS = 5.0
 """Standard deviations that a statistic of a uniform order exceeds about once in two million tests."""

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from primus.config import checks
 from primus.config.schema import Experiment, Trainer
-from primus.data import tokenizer as tokenizers
-from primus.data.indexed_dataset import IndexedTokens
+from primus.data.megatron.indexed_dataset import IndexedTokens
+from primus.data.tokenizers.load import load_tokenizer
 from primus.data.training.dataset import Datasets, describe_change, open_datasets
 from primus.data.training.loader import num_micro_batches, samples_of_step
 from primus.data.training.masks import split_inputs_and_targets
@@ -173,7 +173,7 @@ def read_samples(
     step: InspectedStep, data: Datasets, trainer: Trainer, numbers: Sequence[int]
 ) -> Iterator[TrainingSample]:
     """The samples with these numbers, exactly as they are trained on."""
-    tokenizer = tokenizers.load(data.tokenizer_path, fast=False) if data.tokenizer_path else None
+    tokenizer = load_tokenizer(data.tokenizer_path, fast=False) if data.tokenizer_path else None
     masked_input = data.eod_id if trainer.data.eod_mask_loss else None
     for number in numbers:
         tokens = data.train[number]

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data import atomic, indexed_dataset
-from primus.data.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, idx_path, smallest_dtype
+from primus.data import atomic
+from primus.data.megatron import indexed_dataset
+from primus.data.megatron.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, idx_path, smallest_dtype
 from primus.errors import PrimusError, UsageError
 
 WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]

@@ -9,8 +9,8 @@ import msgspec
 
 from primus.data import readers as documents
 from primus.data.readers import BadDocument, TextDocument
+from primus.data.readers.shard import FilePart, Shard
 from primus.data.shards import inputs
-from primus.data.shards.shard import FilePart, Shard
 
 LONGEST_DOCUMENT = documents.LONGEST_LINE
 """Bytes of a text file that is one document; it is held in memory, as a record is."""

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from primus.data.indexed_dataset import HEADER, MAGIC, IndexedTokens, IndexedWriter, bin_path, idx_path
-from primus.data.inspection import survey
-from primus.data.inspection.survey import PERCENTILES
+from primus.data.megatron.indexed_dataset import HEADER, MAGIC, IndexedTokens, IndexedWriter, bin_path, idx_path
+from primus.data.verify import survey
+from primus.data.verify.survey import PERCENTILES
 from primus.errors import UsageError
 
 WriteTokens = Callable[[str, Sequence[Sequence[int]]], Path]
@@ -77,8 +77,8 @@ def test_memory_does_not_grow_with_the_number_of_documents(tmp_path: Path) -> No
             file.truncate(10 * documents)
         code = (
             "import sys\nfrom pathlib import Path\n"
-            "from primus.data.indexed_dataset import IndexedTokens\n"
-            "from primus.data.inspection.survey import survey_tokens\n"
+            "from primus.data.megatron.indexed_dataset import IndexedTokens\n"
+            "from primus.data.verify.survey import survey_tokens\n"
             "lines = lambda: open('/proc/self/status').readlines()\n"
             "memory = lambda: int(next(line for line in lines() if 'VmHWM' in line).split()[1]) / 1024\n"
             "before = memory()\nsurvey_tokens(IndexedTokens(Path(sys.argv[1])), None)\nprint(memory() - before)"

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from primus.data.filter.job import TextJob, TextReport
+from primus.data.filter.result_folder import FinishedElsewhere, JobResult, ResultFolder
 from primus.data.shards.inputs import Inputs, open_files
-from primus.data.shards.result_folder import FinishedElsewhere, JobResult, ResultFolder
 from primus.data.shards.shard_queue import BadItem
-from primus.data.shards.text_job import TextJob, TextReport
 from primus.errors import PrimusError, UsageError
 
 Contents = tuple[TextReport, dict[Path, Path]]

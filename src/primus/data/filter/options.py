@@ -55,12 +55,12 @@ def check(options: TextOptions, task: str) -> None:
 
 
 def build_job_settings(options: TextOptions) -> dict[str, Any]:
-    """The fields of a `primus.data.shards.text_job.TextJob` that the options describe.
+    """The fields of a `primus.data.filter.job.TextJob` that the options describe.
 
     Raises:
         UsageError: An input is missing or unknown, or has several columns that could be the text.
     """
-    from primus.data.shards.text_job import parse_text_key
+    from primus.data.filter.job import parse_text_key
 
     return {
         "inputs": options.input,

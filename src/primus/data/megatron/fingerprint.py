@@ -17,8 +17,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from primus.data.indexed_dataset import IndexedTokens
-from primus.data.pool import process_pool
+from primus.data.megatron.indexed_dataset import IndexedTokens
+from primus.data.process_pool import process_pool
 
 CHUNK_TOKENS = 1 << 18
 """Tokens that are digested together: 0.5 or 1 MB, which stays in a core's cache."""

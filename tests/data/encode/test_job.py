@@ -14,17 +14,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from primus.data import manifest as manifests
 from primus.data.encode import publish
 from primus.data.encode.encode import EncodeStage
-from primus.data.encode.prepare import EncodeJob, PreparedTokens, prepare_token_files
-from primus.data.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, idx_path
-from primus.data.manifest import EncodeRecipe
+from primus.data.encode.job import EncodeJob, PreparedTokens, prepare_token_files
+from primus.data.megatron import manifest as manifests
+from primus.data.megatron.indexed_dataset import IndexedTokens, IndexedWriter, bin_path, idx_path
+from primus.data.megatron.manifest import EncodeRecipe
+from primus.data.readers import shard as shards
 from primus.data.shards import executors, shard_queue, workers
-from primus.data.shards import shard as shards
-from primus.data.tokenizer import END_OF_TEXT, Batch, Tokenizer, load
 from primus.data.tokenizers import canary
+from primus.data.tokenizers.document_ends import END_OF_TEXT
 from primus.data.tokenizers.fast import GigatokenEngine
+from primus.data.tokenizers.load import load_tokenizer
+from primus.data.tokenizers.tokenizer import Batch, Tokenizer
 from primus.errors import PrimusError, UsageError
 
 Prose = Callable[..., str]
@@ -60,7 +62,7 @@ def test_documents_become_tokens_that_end_with_the_end_of_document(
     assert made.prefix == tmp_path / "out_text_document"
     assert documents_of(made.prefix) == [[*tokenizer.encode(value), 0] for value in values]
     assert (made.manifest.documents, made.manifest.empty_documents, made.manifest.dtype) == (5, 1, "uint16")
-    assert load(made.prefix.parent / made.manifest.tokenizer.file).fingerprint == tokenizer.fingerprint
+    assert load_tokenizer(made.prefix.parent / made.manifest.tokenizer.file).fingerprint == tokenizer.fingerprint
     assert manifests.read_manifest(made.prefix) == made.manifest
     assert sorted(content_of(tmp_path)) == [
         "a.jsonl",
@@ -370,7 +372,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, tokenizer_file
 PROGRAM = """
 import sys
 from pathlib import Path
-from primus.data.encode.prepare import EncodeJob, prepare_token_files
+from primus.data.encode.job import EncodeJob, prepare_token_files
 
 if __name__ == "__main__":
     job = EncodeJob(inputs=(sys.argv[1],), tokenizer=sys.argv[2], output=Path(sys.argv[3]), workers=int(sys.argv[4]))
@@ -547,11 +549,11 @@ KILLED = """
 import os, random, signal, sys
 from pathlib import Path
 import gigatoken, tokenizers
-from primus.data.shards import shard
+from primus.data.readers import shard
 from primus.data.shards import shard_queue
-from primus.data.encode import prepare as prepares
-from primus.data.indexed_dataset import IndexedWriter
-from primus.data.encode.prepare import EncodeJob, prepare_token_files
+from primus.data.encode import job as prepares
+from primus.data.megatron.indexed_dataset import IndexedWriter
+from primus.data.encode.job import EncodeJob, prepare_token_files
 
 shard.SMALLEST_SHARD_BYTES = 8000
 prepares._Preparation._num_workers = lambda self, board: 0

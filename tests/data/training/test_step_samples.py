@@ -8,7 +8,7 @@ import pytest
 
 from primus.config.load import load_experiment
 from primus.config.schema import Experiment
-from primus.data.inspection import step_samples
+from primus.data.training import step_samples
 from primus.errors import UsageError
 from primus.runs.store import Run
 

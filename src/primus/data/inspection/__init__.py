@@ -1,1 +1,0 @@
-"""What token files hold, and what a step of training consists of."""

@@ -1,0 +1,1 @@
+"""Prepare a dataset from end to end: fetch, clean, deduplicate, encode, verify."""

@@ -1,0 +1,59 @@
+"""Identity of a tokenizer: what in its file decides the ids of a text."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+
+
+def is_json(content: bytes) -> bool:
+    """Whether a tokenizer's content is a tokenizer.json, and not a SentencePiece model."""
+    return content[:64].lstrip()[:1] == b"{"
+
+
+def fingerprint_content(content: bytes) -> str:
+    """Identity of a tokenizer: sha256 of what decides the ids of a text.
+
+    Two tokenizer.json that differ only in layout, decoding, padding or templates, as when a library saves one again,
+    are equal. Of a SentencePiece model it is the sha256 of the file.
+    """
+    if not is_json(content):
+        return hashlib.sha256(content).hexdigest()
+    with pause_garbage_collection():
+        return fingerprint_described(msgspec.json.decode(content))
+
+
+def fingerprint_described(described: dict[str, Any]) -> str:
+    """`fingerprint` of a parsed tokenizer.json."""
+    model = described.get("model", {})
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):  # that of a unigram model is a list already
+        vocabulary = sorted(vocabulary.items(), key=itemgetter(1, 0))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])]
+    parts = [
+        *(described.get(key) for key in ("normalizer", "pre_tokenizer")),
+        sorted(
+            (token["id"], token["content"], bool(token.get("special"))) for token in described.get("added_tokens", [])
+        ),
+        *(model.get("type", "BPE"), bool(model.get("ignore_merges")), bool(model.get("byte_fallback"))),
+        *(vocabulary, merges),
+    ]
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+
+
+@contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """No search for garbage meanwhile: among the millions of objects of a vocabulary it finds none, and takes long."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

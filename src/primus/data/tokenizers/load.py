@@ -1,0 +1,82 @@
+"""Load a tokenizer by a path, a folder, a name on the Hub, or the content of its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from primus.data.tokenizers import huggingface, locate, sentencepiece
+from primus.data.tokenizers.content import is_json, pause_garbage_collection
+from primus.data.tokenizers.document_ends import EndChoice
+from primus.data.tokenizers.tokenizer import Tokenizer
+from primus.errors import UsageError
+
+SENTENCEPIECE_TYPES = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer")
+"""Megatron's names of tokenizers that can only be SentencePiece models."""
+EITHER_TYPE = "Llama2Tokenizer"
+"""A SentencePiece model to Megatron, and a Hugging Face tokenizer to Primus."""
+
+
+def load_tokenizer(
+    name: str | Path,
+    eod: str | None = None,
+    parse_special_tokens: bool = False,
+    fast: bool = True,
+    in_parallel: bool = False,
+    follow_declared: bool = False,
+) -> Tokenizer:
+    """The tokenizer at a path or of a name.
+
+    Args:
+        name: A tokenizer.json, a SentencePiece .model, a .tiktoken file, a folder with one of them or with vocab.json
+            and merges.txt, ``VOCAB.json,MERGES.txt``, a name on the hub such as ``Qwen/Qwen3-8B``,
+            ``tiktoken:cl100k_base``, or ``tiktoken:SCHEME:FILE``.
+        eod: Token that ends a document; when None, one of `END_OF_DOCUMENT` that the vocabulary has, else the one that
+            the files beside the tokenizer declare.
+        parse_special_tokens: Whether a special token that a text spells out becomes its id, which lets a text forge the
+            end of a document, instead of plain text.
+        fast: Whether to encode the fast way where it knows the tokenizer.
+        in_parallel: Whether the library that defines the ids may load in a process of its own, which is forked from
+            this one and answers for it, while the fast way loads here.
+        follow_declared: Whether what the files beside the tokenizer declare comes first, as in Megatron-LM.
+
+    Raises:
+        UsageError: There is no such tokenizer, it is damaged, or it has no token `eod`.
+        PrimusError: The hub cannot be reached.
+    """
+    content = locate.read_tokenizer(str(name))
+    end = EndChoice(eod, locate.find_declared_end(str(name), ask_hub=follow_declared), follow_declared)
+    return _load_content(content, str(name), end, parse_special_tokens, fast, in_parallel)
+
+
+def parse_tokenizer(
+    content: bytes,
+    name: str,
+    eod: str | None = None,
+    parse_special_tokens: bool = False,
+    fast: bool = True,
+    in_parallel: bool = False,
+) -> Tokenizer:
+    """The tokenizer that a file's content describes; see `load_tokenizer`."""
+    return _load_content(content, name, EndChoice(eod), parse_special_tokens, fast, in_parallel)
+
+
+def _load_content(
+    content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool, in_parallel: bool
+) -> Tokenizer:
+    with pause_garbage_collection():
+        if is_json(content):
+            return huggingface.build_tokenizer(content, name, end, parse_special_tokens, fast, in_parallel)
+        return sentencepiece.build_tokenizer(content, name, end, parse_special_tokens, fast)
+
+
+def check_tokenizer_type(tokenizer: Tokenizer, tokenizer_type: str) -> Tokenizer:
+    """The tokenizer, if it is of the kind that `data.tokenizer_type` says.
+
+    Raises:
+        UsageError: It is of another kind.
+    """
+    is_model = tokenizer.file_suffix == ".model"
+    if tokenizer_type != EITHER_TYPE and is_model != (tokenizer_type in SENTENCEPIECE_TYPES):
+        right = SENTENCEPIECE_TYPES[0] if is_model else "HuggingFaceTokenizer"
+        raise UsageError(f"{tokenizer.name} is no {tokenizer_type}", f"set tokenizer_type to {right}")
+    return tokenizer
