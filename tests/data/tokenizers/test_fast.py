@@ -154,7 +154,7 @@ def test_a_batch_on_which_gigatoken_fails_is_left_to_the_library(
 
     tokenizer.encode_batch(["loaded"])
     assert tokenizer.fast.failure == ""
-    monkeypatch.setattr(tokenizer.fast, "_encode", fail)
+    monkeypatch.setattr(tokenizer.fast, "_encode_texts", fail)
     assert_same(tokenizer, ["some text"])
     assert tokenizer.fast.failure == f"{error.__name__}: no"
 
@@ -165,7 +165,7 @@ def test_an_interrupt_is_no_failure_of_the_fast_way(monkeypatch: pytest.MonkeyPa
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tokenizer.fast, "_encode", interrupt)
+    monkeypatch.setattr(tokenizer.fast, "_encode_texts", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tokenizer.encode_batch(["some text"])
 

@@ -137,8 +137,8 @@ def test_it_ends_with_the_last_that_could_ask() -> None:
 def test_it_ends_when_its_parent_is_killed() -> None:
     program = (
         "import os, time\n"
-        "from test_beside import Beside, Own, process_of\n"
-        "print(process_of(engine := Beside(Own(), os.getpid)), flush=True)\n"
+        "from test_subprocess import Own, TokenizerSubprocess, process_of\n"
+        "print(process_of(engine := TokenizerSubprocess(Own(), os.getpid)), flush=True)\n"
         "time.sleep(60)\n"
     )
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

@@ -94,7 +94,7 @@ class GigatokenEngine:
 
     def drop_cache(self) -> None:
         """Drop the cache of words, which grows with each new word; `encode_batch` does so by itself."""
-        self.__dict__.pop("_backend", None)
+        self.__dict__.pop("_native_backend", None)
         self._load_backend()
 
     @cached_property
@@ -126,7 +126,7 @@ class GigatokenEngine:
         self.resident = _resident_bytes()
 
     def _encode_all(self, texts: Sequence[str]) -> Batch:
-        if "_backend" not in self.__dict__ or _resident_bytes() - self.resident > GROWTH_BYTES:
+        if "_native_backend" not in self.__dict__ or _resident_bytes() - self.resident > GROWTH_BYTES:
             self.drop_cache()
         apart = [number for number, text in enumerate(texts) if self._is_apart(text)]
         return self._encode_without(texts, apart) if apart else self._encode_texts(texts)
