@@ -180,7 +180,7 @@ def test_an_empty_extends_extends_nothing(write: Write, text: str) -> None:
         ("modules: 3\n", "exp.yaml:1: 'modules' must hold keys and values, not 3", ""),
         ("exp_name: a\n", "exp.yaml: 'modules:' must hold one of pre_trainer", ""),
         ("modules:\n", "exp.yaml: 'modules:' must hold one of pre_trainer", ""),
-        (module("framework: native"), "exp.yaml: module 'pre_trainer' names no model", "llama3.1_8B.yaml"),
+        (module("framework: native"), "exp.yaml: module 'pre_trainer' has no 'model'", "llama3.1_8B.yaml"),
         (module("model: llama3.1_8"), "exp.yaml:4: no model 'llama3.1_8'", "'llama3.1_8B'"),
         (module("model: dir/x.yaml"), "exp.yaml:4: no such file: dir/x.yaml", ""),
         (module("model: 8"), "exp.yaml:4: expected the name of a file, got 8", ""),
@@ -216,8 +216,8 @@ def test_a_wrong_key_is_named_with_its_line_and_the_nearest_name(
         ("train_iters: 0", "train_iters: expected int >= 1 (0)"),
         ("train_iters: 1.5", "train_iters: expected int, got float (1.5)"),
         ("train_iters: true", "train_iters: expected int, got bool (True)"),
-        ("train_iters: null", "train_iters: expected int, got null; leave it out for the default"),
-        ("bf16: null", "bf16: expected bool, got null; leave it out for the default"),
+        ("train_iters: null", "train_iters: expected int, got null; remove it to use the default"),
+        ("bf16: null", "bf16: expected bool, got null; remove it to use the default"),
         ("train_iters: [1]", "train_iters: expected int, got array ([1])"),
         ("train_iters: {a: 1}", "train_iters: expected int, got object (a mapping)"),
         (
@@ -281,7 +281,7 @@ def test_null_is_the_default_of_a_key_or_refused_by_name(write: Write, key: str)
     field = next(field for field in structs.fields(GROUPS[OWNERS[key]]) if field.name == key)
     if field.required or needs_value(field):
         assert f"{key}: expected" in problem_of(lambda: load(file))
-        assert "leave it out" in problem_of(lambda: load(file))
+        assert "remove it" in problem_of(lambda: load(file))
         return
     found = getattr(getattr(load(file).experiment.trainer, OWNERS[key]), key)
     assert found in (None, field.default)

@@ -70,7 +70,7 @@ def check_lengths(resolved: Resolved) -> None:
         raise UsageError(
             f"{resolved.origins['seq_length']}: seq_length {trainer.training.seq_length} is longer than the model's "
             f"max_position_embeddings {limit}",
-            "shorten the sequence, or raise max_position_embeddings and scale its rope",
+            "shorten the sequence, or raise max_position_embeddings and scale the rope",
         )
     for key, problem, hint in _schedule_problems(resolved):
         raise UsageError(f"{resolved.origins[key]}: {key} {problem}", hint)
@@ -98,7 +98,7 @@ def _schedule_problems(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
         whole = "lr_decay_iters" if optimizer.lr_decay_iters else "train_iters"
         hint = "warm up for fewer steps, or for a share of them (lr_warmup_fraction)"
         if whole == "train_iters":
-            hint += "; lr_decay_iters is the length of a schedule that a short run takes only the beginning of"
+            hint += "; set lr_decay_iters to the length of the full schedule if this run covers only its start"
         yield key, f"warms up for {warmup} steps, but the decay ends at {whole} {end}", hint
     wsd = optimizer.lr_wsd_decay_iters
     if optimizer.lr_decay_style == "WSD" and wsd is not None and wsd > end - warmup:

@@ -1,4 +1,4 @@
-"""Values as written to the types of their keys, with the origin of each."""
+"""Convert values to the types of their keys, and keep the origin of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from primus.errors import UsageError, find_nearest
 from primus.redaction import MASK, is_secret_name, redact
 
 DEFAULT = "default"
-"""Origin of what nobody has set."""
+"""Origin of a value that is not set anywhere."""
 
 LONGEST_SHOWN = 80
 """Characters of a wrong value that a message repeats."""
@@ -127,7 +127,7 @@ def conversion_problem(item: Leaf | Tree, kind: Any, error: msgspec.ValidationEr
         hint = f"did you mean '{close}'?" if close else f"valid: {', '.join(choices)}"
         return f"{_format_item(item)} is not possible; {hint}"
     if item.value is None and type(None) not in union_members(kind):
-        return f"{reason}; leave it out for the default"
+        return f"{reason}; remove it to use the default"
     if _is_large_integer(item.value) and int in union_members(kind):
         return f"expected int <= {2**63 - 1} ({_format_item(item, quoted=False)})"
     return f"{reason} ({_format_item(item)})"

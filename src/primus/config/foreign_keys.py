@@ -1,4 +1,4 @@
-"""Settings as other frameworks name them: those that a key of ours says as well, and those that only an engine has.
+"""Settings of other frameworks: those with an equivalent key here, and those that only one engine has.
 
 Sources: TrainingArguments and model configurations of Hugging Face transformers; the JobConfig of torchtitan 0.2;
 arguments.py of Megatron-LM 0.16; config.py of nanoGPT; base.yml of MaxText; the DeepSpeed configuration; the recipes
@@ -161,7 +161,7 @@ SYNONYMS: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("dp", "dp_size", "data_parallel_size", "data_parallel_shard_degree", "data_parallel_replicate_degree"),
-        "nothing: all processes that the other sizes leave are data-parallel",
+        "nothing: the remaining processes are data-parallel",
     ),
     "num_gpus": "--nproc, before the task: direct --nproc N -- train ...",
     # data

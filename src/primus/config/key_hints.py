@@ -1,4 +1,4 @@
-"""What to say about unknown keys: the key of ours that says the same, or the engine that knows it."""
+"""Hints for unknown keys: the equivalent key, or the engine that has the setting."""
 
 from __future__ import annotations
 
@@ -93,4 +93,4 @@ def _shorten_key(key: str) -> str:
 def _format_advice(engines: set[str]) -> str:
     if engines:
         return f"remove what only {' or '.join(sorted(engines))} has, or choose a backend that takes it"
-    return "all keys: primus-cli direct -- config schema --text; keys of one backend alone go under 'backend_args:'"
+    return "all keys: primus-cli direct -- config schema --text; settings of one backend go under 'backend_args:'"

@@ -73,7 +73,7 @@ def load_experiment(
     _reject_unknown(tree, ExperimentFile.__struct_fields__, "experiment file")
     _reject_unknown(module, ModuleFile.__struct_fields__, f"module '{stage}'")
     if "model" not in module:
-        raise UsageError(f"{file}: module '{stage}' names no model", "for example 'model: llama3.1_8B.yaml'")
+        raise UsageError(f"{file}: module '{stage}' has no 'model'", "for example 'model: llama3.1_8B.yaml'")
     settings = _override_tree(_load_presets(module, file, environ), _read_subtree(module, "overrides"))
     settings = _override_tree(settings, flat)
     trainer, origins = _make_trainer(module, settings, engine_keys)

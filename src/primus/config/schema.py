@@ -30,7 +30,7 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     """Shape of a decoder-only transformer; a model preset is one YAML file of these."""
 
     hf_name: str = ""
-    """Name of the published model on the Hugging Face hub, for reference and for its tokenizer."""
+    """Name of the published model on the Hugging Face Hub; also names its tokenizer."""
     num_layers: Positive
     """Transformer layers."""
     hidden_size: Positive
@@ -46,7 +46,7 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     vocab_size: Positive
     """Rows of the embedding; the tokenizer must not be larger."""
     max_position_embeddings: Positive = 4096
-    """Longest sequence that the model was made for, in tokens."""
+    """Maximum sequence length of the model, in tokens."""
     untie_embeddings_and_output_weights: bool = True
     """Separate input embedding and output head; false shares one matrix."""
     norm_epsilon: PositiveFloat = 1e-5
@@ -84,7 +84,7 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     window_size: Positive | None = None
     """Sliding attention window in tokens; full attention when null."""
     window_layer_period: Positive = 1
-    """Every n-th layer, beginning with the first, uses the sliding window."""
+    """Every n-th layer, starting with the first, uses the sliding window."""
     hybrid_layer_pattern: Annotated[str, Meta(pattern=r"^[*WMGKCHS-]+$")] | None = None
     """Kinds of the layers, one character each, repeated to num_layers: `*` attention, `W` attention within window_size,
     `M` Mamba-2, `G` gated delta net, `K` Kimi delta attention, `C` short convolution, `S` and `H` DeepSeek-V4's sparse
@@ -106,7 +106,7 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     attention_chunk_size: Positive | None = None
     """Layers with rotary embedding attend within chunks of this many tokens (Llama 4); none when null."""
     rotary_percent: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Share of a head's width that rotary embedding turns."""
+    """Share of a head's width that gets rotary embedding."""
     post_layernorm: bool = False
     """A norm after attention and feed-forward as well (Gemma, Grok)."""
     final_logit_softcapping: PositiveFloat | None = None
@@ -118,7 +118,7 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     num_residual_streams: Positive = 1
     """Streams of the hyper-connections (DeepSeek-V4)."""
     attn_res_block_size: Positive | None = None
-    """Layers between the states that attention residuals look back to (Kimi K3); plain residuals when null."""
+    """Layers between the states that attention residuals attend to (Kimi K3); plain residuals when null."""
     mamba_state_dim: Positive = 128
     """Mamba-2: width of the state."""
     mamba_head_dim: Positive = 64
@@ -152,13 +152,13 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     first_k_dense_replace: NonNegative = 0
     """First layers that stay dense in a mixture-of-experts model (DeepSeek)."""
     moe_layer_freq: Positive = 1
-    """Every n-th layer has experts, beginning with layer n (Llama 4 Maverick: 2)."""
+    """Every n-th layer has experts, starting with layer n (Llama 4 Maverick: 2)."""
     moe_shared_expert_gate: bool = False
     """A learned gate on the shared experts (Qwen3.5)."""
     moe_latent_size: Positive | None = None
     """Width that tokens are projected to for the routed experts (Kimi K3); hidden_size when null."""
     moe_parallel_dense: bool = False
-    """A dense feed-forward of ffn_hidden_size beside the experts of each layer, with norms of its own (Gemma 4)."""
+    """A dense feed-forward of ffn_hidden_size parallel to the experts of each layer, with separate norms (Gemma 4)."""
     moe_router_score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     """How the router scores experts."""
     moe_router_pre_softmax: bool = True
@@ -196,7 +196,7 @@ class ModelSpec(ConfigGroup, frozen=True, kw_only=True):
     o_lora_rank: Positive | None = None
     """Latent width of the attention's output in each group (DeepSeek-V4)."""
     o_groups: Positive = 1
-    """Groups of heads with an output latent of their own (DeepSeek-V4)."""
+    """Groups of heads with separate output latents (DeepSeek-V4)."""
     mtp_num_layers: NonNegative = 0
     """Multi-token-prediction layers (DeepSeek-V3); not counted as parameters of the main model."""
 
@@ -213,46 +213,46 @@ class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
     seq_length: Positive = 1024
     """Tokens in one sequence."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes the machine's AMD or NVIDIA accelerators, or the CPU where there is none; `cpu` leaves them idle."""
+    """`auto` uses the AMD or NVIDIA GPUs of the machine, or the CPU if there are none; `cpu` ignores GPUs."""
     bf16: bool = True
     """Compute in bfloat16 with fp32 master weights; false computes in fp32."""
     fp8: Literal["e4m3", "hybrid"] | None = None
     """Matrix products in 8-bit floating point: e4m3, or hybrid with e5m2 gradients; none when null."""
     seed: NonNegative = 1234
-    """Seed of the initial weights and of the order of the data."""
+    """Seed of the initial weights and of the data order."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile of the model with its loss; `auto` where the run is long enough to pay for it."""
+    """torch.compile of the model and its loss; `auto` compiles if the run is long enough to amortize it."""
     deterministic: bool = False
-    """Only deterministic kernels, at some cost in speed (CPU runs always repeat bit by bit)."""
+    """Use only deterministic kernels, which may be slower (CPU runs are always bit-identical)."""
     recompute_activations: bool = False
     """Recompute the activations of each layer in the backward pass: less memory, more time."""
     loss_chunk_size: Positive | None = None
-    """Tokens whose logits are in memory at once; chosen from the vocabulary size when null."""
+    """Tokens whose logits are in memory at once; derived from the vocabulary size when null."""
     eval_interval: Positive | None = None
     """Steps between evaluations; none when null."""
     eval_iters: NonNegative = 10
-    """Global batches in one evaluation; 0 evaluates never."""
+    """Global batches in one evaluation; 0 disables evaluation."""
     max_nonfinite_steps: Positive = 5
-    """Steps in a row without a finite loss and gradient that end the run, or rewind it; each is skipped."""
+    """Consecutive steps with a non-finite loss or gradient before nonfinite_policy applies; each is skipped."""
     nonfinite_policy: Literal["skip", "rewind", "stop"] = "skip"
-    """After max_nonfinite_steps stop (skip) or rewind to a good checkpoint (rewind); `stop` ends at the first one."""
+    """After max_nonfinite_steps: `skip` stops, `rewind` returns to a good checkpoint; `stop` stops at the first one."""
     loss_spike_policy: Literal["none", "skip", "rewind", "stop"] = "none"
-    """Leave out a batch whose loss is a spike (skip), go back and pass over its data (rewind), or stop."""
+    """On a loss spike: skip the batch, rewind to a checkpoint and skip its data, or stop."""
     loss_spike_factor: PositiveFloat = 6.0
     """A loss is a spike above median + this many standard deviations of the losses before it."""
     loss_spike_window: Annotated[int, Meta(ge=8)] = 128
-    """Finite losses that a spike is measured against; nothing is one before there are so many."""
+    """Finite losses that define a spike; detection starts after this many."""
     max_rewinds: Positive = 10
-    """Rewinds in the whole run; it stops instead of the next."""
+    """Maximum rewinds of a run; the next one stops it."""
 
 
 class DataConfig(ConfigGroup, frozen=True, kw_only=True):
     """Where the tokens come from."""
 
     data_path: str = "./data"
-    """Folder where named datasets are prepared and cached."""
+    """Folder for named datasets: prepared on first use, then reused."""
     dataset: str | None = None
-    """Named dataset, prepared on first use (see `data prepare --list`); null when train_data_path is given."""
+    """Named dataset, prepared on first use (see `data prepare --list`); null with train_data_path."""
     train_data_path: str | list[str | float] | None = None
     """Prefix of Megatron .bin/.idx files (without the extension), several, or a blend: weight, prefix, ..."""
     valid_data_path: str | list[str | float] | None = None
@@ -260,9 +260,9 @@ class DataConfig(ConfigGroup, frozen=True, kw_only=True):
     test_data_path: str | list[str | float] | None = None
     """Prefix or blend of the test data; a split of the training data when null."""
     split: str = "99,1,0"
-    """Shares of training, validation and test documents where one prefix serves all."""
+    """Shares of training, validation and test documents, if one prefix serves all."""
     mock_data: bool = False
-    """Random tokens instead of a dataset, for measuring speed."""
+    """Use random tokens instead of a dataset, to measure speed."""
     tokenizer_type: Literal[
         "HuggingFaceTokenizer",
         "SentencePieceTokenizer",
@@ -272,23 +272,23 @@ class DataConfig(ConfigGroup, frozen=True, kw_only=True):
         "GPT2BPETokenizer",
         "ByteLevelBPE",
     ] = "HuggingFaceTokenizer"
-    """Kind of tokenizer_model, as in Megatron; or ByteLevelBPE, trained on the dataset."""
+    """Type of tokenizer_model, as in Megatron; or ByteLevelBPE, trained on the dataset."""
     tokenizer_model: str | None = None
-    """A tokenizer.json, SentencePiece .model or .tiktoken file, a folder, or a hub name; the data's own when null."""
+    """A tokenizer.json, SentencePiece .model or .tiktoken file, folder, or Hub name; the data's tokenizer when null."""
     eod_mask_loss: bool = False
-    """Leave what follows the end-of-document token out of the loss."""
+    """Exclude the prediction after each end-of-document token from the loss."""
     reset_position_ids: bool = False
-    """Count positions from 0 again after each end-of-document token."""
+    """Restart positions at 0 after each end-of-document token."""
     reset_attention_mask: bool = False
-    """Let no token attend to an earlier document of its sequence."""
+    """Prevent attention to earlier documents in the same sequence."""
     create_attention_mask_in_dataloader: bool = False
-    """Only false: a mask, where one is needed, is made on the device."""
+    """Must be false: masks are created on the device."""
     fim_rate: Fraction = 0.0
-    """Share of documents rearranged for fill-in-the-middle; 0 switches it off."""
+    """Share of documents rearranged for fill-in-the-middle; 0 disables it."""
     fim_spm_rate: Fraction = 0.5
     """Share of those in which the suffix comes before the prefix."""
     fim_prefix_token: str = "<fim_prefix>"  # noqa: S105
-    """Token before the prefix; the tokenizer must have it."""
+    """Token before the prefix; it must be in the tokenizer."""
     fim_middle_token: str = "<fim_middle>"  # noqa: S105
     """Token before the middle."""
     fim_suffix_token: str = "<fim_suffix>"  # noqa: S105
@@ -319,7 +319,7 @@ class OptimizerConfig(ConfigGroup, frozen=True, kw_only=True):
     lr_wsd_decay_iters: NonNegative | None = None
     """Steps of the final decay of WSD; a fifth of the decay steps when null."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decoupled weight decay of matrices; norms and biases have none."""
+    """Decoupled weight decay of matrices; not applied to norms and biases."""
     adam_beta1: BelowOne = 0.9
     """Decay of the first moment."""
     adam_beta2: BelowOne = 0.95
@@ -327,16 +327,16 @@ class OptimizerConfig(ConfigGroup, frozen=True, kw_only=True):
     adam_eps: PositiveFloat = 1e-8
     """Epsilon of Adam."""
     clip_grad: NonNegativeFloat = 1.0
-    """Largest global gradient norm; 0 switches clipping off."""
+    """Maximum global gradient norm; 0 disables clipping."""
 
 
 class ParallelConfig(ConfigGroup, frozen=True, kw_only=True):
-    """How the model and the batch are laid out over devices."""
+    """Distribution of the model and the batch over devices."""
 
     tensor_model_parallel_size: Positive = 1
     """Devices that share each layer's matrices."""
     pipeline_model_parallel_size: Positive = 1
-    """Devices that share the layers one after the other."""
+    """Pipeline stages: devices that hold consecutive layers."""
     context_parallel_size: Positive = 1
     """Devices that share each sequence."""
     expert_model_parallel_size: Positive = 1
@@ -346,34 +346,34 @@ class ParallelConfig(ConfigGroup, frozen=True, kw_only=True):
     use_distributed_optimizer: bool = True
     """Shard weights, gradients and optimizer state over the data-parallel devices (FSDP2)."""
     distributed_timeout_minutes: Positive = 60
-    """Time after which a collective counts as hung."""
+    """Timeout of a collective, in minutes."""
 
 
 class CheckpointConfig(ConfigGroup, frozen=True, kw_only=True):
-    """What is saved, and what a run continues from."""
+    """What is saved, and what a run starts from."""
 
     save: str | None = None
     """Folder of the checkpoints; `checkpoints/` in the run folder when null."""
     save_interval: Positive | None = None
     """Steps between checkpoints; only the last step when null."""
     keep_last_n: Positive | None = None
-    """Checkpoints to keep; all when null."""
+    """Number of newest checkpoints to keep; all when null."""
     async_save: bool = True
-    """Write checkpoints while training goes on."""
+    """Write checkpoints in the background."""
     disable_last_saving: bool = False
-    """Do not save after the last step."""
+    """Skip the checkpoint after the last step."""
     auto_continue_train: bool = False
-    """Continue the newest unfinished run of the same experiment and configuration."""
+    """Resume the newest unfinished run with the same experiment name and configuration."""
     load: str | None = None
     """Checkpoint, folder of checkpoints or run folder to start from."""
     finetune: bool = False
     """Load only the weights: a new optimizer, schedule and data order."""
     allow_other_data: bool = False
-    """Go on with `load` where the data is not what the checkpoint was trained on."""
+    """Accept a `load` checkpoint that was trained on other data."""
 
 
 class LoggingConfig(ConfigGroup, frozen=True, kw_only=True):
-    """What a run reports while it trains."""
+    """What a run reports during training."""
 
     log_interval: Positive = 1
     """Steps between printed lines; every step is in events.jsonl."""
@@ -390,9 +390,9 @@ class LoggingConfig(ConfigGroup, frozen=True, kw_only=True):
     mlflow_tracking_uri: str | None = None
     """MLflow server; MLflow's own default when null."""
     sample_tokens: NonNegative = 64
-    """Length of the text that is generated after the last step, in tokens; 0 for none."""
+    """Length of the text generated after the last step, in tokens; 0 for none."""
     sample_prompt: str = ""
-    """What the generated text continues; the start of a document when empty."""
+    """Prompt of the generated text; the start of a document when empty."""
 
 
 class Trainer(ConfigGroup, frozen=True, kw_only=True):

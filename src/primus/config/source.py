@@ -1,4 +1,4 @@
-"""YAML text to values that know where they were written."""
+"""Read YAML text into values that know their file and line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][\d_]*)$|0x[0-9a-fA-F]+$"), list("-+0123456789")
 )
 _LARGEST_INTEGER = 2**63 - 1
-"""Largest integer of JSON readers and of tensors."""
+"""Largest integer that JSON readers and tensors hold."""
 _MOST_DIGITS = 20
 """Longest spelling of an integer that is converted at all: Python refuses thousands of digits."""
 
@@ -369,7 +369,9 @@ def substitute_variables(text: str, environ: Mapping[str, str], where: str) -> t
     while match := _VARIABLE.search(text, position):
         name, after = match.groups()
         if name is None:
-            raise UsageError(f"{where}: '${{' begins no variable in {text!r}", "write ${NAME} or ${NAME:default}")
+            raise UsageError(
+                f"{where}: '${{' is not followed by a variable name in {text!r}", "write ${NAME} or ${NAME:default}"
+            )
         parts.append(text[position : match.start()])
         end = match.end() if after == "}" else _closing_brace(text, match.end(), where)
         is_shell = after == ":" and text.startswith(_SHELL_DEFAULT, match.end())

@@ -32,7 +32,7 @@ def weighted_prefixes(given: str | list[str | float] | None, key: str) -> list[t
         found = [(resolve_prefix(prefix, key), weight) for prefix, weight in _parse_blend(words, numbers, key)]
     twice = [path for path, times in Counter(path.resolve() for path, _ in found).items() if times > 1]
     if twice:
-        raise UsageError(f"{key}: {twice[0]} is there twice", "give it once, with the sum of its weights")
+        raise UsageError(f"{key}: {twice[0]} is named twice", "give it once, with the sum of its weights")
     return found
 
 
@@ -78,7 +78,7 @@ def parse_split(split: str, key: str = "split") -> tuple[float, float, float]:
     except ValueError:
         shares = []
     if not 1 <= len(shares) <= len(SHARES) or min(shares) < 0 or not 0 < sum(shares) < math.inf or shares[0] == 0:
-        raise UsageError(f"{key} '{split}'", "give the shares of training, validation and test data, like 99,1,0")
+        raise UsageError(f"{key} '{split}'", "give the shares of training, validation and test data, such as 99,1,0")
     first, second, third = (*shares, 0.0, 0.0)[:3]
     total = first + second + third
     return first / total, second / total, third / total
