@@ -68,7 +68,7 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         ("direct --nproc two -- runs list", "runtime 'direct': --nproc two: expected int, got str", ""),
         ("direct --nproc 0 -- runs list", "--nproc: 0 is not a number of processes or nodes", "use 1 or more"),
         ("direct --nproc 2.5 -- runs list", "runtime 'direct': --nproc 2.5: expected int, got str", ""),
-        ("direct --single --nproc 2 -- runs list", "--single is one process", "leave out"),
+        ("direct --single --nproc 2 -- runs list", "--single runs one process", "remove --nproc"),
         ("direct --nnodes 2 -- runs list", "2 nodes need the address of node 0", "give --master-addr"),
         ("direct --env A -- runs list", "--env A: No such file or directory", "give NAME=VALUE"),
         ("direct --env 1A=x -- runs list", "--env: '1A' is not the name of a variable", ""),

@@ -106,7 +106,9 @@ def test_nothing_outlives_a_launcher_that_is_killed(image: Path, workplace: Path
     with cli.started(*line, cwd=workplace, PRIMUS_PLUGINS=str(workplace / "plugins")) as process:
         cli.wait_for(lambda: started_inside(workplace), "the task runs")
         left = [
-            each for each in psutil.Process(process.pid).children(recursive=True) if "guard" not in str(each.cmdline())
+            each
+            for each in psutil.Process(process.pid).children(recursive=True)
+            if "watchdog" not in str(each.cmdline())
         ]
         assert left
         process.kill()

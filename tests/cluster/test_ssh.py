@@ -244,7 +244,7 @@ def test_secrets_reach_the_hosts_and_no_command_line(server: Server, tmp_path: P
 def test_a_host_that_refuses_us_is_named(server: Server, tmp_path: Path) -> None:
     done = cli.run(*server.words(key="stranger_key"), "--", "runs", "list", cwd=tmp_path)
     assert done.returncode == 3
-    first = r"node (0 \(127\.0\.0\.2|1 \(127\.0\.0\.3):\d+\): it does not let us in: publickey"  # whoever is quicker
+    first = r"node (0 \(127\.0\.0\.2|1 \(127\.0\.0\.3):\d+\): login denied: publickey"  # whoever is quicker
     assert re.search(first, done.stderr)
 
 
@@ -259,7 +259,7 @@ def test_a_host_that_is_down_ends_the_others_at_once(server: Server, tmp_path: P
     words = server.words(hosts=f"127.0.0.2,127.0.0.3:{_free_port()}")
     done = cli.run(*words, "--", "train", "pretrain", "--config", "two.yaml", cwd=tmp_path)
     assert done.returncode == 3
-    assert "it cannot be reached: Connection refused" in done.stderr
+    assert "cannot be reached: Connection refused" in done.stderr
     folder = (tmp_path / "output" / "two" / "latest").resolve()
     outcome = json.loads((folder / "metadata.json").read_text())["outcome"]
     assert outcome["state"] in ("failed", "interrupted")

@@ -129,7 +129,7 @@ def test_a_command_line_wins_over_the_variable_and_that_over_what_is_on_path(tmp
     assert argv("", context(**found, PRIMUS_CONTAINER_ENGINE="apptainer"))[0] == "apptainer"
     assert argv("--engine docker", context(**found, PRIMUS_CONTAINER_ENGINE="apptainer"))[0] == "docker"
     assert planned("--image a.sif", context(**found)).argv[0] == "apptainer"
-    assert "none was found on PATH" in " ".join(planned("--image img", context()).notes)
+    assert "no engine is on PATH" in " ".join(planned("--image img", context()).notes)
     with pytest.raises(UsageError, match=r"docker cannot run a\.sif"):
         planned("--image a.sif --engine docker", context())
     with pytest.raises(UsageError) as error:
@@ -183,7 +183,7 @@ def test_two_choices_among_gpus_are_warned_of(root: Path) -> None:
     where = context(NVIDIA, CUDA_VISIBLE_DEVICES="1")
     assert "warning" not in " ".join(planned("--image img --engine docker", where, root).notes)
     warned = planned("--image img --engine docker --gpus all", where, root).notes
-    assert "warning: CUDA_VISIBLE_DEVICES chooses among the GPUs" in " ".join(warned)
+    assert "warning: CUDA_VISIBLE_DEVICES selects among the GPUs" in " ".join(warned)
 
 
 def test_help(capsys: pytest.CaptureFixture[str], golden: Callable[[str, str], None]) -> None:
@@ -224,8 +224,8 @@ def test_options_of_the_engine_pass_through_as_typed() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("image", "unexpected word 'image'"),
-        ("--cap-add A B", "unexpected word 'B'"),
+        ("image", "unexpected argument 'image'"),
+        ("--cap-add A B", "unexpected argument 'B'"),
         ("--image", "--image needs a value"),
         ("--image a --image b", "--image is given twice: a and b"),
         ("--grace soon", "--grace soon: expected float"),
@@ -233,8 +233,8 @@ def test_options_of_the_engine_pass_through_as_typed() -> None:
         ("--image --rm", "--image --rm is an option"),
         ("-d", "primus waits for its container"),
         ("--detach=true", "primus waits for its container"),
-        ("--label token=canary", "a secret must not stand"),
-        ("--registry-password canary", "a secret must not stand"),
+        ("--label token=canary", "a secret must not be"),
+        ("--registry-password canary", "a secret must not be"),
     ],
 )
 def test_what_cannot_be_is_refused(words: str, problem: str) -> None:
@@ -247,14 +247,14 @@ def test_what_cannot_be_is_refused(words: str, problem: str) -> None:
     ("words", "problem"),
     [
         ("--mount /a:/b:/c:ro", "expected SRC"),
-        ("--mount /a:b", "DST absolute"),
+        ("--mount /a:b", "with an absolute DST"),
         ("--mount :", "expected SRC"),
         ("--env=", "'' is not the name of a variable"),
         ("--mount /a:/b:rx", "expected SRC"),
         ("--name -x --engine docker", "letters, digits"),
         ("--name x/y --engine docker", "letters, digits"),
-        ("--name xy --engine apptainer", "no names"),
-        ("--env DOCKER_AUTH=1 --engine docker", "cannot be passed by its name"),
+        ("--name xy --engine apptainer", "does not name containers"),
+        ("--env DOCKER_AUTH=1 --engine docker", "cannot be passed by name"),
         ("--env NO_SUCH_VARIABLE --engine docker", "NO_SUCH_VARIABLE: No such file"),
     ],
 )
@@ -286,7 +286,7 @@ def test_a_folder_inside_another_mount_is_not_mounted_again() -> None:
     assert merged(["/a/b"], [BindMount("/a", "/a", is_read_only=True)]) == ["/a", "/a/b"], "it is written to"
     assert merged(["/a/b"], [BindMount("/x", "/a")]) == ["/a", "/a/b"], "the same place holds something else"
     assert merged(["/a"], [BindMount("/x", "/a")]) == ["/a"], "the user's word"
-    with pytest.raises(UsageError, match="root of the file system"):
+    with pytest.raises(UsageError, match="the root folder"):
         merged(["/"], [])
 
 

@@ -150,7 +150,7 @@ def test_the_exit_code_is_the_program_s(engines: Engines, tmp_path: Path) -> Non
     done = cli.run(*container("docker"), "--", *TRAIN, cwd=tmp_path)
     assert done.returncode == 7
     metadata = json.loads(next(tmp_path.glob("output/night/2*/metadata.json")).read_text())
-    assert metadata["outcome"]["reason"] == "docker ended with exit code 7, before any node had begun"
+    assert metadata["outcome"]["reason"] == "docker exited with code 7, before any node had begun"
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ def test_an_engine_s_own_exit_codes_are_explained(code: int, said: str, engines:
     engines.inside(f"exit {code}")
     done = cli.run(*container("docker"), "--", "runs", "list", cwd=tmp_path)
     assert done.returncode == code
-    assert f"exit code {code}, which mostly means: " in done.stderr and said in done.stderr
+    assert f"exit code {code} usually means: " in done.stderr and said in done.stderr
 
 
 def test_an_image_that_is_not_there_is_named(engines: Engines, tmp_path: Path) -> None:
     engines.make("podman", "#!/bin/sh\n[ $1 = ps ] || exit 125\n")
     done = cli.run(*container("podman"), "--", "runs", "list", cwd=tmp_path)
     assert done.returncode == 125
-    assert "image img is not here and could not be fetched: try `podman pull img`" in done.stderr
+    assert "image img could not be pulled: try `podman pull img`" in done.stderr
 
 
 def test_an_option_of_ours_that_was_misspelt_is_recognized_where_the_engine_refuses_it(
@@ -179,7 +179,7 @@ def test_an_option_of_ours_that_was_misspelt_is_recognized_where_the_engine_refu
         *container("docker", "--device", "/dev/x", "--userns=host", "--grac", "5"), "--", "runs", "list", cwd=tmp_path
     )
     assert done.returncode == 125
-    assert done.stderr.endswith("  --grac went to it: did you mean '--grace'?\n")
+    assert done.stderr.endswith("  --grac was passed to the engine: did you mean '--grace'?\n")
 
 
 def test_an_engine_that_is_absent_or_cannot_be_used_is_one_message(engines: Engines, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_run_that_is_being_done_is_not_done_twice(engines: Engines, tmp_path: 
     (engines.folder / "inspect-other").write_text(f"running {labels(run, f'{os.getpid()}.{begun}.x')}\n")
     done = cli.run(*container("docker"), "--", "train", "pretrain", "--run", f"output/night/{run}", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"this run is being done in container other by process {os.getpid()}" in done.stderr
+    assert f"this run is already running in container other, started by process {os.getpid()}" in done.stderr
     assert not any(call.split()[1] in ("stop", "rm", "run") for call in engines.calls)
 
 
@@ -282,7 +282,7 @@ def test_a_container_that_does_not_end_in_its_time_is_killed(engines: Engines, t
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=20)
     assert process.returncode == 137, err
-    assert "not ended 0.3 s after it was asked to: killing the container" in out
+    assert "still running 0.3 s after the stop signal: killing the container" in out
     assert "docker kill mine" in engines.calls
 
 
@@ -344,12 +344,12 @@ def test_a_container_on_a_cluster_is_planned_there(engines: Engines, tmp_path: P
     script = next(line for line in done.stdout.splitlines() if "| " in line and "container" in line)
     words = shlex.split(script.partition("| ")[2])
     assert words[1:8] == ["container", "--engine", "docker", "--image", "img", "--env", "A_TOKEN"]
-    assert "devices, groups and limits: found on each node" in done.stdout
+    assert "devices, groups and limits are determined on each node" in done.stdout
     assert "canary" not in done.stdout + done.stderr
 
 
-def test_the_guard_ends_with_its_launcher(engines: Engines, tmp_path: Path) -> None:
+def test_the_watchdog_ends_with_its_launcher(engines: Engines, tmp_path: Path) -> None:
     assert cli.run(*container("docker"), "--", "runs", "list", cwd=tmp_path).returncode == 0
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert not [line for line in left.splitlines() if "primus-guard" in line and str(engines.folder) in line]
+    assert not [line for line in left.splitlines() if "watchdog.py" in line and str(engines.folder) in line]
     assert sys.executable

@@ -66,7 +66,7 @@ def test_all_jobs_take_one_question(desk: Desk) -> None:
     desk.slurm.answers(scontrol="echo 'JobState=COMPLETED ExitCode=0:0 Restarts=1 NodeList=n1'")
     lines = desk.jobs("list").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["job", "11", "12"]
-    assert "BadConstraints, needs a person: no node has what was asked for" in lines[2]
+    assert "BadConstraints, needs operator action: no node matches the options" in lines[2]
     (call,) = desk.slurm.calls("squeue")
     assert "--jobs=11,12,13" in call
 
@@ -93,7 +93,7 @@ def test_a_scheduler_that_does_not_answer_is_said_and_nothing_is_changed(desk: D
     assert "unknown" in done.stdout
     assert "Unable to contact slurm controller" in done.stdout
     for word in ("show", "cancel"):
-        assert "squeue does not answer" in desk.jobs(word, "11", code=1).stderr
+        assert "squeue does not respond" in desk.jobs(word, "11", code=1).stderr
     assert not desk.slurm.calls("scancel")
 
 
@@ -119,7 +119,7 @@ def test_a_job_that_has_left_the_queue_is_known_all_the_same(
 def test_a_job_that_has_lost_its_script_is_told_from_one_that_runs(desk: Desk) -> None:
     desk.submitted("11")
     desk.slurm.answers(squeue="echo '11|RUNNING|None|n[2-3]|n1'")
-    assert "its first node is lost, and its script with it; needs a person" in desk.jobs("show", "11").stdout
+    assert "its first node is lost, and its script with it; needs operator action" in desk.jobs("show", "11").stdout
     desk.slurm.answers(squeue="echo '11|RUNNING|None|n[1-3]|n1'")
     assert "first node" not in desk.jobs("show", "11").stdout
 
@@ -256,7 +256,7 @@ def test_a_question_that_fails_while_waiting_is_asked_again(desk: Desk) -> None:
     desk.slurm.answers(squeue=f"[ {count} -gt 2 ] && echo '11|COMPLETED|None|n1' || {{ echo away >&2; exit 1; }}")
     desk.slurm.answers(scontrol="echo 'JobState=COMPLETED ExitCode=0:0'")
     done = desk.jobs("wait", "11")
-    assert done.stderr.count("squeue does not answer: away; asking again") == 1
+    assert done.stderr.count("squeue does not respond: away; asking again") == 1
 
 
 def test_where_nothing_can_be_written_jobs_are_shown_all_the_same(desk: Desk) -> None:
@@ -281,7 +281,7 @@ def test_a_job_that_is_gone_is_not_waited_for(desk: Desk) -> None:
         desk.slurm.forget()
         done = cli.run("direct", "--", "jobs", *words, cwd=desk.folder, before=hasty, **desk.environ)
         assert done.returncode == (1 if words[0] == "wait" else 0), done.stdout + done.stderr
-        assert "gone (Slurm has forgotten it)" in done.stdout + done.stderr
+        assert "gone (Slurm has no record of it)" in done.stdout + done.stderr
         assert len(desk.slurm.calls("squeue")) == 5, "a scheduler may hear of a job seconds later"
     assert "no job waits or runs" in desk.jobs("list").stdout
     assert "gone" in desk.jobs("list", "--all").stdout

@@ -23,48 +23,48 @@ from primus.machine.devices import count_devices, list_usable_devices
 from primus.runs.store import Run
 
 LEVEL = "node"
-SAID = ("hook", "patch", "experiment", "--env")
-"""Layers of variables that somebody sets for this launch."""
+LAUNCH_LAYERS = ("hook", "patch", "experiment", "--env")
+"""Layers of variables that are set for this launch."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
     """Run on this machine."""
 
     nproc: Annotated[int | None, Meta(extra={"aliases": ("--nproc-per-node", "--nproc_per_node")})] = None
-    """Processes on this node; GPUS_PER_NODE, else one for each accelerator, else 1."""
+    """Processes on this node (default: GPUS_PER_NODE, else one per accelerator, else 1)."""
     nnodes: int | None = None
-    """Nodes; each is started with its own --node-rank. NNODES or the scheduler's number, else 1."""
+    """Number of nodes; start each with its own --node-rank (default: NNODES or the scheduler's number, else 1)."""
     node_rank: int | None = None
-    """Number of this node, from 0; NODE_RANK or the scheduler's."""
+    """Rank of this node, from 0 (default: NODE_RANK or the scheduler's)."""
     master_addr: str | None = None
-    """Address of node 0; MASTER_ADDR or the scheduler's first node."""
+    """Address of node 0 (default: MASTER_ADDR or the scheduler's first node)."""
     master_port: int | None = None
-    """Port of the rendezvous on node 0; MASTER_PORT, else 1234 on several nodes and a free one on one."""
+    """Rendezvous port on node 0 (default: MASTER_PORT, else 1234 on several nodes and a free port on one)."""
     single: bool = False
-    """One process without torchrun, whatever devices there are."""
+    """Run one process without torchrun, regardless of the number of devices."""
     env: tuple[str, ...] = ()
-    """NAME=VALUE, a NAME that this environment has, or a file of such lines, for the workers; may be repeated."""
+    """Environment variable of the workers: NAME=VALUE, NAME of a variable that is set, or a file; may be repeated."""
     env_file: tuple[str, ...] = ()
-    """File of NAME=VALUE lines for the workers, below --env; may be repeated."""
+    """File of NAME=VALUE lines for the workers; --env takes precedence; may be repeated."""
     patch: tuple[str, ...] = ()
-    """Script (.sh, .py) that is run on each node before the workers start; exit code 2 says that it does not apply."""
+    """Script (.sh, .py) to run on each node before the workers start; exit code 2: does not apply; may be repeated."""
     no_hooks: bool = False
     """Run no hooks."""
     max_restarts: Annotated[int, Meta(ge=0)] = 0
-    """Restarts after failures; progress in between, a newer checkpoint, sets the count back."""
+    """Maximum restarts after failures; the counter resets when a newer checkpoint is written."""
     restart_delay: Annotated[float, Meta(ge=0)] = 30.0
-    """Seconds before the first restart; each further one without progress waits twice as long."""
+    """Seconds before the first restart; doubled for each further one without progress."""
     hang_timeout: Annotated[float, Meta(ge=0)] = 600.0
-    """Seconds that a training step may take before its rank counts as hanging; 0 for no limit."""
+    """Seconds without progress in a training step after which a rank counts as hanging; 0 disables the check."""
     rdzv_backend: Literal["static", "c10d"] = "static"
-    """How torchrun's agents of several nodes meet: static keeps the node ranks, c10d numbers them as they come."""
+    """Rendezvous of torchrun on several nodes: static keeps the node ranks, c10d assigns them in order of arrival."""
 
 
 def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
-    """`plan`, which starts one worker, as the plan that starts all workers of this node.
+    """The plan that starts all workers of this node, from `plan`, which starts one.
 
     Raises:
-        UsageError: The layout or a variable is impossible.
+        UsageError: The layout or a variable is invalid.
     """
     shape = build_layout(options, context)
     from_files = variables.parse_variables(options.env_file, "--env-file", {})
@@ -95,7 +95,7 @@ def list_patch_files(options: Options) -> tuple[str, ...]:
 
 
 def _find_master_address(shape: ClusterLayout) -> str | None:
-    """Address of the node that this one must reach."""
+    """Address of node 0 if there are several nodes."""
     return shape.master_addr if shape.nnodes > 1 else None
 
 
@@ -106,14 +106,14 @@ def _build_restart_policy(options: Options) -> RestartPolicy:
 
 
 def build_layout(options: Options, context: PlanContext) -> ClusterLayout:
-    """The nodes and processes that `options` and the environment ask for.
+    """Number of nodes and processes, from `options` and the environment.
 
     Raises:
-        UsageError: They are impossible, or exclude each other.
+        UsageError: The values are invalid, or contradict each other.
     """
     if options.single:
         if (options.nproc or 1) > 1 or (options.nnodes or 1) > 1:
-            raise UsageError("--single is one process: leave out --nproc and --nnodes")
+            raise UsageError("--single runs one process", "remove --nproc and --nnodes")
         return ClusterLayout(nproc=1, sources={"nproc": "--single", "nnodes": "--single"})
     return find_layout(
         context.environ,
@@ -137,9 +137,9 @@ def _num_devices(context: PlanContext) -> int:
 def _collect_node_variables(
     shape: ClusterLayout, given: Mapping[str, Variable], typed: Sequence[Mapping[str, Variable]], context: PlanContext
 ) -> tuple[dict[str, Variable], tuple[str, ...]]:
-    """What this machine needs, hooks and patches said, was `given` and was `typed`; and what is odd about it.
+    """Variables from the machine, hooks, patches, `given` and `typed`, and warnings about them.
 
-    What the user's shell has already is not among it.
+    Variables that the user's shell already sets are not included.
     """
     from primus.machine.environment import (
         build_environment,
@@ -162,9 +162,11 @@ def _collect_node_variables(
         patches=_select_by_source(context.settings, "patch"),
         rocm_library=find_rocm_library(context.environ),
     )
-    said = {**context.settings, **given, **typed[0], **typed[1]}
+    chosen = {**context.settings, **given, **typed[0], **typed[1]}
     decisions = {
-        name: said[name] if choice.layer in SAID else Variable(choice.value, f"{choice.layer}: {choice.reason}")
+        name: chosen[name]
+        if choice.layer in LAUNCH_LAYERS
+        else Variable(choice.value, f"{choice.layer}: {choice.reason}")
         for name, choice in decided.variables.items()
         if choice.value is not None and choice.layer != "user"
     }
@@ -172,9 +174,9 @@ def _collect_node_variables(
 
 
 def _extend_path_lists(context: PlanContext) -> dict[str, Variable]:
-    """Lists of the user's shell, such as PATH, to which hooks and patches have added: all that it had is in them."""
-    said, environ = context.settings, context.environ
-    return {name: each for name, each in said.items() if extends_list(name, each.value, environ.get(name))}
+    """Path lists of the user's shell, such as PATH, that hooks and patches have extended."""
+    settings, environ = context.settings, context.environ
+    return {name: each for name, each in settings.items() if extends_list(name, each.value, environ.get(name))}
 
 
 def _select_by_source(settings: Mapping[str, Variable], kind: str) -> dict[str, Variable]:

@@ -5,7 +5,7 @@
 #SBATCH -e "my log/%j"
 #SBATCH --ntasks-per-node=1 --output=/shared/runs/prod/20260102_030405-abcd/logs/slurm-%j.out --open-mode=append
 
-# `jobs run-step` starts a launcher on each node, passes on Slurm's warning signal, restarts and requeues. The primus-cli
+# `jobs run-step` starts a launcher on each node, passes on the warning signal, restarts and requeues. The primus-cli
 # of the checkout that all nodes share picks the Python environment for this node, and becomes that process (exec).
 trap '' USR1 # ignored until run-step handles it; by default it would end the job
 exec primus-cli --no-config direct --single --no-hooks -- jobs run-step \

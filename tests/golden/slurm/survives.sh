@@ -11,7 +11,7 @@
 #SBATCH --exclude=n[1-3],x7
 #SBATCH --nodes=66 --no-kill --ntasks-per-node=1 --open-mode=append --comment=primus:20260102_030405-abcd --signal=B:USR1@600
 
-# `jobs run-step` starts a launcher on each node, passes on Slurm's warning signal, restarts and requeues. The primus-cli
+# `jobs run-step` starts a launcher on each node, passes on the warning signal, restarts and requeues. The primus-cli
 # of the checkout that all nodes share picks the Python environment for this node, and becomes that process (exec).
 trap '' USR1 # ignored until run-step handles it; by default it would end the job
 exec primus-cli --no-config direct --single --no-hooks -- jobs run-step \

@@ -27,19 +27,19 @@ COMMANDS = ("--shell", "--clean")
 
 
 def wrap(plan: LaunchPlan, options: ContainerArguments, context: PlanContext) -> LaunchPlan:
-    """`plan`, in a container.
+    """`plan` in a container.
 
     Raises:
-        UsageError: An option is wrong, or there is no image.
+        UsageError: An option is invalid, or there is no image.
     """
     return container_plan.plan_container(plan, options, context)[0]
 
 
 def start(remote: RemoteLaunch, run: Run | None, say: Callable[[str], None]) -> int:
-    """Run the container to its end; gives the exit code.
+    """Run the container until it ends; gives the exit code.
 
     Raises:
-        PrimusError: It cannot be started.
+        PrimusError: The container cannot be started.
     """
     from primus.launch.run_remote import conclude_remote
     from primus.runtimes.container import lifecycle
@@ -47,17 +47,17 @@ def start(remote: RemoteLaunch, run: Run | None, say: Callable[[str], None]) -> 
     options = container_plan.limit_shell_grace(parse(remote.request.runtimes[0].words))
     container, _ = container_plan.build_container(options, remote.context)
     for note in remote.plan.notes:
-        if note.startswith(container_plan.SAID):
+        if note.startswith(container_plan.PRINTED_NOTES):
             say(note)
-    scene = _build_container_launch(container, options, remote.context.environ, remote.plan, run, say)
+    launch = _build_container_launch(container, options, remote.context.environ, remote.plan, run, say)
     before, kills = run.read_metadata() if run else None, read_oom_kills()
-    code = lifecycle.run_container(scene, remote.plan.argv, removes_ended=options.clean)
+    code = lifecycle.run_container(launch, remote.plan.argv, removes_ended=options.clean)
     if options.shell or container.rank:
         return code
-    reason = f"{container.engine.program} ended with exit code {code}"
-    if code == 128 + signal.SIGKILL:  # of the launcher inside: of a rank the launcher says it
-        said = describe_oom(kills, read_oom_kills())
-        reason += f": what ran in the container was killed{', ' * bool(said)}{said}"
+    reason = f"{container.engine.program} exited with code {code}"
+    if code == 128 + signal.SIGKILL:  # the launcher inside was killed; a killed rank is reported by the launcher
+        cause = describe_oom(kills, read_oom_kills())
+        reason += f": the task in the container was killed{', ' * bool(cause)}{cause}"
         if run is None:
             say(reason)
     return conclude_remote(run, before, code, reason)
@@ -77,7 +77,7 @@ def run(options: ContainerArguments, here: TaskContext) -> int:
     if not options.shell:
         engine = engines.choose_engine(options, options.image or "", here.environ, is_here=True)
         if here.dry_run:
-            here.say(f"would remove your ended containers of {engine.program} here that primus has started")
+            here.say(f"would remove your ended {engine.program} containers on this host that primus has started")
             return 0
         launched_containers.remove_ended_containers(
             engine, container_plan.client_environ(engine, here.environ, {}), here.say
@@ -94,8 +94,8 @@ def run(options: ContainerArguments, here: TaskContext) -> int:
     if here.dry_run:
         here.result(redact_plan(plan), show.format_plan(plan))
         return 0
-    scene = _build_container_launch(container, options, here.environ, plan, None, here.say)
-    return lifecycle.run_container(scene, plan.argv, removes_ended=options.clean)
+    launch = _build_container_launch(container, options, here.environ, plan, None, here.say)
+    return lifecycle.run_container(launch, plan.argv, removes_ended=options.clean)
 
 
 def _build_container_launch(

@@ -1,4 +1,4 @@
-"""A container as a plan: nothing is started, written or asked."""
+"""Plan a container without starting, writing or querying anything."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ AMD_IMAGE = "rocm/primus:v26.5"
 """AMD-AGI/Primus `runner/.primus.yaml`."""
 SHELL = ("sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
 SHELL_GRACE_S = 5.0
-"""An idle shell takes no notice of being asked to end."""
+"""An interactive shell ignores SIGTERM, so waiting longer is of no use."""
 TASK_NOTE = "the task would be: "
-SAID = (TASK_NOTE, "warning: ")
-"""Beginnings of notes that are said at a start as well."""
-HOME = "/tmp"  # noqa: S108  any user may write there, in any image
+PRINTED_NOTES = (TASK_NOTE, "warning: ")
+"""Prefixes of notes that are printed at a start as well, not only in a dry run."""
+HOME = "/tmp"  # noqa: S108  writable for every user of every image
 ROOT = Path("/")
 
 
 def limit_shell_grace(options: ContainerArguments) -> ContainerArguments:
-    """`options` with no more patience than a shell deserves."""
+    """`options`, with the grace period of a shell limited."""
     return structs.replace(options, grace=min(options.grace, SHELL_GRACE_S)) if options.shell else options
 
 
@@ -46,9 +46,9 @@ def plan_container(
     """`plan` in a container, and that container.
 
     Args:
-        plan: What it runs; its argv is empty for a shell without a task.
-        options: What was typed.
-        context: What may be known.
+        plan: What runs inside; its argv is empty for a shell without a task.
+        options: Options of the runtime.
+        context: Facts that a plan may use.
         root: Root of the file system, another folder in tests.
 
     Raises:
@@ -65,11 +65,11 @@ def plan_container(
     own = {"PYTHONNOUSERSITE": Variable("1", "container")} if is_apptainer else {}
     names = sorted({*of_shell, *by_name})
     if is_apptainer:
-        notes.append(f"apptainer passes on all variables but {' '.join(HIDDEN)}")
+        notes.append(f"apptainer passes on all variables except {' '.join(HIDDEN)}")
     visible = [name for name in names if name.endswith("VISIBLE_DEVICES")]
     if visible and engines.chooses_gpus(group_engine_options(options.passed)):
-        notes.append(f"warning: {visible[0]} chooses among the GPUs that your options choose, which are numbered anew")
-    notes += [f"variables of {file} are read on each node" for file in unread]
+        notes.append(f"warning: {visible[0]} selects among the GPUs that your options select, renumbered from 0")
+    notes += [f"each node reads the variables of {file}" for file in unread]
     if options.shell and plan.argv:
         notes.append(f"{TASK_NOTE}{shlex.join(redact_args(inner.argv))}")
     literal = _list_home_variables(container, context.environ)
@@ -90,7 +90,7 @@ def plan_container(
 def build_container(
     options: ContainerArguments, context: PlanContext, root: Path = ROOT
 ) -> tuple[ContainerSpec, list[str]]:
-    """The container that is asked for, and what is to be said about it."""
+    """The container, and notes about it."""
     environ, is_here = context.environ, context.is_here
     asked = options.image or environ.get("DOCKER_IMAGE") or ""
     engine = engines.choose_engine(options, asked, environ, is_here)
@@ -117,7 +117,7 @@ def build_container(
 
 
 def client_environ(engine: ContainerEngine, environ: Mapping[str, str], env: Mapping[str, Variable]) -> dict[str, str]:
-    """Variables of the engine's client: this shell's, and those that are passed on by name."""
+    """Variables of the engine's client: this shell's, and those that are passed by name."""
     hidden = HIDDEN if engine.kind == "apptainer" else ()
     kept = {name: value for name, value in environ.items() if name not in hidden}
     return kept | {name: variable.value for name, variable in env.items()}
@@ -130,9 +130,9 @@ def _list_container_notes(
     if is_here:
         notes += [f"mount source {source} does not exist" for source in mounts.find_missing_sources(folders)]
     else:
-        notes.append("devices, groups and limits: found on each node")
+        notes.append("devices, groups and limits are determined on each node")
     if not has_image:
-        notes.append(f"image: {container.image}, the default for AMD GPUs; others need --image")
+        notes.append(f"image: {container.image}, the default for AMD GPUs; other nodes need --image")
     return notes
 
 
@@ -140,15 +140,15 @@ def _default_image(facts: MachineFacts, is_here: bool) -> str:
     if not is_here or any(device.vendor == "amd" for device in facts.devices):
         return AMD_IMAGE
     raise UsageError(
-        "no image is given, and there is a default for AMD GPUs only",
-        "name one with --image or $DOCKER_IMAGE, such as an NGC PyTorch image for NVIDIA GPUs",
+        "no image is given; there is a default for AMD GPUs only",
+        "set --image or $DOCKER_IMAGE, for example to an NGC PyTorch image for NVIDIA GPUs",
     )
 
 
 def _resolve_typed_variables(
     options: ContainerArguments, context: PlanContext, given: Mapping[str, Variable]
 ) -> tuple[dict[str, Variable], list[str]]:
-    """Variables of `--env`, secrets of which are `given` already, and the files that only the nodes can read."""
+    """Variables of `--env` (secrets among them are in `given`), and the files that only the nodes can read."""
     environ = {**context.environ, **{name: variable.value for name, variable in given.items()}}
     known = [word for word in options.env if context.is_here or "=" in word or word in environ]
     found = variables.parse_variables(known, "--env", environ)
@@ -158,9 +158,9 @@ def _resolve_typed_variables(
 def _build_inner_command(
     argv: tuple[str, ...], typed: Mapping[str, Variable], everything: Mapping[str, Variable]
 ) -> tuple[str, ...]:
-    """The command inside, with the typed variables as those of `direct --env`, which win over the experiment's.
+    """The command inside, with the typed variables as `direct --env`, which takes precedence over the experiment's.
 
-    Those that would change the engine's client stand there with their values.
+    Variables that affect the engine's client are passed there by value.
 
     Raises:
         UsageError: One of the latter is a secret.
@@ -170,7 +170,7 @@ def _build_inner_command(
         if changes_client(name):
             if is_secret_name(name) or variable.is_secret:
                 raise UsageError(
-                    f"--env {name}: a secret that the engine's own client reads, so it cannot be passed by its name",
+                    f"--env {name}: this secret cannot be passed by name, because the engine's client reads it as well",
                     "log in with the engine (docker login), or use another name",
                 )
             words += ["--env", f"{name}={variable.value}"]
@@ -183,7 +183,7 @@ def _build_inner_command(
 
 
 def _list_home_variables(container: ContainerSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a user without an entry in the image's /etc/passwd needs: PyTorch's caches ask for a home and a name."""
+    """Variables of a user without an entry in the image's /etc/passwd: PyTorch's caches need a home and a name."""
     if container.user is None:
         return {}
     name = environ.get("USER") or environ.get("LOGNAME") or str(container.user[0])

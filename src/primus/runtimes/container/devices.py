@@ -1,4 +1,4 @@
-"""What of a node a container needs: its devices, the groups that own them, and the limits that may be raised."""
+"""Read what a container needs from its node: devices, the groups that own them, and limits."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ RLIMITS = {
     "nofile": resource.RLIMIT_NOFILE,
     "stack": resource.RLIMIT_STACK,
 }
-"""Those that primus sets."""
+"""Limits that primus sets."""
 
 
 class ContainerHost(Struct, frozen=True, kw_only=True):
-    """A node as a container needs it."""
+    """Devices, groups and limits of a node."""
 
     vendors: frozenset[str] = frozenset()
-    """Whose GPUs it has."""
+    """Vendors of the GPUs."""
     groups: tuple[int, ...] = ()
-    """Numbers of the groups that own the GPUs' device nodes; names mean other numbers inside."""
+    """Numbers of the groups that own the GPUs' device nodes; a group's name has another number in the image."""
     has_infiniband: bool = False
     is_rootless: bool = False
     limits: Mapping[str, int] = {}
-    """The highest that may be set, by name, where they cannot be raised; -1 is unlimited."""
+    """Hard limits by name, if the engine cannot raise them; -1 is unlimited."""
 
 
 def read_container_host(
     facts: MachineFacts, engine: str, *, with_devices: bool = True, root: Path = Path("/")
 ) -> ContainerHost:
-    """What this node has for a container of `engine`; nothing is missing where there are no devices.
+    """Devices, groups and limits of this node for a container of `engine`; empty on a node without devices.
 
     Args:
-        facts: What the machine is.
-        engine: Kind of engine. podman's containers are children of this process, docker's are the daemon's.
-        with_devices: Whether devices are passed on.
+        facts: Facts about this machine.
+        engine: Kind of engine. podman's containers inherit the limits of this process, docker's those of the daemon.
+        with_devices: Whether the container gets the devices.
         root: Root of the file system, another folder in tests.
     """
     vendors = frozenset(device.vendor for device in facts.devices) if with_devices else frozenset()
@@ -58,12 +58,12 @@ def read_container_host(
 
 
 def _find_device_groups(root: Path) -> tuple[int, ...]:
-    """Groups of /dev/kfd and /dev/dri/renderD*, but for root's."""
+    """Groups of /dev/kfd and /dev/dri/renderD*, except root's."""
     found = set()
     for path in [root / "dev/kfd", *(root / "dev/dri").glob("renderD*")]:
         try:
             found.add(path.stat().st_gid)
-        except OSError:  # it went away, or there is none
+        except OSError:  # the device does not exist
             continue
     return tuple(sorted(found - {0}))
 

@@ -1,4 +1,4 @@
-"""Container engines: which one is used, and how its command line is written."""
+"""Choose the container engine, and build its command line."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ KINDS: dict[str, Kind] = {
     "apptainer": "apptainer",
     "singularity": "apptainer",
 }
-"""Kind by program, in the order in which they are looked for."""
+"""Kind by program, in search order."""
 
 ULIMITS = {"memlock": -1, "nofile": 1048576, "stack": 67108864}
-"""Limits of what runs inside; -1 is none. RDMA registers (locks) what it sends; figures: NVIDIA's framework containers'
-documentation (memlock, stack), AMD-AGI/Primus `runner/.primus.yaml` (nofile)."""
+"""Limits inside the container; -1 is unlimited. RDMA locks the memory that it sends. Sources: documentation of NVIDIA's
+framework containers (memlock, stack), AMD-AGI/Primus `runner/.primus.yaml` (nofile)."""
 
 SECURITY = ("seccomp=unconfined", "label=disable")
-"""Memory policies of NUMA need calls that seccomp's default refuses (ROCm documentation, "Running ROCm Docker
-containers"); labels of SELinux keep mounts from being read."""
+"""NUMA memory policies need system calls that the default seccomp profile blocks (ROCm documentation, "Running ROCm
+Docker containers"); SELinux labels make mounts unreadable."""
 
 CAPABILITY = "SYS_PTRACE"
-"""Lets py-spy and gdb look into ranks that hang."""
+"""py-spy and gdb need it to read the stacks of ranks that hang."""
 
 
 class ContainerEngine(Struct, frozen=True, kw_only=True):
-    """The engine that is used."""
+    """The chosen engine."""
 
     kind: Kind
     program: str
-    """As it is started: a name, or a path that was given."""
+    """Name, or the path that was given."""
     source: str
-    """Who chose it."""
+    """What chose it, such as `--engine`."""
     is_found: bool = True
-    """Whether it is on PATH, as far as that was looked at."""
+    """False if no engine is on this node's PATH."""
 
     @property
     def is_daemon(self) -> bool:
-        """Whether containers live apart from the process that starts them, and have names."""
+        """Whether containers outlive the process that starts them, and have names."""
         return self.kind != "apptainer"
 
 
@@ -71,21 +71,19 @@ def choose_engine(
         found = [name for name in ("apptainer", "singularity") if is_here and _find_program(name, environ)]
         return ContainerEngine(kind="apptainer", program=found[0] if found else "apptainer", source=f"image {image}")
     if not is_here:
-        return ContainerEngine(kind="docker", program="docker", source="the first that is found on each node")
+        return ContainerEngine(kind="docker", program="docker", source="the first on PATH of each node")
     for name, kind in KINDS.items():
         if _find_program(name, environ):
             return ContainerEngine(kind=kind, program=name, source="the first on PATH")
-    return ContainerEngine(kind="docker", program="docker", source="none was found on PATH", is_found=False)
+    return ContainerEngine(kind="docker", program="docker", source="no engine is on PATH", is_found=False)
 
 
 def _check_engine(program: str, source: str, image: str) -> ContainerEngine:
     name = Path(program).name
     if name not in KINDS:
-        raise UsageError(f"{source} {program}: no container engine that primus knows", did_you_mean(name, KINDS))
+        raise UsageError(f"{source} {program}: unsupported container engine", did_you_mean(name, KINDS))
     if image.endswith(".sif") and KINDS[name] != "apptainer":
-        raise UsageError(
-            f"{name} cannot run {image}, an image of apptainer", "leave out --engine, or name another image"
-        )
+        raise UsageError(f"{name} cannot run {image}, an apptainer image", "remove --engine, or use another image")
     return ContainerEngine(kind=KINDS[name], program=program, source=source)
 
 
@@ -94,15 +92,18 @@ def _find_program(program: str, environ: Mapping[str, str]) -> str | None:
 
 
 def check_container_name(name: str | None, engine: ContainerEngine) -> str:
-    """The name that was given, or nothing.
+    """The name that was given, or an empty text.
 
     Raises:
-        UsageError: The engine does not take it.
+        UsageError: The engine does not support names, or this one.
     """
     if name and not engine.is_daemon:
-        raise UsageError(f"--name {name}: {engine.program} gives its containers no names", "leave it out")
+        raise UsageError(f"--name {name}: {engine.program} does not name containers", "remove --name")
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]+", name, re.ASCII):
-        raise UsageError(f"--name {name!r}: letters, digits and _.- only, a letter or digit first, two or more")
+        raise UsageError(
+            f"--name {name!r} is not a container name",
+            "use two or more letters, digits and _.-, with a letter or digit first",
+        )
     return name or ""
 
 
@@ -114,13 +115,13 @@ class ContainerSpec(Struct, frozen=True, kw_only=True):
     name: str
     labels: dict[str, str]
     rank: int
-    """Number of the node."""
+    """Rank of the node."""
     mounts: tuple[BindMount, ...]
     workdir: str
     node: ContainerHost | None
-    """What the node has; None where that is another one."""
+    """Devices of the node; None if the container runs on another node."""
     user: tuple[int, int] | None = None
-    """Ids of the user inside; None for the image's."""
+    """UID and GID inside; None for the image's user."""
     has_terminal: bool = False
 
 
@@ -134,8 +135,8 @@ def build_engine_command(
     """The command line that runs `argv` in `container`.
 
     Args:
-        names: Variables that are passed on by name.
-        literal: Variables whose values are no secret and would change the engine's client.
+        names: Variables that are passed by name.
+        literal: Variables that are passed by value: they are not secret, and would affect the engine's client.
     """
     if container.engine.kind == "apptainer":
         return _build_apptainer_command(container, options, literal, argv)
@@ -162,7 +163,7 @@ def build_engine_command(
 def _build_apptainer_command(
     container: ContainerSpec, options: ContainerArguments, literal: Mapping[str, str], argv: Sequence[str]
 ) -> tuple[str, ...]:
-    """apptainer inherits the environment, the devices and the limits; `--no-eval` leaves values as they are."""
+    """apptainer inherits environment, devices and limits; `--no-eval` keeps it from evaluating values as shell code."""
     given, node = group_engine_options(options.passed), container.node
     words = ["--no-eval"] + ([] if "--workdir" in given else ["--pwd", container.workdir])
     if node and "nvidia" in node.vendors and "--nv" not in given:
@@ -199,14 +200,14 @@ def _format_csv_line(fields: Sequence[str]) -> str:
 
 
 def _repeat_option(option: str, ours: Iterable[str], given: Mapping[str, Sequence[str]]) -> list[str]:
-    """Our values of an option that may be repeated, without those of which the user has given another."""
+    """Default values of a repeatable option, except those that the user has overridden."""
     theirs = {value.partition("=")[0].partition(":")[0] for value in given.get(option, ())}
     kept = [value for value in ours if value.partition("=")[0] not in theirs and "host" not in theirs]
     return [word for value in kept for word in (option, value)]
 
 
 def _list_ulimit_options(node: ContainerHost | None) -> list[str]:
-    """Limits, no higher than whoever starts the container may raise them."""
+    """Limits, at most the hard limits where the engine cannot raise them."""
     highest = node.limits if node else {}
     values = {name: _limit_ulimit(wanted, highest.get(name, -1)) for name, wanted in ULIMITS.items()}
     return [f"{name}={value}:{value}" for name, value in values.items()]
@@ -217,7 +218,7 @@ def _limit_ulimit(wanted: int, highest: int) -> int:
 
 
 def _list_device_options(engine: ContainerEngine, node: ContainerHost, given: Mapping[str, Sequence[str]]) -> list[str]:
-    """Devices and groups of the node, without those that the user has chosen."""
+    """Devices and groups of the node, except those that the user has chosen."""
     theirs = given.get("--device", ())
     is_chosen = chooses_gpus(given)
     paths: list[str] = []
@@ -239,7 +240,7 @@ def _list_device_options(engine: ContainerEngine, node: ContainerHost, given: Ma
 
 
 def chooses_gpus(given: Mapping[str, Sequence[str]]) -> bool:
-    """Whether the user has chosen GPUs by an option of the engine's toolkit."""
+    """Whether the user has chosen GPUs with an option of the engine."""
     return bool({"--gpus", "--runtime"} & given.keys()) or any("/gpu=" in value for value in given.get("--device", ()))
 
 

@@ -1,4 +1,4 @@
-"""Which image a run had: container.json of its folder, written beside the run without holding it up."""
+"""Record the image of a run in container.json of its folder, in a thread that does not delay the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from primus import process
 from primus.runs.files import write_json
 from primus.runs.store import Run
 from primus.runtimes.container.engines import ContainerSpec
-from primus.runtimes.container.launched_containers import ASKING_S
+from primus.runtimes.container.launched_containers import ENGINE_LIMIT_S
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
@@ -26,15 +26,15 @@ class ContainerImage(Struct, frozen=True, kw_only=True):
     engine: str
     version: str
     image: str
-    """As it was named."""
+    """Name of the image, as given."""
     id: str = ""
-    """The engine's own id of the image, a hash of its configuration."""
+    """The engine's id of the image, a hash of its configuration."""
     digest: str = ""
-    """Name and hash under which a registry has it; empty for an image that was made here."""
+    """Name and hash in the registry; empty for an image that was built on this host."""
     size_bytes: int | None = None
-    """Of an image that is a file."""
+    """Size of an image file."""
     changed: float | None = None
-    """When that file was changed last."""
+    """Modification time of an image file."""
     name: str
     """Name of the container."""
     host: str
@@ -42,7 +42,7 @@ class ContainerImage(Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def record_image(run: Run | None, container: ContainerSpec, environ: Mapping[str, str]) -> Iterator[None]:
-    """While open, the image is looked up until it is there, and recorded in the folder of `run`."""
+    """While open, wait until the engine has the image, and record it in the folder of `run`."""
     if run is None:
         yield
         return
@@ -55,13 +55,13 @@ def record_image(run: Run | None, container: ContainerSpec, environ: Mapping[str
         yield
     finally:
         is_over.set()
-        writer.join(timeout=ASKING_S)
+        writer.join(timeout=ENGINE_LIMIT_S)
 
 
 def _write_image_record_when_known(
     run: Run, container: ContainerSpec, environ: Mapping[str, str], is_over: threading.Event
 ) -> None:
-    """An image that must be fetched first is known later."""
+    """Query the engine with growing pauses: an image may have to be pulled first, which takes minutes."""
     wait_s = FIRST_WAIT_S
     while not _write_image_record(run, container, environ) and not is_over.wait(wait_s):
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -73,7 +73,7 @@ def _write_image_record(run: Run, container: ContainerSpec, environ: Mapping[str
     found = _query_daemon_image(container, environ) if container.engine.is_daemon else _read_image_file(container.image)
     if found is None:
         return False
-    version = process.run_command([container.engine.program, "--version"], environ, ASKING_S).text.strip()
+    version = process.run_command([container.engine.program, "--version"], environ, ENGINE_LIMIT_S).text.strip()
     known = ContainerImage(
         engine=container.engine.program,
         version=version,
@@ -83,7 +83,7 @@ def _write_image_record(run: Run, container: ContainerSpec, environ: Mapping[str
         **found,
     )
     file = "container.json" if container.rank == 0 else f"container.node_{container.rank}.json"
-    with contextlib.suppress(OSError):  # a full disk is told of by what writes more
+    with contextlib.suppress(OSError):  # a full disk: other writers report it
         write_json(run.directory / file, known)
     return True
 
@@ -91,7 +91,7 @@ def _write_image_record(run: Run, container: ContainerSpec, environ: Mapping[str
 def _query_daemon_image(container: ContainerSpec, environ: Mapping[str, str]) -> dict[str, str] | None:
     form = "{{.Id}}\n{{range .RepoDigests}}{{.}}\n{{end}}"
     words = [container.engine.program, "image", "inspect", "--format", form, container.image]
-    answer = process.run_command(words, environ, ASKING_S)
+    answer = process.run_command(words, environ, ENGINE_LIMIT_S)
     lines = answer.text.split()
     if answer.state != "ok" or not lines:
         return None

@@ -1,4 +1,4 @@
-"""Containers that primus has started on this host: found by their labels, and removed when they are over."""
+"""Find the containers that primus has started on this host by their labels, and remove those without a launcher."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from primus import process
 from primus.errors import UnfitError
 from primus.runtimes.container.engines import ContainerEngine
 
-ASKING_S = 30.0
-"""Time that an engine has to answer; a busy daemon takes seconds."""
+ENGINE_LIMIT_S = 30.0
+"""Time for a command of the engine; a busy daemon takes several seconds."""
 LAUNCHER = "primus.launcher"
-"""Label that says which process a container belongs to."""
+"""Label with the launcher's process: PID.START.RANDOM; the start time tells it from a later process of the same id."""
 ENDED = ("exited", "created", "dead", "configured", "stopped", "initialized")
-"""States of containers in which nothing runs, as docker and podman call them."""
+"""States of docker and podman in which nothing runs in a container."""
 
 
 class LaunchedContainer(Struct, frozen=True):
@@ -33,8 +33,8 @@ class LaunchedContainer(Struct, frozen=True):
     @property
     def is_led(self) -> bool:
         """Whether its launcher is alive."""
-        pid, _, begun = self.labels.get(LAUNCHER, "").partition(".")
-        return bool(pid) and read_process_start(pid) == begun.partition(".")[0]
+        pid, _, start = self.labels.get(LAUNCHER, "").partition(".")
+        return bool(pid) and read_process_start(pid) == start.partition(".")[0]
 
 
 def remove_ended_containers(engine: ContainerEngine, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -45,7 +45,7 @@ def remove_ended_containers(engine: ContainerEngine, environ: Mapping[str, str],
     """
     check_installed(engine, environ)
     if not engine.is_daemon:
-        say(f"{engine.program} leaves nothing to remove")
+        say(f"{engine.program} keeps no ended containers: nothing to remove")
         return
     for found in list_containers(engine, environ, {}):
         if found.state in ENDED and not found.is_led:
@@ -59,22 +59,22 @@ def remove_orphaned_container(
     grace_s: float,
     say: Callable[[str], None],
 ) -> None:
-    """End a container whose launcher is gone, and remove it."""
+    """Stop and remove a container whose launcher has ended."""
     what = "ended container" if found.state in ENDED else "container without a launcher"
     say(f"removing {what} {found.id[:12]} of run {found.labels.get('primus.run', '')}")
     stop_container(engine, environ, found.id, grace_s)
 
 
 def stop_container(engine: ContainerEngine, environ: Mapping[str, str], identity: str, grace_s: float) -> None:
-    """End a container, which has `grace_s` to save, and remove it."""
-    process.run_command([engine.program, "stop", "-t", f"{grace_s:.0f}", identity], environ, grace_s + ASKING_S)
-    process.run_command([engine.program, "rm", "-f", identity], environ, ASKING_S)
+    """Stop a container, which has `grace_s` to save, and remove it."""
+    process.run_command([engine.program, "stop", "-t", f"{grace_s:.0f}", identity], environ, grace_s + ENGINE_LIMIT_S)
+    process.run_command([engine.program, "rm", "-f", identity], environ, ENGINE_LIMIT_S)
 
 
 def list_containers(
     engine: ContainerEngine, environ: Mapping[str, str], labels: Mapping[str, str]
 ) -> list[LaunchedContainer]:
-    """What primus has started for this user on this host, with these labels.
+    """Containers with these labels that primus has started for this user on this host.
 
     Raises:
         UnfitError: The engine cannot be used.
@@ -84,10 +84,10 @@ def list_containers(
     for identity in list_container_ids(engine, environ, [f"{name}={value}" for name, value in ours.items()], must=True):
         form = "{{.State.Status}} {{json .Config.Labels}}"
         answer = process.run_command(
-            [engine.program, "container", "inspect", "--format", form, identity], environ, ASKING_S
+            [engine.program, "container", "inspect", "--format", form, identity], environ, ENGINE_LIMIT_S
         )
         state, _, text = answer.text.strip().partition(" ")
-        with contextlib.suppress(msgspec.MsgspecError):  # it is gone meanwhile
+        with contextlib.suppress(msgspec.MsgspecError):  # removed in the meantime
             found.append(LaunchedContainer(identity, state, msgspec.json.decode(text, type=dict[str, str])))
     return [each for each in found if ours.items() <= each.labels.items()]
 
@@ -95,13 +95,13 @@ def list_containers(
 def list_container_ids(
     engine: ContainerEngine, environ: Mapping[str, str], labels: Sequence[str], *, must: bool = False
 ) -> list[str]:
-    """Ids of the containers with these labels, also of those that have ended.
+    """Ids of the containers with these labels, including ended ones.
 
     Raises:
-        UnfitError: The engine cannot be used, and `must` be.
+        UnfitError: The engine cannot be used; without `must` the list is empty then.
     """
     filters = [word for label in labels for word in ("--filter", f"label={label}")]
-    answer = process.run_command([engine.program, "ps", "-aq", "--no-trunc", *filters], environ, ASKING_S)
+    answer = process.run_command([engine.program, "ps", "-aq", "--no-trunc", *filters], environ, ENGINE_LIMIT_S)
     if must and answer.state != "ok":
         raise UnfitError(f"{engine.program} cannot be used: {answer.problem}", _explain_unusable_engine(engine))
     return answer.text.split()
@@ -110,8 +110,7 @@ def list_container_ids(
 def _explain_unusable_engine(engine: ContainerEngine) -> str:
     if engine.kind != "docker":
         return f"try `{engine.program} ps`"
-    other = "--engine chooses another one, such as podman or apptainer"
-    return f"is its daemon running, and are you in the group docker? Try `docker ps`; {other}"
+    return "check with `docker ps` that its daemon runs and that you are in the group docker; or use --engine podman"
 
 
 def check_installed(engine: ContainerEngine, environ: Mapping[str, str]) -> None:
@@ -119,12 +118,12 @@ def check_installed(engine: ContainerEngine, environ: Mapping[str, str]) -> None
     if shutil.which(engine.program, path=environ.get("PATH")) is None:
         raise UnfitError(
             f"{engine.program} is not installed here (chosen by: {engine.source})",
-            "install docker, podman or apptainer, or name one with --engine",
+            "install docker, podman or apptainer, or choose one with --engine",
         )
 
 
 def read_process_start(pid: str) -> str:
-    """When a process began, in the kernel's ticks: with its number it names one process for good."""
+    """Start time of a process in kernel ticks (proc(5), starttime); empty for a process that has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""Folders that are seen inside, at the same paths: so configurations and logs need no translation."""
+"""Mount folders at the same paths inside the container, so that paths in configurations and logs are valid in both."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PLACES = (
     "TOKENIZED_DATA_PATH",
     "BACKEND_PATH",
 )
-"""Variables that name folders, several separated by `:`; those that exist are mounted with the variable."""
+"""Variables that name folders, separated by `:`; existing folders are mounted."""
 
 
 def parse_mounts(words: Iterable[str], cwd: str) -> list[BindMount]:
-    """What `--mount` asks for: SRC[:DST[:ro|rw]].
+    """The mounts of `--mount`: SRC[:DST[:ro|rw]].
 
     Raises:
-        UsageError: One is not of this form.
+        UsageError: One has another format.
     """
     return [_parse_mount(word, cwd) for word in words]
 
@@ -38,8 +38,8 @@ def _parse_mount(word: str, cwd: str) -> BindMount:
     target = rest.pop() if rest else source
     if rest or not source or mode not in ("ro", "rw") or (target != source and not target.startswith("/")):
         raise UsageError(
-            f"--mount {word}: expected SRC[:DST[:ro]], DST absolute",
-            "a path with a colon, or other options: --mount type=bind,source=SRC,target=DST,...",
+            f"--mount {word}: expected SRC[:DST[:ro]] with an absolute DST",
+            "for a path with a colon, or other options: --mount type=bind,source=SRC,target=DST,...",
         )
     source = os.path.normpath(os.path.join(cwd, os.path.expanduser(source)))
     return BindMount(source, os.path.normpath(target) if target.startswith("/") else source, mode == "ro")
@@ -54,8 +54,8 @@ def list_own_mounts(
         cwd: Working directory.
         directory: Run folder, or empty.
         environ: Variables, some of which name folders.
-        has_run: Whether there will be a run folder.
-        is_here: Whether the folders that variables name may be looked for.
+        has_run: Whether the task has a run folder.
+        is_here: Whether the container starts on this host, so that folders of variables can be checked.
     """
     checkout = registry.PACKAGE.parents[1]
     is_checkout = (checkout / "primus-cli").is_file()
@@ -72,31 +72,31 @@ def _list_installation_mounts() -> list[BindMount]:
 
 
 def _find_workspace(directory: str) -> str:
-    """Folder of the experiments, which holds <experiment>/<run>; the run folder alone where it lies elsewhere."""
+    """Folder that contains <experiment>/<run>; the run folder alone if it is too close to the root."""
     workspace = Path(directory).parent.parent
     return directory if len(workspace.parts) < 2 else str(workspace)
 
 
 def merge_mounts(ours: Sequence[BindMount], theirs: Sequence[BindMount]) -> tuple[BindMount, ...]:
-    """All mounts, ours without those that lie inside another one at the same place; the user's win.
+    """All mounts, without defaults that another mount covers; mounts of the user take precedence.
 
     Raises:
-        UsageError: The engines cannot be told of one.
+        UsageError: The engines cannot mount one of them.
     """
     for mount in (*ours, *theirs):
         if any(character < " " for character in mount.source + mount.target):
-            raise UsageError(f"{mount.source!r} cannot be mounted: no engine takes line breaks in paths")
+            raise UsageError(f"{mount.source!r} cannot be mounted: engines do not support line breaks in paths")
     kept: list[BindMount] = list(dict.fromkeys(theirs))
     for mount in sorted(ours, key=lambda each: len(PurePosixPath(each.target).parts)):
         if mount.target == "/":
-            raise UsageError("the root of the file system cannot be mounted at the same place inside", "cd elsewhere")
+            raise UsageError("the root folder / cannot be mounted at the same path", "run primus-cli in another folder")
         if not any(_is_covered_by(each, mount) for each in kept):
             kept.append(mount)
     return tuple(kept)
 
 
 def _is_covered_by(outer: BindMount, mount: BindMount) -> bool:
-    """Whether `mount` is there already by `outer`, as writable as it is wanted; a target can be taken but once."""
+    """Whether `outer` already provides `mount`, writable if needed; each target can be mounted once."""
     if mount.target == outer.target:
         return True
     target, source = PurePosixPath(mount.target), PurePosixPath(mount.source)
@@ -107,5 +107,5 @@ def _is_covered_by(outer: BindMount, mount: BindMount) -> bool:
 
 
 def find_missing_sources(mounts: Iterable[BindMount]) -> list[str]:
-    """Sources that do not exist here."""
+    """Sources that do not exist on this host."""
     return [mount.source for mount in mounts if not os.path.exists(mount.source)]

@@ -1,4 +1,4 @@
-"""What is typed after `container`: options of its own, and the engine's, which are passed on as they are."""
+"""Parse the arguments of `container`: options of primus, and options of the engine, which are passed through."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ WHAT = "runtime 'container'"
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """Run in a container; any other option is the engine's, and passed on as typed."""
+    """Run in a container; other options are passed through to the engine."""
 
     engine: str | None = None
-    """docker, podman, apptainer or singularity; $PRIMUS_CONTAINER_ENGINE, else the first of them on PATH."""
+    """docker, podman, apptainer or singularity (default: $PRIMUS_CONTAINER_ENGINE, else the first of them on PATH)."""
     image: str | None = None
-    """Image, or .sif file; $DOCKER_IMAGE, else AMD's rocm/primus where the GPUs are AMD's."""
+    """Image, or .sif file (default: $DOCKER_IMAGE, else rocm/primus on a node with AMD GPUs)."""
     mount: Annotated[tuple[str, ...], Meta(extra={"short": ("-v",), "aliases": ("--volume",)})] = ()
-    """SRC[:DST[:ro]], or type=bind,... as the engine has it; may be repeated. The checkout, the working directory and
-    the workspace are mounted anyway."""
+    """SRC[:DST[:ro]], or type=bind,... in the engine's syntax; may be repeated. The checkout, the working directory and
+    the workspace are always mounted."""
     env: Annotated[tuple[str, ...], Meta(extra={"short": ("-e",)})] = ()
-    """NAME=VALUE, a NAME that this environment has, or a file of such lines, for the task; may be repeated."""
+    """Environment variable of the task: NAME=VALUE, NAME of a variable that is set, or a file; may be repeated."""
     name: str | None = None
-    """Name of the container; primus-<run>-<attempt>-<node rank>."""
+    """Name of the container (default: primus-<run>-<attempt>-<node rank>)."""
     shell: bool = False
-    """Open a shell in the container instead of the task, which may be left out."""
+    """Open a shell in the container instead of running the task, which is optional."""
     devices: bool = True
-    """Pass GPUs and InfiniBand adapters on."""
+    """Make GPUs and InfiniBand adapters available in the container."""
     user: bool = False
-    """Be the user of this shell inside, not the image's; with a value (--user 1000:1000) it is the engine's option."""
+    """Run as your own UID:GID instead of the image's user; with a value (--user 1000:1000), the engine's option."""
     grace: Annotated[float, Meta(ge=0)] = 600.0
-    """Seconds that the task has after it was asked to stop, before its container is killed."""
+    """Seconds between the signal that stops the task and killing its container."""
     clean: bool = False
-    """First remove what ended containers of yours are left here; a task may be left out."""
+    """First remove your ended containers on this host that primus has started; the task is optional."""
 
 
 class ContainerArguments(Options, frozen=True, kw_only=True):
-    """Options with what was left to the engine."""
+    """Options of primus, and the options that are passed through."""
 
     passed: tuple[str, ...] = ()
-    """Words for the engine, as typed."""
+    """Arguments for the engine, as typed."""
 
 
 ALIASES = {
@@ -57,7 +57,7 @@ ALIASES = {
     "-l": "--label",
     "--pwd": "--workdir",
 }
-"""Spellings of the engines' options under which primus sets the same."""
+"""Spellings of engine options that primus sets under another spelling."""
 DETACHING = ("-d", "--detach")
 
 
@@ -65,7 +65,7 @@ def parse(words: Sequence[str]) -> ContainerArguments:
     """The options in `words`.
 
     Raises:
-        UsageError: A value is missing or impossible, or a secret stands among the engine's options.
+        UsageError: A value is missing or invalid, or an engine option contains a secret.
     """
     flags = {name: flag for flag in list_flags(Options) for name in flag.names}
     given: dict[str, Any] = {}
@@ -91,7 +91,7 @@ def parse(words: Sequence[str]) -> ContainerArguments:
 
 
 def group_engine_options(passed: Sequence[str]) -> dict[str, list[str]]:
-    """Values of the engine's options by their long spelling; an option without a value has an empty one."""
+    """Values of the engine's options by their long spelling; empty for an option without a value."""
     found: dict[str, list[str]] = {}
     for word, following in itertools.zip_longest(passed, passed[1:], fillvalue=""):
         if not word.startswith("-"):
@@ -103,14 +103,14 @@ def group_engine_options(passed: Sequence[str]) -> dict[str, list[str]]:
 
 
 def find_misspelled_option(passed: Sequence[str]) -> str:
-    """Which of our options may be meant by one that the engine may not have; empty where none looks like it."""
+    """A hint if an option that was passed to the engine resembles one of primus; empty otherwise."""
     ours = [name for flag in list_flags(Options) if flag.default is not True for name in flag.names]
     for word in group_engine_options(passed):
         if len(word) < len("--env") or word.startswith("--no-"):
             continue
         near = difflib.get_close_matches(word, ours, n=1, cutoff=0.8)  # --uts is not --user
-        if near and not word.startswith(near[0]):  # nor are --userns and --env-file ours
-            return f"{word} went to it: did you mean '{near[0]}'?"
+        if near and not word.startswith(near[0]):  # --userns and --env-file are the engine's as well
+            return f"{word} was passed to the engine: did you mean '{near[0]}'?"
     return ""
 
 
@@ -126,13 +126,13 @@ def _take_option(flag: Flag, value: str, given: dict[str, Any], passed: list[str
 
 
 def _is_engines_mount(word: str) -> bool:
-    """Whether a mount is no folder of ours: the engine's own syntax, or a volume that it keeps under a name."""
+    """Whether a mount is for the engine to read: its own syntax, or the name of one of its volumes."""
     name, colon, _ = word.partition(":")
     return word.startswith("type=") or bool(name and colon and not set(name) & set("/.~"))
 
 
 def _is_engines_user(flag: Flag, equals: str, rest: list[str]) -> bool:
-    """Whether `--user` has a value, as the engines' option of that name."""
+    """Whether `--user` has a value, as the engine's option of that name has."""
     return flag.field == "user" and bool(equals or (rest and not rest[0].startswith("-")))
 
 
@@ -144,15 +144,17 @@ def _take_value(rest: list[str], name: str) -> str:
 
 def _check_engine_option(word: str, before: Sequence[str]) -> str:
     if not word.startswith("-") and not (before and before[-1].startswith("-") and "=" not in before[-1]):
-        raise UsageError(f"{WHAT}: unexpected word '{word}'", "the image is given by --image; a task follows ' -- '")
+        raise UsageError(
+            f"{WHAT}: unexpected argument '{word}'", "name the image with --image; write the task after ' -- '"
+        )
     if word.partition("=")[0] in DETACHING:
         raise UsageError(
-            f"{word}: primus waits for its container", "leave it out; put the whole command in the background"
+            f"{word} is not supported: primus waits for its container", "run primus-cli itself in the background"
         )
     safe = redact_args([*before, word])[-1]
     if safe != word:
         raise UsageError(
-            f"a secret must not stand in the command line of another program: {safe}",
-            "set it as a variable of your shell, and pass it on by its name: --env NAME",
+            f"a secret must not be in the command line of another program: {safe}",
+            "set it as a variable of your shell, and pass its name: --env NAME",
         )
     return word

@@ -1,9 +1,9 @@
-"""Variables that would change a container engine's own client, or what runs in the container."""
+"""Variables that affect the client of a container engine, or the software in the container."""
 
 from __future__ import annotations
 
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH")
-"""Of these an engine that passes on all variables must know nothing."""
+"""Variables that are removed for an engine that passes all variables on."""
 
 CLIENTS = frozenset(
     "PATH HOME USER LOGNAME SHELL TERM TMPDIR PWD OLDPWD IFS ENV BASH_ENV REGISTRY_AUTH_FILE STORAGE_DRIVER "
@@ -11,7 +11,7 @@ CLIENTS = frozenset(
     "NOTIFY_SOCKET".split()
 )
 CLIENTS_FAMILIES = tuple("LD_ DOCKER_ CONTAINER _CONTAINER PODMAN_ APPTAINER SINGULARITY XDG_ SSL_CERT_ DBUS_".split())
-"""The environment of the engines' clients, and of the libraries they are built with (their manuals)."""
+"""Variables that the engines' clients and their libraries read (documentation of docker, podman, apptainer)."""
 
 
 def changes_client(name: str) -> bool:

@@ -21,12 +21,12 @@ LEVEL = "cluster"
 
 __all__ = ["LEVEL", "SPELLINGS", "Options", "cancel", "parse", "start", "states", "supervise_batch_job", "wrap"]
 
-OF_A_TERMINAL = ("input", "unbuffered", "wait")
-"""Those that a step with a terminal (--pty) does without."""
+DROPPED_WITH_PTY = ("input", "unbuffered", "wait")
+"""Default options that a step with a terminal (--pty) does not get: srun rejects them, or they would close it."""
 
 
 def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
-    """`plan` on each node of a step or of a job."""
+    """`plan` on each node of a step (srun) or of a job (sbatch)."""
     return _plan_step(plan, options, context) if options.command == "srun" else _plan_batch_job(plan, options, context)
 
 
@@ -35,7 +35,7 @@ def _plan_step(plan: LaunchPlan, options: Options, context: PlanContext) -> Laun
     ours = [
         option
         for option in script.step_options(with_workers=context.starts_workers)
-        if (name := option[2:].partition("=")[0]) not in given and not ("pty" in given and name in OF_A_TERMINAL)
+        if (name := option[2:].partition("=")[0]) not in given and not ("pty" in given and name in DROPPED_WITH_PTY)
     ]
     return LaunchPlan(
         argv=("srun", *ours, *options.slurm, *context.there),
@@ -50,8 +50,8 @@ def _plan_batch_job(plan: LaunchPlan, options: Options, context: PlanContext) ->
 
     if options.is_array and ("--run", context.directory) in itertools.pairwise(context.there):
         raise UsageError(
-            "slurm: --array cannot be used here: a run folder belongs to one job",
-            "submit each by itself; an array is for tasks that share their work, such as data encode",
+            "slurm: --array cannot be used for a task with a run folder, which belongs to one job",
+            "submit one job for each run; arrays are for tasks that share their work, such as data encode",
         )
     batch = script.BatchScript(
         options=options,
@@ -63,7 +63,7 @@ def _plan_batch_job(plan: LaunchPlan, options: Options, context: PlanContext) ->
     )
     file = f"{context.directory}/job.sh"
     _, others = script.split_directives(batch)
-    # A variable of the user's such as SBATCH_PARTITION wins over the script, and gives way to the command line.
+    # A variable such as SBATCH_PARTITION overrides the script; options on the command line override the variable.
     is_overruled = any(name.startswith("SBATCH_") for name in context.environ) and "SLURM_JOB_ID" not in context.environ
     repeated = options.slurm if is_overruled else ()
     test = ("--test-only",) if options.test_only else ()
@@ -79,14 +79,14 @@ def _plan_batch_job(plan: LaunchPlan, options: Options, context: PlanContext) ->
 
 
 def _list_export_notes(plan: LaunchPlan, options: Options) -> tuple[str, ...]:
-    """What does not reach the nodes, as the user's --export says."""
+    """A warning about variables that the user's --export removes."""
     export = find_option_value(options.slurm_options, "export")
     if export is None or "ALL" in export.split(","):
         return ()
     named = {word.partition("=")[0] for word in export.split(",")}
-    left = sorted(set(plan.env) - named)
-    lost = f", such as {', '.join(left)}" if left else ""
-    return (f"warning: --export={export} keeps this shell's variables and secrets from the job{lost}",)
+    removed = sorted(set(plan.env) - named)
+    examples = f", such as {', '.join(removed)}" if removed else ""
+    return (f"warning: --export={export} removes this shell's variables and secrets from the job{examples}",)
 
 
 def start(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
@@ -114,14 +114,14 @@ def supervise_batch_job(
 
 
 def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
-    """How jobs stand, by id."""
+    """States of jobs, by id."""
     from primus.runtimes.slurm import queries
 
     return queries.query_states(submissions)
 
 
 def cancel(submission: Submission) -> None:
-    """End a job."""
+    """Cancel a job."""
     from primus.runtimes.slurm import queries
 
     queries.cancel_job(submission)

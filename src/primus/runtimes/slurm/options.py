@@ -1,4 +1,4 @@
-"""Words of a Slurm command: which of them are ours, which are Slurm's, and what Slurm's say."""
+"""Parse the arguments of a Slurm command: options of primus, options of Slurm, and the values that primus reads."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from primus.redaction import is_secret_name
 
 COMMANDS = ("srun", "sbatch")
 
-# Of sbatch(1) and srun(1), Slurm 22.05 to 24.11. An option that is in no list is passed on as well, with the word after
-# it where that is no option itself: sites add their own (SPANK).
+# Options in sbatch(1) and srun(1), Slurm 22.05 to 24.11. An unknown option is passed through as well, with the next
+# argument if that is not an option: sites add options by SPANK plug-ins.
 VALUED = frozenset(
     """
     account acctg-freq array bb bbf bcast bcast-exclude begin chdir cluster-constraint clusters comment constraint
@@ -37,7 +37,7 @@ BARE = frozenset(
     """.split()
 )
 OPTIONAL = frozenset("compress exclusive get-user-env immediate kill-on-bad-exit nice propagate send-libs".split())
-"""Their value, if any, stands behind `=`."""
+"""Options whose optional value follows `=`."""
 
 LETTERS = {
     "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
@@ -62,12 +62,12 @@ INSTEAD = {
     "sattach": "primus-cli direct -- jobs logs JOB --follow",
     "salloc": "salloc itself, then slurm srun inside",
 }
-"""What does here what other commands of Slurm do."""
+"""Commands of primus for those of Slurm that this runtime does not take."""
 
 REFUSED = {
-    "wrap": "what is run stands after ' -- '",
-    "multi-prog": "what is run stands after ' -- '",
-    "ignore-pbs": "there are no #PBS lines",
+    "wrap": "write the task after ' -- '",
+    "multi-prog": "write the task after ' -- '",
+    "ignore-pbs": "the batch script has no #PBS lines",
 }
 
 
@@ -84,28 +84,28 @@ class Options(Struct, frozen=True, kw_only=True):
     """Run on a Slurm cluster, one launcher on each node."""
 
     command: Positional = "srun"
-    """srun: here, until its end; sbatch: queued."""
+    """srun: run in the foreground; sbatch: submit a batch job."""
     slurm: Annotated[tuple[str, ...], Meta(extra={"positional": True})] = ()
-    """Options of srun or sbatch as they are typed there: -N 2, -p gpu, --time=2:00:00, --exclusive, ..."""
+    """Options of srun or sbatch, passed through: -N 2, -p gpu, --time=2:00:00, --exclusive, ..."""
     follow: bool = False
-    """sbatch: print the job's log as it grows, until the job ends; Ctrl-C leaves the job running."""
+    """sbatch: print the job's log as it grows; Ctrl-C leaves the job running."""
     wait: bool = False
-    """sbatch: wait for the job's end, and end with its exit code."""
+    """sbatch: wait until the job ends, and exit with its exit code."""
     requeue: bool = False
-    """sbatch: queue the job again after a preemption, the time limit or the loss of a node; it goes on from its
+    """sbatch: requeue the job after a preemption, its time limit or the loss of a node; it resumes from its newest
     checkpoint."""
     max_restarts: int | None = None
-    """sbatch: restarts after failures inside the job (default: 0, or as many as --spare-nodes)."""
+    """sbatch: maximum restarts after failures (default: the number of --spare-nodes)."""
     restart_delay: float = 30.0
-    """sbatch: seconds before the first of them; each further one takes twice as long."""
+    """sbatch: seconds before the first restart; doubled for each further one without progress."""
     spare_nodes: int = 0
-    """sbatch: nodes beyond --nodes that take the place of lost ones."""
+    """sbatch: nodes to allocate beyond --nodes; they replace lost nodes."""
     test_only: bool = False
-    """Ask Slurm whether and when it could start, and submit nothing."""
+    """Ask Slurm whether and when the job could start; submit nothing."""
 
     @property
     def is_array(self) -> bool:
-        """Whether it is an array: the same command several times, in jobs of their own."""
+        """Whether the job is an array: several jobs that run the same command."""
         return find_option_value(self.slurm_options, "array") is not None
 
     @property
@@ -115,10 +115,10 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def parse(words: Sequence[str]) -> Options:
-    """Read the words of the runtime.
+    """Read the arguments of the runtime.
 
     Raises:
-        UsageError: A word is no option, or an option cannot be used here.
+        UsageError: An argument is not an option, or an option cannot be used here.
     """
     rest = list(words)
     command = rest.pop(0) if rest and rest[0] in COMMANDS else "srun"
@@ -135,13 +135,13 @@ def parse(words: Sequence[str]) -> Options:
 
 
 def find_option_value(typed: Iterable[SlurmOption], *names: str) -> str | None:
-    """Value of the last of `typed` that has one of `names`, empty where it has none; None where there is none."""
+    """Value of the last option in `typed` with one of `names`: empty without a value, None without such an option."""
     found = [each.value or "" for each in typed if each.name in names]
     return found[-1] if found else None
 
 
 def find_num_nodes(typed: Sequence[SlurmOption]) -> int | None:
-    """Number of nodes that are asked for, where it is one number."""
+    """Number of requested nodes; None where --nodes is a range."""
     text = find_option_value(typed, "nodes")
     return 1 if text is None else int(text) if text.isdecimal() else None
 
@@ -158,7 +158,7 @@ KNOWN = VALUED | BARE | OPTIONAL | frozenset(_OURS)
 
 
 def _split_own_options(words: Sequence[str], command: str) -> tuple[dict[str, object], list[str]]:
-    """Our options and the other words; srun's own `--wait` takes a number of seconds."""
+    """Options of primus and the other arguments; srun's own `--wait` takes a number of seconds."""
     ours: dict[str, object] = {}
     rest: list[str] = []
     pending = list(words)
@@ -191,7 +191,7 @@ def _parse_number(kind: type, text: str, flag: str) -> float:
 
 
 def _take_option_value(word: str, pending: list[str]) -> list[str]:
-    """Takes the value of the option `word` from the head of `pending`, where it stands there."""
+    """Remove the value of the option `word` from the head of `pending`, and return it in a list."""
     name, has_value = _expand_option_name(word)
     if name is None or has_value or name in BARE or name in OPTIONAL or not pending:
         return []
@@ -200,10 +200,10 @@ def _take_option_value(word: str, pending: list[str]) -> list[str]:
 
 
 def _parse_slurm_options(words: Sequence[str], command: str) -> list[SlurmOption]:
-    """The options that `words` are.
+    """`words` as options of Slurm.
 
     Raises:
-        UsageError: A word is no option, or lacks its value.
+        UsageError: A word is not an option, or lacks its value.
     """
     found: list[SlurmOption] = []
     pending = list(words)
@@ -221,7 +221,7 @@ def _parse_slurm_options(words: Sequence[str], command: str) -> list[SlurmOption
 
 
 def _expand_option_name(word: str) -> tuple[str | None, bool]:
-    """Full name of the option `word`, None where it is none; and whether it holds its value."""
+    """Full name of the option `word` (None if it is not an option), and whether the word contains the value."""
     if word.startswith("--") and len(word) > 2:
         name, equals, _ = word[2:].partition("=")
         return _complete_option_name(name), bool(equals)
@@ -233,7 +233,7 @@ def _expand_option_name(word: str) -> tuple[str | None, bool]:
 
 
 def _complete_option_name(name: str) -> str:
-    """The option that `name`, maybe shortened as getopt_long(3) allows, means."""
+    """Full name of the option `name`, which may be abbreviated as in getopt_long(3)."""
     if name in KNOWN:
         return name
     longer = [each for each in VALUED | BARE | OPTIONAL | {"wait"} if each.startswith(name)]
@@ -242,13 +242,13 @@ def _complete_option_name(name: str) -> str:
 
 def _build_unknown_word_error(word: str, before: Sequence[SlurmOption], command: str) -> UsageError:
     if not before and word in INSTEAD:
-        return UsageError(f"slurm: '{word}' is none of {', '.join(COMMANDS)}", f"use {INSTEAD[word]}")
+        return UsageError(f"slurm: unsupported command '{word}' (use {' or '.join(COMMANDS)})", f"use {INSTEAD[word]}")
     if not before and find_nearest(word, COMMANDS):
-        return UsageError(f"no Slurm command '{word}'", did_you_mean(word, COMMANDS))
+        return UsageError(f"unknown Slurm command '{word}'", did_you_mean(word, COMMANDS))
     after = f" after {' '.join(before[-1].words)}" if before else ""
     dashed = find_nearest(word, KNOWN)
-    hint = f"did you mean '--{dashed}'?" if dashed else "a task or another runtime stands after ' -- '"
-    return UsageError(f"{command}: '{word}'{after} is no option", hint)
+    hint = f"did you mean '--{dashed}'?" if dashed else "write the task, or the next runtime, after ' -- '"
+    return UsageError(f"{command}: '{word}'{after} is not an option", hint)
 
 
 def _check_slurm_options(typed: Sequence[SlurmOption]) -> None:
@@ -260,7 +260,7 @@ def _check_slurm_options(typed: Sequence[SlurmOption]) -> None:
         if equals and is_secret_name(name):
             raise UsageError(
                 f"slurm: --export: the value of {name} would be readable by everyone on the cluster",
-                f"set {name} in your shell: variables reach the job by themselves",
+                f"set {name} in your shell: the job inherits its variables",
             )
     per_node, tasks, nodes = (
         find_option_value(typed, "ntasks-per-node"),
@@ -269,8 +269,8 @@ def _check_slurm_options(typed: Sequence[SlurmOption]) -> None:
     )
     if per_node not in (None, "1") or (tasks is not None and nodes is not None and tasks != str(nodes)):
         raise UsageError(
-            "slurm: Slurm starts one launcher on each node, and that starts a process for each device",
-            "leave out --ntasks and --ntasks-per-node; -- direct --nproc N -- sets the processes on a node",
+            "slurm: Slurm starts one launcher on each node, which starts one process for each device",
+            "remove --ntasks and --ntasks-per-node; -- direct --nproc N -- sets the number of processes on a node",
         )
 
 
@@ -288,13 +288,13 @@ def _check_ours(options: Options) -> None:
             if is_given
         ]
         if given:
-            raise UsageError(f"slurm srun takes no {given[0]}", "slurm sbatch does")
+            raise UsageError(f"slurm srun does not support {given[0]}", "use slurm sbatch")
     if options.is_array and (options.max_restarts is not None or options.spare_nodes):
         raise UsageError(
-            "slurm: a job of an --array does not restart by itself",
-            "leave out --max-restarts and --spare-nodes; the same command again does what was not done",
+            "slurm: --array cannot be combined with --max-restarts or --spare-nodes",
+            "remove them; to finish the work of failed array tasks, submit the same command again",
         )
     if options.spare_nodes and find_num_nodes(options.slurm_options) is None:
-        raise UsageError("slurm: --spare-nodes needs one number of --nodes", "such as -N 4")
+        raise UsageError("slurm: --spare-nodes needs a fixed number of nodes", "such as -N 4")
     if options.requeue and find_option_value(options.slurm_options, "no-requeue") is not None:
-        raise UsageError("slurm: --requeue and --no-requeue exclude each other")
+        raise UsageError("slurm: --requeue and --no-requeue cannot be combined")

@@ -1,4 +1,4 @@
-"""What Slurm says of jobs and nodes: one question for many jobs, in the forms that do not change between versions."""
+"""Query Slurm for jobs and nodes: one command for many jobs, in output formats that are stable between versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from primus.runs.store import Run
 
 LIMIT_S = 30.0
 PREFIXES = ("SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_")
-"""Variables by which users filter and shape what the commands print."""
+"""Prefixes of variables with which users filter and format the output of these commands."""
 
 STATES: dict[str, State] = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"), "queued"),
@@ -30,49 +30,49 @@ STATES: dict[str, State] = {
 }
 """States of squeue(1) and sacct(1)."""
 
-NEEDS_PERSON = {
+OPERATOR_ACTIONS = {
     "JobHeldUser": "scontrol release {id}",
-    "JobHeldAdmin": "an administrator holds it",
-    "launch_failed_requeued_held": "a node could not start it: see what is wrong there, then scontrol release {id}",
-    "BadConstraints": "no node has what was asked for: cancel it, and change the options",
-    "PartitionTimeLimit": "its time limit is over the partition's: scontrol update JobId={id} TimeLimit=...",
-    "PartitionConfig": "it asks for more than the partition has: cancel it, and change the options",
-    "PartitionNodeLimit": "it asks for more nodes than the partition allows",
-    "InvalidAccount": "the account cannot be used",
-    "InvalidQOS": "the quality of service cannot be used",
-    "DependencyNeverSatisfied": "what it depends on has failed: cancel it",
+    "JobHeldAdmin": "ask an administrator to release it",
+    "launch_failed_requeued_held": "a node could not start it: fix the node, then scontrol release {id}",
+    "BadConstraints": "no node matches the options: cancel the job, and change them",
+    "PartitionTimeLimit": "its time limit exceeds the partition's: scontrol update JobId={id} TimeLimit=...",
+    "PartitionConfig": "it requests more than the partition has: cancel the job, and change its options",
+    "PartitionNodeLimit": "it requests more nodes than the partition allows: cancel the job, and change its options",
+    "InvalidAccount": "the account is not valid: submit with another --account",
+    "InvalidQOS": "the quality of service is not valid: submit with another --qos",
+    "DependencyNeverSatisfied": "a job that it depends on has failed: cancel it",
 }
-"""Reasons that waiting does not mend (squeue(1), JOB REASON CODES), and what to do; {id} is the job."""
+"""Reasons that waiting does not resolve (squeue(1), JOB REASON CODES), and what to do; {id} is the job."""
 
 
 MEANINGS = {
     "NODE_FAIL": "a node of the job failed",
     "BOOT_FAIL": "a node of the job did not boot",
-    "OUT_OF_MEMORY": "the job used more memory than it has (--mem)",
-    "TIMEOUT": "the time limit of the job (--time) was over",
-    "DEADLINE": "the job's deadline was over",
-    "PREEMPTED": "another job has preempted it",
+    "OUT_OF_MEMORY": "the job exceeded its memory limit (--mem)",
+    "TIMEOUT": "the job exceeded its time limit (--time)",
+    "DEADLINE": "the job reached its deadline (--deadline)",
+    "PREEMPTED": "another job preempted it",
 }
-"""What states of failed jobs mean (squeue(1), JOB STATE CODES)."""
+"""Meaning of the states of failed jobs (squeue(1), JOB STATE CODES)."""
 
-HEADLESS = "its first node is lost, and its script with it; needs a person: cancel it, and submit its run again"
-"""With --no-kill, which spare nodes take, Slurm goes on with such a job until its time limit (tried with 22.05)."""
+HEADLESS = "its first node is lost, and its script with it; needs operator action: cancel it, and submit its run again"
+"""With --no-kill, which spare nodes need, Slurm keeps such a job until its time limit (observed with 22.05)."""
 
 
 class CommandAnswer(Struct, frozen=True):
-    """How a command of Slurm ended."""
+    """Result of a command of Slurm."""
 
     code: int | None
-    """None where it gave no answer in time."""
+    """Exit code; None after a timeout."""
     out: str
     err: str
 
 
 def run_query(argv: Sequence[str], environ: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> CommandAnswer:
-    """Run a command of Slurm.
+    """Run a command of Slurm, at most for `limit_s`.
 
     Raises:
-        PrimusError: It is not installed.
+        PrimusError: The command is not installed.
     """
     env = {name: value for name, value in (environ or os.environ).items() if not name.startswith(PREFIXES)}
     try:
@@ -80,19 +80,19 @@ def run_query(argv: Sequence[str], environ: Mapping[str, str] | None = None, lim
             argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, errors="replace"
         )
     except subprocess.TimeoutExpired:
-        return CommandAnswer(None, "", f"{argv[0]} gave no answer in {limit_s:g} s")
+        return CommandAnswer(None, "", f"{argv[0]} did not respond within {limit_s:g} s")
     except OSError as error:
         raise PrimusError(
-            f"{argv[0]}: cannot be started: {error.strerror}", "is this a node of a Slurm cluster?"
+            f"{argv[0]} cannot be started: {error.strerror}", "run it on a node of a Slurm cluster"
         ) from None
     return CommandAnswer(done.returncode, done.stdout, done.stderr.strip())
 
 
 def query_states(submissions: Sequence[Submission]) -> dict[str, JobState]:
-    """How each of `submissions` stands, by id: of squeue, of sacct or scontrol where it has ended, else of its run.
+    """State of each of `submissions`, by id: from squeue; for ended jobs from sacct or scontrol, else from the run.
 
     Raises:
-        PrimusError: Slurm does not answer.
+        PrimusError: Slurm does not respond.
     """
     found: dict[str, JobState] = {}
     for cluster in sorted({each.place.get("cluster", "") for each in submissions}):
@@ -114,16 +114,16 @@ def _query_states_in_cluster(submissions: Sequence[Submission], where: list[str]
 
 
 def _query_squeue(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
-    """What squeue says: jobs that wait, run or have ended a short time ago."""
-    said = run_query(
+    """States of jobs that are queued, running or have ended within MinJobAge (slurm.conf(5)), from squeue."""
+    answer = run_query(
         ["squeue", *where, "--noheader", "--states=all", f"--jobs={','.join(ids)}", "--format=%i|%T|%r|%N|%B"]
     )
-    if said.code and "Invalid job id" in said.err:  # the only one, and long gone
+    if answer.code and "Invalid job id" in answer.err:  # a single job that Slurm has forgotten
         return {}
-    if said.code != 0:
-        raise PrimusError(f"squeue does not answer: {said.err or said.code}", "the jobs go on; ask again later")
+    if answer.code != 0:
+        raise PrimusError(f"squeue does not respond: {answer.err or answer.code}", "jobs are not affected; try later")
     found: list[tuple[str, JobState]] = []
-    for line in said.out.splitlines():
+    for line in answer.out.splitlines():
         fields = [*line.split("|"), ""]
         if len(fields) > 4 and _strip_array_index(fields[0]) in ids:
             state = _build_job_state(_strip_array_index(fields[0]), fields[1], reason=fields[2], nodes=fields[3])
@@ -133,16 +133,16 @@ def _query_squeue(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
 
 
 def _strip_array_index(number: str) -> str:
-    """Number of the array of a job such as ``11_3`` or ``11_[4-7]``; that of another job is its own."""
+    """Job id without the index of an array task: 11 for ``11_3`` and ``11_[4-7]``."""
     return number.partition("_")[0]
 
 
 ENDED_ARRAY = "ENDED"
-"""Our word for an array of which Slurm remembers no job that goes on, maybe not all that have ended."""
+"""State (not Slurm's) of an array without unfinished tasks in squeue, which may have forgotten some ended ones."""
 
 
 def _merge_array_states(found: Iterable[tuple[str, JobState]]) -> dict[str, JobState]:
-    """States by number, those of an array's jobs as one."""
+    """States by job id, those of an array's tasks combined."""
     parts: dict[str, list[JobState]] = {}
     for number, state in found:
         parts.setdefault(_strip_array_index(number), []).append(state)
@@ -151,16 +151,16 @@ def _merge_array_states(found: Iterable[tuple[str, JobState]]) -> dict[str, JobS
 
 
 def _combine_array_states(states: Sequence[JobState]) -> JobState:
-    """How an array stands: it goes on while one of its jobs does, and has failed where one of them has."""
+    """State of an array: unfinished while a task is, else failed if a task has failed."""
     order: tuple[State, ...] = ("running", "queued", "unknown", "failed", "cancelled", "done")
     first = min(states, key=lambda each: order.index(each.state))
     codes = [each.exit_code for each in states if each.exit_code is not None]
     counts = [(name, sum(each.state == name for each in states)) for name in order]
-    said = ", ".join(f"{count} {name}" for name, count in counts if count)
+    summary = ", ".join(f"{count} {name}" for name, count in counts if count)
     return JobState(
         state=first.state,
         raw=first.raw if first.state in ("running", "queued") else ENDED_ARRAY,
-        reason=f"array: {said}{f'; {first.reason}' if first.reason else ''}",
+        reason=f"array: {summary}{f'; {first.reason}' if first.reason else ''}",
         nodes=tuple(dict.fromkeys(node for each in states for node in each.nodes)),
         exit_code=max(codes, default=None),
         restarts=max(each.restarts for each in states),
@@ -168,11 +168,13 @@ def _combine_array_states(states: Sequence[JobState]) -> JobState:
 
 
 def _query_sacct(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
-    """What the accounting says; nothing where a cluster keeps none."""
+    """States from the accounting database; empty on a cluster without accounting."""
     fields = "--format=JobID,State,ExitCode,NodeList"
-    said = run_query(["sacct", *where, "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(ids)}", fields])
+    answer = run_query(
+        ["sacct", *where, "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(ids)}", fields]
+    )
     found: list[tuple[str, JobState]] = []
-    for line in said.out.splitlines() if said.code == 0 else []:
+    for line in answer.out.splitlines() if answer.code == 0 else []:
         values = line.split("|")
         if len(values) == 4 and _strip_array_index(values[0]) in ids:
             nodes = "" if values[3] == "None assigned" else values[3]
@@ -184,15 +186,15 @@ def _query_sacct(ids: Sequence[str], where: list[str]) -> dict[str, JobState]:
 
 
 def _query_scontrol(number: str, where: list[str]) -> JobState | None:
-    """What the controller remembers of one job, its exit code too."""
-    said = run_query(["scontrol", *where, "--oneliner", "show", "job", number])
-    found = [_parse_scontrol_line(number, line) for line in said.out.splitlines()] if said.code == 0 else []
+    """State of one job from the controller, with its exit code."""
+    answer = run_query(["scontrol", *where, "--oneliner", "show", "job", number])
+    found = [_parse_scontrol_line(number, line) for line in answer.out.splitlines()] if answer.code == 0 else []
     states = [state for state in found if state]
-    return _combine_array_states(states) if "ArrayTaskId=" in said.out and states else next(iter(states), None)
+    return _combine_array_states(states) if "ArrayTaskId=" in answer.out and states else next(iter(states), None)
 
 
 def _parse_scontrol_line(number: str, line: str) -> JobState | None:
-    """What a line of scontrol says of a job."""
+    """State of a job from a line of scontrol."""
     values = dict(re.findall(r"(?:^| )(JobState|Reason|Restarts|ExitCode|NodeList)=(\S*)", line))
     if "JobState" not in values:
         return None
@@ -207,34 +209,34 @@ def _parse_scontrol_line(number: str, line: str) -> JobState | None:
 
 
 def _read_state_of_run(submission: Submission) -> JobState:
-    """What the job's run says of its end, where Slurm has forgotten the job."""
+    """State of a job that Slurm has forgotten, from its run folder."""
     try:
         outcome = Run(Path(submission.directory)).read_metadata().outcome
     except PrimusError:
-        return JobState(state="gone", reason="Slurm has forgotten it, and its run folder is gone")
+        return JobState(state="gone", reason="Slurm has no record of it, and its run folder does not exist")
     known: dict[str, State] = {"done": "done", "failed": "failed", "interrupted": "cancelled"}
     state = known.get(outcome.state, "gone")
-    reason = outcome.reason or ("Slurm has forgotten it" if state == "gone" else "")
+    reason = outcome.reason or ("Slurm has no record of it" if state == "gone" else "")
     return JobState(state=state, raw=outcome.state, reason=reason, exit_code=outcome.exit_code)
 
 
 def _build_job_state(
     number: str, raw: str, *, reason: str = "", nodes: str = "", exit_code: int | None = None, restarts: int = 0
 ) -> JobState:
-    word = raw.split(" ")[0].rstrip("+")  # such as `CANCELLED by 1000`
-    state = STATES.get(word, "unknown")
-    is_left_over = state in ("done", "cancelled")  # of the time when it waited
-    said = MEANINGS.get(word) or ("" if is_left_over or reason in ("None", "(null)") else reason)
-    if state == "queued" and NEEDS_PERSON.get(said):
-        said = f"{said}, needs a person: {NEEDS_PERSON[said].format(id=number)}"
-    code = 124 if word == "TIMEOUT" else exit_code  # as timeout(1) has it
+    name = raw.split(" ")[0].rstrip("+")  # such as `CANCELLED by 1000`
+    state = STATES.get(name, "unknown")
+    is_outdated = state in ("done", "cancelled")  # the reason why the job was queued earlier
+    text = MEANINGS.get(name) or ("" if is_outdated or reason in ("None", "(null)") else reason)
+    if state == "queued" and OPERATOR_ACTIONS.get(text):
+        text = f"{text}, needs operator action: {OPERATOR_ACTIONS[text].format(id=number)}"
+    code = 124 if name == "TIMEOUT" else exit_code  # as timeout(1)
     return JobState(
-        state=state, raw=word, reason=said, nodes=tuple(expand_node_list(nodes)), exit_code=code, restarts=restarts
+        state=state, raw=name, reason=text, nodes=tuple(expand_node_list(nodes)), exit_code=code, restarts=restarts
     )
 
 
 def _exit_code(text: str) -> int | None:
-    """Of `code:signal`."""
+    """Exit code from `code:signal`; 128 + signal if a signal ended the job."""
     code, _, number = text.partition(":")
     if not code.isdecimal():
         return None
@@ -242,7 +244,7 @@ def _exit_code(text: str) -> int | None:
 
 
 def expand_node_list(nodes: str) -> list[str]:
-    """Names of the nodes of a list such as ``gpu[07-08,11],cpu1``, in its order."""
+    """Names of the nodes in a list such as ``gpu[07-08,11],cpu1``, in order."""
     found: list[str] = []
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
         names = [""]
@@ -266,27 +268,27 @@ def _expand_number_ranges(ranges: str) -> Iterable[str]:
 
 
 def cancel_job(submission: Submission) -> None:
-    """End a job; its processes are told first, and save.
+    """Cancel a job; its processes receive SIGTERM, and save.
 
     Raises:
-        PrimusError: Slurm does not do it.
+        PrimusError: Slurm rejects the request, or does not respond.
     """
     cluster = submission.place.get("cluster")
-    said = run_query(["scancel", *([f"--clusters={cluster}"] if cluster else []), submission.id])
-    if said.code != 0 or "error" in said.err:
-        raise PrimusError(f"scancel {submission.id}: {said.err or said.code}")
+    answer = run_query(["scancel", *([f"--clusters={cluster}"] if cluster else []), submission.id])
+    if answer.code != 0 or "error" in answer.err:
+        raise PrimusError(f"scancel {submission.id}: {answer.err or answer.code}")
 
 
 def find_job_id(name: str, comment: str, environ: Mapping[str, str]) -> str | None:
-    """Id of this user's job of this name and comment, None where there is none.
+    """Id of this user's job with this name and comment; None if there is none.
 
     Raises:
-        PrimusError: Slurm does not answer.
+        PrimusError: Slurm does not respond.
     """
-    said = run_query(["squeue", "--noheader", "--me", "--states=all", "--format=%i|%j|%k"], environ)
-    if said.code != 0:
-        raise PrimusError(f"squeue does not answer: {said.err or said.code}")
-    lines = [line.partition("|") for line in said.out.splitlines()]
+    answer = run_query(["squeue", "--noheader", "--me", "--states=all", "--format=%i|%j|%k"], environ)
+    if answer.code != 0:
+        raise PrimusError(f"squeue does not respond: {answer.err or answer.code}")
+    lines = [line.partition("|") for line in answer.out.splitlines()]
     ids = [_strip_array_index(number) for number, _, described in lines if described == f"{name}|{comment}"]
     return ids[-1] if ids else None
 

@@ -1,4 +1,4 @@
-"""The batch script of a job, and the words with which it is submitted."""
+"""Format the batch script of a job, and choose the options with which it is submitted."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from msgspec import Struct
 from primus.runtimes.slurm.options import Options, SlurmOption, find_num_nodes, find_option_value
 
 MAX_LEAD_S, MIN_LEAD_S = 600, 60
-"""Time for the last checkpoint before a time limit. Slurm sends the signal up to a minute early (sbatch(1))."""
+"""Time for the last checkpoint before a time limit: 10 minutes for hundreds of nodes that save to a shared file system.
+Slurm sends the signal up to a minute early (sbatch(1), --signal)."""
 LINE_LIMIT = 1000
-"""Longest option on a line of the script; sbatch of Slurm 22.05 refuses lines of a few thousand characters."""
+"""Longest option in a line of the script; sbatch of Slurm 22.05 rejects lines of a few thousand characters."""
 
 
 class BatchScript(Struct, frozen=True, kw_only=True):
-    """What a batch script is made from."""
+    """Input of a batch script."""
 
     options: Options
     run: str
     """Run folder."""
     name: str
-    """What the job is called where its user does not say."""
+    """Default name of the job."""
     command: tuple[str, ...]
-    """What each node starts."""
+    """Command that each node runs."""
     primus: str
-    """The `primus-cli` of the cluster's nodes."""
+    """Path of `primus-cli` on the nodes."""
     has_workers: bool = True
     """Whether the task starts workers, so that its nodes depend on each other."""
 
@@ -35,9 +36,9 @@ class BatchScript(Struct, frozen=True, kw_only=True):
 def step_options(*, with_workers: bool) -> tuple[str, ...]:
     """Options of srun for one launcher on each node.
 
-    The launchers of a job with workers leave together: where one fails all the same the others end, and where one has
-    gone the others have a minute. Without workers each node does what it does, and may take longer than another one, or
-    fail alone; no node is ended for that (srun(1), --kill-on-bad-exit and --wait, 0 of which is no limit).
+    Workers depend on each other. Their launchers agree on the end and exit together; --kill-on-bad-exit is for one that
+    dies without that, and --wait=60 for one that hangs after the others have exited. Nodes of a task without workers
+    are independent: one may take longer than another, or fail alone. 0 is no limit (srun(1)).
     """
     ends = ("--kill-on-bad-exit=1", "--wait=60") if with_workers else ("--kill-on-bad-exit=0", "--wait=0")
     return ("--ntasks-per-node=1", *ends, "--input=none", "--unbuffered")
@@ -82,17 +83,17 @@ def format_batch_script(batch: BatchScript) -> str:
 
 
 def max_restarts(options: Options) -> int:
-    """Restarts after failures; somebody who keeps spare nodes wants them used."""
+    """Maximum restarts after failures; by default, one for each spare node."""
     return options.spare_nodes if options.max_restarts is None else options.max_restarts
 
 
 def output_pattern(run: str, options: Options) -> str:
-    """The job's log where its user names none: below the run folder, whose name Slurm must not take for a pattern."""
+    """Default log of the job, below the run folder; a `%` in its name is escaped (sbatch(1), filename pattern)."""
     return f"{run.replace('%', '%%')}/logs/slurm-{'%A_%a' if options.is_array else '%j'}.out"
 
 
 def limit_s(text: str) -> int | None:
-    """Seconds of a time limit as sbatch(1) writes it; None for none, or where it cannot be read."""
+    """Seconds of a time limit in the formats of sbatch(1), --time; None for no limit or an unknown format."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
     if not match:
         return None
@@ -127,7 +128,7 @@ def _list_allocation_options(batch: BatchScript) -> tuple[list[tuple[str, ...]],
 
 
 def format_job_comment(run: str) -> str:
-    """Text by which a job is found whose submission was not answered."""
+    """Comment that identifies the job of a run, in case the answer to its submission is lost."""
     return f"primus:{run.rpartition('/')[2]}"
 
 
@@ -136,11 +137,11 @@ def _is_replaced(each: SlurmOption, options: Options) -> bool:
 
 
 def _list_warning_signal_options(options: Options, typed: Sequence[SlurmOption]) -> list[tuple[str, ...]]:
-    """A signal ahead of the end, to the script alone: it tells the launchers."""
+    """A warning signal before the time limit, to the batch shell alone (B:): run-step passes it to the launchers."""
     time = find_option_value(typed, "time")
     if find_option_value(typed, "signal") is not None or (time is None and not options.requeue):
         return []
-    if options.is_array and not options.requeue:  # nothing is to be saved that is not saved already
+    if options.is_array and not options.requeue:  # array tasks save each shard when it is done
         return []
     limit = limit_s(time) if time else None
     lead = MAX_LEAD_S if limit is None else min(MAX_LEAD_S, max(MIN_LEAD_S, limit // 6), limit // 2)

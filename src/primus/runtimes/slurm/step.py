@@ -1,17 +1,17 @@
-"""A step of srun in the foreground, and what becomes of signals to its launcher.
+"""Run a step with srun in the foreground, and pass signals to its tasks.
 
-srun takes SIGTERM and SIGHUP, and a second Ctrl-C within a second, for an order to kill every task, and a first Ctrl-C
-for a question (srun(1), SIGNALS). So it runs in a session of its own, where it hears none of them, and Slurm sends them
-to the tasks of its step. They are the launchers of the nodes, which save and end:
+srun kills all tasks on SIGTERM, SIGHUP and a second Ctrl-C within a second, and prints the state of the tasks on the
+first Ctrl-C (srun(1), SIGNALS). It therefore runs in a session of its own, out of reach of the terminal's signals, and
+Slurm sends them to the tasks of the step. The tasks are the launchers of the nodes:
 
-    signal to this process     what happens
-    SIGINT, SIGTERM, SIGHUP    Slurm sends the same to all tasks: they save, and end with 128 + the signal
-    a second one               the same once more: the launchers end their workers at once
-    a third one                SIGTERM to srun, which kills what is left
-    SIGUSR1, SIGUSR2           srun passes them on itself
+    signal to this process     effect
+    SIGINT, SIGTERM, SIGHUP    Slurm sends the same signal to all tasks: they save, and exit with 128 + signal
+    a second one               the same once more: the launchers kill their workers
+    a third one                SIGTERM to srun, which kills the remaining tasks
+    SIGUSR1, SIGUSR2           srun passes them on
 
-A step that has not been allocated yet has nothing to save: srun gives up its request. Where the controller does not
-answer, srun itself still reaches the tasks: they get SIGUSR1, for which they save as before a preemption.
+A step that is not allocated yet has nothing to save: srun withdraws its request. If the controller does not respond,
+srun itself still reaches the tasks: they get SIGUSR1, on which they save as before a preemption.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from primus.runs.store import Run, State
 from primus.runtimes.slurm import queries
 from primus.runtimes.slurm.options import find_option_value, parse
 
-ASKED_S = 10.0
-"""Time that the controller has to answer a question about the step; a person waits for it."""
+QUERY_LIMIT_S = 10.0
+"""Time that the controller has for a query about the step; a user who has pressed Ctrl-C waits for it."""
 DELIVERY_LIMIT_S = 15.0
-"""Time for which a signal is sent again to a step whose tasks are only being started, which Slurm refuses."""
+"""Time for which a signal is sent again to a step whose tasks are still starting; Slurm rejects it until then."""
 RETRY_S = 0.5
 ARRIVAL_S = 0.3
-"""By how much longer one signal may take to its tasks than another."""
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Difference between the delivery times of two signals; the launchers take signals that are closer than
+INSISTS_AFTER_S for one."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], say: Say) -> int:
-    """Run srun until its end; gives the exit code of the run, where there is one.
+    """Run srun until it exits; gives the exit code of the run, or of srun without a run.
 
     Raises:
-        PrimusError: It cannot be started.
+        PrimusError: srun cannot be started.
     """
     has_terminal = find_option_value(parse(remote.request.runtimes[0].words).slurm_options, "pty") is not None
     before = run.read_metadata() if run else None
@@ -61,7 +62,7 @@ def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], 
         deliver=foreground.send_signal if has_terminal else relay.relay_signal,
         prepare=None if has_terminal else _end_with_launcher,
     )
-    reason = f"srun ended with exit code {code}"
+    reason = f"srun exited with code {code}"
     state: State | None = None
     if relay.first is not None and code != EXIT_OK:
         code = 128 + relay.first if relay.is_withdrawn or run is not None else code
@@ -70,7 +71,7 @@ def run_step(remote: RemoteLaunch, run: Run | None, environ: Mapping[str, str], 
 
 
 def _end_with_launcher() -> None:
-    """Have srun told when this process is killed (prctl(2)): it passes SIGUSR1 on, and its tasks save and end."""
+    """Have the kernel send SIGUSR1 to srun when this process is killed (prctl(2)): its tasks save and exit."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGUSR1)  # PR_SET_PDEATHSIG
 
@@ -80,58 +81,58 @@ class SignalRelay:
 
     Args:
         environ: Variables of Slurm's commands.
-        say: For people.
+        say: Prints a line for the user.
     """
 
     def __init__(self, environ: Mapping[str, str], say: Say) -> None:
         self.first: int | None = None
-        """The first signal that asks for the end."""
+        """The first signal that stops the run."""
         self.is_withdrawn = False
-        """Whether the step was given up before it had any task."""
+        """Whether the step was cancelled before it had any task."""
         self._environ, self._say = environ, say
-        self._num_asked = 0
-        self._asked_at = self._told_at = 0.0
+        self._num_received = 0
+        self._received_at = self._delivered_at = 0.0
 
     def relay_signal(self, child: Child, number: int) -> None:
-        """Pass on a signal, which was sent to this process."""
-        if number not in ENDING:
+        """Pass on a signal that this process has received."""
+        if number not in STOP_SIGNALS:
             foreground.send_signal(child, number)
             return
         now = time.monotonic()
-        if self._num_asked and now - self._asked_at < INSISTS_AFTER_S:  # the same event, by another way
+        if self._num_received and now - self._received_at < INSISTS_AFTER_S:  # the same event, delivered twice
             return
         self.first = self.first or number
-        self._num_asked, self._asked_at = self._num_asked + 1, now
-        if self._num_asked == 2:  # the launchers compare the times at which both arrive there
-            time.sleep(max(0.0, self._told_at + INSISTS_AFTER_S + ARRIVAL_S - now))
-        if self._num_asked > 2:
-            self._say("killing what is left of the step")
+        self._num_received, self._received_at = self._num_received + 1, now
+        if self._num_received == 2:  # the launchers compare the arrival times of both signals
+            time.sleep(max(0.0, self._delivered_at + INSISTS_AFTER_S + ARRIVAL_S - now))
+        if self._num_received > 2:
+            self._say("killing the remaining tasks of the step")
             foreground.send_signal(child, signal.SIGTERM)
             return
-        self._tell_tasks(child, number)
+        self._signal_tasks(child, number)
 
-    def _tell_tasks(self, child: Child, number: int) -> None:
+    def _signal_tasks(self, child: Child, number: int) -> None:
         name = signal.Signals(number).name
         try:
             step = self._signal_step(child, name)
         except PrimusError as error:
-            self._say(f"{error.problem}; srun passes on SIGUSR1 instead of {name}: the tasks save and end")
+            self._say(f"{error.problem}; sending SIGUSR1 through srun instead of {name}: the tasks save and exit")
             foreground.send_signal(child, signal.SIGUSR1)
             return
         if step is None:
             self.is_withdrawn = True
-            self._say(f"{name}: nothing has started yet; the request for nodes is withdrawn")
+            self._say(f"{name}: no task has started yet; the request for nodes is withdrawn")
             foreground.send_signal(child, signal.SIGTERM)
-        elif self._num_asked == 1:
-            self._say(f"{name}: step {step} saves and ends; once more: it ends at once")
+        elif self._num_received == 1:
+            self._say(f"{name}: step {step} saves and exits; send it again to exit without saving")
         else:
-            self._say(f"{name}: step {step} ends at once; once more: it is killed")
+            self._say(f"{name}: step {step} exits without saving; send it again to kill it")
 
     def _signal_step(self, child: Child, name: str) -> str | None:
-        """Id of the step whose tasks were sent the signal `name`; None where there is no step, or srun has ended.
+        """Send the signal `name` to the tasks; gives the id of their step, None if there is none or srun has exited.
 
         Raises:
-            PrimusError: Slurm does not answer, or does not send it.
+            PrimusError: Slurm does not respond, or does not deliver the signal.
         """
         deadline = time.monotonic() + DELIVERY_LIMIT_S
         problem = ""
@@ -139,11 +140,12 @@ class SignalRelay:
             step = find_step(child.pid, self._environ)
             if step is None:
                 return None
-            said = queries.run_query(["scancel", f"--signal={name.removeprefix('SIG')}", step], self._environ, ASKED_S)
-            if said.code == 0 and "error" not in said.err:
-                self._told_at = time.monotonic()
+            command = ["scancel", f"--signal={name.removeprefix('SIG')}", step]
+            answer = queries.run_query(command, self._environ, QUERY_LIMIT_S)
+            if answer.code == 0 and "error" not in answer.err:
+                self._delivered_at = time.monotonic()
                 return step
-            problem = said.err or f"scancel ended with exit code {said.code}"
+            problem = answer.err or f"scancel exited with code {answer.code}"
             if time.monotonic() > deadline:
                 raise PrimusError(problem)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -152,16 +154,16 @@ class SignalRelay:
 
 
 def find_step(pid: int, environ: Mapping[str, str]) -> str | None:
-    """Id of the step that srun, process `pid` of this host, has begun; None where it has begun none.
+    """Id of the step that srun, process `pid` of this host, has started; None if it has started none.
 
     Raises:
-        PrimusError: Slurm does not answer.
+        PrimusError: Slurm does not respond.
     """
-    said = queries.run_query(["scontrol", "--oneliner", "show", "step"], environ, ASKED_S)
-    if said.code != 0 and "No job steps" not in said.out + said.err:
-        raise PrimusError(f"scontrol does not answer: {said.err or said.code}")
+    answer = queries.run_query(["scontrol", "--oneliner", "show", "step"], environ, QUERY_LIMIT_S)
+    if answer.code != 0 and "No job steps" not in answer.out + answer.err:
+        raise PrimusError(f"scontrol does not respond: {answer.err or answer.code}")
     host = os.uname().nodename.partition(".")[0]
-    for line in said.out.splitlines():
+    for line in answer.out.splitlines():
         values = dict(re.findall(r"(StepId|SrunHost:Pid)=(\S+)", line))
         where, _, number = values.get("SrunHost:Pid", "").rpartition(":")
         if number == str(pid) and where.partition(".")[0] == host:

@@ -1,4 +1,4 @@
-"""Hand a planned task to srun or sbatch."""
+"""Start a planned task with srun or sbatch."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from primus.runtimes.slurm import queries, script, step
 from primus.runtimes.slurm.options import KNOWN, Options, SlurmOption, find_option_value, parse
 
 SUBMIT_LIMIT_S = 120.0
-OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI", "OMPI", "PRTE_", "PALS_")
-"""Variables of the job around us: a job that inherits them is refused, or becomes another one."""
-OF_A_LAUNCHER = ("NNODES", "NODE_RANK", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Variables that say where a node stands; on the cluster Slurm says it."""
+"""Time for sbatch to respond; it retries a busy controller itself (slurm.conf(5), MessageTimeout, 10 s by default)."""
+JOB_PREFIXES = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "PMI", "OMPI", "PRTE_", "PALS_")
+"""Prefixes of variables of the enclosing job: Slurm rejects a job that inherits them, or reads its options there."""
+LAUNCHER_VARIABLES = ("NNODES", "NODE_RANK", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables with a node's rank; on the cluster Slurm sets it."""
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
@@ -39,14 +40,14 @@ def start_step_or_job(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     """Run the step, or submit the job; gives the exit code.
 
     Raises:
-        PrimusError: It cannot be started.
+        PrimusError: srun or sbatch cannot be started, or rejects the job.
     """
     options = parse(remote.request.runtimes[0].words)
     program = remote.plan.argv[0]
     environ = build_command_environment(remote.make_environ, options.command, {*remote.plan.env})
     if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
         raise SubmissionRejected.from_error(
-            UsageError(f"{program} is not installed here", "type this on a login node of a Slurm cluster")
+            UsageError(f"{program} is not installed", "run this on a login node of a Slurm cluster")
         )
     if options.test_only:
         _ask_only(remote, environ)
@@ -61,33 +62,33 @@ def start_step_or_job(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
 
 
 def build_command_environment(environ: Mapping[str, str], command: str, planned: set[str]) -> dict[str, str]:
-    """What Slurm's command inherits: nothing of a job or a launcher around us, but for a step of that job.
+    """Variables for a command of Slurm, without those of an enclosing job or launcher; a step keeps its job's.
 
     Args:
         environ: Variables of this process and of the plan.
         command: srun or sbatch.
-        planned: Names that the plan sets, which stay.
+        planned: Names that the plan sets, which are kept.
     """
     is_inside = "SLURM_JOB_ID" in environ
 
     def is_dropped(name: str) -> bool:
         if name in planned or name in KEPT:
             return False
-        if name in OF_A_LAUNCHER or name.startswith("PET_"):
+        if name in LAUNCHER_VARIABLES or name.startswith("PET_"):
             return True
-        if not is_inside:  # then they are the user's own settings, as SBATCH_ACCOUNT is
+        if not is_inside:  # outside of a job they are settings of the user, such as SBATCH_ACCOUNT
             return name.startswith(("PMI", "OMPI"))
-        return name.startswith(OF_A_JOB[4:] if command == "srun" else OF_A_JOB)
+        return name.startswith(JOB_PREFIXES[4:] if command == "srun" else JOB_PREFIXES)
 
     return {name: value for name, value in environ.items() if not is_dropped(name)}
 
 
 def _ask_only(remote: RemoteLaunch, environ: Mapping[str, str]) -> NoReturn:
-    """Ask whether and when the job could start."""
-    said = queries.run_query(remote.plan.argv, environ, SUBMIT_LIMIT_S)
-    sys.stdout.write(said.out)
-    print(said.err, file=sys.stderr)
-    raise QueryOnly(EXIT_FAILED if said.code is None else said.code)
+    """Ask Slurm whether and when the job could start."""
+    answer = queries.run_query(remote.plan.argv, environ, SUBMIT_LIMIT_S)
+    sys.stdout.write(answer.out)
+    print(answer.err, file=sys.stderr)
+    raise QueryOnly(EXIT_FAILED if answer.code is None else answer.code)
 
 
 def _submit_job(remote: RemoteLaunch, run: Run, options: Options, environ: Mapping[str, str], say: Say) -> Submission:
@@ -99,24 +100,24 @@ def _submit_job(remote: RemoteLaunch, run: Run, options: Options, environ: Mappi
     name = find_option_value(typed, "job-name") or remote.context.name
     comment = find_option_value(typed, "comment") or script.format_job_comment(str(run.directory))
     try:
-        said = queries.run_query(remote.plan.argv, environ, SUBMIT_LIMIT_S)
+        answer = queries.run_query(remote.plan.argv, environ, SUBMIT_LIMIT_S)
     except KeyboardInterrupt:
         accepted = _find_job_after_interrupt(name, comment, environ, run, say)
         if accepted:
             _remember_submission(remote, run, options, (accepted, ""), logs, say)
         raise
-    number, _, cluster = said.out.strip().rpartition("\n")[2].partition(";")
-    if said.code != 0 or not number.isdecimal():
-        number = _find_job_after_timeout(said, name, comment, environ, run)
-    elif said.err:
-        say(said.err)
+    number, _, cluster = answer.out.strip().rpartition("\n")[2].partition(";")
+    if answer.code != 0 or not number.isdecimal():
+        number = _find_job_after_timeout(answer, name, comment, environ, run)
+    elif answer.err:
+        say(answer.err)
     return _remember_submission(remote, run, options, (number, cluster), logs, say)
 
 
 def _remember_submission(
     remote: RemoteLaunch, run: Run, options: Options, job: tuple[str, str], logs: list[str], say: Say
 ) -> Submission:
-    """The submission of a job that Slurm has, by its number and cluster; it is kept as well as can be."""
+    """Record the submission of a job that Slurm has accepted; a record that cannot be written is reported."""
     number, cluster = job
     submission = Submission(
         runtime="slurm",
@@ -139,43 +140,43 @@ def _remember_submission(
 
 
 def _find_job_after_interrupt(name: str, comment: str, environ: Mapping[str, str], run: Run, say: Say) -> str | None:
-    """Id of a job whose submission was interrupted, where Slurm has it."""
+    """Id of a job whose submission was interrupted; None if Slurm does not have it."""
     number = None
     with contextlib.suppress(PrimusError):
         number = queries.find_job_id(name, comment, environ)
     if number is None:
-        reason = "interrupted before Slurm had said whether the job was accepted"
-        say(f"{reason}; it may come all the same: squeue --me --name={name}")
+        reason = "interrupted before Slurm responded to the submission"
+        say(f"{reason}; check whether it was accepted: squeue --me --name={name}")
         outcome = RunOutcome(state="interrupted", exit_code=EXIT_INTERRUPTED, reason=reason)
         run.update_metadata(ended=time.time(), outcome=outcome)
         return None
-    say(f"job {number} is queued already; primus-cli direct -- jobs cancel {number} ends it")
+    say(f"job {number} is already queued; to cancel it: primus-cli direct -- jobs cancel {number}")
     return number
 
 
 def _find_job_after_timeout(
-    said: queries.CommandAnswer, name: str, comment: str, environ: Mapping[str, str], run: Run
+    answer: queries.CommandAnswer, name: str, comment: str, environ: Mapping[str, str], run: Run
 ) -> str:
-    """Id of the job, where Slurm has accepted it without being heard.
+    """Id of a job that Slurm has accepted although sbatch failed or timed out.
 
     Raises:
-        NotAccepted: It has not.
-        PrimusError: That cannot be known.
+        SubmissionRejected: Slurm has not accepted it.
+        PrimusError: Slurm does not respond.
     """
-    problem = said.err or said.out.strip() or f"exit code {said.code}"
+    problem = answer.err or answer.out.strip() or f"exit code {answer.code}"
     try:
         number = queries.find_job_id(name, comment, environ)
     except PrimusError as error:
-        unknown = f"sbatch has failed, and whether the job was accepted is not known: {problem}; {error.problem}"
+        unknown = f"sbatch failed, and the job may have been accepted: {problem}; {error.problem}"
         run.update_metadata(outcome=RunOutcome(state="failed", exit_code=EXIT_FAILED, reason=unknown))
-        raise PrimusError(unknown, f"before you submit it again: squeue --me --name={name}") from None
+        raise PrimusError(unknown, f"before you submit it again, check: squeue --me --name={name}") from None
     if number is not None:
         return number
-    raise SubmissionRejected(f"the job was not accepted: {problem}", _suggest_option(problem))
+    raise SubmissionRejected(f"Slurm rejected the job: {problem}", _suggest_option(problem))
 
 
 def _suggest_option(problem: str) -> str:
-    """The option that was meant, ours or Slurm's, where Slurm does not know one."""
+    """The nearest option of primus or Slurm, if Slurm does not recognize one."""
     match = re.search(r"unrecognized option '--([^'=]+)", problem)
     option = find_nearest(match[1], KNOWN) if match else None
     return f"did you mean '--{option}'?" if option else ""
@@ -187,15 +188,15 @@ def _get_array_place(typed: tuple[SlurmOption, ...]) -> dict[str, str]:
 
 
 def _fill_job_number(pattern: str, number: str, options: Options) -> str:
-    """`pattern` with the job's number; each job of an array has one of its own besides."""
+    """`pattern` with the job's number; each task of an array has a further number of its own (%j)."""
     return re.sub("%j", "*", pattern).replace("%A", number) if options.is_array else re.sub("%[jA]", number, pattern)
 
 
 def _make_log_folders(options: Options, run: Run) -> list[str]:
-    """Make the folders of the job's logs, which Slurm does not; gives the logs as patterns, ``%j`` left in them.
+    """Create the folders of the job's logs, which Slurm does not create; gives the logs as patterns that keep ``%j``.
 
     Raises:
-        UsageError: A folder's name is known only once the job has a number.
+        UsageError: A folder's name contains the number of the job.
     """
     typed = options.slurm_options
     place = find_option_value(typed, "chdir") or ""
@@ -208,20 +209,21 @@ def _make_log_folders(options: Options, run: Run) -> list[str]:
         folder = os.path.dirname(file)
         if "%" in folder.replace("%%", ""):
             raise UsageError(
-                f"slurm: -o {text}: no folder can be made for a job that has no number yet",
-                "put % into the file's name",
+                f"slurm: -o {text}: the folder's name contains the number of the job, which is not known yet",
+                "use %j in the file's name only",
             )
         plain = folder.replace("%%", "%")
         try:
             Path(plain).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PrimusError(f"{plain}: cannot be made: {error.strerror}", "the job's log is to stand there") from None
+            problem = f"the folder of the job's log cannot be created: {plain}: {error.strerror}"
+            raise PrimusError(problem, "choose another one: --output=FOLDER/slurm-%j.out") from None
         patterns.append(f"{glob.escape(plain)}/{_convert_to_glob(os.path.basename(file))}")
     return patterns
 
 
 def _fill_job_name(text: str, typed: tuple[SlurmOption, ...]) -> str:
-    """`text` with what is known before the job has a number: its name and its user."""
+    """`text` with the job's name and user filled in, which are known before the job has a number."""
     known = {"%x": find_option_value(typed, "job-name"), "%u": getpass.getuser()}
     for pattern, value in known.items():
         if value is not None and "%%" not in text:
@@ -230,7 +232,7 @@ def _fill_job_name(text: str, typed: tuple[SlurmOption, ...]) -> str:
 
 
 def _convert_to_glob(name: str) -> str:
-    """A file name of sbatch(1) as a pattern of glob, but for the job's number."""
+    """A filename pattern of sbatch(1) as a glob; ``%j`` and ``%A`` are kept."""
     parts = re.split(r"(%\d*[A-Za-z]|%%)", name)
     return "".join(_convert_part_to_glob(part) for part in parts)
 
@@ -244,14 +246,14 @@ def _convert_part_to_glob(part: str) -> str:
 
 
 def _print_submission(remote: RemoteLaunch, submission: Submission, say: Say) -> None:
-    say(f"job {submission.id} is queued; primus-cli direct -- jobs logs {submission.id} --follow")
+    say(f"job {submission.id} is queued; to see its log: primus-cli direct -- jobs logs {submission.id} --follow")
     if remote.is_json:
         values = {"runtime": "slurm", "id": submission.id, "name": submission.name, "run": submission.directory}
         print(to_json(values), flush=True)
 
 
 def _wait_for_job(submission: Submission, options: Options, remote: RemoteLaunch, say: Say) -> int:
-    """Wait for the job's end, printing its log where that is wanted; gives the exit code of its run."""
+    """Wait until the job ends, printing its log with --follow; gives the exit code of its run."""
     cancel = f"direct -- jobs cancel {submission.id}"
     with scheduler_jobs.detach_on_signal(submission.id, cancel, say) as waiting:
         if options.follow:

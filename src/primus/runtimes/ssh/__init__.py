@@ -1,4 +1,4 @@
-"""Run on several hosts over SSH, without a scheduler: one node on each host."""
+"""Run on several hosts over SSH, without a scheduler; each host is a node."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from primus.runtimes.ssh.hosts import SshHost
 LEVEL = "cluster"
 
 FIRST_PORT, NUM_PORTS = 20000, 10000
-"""Rendezvous ports, below those that Linux gives to outgoing connections (ip_local_port_range, from 32768)."""
+"""Rendezvous ports, below the range of outgoing connections (ip_local_port_range of Linux, from 32768)."""
 
-OF_HERE = ("SLURM_", "PET_", "NNODES", "NODE_RANK", "MASTER_")
-"""Beginnings of variables that say where this machine stands among others."""
+LOCAL_PREFIXES = ("SLURM_", "PET_", "NNODES", "NODE_RANK", "MASTER_")
+"""Prefixes of variables with the rank of this machine, which the hosts must not inherit."""
 
 RUN = (
     "import sys; sys.path[:] = [place for place in sys.path if place]; sys.argv[0] = 'primus-cli'; "
     "from primus.cli.main import main; sys.exit(main())"
 )
-"""What `--python` is told; the working folder may hold another `primus`."""
+"""Code that `--python` runs: the command line without modules of the working folder, which may contain a `primus`."""
 
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -44,42 +44,42 @@ class Options(Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     """Hosts: a,b,c or node[01-16] or user@host:port; the first one is node 0."""
     hostfile: tuple[str, ...] = ()
-    """File with a host a line; may be repeated."""
+    """File with one host per line; may be repeated."""
     user: str | None = None
-    """User on hosts that name none."""
+    """User on hosts without a user of their own."""
     port: Port | None = None
-    """Port of the SSH server on hosts that name none."""
+    """Port of the SSH server on hosts without a port of their own."""
     option: tuple[str, ...] = ()
-    """NAME=VALUE for ssh, as in ~/.ssh/config (IdentityFile=..., ProxyJump=...), which holds too; may be repeated."""
+    """NAME=VALUE option of ssh (IdentityFile=..., ProxyJump=...), in addition to ~/.ssh/config; may be repeated."""
     env: tuple[str, ...] = ()
-    """NAME, a pattern (NCCL_*) or NAME=VALUE that the hosts get; PRIMUS_* always; may be repeated."""
+    """Variable for the hosts: NAME, a pattern (NCCL_*) or NAME=VALUE; PRIMUS_* are always passed; may be repeated."""
     chdir: str | None = None
-    """Working folder on the hosts; that of the shell where it is typed."""
+    """Working folder on the hosts (default: the current folder)."""
     entry: str | None = None
-    """primus-cli on the hosts, where its path differs."""
+    """Path of primus-cli on the hosts, if it differs."""
     python: str | None = None
     """Python on the hosts that has primus installed, instead of primus-cli."""
     master_addr: str | None = None
-    """Address of node 0 as the others reach it; the name by which ssh does."""
+    """Address of node 0 for the other nodes (default: its name for ssh)."""
     master_port: Port | None = None
-    """Rendezvous port on node 0; one of 20000 to 29999 that follows from the run."""
+    """Rendezvous port on node 0 (default: 20000 to 29999, derived from the run's id)."""
     connect_timeout: Annotated[int, Meta(ge=1)] = 15
-    """Seconds that a host has to answer."""
+    """Seconds to wait for a connection to a host."""
 
 
 def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
-    """`plan`, on every host: a connection each, and the task as its node.
+    """`plan` on every host, each with a connection of its own and a node rank.
 
     Raises:
-        UsageError: A host or an option is wrong, or a variable is not set.
+        UsageError: A host or an option is invalid, or a variable is not set.
     """
     nodes = hosts.parse_hosts(options.hosts, options.hostfile, options.user, options.port)
     command = _build_remote_command(options, context)
     env, passed_on = _collect_remote_variables(plan, options, context)
     notes = [f"node {rank}: {shlex.join(ssh_command(node, options))}" for rank, node in enumerate(nodes) if rank]
     notes += [
-        "each connection carries the variables, NODE_RANK among them, and the command as its standard input",
-        f"done in {_find_remote_directory(options)}, which the hosts share, as they do the run folder",
+        "each host reads its variables (NODE_RANK among them) and the command from standard input",
+        f"working folder on the hosts: {_find_remote_directory(options)}; they must share it and the run folder",
     ]
     return LaunchPlan(
         argv=ssh_command(nodes[0], options),
@@ -91,7 +91,7 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
 
 
 def start(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
-    """Start all nodes, and wait for them; gives the exit code.
+    """Start all nodes, and wait until they end; gives the exit code.
 
     Raises:
         PrimusError: ssh is not installed.
@@ -119,19 +119,19 @@ _OPTION = re.compile(r"[A-Za-z]+=.*", re.DOTALL)
 
 
 def ssh_command(host: SshHost, options: Options) -> tuple[str, ...]:
-    """The ssh command for `host`; of options given twice ssh takes the first.
+    """The ssh command for `host`. Of repeated options ssh uses the first, so the user's precede the defaults.
 
     Raises:
         UsageError: An option is not NAME=VALUE.
     """
     wrong = [word for word in options.option if not _OPTION.fullmatch(word)]
     if wrong:
-        raise UsageError(f"--option {wrong[0]}: expected NAME=VALUE", "such as IdentityFile=~/.ssh/cluster")
+        raise UsageError(f"--option {wrong[0]}: expected NAME=VALUE", "for example IdentityFile=~/.ssh/cluster")
     settings = (
-        "BatchMode=yes",  # nobody is asked for a password: several hosts would ask at once
+        "BatchMode=yes",  # no password prompts: several hosts would ask at once
         *options.option,
         f"ConnectTimeout={options.connect_timeout}",
-        "ServerAliveInterval=15",  # a host that is gone for 45 s counts as lost
+        "ServerAliveInterval=15",  # a host that does not respond for 45 s (3 probes) counts as lost
         "ServerAliveCountMax=3",
         "ClearAllForwardings=yes",
         "RemoteCommand=none",
@@ -148,7 +148,7 @@ def _find_remote_directory(options: Options) -> str:
 
 def _build_remote_command(options: Options, context: PlanContext) -> tuple[str, ...]:
     if options.entry and options.python:
-        raise UsageError("--entry and --python exclude each other", "either names what starts primus on the hosts")
+        raise UsageError("--entry and --python cannot be combined", "use the one that starts primus on the hosts")
     head = (options.python, "-c", RUN) if options.python else (options.entry or context.there[0],)
     return (*head, *context.there[1:])
 
@@ -156,19 +156,23 @@ def _build_remote_command(options: Options, context: PlanContext) -> tuple[str, 
 def _collect_remote_variables(
     plan: LaunchPlan, options: Options, context: PlanContext
 ) -> tuple[dict[str, Variable], tuple[str, ...]]:
-    """Variables that are given with a value, and the names of those that are passed on from here."""
+    """Variables that have a value in the options, and names of those that the hosts get from this environment."""
     given: dict[str, Variable] = {}
-    names = {name for name in inherited_variables.list_inherited_names(context.environ) if not name.startswith(OF_HERE)}
+    names = {
+        name
+        for name in inherited_variables.list_inherited_names(context.environ)
+        if not name.startswith(LOCAL_PREFIXES)
+    }
     for word in options.env:
         name, equals, value = word.partition("=")
         found = _match_variables(name, context)
         if equals:
             given[check_name(name, "--env")] = Variable(value, "--env")
         elif not found and name not in plan.env:
-            raise UsageError(f"--env {name}: no such variable here", "set it in your shell, or write NAME=VALUE")
+            raise UsageError(f"--env {name}: the variable is not set", "set it in your shell, or write NAME=VALUE")
         names |= found
     below: LaunchPlan | None = plan
-    while below is not None:  # a container passes variables on by name, which it must find on its host
+    while below is not None:  # a container passes variables by name, so its host must have them
         names |= {name for name in below.inherited if name in context.environ}
         below = below.inner
     return given, tuple(sorted(name for name in names - {*given, *plan.env} if is_name(name)))
@@ -181,7 +185,7 @@ def _match_variables(pattern: str, context: PlanContext) -> set[str]:
 def _build_rendezvous_variables(
     nodes: tuple[SshHost, ...], options: Options, context: PlanContext
 ) -> dict[str, Variable]:
-    """How the nodes find each other; `direct` reads these variables."""
+    """Variables of the rendezvous, which `direct` reads."""
     if len(nodes) == 1:
         return {"NNODES": Variable("1", "ssh")}
     run = f"{Path(context.directory).name} {context.attempt}"

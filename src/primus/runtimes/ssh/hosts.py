@@ -1,4 +1,4 @@
-"""Hosts as people write them: lists, ranges, `user@host:port`, files."""
+"""Parse hosts: lists, ranges, `user@host:port` and hostfiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 from primus.errors import UsageError
 
 LIMIT = 16384
-"""Hosts that one range may stand for; more is a typing error."""
+"""Maximum hosts in one range; more is a typing error."""
 
 
 class SshHost(Struct, frozen=True):
@@ -25,21 +25,21 @@ class SshHost(Struct, frozen=True):
 
     @property
     def display_name(self) -> str:
-        """How messages and files call it."""
+        """Name in messages and file names."""
         return self.name if self.port is None else f"{self.name}:{self.port}"
 
     def format_login(self, options: Sequence[str] = ()) -> str:
-        """What a person types after `ssh` or `ssh-copy-id`: `options` of ssh_config(5), the port, the user."""
+        """Arguments that a user types after `ssh` or `ssh-copy-id`: `options` of ssh_config(5), the port, the user."""
         words = [word for option in options for word in ("-o", option)]
         words += [] if self.port is None else ["-p", str(self.port)]
         return shlex.join([*words, f"{self.user}@{self.name}" if self.user else self.name])
 
 
 def parse_hosts(words: Sequence[str], files: Sequence[str], user: str | None, port: int | None) -> tuple[SshHost, ...]:
-    """The hosts of `--hosts` words, then those of hostfiles, in order; `user` and `port` are for those without.
+    """The hosts in `--hosts`, then those in hostfiles, in order; `user` and `port` are defaults.
 
     Raises:
-        UsageError: A host cannot be understood, is given twice, or there is none.
+        UsageError: A host is invalid or repeated, or there is none.
     """
     written = [(entry, "--hosts") for word in words for entry in _split_outside_brackets(word)]
     written += [entry for file in files for entry in _read_hostfile_lines(file)]
@@ -49,7 +49,7 @@ def parse_hosts(words: Sequence[str], files: Sequence[str], user: str | None, po
         for text in _expand_host_range(entry, where):
             host = _parse_host(text, where, user, port)
             if host.display_name in seen:
-                raise UsageError(f"{where}: host {host.display_name} is given twice", "each host starts one node")
+                raise UsageError(f"{where}: host {host.display_name} is given twice", "each host runs one node")
             seen[host.display_name] = where
             hosts.append(host)
     if not hosts:
@@ -58,7 +58,7 @@ def parse_hosts(words: Sequence[str], files: Sequence[str], user: str | None, po
 
 
 def _split_outside_brackets(text: str) -> list[str]:
-    """`text` at its commas, but for those in brackets."""
+    """`text` split at commas outside of brackets."""
     return [entry.strip() for entry in re.findall(r"(?:\[[^\]]*\]|[^,])+", text) if entry.strip()]
 
 
@@ -73,12 +73,12 @@ def _read_hostfile_lines(file: str) -> list[tuple[str, str]]:
         words = line.partition("#")[0].split()
         if len(words) > 1:
             raise UsageError(
-                f"{file}:{number}: '{words[1]}' after a host",
-                "one host a line; processes are direct's: -- direct --nproc N",
+                f"{file}:{number}: unexpected '{words[1]}' after a host",
+                "write one host per line; -- direct --nproc N sets the number of processes",
             )
         found += [(entry, f"{file}:{number}") for word in words for entry in _split_outside_brackets(word)]
     if not found:
-        raise UsageError(f"--hostfile {file}: no host stands in it", "one host a line")
+        raise UsageError(f"--hostfile {file} contains no host", "write one host per line")
     return found
 
 
@@ -86,7 +86,7 @@ _RANGE = re.compile(r"\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\]")
 
 
 def _expand_host_range(text: str, where: str) -> Iterator[str]:
-    """`node[01-03,7]` as its hosts, leading zeros kept."""
+    """The hosts in `node[01-03,7]`, with leading zeros."""
     match = _RANGE.search(text)
     if not match:
         yield text
@@ -95,7 +95,7 @@ def _expand_host_range(text: str, where: str) -> Iterator[str]:
         first, _, last = part.partition("-")
         numbers = range(int(first), int(last or first) + 1)
         if not 0 < len(numbers) <= LIMIT:
-            raise UsageError(f"{where}: [{part}] is no range of hosts")
+            raise UsageError(f"{where}: [{part}] is not a range of hosts", "write node[01-16] or node[1,3]")
         for number in numbers:
             yield from _expand_host_range(f"{text[: match.start()]}{number:0{len(first)}d}{text[match.end() :]}", where)
 

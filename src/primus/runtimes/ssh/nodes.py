@@ -1,4 +1,14 @@
-"""Start one node on each host, pass signals on, and end all of them when one fails."""
+"""Start one node on each host over ssh, pass signals on, and stop all nodes when one fails.
+
+Each node goes through these states, watched by a poll of its ssh process:
+
+    running     ssh is alive. Signals to this process go to the host as a word on standard input.
+    failed      ssh has exited with a code other than 0. The other nodes get PEERS_S to end by themselves, because
+                their launchers notice a lost peer and report it better than this process can; then SIGTERM.
+    stopping    a signal was sent. After GRACE_S the connections are closed, and the hosts stop their tasks themselves.
+
+A host that could not be reached stops the others at once: they wait for it in the rendezvous.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +39,15 @@ from primus.runtimes.ssh.hosts import SshHost
 LOGS = "logs/ssh"
 POLL_S = 0.05
 PEERS_S = 15.0
-"""Time that the other nodes have to notice by themselves that one has failed; their launchers take up to 10 s."""
+"""Time for the other nodes to notice a failed one by themselves; their launchers take up to 10 s."""
 GRACE_S = 75.0
-"""Time that nodes have to save and end after a signal; their launchers give the workers 60 s of it."""
-LOST_S = 10.0
-"""Time that ssh has to end once its input is closed or it is told to."""
+"""Time for nodes to save and exit after a signal; their launchers give the workers 60 s of it."""
+SSH_EXIT_LIMIT_S = 10.0
+"""Time for ssh to exit after its input was closed or it was terminated."""
 SSH_FAILED = 255
-"""Exit code of ssh when it fails itself, or when a signal has ended the command (ssh(1), EXIT STATUS)."""
+"""Exit code of ssh if it fails itself, or if a signal has ended the command (ssh(1), EXIT STATUS)."""
 NUM_TAIL_LINES = 5
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SshNode(Struct, frozen=True, kw_only=True):
@@ -46,13 +56,13 @@ class SshNode(Struct, frozen=True, kw_only=True):
     host: SshHost
     argv: tuple[str, ...]
     login: str
-    """What a person types after `ssh` to reach the host in the same way."""
+    """Arguments with which a user reaches the host by `ssh`, for messages."""
     script: str
-    """What its host is told on standard input; it holds the values of variables."""
+    """Script that the host reads from standard input; it contains the values of variables."""
 
 
 class SshNodeFailure(Struct, frozen=True, kw_only=True):
-    """How a node has failed."""
+    """Failure of a node."""
 
     rank: int
     host: str
@@ -64,8 +74,8 @@ class SshNodeFailure(Struct, frozen=True, kw_only=True):
 def run_nodes(targets: Sequence[SshNode], environ: Mapping[str, str], run: Run | None) -> int:
     """Start all nodes and wait until they have ended; gives the exit code.
 
-    Node 0 speaks here as if it ran here. What others say goes to files below `logs/ssh` of the run folder; where there
-    is no run folder, to standard error with their names before each line.
+    The output of node 0 goes to this terminal. Output of other nodes goes to files in `logs/ssh` of the run folder;
+    without a run folder, to standard error with the host's name before each line.
 
     Raises:
         PrimusError: ssh is not installed.
@@ -88,7 +98,7 @@ def run_nodes(targets: Sequence[SshNode], environ: Mapping[str, str], run: Run |
 
 
 class SshConnection:
-    """An ssh process and what is said over it."""
+    """An ssh process, with a thread that writes its input and one that reads its output."""
 
     def __init__(self, rank: int, target: SshNode, environ: Mapping[str, str], folder: Path | None) -> None:
         self.rank = rank
@@ -99,15 +109,15 @@ class SshConnection:
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         self._words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.process = self._start_ssh(target.argv, environ)
-        talker = threading.Thread(
+        writer = threading.Thread(
             target=self._write_stdin, args=(script.encode_with_length(target.script),), daemon=True
         )
-        self._listener = threading.Thread(target=self._copy_output, daemon=True)
-        talker.start()
-        self._listener.start()
+        self._reader = threading.Thread(target=self._copy_output, daemon=True)
+        writer.start()
+        self._reader.start()
 
     def _start_ssh(self, argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """ssh in a session of its own: an interrupt of the terminal is passed on, and must not end the connection."""
+        """Start ssh in a session of its own: Ctrl-C is passed on as a word, and must not end the connection."""
         own = self.rank == 0
         try:
             return subprocess.Popen(
@@ -119,32 +129,32 @@ class SshConnection:
                 start_new_session=True,
             )
         except OSError as error:
-            raise PrimusError(f"{argv[0]}: cannot be started: {error.strerror}", "install OpenSSH's client") from None
+            raise PrimusError(f"{argv[0]} cannot be started: {error.strerror}", "install the OpenSSH client") from None
 
     def send_signal_name(self, word: str | None) -> None:
-        """Send a signal's name; None ends the input, and with it whatever runs there."""
+        """Send a signal's name; None closes the input, on which the host stops its task."""
         self._words.put(word)
 
     def close(self) -> None:
-        """End ssh if it has not ended."""
+        """Stop ssh if it is still running."""
         if self.process.poll() is None:
             self.send_signal_name(None)
             self.process.terminate()
             try:
-                self.process.wait(LOST_S)
+                self.process.wait(SSH_EXIT_LIMIT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
         self.send_signal_name(None)
-        self.join_listener()
+        self.join_reader()
 
-    def join_listener(self) -> None:
-        """Return once all that was said has arrived; ssh has ended."""
-        self._listener.join(LOST_S)
+    def join_reader(self) -> None:
+        """Wait until all output of an ssh that has ended is copied."""
+        self._reader.join(SSH_EXIT_LIMIT_S)
 
     def _write_stdin(self, first: bytes) -> None:
         assert self.process.stdin
-        with contextlib.suppress(OSError):  # ssh has ended; its exit code says how
+        with contextlib.suppress(OSError):  # ssh has ended; its exit code tells why
             self.process.stdin.write(first)
             self.process.stdin.flush()
             for word in iter(self._words.get, None):
@@ -170,7 +180,7 @@ class SshConnection:
 
 
 def _wait_for_nodes(connections: Sequence[SshConnection], signals: _SshSignalHandler) -> SshNodeFailure | None:
-    """Wait for all nodes; the first one that fails ends the others. Gives that failure."""
+    """Wait for all nodes; the first failure stops the others, and is returned."""
     failure: SshNodeFailure | None = None
     num_passed_on = 0
     end_at = cut_at = math.inf
@@ -179,11 +189,11 @@ def _wait_for_nodes(connections: Sequence[SshConnection], signals: _SshSignalHan
         for number in signals.seen[num_passed_on:]:
             _signal_all_nodes(connections, signal.Signals(number).name.removeprefix("SIG"))
             num_passed_on += 1
-            if number in ENDING:
+            if number in STOP_SIGNALS:
                 cut_at = min(cut_at, now + GRACE_S)
         if failure is None and not signals.seen:
             failure = _first_failure(connections)
-            if failure:  # one that never began is missed by the others only after minutes
+            if failure:  # the others would wait for an unreachable host until the rendezvous times out
                 end_at = now + (0 if failure.exit_code == EXIT_UNFIT else PEERS_S)
         if now > end_at:
             _signal_all_nodes(connections, "TERM")
@@ -209,46 +219,56 @@ def _first_failure(connections: Sequence[SshConnection]) -> SshNodeFailure | Non
 
 
 _REASONS = (
-    (r"Host key verification failed", "its host key is not known, or has changed", "log in once by hand: ssh {login}"),
-    (r"Permission denied \((.*)\)", "it does not let us in: {0}", "a key is needed, no password: ssh-copy-id {login}"),
-    (r"Could not resolve hostname [^:]*: (.*)", "its name is not known: {0}", ""),
+    (r"Host key verification failed", "unknown or changed host key", "log in once by hand: ssh {login}"),
+    (r"Permission denied \((.*)\)", "login denied: {0}", "set up a key (passwords are not used): ssh-copy-id {login}"),
+    (r"Could not resolve hostname [^:]*: (.*)", "unknown host name: {0}", "check the spelling, or use an address"),
     (
         r"connect to (?:host|address) .*: (.*)",
-        "it cannot be reached: {0}",
-        "is it up, and its SSH server at this port?",
+        "cannot be reached: {0}",
+        "check that the host is up and its SSH server listens on this port",
     ),
-    (r"Connection timed out", "it cannot be reached: it does not answer", "is it up?"),
+    (r"Connection timed out", "cannot be reached: no response", "check that the host is up"),
     (
         r"Too many authentication failures",
-        "it does not let us in: too many keys were offered",
-        "--option IdentityFile=...",
+        "login denied: too many keys were offered",
+        "choose one: --option IdentityFile=...",
     ),
-    (r"(Bad configuration option: .*|.*line \d+: .*)", "ssh refuses its settings: {0}", ""),
-    (r"kex_exchange_identification: (.*)", "its SSH server hung up: {0}", "its MaxStartups may be too low"),
+    (
+        r"(Bad configuration option: .*|.*line \d+: .*)",
+        "invalid ssh configuration: {0}",
+        "fix --option or ~/.ssh/config",
+    ),
+    (
+        r"kex_exchange_identification: (.*)",
+        "the SSH server closed the connection: {0}",
+        "its MaxStartups may be too low (sshd_config)",
+    ),
 )
-"""What ssh says when it cannot begin, and what that means."""
+"""Messages of ssh if it cannot connect: pattern, meaning, hint."""
 _LOST = re.compile(r"Timeout, server .* not responding|closed by remote host|Connection reset|Broken pipe|disconnect")
 
 
 def _describe_failure(connection: SshConnection, code: int) -> SshNodeFailure:
-    connection.join_listener()
+    connection.join_reader()
     who = f"node {connection.rank} ({connection.label})"
-    said = "\n".join(connection.tail)
+    output = "\n".join(connection.tail)
     if code != SSH_FAILED:
-        hint = "is primus-cli at the same place there? else --entry PATH or --python PATH" if code in (126, 127) else ""
+        is_missing = code in (126, 127)
+        hint = "if primus-cli has another path there, use --entry PATH or --python PATH" if is_missing else ""
         return _build_node_failure(
             connection, f"{who} failed with exit code {code}", hint, code if code > 0 else EXIT_FAILED
         )
     for pattern, meaning, hint in _REASONS:
-        match = re.search(pattern, said)
+        match = re.search(pattern, output)
         if match:
             problem = f"{who}: {meaning.format(*match.groups())}"
             return _build_node_failure(connection, problem, hint.format(login=connection.login), EXIT_UNFIT)
-    if _LOST.search(said):
-        return _build_node_failure(connection, f"{who}: the connection was lost", "the host may be down", EXIT_FAILED)
+    if _LOST.search(output):
+        hint = "check that the host is up"
+        return _build_node_failure(connection, f"{who}: the connection was lost", hint, EXIT_FAILED)
     killed = 128 + signal.SIGKILL
     return _build_node_failure(
-        connection, f"{who}: its launcher was killed", "the kernel may have run out of memory there", killed
+        connection, f"{who}: its launcher was killed", "check the kernel log of the host for out-of-memory", killed
     )
 
 
@@ -263,18 +283,18 @@ def _report_end(
     run: Run | None,
     before: RunMetadata | None,
 ) -> int:
-    """Say how it ended, and record it where no node could; gives the exit code of the run, where the hosts share it."""
+    """Print and record the end, where no node could; gives the exit code of the run, if the hosts share its folder."""
     codes = [connection.process.returncode for connection in connections]
     if signals.seen:
         cut = [connection.label for connection, code in zip(connections, codes, strict=True) if code < 0]
         if cut:
-            print(f"primus-cli: {', '.join(cut)} did not end in time; left to end there", file=sys.stderr)
+            print(f"primus-cli: {', '.join(cut)} did not stop in time; connections closed", file=sys.stderr)
         code = next((code for code in codes if 0 < code != SSH_FAILED), 128 + signals.seen[0] if any(codes) else 0)
         return conclude_remote(run, before, code, signal.Signals(signals.seen[0]).name, state="interrupted")
     if failure is None:
         return conclude_remote(run, before, 0, "")
-    is_told = run is not None and before is not None and read_reported_outcome(run, before) is not None
-    if not is_told or connections[failure.rank].process.returncode == SSH_FAILED:  # else node 0 has said it
+    is_reported = run is not None and before is not None and read_reported_outcome(run, before) is not None
+    if not is_reported or connections[failure.rank].process.returncode == SSH_FAILED:  # else node 0 has printed it
         _print_failure(connections[failure.rank], failure)
     return conclude_remote(run, before, failure.exit_code, failure.problem, is_said=True)
 
@@ -288,7 +308,7 @@ def _print_failure(connection: SshConnection, failure: SshNodeFailure) -> None:
 
 
 class _SshSignalHandler:
-    """The signals that arrive while the nodes run, in order."""
+    """Records the signals to this process, in order, while the nodes run."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []

@@ -1,10 +1,14 @@
-"""What a host is told on its standard input: the variables, the folder and the command, by value.
+"""Format the script that a host reads from standard input: variables, working folder and command.
 
-An SSH server hands the command line to the user's login shell, which reads it again, and everybody on the host can see
-it; so that line is a constant. Without a terminal no signal crosses a connection either. Standard input therefore stays
-open after the script: a line with a signal's name sends that signal to the command, and the end of the input, which
-comes whenever the connection or the launcher goes, sends SIGTERM and later SIGKILL. What the command says passes
-through `cat`, so that it can save its work after nobody listens any more.
+An SSH server passes the command line to the user's login shell, which parses it again, and every user of the host can
+read it. The command line is therefore a constant (BOOTSTRAP), and the script comes on standard input. Without a
+terminal no signal crosses a connection. Standard input therefore stays open after the script:
+
+    a line with a signal's name     sends that signal to the command
+    the end of the input            the connection or the launcher is gone: SIGTERM, after GRACE_S SIGKILL
+
+It has to be shell: it runs on hosts before any Python is found (`primus-cli` finds or makes the environment), and the
+command replaces it (exec), so that signals also reach that first phase.
 """
 
 from __future__ import annotations
@@ -14,12 +18,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 BOOTSTRAP = """exec sh -c 'read -r size && eval "$(head -c "$size")"'"""
-"""The command line on the host, the same for every task; it means the same to sh, bash, zsh, fish and csh."""
+"""Command line on the host, the same for every task; sh, bash, zsh, fish and csh parse it in the same way."""
 
 SIGNALS = ("INT", "TERM", "HUP", "USR1", "USR2")
 GRACE_S = 90
 """Time between SIGTERM and SIGKILL; a launcher gives its workers 60 s of it."""
 
+# `watch` runs in the background. $$ is the shell, and after its exec the command. A subshell outlives the command, so
+# it checks that its parent is still that process before it sends a signal: the id may have been given to another one.
 _WATCH = f"""\
 is_alive() {{
     if [ -r /proc/self/stat ]; then
@@ -43,6 +49,8 @@ watch() {{
 }}
 """
 
+# The output passes through two `cat` processes, which read on when ssh is gone: the command can then save its work
+# without being killed by SIGPIPE. File 3 keeps standard input for `watch`; the command reads /dev/null.
 _RELAY = """\
 place=$(mktemp -d) && mkfifo "$place/out" "$place/err" || exit 1
 exec 3<&0 </dev/null
@@ -56,12 +64,12 @@ rm -r -- "$place"
 
 
 def format_remote_script(command: Sequence[str], directory: str, variables: Mapping[str, str]) -> str:
-    """The script, in one pair of braces: nothing of it is done if its end is missing."""
+    """The script, in one pair of braces: the shell runs nothing of it if the transfer was cut."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
     return f"{{\n{_WATCH}cd -- {shlex.quote(directory)} || exit 1\n{_RELAY}{exports}exec {shlex.join(command)}\n}}\n"
 
 
 def encode_with_length(script: str) -> bytes:
-    """`script` as BOOTSTRAP reads it, its length first."""
+    """`script` with its length in front, as BOOTSTRAP reads it."""
     data = os.fsencode(script)
     return b"%d\n" % len(data) + data
