@@ -8,7 +8,6 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from primus.hook import Stage
-from primus.launch.supervision.restart_policy import RestartPolicy
 from primus.machine.cluster import ClusterLayout
 from primus.machine.facts import DeviceKind, MachineFacts
 from primus.machine.workload import JobWorkload
@@ -50,6 +49,17 @@ class Action(Struct, frozen=True, kw_only=True):
     timeout_s: float
     functions: tuple[str, ...] = ()
     """Decorated functions of a Python file; without them it is a plain script."""
+
+
+class RestartPolicy(Struct, frozen=True, kw_only=True):
+    """How workers are watched and restarted."""
+
+    max_restarts: int = 0
+    """Restarts after failures without progress in between; preemption and time limits do not count."""
+    backoff_s: float = 30.0
+    """Time before the first restart after a failure; each further one takes twice as long."""
+    hang_timeout_s: float = 600.0
+    """Time without progress after which workers count as hanging; 0 for never."""
 
 
 class LaunchPlan(Struct, frozen=True, kw_only=True):

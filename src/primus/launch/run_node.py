@@ -76,17 +76,17 @@ class _NodeConnections:
         self.run: Run | None = None
         """On node 0."""
         self._shape = shape
-        self._bond: ControlChannel | None = None
+        self._channel: ControlChannel | None = None
         after = [each.timeout_s for each in launch.plan.actions if each.stage != "before"]
         self._limit_s = sum(after) + exit_barrier.MARGIN_S
 
     @property
     def control_channel(self) -> ControlChannel:
         """The connections to the nodes that have come."""
-        if self._bond is None:
-            connections = {rank: guest.connection for rank, guest in self.kept.items()}
-            self._bond = ControlChannel(connections, {rank: guest.host for rank, guest in self.kept.items()})
-        return self._bond
+        if self._channel is None:
+            connections = {rank: peer.stream for rank, peer in self.kept.items()}
+            self._channel = ControlChannel(connections, {rank: peer.host for rank, peer in self.kept.items()})
+        return self._channel
 
     def _record_loss(self) -> None:
         if self.run is None or self._shape.nnodes == 1:
@@ -383,7 +383,7 @@ def _wait_for_nodes(begun: _PendingLaunch, run: Run, shape: ClusterLayout, nodes
     )
 
 
-def _make_session(launch: Launch, run: Run, bond: ControlChannel, say: Say, *, keeps_record: bool) -> NodeSession:
+def _make_session(launch: Launch, run: Run, channel: ControlChannel, say: Say, *, keeps_record: bool) -> NodeSession:
     """How attempts are done on this node; of the nodes that share a run folder, one keeps the record."""
 
     def perform(attempt: Launch, guard: AttemptMonitor) -> NodeResult:
@@ -393,7 +393,7 @@ def _make_session(launch: Launch, run: Run, bond: ControlChannel, say: Say, *, k
             attempt.plan, run, attempt.attempt, launch.context.environ, after_start, guard
         )
 
-    return NodeSession(run=run, bond=bond, say=say, perform=perform, environ=launch.context.environ)
+    return NodeSession(run=run, channel=channel, say=say, perform=perform, environ=launch.context.environ)
 
 
 def _begin_attempt(launch: Launch, run: Run, say: Say, *, keeps_record: bool) -> None:

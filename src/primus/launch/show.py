@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from primus.launch.plan import Action, LaunchPlan
-from primus.launch.supervision.restart_policy import RestartPolicy
+from primus.launch.plan import Action, LaunchPlan, RestartPolicy
 from primus.redaction import redact_args
 
 

@@ -14,10 +14,9 @@ from primus.errors import UsageError
 from primus.hook import STAGES
 from primus.launch import variables
 from primus.launch.hooks import patch_files
-from primus.launch.plan import LaunchPlan, PlanContext, Variable, extends_list
+from primus.launch.plan import LaunchPlan, PlanContext, RestartPolicy, Variable, extends_list
 from primus.launch.supervision import flight_recorder
 from primus.launch.supervision.agent_report import AGENT, agent_report_file
-from primus.launch.supervision.restart_policy import RestartPolicy
 from primus.machine.cluster import ClusterLayout, find_layout
 from primus.machine.devices import count_devices, list_usable_devices
 from primus.runs.store import Run

@@ -13,6 +13,7 @@ import pytest
 from fakes import cli
 from primus.launch.nodes import control_channel, rendezvous
 from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
+from primus.launch.nodes.message_stream import MessageStream
 from primus.launch.supervision.restart_policy import RestartDecision
 
 
@@ -20,7 +21,10 @@ from primus.launch.supervision.restart_policy import RestartDecision
 def pair() -> Iterator[tuple[ControlChannel, ControlChannel]]:
     """Node 0's bond and node 1's."""
     ours, theirs = socket.socketpair()
-    head, other = ControlChannel({1: ours}, {1: "b"}), ControlChannel({0: theirs}, {0: "a"})
+    head, other = (
+        ControlChannel({1: MessageStream(ours)}, {1: "b"}),
+        ControlChannel({0: MessageStream(theirs)}, {0: "a"}),
+    )
     yield head, other
     for each in (head, other):
         each.close()
@@ -29,14 +33,15 @@ def pair() -> Iterator[tuple[ControlChannel, ControlChannel]]:
 def test_messages_arrive_whole_and_in_order(pair: tuple[ControlChannel, ControlChannel]) -> None:
     head, other = pair
     sent = [
-        ControlMessage(kind="end", text="x" * size, decision=RestartDecision(action="stop"))
-        for size in (0, 5, 300_000, 1)
+        ControlMessage(kind="end", text="x" * size, body=RestartDecision(action="stop")) for size in (0, 5, 300_000, 1)
     ]
     for message in sent:
         head.send_message(message)
     found: list[ControlMessage] = []
     cli.wait_for(lambda: found.extend(m for _, m in other.receive_messages(0.1)) or len(found) == 4, "all messages")
-    assert found == sent
+    assert [message.text for message in found] == [message.text for message in sent]
+    assert found[0].read_body(RestartDecision) == RestartDecision(action="stop")
+    assert found[0].read_body(int) is None, "a body of another kind is nothing"
     assert other.receive_messages() == []
 
 
@@ -56,9 +61,9 @@ def test_a_node_that_is_mute_is_lost_after_a_while(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(control_channel, "HEARTBEAT_TIMEOUT_S", 0.5)
     ours, theirs = socket.socketpair()
     with closing(theirs):
-        head = ControlChannel({1: ours}, {1: "b"})
+        head = ControlChannel({1: MessageStream(ours)}, {1: "b"})
         cli.wait_for(lambda: head.lost, "the loss", timeout_s=5)
-        assert head.lost[1].startswith("it has said nothing for")
+        assert head.lost[1].startswith("no message for")
         head.close()
 
 
@@ -80,8 +85,8 @@ def test_why_a_node_gives_up_is_told(pair: tuple[ControlChannel, ControlChannel]
 def test_strange_lines_are_passed_over() -> None:
     ours, theirs = socket.socketpair()
     with closing(theirs):
-        head = ControlChannel({1: ours}, {1: "b"})
-        theirs.sendall(b'nonsense\n{"kind":"unknown"}\n{"kind":"signal","number":10}\n')
+        head = ControlChannel({1: MessageStream(ours)}, {1: "b"})
+        theirs.sendall(b'nonsense\n{"kind":7}\n{"kind":"signal","number":10}\n')
         found: list[ControlMessage] = []
         cli.wait_for(lambda: found.extend(m for _, m in head.receive_messages(0.1)) or found, "the message")
         assert found == [ControlMessage(kind="signal", number=10)]
@@ -102,4 +107,4 @@ def test_the_port_of_the_meeting_is_free_while_its_connections_stay() -> None:
     rendezvous.check_port_free(port)
     assert (kept[1].host, theirs[0].host) == (socket.gethostname(), "a")
     for guest in (kept[1], theirs[0]):
-        guest.connection.close()
+        guest.stream.close()

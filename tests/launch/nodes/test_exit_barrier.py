@@ -13,6 +13,7 @@ import pytest
 from fakes import cli
 from primus.launch.nodes import exit_barrier
 from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
+from primus.launch.nodes.message_stream import MessageStream
 from primus.launch.signals import StopSignals
 
 
@@ -29,8 +30,8 @@ def restored_signal_handlers() -> Iterator[None]:
 def three() -> Iterator[tuple[ControlChannel, ControlChannel, ControlChannel]]:
     """The connections of node 0, 1 and 2."""
     pairs = [socket.socketpair() for _ in range(2)]
-    head = ControlChannel({rank: pair[0] for rank, pair in enumerate(pairs, start=1)}, {})
-    others = [ControlChannel({0: pair[1]}, {}) for pair in pairs]
+    head = ControlChannel({rank: MessageStream(pair[0]) for rank, pair in enumerate(pairs, start=1)}, {})
+    others = [ControlChannel({0: MessageStream(pair[1])}, {}) for pair in pairs]
     yield head, others[0], others[1]
     for each in (head, *others):
         each.close()

@@ -14,6 +14,7 @@ import pytest
 
 from primus.errors import PrimusError
 from primus.launch.nodes import report_collection
+from primus.launch.nodes.message_stream import Deadline
 from primus.launch.nodes.report_collection import CollectedReport, NodeArrival, Peer, ReportCollector
 
 
@@ -74,9 +75,9 @@ def test_a_node_that_never_comes_costs_the_limit_and_no_more(port: int) -> None:
 
 def test_a_node_that_dies_after_it_came_has_no_report(port: int) -> None:
     def come_and_go() -> None:
-        with report_collection._connect_to_head("localhost", port, time.monotonic() + 5) as connection:
-            connection.sendall(msgspec.json.encode(arrival(1)) + b"\n")
-            connection.recv(1)
+        with closing(report_collection.connect_to_head("localhost", port, 5)) as stream:
+            stream.send(arrival(1), 5)
+            stream.receive(tuple[Peer, ...], Deadline(5))
 
     threading.Thread(target=come_and_go, daemon=True).start()
     (found,) = met(port, 2, limit_s=5)
@@ -104,7 +105,7 @@ def test_clocks_are_compared_with_that_of_node_0(port: int) -> None:
 
 
 def test_peers_that_cannot_be_reached_are_named(port: int) -> None:
-    with report_collection.open_listener() as open_port:
+    with report_collection.open_probe_port() as open_port:
         peers = [
             Peer(node_rank=rank, host="x", address="localhost", port=at) for rank, at in ((1, open_port), (2, port))
         ]

@@ -6,18 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primus.launch.supervision.hang_detector import (
+from primus.launch.supervision.hang_detector import HangDetector, RankStatus, find_culprit
+from primus.launch.supervision.heartbeats import RankHeartbeat
+from primus.launch.supervision.stacks import WAITS, find_main_frames
+from primus.launch.supervision.straggler_detection import (
     STRAGGLER_WINDOWS,
     ComputeTimeSample,
     ComputeTimeWindow,
-    HangDetector,
-    RankStatus,
     StragglerDetector,
     StragglerFinding,
-    find_culprit,
 )
-from primus.launch.supervision.heartbeats import RankHeartbeat
-from primus.launch.supervision.stacks import WAITS, find_main_frames
 
 
 def beat(step: int, phase: str = "train", at: float = 0.0, compute_time_s: float | None = None) -> RankHeartbeat:

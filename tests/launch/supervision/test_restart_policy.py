@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from primus.launch.plan import RestartPolicy
 from primus.launch.supervision.restart_policy import (
     FAILURES,
     MAX_WITHOUT_PROGRESS,
     AttemptResult,
     RestartDecision,
-    RestartPolicy,
     count_failures,
     decide_restart,
 )

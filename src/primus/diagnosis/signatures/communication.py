@@ -184,6 +184,7 @@ SIGNATURES = (
         signs=(
             SignaturePattern("waiting for clients", r"Timed out after \d+ seconds waiting for clients"),
             SignaturePattern("did not come within", r"node [\d, ]+ of \d+ did not come within"),
+            SignaturePattern("did not join within", r"node [\d, ]+ of \d+ did not join within"),
         ),
         cause="not all processes came to the rendezvous",
         fix="look for the node that is absent; compare --nnodes with the nodes that started, and check the firewall",

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from primus.errors import UsageError, did_you_mean
 from primus.hook import STAGES
-from primus.launch.hooks.discovery import parse_seconds
+from primus.launch.hooks.time_limit import parse_seconds
 from primus.launch.plan import Action
 
 

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from primus.errors import UsageError, did_you_mean
 from primus.hook import STAGES, Stage
+from primus.launch.hooks.time_limit import parse_seconds
 from primus.launch.plan import Action
 from primus.machine.tree import build_sort_key
 
@@ -144,21 +145,6 @@ def _apply_marker(action: Action, word: str, where: str) -> Action:
     raise UsageError(f"{where}: '# primus:' takes no '{word}'", did_you_mean(word, MARKERS))
 
 
-def parse_seconds(text: str, where: str) -> float:
-    """A time limit in seconds: `60` or `60s`.
-
-    Raises:
-        UsageError: It is no number above 0; the message begins with `where`.
-    """
-    try:
-        value = float(text.removesuffix("s"))
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise UsageError(f"{where}: {text!r} is not a time limit", "give seconds above 0")
-    return value
-
-
 def _list_levels(words: tuple[str, ...], starts_workers: bool) -> list[tuple[int, tuple[str, ...]]]:
     """Folder names below a place, by depth: none, the task's, the subtask's, the framework's."""
     return [(depth, words[:depth]) for depth in range(0 if starts_workers else 1, len(words) + 1)]
@@ -221,7 +207,7 @@ def _make_actions(path: Path, stage: Stage, timeout_s: float) -> list[Action]:
     plain = structs.replace(read_declaration(path, timeout_s=timeout_s), stage=stage)
     if path.suffix != ".py":
         return [plain]
-    from primus.launch.hooks import decorated_functions
+    from primus.launch.hooks import decorated_functions  # imports `ast`, which shell scripts do not need
 
     text = _read_script(path, "hook")
     functions = decorated_functions.find_functions(path, text, plain)

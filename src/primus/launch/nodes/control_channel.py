@@ -1,7 +1,16 @@
-"""The connections between node 0 and the others while an attempt runs: who has gone is known at once.
+"""Connections between node 0 and each other node while a job runs: a node that fails is known at once.
 
-Every node says each second that it is there. A connection that ends tells of a launcher that has died, one that falls
-silent of a node that has.
+The rendezvous opens the connections, the exit barrier closes them. In between a thread of each node sends "alive" every
+second. A connection that ends means that the launcher there has died; silence for `HEARTBEAT_TIMEOUT_S`
+means that its host or the network has.
+
+A node is, as seen from this one:
+
+    working      connected, and taking part in the attempt (`ranks`)
+    lost         has failed; it may still be connected, to run its hooks (`connected_ranks`)
+    disconnected its connection has ended or it timed out; it is also lost
+
+A node only ever moves down this list.
 """
 
 from __future__ import annotations
@@ -9,111 +18,95 @@ from __future__ import annotations
 import contextlib
 import queue
 import selectors
-import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from primus.launch.supervision.attempt_result import NodeResult
-from primus.launch.supervision.hang_detector import ComputeTimeSample, RankStatus
-from primus.launch.supervision.restart_policy import RestartDecision
-from primus.runs.store import RankFailure, RunOutcome
+from primus.launch.nodes.message_stream import Deadline, MessageStream
 
 ALIVE_INTERVAL_S = 1.0
 HEARTBEAT_TIMEOUT_S = 30.0
-"""Time without a word after which a node counts as lost; one whose launcher dies is known to be at once."""
+"""Silence after which a node counts as lost: longer than a stalled file system or a burst of packet loss lasts."""
 SEND_LIMIT_S = 5.0
-PART_BYTES = 2**16
-ControlMessageKind = Literal[
-    "alive",
-    "lost",
-    "failed",
-    "signal",
-    "hang",
-    "look",
-    "seen",
-    "times",
-    "end",
-    "ended",
-    "decision",
-    "again",
-    "finished",
-    "leave",
-]
+"""Time for a message to fit into the other side's buffers; the thread there reads all the time."""
+SELECT_S = 0.1
+"""Longest sleep of the thread, so that it sends "alive" and notices `close` in time."""
+Body = TypeVar("Body")
 
 
 class ControlMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What nodes tell each other."""
+    """What one node sends to another.
 
-    kind: ControlMessageKind
+    The channel itself handles `alive`, `lost` (this node fails, for the reason in `text`) and `finished` (its hooks are
+    done), and reports `lost` to its user as well. All other kinds are those of its users.
+    """
+
+    kind: str
     text: str = ""
-    """Why a node was lost, or its ranks are to be ended."""
     number: int = 0
-    """A signal, the next attempt, or the step after which a rank hangs."""
-    failure: RankFailure | None = None
-    standings: tuple[RankStatus, ...] = ()
-    samples: tuple[ComputeTimeSample, ...] = ()
-    ended: NodeResult | None = None
-    decision: RestartDecision | None = None
-    outcome: RunOutcome | None = None
+    body: Any = None
+    """Any value that msgspec encodes; the receiver reads it by `read_body`."""
+
+    def read_body(self, kind: type[Body]) -> Body | None:
+        """The body as a `kind`; None where it is something else."""
+        try:
+            return msgspec.convert(self.body, kind)
+        except msgspec.ValidationError:
+            return None
 
 
 class ControlChannel:
-    """Connections to other nodes; of node 0 to all of them, of another one to node 0.
+    """Connections to other nodes: from node 0 to all of them, from another node to node 0.
+
+    Its thread receives; any thread may send, and one thread takes the messages.
 
     Args:
-        connections: By node rank.
+        streams: By node rank.
         hosts: Names of their hosts, as far as they are known.
     """
 
-    def __init__(self, connections: Mapping[int, socket.socket], hosts: Mapping[int, str]) -> None:
+    def __init__(self, streams: Mapping[int, MessageStream], hosts: Mapping[int, str]) -> None:
         self.hosts = dict(hosts)
         self.lost: dict[int, str] = {}
-        """Why a node that is lost is so, by its rank; one that says so itself is still connected."""
+        """Why a node is lost, by its rank."""
         self.finished: set[int] = set()
-        """Nodes that have done all they had to do."""
-        self._gone: set[int] = set()
-        """Nodes whose connection has ended, or that are silent."""
-        self._connections = dict(connections)
+        """Nodes whose hooks are done."""
+        self._disconnected: set[int] = set()
+        self._streams = dict(streams)
         self._inbox: queue.SimpleQueue[tuple[int, ControlMessage]] = queue.SimpleQueue()
-        self._halves = dict.fromkeys(connections, b"")
-        self._heard = dict.fromkeys(connections, time.monotonic())
-        self._sending = threading.Lock()
+        self._received_at = dict.fromkeys(streams, time.monotonic())
         self._closed = threading.Event()
         self._selector = selectors.DefaultSelector()
-        for rank, connection in self._connections.items():
-            connection.settimeout(SEND_LIMIT_S)
-            self._selector.register(connection, selectors.EVENT_READ, rank)
-        self._thread = threading.Thread(target=self._receive_loop, name="bond", daemon=True)
-        if self._connections:
+        for rank, stream in self._streams.items():
+            self._selector.register(stream, selectors.EVENT_READ, rank)
+        self._thread = threading.Thread(target=self._receive_loop, name="control-channel", daemon=True)
+        if self._streams:
             self._thread.start()
 
     @property
     def ranks(self) -> frozenset[int]:
         """Nodes that take part in the work."""
-        return frozenset(self._connections) - frozenset(self.lost)
+        return frozenset(self._streams) - frozenset(self.lost)
 
     @property
     def connected_ranks(self) -> frozenset[int]:
-        """Nodes that are still there, though they may have given up the work."""
-        return frozenset(self._connections) - self._gone
+        """Nodes that are connected, including those that have failed and still run their hooks."""
+        return frozenset(self._streams) - self._disconnected
 
     def send_message(self, message: ControlMessage, to: Iterable[int] | None = None) -> None:
-        """Tell all nodes, or some; one that cannot be told is lost."""
-        line = msgspec.json.encode(message) + b"\n"
+        """Send to all working nodes, or to those of `to` that are connected; a node that cannot be reached is lost."""
         for rank in self.ranks if to is None else set(to) & self.connected_ranks:
             try:
-                with self._sending:
-                    self._connections[rank].sendall(line)
+                self._streams[rank].send(message, SEND_LIMIT_S)
             except OSError as error:
-                self._mark_lost(rank, f"it cannot be told anything: {error.strerror or error}")
+                self._disconnect(rank, f"sending to it failed: {error.strerror or error}")
 
     def receive_messages(self, timeout_s: float = 0.0) -> list[tuple[int, ControlMessage]]:
-        """What has come since, by node rank; waits for something at most `timeout_s`."""
+        """Messages that have arrived, by node rank; waits for the first at most `timeout_s`."""
         found = []
         with contextlib.suppress(queue.Empty):
             found.append(self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait())
@@ -122,63 +115,57 @@ class ControlChannel:
         return found
 
     def close(self, patience_s: float = 0.0) -> None:
-        """End the connections; with patience once the others have ended theirs, so that they have read everything."""
-        deadline = time.monotonic() + patience_s
-        while self.connected_ranks and time.monotonic() < deadline:
+        """Close the connections; with patience once the other sides have, so that they have read everything."""
+        deadline = Deadline(patience_s)
+        while self.connected_ranks and not deadline.is_over:
             time.sleep(0.01)
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(SEND_LIMIT_S)
-        for connection in self._connections.values():
-            connection.close()
+        for stream in self._streams.values():
+            stream.close()
         self._selector.close()
 
     def _receive_loop(self) -> None:
+        """The thread: send "alive", receive, and time out nodes that are silent."""
         alive = ControlMessage(kind="alive")
-        said = 0.0
+        sent_at = 0.0
+        for rank, stream in self._streams.items():  # received together with the last message of the rendezvous
+            self._handle_messages(rank, stream.take_buffered(ControlMessage))
         while not self._closed.is_set():
             now = time.monotonic()
-            if now - said > ALIVE_INTERVAL_S:
+            if now - sent_at > ALIVE_INTERVAL_S:
                 self.send_message(alive, self.connected_ranks)
-                said = now
-            for key, _ in self._selector.select(timeout=0.1):
-                self._read_connection(key.data)
+                sent_at = now
+            for key, _ in self._selector.select(timeout=SELECT_S):
+                self._handle_messages(key.data, self._streams[key.data].receive_available(ControlMessage))
             for rank in self.connected_ranks:
-                if now - self._heard[rank] > HEARTBEAT_TIMEOUT_S:
-                    self._mark_lost(rank, f"it has said nothing for {HEARTBEAT_TIMEOUT_S:.0f} s")
+                if now - self._received_at[rank] > HEARTBEAT_TIMEOUT_S:
+                    self._disconnect(rank, f"no message for {HEARTBEAT_TIMEOUT_S:.0f} s")
 
-    def _read_connection(self, rank: int) -> None:
-        try:
-            part = self._connections[rank].recv(PART_BYTES)
-        except TimeoutError:
+    def _handle_messages(self, rank: int, messages: list[ControlMessage] | None) -> None:
+        if messages is None:
+            self._disconnect(rank, "its launcher has died")
             return
-        except OSError:
-            part = b""
-        if not part:
-            self._mark_lost(rank, "its launcher has died")
+        self._received_at[rank] = time.monotonic()
+        for message in messages:
+            if message.kind == "lost":
+                self._mark_lost(rank, message.text)
+            elif message.kind == "finished":
+                self.finished.add(rank)
+            elif message.kind != "alive":
+                self._inbox.put((rank, message))
+
+    def _disconnect(self, rank: int, reason: str) -> None:
+        """A node is not there any more; a reason that it sent before remains."""
+        if rank in self._disconnected:
             return
-        self._heard[rank] = time.monotonic()
-        *lines, self._halves[rank] = (self._halves[rank] + part).split(b"\n")
-        for line in lines:
-            with contextlib.suppress(msgspec.MsgspecError):
-                message = msgspec.json.decode(line, type=ControlMessage)
-                if message.kind == "lost":
-                    self._note_lost(rank, message.text)
-                elif message.kind == "finished":
-                    self.finished.add(rank)
-                elif message.kind != "alive":
-                    self._inbox.put((rank, message))
+        self._disconnected.add(rank)
+        with contextlib.suppress(KeyError, ValueError):  # closed by another thread in the meantime
+            self._selector.unregister(self._streams[rank])
+        self._mark_lost(rank, reason)
 
     def _mark_lost(self, rank: int, reason: str) -> None:
-        """A node is not there any more; where it said why before it went, that stays the reason."""
-        if rank in self._gone:
-            return
-        self._gone.add(rank)
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(self._connections[rank])
-        self._note_lost(rank, reason)
-
-    def _note_lost(self, rank: int, reason: str) -> None:
         if rank not in self.lost:
             self.lost[rank] = reason
             self._inbox.put((rank, ControlMessage(kind="lost", text=reason)))

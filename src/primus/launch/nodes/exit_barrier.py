@@ -1,58 +1,59 @@
-"""The nodes of a job leave together, once the hooks of all of them are over.
+"""The nodes of a job exit together, after the hooks of all of them.
 
-A scheduler ends the nodes that are left when the first one has gone: Slurm at once where it has failed
-(--kill-on-bad-exit), else after a minute (--wait), Kubernetes and ssh with their own limits. So nobody goes before all
-have done their hooks and said what there is to say:
+A scheduler kills the remaining nodes when the first one exits: Slurm at once where its exit code is not 0
+(--kill-on-bad-exit), else after a minute (--wait); Kubernetes and ssh have their own limits. So no node exits before
+all nodes have run their hooks and printed their results:
 
-    node k    work, hooks -> says "finished" -> waits for "leave"             -> goes
-    node 0    work, hooks -> waits for "finished" of the nodes that are there -> says "leave" -> goes
+    node k    work, hooks -> sends "finished" -> waits for "leave"                       -> exits
+    node 0    work, hooks -> waits for "finished" of all connected nodes -> sends "leave" -> exits
 
-A node that has gone, or has fallen silent, is not waited for; if it is node 0, the others go. Whoever insists on the
-end by a second signal is not kept either. A node that is there but does not finish keeps the others for `limit_s`.
+A node that has exited or timed out is not waited for; where node 0 has, the others exit. A second signal ends the wait.
+A node that is connected but does not finish delays the others for `limit_s` at most.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-import time
 
 from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
+from primus.launch.nodes.message_stream import Deadline
 from primus.launch.signals import StopSignals
 
 MARGIN_S = 60.0
-"""Over the time limits of the hooks: for what a task does after its workers, such as a report on node 0."""
-HEAR_S = 0.1
+"""Added to the time limits of the hooks, for what a task does after its workers, such as a report on node 0."""
+RECEIVE_S = 0.1
+"""Time between two looks at signals."""
 CLOSE_LIMIT_S = 2.0
-"""Time that node 0 leaves the others to read its last word, which takes them milliseconds."""
+"""Time for the other nodes to read "leave", which takes milliseconds, before node 0 closes the connections."""
 
 
-def wait_for_all_nodes(bond: ControlChannel, node_rank: int, limit_s: float) -> None:
-    """Wait until all nodes have finished, at most `limit_s`, and end the connections to them."""
-    if bond.connected_ranks:
+def wait_for_all_nodes(channel: ControlChannel, node_rank: int, limit_s: float) -> None:
+    """Wait until all nodes have finished, at most `limit_s`, and close the connections to them."""
+    if channel.connected_ranks:
         with StopSignals() as signals:
-            (_release_nodes if node_rank == 0 else _wait_for_release)(bond, signals, time.monotonic() + limit_s)
+            (_release_nodes if node_rank == 0 else _wait_for_release)(channel, signals, Deadline(limit_s))
         _ignore_signals()
-    bond.close(CLOSE_LIMIT_S if node_rank == 0 else 0.0)
+    channel.close(CLOSE_LIMIT_S if node_rank == 0 else 0.0)
 
 
-def _release_nodes(bond: ControlChannel, signals: StopSignals, deadline: float) -> None:
-    """Node 0: let the others go once all of them have finished."""
-    while bond.connected_ranks - bond.finished and time.monotonic() < deadline and not signals.insists:
-        bond.receive_messages(HEAR_S)
-    bond.send_message(ControlMessage(kind="leave"), to=bond.connected_ranks)
+def _release_nodes(channel: ControlChannel, signals: StopSignals, deadline: Deadline) -> None:
+    """Node 0: let the other nodes exit once all of them have finished."""
+    while channel.connected_ranks - channel.finished and not deadline.is_over and not signals.insists:
+        channel.receive_messages(RECEIVE_S)
+    channel.send_message(ControlMessage(kind="leave"), to=channel.connected_ranks)
 
 
-def _wait_for_release(bond: ControlChannel, signals: StopSignals, deadline: float) -> None:
-    """Another node: finished; stay until node 0 says so."""
-    bond.send_message(ControlMessage(kind="finished"), to=bond.connected_ranks)
-    while bond.connected_ranks and time.monotonic() < deadline and not signals.insists:
-        if any(message.kind == "leave" for _, message in bond.receive_messages(HEAR_S)):
+def _wait_for_release(channel: ControlChannel, signals: StopSignals, deadline: Deadline) -> None:
+    """Another node: report that it has finished, and wait until node 0 releases it."""
+    channel.send_message(ControlMessage(kind="finished"), to=channel.connected_ranks)
+    while channel.connected_ranks and not deadline.is_over and not signals.insists:
+        if any(message.kind == "leave" for _, message in channel.receive_messages(RECEIVE_S)):
             return
 
 
 def _ignore_signals() -> None:
-    """All is done and recorded: a scheduler that now ends the other nodes must not change this one's exit code."""
+    """The result is recorded: a scheduler that now terminates the other nodes must not change this exit code."""
     if threading.current_thread() is threading.main_thread():
         for number in StopSignals.HANDLED:
             signal.signal(number, signal.SIG_IGN)

@@ -18,13 +18,14 @@ from msgspec import Struct, structs
 from primus.diagnosis import diagnose
 from primus.errors import EXIT_FAILED, EXIT_UNFIT, EXIT_USAGE, PrimusError
 from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
+from primus.launch.plan import RestartPolicy
 from primus.launch.prepare import Launch, plan_attempt
 from primus.launch.signals import StopSignals
 from primus.launch.supervision import attempt_history as ends_file
 from primus.launch.supervision import flight_recorder, heartbeats, restart_policy
 from primus.launch.supervision.attempt_monitor import FAILED_PEERS_S, AttemptMonitor, NodeAttempt
-from primus.launch.supervision.attempt_result import NodeResult, combine_node_results
-from primus.launch.supervision.restart_policy import AttemptResult, RestartDecision, RestartPolicy
+from primus.launch.supervision.attempt_result import AttemptDecision, NodeResult, combine_node_results
+from primus.launch.supervision.restart_policy import AttemptResult, RestartDecision
 from primus.runs.events import EventLog
 from primus.runs.store import RankFailure, Run, RunOutcome
 
@@ -44,7 +45,7 @@ class NodeSession(Struct, kw_only=True):
     """A job on this node."""
 
     run: Run
-    bond: ControlChannel
+    channel: ControlChannel
     say: Say
     perform: Perform
     environ: Mapping[str, str]
@@ -62,8 +63,7 @@ def supervise_attempts(crew: NodeSession, launch: Launch) -> RunOutcome:
         try:
             return lead(crew, launch, signals)
         except PrimusError as error:
-            failed = RunOutcome(state="failed", exit_code=error.exit_code, reason=error.problem)
-            crew.bond.send_message(ControlMessage(kind="lost", text=error.problem, outcome=failed))
+            crew.channel.send_message(ControlMessage(kind="lost", text=error.problem))
             raise
 
 
@@ -89,11 +89,11 @@ def _lead_attempts(crew: NodeSession, launch: Launch, signals: StopSignals) -> R
             crew.say(f"  {outcome.first_failure.hint}")
         crew.say(f"attempt {launch.attempt} failed: {outcome.reason}")
         crew.say(f"attempt {number} begins in {decision.delay_s:g} s ({decision.reason})")
-        crew.bond.send_message(ControlMessage(kind="decision", number=number, decision=decision, outcome=outcome))
+        _send_decision(crew, AttemptDecision(restart=decision, outcome=outcome))
         stopped = _back_off(crew, signals, decision.delay_s, end)
         if stopped is not None:
             return _stop_attempts(crew, stopped, RestartDecision(action="stop", reason=stopped.reason))
-        crew.bond.send_message(ControlMessage(kind="again", number=number))
+        _send_decision(crew, AttemptDecision(start=number))
         launch = plan_next_attempt(launch, crew.run, number)
 
 
@@ -102,10 +102,10 @@ def _run_attempt(crew: NodeSession, launch: Launch, signals: StopSignals) -> tup
     guard = _make_monitor(crew, launch, signals)
     own = _run_node_attempt(crew, launch, guard)
     _collect_node_results(crew, guard, own, signals)
-    lost = {crew.bond.hosts.get(rank, f"node {rank}"): why for rank, why in crew.bond.lost.items()}
+    lost = {crew.channel.hosts.get(rank, f"node {rank}"): why for rank, why in crew.channel.lost.items()}
     if guard.failed_at is not None:
-        absent = crew.bond.ranks - set(guard.ended)
-        lost |= {crew.bond.hosts.get(rank, f"node {rank}"): "it did not end its ranks" for rank in absent}
+        absent = crew.channel.ranks - set(guard.ended)
+        lost |= {crew.channel.hosts.get(rank, f"node {rank}"): "it did not end its ranks" for rank in absent}
     outcome, end = combine_node_results(
         launch.attempt,
         (own, *guard.ended.values()),
@@ -136,7 +136,7 @@ def _collect_node_results(crew: NodeSession, guard: AttemptMonitor, own: NodeRes
     """Wait until all other nodes have said how the attempt ended there, or are lost, or somebody insists on the end."""
     if own.returncode and guard.failed_at is None and guard.hang is None:
         guard.report_own_failure()
-    while crew.bond.ranks - set(guard.ended):
+    while crew.channel.ranks - set(guard.ended):
         guard.wait_for_others(HEAR_S)
         if signals.insists:  # the others end when our connection does
             return
@@ -205,7 +205,7 @@ def _explain_decision(crew: NodeSession, rules: RestartPolicy, outcome: RunOutco
 def _stop_attempts(crew: NodeSession, outcome: RunOutcome, decision: RestartDecision) -> RunOutcome:
     if decision.is_final:
         outcome = structs.replace(outcome, exit_code=no_restart_code(crew.environ, outcome.exit_code))
-    crew.bond.send_message(ControlMessage(kind="decision", decision=decision, outcome=outcome))
+    _send_decision(crew, AttemptDecision(restart=decision, outcome=outcome))
     return outcome
 
 
@@ -215,20 +215,24 @@ def no_restart_code(environ: Mapping[str, str], code: int | None) -> int | None:
     return int(wanted) if wanted.isdecimal() and 0 < int(wanted) < 256 else code
 
 
+def _send_decision(crew: NodeSession, decision: AttemptDecision) -> None:
+    crew.channel.send_message(ControlMessage(kind="decision", body=decision))
+
+
 def _back_off(crew: NodeSession, signals: StopSignals, delay_s: float, end: AttemptResult) -> RunOutcome | None:
     """Wait; gives the outcome where something comes between."""
     until = time.monotonic() + delay_s
     while True:
-        for _, message in crew.bond.receive_messages(0.0):
+        for _, message in crew.channel.receive_messages(0.0):
             if message.kind == "signal":
                 signals.note_signal(message.number)
         if signals.first_signal is not None:
             name = signal.Signals(signals.first_signal).name
             reason = f"{name}, before the next attempt; the last one failed: {end.reason}"
             return RunOutcome(state="interrupted", exit_code=128 + signals.first_signal, reason=reason)
-        if crew.bond.lost:
-            rank, why = next(iter(crew.bond.lost.items()))
-            host = crew.bond.hosts.get(rank, f"node {rank}")
+        if crew.channel.lost:
+            rank, why = next(iter(crew.channel.lost.items()))
+            host = crew.channel.hosts.get(rank, f"node {rank}")
             reason = f"{host} was lost: {why}"
             with _ignore_write_errors():
                 ends_file.record_attempt_result(
@@ -248,34 +252,34 @@ def _follow_decisions(crew: NodeSession, launch: Launch, signals: StopSignals) -
         own = _run_node_attempt(crew, launch, guard)
         guard.report_result(own)
         told = _wait_for_decision(crew, guard, signals)
-        if told is None or told.decision is None or told.decision.action != "restart":
+        if told is None or told.restart is None or told.restart.action != "restart":
             return _read_outcome(crew, told, signals)
-        crew.say(f"attempt {told.number} begins in {told.decision.delay_s:g} s ({told.decision.reason})")
+        crew.say(f"attempt {launch.attempt + 1} begins in {told.restart.delay_s:g} s ({told.restart.reason})")
         then = _wait_for_decision(crew, guard, signals)
-        if then is None or then.kind != "again":
+        if then is None or then.start is None:
             return _read_outcome(crew, then, signals)
-        launch = plan_next_attempt(launch, crew.run, then.number)
+        launch = plan_next_attempt(launch, crew.run, then.start)
 
 
-def _wait_for_decision(crew: NodeSession, guard: AttemptMonitor, signals: StopSignals) -> ControlMessage | None:
+def _wait_for_decision(crew: NodeSession, guard: AttemptMonitor, signals: StopSignals) -> AttemptDecision | None:
     """The next thing that node 0 decides; None where it is lost, or somebody here does not want to wait for it."""
     while (found := guard.take_decision()) is None and not signals.insists:
-        if crew.bond.lost:
+        if crew.channel.lost:
             guard.wait_for_others(0.0)
             return guard.take_decision()
         guard.wait_for_others(HEAR_S)
     return found
 
 
-def _read_outcome(crew: NodeSession, told: ControlMessage | None, signals: StopSignals) -> RunOutcome:
+def _read_outcome(crew: NodeSession, told: AttemptDecision | None, signals: StopSignals) -> RunOutcome:
     if told is not None and told.outcome is not None:
         return told.outcome
     if signals.first_signal is not None and signals.insists:
         reason = f"{signal.Signals(signals.first_signal).name}, before node 0 had decided"
         return RunOutcome(state="interrupted", exit_code=128 + signals.first_signal, reason=reason)
-    why = next(iter(crew.bond.lost.values()), "it gave no outcome")
+    why = next(iter(crew.channel.lost.values()), "it gave no outcome")
     return RunOutcome(
-        state="failed", exit_code=EXIT_FAILED, reason=f"node 0 ({crew.bond.hosts.get(0, '?')}) was lost: {why}"
+        state="failed", exit_code=EXIT_FAILED, reason=f"node 0 ({crew.channel.hosts.get(0, '?')}) was lost: {why}"
     )
 
 
@@ -306,7 +310,7 @@ def _make_monitor(crew: NodeSession, launch: Launch, signals: StopSignals) -> At
     def record(kind: str, **fields: object) -> None:
         _record_event(crew.run, kind, attempt=launch.attempt, **fields)
 
-    return AttemptMonitor(place, crew.bond, signals, record, crew.say)
+    return AttemptMonitor(place, crew.channel, signals, record, crew.say)
 
 
 def _record_event(run: Run, kind: str, **fields: object) -> None:

@@ -15,10 +15,10 @@ from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
 from primus.launch.signals import StopSignals
 from primus.launch.supervision import hang_detector, stacks
 from primus.launch.supervision import heartbeats as ranks
-from primus.launch.supervision.attempt_result import NodeResult
+from primus.launch.supervision.attempt_result import AttemptDecision, NodeResult
 from primus.launch.supervision.hang_detector import RankStatus
 from primus.launch.supervision.heartbeats import RankHeartbeat
-from primus.launch.supervision.straggler_detection import StragglerMonitor
+from primus.launch.supervision.straggler_detection import ComputeTimeSample, StragglerMonitor
 from primus.machine.cluster import ClusterLayout
 from primus.runs.attempt import process_state, stacks_file
 from primus.runs.files import write_json
@@ -54,7 +54,7 @@ class AttemptMonitor:
 
     Args:
         place: Where it runs.
-        bond: The other nodes.
+        channel: The other nodes.
         signals: What asks us to stop.
         record: For events.
         say: For people.
@@ -63,7 +63,7 @@ class AttemptMonitor:
     def __init__(
         self,
         place: NodeAttempt,
-        bond: ControlChannel,
+        channel: ControlChannel,
         signals: StopSignals,
         record: RecordEvent,
         say: Callable[[str], None],
@@ -75,8 +75,8 @@ class AttemptMonitor:
         self.hang: RankFailure | None = None
         self.failed_at: float | None = None
         """When something was first known to be wrong, here or on another node."""
-        self._decisions: list[ControlMessage] = []
-        self._place, self._bond, self._signals, self._record, self._say = place, bond, signals, record, say
+        self._decisions: list[AttemptDecision] = []
+        self._place, self._channel, self._signals, self._record, self._say = place, channel, signals, record, say
         self._is_head = place.layout.node_rank == 0
         self._told_at: float | None = None
         self._urgent_at: float | None = None
@@ -89,7 +89,7 @@ class AttemptMonitor:
         """Ranks whose process has ended."""
         self._processes_at = self._beats_at = time.monotonic()
         self._hangs = hang_detector.HangDetector(place.hang_timeout_s, place.ranks, time.monotonic())
-        self._pace = StragglerMonitor(bond, time.monotonic(), is_head=self._is_head, record=record, say=say)
+        self._pace = StragglerMonitor(channel, time.monotonic(), is_head=self._is_head, record=record, say=say)
         self._seen: dict[int, tuple[RankStatus, ...]] = {}
         self._looking_until: float | None = None
 
@@ -112,9 +112,9 @@ class AttemptMonitor:
 
     def report_result(self, own: NodeResult) -> None:
         """Another node than 0: tell node 0 how the attempt ended here."""
-        self._bond.send_message(ControlMessage(kind="ended", ended=own))
+        self._channel.send_message(ControlMessage(kind="ended", body=own))
 
-    def take_decision(self) -> ControlMessage | None:
+    def take_decision(self) -> AttemptDecision | None:
         """Another node: the next thing that node 0 has decided, once; None as long as there is none."""
         return self._decisions.pop(0) if self._decisions else None
 
@@ -130,12 +130,12 @@ class AttemptMonitor:
 
     def receive_messages(self, timeout_s: float = 0.0) -> None:
         """Take in what other nodes say, waiting for it at most `timeout_s`, and pass on what we hear."""
-        for rank, message in self._bond.receive_messages(timeout_s):
+        for rank, message in self._channel.receive_messages(timeout_s):
             self._handle_message(rank, message)
         number = self._signals.first_signal
         if number is not None and not self._has_passed_on:
             self._has_passed_on = True
-            self._bond.send_message(ControlMessage(kind="signal", number=number))
+            self._channel.send_message(ControlMessage(kind="signal", number=number))
 
     def _handle_message(self, rank: int, message: ControlMessage) -> None:
         match message:
@@ -144,14 +144,18 @@ class AttemptMonitor:
                     self._signals.note_signal(message.number)
             case ControlMessage(kind="failed" | "lost"):
                 self._report_failure(message.text)
-            case ControlMessage(kind="ended", ended=NodeResult() as ended):
-                self.ended[rank] = ended
-                if ended.returncode:
-                    self._report_failure("")
+            case ControlMessage(kind="ended"):
+                result = message.read_body(NodeResult)
+                if result is not None:
+                    self.ended[rank] = result
+                    if result.returncode:
+                        self._report_failure("")
             case ControlMessage(kind="end"):
                 self.failed_at = self.failed_at or time.monotonic()
-            case ControlMessage(kind="decision" | "again"):
-                self._decisions.append(message)
+            case ControlMessage(kind="decision"):
+                decision = message.read_body(AttemptDecision)
+                if decision is not None:
+                    self._decisions.append(decision)
             case _:
                 self._collect_inspections(rank, message)
 
@@ -162,18 +166,18 @@ class AttemptMonitor:
                 if self._looking_until is None and not self._hangs.is_blocking(time.monotonic(), step):
                     self._begin_inspection()
             case ControlMessage(kind="look"):
-                self._bond.send_message(ControlMessage(kind="seen", standings=self._inspect_ranks()))
-            case ControlMessage(kind="seen", standings=standings):
-                self._seen[rank] = standings
-            case ControlMessage(kind="times", samples=samples):
-                self._pace.take_samples(samples)
+                self._channel.send_message(ControlMessage(kind="seen", body=self._inspect_ranks()))
+            case ControlMessage(kind="seen"):
+                self._seen[rank] = message.read_body(tuple[RankStatus, ...]) or ()
+            case ControlMessage(kind="times"):
+                self._pace.take_samples(message.read_body(tuple[ComputeTimeSample, ...]) or ())
 
     def _report_failure(self, why: str) -> None:
         """Something is wrong: all nodes know at once, and their ranks get a moment to say what they see."""
         if self.failed_at is not None:
             return
         self.failed_at = time.monotonic()
-        self._bond.send_message(ControlMessage(kind="end" if self._is_head else "failed", text=why))
+        self._channel.send_message(ControlMessage(kind="end" if self._is_head else "failed", text=why))
 
     def _is_stopped(self, now: float) -> bool:
         """Pass a request to stop on to the ranks; whether their time is up."""
@@ -211,7 +215,7 @@ class AttemptMonitor:
         if self.failed_at is None and self._signals.first_signal is None and self._hangs.is_hanging(now):
             if not self._is_head:
                 standings = self._hangs.rank_statuses(now, socket.gethostname())
-                self._bond.send_message(ControlMessage(kind="hang", number=min(each.step for each in standings)))
+                self._channel.send_message(ControlMessage(kind="hang", number=min(each.step for each in standings)))
             elif self._looking_until is None:
                 self._begin_inspection()
 
@@ -219,7 +223,7 @@ class AttemptMonitor:
         """Node 0: have all nodes look at their ranks, and look at our own, before anything is ended."""
         self._say("no rank gets on: looking at their stacks before they are ended")
         self._looking_until = time.monotonic() + INSPECTION_LIMIT_S
-        self._bond.send_message(ControlMessage(kind="look"))
+        self._channel.send_message(ControlMessage(kind="look"))
         self._seen[self._place.layout.node_rank] = self._inspect_ranks()
 
     def _inspect_ranks(self) -> tuple[RankStatus, ...]:
@@ -230,7 +234,7 @@ class AttemptMonitor:
         """Node 0: name the rank that hangs once all nodes have looked, and have everything ended."""
         if self._looking_until is None or self.hang is not None:
             return
-        if self._bond.ranks - set(self._seen) and now < self._looking_until:
+        if self._channel.ranks - set(self._seen) and now < self._looking_until:
             return
         found = [each for standings in self._seen.values() for each in standings]
         self.hang = _describe_hang(found, self._place)

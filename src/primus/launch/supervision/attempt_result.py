@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from primus.errors import EXIT_FAILED
 from primus.launch.supervision.heartbeats import sort_failures
-from primus.launch.supervision.restart_policy import AttemptResult
+from primus.launch.supervision.restart_policy import AttemptResult, RestartDecision
 from primus.runs.store import RankFailure, RunOutcome
 
 
@@ -24,6 +24,16 @@ class NodeResult(Struct, frozen=True, kw_only=True):
     """What its ranks have failed of."""
     interruption: str | None = None
     """Signal for which its ranks say they have stopped."""
+
+
+class AttemptDecision(Struct, frozen=True, kw_only=True):
+    """What node 0 decides after an attempt, as it sends it to the other nodes."""
+
+    start: int | None = None
+    """The attempt that all nodes start now; without it they wait, or stop."""
+    restart: RestartDecision | None = None
+    outcome: RunOutcome | None = None
+    """How the job ends, or the attempt has ended."""
 
 
 def combine_node_results(

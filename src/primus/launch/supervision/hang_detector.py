@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Literal
 
 from msgspec import Struct
 
@@ -16,10 +15,6 @@ SLOWER = {"init": 3.0, "data": 3.0, "compile": 6.0, "eval": 3.0, "checkpoint": 3
 NUM_PATIENT_STEPS = 5
 """A step may take this many times the median of the last ones, however long they take."""
 NUM_INTERVALS = 20
-STRAGGLER_RATIO = 1.15
-"""A rank that computes longer than this many times the median of all ranks is slow."""
-STRAGGLER_WINDOWS = 3
-"""Windows in a row that make a straggler, or bring it back."""
 
 
 class RankStatus(Struct, frozen=True, kw_only=True):
@@ -154,87 +149,3 @@ def _find_outliers(ranks: list[RankStatus]) -> list[RankStatus]:
 
 def _find_last_rank(ranks: list[RankStatus]) -> RankStatus:
     return min(ranks, key=lambda each: (each.step, -each.idle_s, each.rank))
-
-
-class ComputeTimeSample(Struct, frozen=True, kw_only=True):
-    """How long a rank computed in one window."""
-
-    rank: int
-    host: str
-    local_rank: int
-    compute_time_s: float
-
-
-class StragglerFinding(Struct, frozen=True, kw_only=True):
-    """A rank that has become a straggler, or is none any more."""
-
-    kind: Literal["straggler", "straggler_over"]
-    rank: int
-    host: str
-    local_rank: int
-    ratio: float
-    """Its computing time over the median of all ranks."""
-
-
-class ComputeTimeWindow:
-    """Gathers what the ranks of a node say of their steps until a window is over."""
-
-    def __init__(self) -> None:
-        self._times: dict[int, dict[int, float]] = {}
-        self._beats: dict[int, RankHeartbeat] = {}
-
-    def observe_heartbeats(self, beats: Mapping[int, RankHeartbeat]) -> None:
-        for rank, beat in beats.items():
-            if beat.phase == "train" and beat.compute_time_s is not None:
-                self._times.setdefault(rank, {})[beat.step] = beat.compute_time_s
-                self._beats[rank] = beat
-
-    def take_samples(self) -> tuple[ComputeTimeSample, ...]:
-        """The ranks' medians; a new window begins."""
-        samples = tuple(
-            ComputeTimeSample(
-                rank=rank,
-                host=self._beats[rank].host,
-                local_rank=self._beats[rank].local_rank,
-                compute_time_s=median(times.values()),
-            )
-            for rank, times in sorted(self._times.items())
-        )
-        self._times = {}
-        return samples
-
-
-class StragglerDetector:
-    """Compares the ranks of all nodes window by window."""
-
-    def __init__(self) -> None:
-        self._slow: Counter[int] = Counter()
-        self._quick: Counter[int] = Counter()
-        self._known: set[int] = set()
-
-    def compare_samples(self, samples: Iterable[ComputeTimeSample]) -> list[StragglerFinding]:
-        """What a window changes."""
-        ranks = list(samples)
-        if len(ranks) < 2:
-            return []
-        typical = median(each.compute_time_s for each in ranks)
-        if typical <= 0:
-            return []
-        return [found for each in ranks if (found := self._judge_sample(each, each.compute_time_s / typical))]
-
-    def _judge_sample(self, sample: ComputeTimeSample, ratio: float) -> StragglerFinding | None:
-        rank, is_slow = sample.rank, ratio > STRAGGLER_RATIO
-        self._slow[rank] = self._slow[rank] + 1 if is_slow else 0
-        self._quick[rank] = 0 if is_slow else self._quick[rank] + 1
-        kind: Literal["straggler", "straggler_over"]
-        if rank not in self._known and self._slow[rank] >= STRAGGLER_WINDOWS:
-            self._known.add(rank)
-            kind = "straggler"
-        elif rank in self._known and self._quick[rank] >= STRAGGLER_WINDOWS:
-            self._known.remove(rank)
-            kind = "straggler_over"
-        else:
-            return None
-        return StragglerFinding(
-            kind=kind, rank=rank, host=sample.host, local_rank=sample.local_rank, ratio=round(ratio, 3)
-        )

@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from primus.launch.plan import RestartPolicy
 from primus.runs.store import Action
 
 NO_RESTART_CODE = 93
@@ -17,17 +18,6 @@ MAX_WITHOUT_PROGRESS = 3
 MAX_DOUBLINGS = 6
 FAILURES = frozenset(("failed", "hang", "lost node"))
 """Ends that count as failures."""
-
-
-class RestartPolicy(Struct, frozen=True, kw_only=True):
-    """How workers are watched and restarted."""
-
-    max_restarts: int = 0
-    """Restarts after failures without progress in between; preemption and time limits do not count."""
-    backoff_s: float = 30.0
-    """Time before the first restart after a failure; each further one takes twice as long."""
-    hang_timeout_s: float = 600.0
-    """Time without progress after which workers count as hanging; 0 for never."""
 
 
 class AttemptResult(Struct, frozen=True, kw_only=True):

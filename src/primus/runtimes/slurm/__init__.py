@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from primus.errors import UsageError
-from primus.launch.plan import LaunchPlan, PlanContext
-from primus.launch.supervision.restart_policy import RestartPolicy
+from primus.launch.plan import LaunchPlan, PlanContext, RestartPolicy
 from primus.runtimes.slurm import script
 from primus.runtimes.slurm.options import SPELLINGS, Options, find_option_value, parse
 
