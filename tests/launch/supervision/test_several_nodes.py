@@ -145,9 +145,9 @@ def test_a_warning_to_one_node_has_all_ranks_save_and_end(tmp_path: Path, port: 
 
 def test_a_rank_of_another_node_that_hangs_is_named(tmp_path: Path, port: int) -> None:
     with nodes(
-        tmp_path, port, "--hang-timeout", "2", acts="stop@20", task=(*LONG, "--rank", "1", "--step-s", "0.1")
+        tmp_path, port, "--hang-timeout", "6", acts="stop@20", task=(*LONG, "--rank", "1", "--step-s", "0.1")
     ) as both:
-        results = both.ended(60)
+        results = both.ended(120)
     assert [code for code, _, _ in results] == [1, 1], results
     (hang,) = both.events("hang")
     assert hang["rank"] == 1
