@@ -10,6 +10,7 @@ import pytest
 
 from primus import registry
 from primus.backend import BACKENDS
+from primus.callback import CALLBACKS
 from primus.contract import PlugInKind, list_members
 from primus.data.source import SOURCES
 from primus.errors import PrimusError, UsageError
@@ -18,7 +19,7 @@ from primus.patch import PATCHES
 from primus.runtime import JOB_RUNTIMES, RUNTIMES
 from primus.task import TASKS
 
-KINDS = (TASKS, RUNTIMES, BACKENDS, PATCHES, FRAMEWORKS, SOURCES)
+KINDS = (TASKS, RUNTIMES, BACKENDS, CALLBACKS, PATCHES, FRAMEWORKS, SOURCES)
 
 Write = Callable[..., Path]
 

@@ -29,6 +29,7 @@ FOLDERS = {
     "runtimes": "runtimes",
     "backends": "backends",
     "benchmarks": "benchmarks",
+    "callbacks": "callbacks",
     "patches": "patches",
     "profiles": "machine/profiles",
     "architectures": "machine/architectures",

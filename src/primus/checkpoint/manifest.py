@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -41,7 +42,9 @@ class CheckpointManifest(Struct, frozen=True, kw_only=True):
     consumed_samples: int
     """Samples that they took from the data, or passed over."""
     recent_losses: list[float] = []
-    """Losses before the step, oldest first, where loss spikes are looked for."""
+    """Losses before the step, oldest first; empty if the run does not look for loss spikes."""
+    callbacks: dict[str, Any] = {}
+    """State of callbacks by name, see `primus.callback.Callback.state_dict`."""
     model: Shape
     """Shape of the model, see `primus.checkpoint.shape`."""
     data_fingerprint: str

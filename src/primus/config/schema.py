@@ -244,6 +244,8 @@ class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
     """Finite losses that define a spike; detection starts after this many."""
     max_rewinds: Positive = 10
     """Maximum rewinds of a run; the next one stops it."""
+    callbacks: list[str | dict[str, dict[str, Any] | None]] = []
+    """Actions inside the training loop, by name or as {name: {option: value}}; see docs/training.md."""
 
 
 class DataConfig(ConfigGroup, frozen=True, kw_only=True):

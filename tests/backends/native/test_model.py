@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from primus.backends.native import check_model, rope
+from primus.backends.native import rope
 from primus.backends.native.generate import generate_tokens
 from primus.backends.native.model import Transformer, build_model
+from primus.backends.native.support import check_model
 from primus.config.schema import ModelSpec
 from primus.errors import UsageError
 

@@ -10,7 +10,7 @@ import torch
 
 from primus.backends.native.bad_steps import BadStepDetector, BadSteps
 from primus.backends.native.spikes import LossWindow, find_spike_begin
-from primus.backends.native.step_line import StepReport
+from primus.callback import StepReport
 from primus.config.schema import TrainingConfig
 
 CPU = torch.device("cpu")
@@ -101,13 +101,13 @@ def report(step: int, loss: float = 3.0, skipped: bool = False, spike: bool = Fa
 def test_a_spike_ends_what_may_not_go_on_after_it(policy: str) -> None:
     watch = watching(loss_spike_policy=policy)
     with pytest.raises(BadSteps, match=r"step 9: a loss spike: 9.0000, after a median of 3.0000 in the last 8") as bad:
-        watch.observe_step(report(9, 9.0, skipped=True, spike=True))
+        watch.after_report(report(9, 9.0, skipped=True, spike=True))
     assert bad.value.answer == policy and bad.value.first == 9 and bad.value.last.consumed_samples == 18
 
 
 def test_a_spike_that_is_left_out_has_no_consequences() -> None:
     watch = watching(loss_spike_policy="skip", max_nonfinite_steps=1)
-    watch.observe_step(report(9, 9.0, skipped=True, spike=True))
+    watch.after_report(report(9, 9.0, skipped=True, spike=True))
     assert watch.losses == [*NOISE[1:], 9.0]
 
 
@@ -117,9 +117,9 @@ def test_a_spike_that_is_left_out_has_no_consequences() -> None:
 def test_steps_that_are_not_finite_are_skipped_until_there_are_too_many(policy: str, limit: int, answer: str) -> None:
     watch = watching(nonfinite_policy=policy, max_nonfinite_steps=3)
     for step in range(9, 9 + limit - 1):
-        watch.observe_step(report(step, math.nan, skipped=True))
+        watch.after_report(report(step, math.nan, skipped=True))
     with pytest.raises(BadSteps, match="the loss or the gradient is not finite") as bad:
-        watch.observe_step(report(9 + limit - 1, math.nan, skipped=True))
+        watch.after_report(report(9 + limit - 1, math.nan, skipped=True))
     assert (bad.value.answer, bad.value.first) == (answer, 9)
 
 
@@ -127,7 +127,7 @@ def test_a_finite_loss_with_a_gradient_that_is_not_is_in_the_window_of_host_and_
     watch = watching(loss_spike_policy="skip")
     assert watch.window is not None
     watch.window.add_loss(torch.tensor(3.3))
-    watch.observe_step(report(9, 3.3, skipped=True))
+    watch.after_report(report(9, 3.3, skipped=True))
     assert watch.losses == [*NOISE[1:], 3.3]
     assert watch.window._losses.tolist() == pytest.approx(watch.losses)
 

@@ -22,9 +22,10 @@ from primus.backends import native
 from primus.backends.native import compilation, trainer
 from primus.backends.native.bad_steps import BadStepDetector
 from primus.backends.native.evaluate import to_batch
-from primus.backends.native.report import LaunchedStep, Rates, TrainingReporter
 from primus.backends.native.step import StepResult
-from primus.backends.native.step_line import StepReport, format_evaluation_line, format_step_line
+from primus.backends.native.step_line import format_evaluation_line, format_step_line
+from primus.backends.native.step_timer import LaunchedStep, Rates, StepTimer
+from primus.callback import StepReport
 from primus.config.load import load_experiment
 from primus.config.schema import Experiment, TrainingConfig
 from primus.data.encode.job import EncodeJob, prepare_token_files
@@ -230,26 +231,22 @@ def test_steps_that_are_not_finite_are_skipped_and_end_the_run(make_run: MakeRun
     assert not steps[-4]["skipped"], "it stopped after three in a row"
 
 
-def test_only_steps_in_a_row_end_a_run(make_run: MakeRun, tmp_path: Path) -> None:
+def test_only_steps_in_a_row_end_a_run() -> None:
     import torch
 
-    attempt = Attempt(make_run(), 0, rank=0, local_rank=0, world_size=1, console=None)
+    cpu = torch.device("cpu")
     rates = Rates(global_batch_size=1, tokens=1, world=1, flops_per_token=1.0, peak_tflops=None)
-    reporter = TrainingReporter(
-        attempt,
-        train_iters=9,
-        log_interval=1,
-        watch=BadStepDetector(TrainingConfig(max_nonfinite_steps=2), torch.device("cpu")),
-        rates=rates,
-        device=torch.device("cpu"),
-        loggers=[],
-        bar=None,
-    )
-    for number, skipped in enumerate([1, 0, 1, 0, 1], start=1):
-        reporter.add_step(LaunchedStep(number, StepResult(torch.tensor([1.0, 1.0, skipped, 1.0])), 0.1, number, 0.0))
+    timer, detector = StepTimer(rates, cpu), BadStepDetector(TrainingConfig(max_nonfinite_steps=2), cpu)
+
+    def take(number: int, loss: float, skipped: float) -> None:
+        result = StepResult(torch.tensor([loss, 1.0, skipped, 1.0]))
+        for found in timer.add_step(LaunchedStep(number, result, 0.1, number, 0.0)):
+            detector.after_report(found)
+
+    for number, skipped in enumerate([1.0, 0.0, 1.0, 0.0, 1.0], start=1):
+        take(number, 1.0, skipped)
     with pytest.raises(PrimusError, match="steps 5 to 6: the loss"):
-        reporter.add_step(LaunchedStep(6, StepResult(torch.tensor([math.nan, 1.0, 1.0, 1.0])), 0.1, 6, 0.0))
-    attempt.close()
+        take(6, math.nan, 1.0)
 
 
 def test_a_batch_that_does_not_divide_is_a_usage_error(make_run: MakeRun, train: Train) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from primus.backends.native.spikes import LossWindow, find_spike_begin
-from primus.backends.native.step_line import StepReport
+from primus.callback import Callback, StepReport
 from primus.config.schema import TrainingConfig
 from primus.errors import FinalError
 
@@ -36,7 +36,7 @@ class BadSteps(FinalError):
         self.is_spike = last.spike
 
 
-class BadStepDetector:
+class BadStepDetector(Callback):
     """Looks at every step of a run; every process must show it the same steps.
 
     Args:
@@ -65,11 +65,11 @@ class BadStepDetector:
             self._recent.extend((step - len(losses) + index, loss) for index, loss in enumerate(losses, start=1))
             self.window.replace(self.losses)
 
-    def observe_step(self, report: StepReport) -> None:
-        """Take notice of a step.
+    def after_report(self, report: StepReport) -> None:
+        """Judge a step by the policies.
 
         Raises:
-            BadSteps: The run cannot go on after it.
+            BadSteps: The run cannot continue from it.
         """
         before = list(self._recent)
         if self.window is not None and math.isfinite(report.loss):

@@ -7,15 +7,18 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from primus.backends.native.distributed import Processes, find_first_problem
+from primus.callback import SavedCheckpoint
 from primus.checkpoint import folders, manifest
 from primus.checkpoint.checksum import choose_algorithm
 from primus.checkpoint.manifest import CheckpointManifest, FileEntry
@@ -51,18 +54,9 @@ class TrainingPosition:
     step: int
     consumed_samples: int
     recent_losses: list[float]
-    """See `watch.Watch.losses`."""
-
-
-@dataclass(frozen=True)
-class SavedCheckpoint:
-    """A checkpoint that is complete."""
-
-    step: int
-    folder: Path
-    total_bytes: int
-    seconds: float
-    """From the call of `Saver.save` until it was complete."""
+    """See `bad_steps.BadStepDetector.losses`."""
+    callbacks: Mapping[str, Any]
+    """State of callbacks by name."""
 
 
 class CheckpointSaver:
@@ -83,14 +77,21 @@ class CheckpointSaver:
         self._saved = saved
         self._writing: _CheckpointWrite | None = None
 
-    def save(self, state: State, step: int, consumed_samples: int, recent_losses: Sequence[float] = ()) -> None:
-        """Save `state` as it is now; it may change as soon as this returns.
+    def save(
+        self,
+        state: State,
+        step: int,
+        consumed_samples: int,
+        recent_losses: Sequence[float] = (),
+        callbacks: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Save `state` as it is now; it may change as soon as this returns. `callbacks` may not.
 
         Raises:
             PrimusError: This checkpoint, or the one before it, cannot be written.
         """
         self.finish_writing()
-        position = TrainingPosition(step, consumed_samples, list(recent_losses))
+        position = TrainingPosition(step, consumed_samples, list(recent_losses), callbacks)
         writing = _CheckpointWrite(self.settings, self.processes, position, num_bytes=_count_bytes(state))
         writing.prepare_folder()
         if self.settings.is_async:
@@ -247,6 +248,7 @@ class _CheckpointWrite:
             step=self._position.step,
             consumed_samples=self._position.consumed_samples,
             recent_losses=self._position.recent_losses,
+            callbacks=dict(self._position.callbacks),
             model=self._settings.model,
             data_fingerprint=self._settings.data_fingerprint,
             compiled=self._settings.compiled,

@@ -35,13 +35,13 @@ class Processes:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def all_reduce_any(self, flag: bool) -> bool:
-        """Whether `flag` is set in any process; every process must ask alike. Waits for no device."""
+    def all_reduce_max(self, value: int) -> int:
+        """The largest `value` of all processes; every process must call it. The host waits for no device."""
         if self.world == 1:
-            return flag
-        seen = torch.tensor(float(flag))
-        dist.all_reduce(seen, dist.ReduceOp.MAX)
-        return bool(seen.item())
+            return value
+        largest = torch.tensor(float(value))
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest.item())
 
     def broadcast_from_first(self, value: Any) -> Any:
         """The first process's `value`, in every process."""

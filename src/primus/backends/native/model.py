@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
-from primus.backends.native import check_model, documents, ops, rope
+from primus.backends.native import documents, ops, rope
 from primus.backends.native.documents import DocumentHandling
 from primus.backends.native.loss import cross_entropy
+from primus.backends.native.support import check_model
 from primus.config.schema import ModelSpec
 from primus.model import head_dim, num_query_groups
 

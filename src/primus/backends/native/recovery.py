@@ -10,7 +10,7 @@ from primus.backends.native.bad_steps import BadSteps
 from primus.backends.native.distributed import seed_everything
 from primus.backends.native.resume import ResumePoint, restore_state
 from primus.backends.native.rewind import Rewind
-from primus.backends.native.setup import Training
+from primus.backends.native.training import Training
 from primus.checkpoint import folders
 from primus.errors import FinalError
 
@@ -65,7 +65,7 @@ def _record_rewind(training: Training, bad: BadSteps, start: ResumePoint | None)
     if training.processes.is_first:
         rewind.write_rewinds(run, training.rewinds)
     _report_set_aside(training, lambda: rewind.set_aside_undone(training.search.folder, run, training.rewinds))
-    training.reporter.append_event(
+    training.append_event(
         "rewind",
         from_step=rewound.from_step,
         first_bad_step=rewound.first_bad_step,
@@ -88,13 +88,18 @@ def _rewind_to_start(training: Training, start: ResumePoint | None) -> None:
             training.optimizer.state.clear()
     training.step = start.step if start else 0
     training.consumed_samples = start.consumed_samples if start else 0
-    training.saver.last_step = training.step or None
-    training.watch.restart_after(training.step, start.recent_losses if start else [])
-    training.reporter.discard_steps_after(training.step)
+    training.saver.last_step = training.step
+    training.evaluated_step = training.stop_reason = None
+    training.bad_steps.restart_after(training.step, start.recent_losses if start else [])
+    if start is None or start.weights_only:
+        training.callbacks.restore_state(training.initial_callback_state)
+    else:
+        training.callbacks.restore_state(start.callback_state)
+    training.callbacks.call("after_rewind", training.step)
     training.attempt.beat("train", training.step)
     rewound = training.rewinds[-1]
-    training.reporter.print_line(rewound.reason)
-    training.reporter.print_line(
+    training.print_line(rewound.reason)
+    training.print_line(
         f"rewind {len(training.rewinds)} of {config.max_rewinds}: back to step {rewound.to_step};"
         f" samples {rewound.first_sample:,} to {rewound.end_sample - 1:,} are passed over"
     )

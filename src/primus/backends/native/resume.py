@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,6 +46,10 @@ class ResumePoint:
     @property
     def recent_losses(self) -> list[float]:
         return [] if self.weights_only else self.manifest.recent_losses
+
+    @property
+    def callback_state(self) -> Mapping[str, Any]:
+        return {} if self.weights_only else self.manifest.callbacks
 
 
 def own_folder(config: CheckpointConfig, run: Run) -> Path:

@@ -1,11 +1,11 @@
-"""A short text by the trained model."""
+"""The text sample that the trained model generates."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from primus.backends.native.generate import generate_tokens
 from primus.backends.native.model import Transformer
+from primus.backends.native.training import Training
+from primus.callback import Callback
 from primus.config.schema import LoggingConfig
 from primus.data.tokenizers.load import load_tokenizer
 from primus.data.training.dataset import Datasets
@@ -15,8 +15,33 @@ TEMPERATURE = 0.8
 """Below 1, so that a small model stays on the likelier side of what it knows."""
 
 
+class TextSampler(Callback):
+    """Generates a text after the last step, prints it and keeps it in `report/sample.txt`.
+
+    Args:
+        training: The run; every process takes part, because the model may be sharded.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def after_train(self) -> None:
+        training = self._training
+        config = training.experiment.trainer.logging
+        if not config.sample_tokens:
+            return
+        text = generate_sample(
+            training.trainable.model, training.data, config, training.experiment.trainer.training.seed
+        )
+        if text is None:
+            return
+        training.print_line(f"sample of {config.sample_tokens} tokens:\n{text}")
+        if training.processes.is_first:
+            write_text(training.attempt.run.directory / "report" / "sample.txt", text + "\n")
+
+
 def generate_sample(model: Transformer, data: Datasets, config: LoggingConfig, seed: int) -> str | None:
-    """The prompt and what the model makes of it; None where the tokenizer of the data is not known.
+    """The prompt and its continuation by the model; None if the tokenizer of the data is not known.
 
     Where the model is sharded, every process must call this alike.
     """
@@ -30,8 +55,3 @@ def generate_sample(model: Transformer, data: Datasets, config: LoggingConfig, s
         return None
     generated = generate_tokens(model, prompt, config.sample_tokens, TEMPERATURE, seed)
     return config.sample_prompt + tokenizer.decode(generated)
-
-
-def write_sample(path: Path, text: str) -> None:
-    """Keep the sample with the run's reports."""
-    write_text(path, text + "\n")

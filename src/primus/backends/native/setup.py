@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
 import primus
 from primus.backends.native import compilation, model
 from primus.backends.native.bad_steps import BadStepDetector
-from primus.backends.native.checkpoint import CheckpointSaver, CheckpointSettings, SavedCheckpoint
+from primus.backends.native.checkpoint import CheckpointSaver, CheckpointSettings
 from primus.backends.native.compilation import CompileDecision
 from primus.backends.native.data import build_document_handling, open_data
 from primus.backends.native.distributed import Processes, device_name, seed_everything
@@ -19,12 +19,15 @@ from primus.backends.native.documents import DocumentHandling
 from primus.backends.native.loggers import check_packages, open_loggers
 from primus.backends.native.optimizer import build_optimizer
 from primus.backends.native.progress import ProgressBar
-from primus.backends.native.report import Rates, TrainingReporter
+from primus.backends.native.report import TrainingReporter
 from primus.backends.native.resume import CheckpointSearch, ResumePoint, check_same_data, own_folder, restore_state
 from primus.backends.native.rewind import Rewind, read_rewinds, set_aside, set_aside_undone
+from primus.backends.native.samples import TextSampler
 from primus.backends.native.step import Trainable, prepare_model
-from primus.backends.native.step_line import CONVENTION
+from primus.backends.native.step_timer import Rates, StepTimer
 from primus.backends.native.timing import ComputeTimer
+from primus.backends.native.training import Training
+from primus.callback import CONVENTION, CallbackChoice, CallbackList, choose_callbacks
 from primus.checkpoint.shape import build_shape
 from primus.config.schema import Experiment, Trainer
 from primus.data.training.dataset import Datasets
@@ -36,32 +39,6 @@ from primus.runs.store import Run
 
 PROGRESS_VARIABLE = "PRIMUS_PROGRESS"
 """Path of the terminal that shows a bar; the launcher sets it."""
-
-
-@dataclass
-class Training:
-    """A run that is ready for its next step."""
-
-    experiment: Experiment
-    attempt: Attempt
-    processes: Processes
-    data: Datasets
-    trainable: Trainable
-    optimizer: torch.optim.AdamW
-    reporter: TrainingReporter
-    saver: CheckpointSaver
-    search: CheckpointSearch
-    """Finds checkpoints to go back to."""
-    watch: BadStepDetector
-    timer: ComputeTimer
-    rewinds: list[Rewind]
-    """Of all attempts."""
-    compiled: bool
-    global_batch_size: int
-    step: int
-    """Steps taken."""
-    consumed_samples: int
-    """Samples that they took, or that a rewind passed over."""
 
 
 def set_up_training(
@@ -76,6 +53,7 @@ def set_up_training(
     """
     trainer = experiment.trainer
     check_packages(trainer.logging)
+    choices = choose_callbacks(trainer.training.callbacks)
     seed_everything(trainer.training.seed, trainer.training.deterministic)
     global_batch_size = _global_batch_size(trainer, processes.world)
     attempt.beat("data")
@@ -92,10 +70,10 @@ def set_up_training(
     optimizer = build_optimizer(trainable.model, trainer.optimizer)
     if start is not None:
         restore_state(start, trainable.model, optimizer, processes)
-    watch = BadStepDetector(trainer.training, processes.device)
+    bad_steps = BadStepDetector(trainer.training, processes.device)
     if start is not None:
-        watch.restart_after(start.step, start.recent_losses)
-    reporter = _build_reporter(experiment, attempt, processes, global_batch_size, start, watch, environ)
+        bad_steps.restart_after(start.step, start.recent_losses)
+    callbacks = CallbackList()
     training = Training(
         experiment=experiment,
         attempt=attempt,
@@ -103,19 +81,40 @@ def set_up_training(
         data=data,
         trainable=trainable,
         optimizer=optimizer,
-        reporter=reporter,
-        saver=_build_saver(experiment, attempt, processes, data, decision, reporter),
+        callbacks=callbacks,
+        reporter=_build_reporter(experiment, attempt, processes, start, environ),
+        saver=_build_saver(experiment, attempt, processes, data, decision, callbacks),
         search=search,
-        watch=watch,
-        timer=ComputeTimer(processes.device, trainable.model),
+        bad_steps=bad_steps,
+        step_timer=_build_step_timer(trainer, processes, global_batch_size),
+        compute_timer=ComputeTimer(processes.device, trainable.model),
         rewinds=rewinds,
         compiled=decision.compiled,
         global_batch_size=global_batch_size,
         step=start.step if start else 0,
         consumed_samples=start.consumed_samples if start else 0,
     )
+    training.saver.last_step = training.step
     _report_setup(training, decision, start)
+    _add_callbacks(training, choices, start)
     return training
+
+
+def _add_callbacks(training: Training, choices: Sequence[CallbackChoice], start: ResumePoint | None) -> None:
+    """Add the callbacks in the order in which every moment calls them.
+
+    A step is reported before a plug-in sees it, and judged last: bad steps raise, and must be reported by then.
+    """
+    callbacks = training.callbacks
+    callbacks.add(training.step_timer)
+    callbacks.add(TextSampler(training))
+    callbacks.add(training.reporter)
+    for choice in choices:
+        callbacks.build(choice, training)
+    callbacks.add(training.bad_steps)
+    training.initial_callback_state = callbacks.collect_state()
+    if start is not None:
+        callbacks.restore_state(start.callback_state)
 
 
 def _global_batch_size(trainer: Trainer, world: int) -> int:
@@ -208,16 +207,8 @@ def _build_trainable(
     return trainable
 
 
-def _build_reporter(
-    experiment: Experiment,
-    attempt: Attempt,
-    processes: Processes,
-    global_batch_size: int,
-    start: ResumePoint | None,
-    watch: BadStepDetector,
-    environ: Mapping[str, str],
-) -> TrainingReporter:
-    trainer, training = experiment.trainer, experiment.trainer.training
+def _build_step_timer(trainer: Trainer, processes: Processes, global_batch_size: int) -> StepTimer:
+    training = trainer.training
     rates = Rates(
         global_batch_size=global_batch_size,
         tokens=global_batch_size * training.seq_length,
@@ -225,21 +216,28 @@ def _build_reporter(
         flops_per_token=flops_per_token(trainer.model, training.seq_length, CONVENTION),
         peak_tflops=find_peak_tflops(device_name(processes.device), "bf16") if training.bf16 else None,
     )
-    first_step = start.step if start else 0
+    return StepTimer(rates, processes.device)
+
+
+def _build_reporter(
+    experiment: Experiment,
+    attempt: Attempt,
+    processes: Processes,
+    start: ResumePoint | None,
+    environ: Mapping[str, str],
+) -> TrainingReporter:
+    trainer = experiment.trainer
+    train_iters, first_step = trainer.training.train_iters, start.step if start else 0
     loggers, note = open_loggers(experiment, attempt.run, first_step) if processes.is_first else ([], "")
     if note:
         attempt.say(note)
+    terminal = environ.get(PROGRESS_VARIABLE) if processes.is_first else None
     return TrainingReporter(
         attempt,
-        train_iters=training.train_iters,
+        train_iters=train_iters,
         log_interval=trainer.logging.log_interval,
-        watch=watch,
-        rates=rates,
-        device=processes.device,
         loggers=loggers,
-        bar=_build_bar(environ.get(PROGRESS_VARIABLE), training.train_iters, first_step)
-        if processes.is_first
-        else None,
+        bar=_build_bar(terminal, train_iters, first_step),
     )
 
 
@@ -258,7 +256,7 @@ def _build_saver(
     processes: Processes,
     data: Datasets,
     decision: CompileDecision,
-    reporter: TrainingReporter,
+    callbacks: CallbackList,
 ) -> CheckpointSaver:
     config = experiment.trainer.checkpoint
     settings = CheckpointSettings(
@@ -271,17 +269,7 @@ def _build_saver(
         compiled=decision.compiled,
     )
 
-    def report_saved_checkpoint(checkpoint: SavedCheckpoint) -> None:
-        reporter.print_line(f"checkpoint {checkpoint.folder.name} saved: {checkpoint.total_bytes / 1e6:.0f} MB")
-        reporter.append_event(
-            "checkpoint_saved",
-            step=checkpoint.step,
-            name=checkpoint.folder.name,
-            bytes=checkpoint.total_bytes,
-            time_s=round(checkpoint.seconds, 3),
-        )
-
-    return CheckpointSaver(settings, processes, report_saved_checkpoint)
+    return CheckpointSaver(settings, processes, partial(callbacks.call, "after_save"))
 
 
 def _report_setup(training: Training, decision: CompileDecision, start: ResumePoint | None) -> None:
@@ -293,16 +281,16 @@ def _report_setup(training: Training, decision: CompileDecision, start: ResumePo
     epochs = config.train_iters * training.global_batch_size / training.data.train.samples_per_epoch
     data = "random" if trainer.data.mock_data else f"{epochs:.2g} epochs"
     name = device_name(processes.device)
-    training.reporter.print_line(
+    training.print_line(
         f"{num_parameters / 1e6:,.1f} M parameters in {'bf16' if config.bf16 else 'fp32'}"
         f" on {processes.world} x {name}; {config.train_iters:,} steps of {training.global_batch_size} x"
         f" {config.seq_length} tokens, together {tokens:,} ({data})"
     )
     corpora = training.data.train.compute_progress(config.train_iters * training.global_batch_size)
     for part in corpora if len(corpora) > 1 else ():
-        training.reporter.print_line(f"  {part.prefix}: {part.samples:,} samples, {part.epochs:.2g} epochs")
-    training.reporter.print_line(f"torch.compile: {'yes' if decision.compiled else 'no'}, {decision.reason}")
-    training.reporter.append_event(
+        training.print_line(f"  {part.prefix}: {part.samples:,} samples, {part.epochs:.2g} epochs")
+    training.print_line(f"torch.compile: {'yes' if decision.compiled else 'no'}, {decision.reason}")
+    training.append_event(
         "run_started",
         attempt=training.attempt.number,
         step=start.step if start else 0,

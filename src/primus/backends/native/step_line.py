@@ -1,4 +1,4 @@
-"""The numbers of a step, as an event and as the line that users and parsers of Megatron-LM's logs know."""
+"""The lines of steps and evaluations, in the format that parsers of Megatron-LM's logs read."""
 
 from __future__ import annotations
 
@@ -6,49 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct, structs
-
-from primus.model import Convention
-
-CONVENTION: Convention = "causal"
-"""How FLOPs are counted, see `primus.model.flops_per_token`."""
-
-
-class StepReport(Struct, frozen=True, kw_only=True):
-    """What is known of one optimizer step; its fields are those of the `step` event."""
-
-    step: int
-    loss: float
-    """Mean over the tokens of the global batch."""
-    grad_norm: float
-    """Before clipping."""
-    learning_rate: float
-    tokens: int
-    """Tokens of the global batch."""
-    consumed_samples: int
-    """Since the beginning of the run."""
-    global_batch_size: int
-    step_time_s: float
-    """From the end of the step before; without evaluation and checkpoints."""
-    data_time_s: float
-    """Part of it that went into waiting for the batch."""
-    tokens_per_s: float
-    tokens_per_s_per_device: float
-    tflops_per_device: float
-    flops_convention: str = CONVENTION
-    mfu: float | None
-    """Share of the device's dense peak; None where that is not known."""
-    memory_gib: float
-    """Peak of this process: allocated on the device, or resident on the host where the host trains."""
-    skipped: bool
-    """The loss or the gradient was not finite, or the loss a spike, and nothing was changed."""
-    spike: bool = False
-    """The loss was a spike."""
-    compute_time_s: float | None = None
-    """Forward and backward passes of this process, without waiting for others; None where it was not measured."""
-
-    def build_event(self) -> dict[str, Any]:
-        return structs.asdict(self)
+from primus.callback import StepReport
 
 
 def format_step_line(reports: Sequence[StepReport], train_iters: int, now: float) -> str:

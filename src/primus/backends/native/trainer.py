@@ -1,10 +1,14 @@
-"""The training of one run: its steps, evaluations and checkpoints, and what comes last."""
+"""The training of one run, to be read from top to bottom: set up, train, step, evaluate, save, finish.
+
+What is not needed to train a model is a callback (`primus.callback`): reports and loggers (`report`), times of steps
+(`step_timer`), detection of bad steps (`bad_steps`), the text sample (`samples`), and those that the experiment names.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -12,16 +16,16 @@ import torch
 
 from primus.backends.native.bad_steps import BadSteps
 from primus.backends.native.distributed import join_processes
-from primus.backends.native.evaluate import EvaluationResult, evaluate_dataset, to_batch
+from primus.backends.native.evaluate import evaluate_dataset, to_batch
 from primus.backends.native.optimizer import compute_learning_rate
 from primus.backends.native.recovery import recover_from_bad_steps
-from primus.backends.native.report import LaunchedStep
 from primus.backends.native.resume import collect_current_state
 from primus.backends.native.rewind import find_next_sample
-from primus.backends.native.samples import generate_sample, write_sample
-from primus.backends.native.setup import Training, set_up_training
+from primus.backends.native.setup import set_up_training
 from primus.backends.native.step import train_step
-from primus.backends.native.step_line import format_evaluation_line
+from primus.backends.native.step_timer import LaunchedStep
+from primus.backends.native.training import Training
+from primus.callback import EvaluationReport, StepReport
 from primus.config.schedule import evaluation_interval
 from primus.config.schema import Experiment
 from primus.data.training.loader import Batches
@@ -30,14 +34,16 @@ from primus.errors import PrimusError, UsageError
 from primus.runs.attempt import Attempt
 
 ABANDON_S = 10.0
-"""Time that a checkpoint on its way to the disk has when training fails; the peers of a failed rank wait as long."""
+"""Time that a checkpoint in writing has to complete after a failure; the peers of a failed rank wait as long."""
+CONTINUE, FINISH, INTERRUPT = 0, 1, 2
+"""What a process wants before a step; of all processes the largest counts, so that they stop after the same step."""
 
 
 def train(experiment: Experiment, attempt: Attempt) -> None:
     """Train as one rank of a run until its last step or a signal, from its newest checkpoint on.
 
     Raises:
-        PrimusError: The training cannot begin or go on, and why.
+        PrimusError: The training cannot begin or continue; the message says why.
     """
     timeout = timedelta(minutes=experiment.trainer.parallel.distributed_timeout_minutes)
     place = (attempt.rank, attempt.local_rank, attempt.world_size)
@@ -45,16 +51,18 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     with _explain_errors(), join_processes(*place, timeout, os.environ, device) as processes:
         training = set_up_training(experiment, attempt, processes, os.environ)
         try:
-            _run_training(training)
+            train_to_end(training)
         except BaseException:
+            # The error is raised again below: a checkpoint that fails as well must not hide it.
             with suppress(PrimusError):
                 training.saver.finish_writing(ABANDON_S)
             raise
         finally:
-            training.reporter.close()
+            training.callbacks.call("close")
 
 
-def _run_training(training: Training) -> None:
+def train_to_end(training: Training) -> None:
+    """Train until the run is over, through as many rewinds as it takes."""
     train_iters = training.experiment.trainer.training.train_iters
     if training.step > train_iters:
         raise UsageError(
@@ -62,37 +70,156 @@ def _run_training(training: Training) -> None:
             f"set train_iters above {training.step}, or begin at step 0 with its weights: load: and finetune: true",
         )
     if training.step == train_iters:
-        training.reporter.print_line(f"checkpoint is at step {training.step} of {train_iters}: nothing left to train")
+        training.print_line(f"checkpoint is at step {training.step} of {train_iters}: nothing left to train")
         return
-    first = training.step
+    training.callbacks.call("before_train")
     is_over = False
     while not is_over:
         try:
-            is_over = _train_steps(training, first)
+            is_over = train_steps(training)
         except BadSteps as bad:
             recover_from_bad_steps(training, bad)
 
 
-def _train_steps(training: Training, first: int) -> bool:
-    """Train until the run is over, or until data begins that a rewind passes over: then False.
+def train_steps(training: Training) -> bool:
+    """Take steps until the run is over; False at data that a rewind skips, where the batches are opened again.
 
     Raises:
-        BadSteps: The run cannot go on from its last steps.
+        BadSteps: The run cannot continue from its last steps.
     """
     train_iters = training.experiment.trainer.training.train_iters
     training.consumed_samples = find_next_sample(training.consumed_samples, training.rewinds)
     with _open_batches(training) as batches:
-        training.reporter.restart_clock()
         while training.step < train_iters:
-            if training.processes.all_reduce_any(training.attempt.stop_signal is not None):
-                _save_and_interrupt(training, first)
+            wanted = training.processes.all_reduce_max(_choose_next_action(training))
+            if wanted == INTERRUPT:
+                interrupt(training)
                 return True
-            _take_step(training, batches)
-            _handle_step(training)
+            if wanted == FINISH:
+                _report_early_stop(training)
+                break
+            step(training, batches)
+            training.saver.poll()
+            if _is_due(training, evaluation_interval(training.experiment.trainer.training)):
+                evaluate_validation(training)
+            if _is_due(training, training.experiment.trainer.checkpoint.save_interval):
+                save(training)
             if find_next_sample(training.consumed_samples, training.rewinds) != training.consumed_samples:
                 return False
-    _finish_training(training, first)
+    finish(training)
     return True
+
+
+def step(training: Training, batches: Batches) -> None:
+    """Take one optimizer step.
+
+    On a CPU its numbers are reported at once, on a GPU after the next step is launched: the host waits for no device.
+    """
+    trainer = training.experiment.trainer
+    training.callbacks.call("before_step")
+    started = time.perf_counter()
+    micro_batches = [
+        to_batch(tokens, find_masked_token(training), training.processes.device) for tokens in next(batches)
+    ]
+    data_time_s = time.perf_counter() - started
+    if training.step_timer.num_reports == 0:
+        training.attempt.beat("compile" if training.compiled else "train", training.step)
+    learning_rate = compute_learning_rate(training.step + 1, trainer.optimizer, trainer.training.train_iters)
+    result = train_step(
+        training.trainable,
+        training.optimizer,
+        micro_batches,
+        learning_rate=learning_rate,
+        clip_grad=trainer.optimizer.clip_grad,
+        window=training.bad_steps.window,
+        timer=training.compute_timer,
+    )
+    training.step += 1
+    training.consumed_samples += training.global_batch_size
+    compute_time = training.compute_timer.take_time()
+    training.callbacks.call("after_step")
+    launched = LaunchedStep(training.step, result, learning_rate, training.consumed_samples, data_time_s, compute_time)
+    _report_steps(training, training.step_timer.add_step(launched))
+
+
+def evaluate_validation(training: Training) -> None:
+    """Evaluate on the validation data, unless this step was evaluated already."""
+    assert training.data.valid is not None, "open_data has checked it"
+    if training.evaluated_step != training.step:
+        evaluate(training, training.data.valid, "validation")
+        training.evaluated_step = training.step
+
+
+def evaluate(training: Training, dataset: Dataset, name: str) -> None:
+    """Compute the loss on `dataset`; callbacks report it."""
+    _report_steps(training, training.step_timer.take_pending())
+    training.callbacks.call("before_evaluation")
+    training.attempt.beat("eval", training.step)
+    started = time.perf_counter()
+    found = evaluate_dataset(
+        training.trainable,
+        dataset,
+        training.experiment.trainer.training,
+        training.global_batch_size,
+        training.processes,
+        find_masked_token(training),
+    )
+    report = EvaluationReport(
+        data=name,
+        step=training.step,
+        loss=found.loss,
+        perplexity=found.perplexity,
+        tokens=found.tokens,
+        time_s=round(time.perf_counter() - started, 3),
+    )
+    training.callbacks.call("after_evaluation", report)
+    training.attempt.beat("train", training.step)
+
+
+def save(training: Training) -> None:
+    """Begin to save the state after this step; with `async_save` it is written while training continues."""
+    # Bad steps among the pending ones must raise before their state is saved.
+    _report_steps(training, training.step_timer.take_pending())
+    training.callbacks.call("before_save")
+    training.attempt.beat("checkpoint", training.step)
+    state = collect_current_state(training.trainable.model, training.optimizer, training.processes)
+    training.saver.save(
+        state,
+        training.step,
+        training.consumed_samples,
+        training.bad_steps.losses,
+        training.callbacks.collect_state(),
+    )
+    training.attempt.beat("train", training.step)
+
+
+def interrupt(training: Training) -> None:
+    """Save, and leave the remaining steps to the next attempt."""
+    _report_steps(training, training.step_timer.take_pending())
+    signal = training.attempt.stop_signal or "a signal to another rank"
+    training.print_line(f"{signal}: stopping after step {training.step}")
+    _save_unless_saved(training)
+    training.saver.finish_writing()
+    training.append_event("interrupted", signal=signal, step=training.step)
+
+
+def finish(training: Training) -> None:
+    """The last evaluation and checkpoint; callbacks write the sample and the summary."""
+    trainer = training.experiment.trainer
+    _report_steps(training, training.step_timer.take_pending())
+    if evaluation_interval(trainer.training):
+        evaluate_validation(training)
+    if training.data.test is not None and trainer.training.eval_iters:
+        evaluate(training, training.data.test, "test")
+    if not trainer.checkpoint.disable_last_saving:
+        _save_unless_saved(training)
+    training.saver.finish_writing()
+    training.callbacks.call("after_train")
+
+
+def find_masked_token(training: Training) -> int | None:
+    """The token after which nothing is predicted; None if everything is."""
+    return training.data.eod_id if training.experiment.trainer.data.eod_mask_loss else None
 
 
 def _open_batches(training: Training) -> Batches:
@@ -109,193 +236,57 @@ def _open_batches(training: Training) -> Batches:
     )
 
 
-def _take_step(training: Training, batches: Batches) -> None:
-    trainer = training.experiment.trainer
-    before = time.perf_counter()
-    micro_batches = [
-        to_batch(tokens, _find_masked_token(training), training.processes.device) for tokens in next(batches)
-    ]
-    data_time_s = time.perf_counter() - before
-    rate = compute_learning_rate(training.step + 1, trainer.optimizer, trainer.training.train_iters)
-    if training.reporter.last is None:
-        training.attempt.beat("compile" if training.compiled else "train", training.step)
-    result = train_step(
-        training.trainable,
-        training.optimizer,
-        micro_batches,
-        learning_rate=rate,
-        clip_grad=trainer.optimizer.clip_grad,
-        window=training.watch.window,
-        timer=training.timer,
-    )
-    training.step += 1
-    training.consumed_samples += training.global_batch_size
-    compute_time = training.timer.take_time()
-    training.reporter.add_step(
-        LaunchedStep(training.step, result, rate, training.consumed_samples, data_time_s, compute_time)
-    )
+def _choose_next_action(training: Training) -> int:
+    if training.attempt.stop_signal is not None:
+        return INTERRUPT
+    return CONTINUE if training.stop_reason is None else FINISH
 
 
-def _find_masked_token(training: Training) -> int | None:
-    """Token after which nothing is to be predicted."""
-    return training.data.eod_id if training.experiment.trainer.data.eod_mask_loss else None
+def _report_early_stop(training: Training) -> None:
+    reason = training.stop_reason or "requested by another rank"
+    training.print_line(f"training stops after step {training.step}: {reason}")
+    training.append_event("early_stop", step=training.step, reason=reason)
 
 
-def _handle_step(training: Training) -> None:
-    """Evaluate and save where it is time."""
-    trainer = training.experiment.trainer
-    training.saver.poll()
-    if _is_due(training, evaluation_interval(trainer.training)):
-        _evaluate_validation(training)
-    if _is_due(training, trainer.checkpoint.save_interval):
-        _begin_save(training)
+def _report_steps(training: Training, reports: Iterable[StepReport]) -> None:
+    """Give the numbers of steps to the callbacks.
+
+    Raises:
+        BadSteps: The run cannot continue from them.
+    """
+    for report in reports:
+        training.callbacks.call("after_report", report)
 
 
 def _is_due(training: Training, interval: int | None) -> bool:
-    """Whether a multiple of `interval` is reached; the last step has its own ending."""
+    """Whether a multiple of `interval` is reached; `finish` does what is due after the last step."""
     is_last = training.step == training.experiment.trainer.training.train_iters
     return interval is not None and training.step % interval == 0 and not is_last
 
 
-def _evaluate_validation(training: Training) -> None:
-    valid = training.data.valid
-    assert valid is not None, "set_up has checked it"
-    training.reporter.flush()
-    training.attempt.beat("eval", training.step)
-    before = time.perf_counter()
-    found = _compute_loss_on(training, valid)
-    reporter = training.reporter
-    reporter.print_line(format_evaluation_line(training.step, found.loss, found.perplexity, time.time()))
-    reporter.append_event(
-        "eval",
-        step=training.step,
-        loss=found.loss,
-        perplexity=found.perplexity,
-        tokens=found.tokens,
-        time_s=round(time.perf_counter() - before, 3),
-    )
-    reporter.log_scalars(training.step, {"lm loss validation": found.loss, "lm loss validation ppl": found.perplexity})
-    training.attempt.beat("train", training.step)
-    reporter.restart_clock()
-
-
-def _evaluate_test(training: Training, test: Dataset) -> None:
-    """The loss on the test data, once, after the last step."""
-    training.reporter.flush()
-    training.attempt.beat("eval", training.step)
-    found = _compute_loss_on(training, test)
-    training.reporter.print_line(
-        f"test loss after the last step: {found.loss:.4f}, perplexity {found.perplexity:.4g}, {found.tokens:,} tokens"
-    )
-    training.reporter.append_event(
-        "test", step=training.step, loss=found.loss, perplexity=found.perplexity, tokens=found.tokens
-    )
-
-
-def _compute_loss_on(training: Training, dataset: Dataset) -> EvaluationResult:
-    return evaluate_dataset(
-        training.trainable,
-        dataset,
-        training.experiment.trainer.training,
-        training.global_batch_size,
-        training.processes,
-        _find_masked_token(training),
-    )
-
-
-def _begin_save(training: Training) -> None:
-    """Begin to save the state after this step."""
-    training.reporter.flush()
-    training.attempt.beat("checkpoint", training.step)
-    state = collect_current_state(training.trainable.model, training.optimizer, training.processes)
-    training.saver.save(state, training.step, training.consumed_samples, training.watch.losses)
-    training.attempt.beat("train", training.step)
-    training.reporter.restart_clock()
-
-
-def _save_last(training: Training, first: int) -> None:
-    """Save unless this step was saved, or loaded, already."""
-    if training.step not in (first, training.saver.last_step):
-        _begin_save(training)
-
-
-def _save_and_interrupt(training: Training, first: int) -> None:
-    """Save, and leave the rest to the next attempt."""
-    training.reporter.flush()
-    signal = training.attempt.stop_signal or "a signal to another rank"
-    training.reporter.print_line(f"{signal}: stopping after step {training.step}")
-    _save_last(training, first)
-    training.saver.finish_writing()
-    training.reporter.append_event("interrupted", signal=signal, step=training.step)
-
-
-def _finish_training(training: Training, first: int) -> None:
-    """The last evaluation, checkpoint and sample, and a summary."""
-    trainer = training.experiment.trainer
-    training.reporter.flush()
-    if evaluation_interval(trainer.training):
-        _evaluate_validation(training)
-    if training.data.test is not None and trainer.training.eval_iters:
-        _evaluate_test(training, training.data.test)
-    if not trainer.checkpoint.disable_last_saving:
-        _save_last(training, first)
-    if trainer.logging.sample_tokens:
-        _report_sample(training)
-    training.saver.finish_writing()
-    _report_summary(training)
-
-
-def _report_sample(training: Training) -> None:
-    trainer = training.experiment.trainer
-    text = generate_sample(training.trainable.model, training.data, trainer.logging, trainer.training.seed)
-    if text is None:
-        return
-    training.reporter.print_line(f"sample of {trainer.logging.sample_tokens} tokens:\n{text}")
-    if training.processes.is_first:
-        write_sample(training.attempt.run.directory / "report" / "sample.txt", text)
-
-
-def _report_summary(training: Training) -> None:
-    reporter, last = training.reporter, training.reporter.last
-    assert last is not None, "at least one step was taken"
-    steps = reporter.num_steps
-    tokens = steps * last.tokens
-    reporter.print_line(
-        f"{steps:,} steps, {tokens:,} tokens in {_format_duration(reporter.trained_s)}:"
-        f" {tokens / reporter.trained_s:,.0f} tokens/s, final loss {last.loss:.4f}"
-    )
-    reporter.append_event(
-        "training_ended",
-        step=training.step,
-        steps=steps,
-        tokens=tokens,
-        time_s=round(reporter.trained_s, 3),
-        tokens_per_s=tokens / reporter.trained_s,
-        loss=last.loss,
-    )
-
-
-def _format_duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+def _save_unless_saved(training: Training) -> None:
+    """Save, unless this step was saved or loaded already, or is the beginning."""
+    if training.step not in (0, training.saver.last_step):
+        save(training)
 
 
 @contextmanager
 def _explain_errors() -> Iterator[None]:
-    """Turn what torch says when memory runs out, or when it cannot compile, into what to do about it."""
+    """Turn PyTorch's errors about memory and compilation into errors that say what to do."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _out_of_memory(error) from error
+        raise _build_memory_error(error) from error
     except RuntimeError as error:
-        if "allocate memory" in str(error):  # the CPU allocator's words, c10/core/impl/alloc_cpu.cpp
-            raise _out_of_memory(error) from error
+        if "allocate memory" in str(error):  # the message of the CPU allocator, c10/core/impl/alloc_cpu.cpp
+            raise _build_memory_error(error) from error
         if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             reason = str(error).strip().splitlines()[0]
             raise PrimusError(f"torch.compile failed: {reason}", "set compile: false to train without it") from error
         raise
 
 
-def _out_of_memory(error: BaseException) -> PrimusError:
+def _build_memory_error(error: BaseException) -> PrimusError:
     reason = (str(error) or "MemoryError").splitlines()[0]
     return PrimusError(
         f"out of memory: {reason}",

@@ -1,0 +1,124 @@
+"""The time of each step, and the reports that are made of it."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+
+import torch
+
+from primus.backends.native.step import SPIKE, StepResult
+from primus.backends.native.timing import ComputeTime
+from primus.callback import Callback, EvaluationReport, StepReport
+
+GIB = 1 << 30
+KIB = 1 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What turns the time of a step into rates."""
+
+    global_batch_size: int
+    tokens: int
+    """Of a global batch."""
+    world: int
+    """Devices that share it."""
+    flops_per_token: float
+    peak_tflops: float | None
+    """Of one device in the training precision; None if it is not known."""
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """A step that was launched, and may still be running on the device."""
+
+    number: int
+    result: StepResult
+    learning_rate: float
+    consumed_samples: int
+    data_time_s: float
+    compute_time: ComputeTime | None = None
+
+
+class StepTimer(Callback):
+    """Measures the time from step to step, without evaluation, checkpoints and rewinds, and builds the reports.
+
+    On a GPU a step is pending until the next one is launched: reading its numbers waits for it, and by then the device
+    has more to do. At most one step is pending.
+
+    Args:
+        rates: What turns time into rates.
+        device: Of this process.
+    """
+
+    def __init__(self, rates: Rates, device: torch.device) -> None:
+        self.num_reports = 0
+        self._rates, self._device = rates, device
+        self._pending: LaunchedStep | None = None
+        self._restarts = True
+        """The time since the last report does not count: set by whatever is not training, cleared by the next step."""
+        self._mark = time.perf_counter()
+
+    def before_step(self) -> None:
+        if self._restarts:
+            self._mark, self._restarts = time.perf_counter(), False
+
+    def after_evaluation(self, report: EvaluationReport) -> None:
+        self._restarts = True
+
+    def before_save(self) -> None:
+        self._restarts = True
+
+    def after_rewind(self, step: int) -> None:
+        """Forget the pending step, which is going to be repeated."""
+        self._pending, self._restarts = None, True
+
+    def add_step(self, launched: LaunchedStep) -> list[StepReport]:
+        """Reports of the steps that can be read without leaving the device idle."""
+        ready = self.take_pending()
+        self._pending = launched
+        return ready + self.take_pending() if self._device.type == "cpu" else ready
+
+    def take_pending(self) -> list[StepReport]:
+        """The report of the pending step, if there is one; waits for the device."""
+        pending, self._pending = self._pending, None
+        return [] if pending is None else [self._build_report(pending)]
+
+    def _build_report(self, step: LaunchedStep) -> StepReport:
+        loss, grad_norm, skipped, _ = step.result.values.tolist()  # waits for the step, once
+        now = time.perf_counter()
+        seconds, self._mark = now - self._mark, now
+        # Loggers import their packages at the first report; the step after it must not pay for that.
+        self._restarts = self._restarts or self.num_reports == 0
+        self.num_reports += 1
+        rates = self._rates
+        per_device = rates.tokens / seconds / rates.world
+        tflops = per_device * rates.flops_per_token / 1e12
+        return StepReport(
+            step=step.number,
+            loss=loss,
+            grad_norm=grad_norm,
+            learning_rate=step.learning_rate,
+            tokens=rates.tokens,
+            consumed_samples=step.consumed_samples,
+            global_batch_size=rates.global_batch_size,
+            step_time_s=seconds,
+            data_time_s=step.data_time_s,
+            tokens_per_s=rates.tokens / seconds,
+            tokens_per_s_per_device=per_device,
+            tflops_per_device=tflops,
+            mfu=tflops / rates.peak_tflops if rates.peak_tflops else None,
+            memory_gib=_read_peak_memory(self._device) / GIB,
+            skipped=skipped != 0.0,
+            spike=skipped == SPIKE,
+            compute_time_s=step.compute_time.seconds() if step.compute_time else None,
+        )
+
+
+def _read_peak_memory(device: torch.device) -> int:
+    """Bytes; ru_maxrss is in KiB on Linux (getrusage(2))."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB

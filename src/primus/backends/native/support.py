@@ -1,0 +1,126 @@
+"""What the native backend can train; needs no tensor library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from primus import model_checks
+from primus.callback import choose_callbacks
+from primus.checkpoint import folders, manifest
+from primus.checkpoint.manifest import CheckpointManifest
+from primus.checkpoint.shape import build_shape, find_first_difference
+from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
+from primus.errors import PrimusError, UsageError
+
+OTHER_BACKENDS = "choose a dense Llama or Qwen model, or another framework"
+DATA_PARALLEL = "set it to its default: native shards a model over all processes (FSDP2); or choose another framework"
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Accept what native trains; needs no torch.
+
+    Raises:
+        UsageError: The experiment asks for something that native does not build; names the field and what to do.
+    """
+    trainer = experiment.trainer
+    check_model(trainer.model)
+    _refuse_fields(_find_unsupported_layout_fields(trainer.parallel), trainer.parallel, DATA_PARALLEL)
+    if trainer.training.fp8:
+        raise UsageError(
+            f"fp8: {trainer.training.fp8}: native trains in bf16 or fp32",
+            "set fp8: null, or choose a framework that has fp8 (torchtitan, megatron)",
+        )
+    _check_rewinds(trainer)
+    _check_load(trainer)
+    choose_callbacks(trainer.training.callbacks)
+    if trainer.backend_args:
+        names = ", ".join(sorted(trainer.backend_args))
+        raise UsageError(f"backend_args: native has no settings of its own, found {names}", "remove them")
+
+
+def check_model(spec: ModelSpec) -> None:
+    """Accept a model that native builds: dense, with grouped-query attention.
+
+    Raises:
+        UsageError: The shape is impossible, or has something that native does not build; names the field.
+    """
+    _refuse_fields(_find_unsupported_model_fields(spec), spec, OTHER_BACKENDS)
+    model_checks.check(spec)
+
+
+def _check_rewinds(trainer: Trainer) -> None:
+    """A rewind needs checkpoints to go back to."""
+    for policy in ("nonfinite_policy", "loss_spike_policy"):
+        if getattr(trainer.training, policy) == "rewind" and trainer.checkpoint.save_interval is None:
+            raise UsageError(f"{policy}: rewind: there would be no checkpoint to go back to", "set save_interval")
+
+
+def _check_load(trainer: Trainer) -> None:
+    """The checkpoint to begin with is there and is one of this model; reads its manifest, not its weights."""
+    if trainer.checkpoint.load is None:
+        return
+    for folder in folders.find_candidates(trainer.checkpoint.load):
+        saved = _read_manifest(folder)
+        if saved is None:
+            continue  # damaged: training passes over it, too
+        difference = find_first_difference(saved.model, build_shape(trainer.model))
+        if difference:
+            raise UsageError(f"load: {folder} is of another model: {difference}", "load one of this model")
+        return
+    raise UsageError(f"load: every checkpoint of {trainer.checkpoint.load} is damaged", "load another one")
+
+
+def _read_manifest(folder: Path) -> CheckpointManifest | None:
+    try:
+        return manifest.read_manifest(folder)
+    except PrimusError:
+        return None
+
+
+def _refuse_fields(fields: dict[str, str], group: ModelSpec | ParallelConfig, hint: str) -> None:
+    for field, what in fields.items():
+        raise UsageError(f"{field}: {_format_yaml_value(getattr(group, field))}: native does not build {what}", hint)
+
+
+def _find_unsupported_model_fields(spec: ModelSpec) -> dict[str, str]:
+    """Fields of a model that native cannot honour, with what they ask for."""
+    asked = {
+        "num_experts": (spec.num_experts is not None, "mixture-of-experts layers"),
+        "multi_latent_attention": (spec.multi_latent_attention, "multi-head latent attention"),
+        "mtp_num_layers": (spec.mtp_num_layers > 0, "multi-token prediction"),
+        "window_size": (spec.window_size is not None, "sliding-window attention"),
+        "hybrid_layer_pattern": (spec.hybrid_layer_pattern is not None, "layers of several kinds"),
+        "attention_output_gate": (spec.attention_output_gate, "gated attention"),
+        "qk_layernorm_across_heads": (spec.qk_layernorm_across_heads, "query and key norms across heads"),
+        "no_rope_freq": (spec.no_rope_freq is not None, "layers without rotary embedding"),
+        "attention_chunk_size": (spec.attention_chunk_size is not None, "chunked attention"),
+        "rotary_percent": (spec.rotary_percent < 1, "partial rotary embedding"),
+        "post_layernorm": (spec.post_layernorm, "norms after attention and feed-forward"),
+        "final_logit_softcapping": (spec.final_logit_softcapping is not None, "soft-capped logits"),
+        "ffn_activation": (spec.ffn_activation != "silu", "another activation than SiLU"),
+        "num_residual_streams": (spec.num_residual_streams > 1, "hyper-connections"),
+        "attn_res_block_size": (spec.attn_res_block_size is not None, "attention residuals"),
+        "attention_sinks": (spec.attention_sinks, "attention sinks"),
+        "activation_clamp": (spec.activation_clamp is not None, "the clamped SwiGLU"),
+        "add_bias_linear": (spec.add_bias_linear, "a bias on every projection"),
+        "rope_type": (spec.rope_type == "yarn", "yarn rope scaling"),
+    }
+    return {field: what for field, (is_asked, what) in asked.items() if is_asked}
+
+
+def _find_unsupported_layout_fields(parallel: ParallelConfig) -> dict[str, str]:
+    """Fields of a layout that native cannot honour, with what they ask for."""
+    asked = {
+        "tensor_model_parallel_size": (parallel.tensor_model_parallel_size > 1, "tensor parallelism"),
+        "pipeline_model_parallel_size": (parallel.pipeline_model_parallel_size > 1, "pipeline parallelism"),
+        "context_parallel_size": (parallel.context_parallel_size > 1, "context parallelism"),
+        "expert_model_parallel_size": (parallel.expert_model_parallel_size > 1, "expert parallelism"),
+        "sequence_parallel": (parallel.sequence_parallel, "sequence parallelism"),
+    }
+    return {field: what for field, (is_asked, what) in asked.items() if is_asked}
+
+
+def _format_yaml_value(value: Any) -> str:
+    """A value as it is written in YAML."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

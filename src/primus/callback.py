@@ -1,0 +1,369 @@
+"""The contract of callbacks: actions of a plug-in inside the training loop of the native backend.
+
+An experiment names them, with options where they have some::
+
+    overrides:
+      callbacks: [garbage_collector, {early_stopping: {patience: 3}}]
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from primus import registry
+from primus.contract import PlugInKind, optional
+from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
+from primus.model import Convention
+
+if TYPE_CHECKING:
+    from primus.config.schema import Experiment
+    from primus.runs.attempt import Attempt
+
+CONVENTION: Convention = "causal"
+"""How FLOPs are counted, see `primus.model.flops_per_token`."""
+
+
+class StepReport(Struct, frozen=True, kw_only=True):
+    """The numbers of one optimizer step; its fields are those of the `step` event."""
+
+    step: int
+    """Counted from 1."""
+    loss: float
+    """Mean over the tokens of the global batch."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    tokens: int
+    """Tokens of the global batch."""
+    consumed_samples: int
+    """Since the beginning of the run."""
+    global_batch_size: int
+    step_time_s: float
+    """From the end of the step before, without evaluation and checkpoints."""
+    data_time_s: float
+    """Part of it that was spent waiting for the batch."""
+    tokens_per_s: float
+    tokens_per_s_per_device: float
+    tflops_per_device: float
+    flops_convention: str = CONVENTION
+    mfu: float | None
+    """Share of the device's dense peak; None if the peak is not known."""
+    memory_gib: float
+    """Peak of this process: allocated on the device, or resident on the host if the host trains."""
+    skipped: bool
+    """The loss or the gradient was not finite, or the loss was a spike, and nothing was changed."""
+    spike: bool = False
+    """The loss was a spike."""
+    compute_time_s: float | None = None
+    """Forward and backward passes of this process, without waiting for others; None if it was not measured."""
+
+
+class EvaluationReport(Struct, frozen=True, kw_only=True):
+    """The result of one evaluation."""
+
+    data: str
+    """``validation``, or ``test`` once after the last step."""
+    step: int
+    """Steps taken before it."""
+    loss: float
+    """Mean over all tokens."""
+    perplexity: float
+    tokens: int
+    time_s: float
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint that is complete on disk."""
+
+    step: int
+    folder: Path
+    total_bytes: int
+    seconds: float
+    """From the beginning of the save until it was complete."""
+
+
+class TrainingView(Protocol):
+    """What a callback can see and do; the same object during the whole attempt."""
+
+    @property
+    def experiment(self) -> Experiment: ...
+
+    @property
+    def attempt(self) -> Attempt:
+        """The run folder is `attempt.run.directory`; `attempt.rank` is 0 in the first process."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        ...
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples taken from the data, including those that a rewind skipped."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """The `torch.nn.Module`; sharded by FSDP2 if there are several processes."""
+        ...
+
+    @property
+    def optimizer(self) -> Any:
+        """The `torch.optim.AdamW`."""
+        ...
+
+    def request_stop(self, reason: str) -> None:
+        """End the training after this step as if it were the last: evaluate, save, and exit with code 0.
+
+        One process is enough; all processes stop after the same step.
+        """
+
+    def print_line(self, text: str) -> None:
+        """Print a line to the log of this rank, and on rank 0 to the terminal."""
+
+    def append_event(self, kind: str, **fields: Any) -> None:
+        """Append an event to `events.jsonl`, on rank 0."""
+
+    def log_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Send numbers to TensorBoard, Weights & Biases and MLflow, on rank 0."""
+
+
+class Callback:
+    """Actions inside the training loop. Subclass it and override the moments that you need; the others cost nothing.
+
+    Every process calls every moment in the same order, unless a moment says otherwise, so collectives are allowed.
+    """
+
+    def before_train(self) -> None:
+        """Called once, after the checkpoint is loaded and before the first step."""
+
+    def before_step(self) -> None:
+        """Called before the batch of the next step is read."""
+
+    def after_step(self) -> None:
+        """Called when a step was launched; a GPU may still be computing it.
+
+        Gradients are already cleared. Reading a tensor here makes the host wait for the GPU.
+        """
+
+    def after_report(self, report: StepReport) -> None:
+        """Called when the numbers of a step are known.
+
+        On a CPU this is right after `after_step`; on a GPU it is after the next step's `after_step`, so that the host
+        never waits, and at the latest before an evaluation, a save or the end.
+        """
+
+    def before_evaluation(self) -> None:
+        """Called before the loss on the validation or test data is computed."""
+
+    def after_evaluation(self, report: EvaluationReport) -> None:
+        """Called with the result of an evaluation."""
+
+    def before_save(self) -> None:
+        """Called before the state of a checkpoint is collected; `state_dict` follows."""
+
+    def after_save(self, saved: SavedCheckpoint) -> None:
+        """Called on rank 0 only, when a checkpoint is complete on disk; with `async_save` that is some steps later."""
+
+    def after_rewind(self, step: int) -> None:
+        """Called when a rewind has loaded the state after `step`; the steps that follow are repeated."""
+
+    def after_train(self) -> None:
+        """Called once, after the last evaluation and checkpoint; not when a signal interrupted the run."""
+
+    def close(self) -> None:
+        """Called at the end in any case, also after an error; release what you hold. Processes may be in any state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that a checkpoint keeps, as values that JSON can hold; rank 0's counts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned, in every process.
+
+        Called before `before_train` when a run resumes, and before `after_rewind`. A rewind to the initial weights
+        passes the state as it was when training began. It is not called when the checkpoint has no state of this
+        callback, or with `finetune: true`.
+        """
+
+
+class CallbackPlugIn(Protocol):
+    """A callback: `callbacks/NAME.py`, named in an experiment.
+
+    The file is imported on the control plane as well, to check names and options: import tensor libraries inside the
+    methods.
+    """
+
+    def build(self, options: Any, training: TrainingView, /) -> Callback:
+        """Build the callback from its options.
+
+        Called once in every process, when the model is ready. `options` is an instance of `Options`.
+        """
+        ...
+
+    @property
+    @optional
+    def Options(self) -> type[Struct]:
+        """A msgspec Struct whose fields are the options. Default: no options."""
+        return NoCallbackOptions
+
+
+CALLBACKS = PlugInKind[CallbackPlugIn]("callbacks", CallbackPlugIn)
+
+
+class NoCallbackOptions(Struct, frozen=True):
+    """Options of a callback that has none."""
+
+
+class CallbackChoice(NamedTuple):
+    """A callback that an experiment names."""
+
+    name: str
+    plug_in: CallbackPlugIn
+    options: Struct
+
+
+def choose_callbacks(entries: Sequence[str | Mapping[str, Mapping[str, Any] | None]]) -> list[CallbackChoice]:
+    """The callbacks that an experiment names, in its order.
+
+    Raises:
+        UsageError: A name or an option does not exist, a value does not fit, or a name is there twice.
+        PrimusError: A file cannot be loaded.
+    """
+    choices: list[CallbackChoice] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            name, values = entry, {}
+        elif len(entry) == 1:
+            ((name, given),) = entry.items()
+            values = dict(given or {})
+        else:
+            raise UsageError(
+                f"callbacks: an entry has {len(entry)} names: {', '.join(entry) or 'none'}",
+                "write one entry for each callback: [name, {name: {option: value}}]",
+            )
+        name = name.lower().replace("-", "_")
+        if any(choice.name == name for choice in choices):
+            raise UsageError(f"callbacks: {name} is there twice", "remove one of the entries")
+        plug_in = registry.load_plug_in(CALLBACKS, name)
+        choices.append(CallbackChoice(name, plug_in, _convert_options(name, plug_in.Options, values)))
+    return choices
+
+
+def _convert_options(name: str, kind: type[Struct], values: Mapping[str, Any]) -> Struct:
+    for option in values:
+        if option not in kind.__struct_fields__:
+            valid = kind.__struct_fields__
+            hint = did_you_mean(option, valid) if valid else "it takes no options"
+            raise UsageError(f"callbacks: {name}: unknown option '{option}'", hint)
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"callbacks: {name}: {str(error).replace('`', '')}") from None
+
+
+class CallbackList:
+    """The callbacks of a run. A moment calls only those that override it, so an unused moment costs one look-up."""
+
+    def __init__(self) -> None:
+        self._plug_ins: dict[str, Callback] = {}
+        self._actions: dict[str, list[tuple[str | None, Any]]] = {moment: [] for moment in MOMENTS}
+
+    def add(self, callback: Callback, name: str | None = None) -> None:
+        """Append a callback, which is called after those that are there; one of a backend itself has no name."""
+        if name is not None:
+            self._plug_ins[name] = callback
+        for moment in MOMENTS:
+            if _overrides(callback, moment):
+                self._actions[moment].append((name, getattr(callback, moment)))
+
+    def build(self, choice: CallbackChoice, training: TrainingView) -> None:
+        """Build and append a callback of a plug-in.
+
+        Raises:
+            PrimusError: It cannot be built.
+        """
+        with _explain_failure(choice.name, "build"):
+            built = choice.plug_in.build(choice.options, training)
+            if not isinstance(built, Callback):
+                raise TypeError(f"build returned {type(built).__name__}, not a subclass of primus.callback.Callback")
+        self.add(built, choice.name)
+
+    def call(self, moment: str, *args: Any) -> None:
+        """Call a moment of all callbacks.
+
+        Raises:
+            PrimusError: A plug-in raised it, or failed; the message names callback, file and line.
+        """
+        for name, action in self._actions[moment]:
+            if name is None:
+                action(*args)
+            else:
+                with _explain_failure(name, moment):
+                    action(*args)
+
+    def collect_state(self) -> dict[str, Any]:
+        """The state of all plug-ins that have one, by name: a copy of values that JSON can hold.
+
+        Raises:
+            PrimusError: A callback fails, or its state has values that JSON cannot hold.
+        """
+        states: dict[str, Any] = {}
+        for name, callback in self._plug_ins.items():
+            if _overrides(callback, "state_dict"):
+                with _explain_failure(name, "state_dict"):
+                    states[name] = msgspec.json.decode(msgspec.json.encode(callback.state_dict()))
+        return states
+
+    def restore_state(self, states: Mapping[str, Any]) -> None:
+        """Give each plug-in its state; states of callbacks that the experiment does not name are ignored.
+
+        Raises:
+            PrimusError: A callback cannot take its state.
+        """
+        for name, callback in self._plug_ins.items():
+            if name in states:
+                with _explain_failure(name, "load_state_dict"):
+                    callback.load_state_dict(states[name])
+
+
+MOMENTS = tuple(
+    name
+    for name, value in vars(Callback).items()
+    if callable(value) and not name.startswith("_") and not name.endswith("state_dict")
+)
+"""Names of the moments, in the order in which they happen."""
+
+
+def _overrides(callback: Callback, moment: str) -> bool:
+    return getattr(type(callback), moment) is not getattr(Callback, moment)
+
+
+class _explain_failure:
+    """Turn an unexpected error of a callback into one that names it. The log of the rank gets the traceback."""
+
+    def __init__(self, name: str, moment: str) -> None:
+        self._name, self._moment = name, moment
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, PrimusError):
+            return
+        traceback.print_exception(error, file=sys.stderr)
+        raise PrimusError(
+            f"callback {self._name}: {self._moment} failed: {format_error_place(error)}:"
+            f" {type(error).__name__}: {error}",
+            "fix the callback, or remove it from callbacks: in the experiment; the log of the rank has the traceback",
+        ) from error
