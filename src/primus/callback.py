@@ -233,15 +233,17 @@ class CallbackChoice(NamedTuple):
     options: Struct
 
 
-def choose_callbacks(entries: Sequence[str | Mapping[str, Mapping[str, Any] | None]]) -> list[CallbackChoice]:
-    """The callbacks that an experiment names, in its order.
+def choose_callbacks(
+    entries: str | Sequence[str | Mapping[str, Mapping[str, Any] | None]] | None,
+) -> list[CallbackChoice]:
+    """The callbacks that an experiment names, in its order; one name may stand without a list.
 
     Raises:
         UsageError: A name or an option does not exist, a value does not fit, or a name is there twice.
         PrimusError: A file cannot be loaded.
     """
     choices: list[CallbackChoice] = []
-    for entry in entries:
+    for entry in [entries] if isinstance(entries, str) else entries or ():
         if isinstance(entry, str):
             name, values = entry, {}
         elif len(entry) == 1:

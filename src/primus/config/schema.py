@@ -244,8 +244,8 @@ class TrainingConfig(ConfigGroup, frozen=True, kw_only=True):
     """Finite losses that define a spike; detection starts after this many."""
     max_rewinds: Positive = 10
     """Maximum rewinds of a run; the next one stops it."""
-    callbacks: list[str | dict[str, dict[str, Any] | None]] = []
-    """Actions inside the training loop, by name or as {name: {option: value}}; see docs/training.md."""
+    callbacks: str | list[str | dict[str, dict[str, Any] | None]] | None = None
+    """Actions inside the training loop: names, or {name: {option: value}}; none when null."""
 
 
 class DataConfig(ConfigGroup, frozen=True, kw_only=True):

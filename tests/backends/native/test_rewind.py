@@ -149,7 +149,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(rewind, "_renamed"), (rewind, "set_aside_undone"), (recovery, "_go_back")]
+    ("module", "name"), [(rewind, "_rename_checkpoint"), (rewind, "set_aside_undone"), (recovery, "_rewind_to_start")]
 )
 def test_a_run_that_is_killed_while_it_rewinds_does_not_meet_the_spike_again(
     make_run: MakeRun, train: Train, tmp_path: Path, module: Any, name: str
