@@ -43,7 +43,7 @@ class DeviceClock:
     def call(self) -> None:
         self.now_s += self.call_s
 
-    def mark(self) -> object:
+    def record_mark(self) -> object:
         self.queued.append(self.now_s)
         self.most_queued = max(self.most_queued, len(self.queued))
         return self.now_s
@@ -52,7 +52,7 @@ class DeviceClock:
         self.queued = self.queued[self.queued.index(mark) + 1 :]  # type: ignore[arg-type]
         self.was_idle = self.was_idle or not self.queued
 
-    def seconds(self, begin: object, end: object) -> float:
+    def compute_seconds(self, begin: object, end: object) -> float:
         assert isinstance(begin, float) and isinstance(end, float)
         return math.floor((end - begin) / self.resolution_s + 1e-9) * self.resolution_s
 

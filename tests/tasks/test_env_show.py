@@ -50,7 +50,9 @@ def shown(capsys: pytest.CaptureFixture[str], environ: dict[str, str] | None = N
 def test_what_each_model_gets(model: str, golden: Callable[[str, str], None]) -> None:
     facts = build_assumed_machine(model)
     workload = JobWorkload(framework="megatron", tensor=2)
-    report = show.report(facts, ClusterLayout(nproc=max(1, len(facts.partitions)), nnodes=2), {}, {}, workload=workload)
+    report = show.build_environment_report(
+        facts, ClusterLayout(nproc=max(1, len(facts.partitions)), nnodes=2), {}, {}, workload=workload
+    )
     golden(f"env/{model}.json", to_json(report) + "\n")
 
 
