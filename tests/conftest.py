@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from components import why_absent
+from primus import redaction
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -103,7 +104,7 @@ def _why_no_gpu() -> str:
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Hide the developer's launch variables and hooks; undo what a task that ran in this process set."""
+    """Hide the developer's launch variables and hooks; undo what a task that ran in this process set and learned."""
     before = dict(os.environ)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "no-config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
@@ -111,7 +112,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
         if name in USER_VARIABLES or name.startswith(USER_PREFIXES):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PRIMUS_LAUNCHER_FILE", "")
-    yield
+    with redaction.scope():
+        yield
     os.environ.clear()
     os.environ.update(before)
 
