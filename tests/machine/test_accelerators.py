@@ -114,10 +114,10 @@ def test_the_build_for_the_devices_is_accepted(amd: Path, nvidia: Path, install_
 
 def test_an_empty_visibility_variable_is_named(amd: Path, nvidia: Path, install_torch) -> None:
     install_torch("2.13.0+rocm7.2", hip="7.2.53211")
-    assert "HIP_VISIBLE_DEVICES='' leaves no device" in refused(amd, HIP_VISIBLE_DEVICES="")
+    assert "HIP_VISIBLE_DEVICES='' selects no device" in refused(amd, HIP_VISIBLE_DEVICES="")
     accepted(amd, HIP_VISIBLE_DEVICES="3")
     install_torch("2.13.0+cu126", cuda="12.6")
-    assert "CUDA_VISIBLE_DEVICES='-1' leaves no device" in refused(nvidia, CUDA_VISIBLE_DEVICES="-1")
+    assert "CUDA_VISIBLE_DEVICES='-1' selects no device" in refused(nvidia, CUDA_VISIBLE_DEVICES="-1")
 
 
 def test_a_container_without_its_devices_is_told_the_option_that_it_lacks(
@@ -129,11 +129,11 @@ def test_a_container_without_its_devices_is_told_the_option_that_it_lacks(
     for node in (nvidia / "dev").glob("nvidia*"):
         node.unlink()
     install_torch("2.13.0+rocm7.2", hip="7.2.53211")
-    assert "no /dev/kfd; start the container with --device /dev/kfd" in refused(amd)
+    assert "/dev/kfd does not exist; start the container with --device /dev/kfd" in refused(amd)
     (amd / "dev/kfd").touch()
     for node in (amd / "dev/dri").iterdir():
         node.unlink()
-    assert "no /dev/dri/renderD*; start the container with --device" in refused(amd)
+    assert "/dev/dri/renderD* does not exist; start the container with --device" in refused(amd)
     install_torch("2.13.0+cu126", cuda="12.6")
     assert "--gpus all" in refused(nvidia)
     (nvidia / ".dockerenv").unlink()
@@ -169,7 +169,7 @@ def test_a_user_without_the_right_to_open_the_devices_is_told_the_group(
             node.chmod(0 if (node.name == "kfd") == (blocked == "kfd") else 0o666)
         with as_another_user():
             told = refused(root)
-        assert f"may not open /dev/{blocked}" in told and "usermod -aG" in told
+        assert f"no permission to open /dev/{blocked}" in told and "usermod -aG" in told
         for node in nodes:
             node.chmod(0o666)
         with as_another_user():
@@ -179,7 +179,7 @@ def test_a_user_without_the_right_to_open_the_devices_is_told_the_group(
 def test_devices_without_a_driver_are_refused(amd: Path, install_torch) -> None:
     install_torch("2.13.0+rocm7.2", hip="7.2.53211")
     shutil.rmtree(amd / "sys/class/kfd")
-    assert "8 x MI300X present" in refused(amd) and "no driver shows them" in refused(amd)
+    assert "8 x MI300X present" in refused(amd) and "no driver lists them" in refused(amd)
 
 
 def test_graphics_that_no_build_has_code_for_is_not_an_accelerator(amd: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_worker_whose_pytorch_sees_nothing_gives_every_reason_it_finds(amd: Pa
     install_torch("2.13.0+cu130", cuda="13.0")
     with pytest.raises(UnfitError) as raised:
         choose_device_type("auto", 0, environ, "HIP error")
-    assert "drives no devices of AMD; ROCR_VISIBLE_DEVICES='9' leaves no device" in str(raised.value)
+    assert "drives no devices of AMD; ROCR_VISIBLE_DEVICES='9' selects no device" in str(raised.value)
     install_torch("2.13.0+rocm7.2", hip="7.2.53211")
     with pytest.raises(UnfitError, match="PyTorch says: HIP error"):
         choose_device_type("auto", 0, {"PRIMUS_MACHINE_ROOT": str(amd)}, "HIP error")

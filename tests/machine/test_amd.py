@@ -127,7 +127,7 @@ def test_both_dies_of_an_mi250x_are_one_card(broken: Path) -> None:
         file.write_text(f"{65520 << 20}\n")
     assert {device.memory_bytes for device in probe(broken).devices} == {131040 << 20}
     shutil.rmtree(broken / NODES / "9")
-    assert "one die of a card with 2" in problems(probe(broken))
+    assert "one die of a GPU with 2" in problems(probe(broken))
 
 
 def test_an_oems_name_does_not_change_the_model(broken: Path) -> None:
@@ -140,7 +140,7 @@ def test_cards_without_a_driver_are_known_by_the_bus(broken: Path) -> None:
     shutil.rmtree(broken / "sys/class/kfd")
     facts = probe(broken)
     assert facts.model == "MI300X" and len(facts.devices) == 8 and not facts.partitions
-    assert problems(facts).count("but amdgpu is not loaded") == 8
+    assert problems(facts).count("but the amdgpu driver is not loaded") == 8
 
 
 def test_half_the_cards_gone_are_named(broken: Path) -> None:
@@ -148,7 +148,7 @@ def test_half_the_cards_gone_are_named(broken: Path) -> None:
         shutil.rmtree(broken / NODES / str(node))
     facts = probe(broken)
     assert len(facts.devices) == 8 and len(facts.partitions) == 4
-    assert problems(facts).count("it failed, fell off") == 4
+    assert problems(facts).count("the GPU failed, fell off") == 4
     assert "0000:e5:00.0" in problems(facts)
 
 
@@ -158,8 +158,8 @@ def test_half_the_cards_gone_are_named(broken: Path) -> None:
         ("", "is missing or empty"),
         ("simd_count\n", "'simd_count' is not a key with a number"),
         ("simd_count many\n", "'simd_count many' is not a key with a number"),
-        ("simd_count -4\n", "simd_count -4 is not possible"),
-        (f"simd_count {10**30}\n", "is not possible"),
+        ("simd_count -4\n", "simd_count -4 is out of range"),
+        (f"simd_count {10**30}\n", "is out of range"),
     ],
 )
 def test_damaged_properties_cost_one_card_and_are_told(broken: Path, text: str, said: str) -> None:
@@ -179,7 +179,7 @@ def test_a_link_that_one_side_does_not_know_is_told(broken: Path) -> None:
     for file in (broken / NODES / "2/io_links").glob("*/properties"):
         if "node_to 3\n" in file.read_text():
             file.unlink()
-    assert "the link of GPU 0 and GPU 1 is known to one of them only" in problems(probe(broken))
+    assert "only one end reports the link of GPU 0 and GPU 1" in problems(probe(broken))
 
 
 def test_a_tree_without_devices_has_none_and_no_problem(tmp_path: Path) -> None:

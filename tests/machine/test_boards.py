@@ -63,7 +63,7 @@ def test_the_picture_says_of_each_group_what_the_matrix_says(tmp_path: Path, nam
     for frame in PictureLayout(facts, found).frames:
         for group in frame.groups:
             pairs = {
-                found.find_relation_word(f"GPU{card.index}", nic.name) for card in group.cards for nic in group.adapters
+                found.find_relation_word(f"GPU{card.index}", nic.name) for card in group.gpus for nic in group.nics
             }
             assert set(group.words) == pairs
 
@@ -103,7 +103,7 @@ def test_a_slot_that_trained_down_is_seen_above_the_package(tmp_path: Path, boar
     root = grow(replace(board, slots={bus: (8.0, 4)}), tmp_path)
     assert failing(root)["gpu.pcie_link"] == f"8 GT/s x4 at 0000:{bus}:00.0"
     warnings = build_topology(probe(root)).warnings
-    assert any("GPU0 has a PCIe link below its best: x4 of" in warning for warning in warnings)
+    assert any("GPU0 has a degraded PCIe link: x4 of" in warning for warning in warnings)
 
 
 def test_the_slot_of_an_adapter_is_checked_too(tmp_path: Path) -> None:

@@ -163,8 +163,8 @@ def test_without_rdma_nothing_is_said_about_it() -> None:
 def test_variables_of_amds_on_nvidias_machine_are_said() -> None:
     environ = {"HSA_XNACK": "1", "NCCL_DEBUG": "WARN", "RCCL_MSCCL_ENABLE": "0"}
     (warning,) = decided("h100", environ=environ).warnings
-    assert warning == "HSA_XNACK, RCCL_MSCCL_ENABLE: for AMD devices, without effect on this machine"
-    assert not any("without effect" in said for said in decided("mi300x", environ=environ).warnings)
+    assert warning == "HSA_XNACK, RCCL_MSCCL_ENABLE: for AMD devices only, no effect on this machine"
+    assert not any("no effect" in said for said in decided("mi300x", environ=environ).warnings)
 
 
 def test_warnings_of_the_network_are_passed_on() -> None:
@@ -180,7 +180,7 @@ def test_gpus_of_different_models_get_what_they_share() -> None:
     )
     result = decided(mixed)
     assert choice("HSA_NO_SCRATCH_RECLAIM", result).value == "1"
-    assert "different models (MI300A, MI300X): only what they share is set" in result.warnings[0]
+    assert "different models (MI300A, MI300X): only common settings are applied" in result.warnings[0]
     both = structs.replace(
         mixed, devices=(*build_assumed_machine("h100:1").devices, *build_assumed_machine("mi300x:1").devices)
     )
@@ -197,7 +197,7 @@ def unknown(name: str, architecture: str | None = None) -> MachineFacts:
 def test_an_unknown_member_of_a_family_gets_its_settings_with_a_warning() -> None:
     result = decided(unknown("AMD Instinct MI250Y", "gfx90a"))
     assert choice("GPU_MAX_HEAP_SIZE", result).value == "90"
-    assert result.warnings == ("GPU model AMD Instinct MI250Y is not known: it gets the settings of MI250X",)
+    assert result.warnings == ("unknown GPU model AMD Instinct MI250Y: using the settings of MI250X",)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_an_unknown_model_gets_its_architecture_or_what_its_vendor_has(
     name: str, architecture: str | None, layer: str
 ) -> None:
     result = decided(unknown(name, architecture))
-    assert result.warnings == (f"GPU model {name} is not known: it gets the settings of '{layer}'",)
+    assert result.warnings == (f"unknown GPU model {name}: using the settings of '{layer}'",)
     assert choice("HSA_ENABLE_SDMA", result).layer == "amd"
 
 
@@ -261,16 +261,18 @@ def test_an_empty_value_of_the_user_stays_empty() -> None:
 
 def test_a_conflict_is_told_with_the_reason_of_the_layer() -> None:
     result = decided("mi355x", environ={"RCCL_WARP_SPEED_AUTO": "1", "HSA_ENABLE_SDMA": "1"})
-    assert result.warnings == ("RCCL_WARP_SPEED_AUTO stays as user has it; gfx950 wants 0: else the loss becomes NaN",)
+    assert result.warnings == (
+        "RCCL_WARP_SPEED_AUTO: keeping the value of user; gfx950 recommends 0: else the loss becomes NaN",
+    )
     assert choice("HSA_ENABLE_SDMA", result).overrode == ()
 
 
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [
-        ("NCCL_IB_TIMEOUT", "300", "takes 1 to 22"),
-        ("NCCL_DEBUG", "ERROR", "NCCL knows VERSION, WARN, INFO, TRACE"),
-        ("RCCL_DEBUG", "WARN", "no variable of RCCL"),
+        ("NCCL_IB_TIMEOUT", "300", "valid values are 1 to 22"),
+        ("NCCL_DEBUG", "ERROR", "valid values are VERSION, WARN, INFO, TRACE"),
+        ("RCCL_DEBUG", "WARN", "does not read RCCL_DEBUG"),
     ],
 )
 def test_values_that_the_libraries_do_not_document_are_told(name: str, value: str, complaint: str) -> None:
@@ -282,9 +284,9 @@ def test_values_that_the_libraries_do_not_document_are_told(name: str, value: st
 
 @pytest.mark.parametrize("value", ["10.0.0.1", "=10.0.0.1", "eth0,10.0.0.1", "fd00::1"])
 def test_an_address_in_place_of_an_interface_is_refused(value: str) -> None:
-    with pytest.raises(UsageError, match="is an address"):
+    with pytest.raises(UsageError, match="is an IP address"):
         decided(environ={"NCCL_SOCKET_IFNAME": value})
-    with pytest.raises(UsageError, match="is an address"):
+    with pytest.raises(UsageError, match="is an IP address"):
         decided(hooks={"GLOO_SOCKET_IFNAME": Typed(value, "hooks/00_net.sh")})
 
 

@@ -121,7 +121,7 @@ def test_a_tool_that_hangs_is_ended_with_its_children_and_told(tmp_path: Path) -
     began = time.monotonic()
     found = read_health(machine(), environ, timeout_s=0.5)
     assert time.monotonic() - began < 5
-    assert {call.problem for call in found.calls} == {"amd-smi gave no answer in 0.5 s"}
+    assert {call.problem for call in found.calls} == {"amd-smi gave no response in 0.5 s"}
     assert [call.tool for call in found.calls] == [
         f"amd-smi {what}" for what in ("list", "metric", "process", "bad-pages", "static")
     ]
@@ -136,7 +136,7 @@ def test_broken_json_is_told_and_the_other_answers_count(tmp_path: Path) -> None
     script.write_text(script.read_text().replace('"power":', '"power"'))
     found = read_health(machine(), environ)
     problems = {call.tool: call.problem for call in found.calls}
-    assert "its output cannot be understood" in problems["amd-smi metric"]
+    assert "its output cannot be parsed" in problems["amd-smi metric"]
     assert problems["amd-smi process"] == "unknown command" and problems["amd-smi list"] == ""
     assert found.devices[1].power_w is None and found.devices[1].bad_pages == 0
 

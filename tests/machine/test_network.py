@@ -170,7 +170,7 @@ def test_the_bond_is_chosen_rather_than_its_member() -> None:
 
 def test_without_a_known_way_the_interface_is_left_unset() -> None:
     network = choose_network(MachineFacts(interfaces=INTERFACES), 2, {})
-    assert network.interface is None and "left unset" in network.warnings[0]
+    assert network.interface is None and "not set" in network.warnings[0]
 
 
 HCAS = ["mlx5_0:1", "mlx5_1:1", "mlx5_1:2", "mlx5_10:1"]
@@ -271,7 +271,7 @@ def test_a_good_choice_is_not_commented(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("environ", "part"),
     [
-        ({"NCCL_SOCKET_IFNAME": "ib0"}, "NCCL_SOCKET_IFNAME=ib0 selects no interface"),
+        ({"NCCL_SOCKET_IFNAME": "ib0"}, "NCCL_SOCKET_IFNAME=ib0 matches no interface"),
         ({"NCCL_SOCKET_IFNAME": "lo,docker"}, "selects only lo, docker0, which other nodes cannot reach"),
         ({"NCCL_SOCKET_IFNAME": "eth1"}, "selects eth1, which is down"),
         (
@@ -280,8 +280,8 @@ def test_a_good_choice_is_not_commented(environ: dict[str, str]) -> None:
         ),
         ({"GLOO_SOCKET_IFNAME": "fd10:0::11"}, "is an IP address, not the name of an interface; eth0 holds it"),
         ({"GLOO_SOCKET_IFNAME": "10.0.0.1"}, "10.0.0.1 is an IP address, not the name of an interface"),
-        ({"GLOO_SOCKET_IFNAME": "eth"}, "GLOO_SOCKET_IFNAME=eth selects no interface"),
-        ({"NCCL_IB_HCA": "mlx4"}, "NCCL_IB_HCA=mlx4 selects no RDMA port; there are mlx5_0:1, mlx5_1:1"),
+        ({"GLOO_SOCKET_IFNAME": "eth"}, "GLOO_SOCKET_IFNAME=eth matches no interface"),
+        ({"NCCL_IB_HCA": "mlx4"}, "NCCL_IB_HCA=mlx4 matches no RDMA port; available: mlx5_0:1, mlx5_1:1"),
         ({"NCCL_IB_HCA": "mlx5"}, "selects mlx5_1:1 (DOWN, Polling), which is not active"),
         ({"NCCL_IB_HCA": "^mlx5_0"}, "selects mlx5_1:1 (DOWN, Polling), which is not active"),
         ({"NCCL_IB_HCA": "10.0.0.11"}, "is an IP address, not the name of an RDMA device; eth0 holds it"),
@@ -305,7 +305,7 @@ def test_what_is_not_known_is_not_judged() -> None:
 def test_a_dry_run_says_that_the_interface_is_chosen_on_the_node() -> None:
     facts = MachineFacts(interfaces=INTERFACES, rdma=(port("mlx5_0"),), files_only=True)
     assert "chosen on the node" in choose_network(facts, 2, {}).warnings[0]
-    assert "is left unset" in choose_network(structs.replace(facts, files_only=False), 2, {}).warnings[0]
+    assert "is not set" in choose_network(structs.replace(facts, files_only=False), 2, {}).warnings[0]
 
 
 def test_nothing_is_chosen_for_a_machine_that_was_only_named() -> None:
@@ -313,4 +313,4 @@ def test_nothing_is_chosen_for_a_machine_that_was_only_named() -> None:
     assert choose_network(facts, 1, {}) == Network()
     several = choose_network(facts, 2, {})
     assert several == Network(warnings=several.warnings)
-    assert "of an assumed machine is not known" in several.warnings[0]
+    assert "of an assumed machine is unknown" in several.warnings[0]

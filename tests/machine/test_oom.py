@@ -58,7 +58,7 @@ def test_what_cannot_be_read_says_nothing(tmp_path: Path) -> None:
 def test_the_group_says_more_than_the_host() -> None:
     after = OomKills(group=1, host=9, limit_bytes=3 * 2**29)
     assert "the memory limit of 1.5 GiB of its container" in describe_oom(OomKills(group=0, host=8), after)
-    assert describe_oom(OomKills(host=8), OomKills(host=9)).startswith("maybe by the kernel's")
+    assert describe_oom(OomKills(host=8), OomKills(host=9)).startswith("possibly by the kernel's")
 
 
 @pytest.fixture

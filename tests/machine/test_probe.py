@@ -94,8 +94,8 @@ def test_cards_that_the_kernel_or_a_tool_alone_knows_are_told(machine: Path, tmp
     shutil.rmtree(machine / "sys/bus")
     environ = tools(tmp_path / "bin", amd_smi=amd_smi().replace("0000:05:00.0", "0000:06:00.0"))
     facts = probe(machine, environ, tools="all")
-    assert "amd-smi: does not know the cards at 0000:05:00" in told(facts)
-    assert "amd-smi: alone knows the cards at 0000:06:00, 0000:e5:00" in told(facts)
+    assert "amd-smi: does not list the GPUs at 0000:05:00" in told(facts)
+    assert "amd-smi: is the only source that lists the GPUs at 0000:06:00, 0000:e5:00" in told(facts)
 
 
 def test_a_name_does_not_decide_the_model_of_a_known_id(machine: Path, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_name_does_not_decide_the_model_of_a_known_id(machine: Path, tmp_path:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("echo '{\"gpu_data\": ['", "its output cannot be understood"),
+        ("echo '{\"gpu_data\": ['", "its output cannot be parsed"),
         ("echo 'no ROCm device' >&2; exit 2", "no ROCm device"),
         (amd_smi(mebibytes='"N/A"'), ""),
     ],
@@ -126,7 +126,7 @@ def test_a_tool_that_hangs_is_told_once_and_the_next_is_asked(
     began = time.monotonic()
     facts = probe(machine, tools(tmp_path / "bin", amd_smi=hanging, rocm_smi=rocm_smi), tools="all")
     assert time.monotonic() - began < 15
-    assert told(facts).count("amd-smi static --json: amd-smi gave no answer in 0.3 s") == 1
+    assert told(facts).count("amd-smi static --json: amd-smi gave no response in 0.3 s") == 1
     assert facts.devices[0].name == "AMD Instinct MI300X"
 
 
@@ -136,7 +136,7 @@ def test_devices_that_only_a_tool_knows_are_taken(tmp_path: Path) -> None:
     (device,) = facts.devices
     assert (device.vendor, device.model, device.memory_bytes) == ("nvidia", "H200", 143771 << 20)
     assert (device.sources["model"], len(facts.partitions)) == ("nvidia-smi", 1)
-    assert "nvidia-smi: knows devices that the kernel's files do not show" in told(facts)
+    assert "nvidia-smi: lists devices that the kernel's files do not" in told(facts)
 
 
 def test_nvidias_memory_comes_from_its_tool_where_the_files_have_none(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_the_processors_graphics_are_no_device_beside_nvidias(tmp_path: Path) ->
     (node / "properties").write_text("simd_count 8\nsimd_per_cu 2\ndevice_id 5056\nlocation_id 3072\nunique_id 0\n")
     facts = probe(root)
     assert facts.model == "H100" and len(facts.devices) == 8
-    assert "left out beside the cards of NVIDIA" in told(facts)
+    assert "ignored: this machine uses its NVIDIA GPUs" in told(facts)
 
 
 def test_a_login_node_without_devices_is_asked_nothing(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_login_node_without_devices_is_asked_nothing(tmp_path: Path) -> None:
 def test_the_user_names_the_model(machine: Path) -> None:
     facts = probe(machine, {"PRIMUS_GPU_MODEL": "mi325x"})
     assert facts.model == "MI325X" and {device.sources["model"] for device in facts.devices} == {"user"}
-    with pytest.raises(UsageError, match=r"\$PRIMUS_GPU_MODEL: no GPU model 'mi325y'"):
+    with pytest.raises(UsageError, match=r"\$PRIMUS_GPU_MODEL: unknown GPU model 'mi325y'"):
         probe(machine, {"PRIMUS_GPU_MODEL": "mi325y"})
 
 
@@ -177,7 +177,7 @@ def test_nvidia_cards_beside_instincts_are_left_out_and_said(machine: Path) -> N
     grow("h100-8", machine)
     facts = probe(machine)
     assert [device.model for device in facts.devices] == ["MI300X"] * 8
-    assert told(facts).count("is left out beside the cards of AMD") == 8
+    assert told(facts).count("is ignored: this machine uses its AMD GPUs") == 8
 
 
 def test_a_number_of_thousands_of_digits_is_not_believed(machine: Path) -> None:

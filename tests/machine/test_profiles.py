@@ -182,7 +182,7 @@ def test_a_model_is_typed_as_people_type(word: str) -> None:
 
 
 def test_a_model_that_is_not_known_names_the_nearest() -> None:
-    with pytest.raises(UsageError, match="no GPU model 'mi335x'") as error:
+    with pytest.raises(UsageError, match="unknown GPU model 'mi335x'") as error:
         profile.find_profile("mi335x")
     assert error.value.hint.startswith("did you mean 'mi3")
 

@@ -60,8 +60,8 @@ def test_what_does_not_name_one_class_names_none(text: str) -> None:
     ("text", "found", "problem"),
     [
         (block() + block("26"), (40, 184), ""),
-        (block() + block("26", data="26"), None, "the adapters differ"),
-        (block(lossless=""), None, "names no lossless queue with one DSCP"),
+        (block() + block("26", data="26"), None, "the NICs have different settings"),
+        (block(lossless=""), None, "reports no lossless queue with a single DSCP"),
     ],
 )
 def test_the_tool_is_asked_and_adapters_must_agree(

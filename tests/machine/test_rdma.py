@@ -189,4 +189,4 @@ def test_a_tool_that_hangs_with_a_child_is_a_problem_at_its_limit(
     began = time.monotonic()
     assert rdma._read_tools(tree) == ()
     assert time.monotonic() - began < 5
-    assert "gave no answer" in tree.problems[0].problem
+    assert "gave no response" in tree.problems[0].problem

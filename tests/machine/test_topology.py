@@ -72,7 +72,7 @@ def test_a_healthy_node_has_no_warning() -> None:
 def test_a_missing_link_within_a_hive_is_named() -> None:
     facts = node()
     facts = replace(facts, links=tuple(link for link in facts.links if (link.first, link.second) != (2, 5)))
-    assert build_topology(facts).warnings == ("no xGMI link within one hive: GPU2-GPU5",)
+    assert build_topology(facts).warnings == ("missing xGMI links within a hive: GPU2-GPU5",)
 
 
 def test_a_pair_with_fewer_nvlinks_is_named() -> None:
@@ -99,9 +99,9 @@ def test_slow_pcie_a_dead_port_and_numa_gaps_are_named() -> None:
         rdma=(*facts.rdma[:3], replace(facts.rdma[3], ports=(DOWN,))),
     )
     assert build_topology(facts).warnings == (
-        "GPU0 has a PCIe link below its best: x8 of x16, 16 of 32 GT/s",
-        "NUMA node not known: GPU1",
-        "NUMA node 1 has 4 GPUs and no network adapter",
+        "GPU0 has a degraded PCIe link: x8 of x16, 16 of 32 GT/s",
+        "unknown NUMA node: GPU1",
+        "NUMA node 1 has 4 GPUs and no NIC",
         "mlx5_3 is down (Polling)",
     )
 

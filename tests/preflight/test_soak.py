@@ -36,7 +36,7 @@ def burned(rates: tuple[float, ...] = (600.0,) * 20, key: str = "MI300X", digest
 
 def telemetry(card: int, **more: Any) -> Telemetry:
     values = {"clock_min_mhz": 1290.0, "clock_mean_mhz": 1300.0, "power_mean_w": 740.0, "power_max_w": 750.0}
-    return Telemetry(card=card, num_samples=40, **(values | {"temperature_max_c": 80.0, "new_uncorrectable": 0} | more))
+    return Telemetry(gpu=card, num_samples=40, **(values | {"temperature_max_c": 80.0, "new_uncorrectable": 0} | more))
 
 
 def trainings(*digests: str, key: str = "MI300X", loss: float | None = 6.0) -> tuple[ReferenceTraining, ...]:

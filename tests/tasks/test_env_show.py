@@ -68,7 +68,7 @@ def test_people_see_each_variable_below_its_purpose(capsys: pytest.CaptureFixtur
     assert rows["HSA_NO_SCRATCH_RECLAIM"].split()[1:4] == ["1", "user:", "environment"]
     assert rows["HSA_NO_SCRATCH_RECLAIM"].endswith("0 (mi300a), 1 (amd)")
     assert lines.index("communication") < lines.index(rows["TORCH_NCCL_HIGH_PRIORITY"]) < lines.index("GPU runtime")
-    assert lines[-1].startswith("  HSA_NO_SCRATCH_RECLAIM stays as user has it; mi300a wants 0: ")
+    assert lines[-1].startswith("  HSA_NO_SCRATCH_RECLAIM: keeping the value of user; mi300a recommends 0: ")
 
 
 def test_a_variable_that_is_left_unset_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_a_variable_that_is_left_unset_says_so(capsys: pytest.CaptureFixture[str
 
 
 def test_a_machine_without_gpus_needs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, assume="cpu") == "no GPUs (1 node, assumed)\n\nnothing to set\n"
+    assert shown(capsys, assume="cpu") == "no GPUs (1 node, assumed)\n\nno variables\n"
 
 
 def test_json_tells_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,14 +139,14 @@ def test_the_users_other_variables_are_not_listed(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("nnodes", [0, -1])
 def test_a_wrong_number_of_nodes_is_refused(nnodes: int) -> None:
-    with pytest.raises(UsageError, match="is no number of nodes"):
+    with pytest.raises(UsageError, match="is not a number of nodes"):
         show.run(show.Options(assume="h100", nnodes=nnodes), TaskContext(environ={}))
 
 
 def test_the_command_names_the_nearest_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["direct", "--", "env", "show", "--assume", "mi355"]) == 2
     err = capsys.readouterr().err
-    assert "--assume: no GPU model 'mi355'" in err
+    assert "--assume: unknown GPU model 'mi355'" in err
     assert "did you mean 'mi355x'?" in err
 
 
@@ -197,7 +197,7 @@ def test_what_the_shell_had_is_shown_beside_the_value_typed_for_this_launch(
 def test_the_layout_of_an_experiment_decides(capsys: pytest.CaptureFixture[str]) -> None:
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in shown(capsys, assume="h100")
     assert "backend:megatron" in shown(capsys, assume="h100", framework="megatron")
-    with pytest.raises(UsageError, match="no backend 'megatronn'"):
+    with pytest.raises(UsageError, match="unknown backend 'megatronn'"):
         shown(capsys, assume="h100", framework="megatronn")
 
 

@@ -1,4 +1,4 @@
-"""Whether PyTorch can use the accelerators of this machine, and if not, why: a job must not fall back to the CPU."""
+"""Checks that PyTorch can use the accelerators of this machine, so that no job falls back to the CPU unnoticed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from primus.machine.probe import find_machine_root, probe
 
 
 def find_accelerators(facts: MachineFacts) -> tuple[Device, ...]:
-    """The devices that PyTorch could use: those that the driver shows, and known ones that it does not.
+    """The devices that PyTorch could use: those that the driver lists, and known models that it does not list.
 
-    A GPU of AMD that no build of PyTorch has code for, such as a processor's graphics, is none.
+    An AMD GPU without support in any PyTorch build, such as integrated graphics, is not among them.
     """
     return tuple(
         device
@@ -43,7 +43,7 @@ def without_accelerators(facts: MachineFacts) -> MachineFacts:
 
 
 def check_launch(asked: DeviceKind, facts: MachineFacts, environ: Mapping[str, str]) -> None:
-    """Refuse a launch whose workers could not use the accelerators of this machine; reads files only.
+    """Reject a launch whose workers could not use the accelerators of this machine; reads files only.
 
     Args:
         asked: What the job computes on.
@@ -51,7 +51,7 @@ def check_launch(asked: DeviceKind, facts: MachineFacts, environ: Mapping[str, s
         environ: Variables of the workers.
 
     Raises:
-        UnfitError: There are accelerators, and the installed PyTorch cannot use them; or none, and the job needs one.
+        UnfitError: The installed PyTorch cannot use the accelerators, or there are none and the job needs one.
     """
     if asked == "cpu":
         return
@@ -74,10 +74,10 @@ def choose_device_type(asked: DeviceKind, num_visible: int, environ: Mapping[str
         asked: What the job computes on.
         num_visible: Devices that PyTorch sees.
         environ: Variables of this process.
-        error: What PyTorch itself says of devices that it does not see.
+        error: PyTorch's own error, where it sees no device.
 
     Raises:
-        UnfitError: PyTorch sees none, and the machine has accelerators or the job needs one.
+        UnfitError: PyTorch sees no device, and the machine has accelerators or the job needs one.
     """
     if asked == "cpu":
         return "cpu"
@@ -97,7 +97,7 @@ def choose_device_type(asked: DeviceKind, num_visible: int, environ: Mapping[str
 
 
 def describe_hardware(facts: MachineFacts, root: Path) -> Hardware:
-    """What decides which build of PyTorch works here."""
+    """Properties of the machine that decide which build of PyTorch works on it."""
     found = find_accelerators(facts)
     if not found:
         return Hardware()
@@ -112,7 +112,7 @@ def describe_hardware(facts: MachineFacts, root: Path) -> Hardware:
 
 
 def describe_devices(found: Iterable[Device]) -> str:
-    """Devices in words: ``8 x MI300X``."""
+    """The devices as text: ``8 x MI300X``."""
     names = Counter(device.model or device.name or f"{device.vendor.upper()} GPU" for device in found)
     return ", ".join(f"{count} x {name}" for name, count in names.items())
 
@@ -120,7 +120,7 @@ def describe_devices(found: Iterable[Device]) -> str:
 def _explain_missing_accelerators() -> UnfitError:
     return UnfitError(
         "device is 'cuda', and this machine has no AMD or NVIDIA accelerator",
-        "start it where there is one, or train on the CPU with --device cpu",
+        "run on a machine with an accelerator, or pass --device cpu to train on the CPU",
     )
 
 
@@ -136,7 +136,7 @@ def _explain_unusable_accelerators(
     repair = (
         f"./primus-cli setup installs the build for this machine, or use an image such as {image} (docs/install.md)"
         if mismatched
-        else "correct that, then start again (docs/install.md)"
+        else "fix this, then start again (docs/install.md)"
     )
     return UnfitError(f"{present} present: {what} {sees}{because}", f"{repair}; --device cpu trains on the CPU")
 
@@ -144,22 +144,22 @@ def _explain_unusable_accelerators(
 def _find_certain_reasons(
     build: Build | None, facts: MachineFacts, environ: Mapping[str, str], root: Path
 ) -> Iterator[str]:
-    """What certainly keeps every process from the accelerators, by files and variables."""
+    """Reasons, from files and variables, for which no process can use the accelerators."""
     mismatch = find_mismatch(build, describe_hardware(facts, root)) if build else None
     if mismatch:
         yield mismatch
     if not facts.partitions:
-        yield "no driver shows them: it is not loaded, or it failed"
+        yield "no driver lists them: the driver is not loaded or failed"
     elif not devices.list_usable_devices(facts, environ):
         names = devices.AMD_VISIBLE if _is_amd(facts) else devices.NVIDIA_VISIBLE
         given = [f"{name}={environ[name]!r}" for name in names if name in environ]
-        yield f"{', '.join(given)} leaves no device"
+        yield f"{', '.join(given)} selects no device"
     if (root / "dev").is_dir():  # a recorded machine may have none
         yield from _check_amd_access(root, facts) if _is_amd(facts) else _check_nvidia_access(root, facts)
 
 
 def _find_likely_reasons(facts: MachineFacts, root: Path) -> Iterator[str]:
-    """What may be the reason where PyTorch has been asked and sees nothing."""
+    """Possible reasons why PyTorch sees no device."""
     if not _is_amd(facts) and not facts.container and (root / "dev").is_dir() and not _list_nvidia_nodes(root):
         yield "/dev has no nvidia0: run nvidia-smi or nvidia-modprobe once as root"
 
@@ -175,23 +175,23 @@ def _check_amd_access(root: Path, facts: MachineFacts) -> Iterator[str]:
     nodes = [root / f"dev/dri/renderD{minor}" for minor in minors]
     container = "start the container with --device /dev/kfd --device /dev/dri" if facts.container else ""
     if not kfd.exists():
-        yield f"there is no /dev/kfd; {container or 'the amdgpu driver makes it'}"
+        yield f"/dev/kfd does not exist; {container or 'the amdgpu driver creates it'}"
     elif not os.access(kfd, os.R_OK | os.W_OK):
-        yield f"this user may not open /dev/kfd: {_format_group_hint(kfd)}"
+        yield f"this user has no permission to open /dev/kfd: {_format_group_hint(kfd)}"
     elif nodes and not any(node.exists() for node in nodes):
-        yield f"there is no /dev/dri/renderD*; {container or 'the amdgpu driver makes them'}"
+        yield f"/dev/dri/renderD* does not exist; {container or 'the amdgpu driver creates them'}"
     elif nodes and not any(os.access(node, os.R_OK | os.W_OK) for node in nodes):
         there = next(node for node in nodes if node.exists())
-        yield f"this user may not open /dev/dri/{there.name}: {_format_group_hint(there)}"
+        yield f"this user has no permission to open /dev/dri/{there.name}: {_format_group_hint(there)}"
 
 
 def _check_nvidia_access(root: Path, facts: MachineFacts) -> Iterator[str]:
-    """Outside of a container the nodes may be made by the first process that needs them (nvidia-modprobe)."""
+    """Outside a container the first process that needs the device nodes may create them (nvidia-modprobe)."""
     nodes = _list_nvidia_nodes(root)
     if facts.container and not nodes:
         yield "the container has no /dev/nvidia0: start it with --gpus all, or --device nvidia.com/gpu=all"
     elif nodes and not any(os.access(node, os.R_OK | os.W_OK) for node in nodes):
-        yield f"this user may not open /dev/{nodes[0].name}: {_format_group_hint(nodes[0])}"
+        yield f"this user has no permission to open /dev/{nodes[0].name}: {_format_group_hint(nodes[0])}"
 
 
 def _list_nvidia_nodes(root: Path) -> list[Path]:

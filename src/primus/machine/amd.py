@@ -1,4 +1,4 @@
-"""AMD cards from the kernel's KFD topology, the PCI bus and the graphics driver's files.
+"""AMD GPUs from the kernel's KFD topology, the PCI bus and the graphics driver's files.
 
 Formats: Linux drivers/gpu/drm/amd/amdkfd/kfd_topology.c; genuine trees in ROCm/k8s-device-plugin testdata.
 """
@@ -23,18 +23,18 @@ PCIE, XGMI = 2, 11
 DEVICE_HEAPS = (1, 2)
 """Heap types of a device's own memory, visible to the host or not (Linux kfd_crat.h)."""
 HOP = 15
-"""Weight of one xGMI link between two GPUs; each further link of an indirect way adds as much. Other weights, 13 inside
-a package and 41 between partitions, are of direct links (Linux kfd_crat.c; RCCL archinfo)."""
+"""Weight of one xGMI link between two GPUs; each further hop adds as much. Other weights (13 inside a package,
+41 between partitions) are direct links (Linux kfd_crat.c; RCCL archinfo)."""
 DIE_LINKS = 4
 """xGMI links between the two dies of an MI250 or MI250X (AMD CDNA 2 white paper; RCCL tools/topo_expl/models); two dies
-of different cards have at most two."""
+of different GPUs have at most two."""
 MODES = {1: "SPX", 2: "DPX", 3: "TPX", 4: "QPX"}
 """Compute partition mode by the number of partitions; as many as there are dies is CPX."""
 COUNTS = {mode: count for count, mode in MODES.items()}
 
 
 class KfdNode(Struct, frozen=True, kw_only=True):
-    """A node of the topology that computes: a card, a die of one or a partition of one."""
+    """A node of the topology that computes: a GPU, or a die or partition of one."""
 
     number: int
     values: dict[str, int]
@@ -42,7 +42,7 @@ class KfdNode(Struct, frozen=True, kw_only=True):
 
     @property
     def bdf(self) -> str:
-        """Address as the driver numbers it: the function counts partitions and may not exist on the bus."""
+        """Address as the driver numbers it: its function number counts partitions and may not exist on the bus."""
         return pci.decode_location(self.values.get("location_id", 0), self.values.get("domain", 0))
 
     @property
@@ -51,13 +51,13 @@ class KfdNode(Struct, frozen=True, kw_only=True):
 
     @property
     def compute_units(self) -> int | None:
-        """SIMDs by SIMDs per compute unit: `array_count` counts units that are switched off, too."""
+        """SIMDs by SIMDs per compute unit: `array_count` includes disabled units."""
         per_unit = self.values.get("simd_per_cu", 0)
         return self.values["simd_count"] // per_unit if per_unit else None
 
 
 def read_gpus(tree: FileTree, functions: Iterable[pci.PciFunction]) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
-    """The cards in the order of the driver, then those that only the bus knows; and the links between them."""
+    """The GPUs in the driver's order, then those found only on the PCI bus; and the links between them."""
     nodes = _read_nodes(tree)
     groups = _group_nodes(tree, nodes)
     indexes = {node.number: index for index, node in enumerate(nodes)}
@@ -74,8 +74,8 @@ def read_gpus(tree: FileTree, functions: Iterable[pci.PciFunction]) -> tuple[tup
 def _list_first_dies(
     functions: Sequence[pci.PciFunction], groups: Sequence[Sequence[KfdNode]]
 ) -> Iterable[pci.PciFunction]:
-    """One function of each card that only the bus knows: not the missing dies of cards that the driver knows, nor the
-    second die of a card."""
+    """One function of each GPU found only on the PCI bus: not the missing dies of GPUs that the driver lists, nor the
+    second die of a GPU."""
     missing = Counter(
         _find_device_id(group) for group in groups for _ in range(_count_devices_per_gpu(group) - len(group))
     )
@@ -85,13 +85,13 @@ def _list_first_dies(
             missing[function.device] -= 1
             continue
         known = _find_profile(function.device)
-        if seen[function.device] % (known.devices_per_card if known else 1) == 0:
+        if seen[function.device] % (known.devices_per_gpu if known else 1) == 0:
             yield function
         seen[function.device] += 1
 
 
 def _read_nodes(tree: FileTree) -> list[KfdNode]:
-    """Nodes that compute, by number; the others are processors, or cannot be read."""
+    """Compute nodes by number; the others are CPUs or cannot be read."""
     found = []
     for name in tree.list_names(NODES):
         values = _read_plausible_values(tree, f"{NODES}/{name}/properties") if name.isdecimal() else {}
@@ -101,19 +101,19 @@ def _read_nodes(tree: FileTree) -> list[KfdNode]:
 
 
 def _read_plausible_values(tree: FileTree, path: str) -> dict[str, int]:
-    """The numbers of a file that can be true; the others are problems, an empty file too."""
+    """The plausible numbers of a file; others, and an empty file, are recorded as problems."""
     noted = len(tree.problems)
     values = tree.read_properties(path)
     if not values and len(tree.problems) == noted:
         tree.note_problem(path, "is missing or empty")
     for key, value in values.items():
         if not 0 <= value < LARGEST:
-            tree.note_problem(path, f"{key} {value} is not possible"[:80])
+            tree.note_problem(path, f"{key} {value} is out of range"[:80])
     return {key: value for key, value in values.items() if 0 <= value < LARGEST}
 
 
 def _read_node_memory(tree: FileTree, name: str, values: dict[str, int]) -> int | None:
-    """Bytes of a node's own memory: new kernels state them only bank by bank."""
+    """Bytes of a node's own memory; new kernels report them only per bank."""
     folder = f"{NODES}/{name}/mem_banks"
     banks = [_read_plausible_values(tree, f"{folder}/{bank}/properties") for bank in tree.list_names(folder)]
     own = sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in DEVICE_HEAPS)
@@ -121,7 +121,7 @@ def _read_node_memory(tree: FileTree, name: str, values: dict[str, int]) -> int 
 
 
 def _group_nodes(tree: FileTree, nodes: Sequence[KfdNode]) -> list[list[KfdNode]]:
-    """Nodes by card: partitions share the card's unique id, the dies of an MI250X have an id of their own each."""
+    """Nodes by GPU: partitions share the GPU's unique id; each die of an MI250X has its own."""
     groups: dict[object, list[KfdNode]] = {}
     for node in nodes:
         groups.setdefault(node.unique_id or pci.strip_function(node.bdf), []).append(node)
@@ -136,7 +136,7 @@ def _group_nodes(tree: FileTree, nodes: Sequence[KfdNode]) -> list[list[KfdNode]
     for group in found:
         if len(group) < _count_devices_per_gpu(group):
             tree.note_problem(
-                f"{NODES}/{group[0].number}", f"one die of a card with {_count_devices_per_gpu(group)}, others missing"
+                f"{NODES}/{group[0].number}", f"one die of a GPU with {_count_devices_per_gpu(group)}, others missing"
             )
     return found
 
@@ -146,7 +146,8 @@ def _is_die(group: Sequence[KfdNode]) -> bool:
 
 
 def _find_partner_dies(tree: FileTree, dies: Sequence[KfdNode]) -> dict[int, int]:
-    """Node of the other die of each die's card, by the links inside the package; empty where no kernel counts them."""
+    """Node of the other die of the same GPU, by the links inside the package; empty where the kernel does not count
+    them."""
     counts = {
         (die.number, values.get("node_to", -1)): _count_links(values)
         for die in dies
@@ -162,11 +163,11 @@ def _find_partner_dies(tree: FileTree, dies: Sequence[KfdNode]) -> dict[int, int
 def _find_other_die(
     found: Sequence[list[KfdNode]], group: Sequence[KfdNode], partners: dict[int, int]
 ) -> list[KfdNode] | None:
-    """The card among those `found` that `group` is the other die of: by the links, else the one before it."""
+    """The GPU among `found` whose other die `group` is: by the links, otherwise the previous one."""
     if not _is_die(group):
         return None
     if partners:
-        return next((card for card in found if partners.get(group[0].number) == card[0].number), None)
+        return next((gpu for gpu in found if partners.get(group[0].number) == gpu[0].number), None)
     return found[-1] if found and _is_die(found[-1]) and _find_device_id(found[-1]) == _find_device_id(group) else None
 
 
@@ -180,7 +181,7 @@ def _find_device_id(group: Sequence[KfdNode]) -> int | None:
 
 def _count_devices_per_gpu(group: Sequence[KfdNode]) -> int:
     known = _find_profile(_find_device_id(group))
-    return known.devices_per_card if known else 1
+    return known.devices_per_gpu if known else 1
 
 
 def _read_gpu(tree: FileTree, index: int, group: Sequence[KfdNode], indexes: dict[int, int]) -> Device:
@@ -223,7 +224,7 @@ def _build_partition(node: KfdNode, index: int) -> Partition:
 
 
 class _DriverFiles:
-    """Files of the graphics driver about a card."""
+    """Files of the graphics driver about a GPU."""
 
     def __init__(self, tree: FileTree, node: KfdNode) -> None:
         minor = node.values.get("drm_render_minor")
@@ -240,7 +241,7 @@ class _DriverFiles:
 
 
 def _read_gpu_memory(tree: FileTree, group: Sequence[KfdNode]) -> tuple[int | None, str]:
-    """Memory of the card by KFD's banks; by the graphics driver, die by die, where they say nothing of a node."""
+    """Memory of the GPU from KFD's banks; per die from the graphics driver where KFD has no value."""
     by_die = [_DriverFiles(tree, die).read_number("mem_info_vram_total") for die in _list_dies(group)]
     stated = sum(count or 0 for count in by_die) if all(by_die) else None
     if any(node.memory_bytes is None for node in group):
@@ -269,31 +270,31 @@ def _read_firmware(node: KfdNode, files: _DriverFiles) -> dict[str, str]:
 
 
 def _find_partition_mode(group: Sequence[KfdNode], known: Profile | None) -> str | None:
-    """Compute partition mode by the dies in each partition, else by the number of partitions."""
-    if not known or known.xcds <= known.devices_per_card:
+    """Compute partition mode from the dies in each partition, otherwise from the number of partitions."""
+    if not known or known.xcds <= known.devices_per_gpu:
         return None
     count = _count_expected_partitions(group, known) or len(group)
     return "CPX" if count == known.xcds else MODES.get(count)
 
 
 def _count_expected_partitions(group: Sequence[KfdNode], known: Profile) -> int | None:
-    """Partitions of a whole card, by the dies in its first one; None where the kernel does not state them."""
+    """Partitions of a whole GPU, from the dies in its first partition; None where the kernel does not report them."""
     dies = group[0].values.get("num_xcc", 0)
     return known.xcds // dies if dies and known.xcds % dies == 0 else None
 
 
 def _note_missing_partitions(tree: FileTree, devices: Sequence[Device], groups: Sequence[Sequence[KfdNode]]) -> None:
     usual = Counter(len(group) for group in groups).most_common(1)[0][0] if groups else 0
-    for card, group in zip(devices, groups, strict=False):
-        known = _find_profile(card.device_id)
-        if not known or known.xcds <= known.devices_per_card:
+    for gpu, group in zip(devices, groups, strict=False):
+        known = _find_profile(gpu.device_id)
+        if not known or known.xcds <= known.devices_per_gpu:
             continue
-        mode = card.partition_mode or ""
+        mode = gpu.partition_mode or ""
         stated = known.xcds if mode == "CPX" else COUNTS.get(mode)
         expected = stated or _count_expected_partitions(group, known) or max(usual, len(group))
         if len(group) != expected:
             problem = f"{len(group)} of {expected} partitions ({mode or 'mode unknown'})"
-            tree.problems.append(MachineProblem(f"GPU {card.index} ({card.bdf})", problem))
+            tree.problems.append(MachineProblem(f"GPU {gpu.index} ({gpu.bdf})", problem))
 
 
 def _note_duplicate_nodes(tree: FileTree, nodes: Sequence[KfdNode]) -> None:
@@ -308,7 +309,9 @@ def _note_duplicate_nodes(tree: FileTree, nodes: Sequence[KfdNode]) -> None:
 def _build_gpu_without_driver(tree: FileTree, index: int, function: pci.PciFunction, *, has_driver: bool) -> Device:
     known = _find_profile(function.device)
     why = (
-        "its driver shows none there: it failed, fell off or may not be read" if has_driver else "amdgpu is not loaded"
+        "its driver does not list it: the GPU failed, fell off the bus or is not accessible"
+        if has_driver
+        else "the amdgpu driver is not loaded"
     )
     tree.note_problem(f"{pci.DEVICES}/{function.bdf}", f"an AMD device on the bus, but {why}")
     found: Sourced = {
@@ -324,15 +327,15 @@ def _build_gpu_without_driver(tree: FileTree, index: int, function: pci.PciFunct
 
 
 def _read_links(tree: FileTree, groups: Sequence[Sequence[KfdNode]]) -> tuple[Link, ...]:
-    """Connections of cards. Partitions of a card share its links, so those of the first partition are read; dies with
-    an id of their own have links of their own, which add up."""
-    card_of = {node.number: index for index, group in enumerate(groups) for node in group}
+    """Connections of GPUs. Partitions of a GPU share its links, so those of the first partition are read; dies with
+    their own id have their own links, which add up."""
+    gpu_of = {node.number: index for index, group in enumerate(groups) for node in group}
     die_of = {node.number: node.unique_id or node.number for group in groups for node in group}
     between: dict[tuple[int, int], dict[frozenset[int], Link]] = {}
     seen: set[tuple[int, int]] = set()
     for node in (die for group in groups for die in _list_dies(group)):
         for values in _read_link_values(tree, node.number):
-            here, there = card_of[node.number], card_of.get(values.get("node_to", -1))
+            here, there = gpu_of[node.number], gpu_of.get(values.get("node_to", -1))
             if there is None or there == here:
                 continue
             link = _build_link(values, min(here, there), max(here, there))
@@ -340,16 +343,16 @@ def _read_links(tree: FileTree, groups: Sequence[Sequence[KfdNode]]) -> tuple[Li
             dies = frozenset((die_of[node.number], die_of[values["node_to"]]))
             found[dies] = min(link, found.get(dies, link), key=_rank_link)
             seen.add((here, there))
-    links = {cards: _join_links(list(found.values())) for cards, found in between.items()}
+    links = {gpus: _join_links(list(found.values())) for gpus, found in between.items()}
     for link in links.values():
         sides = {(link.first, link.second), (link.second, link.first)}
         if link.kind == "xgmi" and not sides <= seen:
-            tree.note_problem(NODES, f"the link of GPU {link.first} and GPU {link.second} is known to one of them only")
+            tree.note_problem(NODES, f"only one end reports the link of GPU {link.first} and GPU {link.second}")
     return tuple(links[pair] for pair in sorted(links))
 
 
 def _list_dies(group: Sequence[KfdNode]) -> list[KfdNode]:
-    """Nodes with an id of their own: the first partition of a divided card, both dies of an MI250X."""
+    """Nodes with their own id: the first partition of a partitioned GPU, both dies of an MI250X."""
     return list({node.unique_id: node for node in reversed(group)}.values())
 
 
@@ -375,13 +378,13 @@ def _build_link(values: dict[str, int], first: int, second: int) -> Link:
 
 
 def _count_hops(values: dict[str, int]) -> int:
-    """Links in a row. The kernel lists every two GPUs of a hive, also those that are not linked directly."""
+    """Number of hops. The kernel lists every pair of GPUs of a hive, also pairs without a direct link."""
     hops, rest = divmod(values.get("weight", 0), HOP)
     return hops if hops > 1 and not rest else 1
 
 
 def _count_links(values: dict[str, int]) -> int | None:
-    """Links of a direct xGMI connection: the bandwidth of all by that of one."""
+    """Number of links of a direct xGMI connection: total bandwidth divided by that of one link."""
     one, every = values.get("min_bandwidth", 0), values.get("max_bandwidth", 0)
     is_counted = values.get("type") == XGMI and _count_hops(values) == 1 and one > 0 and every > 0
     return every // one if is_counted else None
@@ -393,7 +396,7 @@ def _rank_link(link: Link) -> tuple[bool, int, int, int]:
 
 
 def _join_links(links: Sequence[Link]) -> Link:
-    """The connection of two cards from those of their dies: the nearest, with the links of all that are as near."""
+    """The connection of two GPUs from those of their dies: the shortest, with the links of all equally short ones."""
     near = min(links, key=_rank_link)
     alike = [link for link in links if (link.kind, link.hops) == (near.kind, near.hops)]
     return structs.replace(

@@ -1,4 +1,4 @@
-"""A machine that was only named, to plan for what is not at hand: `mi355x:8`."""
+"""An assumed machine (`--assume mi355x:8`), to plan for a machine that you do not have access to."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from primus.machine.facts import Device, Link, LinkKind, MachineFacts, Partition
 from primus.machine.profile import Nic, Profile
 
 USUAL_DEVICES = 8
-"""Devices of a node where no number is given."""
+"""Devices of a node if no number is given."""
 MAX_GPUS = 72
-"""Cards of the largest node that acts as one: NVL72."""
+"""GPUs of the largest NVLink domain: NVL72."""
 
 
-def build_assumed_machine(text: str, adapters: str | None = None) -> MachineFacts:
-    """The machine that ``MODEL[:CARDS]`` or ``cpu`` names, as its profile describes it.
+def build_assumed_machine(text: str, nics: str | None = None) -> MachineFacts:
+    """The machine that ``MODEL[:GPUS]`` or ``cpu`` names, as its profile describes it.
 
     Args:
         text: The machine.
-        adapters: Kind of its network adapters, one for each card.
+        nics: Kind of its NICs, one for each GPU.
 
     Raises:
-        UsageError: There is no such model or kind, or the number is none of 1 to 72.
+        UsageError: The model or kind does not exist, or the number is not in 1 to 72.
     """
     word, colon, number = text.partition(":")
     model = _find_model(word)
-    nic = _find_nic(adapters) if adapters is not None else None
+    nic = _find_nic(nics) if nics is not None else None
     if model.vendor == "cpu":
         return MachineFacts(assumed=True, rdma=_build_rdma_devices(nic, 1))
-    usual = max(model.server_sizes, default=max(1, USUAL_DEVICES // model.devices_per_card))
-    cards = _parse_gpu_count(text, number) if colon else usual
-    devices = tuple(_build_device(model, index) for index in range(cards))
+    usual = max(model.server_sizes, default=max(1, USUAL_DEVICES // model.devices_per_gpu))
+    gpus = _parse_gpu_count(text, number) if colon else usual
+    devices = tuple(_build_device(model, index) for index in range(gpus))
     return MachineFacts(
-        assumed=True, devices=devices, links=_build_links(model, devices), rdma=_build_rdma_devices(nic, cards)
+        assumed=True, devices=devices, links=_build_links(model, devices), rdma=_build_rdma_devices(nic, gpus)
     )
 
 
@@ -44,19 +44,19 @@ def _find_model(word: str) -> Profile:
         return profile.find_profile(word)
     except UsageError:
         models = [profile.format_typed_name(known) for known in profile.load_all_profiles()]
-        raise UsageError(f"--assume: no GPU model '{word}'", did_you_mean(word, models)) from None
+        raise UsageError(f"--assume: unknown GPU model '{word}'", did_you_mean(word, models)) from None
 
 
 def _find_nic(kind: str) -> Nic:
     found = profile.load_nic(kind.lower())
     if found is None:
         known = registry.list_plug_ins("nics")
-        raise UsageError(f"--assume-nic: no kind of adapters '{kind}'", did_you_mean(kind.lower(), known))
+        raise UsageError(f"--assume-nic: unknown NIC kind '{kind}'", did_you_mean(kind.lower(), known))
     return found
 
 
 def _build_rdma_devices(nic: Nic | None, number: int) -> tuple[RdmaDevice, ...]:
-    """Adapters with one active port each, named as their driver names them."""
+    """NICs with one active port each, named as their driver names them."""
     if nic is None:
         return ()
     prefix = nic.name_prefixes[0] if nic.name_prefixes else nic.kind
@@ -67,7 +67,7 @@ def _build_rdma_devices(nic: Nic | None, number: int) -> tuple[RdmaDevice, ...]:
 
 def _parse_gpu_count(text: str, number: str) -> int:
     if not number.isdecimal() or not 1 <= int(number) <= MAX_GPUS:
-        raise UsageError(f"--assume {text}: {number!r} is no number of cards", f"use 1 to {MAX_GPUS}")
+        raise UsageError(f"--assume {text}: invalid number of GPUs: {number!r}", f"use 1 to {MAX_GPUS}")
     return int(number)
 
 
@@ -83,8 +83,8 @@ def _build_device(model: Profile, index: int) -> Device:
         architecture=model.architecture,
         compute_units=model.compute_units,
         memory_bytes=model.memory_bytes,
-        partitions=tuple(_build_partition(model, index, die) for die in range(model.devices_per_card)),
-        partition_mode="SPX" if model.xcds > model.devices_per_card else None,
+        partitions=tuple(_build_partition(model, index, die) for die in range(model.devices_per_gpu)),
+        partition_mode="SPX" if model.xcds > model.devices_per_gpu else None,
         hive=str(index // model.hive_size) if model.hive_size else None,
         pcie=PcieLink(
             speed_gts=model.pcie_gts,
@@ -96,17 +96,17 @@ def _build_device(model: Profile, index: int) -> Device:
     )
 
 
-def _build_partition(model: Profile, card: int, die: int) -> Partition:
-    share = model.devices_per_card
+def _build_partition(model: Profile, gpu: int, die: int) -> Partition:
+    share = model.devices_per_gpu
     return Partition(
-        index=card * share + die,
+        index=gpu * share + die,
         compute_units=model.compute_units // share if model.compute_units else None,
         memory_bytes=model.memory_bytes // share if model.memory_bytes else None,
     )
 
 
 def _build_links(model: Profile, devices: tuple[Device, ...]) -> tuple[Link, ...]:
-    """Every pair of cards in a hive."""
+    """Links between all GPUs of a hive."""
     kind: LinkKind = "xgmi" if model.vendor == "amd" else "nvlink"
     return tuple(
         Link(kind=kind, first=a.index, second=b.index)

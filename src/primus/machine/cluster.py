@@ -10,13 +10,13 @@ from msgspec import Struct, structs
 from primus.errors import UsageError
 
 DEFAULT_PORT = 1234
-"""Port of the existing system's launcher, which users' firewalls know."""
+"""Default port of the AMD-AGI/Primus launcher, which firewall rules of users allow."""
 FIRST_JOB_PORT, NUM_JOB_PORTS = 20000, 10000
-"""Ports of jobs that share nodes: below those that Linux gives to clients (from 32768)."""
+"""Ports of jobs that share nodes: below Linux's ephemeral ports (from 32768)."""
 
 
 class ClusterLayout(Struct, frozen=True, kw_only=True):
-    """Where this node stands among the nodes of a launch."""
+    """Rank and size of a launch as seen by this node."""
 
     nproc: int
     """Processes on this node."""
@@ -43,13 +43,13 @@ def find_layout(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> ClusterLayout:
-    """The layout of this node; what is given wins over the user's variables, and these over the scheduler's.
+    """The layout of this node; flags win over the user's variables, and these over the scheduler's.
 
     Variables: NNODES, NODE_RANK, GPUS_PER_NODE, MASTER_ADDR, MASTER_PORT, then PET_* (Kubeflow), then SLURM_*
     inside a job step, whose port comes from the job's number.
 
     Raises:
-        UsageError: A variable is not a number, or the values exclude each other; MASTER_ADDR is none of the step.
+        UsageError: A variable is not a number, values contradict each other, or MASTER_ADDR is not a node of the step.
     """
     slurm = environ if "SLURM_STEP_ID" in environ and "SLURM_NODEID" in environ else {}
     pick = _VariablePicker(environ)
@@ -80,7 +80,7 @@ def _read_step_layout(shape: ClusterLayout, slurm: Mapping[str, str]) -> Cluster
     """`shape`, whose nodes are those of a job step, with a port of the job.
 
     Raises:
-        UsageError: The shell has left the address of another job's node.
+        UsageError: The shell still exports the address of another job's node.
     """
     if shape.nnodes < 2:
         return shape
@@ -89,7 +89,7 @@ def _read_step_layout(shape: ClusterLayout, slurm: Mapping[str, str]) -> Cluster
     if source in ("$MASTER_ADDR", "$PET_MASTER_ADDR") and first and not _is_possible_name(shape.master_addr, first):
         raise UsageError(
             f"{source}: {shape.master_addr} is not {first}, the first node of this job",
-            f"unset {source[1:]} where you submit; direct --master-addr sets another one on purpose",
+            f"unset {source[1:]} before submitting; to choose another address, use direct --master-addr",
         )
     port = _choose_job_port(slurm) if shape.master_port is None else None
     if port is None:
@@ -98,13 +98,13 @@ def _read_step_layout(shape: ClusterLayout, slurm: Mapping[str, str]) -> Cluster
 
 
 def _is_possible_name(address: str, host: str) -> bool:
-    """Whether `address` can be one of `host`: its name, also with a domain, or any number."""
+    """Whether `address` may belong to `host`: its name, with or without a domain, or any IP address."""
     is_number = ":" in address or re.fullmatch(r"[\d.]+", address) is not None
     return is_number or address.partition(".")[0].lower() == host.partition(".")[0].lower()
 
 
 def _choose_job_port(slurm: Mapping[str, str]) -> int | None:
-    """A port for a step of a job, so that jobs, steps and restarts that follow each other have different ones."""
+    """A port for a step of a job, so that successive jobs, steps and restarts use different ports."""
     texts = [slurm.get(name) or "0" for name in ("SLURM_STEP_ID", "SLURM_RESTART_COUNT")]
     job = slurm.get("SLURM_JOB_ID", "")
     if not all(re.fullmatch(r"[0-9]+", text) for text in (job, *texts)):
@@ -143,11 +143,11 @@ def _list_given_variables(environ: Mapping[str, str], *names: str) -> list[str]:
 
 
 _LEFT_OPEN = {"PET_NPROC_PER_NODE": ("auto", "gpu")}
-"""Values by which Kubeflow's operator leaves the choice to the launcher."""
+"""Values by which the Kubeflow operator leaves the choice to the launcher."""
 
 
 class _VariablePicker:
-    """Takes the first value that is given, and remembers whose it was."""
+    """Takes the first value that is set, and records its source."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ

@@ -1,4 +1,4 @@
-"""Which accelerators a process may use: their number from a few files, or the devices themselves from the facts."""
+"""Which accelerators a process may use: their number from a few files, or the devices from the facts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVI
 """Variables that limit what a process sees of AMD devices: the ROCm runtime applies all three, one after the other."""
 NVIDIA_VISIBLE = ("CUDA_VISIBLE_DEVICES",)
 MIG = "MIG"
-"""Partition mode of an NVIDIA card that is divided."""
+"""Partition mode of an NVIDIA GPU in MIG mode."""
 
 
 def count_devices(environ: Mapping[str, str], root: Path = Path("/")) -> int:
-    """Number of AMD or NVIDIA devices that a process may use; 0 on a machine without.
+    """Number of AMD or NVIDIA devices that a process may use; 0 on a machine without any.
 
     AMD devices are the nodes of the kernel's KFD topology that have SIMDs; NVIDIA devices are the folders of the
-    driver's /proc/driver/nvidia/gpus. Beside those, AMD's count only if a profile knows one: they are the processor's
-    graphics otherwise, as in `probe`.
+    driver's /proc/driver/nvidia/gpus. On a machine with both, AMD devices count
+    only if a profile describes one; otherwise they are integrated graphics, as in `probe`.
 
     Args:
         environ: Where the `*_VISIBLE_DEVICES` variables are looked up.
@@ -38,9 +38,9 @@ def count_devices(environ: Mapping[str, str], root: Path = Path("/")) -> int:
     return min([len(amd) if is_amd else nvidia, *limits])
 
 
-def _count_mig_devices(environ: Mapping[str, str], root: Path, cards: int) -> int:
-    """CUDA shows the cards that are not divided; where all are, one part, unless parts are chosen by name."""
-    whole = cards - len(_list_mig_minors(root))
+def _count_mig_devices(environ: Mapping[str, str], root: Path, gpus: int) -> int:
+    """CUDA shows the GPUs without MIG; where all have MIG, one instance, unless instances are selected by UUID."""
+    whole = gpus - len(_list_mig_minors(root))
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return whole or 1
@@ -50,15 +50,15 @@ def _count_mig_devices(environ: Mapping[str, str], root: Path, cards: int) -> in
 
 
 def _list_mig_minors(root: Path) -> set[str]:
-    """Minor numbers of the NVIDIA cards that are divided into MIG parts with compute instances."""
+    """Minor numbers of the NVIDIA GPUs that have MIG compute instances."""
     instances = root.glob("proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*")
     return {path.parts[-4] for path in instances}
 
 
 def list_usable_devices(facts: MachineFacts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
-    """What a process may use, in its own numbering: each variable chooses from what the one before has left.
+    """Devices that a process may use, in its own numbering; each variable selects from what the previous one left.
 
-    A list ends at its first entry that is not possible: no such index or UUID, or one that was chosen already
+    A list ends at its first invalid entry: an unknown index or UUID, or a repeated one
     (CUDA programming guide, environment variables; ROCm, GPU isolation techniques).
     """
     found = facts.partitions
@@ -72,13 +72,13 @@ def list_usable_devices(facts: MachineFacts, environ: Mapping[str, str]) -> tupl
 
 
 def _names_parts(environ: Mapping[str, str]) -> bool:
-    """Whether parts of NVIDIA cards are chosen; a container may not see how the cards are divided."""
+    """Whether MIG instances are selected; a container may not see how the GPUs are divided."""
     return environ.get("CUDA_VISIBLE_DEVICES", "").strip().upper().startswith("MIG-")
 
 
 def _list_usable_mig_parts(facts: MachineFacts, environ: Mapping[str, str]) -> tuple[Partition, ...]:
-    """What CUDA shows of NVIDIA cards some of which are divided: parts that are chosen by name, the cards that are
-    whole, or of divided cards one part (NVIDIA MIG user guide, CUDA device enumeration)."""
+    """What CUDA shows where some NVIDIA GPUs have MIG: instances selected by UUID, GPUs without MIG, or one instance
+    of the GPUs with MIG (NVIDIA MIG user guide, CUDA device enumeration)."""
     text = environ.get("CUDA_VISIBLE_DEVICES")
     words = [word.strip() for word in (text or "").split(",")]
     named = list(takewhile(lambda word: word.upper().startswith("MIG-"), words))
@@ -90,9 +90,9 @@ def _list_usable_mig_parts(facts: MachineFacts, environ: Mapping[str, str]) -> t
 
 
 def _find_mig_part(facts: MachineFacts, word: str, index: int) -> Partition:
-    """A part that is named by its own UUID, or in the older form by its card's: MIG-GPU-UUID/INSTANCE/INSTANCE."""
-    card = word[4:].partition("/")[0].lower()
-    parents = [device for device in facts.devices if device.uuid and device.uuid.lower() == card]
+    """A MIG instance by its own UUID, or in the older form by its GPU's: MIG-GPU-UUID/INSTANCE/INSTANCE."""
+    gpu = word[4:].partition("/")[0].lower()
+    parents = [device for device in facts.devices if device.uuid and device.uuid.lower() == gpu]
     return Partition(index=index, bdf=parents[0].bdf if parents else None, uuid=word)
 
 
@@ -107,7 +107,7 @@ def _choose_partitions(found: tuple[Partition, ...], text: str) -> tuple[Partiti
 
 
 def _find_partition(found: tuple[Partition, ...], word: str) -> Partition | None:
-    """The device of an index, or of a UUID or a beginning of one that fits no other."""
+    """The device of an index, a UUID or an unambiguous UUID prefix."""
     if word.isdecimal():
         index = parse_int(word)
         return found[index] if index is not None and index < len(found) else None
@@ -117,7 +117,7 @@ def _find_partition(found: tuple[Partition, ...], word: str) -> Partition | None
 
 
 def _count_listed_devices(text: str) -> int:
-    """Devices in the value of a variable; none count from the first that is not possible, as the runtimes have it."""
+    """Devices in the value of a variable, up to the first invalid entry, as in the runtimes."""
     words = [word.strip() for word in text.split(",")]
     return next((index for index, word in enumerate(words) if word in ("", "-1", "NoDevFiles")), len(words))
 
@@ -137,7 +137,7 @@ def _read_numbers(file: Path) -> dict[str, int]:
 
 
 def _has_instinct(device_ids: Iterable[int]) -> bool:
-    from primus.machine import profile  # rarely needed: machines have one maker's
+    from primus.machine import profile  # rarely needed: most machines have GPUs of one vendor
 
     return any(profile.find_profile_by_id("amd", number) for number in device_ids)
 

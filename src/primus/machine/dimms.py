@@ -1,4 +1,4 @@
-"""The memory modules of the host: how many, how large, how fast."""
+"""Memory modules of the host: number, size and speed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ UNITS = {"MB": MIB, "GB": MIB << 10, "TB": MIB << 20, "MiB": MIB, "GiB": MIB << 
 
 
 class Dimm(Struct, frozen=True, kw_only=True):
-    """One memory module that is there."""
+    """One populated memory module."""
 
     slot: str
     size_bytes: int
     speed_mts: int | None = None
-    """Megatransfers/s as configured; None where the source does not state it."""
+    """Megatransfers/s as configured; None where the source does not report it."""
 
 
 def read_edac(tree: FileTree) -> list[Dimm]:
-    """The modules that the kernel's memory controllers know; empty where there is no EDAC driver."""
+    """The modules listed by the kernel's memory controllers; empty without an EDAC driver."""
     return sorted(_read_edac_dimms(tree), key=lambda dimm: dimm.slot)
 
 
@@ -46,7 +46,7 @@ def _read_edac_dimms(tree: FileTree) -> Iterator[Dimm]:
 
 
 def parse_dmidecode(text: str) -> list[Dimm]:
-    """The modules in the output of ``dmidecode -t 17``, which only root may ask; empty slots are not among them."""
+    """The modules in the output of ``dmidecode -t 17``, which needs root; empty slots are skipped."""
     blocks = (block for block in re.split(r"\n\s*\n", text) if "Memory Device\n" in f"{block}\n")
     return [dimm for block in blocks if (dimm := _parse_dimm(block)) is not None]
 
@@ -65,7 +65,7 @@ def _parse_dimm(block: str) -> Dimm | None:
 
 
 def compute_peak_gb_per_s(dimms: list[Dimm]) -> float | None:
-    """Bandwidth of all modules at one module a channel, 1e9 B/s; None where a speed is not known."""
+    """Bandwidth of all modules with one module per channel, 1e9 B/s; None where a speed is unknown."""
     speeds = [dimm.speed_mts for dimm in dimms]
     if not speeds or None in speeds:
         return None

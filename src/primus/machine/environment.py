@@ -1,9 +1,8 @@
-"""The variables that a machine's processes get, each with who set it, why, and what it overrode.
+"""Environment variables of a node's processes, each with its layer, reason and overridden values.
 
-Who wins, lowest first: base, vendor, architecture, GPU model, backend, kind of network adapter, network, deterministic
-mode, hooks, patches, the experiment's `env:`, the user's shell, `--env`. What the user set is never changed; an empty
-value of the user's says that the variable should not be set, and stays as it is.
-"""
+Precedence, lowest first: base, vendor, architecture, GPU model, backend, kind of NIC, network, deterministic mode,
+hooks, patches, the experiment's `env:`, the user's shell, `--env`. A value that the user set is never changed; an empty
+value set by the user keeps the variable unset."""
 
 from __future__ import annotations
 
@@ -38,10 +37,10 @@ NEVER_SET = frozenset(
         "XLA_FLAGS",
     }
 )
-"""Choices of the user or the scheduler, which no layer of ours may make."""
+"""Variables that only the user or the scheduler may set; no layer sets them."""
 
 AMD_ONLY = ("HSA_", "HIP_", "RCCL_", "NVTE_CK_", "NVTE_ROCM_")
-"""Beginnings of variables that mean nothing on other machines, and are not set there."""
+"""Prefixes of variables that have no effect on other vendors' machines and are not set there."""
 
 SHOWN_PREFIXES = (
     *AMD_ONLY,
@@ -49,17 +48,17 @@ SHOWN_PREFIXES = (
     *("TE_", "HIPBLASLT_"),
     *("TORCH_", "PYTORCH_", "XLA_", "JAX_", "PRIMUS_TURBO_"),
 )
-"""Beginnings of variables that are worth showing where the user has set them."""
+"""Prefixes of variables that are listed if the user has set them."""
 SHOWN = frozenset({"HF_HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "PRIMUS_DETERMINISTIC", "PRIMUS_GPU_MODEL"})
 
 USER_LAYERS = ("experiment", "user", "--env")
-"""Layers of what people typed, whose conflicts with the others are told."""
+"""Layers that hold the user's values; their conflicts with other layers are reported."""
 
 FAMILIES = {"MI300": "MI300X", "MI250": "MI250X"}
-"""Model whose settings an unknown member of a family takes; its figures are never taken."""
+"""Model whose settings an unknown member of a family gets; its figures are not used."""
 
 ASKED = ("--env", "replay of ")
-"""Beginnings of the sources that win over the shell."""
+"""Prefixes of the sources that override the shell."""
 
 DETERMINISTIC = "PRIMUS_DETERMINISTIC"
 LAUNCHER = "AMD-AGI/Primus base_env.sh"
@@ -80,7 +79,7 @@ DETERMINISTIC_SETTINGS: dict[str, Settings] = {
         "CUBLAS_WORKSPACE_CONFIG": Setting(value=":4096:8", reason="cuBLAS repeats itself", source="cuBLAS guide"),
     },
 }
-"""What a repeatable run needs, by layer."""
+"""Settings of a deterministic run, by layer."""
 
 NCCL_DEBUG_LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
 NCCL_IB_TIMEOUTS = range(1, 23)
@@ -97,7 +96,7 @@ class Assignment(Protocol):
 
 
 class OverriddenVariable(Struct, frozen=True):
-    """A value that lost."""
+    """A value that was overridden."""
 
     layer: str
     value: str | None
@@ -105,7 +104,7 @@ class OverriddenVariable(Struct, frozen=True):
 
 
 class VariableChoice(Struct, frozen=True, kw_only=True):
-    """A variable as it is decided."""
+    """The value chosen for a variable."""
 
     name: str
     value: str | None
@@ -120,7 +119,7 @@ class VariableChoice(Struct, frozen=True, kw_only=True):
 
 
 class Environment(Struct, frozen=True, kw_only=True):
-    """All variables that are decided or that the user has set, and what is odd about them."""
+    """All variables that a layer or the user sets, and warnings about them."""
 
     variables: dict[str, VariableChoice]
     warnings: tuple[str, ...] = ()
@@ -145,22 +144,22 @@ def build_environment(
     Args:
         facts: The machine.
         network: How its nodes reach each other.
-        layout: Where this node stands; None is one node.
+        layout: Position of this node in the launch; None is a single node.
         environ: The user's shell.
-        given: Values of the experiment and of a run that is replayed, told apart by their source.
-        typed: Values that were typed for this launch, the last winning: of files, of `--env`.
-        workload: The job that they run; None for one of no backend.
+        given: Values of the experiment and of a replayed run, distinguished by their source.
+        typed: Values given for this launch by files and `--env`; the last wins.
+        workload: The job that they run; None for a job without a backend.
         torch: Version of the PyTorch that they use; None where it is not known.
         hooks: Values that hooks print.
         patches: Values that patches print.
         rocm_library: Folder of ROCm's libraries where there is one, see `find_rocm_library`.
 
     Raises:
-        UsageError: The user contradicts deterministic mode, or names an interface by an address.
+        UsageError: A value contradicts deterministic mode, or gives an address instead of an interface name.
     """
     written, repeated = _split_assignments(given)
     asked = [repeated, *typed]
-    persons = {
+    user_values = {
         **_format_assignments(written),
         **environ,
         **_format_assignments({name: item for some in asked for name, item in some.items()}),
@@ -168,9 +167,9 @@ def build_environment(
     machine, warnings = _list_machine_layers(facts)
     framework = find_framework(workload.framework) if workload else None
     needs = _find_conditions(facts, network, layout, torch) | set(framework.LIBRARIES if framework else ())
-    ours = [*machine, *_build_path_settings(persons), *_build_backend_settings(facts, workload, framework)]
+    ours = [*machine, *_build_path_settings(user_values), *_build_backend_settings(facts, workload, framework)]
     ours += [*_build_nic_settings(facts, network, needs), *_build_network_settings(facts, network, needs)]
-    if _is_on(persons.get(DETERMINISTIC, "")):
+    if _is_on(user_values.get(DETERMINISTIC, "")):
         ours += [("deterministic", DETERMINISTIC_SETTINGS.get(name, {})) for name, _ in machine]
     chosen: dict[str, VariableChoice] = {}
     for choice in (
@@ -187,18 +186,18 @@ def build_environment(
     _check_interfaces(chosen)
     if rocm_library and any(device.vendor == "amd" for device in facts.devices):
         _add_library(chosen, rocm_library)
-    told = (
+    warnings_found = (
         *warnings,
         *network.warnings,
-        *validate_network_variables(persons, facts),
+        *validate_network_variables(user_values, facts),
         *_find_conflicts(chosen),
         *_find_dubious_values(chosen, facts),
     )
-    return Environment(variables=dict(sorted(chosen.items())), warnings=told)
+    return Environment(variables=dict(sorted(chosen.items())), warnings=warnings_found)
 
 
 def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
-    """Folder of ROCm's libraries on this machine; None where there is none."""
+    """Directory of ROCm's libraries on this machine; None without ROCm."""
     for home in (environ.get("ROCM_HOME"), environ.get("ROCM_PATH"), "/opt/rocm"):
         if home and (root / home.lstrip("/") / "lib").is_dir():
             return f"{home.rstrip('/')}/lib"
@@ -206,7 +205,7 @@ def find_rocm_library(environ: Mapping[str, str], root: Path = Path("/")) -> str
 
 
 def find_torch_version(facts: MachineFacts, path: Iterable[str]) -> str | None:
-    """Version of the PyTorch that an import would take from `path`; asked only where a setting depends on it."""
+    """Version of the PyTorch that Python would import from `path`; looked up only if a setting depends on it."""
     if facts.assumed or not any(device.vendor == "nvidia" for device in facts.devices):
         return None
     from primus.bootstrap.torch_builds import find_installed_build  # not for machines without such a setting
@@ -240,7 +239,7 @@ def _is_on(text: str) -> bool:
 
 
 def _list_machine_layers(facts: MachineFacts) -> tuple[list[tuple[str, Settings]], list[str]]:
-    """Layers that all devices share, lowest first, and what is odd about the devices."""
+    """Layers that all devices share, lowest first, and warnings about the devices."""
     kinds: dict[tuple[str, str | None, str], Device] = {}
     for device in facts.devices:
         kinds.setdefault((device.vendor, device.model, device.architecture or ""), device)
@@ -252,7 +251,7 @@ def _list_machine_layers(facts: MachineFacts) -> tuple[list[tuple[str, Settings]
     layers = [level[0] for level in shared]
     if len(kinds) > 1:
         models = ", ".join(sorted({model or "unknown" for _, model, _ in kinds}))
-        warnings.append(f"GPUs of different models ({models}): only what they share is set")
+        warnings.append(f"GPUs of different models ({models}): only common settings are applied")
     return layers, warnings
 
 
@@ -263,18 +262,18 @@ def _list_device_layers(device: Device, warnings: list[str]) -> list[tuple[str, 
     called = device.model or device.name or f"{device.vendor} device {device.device_id or 'without an id'}"
     family = re.search(rf"\b({'|'.join(FAMILIES)})", called.upper())
     if family and device.vendor == "amd":
-        warnings.append(f"GPU model {called} is not known: it gets the settings of {FAMILIES[family[1]]}")
+        warnings.append(f"unknown GPU model {called}: using the settings of {FAMILIES[family[1]]}")
         return profile.list_layers(profile.find_profile(FAMILIES[family[1]]))
     layers = profile.list_architecture_layers(device.architecture or "") or profile.list_architecture_layers(
         device.vendor
     )
-    warnings.append(f"GPU model {called} is not known: it gets the settings of '{layers[-1][0]}'")
+    warnings.append(f"unknown GPU model {called}: using the settings of '{layers[-1][0]}'")
     return layers
 
 
-def _build_path_settings(persons: Mapping[str, str]) -> Iterator[tuple[str, Settings]]:
-    """The Hugging Face cache beside the data, as the existing launcher has it."""
-    data = persons.get("DATA_PATH")
+def _build_path_settings(user_values: Mapping[str, str]) -> Iterator[tuple[str, Settings]]:
+    """The Hugging Face cache in DATA_PATH, as in AMD-AGI/Primus."""
+    data = user_values.get("DATA_PATH")
     if data:
         home = f"{data.rstrip('/')}/huggingface"
         yield "base", {"HF_HOME": Setting(value=home, reason="below DATA_PATH", source=LAUNCHER)}
@@ -283,11 +282,11 @@ def _build_path_settings(persons: Mapping[str, str]) -> Iterator[tuple[str, Sett
 def _build_backend_settings(
     facts: MachineFacts, workload: JobWorkload | None, framework: Framework | None
 ) -> Iterator[tuple[str, Settings]]:
-    """What the backend of the job needs for its layout; only where there are GPUs."""
+    """Settings of the job's backend for its layout; only on machines with GPUs."""
     if workload is None or framework is None or not facts.devices:
         return
     device = profile.find_profile_by_name(facts.model) if facts.model else None
-    is_amd = any(card.vendor == "amd" for card in facts.devices)
+    is_amd = any(gpu.vendor == "amd" for gpu in facts.devices)
     settings = framework.settings(workload, device)
     kept = {name: item for name, item in settings.items() if is_amd or not name.startswith(AMD_ONLY)}
     yield f"backend:{workload.framework}", kept
@@ -302,12 +301,12 @@ def _build_nic_settings(facts: MachineFacts, network: Network, needs: set[Condit
     yield f"nic:{found.kind}", settings
     if found.kind == "ainic" and facts.traffic_classes:
         data, control = facts.traffic_classes
-        told = "what the adapters map to the lossless queue, and to the strict one (nicctl show qos)"
+        reason = "as the NICs map their lossless and strict queues (nicctl show qos)"
         yield (
             f"nic:{found.kind}",
             {
-                "NCCL_IB_TC": Setting(value=str(data), reason=told, source="this machine"),
-                "NCCL_IB_FIFO_TC": Setting(value=str(control), reason=told, source="this machine"),
+                "NCCL_IB_TC": Setting(value=str(data), reason=reason, source="this machine"),
+                "NCCL_IB_FIFO_TC": Setting(value=str(control), reason=reason, source="this machine"),
             },
         )
 
@@ -315,7 +314,7 @@ def _build_nic_settings(facts: MachineFacts, network: Network, needs: set[Condit
 def _build_network_settings(
     facts: MachineFacts, network: Network, needs: set[Condition]
 ) -> Iterator[tuple[str, Settings]]:
-    """What was found out about this node's way to the others; the GPUs' libraries are told where there are GPUs."""
+    """Settings of the network that this node uses to reach the others; those of NCCL and RCCL only with GPUs."""
     if "several nodes" not in needs:
         return
 
@@ -329,7 +328,7 @@ def _build_network_settings(
     if facts.devices and network.hcas:
         settings["NCCL_IB_HCA"] = make_setting(
             "=" + ",".join(network.hcas), "hcas"
-        )  # without = a name means its beginning
+        )  # without '=' NCCL matches a name as a prefix
         if network.gid_index is not None:
             settings["NCCL_IB_GID_INDEX"] = make_setting(str(network.gid_index), "gid_index")
     yield "network", settings
@@ -345,7 +344,7 @@ def _choose_machine_settings(
     for layer, settings in layers:
         for name, setting in settings.items():
             if name in NEVER_SET:
-                raise PrimusError(f"layer '{layer}' sets {name}", "this choice is the user's or the scheduler's")
+                raise PrimusError(f"layer '{layer}' sets {name}", "only the user or the scheduler may set it")
             others = [value for condition, value in setting.alternatives.items() if condition in needs]
             if setting.when in needs or others:
                 value = setting.value if setting.when in needs else others[0]
@@ -354,7 +353,7 @@ def _choose_machine_settings(
 
 
 def _split_assignments(given: Mapping[str, Assignment]) -> tuple[dict[str, Assignment], dict[str, Assignment]]:
-    """What the experiment sets, and what was asked for this launch: by `--env`, or by a run that is replayed."""
+    """Values of the experiment, and values for this launch: from `--env` or a replayed run."""
     typed = {name: item for name, item in given.items() if item.source.startswith(ASKED)}
     return {name: item for name, item in given.items() if name not in typed}, typed
 
@@ -369,7 +368,7 @@ def _format_setter(layer: str, values: Mapping[str, Assignment]) -> Iterator[Var
 
 
 def _choose_shell_variables(environ: Mapping[str, str], known: Collection[str]) -> Iterator[VariableChoice]:
-    """What the user's shell has of the variables that are `known` or worth showing."""
+    """Variables of the user's shell that are in `known` or worth showing."""
     for name, value in environ.items():
         if name in known or name in SHOWN or name.startswith(SHOWN_PREFIXES):
             reason = "set in the shell" if value else "empty: not to be set"
@@ -377,7 +376,7 @@ def _choose_shell_variables(environ: Mapping[str, str], known: Collection[str]) 
 
 
 def _merge_choice(chosen: dict[str, VariableChoice], choice: VariableChoice) -> None:
-    """Let `choice` win over what was chosen so far."""
+    """Let `choice` override the current choice."""
     lost = chosen.get(choice.name)
     if lost and lost.value == choice.value:
         chosen[choice.name] = structs.replace(choice, overrode=lost.overrode)
@@ -389,7 +388,7 @@ def _merge_choice(chosen: dict[str, VariableChoice], choice: VariableChoice) -> 
 
 
 def _add_library(chosen: dict[str, VariableChoice], folder: str) -> None:
-    """Put ROCm's libraries on the path, behind the user's folders: a library of the user's own comes first."""
+    """Append ROCm's libraries to the library path, so that the user's own libraries come first."""
     current = chosen.get("LD_LIBRARY_PATH")
     if current is None or current.value:
         folders = current.value.split(":") if current and current.value else []
@@ -407,12 +406,12 @@ def _check_determinism(chosen: Mapping[str, VariableChoice]) -> None:
         if wanted and wanted.value != choice.value:
             raise UsageError(
                 f"{DETERMINISTIC} needs {name}={wanted.value}: {choice.layer} ({choice.source}) has {choice.value!r}",
-                f"leave {name} to it, or switch {DETERMINISTIC} off",
+                f"unset {name}, or unset {DETERMINISTIC}",
             )
 
 
 def _check_interfaces(chosen: Mapping[str, VariableChoice]) -> None:
-    """An address in place of an interface's name ends every rank in Gloo (AMD-AGI/Primus#1063)."""
+    """An address in place of an interface's name makes Gloo fail on every rank (AMD-AGI/Primus#1063)."""
     for name in SOCKET_VARIABLES:
         choice = chosen.get(name)
         entries = (choice.value or "").lstrip("^=").split(",") if choice else []
@@ -420,8 +419,8 @@ def _check_interfaces(chosen: Mapping[str, VariableChoice]) -> None:
         if choice and address:
             assert choice.layer != "network", "an interface has a name"
             raise UsageError(
-                f"{name}={choice.value} ({choice.layer}, {choice.source}): {address} is an address",
-                "give the name of the interface that holds it, such as eth0",
+                f"{name}={choice.value} ({choice.layer}, {choice.source}): {address} is an IP address",
+                "use the name of an interface, such as eth0",
             )
 
 
@@ -438,18 +437,18 @@ def _find_conflicts(chosen: Mapping[str, VariableChoice]) -> Iterator[str]:
         lost = next((lost for lost in choice.overrode if lost.layer not in USER_LAYERS), None)
         if lost and lost.value != choice.value and choice.layer in USER_LAYERS:
             wanted = "unset" if lost.value is None else lost.value
-            yield f"{name} stays as {choice.layer} has it; {lost.layer} wants {wanted}: {lost.reason}"
+            yield f"{name}: keeping the value of {choice.layer}; {lost.layer} recommends {wanted}: {lost.reason}"
 
 
 def _find_dubious_values(chosen: Mapping[str, VariableChoice], facts: MachineFacts) -> Iterator[str]:
-    """Values in circulation that the libraries do not document, and variables of AMD's on NVIDIA's machines."""
+    """Common values that the libraries do not document, and AMD variables on NVIDIA machines."""
     strays = [name for name in chosen if name.startswith(AMD_ONLY)]
     if strays and any(device.vendor == "nvidia" for device in facts.devices):
-        yield f"{', '.join(strays)}: for AMD devices, without effect on this machine"
+        yield f"{', '.join(strays)}: for AMD devices only, no effect on this machine"
     debug, timeout = (chosen[name].value if name in chosen else None for name in ("NCCL_DEBUG", "NCCL_IB_TIMEOUT"))
     if debug and debug.upper() not in NCCL_DEBUG_LEVELS:
-        yield f"NCCL_DEBUG={debug}: NCCL knows {', '.join(NCCL_DEBUG_LEVELS)}"
+        yield f"NCCL_DEBUG={debug}: valid values are {', '.join(NCCL_DEBUG_LEVELS)}"
     if timeout and parse_int(timeout) not in NCCL_IB_TIMEOUTS:
-        yield f"NCCL_IB_TIMEOUT={timeout}: NCCL takes 1 to 22, an exponent of two"
+        yield f"NCCL_IB_TIMEOUT={timeout}: valid values are 1 to 22 (exponent of two)"
     if "RCCL_DEBUG" in chosen:
-        yield "RCCL_DEBUG is no variable of RCCL: it reads NCCL_DEBUG"
+        yield "RCCL does not read RCCL_DEBUG; set NCCL_DEBUG"

@@ -1,4 +1,4 @@
-"""What a machine is: values that were read, never changed, and what could not be read."""
+"""Facts about a machine: values that were read, and problems with what could not be read."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from msgspec import Struct
 
 Vendor = Literal["amd", "nvidia"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
-"""What a job computes on: `auto` is the accelerators of the machine, and the CPU only where there is none; `cuda` is
-accelerators of AMD as well, which PyTorch calls so."""
+"""What a job computes on: `auto` is the accelerators of the machine, or the CPU if there are none; `cuda` includes AMD
+accelerators, as in PyTorch."""
 LinkKind = Literal["xgmi", "nvlink", "pcie"]
 
 
 class MachineProblem(Struct, frozen=True):
-    """Something that could not be read, that is missing, or on which two sources disagree."""
+    """A value that could not be read, is missing, or differs between two sources."""
 
     where: str
     """File, tool or device: ``/sys/class/kfd/.../nodes/3/properties``, ``amd-smi``, ``GPU 6``."""
@@ -22,7 +22,8 @@ class MachineProblem(Struct, frozen=True):
 
 
 class PcieLink(Struct, frozen=True, kw_only=True):
-    """The slowest PCIe link between the root port and a device: as it is now, and as the ports on the path allow."""
+    """The slowest PCIe link between the root port and a device: its current state, and the best that the ports on the
+    path support."""
 
     speed_gts: float | None = None
     """GT/s per lane."""
@@ -31,81 +32,82 @@ class PcieLink(Struct, frozen=True, kw_only=True):
     max_speed_gts: float | None = None
     max_width: int | None = None
     port: str | None = None
-    """Address of the port that reports the link; None where the device itself does."""
+    """Address of the port that reports the link; None for the device itself."""
 
 
 class Partition(Struct, frozen=True, kw_only=True):
-    """A part of a card that a process sees as a device: an MI300X in CPX has 8, an MI250X always has 2 (its dies)."""
+    """A partition of a GPU that a process sees as a device: an MI300X in CPX mode has 8, an MI250X always 2 (its
+    dies)."""
 
     index: int
-    """Number among the devices of the node in the order of the driver, from 0."""
+    """Index among the devices of the node in the driver's order, from 0."""
     node: int | None = None
     """KFD node number."""
     bdf: str | None = None
-    """Address as the driver numbers it; its function may exist for the driver only."""
+    """Address as the driver numbers it; its function may not exist on the bus."""
     compute_units: int | None = None
     memory_bytes: int | None = None
     render_minor: int | None = None
     """Number of /dev/dri/renderD<minor>."""
     uuid: str | None = None
-    """Unique id by which visibility variables name it, without their prefix; partitions of a card share it."""
+    """Unique id as in visibility variables, without prefix; partitions of a GPU share it."""
 
 
 class Device(Struct, frozen=True, kw_only=True):
-    """One card."""
+    """One GPU."""
 
     index: int
-    """Number among the cards of the node, from 0, in the order of the driver."""
+    """Index among the GPUs of the node, from 0, in the driver's order."""
     vendor: Vendor
     model: str | None = None
-    """Name of the profile that describes it: ``MI300X``; None where the device id is not known."""
+    """Name of its profile: ``MI300X``; None where the device id is unknown."""
     name: str = ""
-    """Name as the driver or a tool gives it, which may be an OEM's."""
+    """Name reported by the driver or a tool; may be an OEM's."""
     device_id: int | None = None
     """PCI device id."""
     bdf: str | None = None
     """PCI address with a domain of four digits: ``0000:05:00.0``."""
     uuid: str | None = None
-    """Unique id of the card, as its driver writes it."""
+    """Unique id of the GPU, as its driver writes it."""
     architecture: str | None = None
     """``gfx942``, ``sm90``."""
     compute_units: int | None = None
-    """Compute units or streaming multiprocessors of the whole card."""
+    """Compute units or streaming multiprocessors of the whole GPU."""
     memory_bytes: int | None = None
-    """Memory of the whole card, as the driver counts it."""
+    """Memory of the whole GPU, as reported by the driver."""
     partitions: tuple[Partition, ...] = ()
-    """What processes see; one entry for an undivided card."""
+    """Devices that processes see; one entry for a GPU without partitions."""
     partition_mode: str | None = None
-    """SPX, DPX, TPX, QPX or CPX on AMD, MIG on NVIDIA; None where there is no such thing."""
+    """SPX, DPX, TPX, QPX or CPX on AMD, MIG on NVIDIA; None where the GPU has no such mode."""
     memory_mode: str | None = None
     """NPS1, NPS2, NPS4; None where it is not known."""
     hive: str | None = None
-    """Id of the xGMI hive: cards of one hive are linked directly."""
+    """Id of the xGMI hive: GPUs of one hive are linked directly."""
     numa_node: int | None = None
     pci_path: tuple[str, ...] = ()
-    """Host bridge, bridges and the device itself (see `pci.path`); empty where it is not known."""
+    """Host bridge, bridges and the device (see `pci.find_pci_path`); empty if unknown."""
     pcie: PcieLink = PcieLink()
     firmware: dict[str, str] = {}
     """Version by firmware: ``vbios``, ``mec``, ``sdma``."""
     sources: dict[str, str] = {}
-    """Where each value came from, by field: ``kfd``, ``pci``, ``nvml``, ``amd-smi``."""
+    """Source of each value, by field: ``kfd``, ``pci``, ``nvml``, ``amd-smi``."""
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """A connection of two cards."""
+    """A connection of two GPUs."""
 
     kind: LinkKind
     first: int
-    """Index of a card."""
+    """Index of a GPU."""
     second: int
     weight: int | None = None
-    """The kernel's distance: smaller is nearer."""
+    """The kernel's distance; smaller is nearer."""
     bandwidth_mb_per_s: int | None = None
-    """As the kernel states it; None where it states nothing (0 is no fault)."""
+    """As reported by the kernel; None where it reports none (0 is not a fault)."""
     num_links: int | None = None
-    """Physical links of a direct connection (NVLinks, xGMI links); None where their number is not known."""
+    """Physical links of a direct connection (NVLinks, xGMI links); None if unknown."""
     hops: int = 1
-    """Links in a row: 1 is a direct connection, 2 leads through another GPU of the hive."""
+    """Number of hops: 1 is a direct connection, 2 goes through another GPU of the hive."""
 
 
 class Interface(Struct, frozen=True, kw_only=True):
@@ -113,7 +115,7 @@ class Interface(Struct, frozen=True, kw_only=True):
 
     name: str
     kind: Literal["loopback", "ethernet", "infiniband", "bond", "bridge", "virtual"] = "ethernet"
-    """Bond and bridge are masters; virtual has no device behind it (veth, docker, cni, tun)."""
+    """Bonds and bridges are masters; virtual interfaces have no device (veth, docker, cni, tun)."""
     state: str = "unknown"
     """operstate: ``up``, ``down``, ``unknown``."""
     speed_mbps: int | None = None
@@ -158,7 +160,7 @@ class RdmaPort(Struct, frozen=True, kw_only=True):
 
 
 class RdmaDevice(Struct, frozen=True, kw_only=True):
-    """A host channel adapter."""
+    """A host channel NIC."""
 
     name: str
     """``mlx5_0``."""
@@ -172,7 +174,7 @@ class RdmaDevice(Struct, frozen=True, kw_only=True):
     bdf: str | None = None
     numa_node: int | None = None
     pci_path: tuple[str, ...] = ()
-    """Host bridge, bridges and the device itself (see `pci.path`); empty where it is not known."""
+    """Host bridge, bridges and the device (see `pci.find_pci_path`); empty if unknown."""
     pcie: PcieLink = PcieLink()
     ports: tuple[RdmaPort, ...] = ()
 
@@ -191,7 +193,7 @@ class Cpu(Struct, frozen=True, kw_only=True):
     """Logical processors that this process may use."""
     numa_nodes: int | None = None
     governors: dict[str, int] = {}
-    """Number of processors by frequency governor; empty where the kernel offers none."""
+    """Number of processors by frequency governor; empty where the kernel has none."""
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -201,20 +203,20 @@ class Memory(Struct, frozen=True, kw_only=True):
     available_bytes: int | None = None
     swap_bytes: int | None = None
     limit_bytes: int | None = None
-    """What the control group allows; None without a limit."""
+    """Limit of the control group; None without a limit."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits of a process; None is unlimited."""
+    """Resource limits of a process; None is unlimited."""
 
     memlock_bytes: int | None = None
     nofile: int | None = None
     shm_bytes: int | None = None
-    """Size of /dev/shm; None where there is none or it is unknown (see problems)."""
+    """Size of /dev/shm; None if missing or unknown (see problems)."""
 
 
 class Software(Struct, frozen=True, kw_only=True):
-    """Versions; None where it is not installed or not known."""
+    """Versions; None where not installed or unknown."""
 
     os: str | None = None
     kernel: str | None = None
@@ -227,21 +229,21 @@ class Software(Struct, frozen=True, kw_only=True):
 
 
 class MachineFacts(Struct, frozen=True, kw_only=True):
-    """All that is known of a machine."""
+    """Everything known about a machine."""
 
     host: str = ""
     assumed: bool = False
-    """Whether this is a machine that was only named (`--assume`)."""
+    """Whether the machine is assumed (`--assume`)."""
     files_only: bool = False
-    """Whether nothing but files was asked, as for a dry run: no tool, no library, no name server."""
+    """Whether only files were read, as for a dry run: no tool, library or name server."""
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
     interfaces: tuple[Interface, ...] = ()
     master_interface: str | None = None
-    """Interface by which this node reaches the master of the launch; None where that is unknown or nobody asked."""
+    """Interface by which this node reaches the master of the launch; None if unknown or not requested."""
     rdma: tuple[RdmaDevice, ...] = ()
     traffic_classes: tuple[int, int] | None = None
-    """Traffic class of data and of control messages, as the adapters are configured; None where nobody told."""
+    """Traffic class of data and of control messages, as the NICs are configured; None if not reported."""
     cpu: Cpu = Cpu()
     memory: Memory = Memory()
     limits: Limits = Limits()
@@ -254,11 +256,11 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """What processes see as devices, in the order of the driver."""
+        """The devices as processes see them, in the driver's order."""
         return tuple(sorted((p for device in self.devices for p in device.partitions), key=lambda p: p.index))
 
     @property
     def model(self) -> str | None:
-        """Model of the devices where all have the same one."""
+        """Model of the devices if all are of one model."""
         models = {device.model for device in self.devices}
         return models.pop() if len(models) == 1 else None

@@ -1,7 +1,7 @@
-"""What a job's backend and its parallel layout mean for the variables of its processes.
+"""Environment variables that a job's backend needs for its parallel layout.
 
-A backend's part is a file of `machine/frameworks` with its name. It names the libraries that the backend computes with,
-whose settings in the machine's layers then apply, and gives the variables that depend on the layout.
+A file of `machine/frameworks` with a backend's name lists the libraries that the backend uses, which enables their
+settings in the machine's layers, and returns the variables that depend on the layout.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from primus.machine.workload import JobWorkload
 
 
 class Framework(Protocol):
-    """Environment variables of a backend: `frameworks/NAME.py`, used with `framework: NAME`.
-
-    The file is imported on every node before the workers start; it must not import tensor libraries.
-    """
+    """Contract of a file of `machine/frameworks`."""
 
     @property
     def LIBRARIES(self) -> tuple[Library, ...]:
@@ -35,7 +32,7 @@ FRAMEWORKS = PlugInKind[Framework]("frameworks", Framework)
 
 
 def find_framework(name: str) -> Framework | None:
-    """The part of the backend `name`; None where it has none."""
+    """The plug-in of the backend `name`; None without one."""
     if name not in registry.list_plug_ins("frameworks"):
         return None
     return registry.load_plug_in(FRAMEWORKS, name)

@@ -1,4 +1,4 @@
-"""How the devices are now: heat, power, errors, and who uses them; from the kernel's files first, then from tools."""
+"""Current state of the devices: temperature, power, errors and processes; from the kernel's files, then from tools."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ LIMIT_S = smi.LIMIT_S
 
 
 class DeviceHealth(Vitals, frozen=True, kw_only=True):
-    """Live values of one card of the facts."""
+    """Live values of one GPU of the facts."""
 
     index: int
     sources: dict[str, str] = field(default_factory=dict)
-    """Where each value came from, by field."""
+    """Source of each value, by field."""
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """All cards' values, and how they were come by."""
+    """Live values of all GPUs, and the tools that were called."""
 
     devices: tuple[DeviceHealth, ...] = ()
     calls: tuple[ToolCall, ...] = ()
@@ -35,43 +35,43 @@ class Health(Struct, frozen=True, kw_only=True):
 def read_health(
     facts: MachineFacts, environ: Mapping[str, str], timeout_s: float = LIMIT_S, *, root: Path = Path("/")
 ) -> Health:
-    """Live values of the cards of `facts`; tools are asked side by side, so all takes little more than `timeout_s`.
+    """Live values of the GPUs of `facts`; tools run concurrently, so the call takes little more than `timeout_s`.
 
     Args:
-        root: Root of the file system; of another folder than `/` only the files are read.
+        root: Root of the file system; with a root other than `/`, only files are read.
     """
     tree = FileTree(root)
     devices = tuple(DeviceHealth(index=device.index) for device in facts.devices)
     calls: list[ToolCall] = []
     for vendor, kind in (("amd", health_amd), ("nvidia", health_nvidia)):
-        cards = [device for device in facts.devices if device.vendor == vendor]
-        if not cards:
+        gpus = [device for device in facts.devices if device.vendor == vendor]
+        if not gpus:
             continue
-        devices = _fill_devices(devices, kind.read_kernel_vitals(tree, cards), "kernel")
+        devices = _fill_devices(devices, kind.read_kernel_vitals(tree, gpus), "kernel")
         if tree.is_live:
-            for source, vitals, made in kind.read_tool_vitals(cards, environ, timeout_s):
+            for source, vitals, made in kind.read_tool_vitals(gpus, environ, timeout_s):
                 devices, calls = _fill_devices(devices, vitals, source), [*calls, *made]
-            if vendor == "nvidia" and _is_incomplete(devices, cards) and not _has_hung(calls, timeout_s):
-                devices = _fill_devices(devices, health_nvidia.read_library_vitals(tree, cards), "nvml")
+            if vendor == "nvidia" and _is_incomplete(devices, gpus) and not _has_hung(calls, timeout_s):
+                devices = _fill_devices(devices, health_nvidia.read_library_vitals(tree, gpus), "nvml")
     return Health(devices=devices, calls=tuple(calls), problems=tuple(tree.problems))
 
 
-def _is_incomplete(devices: Sequence[DeviceHealth], cards: Sequence[Device]) -> bool:
-    """Whether some card's memory in use is not known, though it has memory."""
-    indexes = {card.index for card in cards}
+def _is_incomplete(devices: Sequence[DeviceHealth], gpus: Sequence[Device]) -> bool:
+    """Whether the memory in use of some GPU with own memory is unknown."""
+    indexes = {gpu.index for gpu in gpus}
     own = [device for device in devices if device.index in indexes]
     return any(device.memory_used_bytes is None and not device.shares_host_memory for device in own)
 
 
 def _has_hung(calls: Sequence[ToolCall], timeout_s: float) -> bool:
-    """Whether a tool was ended at the limit: the driver's library would hang as well."""
+    """Whether a tool was killed at the time limit; the driver's library would hang as well."""
     return any(call.seconds >= timeout_s for call in calls)
 
 
 def _fill_devices(
     devices: Sequence[DeviceHealth], found: Mapping[int, Vitals], source: str
 ) -> tuple[DeviceHealth, ...]:
-    """The devices with the values of a later source where they have none."""
+    """The devices, with missing values filled in from a later source."""
     return tuple(_fill_device(device, found.get(device.index, Vitals()), source) for device in devices)
 
 

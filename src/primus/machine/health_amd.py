@@ -1,4 +1,5 @@
-"""Live values of AMD cards: the graphics driver's files, KFD's list of processes, amd-smi, and rocm-smi without it.
+"""Live values of AMD GPUs: the graphics driver's files, KFD's list of processes, amd-smi, or rocm-smi if amd-smi is not
+installed.
 
 Files: Linux Documentation/gpu/amdgpu (thermal, ras, driver-misc); JSON: AMD SMI documentation, `metric`.
 """
@@ -21,14 +22,14 @@ AMD_SMI = tuple(("amd-smi", what, "--json") for what in ("list", "metric", "proc
 ROCM_SMI = ("rocm-smi", "--showbus", "--showuse", "--showtemp", "--showpower", "--showmeminfo", "vram", "--json")
 
 
-def read_kernel_vitals(tree: FileTree, cards: Sequence[Device]) -> dict[int, Vitals]:
-    """What the kernel's files say, by card."""
-    processes = _read_processes(tree, cards)
-    return {card.index: _read_driver_vitals(tree, card, processes) for card in cards}
+def read_kernel_vitals(tree: FileTree, gpus: Sequence[Device]) -> dict[int, Vitals]:
+    """Values from the kernel's files, by GPU."""
+    processes = _read_processes(tree, gpus)
+    return {gpu.index: _read_driver_vitals(tree, gpu, processes) for gpu in gpus}
 
 
-def _read_driver_vitals(tree: FileTree, card: Device, processes: Mapping[int, tuple[Process, ...]] | None) -> Vitals:
-    folder = f"{pci.DEVICES}/{card.bdf}"
+def _read_driver_vitals(tree: FileTree, gpu: Device, processes: Mapping[int, tuple[Process, ...]] | None) -> Vitals:
+    folder = f"{pci.DEVICES}/{gpu.bdf}"
     sensors = _read_sensors(tree, folder)
     errors = tree.read_text(f"{folder}/ras/umc_err_count") or ""
     pages = tree.read_text(f"{folder}/ras/gpu_vram_bad_pages")
@@ -50,12 +51,12 @@ def _read_driver_vitals(tree: FileTree, card: Device, processes: Mapping[int, tu
         clock_mhz=clock,
         max_clock_mhz=max_clock,
         memory_clock_mhz=_parse_clocks(tree.read_text(f"{folder}/pp_dpm_mclk") or "")[0],
-        processes=None if processes is None else processes.get(card.index, ()),
+        processes=None if processes is None else processes.get(gpu.index, ()),
     )
 
 
 def _read_page_threshold(tree: FileTree) -> int | None:
-    """Bad pages that the driver allows, where it was loaded with a number of its own: 0 and below choose a rule.
+    """Bad pages that the driver allows, if it was loaded with an explicit number; 0 and below select a rule.
 
     Source: Linux drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c, bad_page_threshold.
     """
@@ -64,7 +65,7 @@ def _read_page_threshold(tree: FileTree) -> int | None:
 
 
 def _read_sensors(tree: FileTree, folder: str) -> dict[str, float]:
-    """hwmon's values, in degrees and watt: it writes thousandths and millionths."""
+    """hwmon values in degrees Celsius and watts; the files hold thousandths and millionths."""
     found: dict[str, float] = {}
     for monitor in tree.list_names(f"{folder}/hwmon"):
         base = f"{folder}/hwmon/{monitor}"
@@ -79,7 +80,7 @@ def _read_sensors(tree: FileTree, folder: str) -> dict[str, float]:
 
 
 def _parse_clocks(levels: str) -> tuple[float | None, float | None]:
-    """The clock that is marked as the current one, and the highest, in MHz."""
+    """The current clock (marked with *) and the highest clock, in MHz."""
     found = [(float(clock), mark == "*") for clock, mark in re.findall(r"^\w+: (\d+)Mhz ?(\*?)", levels, re.MULTILINE)]
     now = next((clock for clock, is_now in found if is_now), None)
     return now, max((clock for clock, _ in found), default=None)
@@ -90,17 +91,15 @@ def _parse_error_count(kind: str, errors: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _read_processes(tree: FileTree, cards: Sequence[Device]) -> dict[int, tuple[Process, ...]] | None:
-    """Processes by card, from KFD's files `vram_<gpu_id>`; None where the kernel keeps no such list."""
+def _read_processes(tree: FileTree, gpus: Sequence[Device]) -> dict[int, tuple[Process, ...]] | None:
+    """Processes by GPU, from KFD's files `vram_<gpu_id>`; None where the kernel has no such list."""
     if not (tree.root / PROCESSES).is_dir():
         return None
-    card_of = {
-        tree.read_text(f"{amd.NODES}/{part.node}/gpu_id"): card.index for card in cards for part in card.partitions
-    }
-    found: dict[int, dict[int, Process]] = {card.index: {} for card in cards}
+    gpu_of = {tree.read_text(f"{amd.NODES}/{part.node}/gpu_id"): gpu.index for gpu in gpus for part in gpu.partitions}
+    found: dict[int, dict[int, Process]] = {gpu.index: {} for gpu in gpus}
     for pid in tree.list_names(PROCESSES):
         for file in tree.list_names(f"{PROCESSES}/{pid}"):
-            index = card_of.get(file.removeprefix("vram_")) if file.startswith("vram_") else None
+            index = gpu_of.get(file.removeprefix("vram_")) if file.startswith("vram_") else None
             if index is None or not pid.isdecimal():
                 continue
             before = found[index].get(int(pid), Process(pid=int(pid))).memory_bytes or 0
@@ -112,38 +111,38 @@ def _read_processes(tree: FileTree, cards: Sequence[Device]) -> dict[int, tuple[
 
 
 def read_tool_vitals(
-    cards: Sequence[Device], environ: Mapping[str, str], timeout_s: float
+    gpus: Sequence[Device], environ: Mapping[str, str], timeout_s: float
 ) -> Iterator[tuple[str, dict[int, Vitals], list[ToolCall]]]:
-    """What amd-smi says of each card, or rocm-smi where there is no amd-smi."""
+    """Values of each GPU from amd-smi, or from rocm-smi if amd-smi is not installed."""
     answers, calls = ask_tools(AMD_SMI, environ, timeout_s)
     if calls:
-        yield "amd-smi", ask_amd_smi(answers, cards, calls), calls
+        yield "amd-smi", ask_amd_smi(answers, gpus, calls), calls
         return
     answers, calls = ask_tools([ROCM_SMI], environ, timeout_s)
     yield (
         "rocm-smi",
-        parse_answer(lambda text: ask_rocm_smi(text, cards), answers[0], {}, calls, "rocm-smi --showbus"),
+        parse_answer(lambda text: ask_rocm_smi(text, gpus), answers[0], {}, calls, "rocm-smi --showbus"),
         calls,
     )
 
 
-def ask_amd_smi(answers: Sequence[str], cards: Sequence[Device], calls: list[ToolCall]) -> dict[int, Vitals]:
-    """The values of all questions together. Of a divided card the first partition speaks, as its sensors are the
-    card's; processes are those of all partitions."""
+def ask_amd_smi(answers: Sequence[str], gpus: Sequence[Device], calls: list[ToolCall]) -> dict[int, Vitals]:
+    """The values of all queries merged. A partitioned GPU has the values of its first partition, whose sensors are
+    those of the GPU, and the processes of all partitions."""
     empty: list[Entry] = []
     listed, *others = (
         parse_answer(smi.find_entries, answer, empty, calls, f"amd-smi {argv[1]}")
         for argv, answer in zip(AMD_SMI, answers, strict=True)
     )
-    addresses = index_by_address(cards)
-    card_of = {entry.get("gpu"): addresses.get(pci.normalize_address(str(entry.get("bdf"))) or "") for entry in listed}
-    if not listed and all(len(entries) in (0, len(cards)) for entries in others):
-        card_of = {position: card.index for position, card in enumerate(cards)}
+    addresses = index_by_address(gpus)
+    gpu_of = {entry.get("gpu"): addresses.get(pci.normalize_address(str(entry.get("bdf"))) or "") for entry in listed}
+    if not listed and all(len(entries) in (0, len(gpus)) for entries in others):
+        gpu_of = {position: gpu.index for position, gpu in enumerate(gpus)}
     found = {}
-    for card in cards:
-        own = [[entry for entry in entries if card_of.get(entry.get("gpu")) == card.index] for entries in others]
+    for gpu in gpus:
+        own = [[entry for entry in entries if gpu_of.get(entry.get("gpu")) == gpu.index] for entries in others]
         metric, process, pages, static = own
-        found[card.index] = _parse_vitals(
+        found[gpu.index] = _parse_vitals(
             _find_first_entry(metric), process, _find_first_entry(pages), _find_first_entry(static)
         )
     return found
@@ -183,7 +182,7 @@ def _parse_flag(value: object) -> bool | None:
 
 
 def _count_pages(entry: Entry, kind: str) -> int | None:
-    """A list of pages, or a sentence that there are none."""
+    """Number of pages; amd-smi prints a list, or a sentence if there are none."""
     pages = entry.get(kind)
     if isinstance(pages, str):
         return 0 if "no bad pages" in pages.lower() else None
@@ -191,7 +190,7 @@ def _count_pages(entry: Entry, kind: str) -> int | None:
 
 
 def _find_throttle_reasons(metric: Entry) -> tuple[str, ...] | None:
-    """Names of the limits that are violated now: ``ppt``, ``socket_thermal``."""
+    """Limits that are violated now: ``ppt``, ``socket_thermal``."""
     limits = find_value(metric, "throttle")
     limits = limits if isinstance(limits, dict) else {}
     known = {key.removesuffix("_violation_status"): limits[key] for key in limits if key.endswith("_violation_status")}
@@ -202,7 +201,7 @@ def _find_throttle_reasons(metric: Entry) -> tuple[str, ...] | None:
 
 
 def _parse_process_lists(entries: Sequence[Entry]) -> tuple[Process, ...] | None:
-    """The processes; instead of none there is a sentence, and one with 0 B holds the device all the same."""
+    """The processes; amd-smi prints a sentence if there are none. A process with 0 B still holds the device."""
     lists = [listed for entry in entries if isinstance(listed := entry.get("process_list"), list)]
     infos = [find_value(item, "process_info") for listed in lists for item in listed]
     found = tuple(
@@ -217,9 +216,9 @@ def _parse_process_lists(entries: Sequence[Entry]) -> tuple[Process, ...] | None
     return found if lists else None
 
 
-def ask_rocm_smi(text: str, cards: Sequence[Device]) -> dict[int, Vitals]:
+def ask_rocm_smi(text: str, gpus: Sequence[Device]) -> dict[int, Vitals]:
     """The values of `rocm-smi --show... --json`, whose keys carry the units."""
-    addresses, found = index_by_address(cards), {}
+    addresses, found = index_by_address(gpus), {}
     for values in smi.parse_json(text).values():
         low = {key.lower(): value for key, value in values.items()} if isinstance(values, dict) else {}
         index = addresses.get(pci.normalize_address(low.get("pci bus", "")) or "")

@@ -1,4 +1,4 @@
-"""Live values of NVIDIA cards by nvidia-smi; the kernel's files have none.
+"""Live values of NVIDIA GPUs from nvidia-smi; the kernel's files have none.
 
 Fields: `nvidia-smi --help-query-gpu`, `--help-query-remapped-rows`; reasons for a low clock: nvml.h,
 nvmlClocksEventReasons.
@@ -60,9 +60,9 @@ ROW_FIELDS = (
 APP_FIELDS = ("gpu_bus_id", "pid", "used_memory", "process_name")
 QUERIES = {"--query-gpu": GPU_FIELDS, "--query-remapped-rows": ROW_FIELDS, "--query-compute-apps": APP_FIELDS}
 OLDER_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
-"""What a field was called before driver 535 (nvidia-smi, release notes)."""
+"""Names of fields before driver 535 (nvidia-smi, release notes)."""
 REFUSED = re.compile(r'Field "([^"]+)" is not a valid field')
-"""nvidia-smi refuses a whole query for one field that it does not know: one that is newer, or was renamed."""
+"""nvidia-smi rejects a query that contains one unknown field (newer than the driver, or renamed)."""
 REASONS = {
     0x04: "sw_power_cap",
     0x08: "hw_slowdown",
@@ -70,47 +70,47 @@ REASONS = {
     0x40: "hw_thermal_slowdown",
     0x80: "hw_power_brake_slowdown",
 }
-"""Those that hold back a busy device; idleness and set clocks are no faults."""
+"""Reasons that slow down a busy device; idle and application clock settings are not faults."""
 
 Rows = list[dict[str, str]]
 
 
 class NvidiaSmiAnswer(Struct, frozen=True):
-    """What one query was answered."""
+    """Answer to one query."""
 
     text: str
     fields: tuple[str, ...]
-    """The columns, by the names of `QUERIES`: without those that this version does not know."""
+    """The columns, by the names of `QUERIES`: without those that this version does not support."""
     call: ToolCall | None
     """None where the tool is not installed."""
 
 
-def read_kernel_vitals(tree: FileTree, cards: Sequence[Device]) -> dict[int, Vitals]:
-    """Nothing: the driver shows live values through its library only."""
+def read_kernel_vitals(tree: FileTree, gpus: Sequence[Device]) -> dict[int, Vitals]:
+    """No values: the driver exposes live values only through its library."""
     return {}
 
 
 def read_tool_vitals(
-    cards: Sequence[Device], environ: Mapping[str, str], timeout_s: float
+    gpus: Sequence[Device], environ: Mapping[str, str], timeout_s: float
 ) -> Iterator[tuple[str, dict[int, Vitals], list[ToolCall]]]:
-    """What nvidia-smi says of each card."""
+    """Values of each GPU from nvidia-smi."""
     with ThreadPoolExecutor(len(QUERIES)) as pool:
         answers = list(pool.map(lambda query: ask_query(query, environ, timeout_s), QUERIES.items()))
     calls = [answer.call for answer in answers if answer.call]
-    yield TOOL, ask_nvidia_smi(answers, cards, calls), calls
+    yield TOOL, ask_nvidia_smi(answers, gpus, calls), calls
 
 
-def read_library_vitals(tree: FileTree, cards: Sequence[Device], library: str = LIBRARY) -> dict[int, Vitals]:
-    """What NVML says of each card, where nvidia-smi is not installed or does not answer."""
-    from primus.machine import nvml  # a machine without NVIDIA cards needs none
+def read_library_vitals(tree: FileTree, gpus: Sequence[Device], library: str = LIBRARY) -> dict[int, Vitals]:
+    """Values of each GPU from NVML, for machines where nvidia-smi is not installed or does not respond."""
+    from primus.machine import nvml  # only on machines with NVIDIA GPUs
 
-    addresses = index_by_address(cards)
+    addresses = index_by_address(gpus)
     found = nvml.read_nvml_vitals(tree, library).items()
     return {index: _name_processes(tree, values) for bdf, values in found if (index := addresses.get(bdf)) is not None}
 
 
 def _name_processes(tree: FileTree, values: Vitals) -> Vitals:
-    """The values with the names of processes, which NVML does not give."""
+    """The values with process names, which NVML does not report."""
     named = (
         structs.replace(each, name=tree.read_text(f"proc/{each.pid}/comm") or "") for each in values.processes or ()
     )
@@ -118,8 +118,8 @@ def _name_processes(tree: FileTree, values: Vitals) -> Vitals:
 
 
 def ask_query(query: tuple[str, Sequence[str]], environ: Mapping[str, str], timeout_s: float) -> NvidiaSmiAnswer:
-    """The answer to one query of `QUERIES`; a field that this version does not know is asked by its older name, or
-    left out, as long as the time lasts."""
+    """The answer to one query of `QUERIES`; an unknown field is retried by its older name, or skipped, until the
+    time limit."""
     flag, fields = query
     asked = {field: field for field in fields}
     deadline = time.monotonic() + timeout_s
@@ -144,13 +144,13 @@ def ask_query(query: tuple[str, Sequence[str]], environ: Mapping[str, str], time
 
 
 def ask_nvidia_smi(
-    answers: Sequence[NvidiaSmiAnswer], cards: Sequence[Device], calls: list[ToolCall]
+    answers: Sequence[NvidiaSmiAnswer], gpus: Sequence[Device], calls: list[ToolCall]
 ) -> dict[int, Vitals]:
-    """The values of the three tables together; cells that say N/A in some way are None."""
-    gpus, rows, apps = (_parse_table(answer, flag, calls) for flag, answer in zip(QUERIES, answers, strict=True))
-    addresses = index_by_address(cards)
+    """The values of the three tables merged; cells without a value (N/A) are None."""
+    devices, rows, apps = (_parse_table(answer, flag, calls) for flag, answer in zip(QUERIES, answers, strict=True))
+    addresses = index_by_address(gpus)
     found = {}
-    for row in gpus:
+    for row in devices:
         bus = pci.normalize_address(row.get("pci.bus_id", ""))
         index = addresses.get(bus or "")
         if index is not None:
@@ -208,12 +208,13 @@ def _parse_flag(text: str | None) -> bool | None:
 
 
 def _is_absent(text: str | None) -> bool:
-    """Whether the device has no such value; one that failed prints ``[Unknown Error]`` or ``[GPU is lost]``."""
+    """Whether the device does not support the value; a failed device prints ``[Unknown Error]`` or ``[GPU is
+    lost]``."""
     return (text or "").strip("[]").lower() in ("n/a", "not supported")
 
 
 def _parse_recovery_action(text: str | None) -> str | None:
-    """``None`` is a value here: nothing needs to be done."""
+    """``None`` is a value here: no action is needed."""
     return "None" if text == "None" else smi.parse_text(text)
 
 

@@ -1,4 +1,4 @@
-"""The host around the devices: processors, memory, limits, software, and who started us."""
+"""The host: processors, memory, limits, software, container and scheduler."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SCHEDULERS = {
     "FLUX_JOB_ID": "flux",
     "KUBERNETES_SERVICE_HOST": "kubernetes",
 }
-"""Variable that each scheduler sets in a job. The first counts: spur sets Slurm's as well (ROCm/spur), and a batch
-scheduler inside a pod is the nearer one."""
+"""Variable that each scheduler sets in a job. The first match wins: spur also sets Slurm's (ROCm/spur), and inside a
+pod a batch scheduler takes precedence."""
 CONTAINER_VARIABLES = {
     "APPTAINER_CONTAINER": "apptainer",
     "SINGULARITY_CONTAINER": "apptainer",
@@ -50,12 +50,13 @@ CONTAINER_GROUPS = {"kubepods": "kubernetes", "libpod": "podman", "docker": "doc
 
 
 def read_host_name(tree: FileTree) -> str:
-    """Name of the host; empty where nothing says it."""
+    """Host name; empty if unknown."""
     return tree.read_text("proc/sys/kernel/hostname") or tree.read_text("etc/hostname") or ""
 
 
 def read_cpu(tree: FileTree, environ: Mapping[str, str]) -> Cpu:
-    """The processors. `usable` heeds the process's affinity (on the running machine) and its control group's quota."""
+    """The processors. `usable` respects the process's affinity (on the running machine) and its control group's
+    quota."""
     text = tree.read_text("proc/cpuinfo") or ""
     sockets, cores = _count_sockets_and_cores(tree, text)
     threads = _count_online_cpus(tree) or len(re.findall(r"^processor\s*:", text, re.MULTILINE)) or None
@@ -74,7 +75,7 @@ def read_cpu(tree: FileTree, environ: Mapping[str, str]) -> Cpu:
 
 
 def _count_sockets_and_cores(tree: FileTree, cpuinfo: str) -> tuple[int | None, int | None]:
-    """By /proc/cpuinfo; on Arm, whose file tells neither, by the topology of each processor."""
+    """Sockets and cores from /proc/cpuinfo; on Arm, which lacks them there, from the topology of each processor."""
     sockets = len(set(re.findall(r"^physical id\s*:\s*(\d+)", cpuinfo, re.MULTILINE)))
     per_socket = re.search(r"^cpu cores\s*:\s*(\d{1,9})$", cpuinfo, re.MULTILINE)
     if sockets:
@@ -88,7 +89,7 @@ def _count_sockets_and_cores(tree: FileTree, cpuinfo: str) -> tuple[int | None, 
 
 
 def _find_arm_model(cpuinfo: str) -> str:
-    """Name of an Arm processor by its implementer and part; `unknown` where the table has none."""
+    """Name of an Arm processor by its implementer and part; `unknown` if the table lacks it."""
     found = re.search(r"^CPU implementer\s*:\s*(0x[0-9a-f]+)$.*?^CPU part\s*:\s*(0x[0-9a-f]+)$", cpuinfo, re.M | re.S)
     return ARM_PARTS.get((int(found[1], 16), int(found[2], 16)), "unknown") if found else "unknown"
 
@@ -116,7 +117,7 @@ def read_limits(tree: FileTree) -> Limits:
         return _read_live_limits(tree)
     text = tree.read_text("proc/self/limits")
     if text is None:
-        tree.note_problem("proc/self/limits", "is not there: limits are unknown")
+        tree.note_problem("proc/self/limits", "does not exist: limits are unknown")
         return Limits()
     tree.note_problem("dev/shm", "its size is unknown on a recorded machine")
     return Limits(
@@ -125,7 +126,7 @@ def read_limits(tree: FileTree) -> Limits:
 
 
 def read_software(tree: FileTree) -> Software:
-    """Versions of what is installed, from files only."""
+    """Versions of installed software, from files only."""
     kernel = tree.read_text("proc/sys/kernel/osrelease") or None
     return Software(
         os=_read_os_name(tree),
@@ -140,7 +141,7 @@ def read_software(tree: FileTree) -> Software:
 
 
 def detect_container(tree: FileTree, environ: Mapping[str, str]) -> str | None:
-    """What kind of container this process is in, if any."""
+    """Kind of container that this process runs in, if any."""
     for variable, kind in CONTAINER_VARIABLES.items():
         if environ.get(variable):
             return kind
@@ -152,7 +153,7 @@ def detect_container(tree: FileTree, environ: Mapping[str, str]) -> str | None:
 
 
 def detect_scheduler(environ: Mapping[str, str]) -> str | None:
-    """Who started this process, if it is a job."""
+    """Scheduler that started this process, if any."""
     return next((kind for variable, kind in SCHEDULERS.items() if environ.get(variable)), None)
 
 
@@ -203,7 +204,7 @@ def _read_group_files(tree: FileTree, controller: str, *files: str) -> Iterator[
 
 def _list_group_folders(tree: FileTree, controller: str) -> Iterator[str]:
     """Folders of the process's control group and of those around it, of version 2 and of a `controller` of version 1;
-    inside a container its own group is mounted at the top."""
+    inside a container its own group is mounted at the root."""
     for line in (tree.read_text("proc/self/cgroup") or "").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and controller not in controllers.split(","):
@@ -244,7 +245,7 @@ def _read_os_name(tree: FileTree) -> str | None:
 
 
 def _read_amd_driver(tree: FileTree, kernel: str | None) -> str | None:
-    """Version of the amdgpu module; the one that is part of the kernel has none of its own."""
+    """Version of the amdgpu module; the in-tree module has the kernel's."""
     if not tree.list_names("sys/module/amdgpu"):
         return None
     return tree.read_text("sys/module/amdgpu/version") or f"in-tree {kernel or ''}".strip()
@@ -256,8 +257,8 @@ def _read_nvidia_driver(tree: FileTree) -> str | None:
 
 
 def _find_rocm_version(tree: FileTree) -> str | None:
-    """Version of ROCm in /opt/rocm, else in the newest /opt/rocm-*; an installation of libraries only may have no file
-    `version` but one for a part of it, or only its folder's name."""
+    """Version of ROCm in /opt/rocm, else in the newest /opt/rocm-*; a runtime-only installation may lack the file
+    `version` and have one for a component, or only the directory's name."""
     folders = [entry for entry in tree.list_names("opt") if re.fullmatch(r"rocm(-[\d.]+)?", entry)]
     for folder in _sort_newest_first(folders):
         files = sorted(file for file in tree.list_names(f"opt/{folder}/.info") if file.startswith("version"))
@@ -268,7 +269,7 @@ def _find_rocm_version(tree: FileTree) -> str | None:
 
 
 def _sort_newest_first(folders: list[str]) -> list[str]:
-    """Folders such as `rocm`, which whoever installed it has chosen, and `rocm-6.2.0`."""
+    """Directories: `rocm`, the administrator's choice, and those such as `rocm-6.2.0`."""
     return sorted(folders, key=lambda folder: ("-" not in folder, build_sort_key(folder)), reverse=True)
 
 
@@ -283,6 +284,6 @@ def _find_cuda_version(tree: FileTree) -> str | None:
 
 
 def _is_enroot(tree: FileTree) -> bool:
-    """Whether the root of the file system is a folder of enroot, or of pyxis above it."""
+    """Whether the root file system is a directory of enroot or pyxis."""
     rows = [line.split() for line in (tree.read_text("proc/self/mountinfo") or "").splitlines()]
     return any(len(row) > 4 and row[4] == "/" and re.search("enroot|pyxis", row[3]) for row in rows)

@@ -1,4 +1,4 @@
-"""Network interfaces, their addresses, and which of them leads to another host; no tool is asked."""
+"""Network interfaces, their addresses, and the interface that routes to another host; without external tools."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Route(Struct, frozen=True):
     interface: str
     metric: int
     is_direct: bool
-    """Whether its hosts are reached without a gateway."""
+    """Whether the destination is reached without a gateway."""
 
 
 def list_interfaces(tree: FileTree) -> tuple[Interface, ...]:
@@ -55,19 +55,19 @@ def list_interfaces(tree: FileTree) -> tuple[Interface, ...]:
 
 
 def find_route(tree: FileTree, found: Iterable[Interface], master: str, lookup: Lookup | None = None) -> str | None:
-    """Name of the interface by which `master` is reached, or that holds its address where this is the master.
+    """Name of the interface by which `master` is reached, or that has its address if this node is the master.
 
-    An address of the loopback interface, which Debian gives a host's own name, counts only if there is no other.
+    A loopback address, to which Debian resolves a host's own name, is used only if there is no other.
 
     Args:
         tree: Whose routing table decides.
         found: Interfaces of the same machine.
         master: Host name or IP address.
-        lookup: Gives the addresses of a name, within 2 s or it is not waited for; by default the system's resolver on
-            the running machine, and none on a recorded one.
+        lookup: Resolves a name; abandoned after 2 s. By default the system's resolver on the running machine, and none
+            on a recorded one.
 
     Returns:
-        None where the name is unknown or nothing leads there; the reason is then a problem of the tree.
+        None if the name is unknown or there is no route; the reason is then recorded as a problem of the tree.
     """
     holders = {parse_ip_address(address): interface.name for interface in found for address in interface.addresses}
     targets = _resolve_host(tree, master, lookup or (_look_up_host if tree.is_live else None))
@@ -136,7 +136,8 @@ def _list_members(tree: FileTree, name: str) -> list[str]:
 
 
 def _read_speed(tree: FileTree, folder: str) -> int | None:
-    """Megabit/s. Read past the tree: drivers that know no speed fail the read, which is no problem of the machine."""
+    """Speed in Mbit/s. Not read through the tree, since drivers without a speed fail the read, which is not a
+    problem."""
     try:
         speed = parse_int((tree.root / folder / "speed").read_text(errors="replace"))
     except OSError:
@@ -156,7 +157,8 @@ def _read_addresses(tree: FileTree) -> dict[str, list[str]]:
 
 
 def _read_live_v4_addresses() -> list[tuple[str, str]]:
-    """What the kernel lists for SIOCGIFCONF: a name, which may have a label behind a colon, and an address each."""
+    """Entries that the kernel returns for SIOCGIFCONF: a name, possibly with a label after a colon, and an address
+    each."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         size = 64 * IFREQ.size
         while True:
@@ -171,8 +173,8 @@ def _read_live_v4_addresses() -> list[tuple[str, str]]:
 
 
 def _read_recorded_v4_addresses(tree: FileTree) -> list[tuple[str, str]]:
-    """Local addresses of the kernel's table, each with the interface whose network it is in; one that could be of
-    several interfaces is left out."""
+    """Local addresses of the kernel's table, each with the interface whose network it is in; ambiguous
+    addresses are skipped."""
     local: set[str] = set()
     leaf = ""
     for line in (tree.read_text("proc/net/fib_trie") or "").splitlines():
@@ -187,7 +189,7 @@ def _read_recorded_v4_addresses(tree: FileTree) -> list[tuple[str, str]]:
 
 
 def _find_only_interface(routes: Iterable[Route], address: str) -> str | None:
-    """The interface of the narrowest networks that `address` is in, if it is one."""
+    """The interface of the most specific networks that contain `address`, if it is unambiguous."""
     matching = [route for route in routes if ipaddress.ip_address(address) in route.network]
     narrowest = max((route.network.prefixlen for route in matching), default=0)
     names = {route.interface for route in matching if route.network.prefixlen == narrowest}
@@ -199,7 +201,7 @@ def _read_v6_addresses(tree: FileTree) -> list[tuple[str, str]]:
 
 
 def _read_v4_routes(tree: FileTree) -> list[Route]:
-    """Usable entries of proc/net/route, whose numbers are in the byte order of the machine: little endian."""
+    """Usable entries of proc/net/route, whose numbers are in host byte order (little endian)."""
 
     def read(row: list[str]) -> tuple[Route, int]:
         start, width = int.from_bytes(bytes.fromhex(row[1]), "little"), int(row[7], 16).bit_count()
@@ -221,7 +223,7 @@ def _read_v6_routes(tree: FileTree) -> list[Route]:
 
 
 def _parse_rows(tree: FileTree, path: str, read: Callable[[list[str]], Row], header: str = "") -> list[Row]:
-    """What `read` makes of each line's words; a line that it cannot read is a problem."""
+    """Result of `read` for each line's words; a line that it cannot parse is recorded as a problem."""
     found = []
     for line in (tree.read_text(path) or "").splitlines():
         if header and line.startswith(header):
@@ -229,7 +231,7 @@ def _parse_rows(tree: FileTree, path: str, read: Callable[[list[str]], Row], hea
         try:
             found.append(read(line.split()))
         except (ValueError, IndexError):
-            tree.note_problem(path, f"{line.strip()[:60]!r} cannot be understood")
+            tree.note_problem(path, f"{line.strip()[:60]!r} cannot be parsed")
     return found
 
 
@@ -238,7 +240,7 @@ def _is_usable(flags: int) -> bool:
 
 
 def _choose_interface(routes: Iterable[Route], target: Address) -> str | None:
-    """Interface of the narrowest network with `target`; of two, the one with the smaller metric."""
+    """Interface of the most specific network that contains `target`; the smaller metric wins."""
     matching = [route for route in routes if target in route.network]
     best = max(matching, key=lambda route: (route.network.prefixlen, -route.metric), default=None)
     return best.interface if best else None
@@ -250,18 +252,20 @@ def _resolve_host(tree: FileTree, master: str, lookup: Lookup | None) -> list[Ad
     if address:
         return [address]
     if lookup is None:
-        tree.note_problem("etc/hosts", f"names such as '{master}' are not resolved for a recorded machine")
+        tree.note_problem("etc/hosts", f"host names ('{master}') are not resolved for a recorded machine")
         return []
     addresses = [address for text in _resolve_in_time(lookup, master) if (address := parse_ip_address(text))]
     if not addresses:
-        tree.note_problem("etc/resolv.conf", f"'{master}' has no address that was found within {RESOLVE_LIMIT_S:g} s")
+        tree.note_problem("etc/resolv.conf", f"'{master}' could not be resolved within {RESOLVE_LIMIT_S:g} s")
     return sorted(addresses, key=lambda address: address.version)
 
 
 def _resolve_in_time(lookup: Lookup, name: str) -> list[str]:
-    """What `lookup` finds within the limit."""
+    """Result of `lookup` within the time limit."""
     found: list[str] = []
-    thread = threading.Thread(target=lambda: found.extend(lookup(name)), daemon=True)  # it cannot be interrupted
+    thread = threading.Thread(
+        target=lambda: found.extend(lookup(name)), daemon=True
+    )  # a daemon: getaddrinfo cannot be interrupted
     thread.start()
     thread.join(RESOLVE_LIMIT_S)
     return list(found)

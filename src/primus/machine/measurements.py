@@ -1,4 +1,4 @@
-"""What was to be measured on a machine, and what came out: values that workers write and reports read.
+"""Plan and results of measurements on a machine: values that workers write and reports read.
 
 Times are seconds, sizes bytes, rates 1e9 B/s (GB/s) or 1e12 FLOP/s (TFLOP/s).
 """
@@ -9,55 +9,55 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from primus.machine.facts import DeviceKind
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Member = TypeVar("Member")
 Scope = Literal["node", "all"]
-"""Processes of each node among themselves, or all processes of all nodes."""
+"""Processes of one node, or all processes of all nodes."""
 
 DEVICE_TESTS = ("sanity", "gemm", "memory", "copies")
 GROUP_TESTS = ("collectives", "pairs")
 TESTS = DEVICE_TESTS + GROUP_TESTS
 SOAK_TESTS = ("host_memory", "quickstart", "burn_in")
-"""Those of `--level soak` besides."""
+"""Additional tests of `--level soak`."""
 NODE_TESTS = ("rdma", "storage")
-"""Those that need no process of PyTorch: of `--level soak` as well."""
+"""Tests without PyTorch processes; also run by `--level soak`."""
 ALL_TESTS = TESTS + SOAK_TESTS + NODE_TESTS
 
 FILE = "report/performance.json"
-"""What rank 0 gathered, in the run folder; absent where the tests ended early."""
+"""Results collected by rank 0, in the run folder; missing if the tests ended early."""
 
 
 class MeasurementPlan(Struct, frozen=True, kw_only=True):
-    """What the workers shall measure; `config/preflight.json` of their run."""
+    """What the workers measure; `config/preflight.json` of their run."""
 
     tests: tuple[str, ...] = TESTS
-    """Names from ALL_TESTS, run in that order."""
+    """Names from ALL_TESTS, in the order of execution."""
     sizes_bytes: tuple[int, ...]
     """Sizes of the collectives, by the convention of nccl-tests the bytes of the largest side."""
     ring_sizes_bytes: tuple[int, ...] = ()
-    """Sizes of what goes round in a ring (send_recv); those of the other collectives where there are none."""
+    """Sizes of send_recv in a ring; empty for those of the other collectives."""
     pair_bytes: int
     """Message of the pair scan."""
     intra_group_sizes: tuple[int, ...] = ()
-    """Collectives run among so many ranks of a node as well."""
+    """Collectives also run in groups of this many ranks of a node."""
     inter_group_sizes: tuple[int, ...] = ()
-    """Collectives run among all ranks of so many nodes as well."""
+    """Collectives also run among all ranks of this many nodes."""
     gemm_size: int
     """M, N and K."""
     dtype: Dtype = "bf16"
     """Of the matrix product; collectives and memory use fp32."""
     device: DeviceKind = "auto"
-    """What is measured (see machine/accelerators.py)."""
+    """Device to measure (see machine/accelerators.py)."""
     is_quick: bool = False
-    """Whether short times and small arrays do, at the price of noise."""
+    """Whether to use short times and small arrays, which gives noisier results."""
     timeout_s: float = 120.0
-    """Limit of each test, and of the ranks' meeting."""
+    """Time limit of each test, and of the rendezvous."""
     last_level_cache_bytes: int | None = None
-    """Of a device, from its profile; None has the test look, or take the largest known."""
+    """From the device's profile; None lets the test read it, or use the largest known size."""
     burn_in_s: float = 600.0
     """How long the burn-in loads the devices."""
 
@@ -68,7 +68,7 @@ class Timing(Struct, frozen=True, kw_only=True):
     n: int
     """Samples."""
     calls: int = 1
-    """Calls in each sample: more than one where a single call is too short for the clock."""
+    """Calls in each sample; more than one if a single call is too short for the clock."""
     median_s: float
     p5_s: float
     p95_s: float
@@ -77,9 +77,9 @@ class Timing(Struct, frozen=True, kw_only=True):
     mad_s: float
     """Median absolute deviation from the median."""
     wall_s: float | None = None
-    """Mean of one call by the host's clock; its distance from the device's is launch overhead."""
+    """Mean time of one call by the host's clock; the difference from the device's clock is launch overhead."""
     is_settled: bool = True
-    """Whether the warm-up ended in steady times rather than at its limit."""
+    """Whether times became steady before the limit of the warm-up."""
 
 
 class MeasuredFigure(Struct, frozen=True, kw_only=True):
@@ -88,24 +88,24 @@ class MeasuredFigure(Struct, frozen=True, kw_only=True):
     test: str
     """``sanity``, ``gemm_bf16``, ``memory_copy``, ``memory_triad``, ``host_to_device``: as in a profile's floors."""
     value: float | None = None
-    """None where it could not be measured."""
+    """None if it could not be measured."""
     unit: str = ""
     convention: str = ""
-    """What was counted, and on which data: ``2MNK / median, M=N=K=8192, normal random, 3 rotating sets``."""
+    """What was counted, on which data: ``2MNK / median, M=N=K=8192, normal random, 3 rotating sets``."""
     timing: Timing | None = None
     wrong: int = 0
-    """Elements of the result that are not what they must be."""
+    """Number of wrong elements in the result."""
     problem: str = ""
-    """Why there is no value, or what is wrong with it."""
+    """Why there is no value, or why it is wrong."""
 
 
 class WrongElements(Struct, frozen=True, kw_only=True):
-    """Elements that a rank received and that are not what they must be."""
+    """Wrong elements that a rank received."""
 
     rank: int
     """Global rank of the receiver."""
     source: int | None = None
-    """Global rank that they came from; None for a sum, which comes from all."""
+    """Global rank of the sender; None for a sum of all ranks."""
     count: int
 
 
@@ -125,20 +125,20 @@ class Collective(Struct, frozen=True, kw_only=True):
     rank_times_s: tuple[float, ...] = ()
     algbw_gb_per_s: float | None = None
     busbw_gb_per_s: float | None = None
-    """None for a single rank, where it has no meaning."""
+    """None for a single rank, where it is not defined."""
     wrong: tuple[WrongElements, ...] = ()
     problem: str = ""
     """Why there is no time: ``not offered by gloo``, ``single rank``."""
 
 
 class Pair(Struct, frozen=True, kw_only=True):
-    """Two ranks that sent to each other at once."""
+    """Two ranks that exchanged messages."""
 
     first: int
     second: int
     """Global ranks."""
     round: int
-    """Pairs of a round ran at the same time."""
+    """Pairs of a round run concurrently."""
     between_nodes: bool
     size_bytes: int
     gb_per_s: float | None = None
@@ -151,13 +151,13 @@ class LoadWindow(Struct, frozen=True, kw_only=True):
     """A part of a burn-in."""
 
     begin_s: float
-    """Since the burn-in began."""
+    """Since the start of the burn-in."""
     tflops: float
     """Rate of the products with their checks."""
 
 
 class BurnIn(Struct, frozen=True, kw_only=True):
-    """What a burn-in of one device found."""
+    """Result of the burn-in of one device."""
 
     key: str
     """Devices with the same key compute the same bits."""
@@ -168,30 +168,30 @@ class BurnIn(Struct, frozen=True, kw_only=True):
     wrong_at_first: int = 0
     """Elements of the first products that differ from fp64 beyond rounding."""
     wrong_words: int = 0
-    """Elements of later products that differ from the first ones in some bit."""
+    """Elements of later products that differ in any bit from the first product."""
     wrong_memory: int = 0
     """Words of memory that lost their pattern."""
     first_wrong_s: float | None = None
-    """When something was wrong first, to the end of its window."""
+    """End of the first window with an error."""
     windows: tuple[LoadWindow, ...] = ()
 
 
 class ReferenceTraining(Struct, frozen=True, kw_only=True):
-    """A small training in a fixed way on one device."""
+    """Result of a small deterministic training on one device."""
 
     key: str
     """Devices with the same key compute the same bits."""
     digest: str
     """Of all losses and of the weights at the end."""
     last_loss: float | None = None
-    """None where it is not finite."""
+    """None if it is not finite."""
 
 
 class Telemetry(Struct, frozen=True, kw_only=True):
-    """A card of a node while it was loaded; None where no source states a value."""
+    """State of a GPU under load; None where no source has a value."""
 
-    card: int
-    """Index among the cards of the node."""
+    gpu: int = field(name="card")  # the key in run folders
+    """Index among the GPUs of the node."""
     num_samples: int
     clock_min_mhz: float | None = None
     clock_mean_mhz: float | None = None
@@ -199,13 +199,13 @@ class Telemetry(Struct, frozen=True, kw_only=True):
     power_max_w: float | None = None
     temperature_max_c: float | None = None
     throttled: dict[str, int] = {}
-    """Samples in which the clock was held down, by reason."""
+    """Samples in which the clock was throttled, by reason."""
     new_uncorrectable: int | None = None
-    """Uncorrectable errors of its memory from the first sample to the last."""
+    """Uncorrectable memory errors between the first and the last sample."""
 
 
 class RankResult(Struct, frozen=True, kw_only=True):
-    """What one rank measured by itself, and where it stands."""
+    """Results of one rank, and its place in the job."""
 
     rank: int
     local_rank: int
@@ -222,13 +222,13 @@ class RankResult(Struct, frozen=True, kw_only=True):
     """The same training several times."""
     burn_in: BurnIn | None = None
     telemetry: tuple[Telemetry, ...] = ()
-    """Of all cards of the node, by its first rank."""
+    """For all GPUs of the node; only on its first rank."""
     is_complete: bool = False
-    """Whether all tests that were asked for are behind it, well or badly."""
+    """Whether all planned tests have run, successfully or not."""
 
 
 class RankMeasurements(Struct, frozen=True, kw_only=True):
-    """What one rank has to tell: its own results, and those of the groups that it leads."""
+    """Everything that one rank reports: its own results, and those of the groups that it leads."""
 
     rank: RankResult
     collectives: tuple[Collective, ...] = ()
@@ -236,7 +236,7 @@ class RankMeasurements(Struct, frozen=True, kw_only=True):
 
 
 class MeasurementResults(Struct, frozen=True, kw_only=True):
-    """All that the workers of a run measured; parts are missing where they ended early."""
+    """All results of a run's workers; incomplete if workers ended early."""
 
     asked: MeasurementPlan
     world_size: int
@@ -249,18 +249,18 @@ class MeasurementResults(Struct, frozen=True, kw_only=True):
     pairs: tuple[Pair, ...] = ()
     duration_s: float | None = None
     problem: str = ""
-    """Why the tests ended early; empty where all were done."""
+    """Why the tests ended early; empty if all have run."""
 
 
 def find_measurements_file(rank: int) -> str:
-    """Where a rank leaves its part, in the run folder."""
+    """Path of a rank's results in the run folder."""
     return f"report/performance/rank_{rank}.json"
 
 
 def merge_measurements(
     asked: MeasurementPlan, world_size: int, parts: Iterable[RankMeasurements]
 ) -> MeasurementResults:
-    """The results of all ranks in order; `problem` names the ranks that are missing, or what ended the tests."""
+    """The results of all ranks in order; `problem` names missing ranks, or what ended the tests."""
     told = sorted(parts, key=lambda part: part.rank.rank)
     missing = sorted(set(range(world_size)) - {part.rank.rank for part in told})
     problems = [f"rank {part.rank.rank}: {part.rank.problem}" for part in told if part.rank.problem]
@@ -279,7 +279,7 @@ def merge_measurements(
 def list_collective_groups(
     asked: MeasurementPlan, nodes: Sequence[tuple[int, ...]]
 ) -> list[tuple[Scope, list[tuple[int, ...]]]]:
-    """Groups of ranks that run collectives, those of one entry at the same time; a rank may be in none of them.
+    """Groups of ranks that run collectives; groups of one entry run concurrently, and a rank may be in none of them.
 
     Args:
         nodes: Ranks of each node.
@@ -301,10 +301,10 @@ def _divide_members(members: Sequence[Member], size: int) -> list[tuple[Member, 
 
 
 def list_pair_rounds(n: int) -> list[list[tuple[int, int]]]:
-    """Rounds of pairs that can run at once, in which each two of `n` members meet exactly once.
+    """Rounds of disjoint pairs in which every two of `n` members are paired exactly once.
 
-    The circle method: member 0 stays, the others move on by one place a round; where `n` is odd, the one that meets
-    the empty place rests. n - 1 rounds, n where it is odd.
+    The circle method: member 0 is fixed, the others rotate by one position per round. For odd `n` a dummy member is
+    added, and its partner pauses. There are n - 1 rounds for even n, n rounds for odd n.
     """
     places: list[int | None] = [*range(n), *([None] if n % 2 else [])]
     found = []

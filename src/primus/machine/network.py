@@ -1,4 +1,4 @@
-"""Which interface and which RDMA ports a launch should use, and what is wrong with those that the user chose."""
+"""Chooses the interface and RDMA ports of a launch, and checks those that the user chose."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from primus.machine.tree import build_sort_key, parse_int
 EXPECTED_VARIABLE = "PRIMUS_EXPECT_IB"
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 INSIDE = re.compile(r"lo$|(docker|veth|br-|virbr|cni|flannel|cali)")
-"""Interfaces that lead to containers and virtual machines of this host only (AMD-AGI/Primus base_env.sh)."""
+"""Prefixes of interfaces that reach only containers and virtual machines of this host (AMD-AGI/Primus base_env.sh)."""
 
-UNKNOWN = "the network of an assumed machine is not known: interface and RDMA ports are chosen on the node"
+UNKNOWN = "the network of an assumed machine is unknown: interface and RDMA ports are chosen on the node"
 
 Port = tuple[RdmaDevice, RdmaPort]
 
 
 class Network(Struct, frozen=True, kw_only=True):
-    """The choice for one node; what is None or empty is left unset."""
+    """The choice for one node; None and empty values are not set."""
 
     interface: str | None = None
     """Interface for NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, never an address."""
     hcas: tuple[str, ...] = ()
-    """Entries of NCCL_IB_HCA, which begins with ``=`` so that they mean themselves: ``mlx5_0:1``, ``mlx5_3:1``."""
+    """Entries of NCCL_IB_HCA, which starts with ``=`` for exact matches: ``mlx5_0:1``, ``mlx5_3:1``."""
     gid_index: int | None = None
-    """NCCL_IB_GID_INDEX, where no NIC profile knows it."""
+    """NCCL_IB_GID_INDEX, if no NIC profile sets it."""
     nic_kind: str | None = None
     """NIC profile of the chosen ports."""
     ports: tuple[tuple[str, int], ...] = ()
-    """Device and number of each chosen port; also on one node, where nothing is set."""
+    """Device and number of each chosen port; also on a single node, where no variable is set."""
     excluded: tuple[tuple[str, str], ...] = ()
-    """Port or interface that was not chosen, and why."""
+    """Ports and interfaces that were not chosen, with reasons."""
     warnings: tuple[str, ...] = ()
     reasons: dict[str, str] = {}
-    """Why, by field: ``interface``, ``hcas``, ``gid_index``, ``nic_kind``."""
+    """Reasons, by field: ``interface``, ``hcas``, ``gid_index``, ``nic_kind``."""
 
 
 def choose_network(
     facts: MachineFacts, nnodes: int, environ: Mapping[str, str], expected: int | None = None
 ) -> Network:
-    """The interface that leads to the master, and the fastest RDMA ports that are up; on one node nothing is set.
+    """The interface to the master and the fastest active RDMA ports; on a single node nothing is set.
 
     Args:
         facts: Of this node, with `master_interface`.
         nnodes: Nodes of the launch.
-        environ: The user's variables: PRIMUS_EXPECT_IB is a number of ports, or 1 for as many as there are cards (one
-            at least); USING_AINIC=1 says what the adapters are.
-        expected: Number of ports, before PRIMUS_EXPECT_IB.
+        environ: The user's variables: PRIMUS_EXPECT_IB is a number of ports, or 1 for one per GPU (at least one);
+            USING_AINIC=1 sets the kind of the NICs.
+        expected: Number of ports; overrides PRIMUS_EXPECT_IB.
     """
     if facts.assumed:
         return _build_assumed_network(facts, nnodes, environ)
@@ -80,14 +80,14 @@ def choose_network(
     rate = f"{ports[0][1].rate_gbps:g} Gb/s" if ports and ports[0][1].rate_gbps else "of unknown rate"
     hca_reason = f"the {len(ports)} active ports with the highest rate, {rate}" if verbs else "no RDMA port is active"
     if ports and not verbs:
-        hca_reason = f"{kind} is not reached by verbs"
+        hca_reason = f"{kind} does not use verbs"
     return _add_reasons(
         network, interface=way if interface else "", hcas=hca_reason, gid_index=gid_reason, nic_kind=kind_reason
     )
 
 
 def _build_assumed_network(facts: MachineFacts, nnodes: int, environ: Mapping[str, str]) -> Network:
-    """What is known without the machine: the kind of its adapters, not their names."""
+    """What is known without the machine: the kind of its NICs, but not their names."""
     ports = [(device, port) for device in facts.rdma for port in device.ports]
     kind, _ = _find_nic_kind(ports, environ)
     return Network(
@@ -101,9 +101,9 @@ def _build_assumed_network(facts: MachineFacts, nnodes: int, environ: Mapping[st
 def select_names(expression: str, names: Iterable[str]) -> list[str]:
     """The `names` that an expression of NCCL_SOCKET_IFNAME or NCCL_IB_HCA selects.
 
-    ``^`` denies, ``=`` after it asks for the whole name rather than its beginning, commas separate names, and an HCA
-    may have its port after a colon; a name without a port is all its ports (NCCL user guide, and parseStringList and
-    matchIfList of its source: entries that are empty do not count, and no entries select everything).
+    ``^`` excludes, a following ``=`` requires exact names rather than prefixes, commas separate names, and an HCA may
+    have a port after a colon; a name without a port selects all its ports (NCCL user guide, and parseStringList and
+    matchIfList of its source: empty entries are ignored, and an empty list selects everything).
     """
     denies = expression.startswith("^")
     rest = expression.removeprefix("^")
@@ -116,9 +116,9 @@ def select_names(expression: str, names: Iterable[str]) -> list[str]:
 
 
 def validate_network_variables(environ: Mapping[str, str], facts: MachineFacts) -> tuple[str, ...]:
-    """What is wrong with the interfaces and RDMA ports that the user's own variables select; empty if nothing is.
+    """Problems of the interfaces and RDMA ports that the user's variables select; empty if there are none.
 
-    What is not known, as on a machine that was only named, is not judged.
+    Unknown values, as on an assumed machine, are not judged.
     """
     socket_values = [(name, environ[name]) for name in SOCKET_VARIABLES if environ.get(name)]
     found = [warning for pair in socket_values for warning in _find_interface_warnings(*pair, facts)]
@@ -131,8 +131,8 @@ def _add_reasons(network: Network, **reasons: str) -> Network:
 
 
 def _list_data_ports(facts: MachineFacts) -> tuple[list[Port], list[tuple[str, str]]]:
-    """The fastest active ports, and why the others are not among them; where some share a PCI root with a card, ports
-    of which it is known that they do not are for storage or management."""
+    """The fastest active ports, and why others are excluded. If some ports share a PCI root with a GPU, ports that are
+    known not to do so are for storage or management."""
     ports = [(device, port) for device in facts.rdma for port in device.ports]
     reasons = {(device.name, port.number): _explain_exclusion(device, port, facts.interfaces) for device, port in ports}
     usable = [(device, port) for device, port in ports if not reasons[device.name, port.number]]
@@ -141,7 +141,7 @@ def _list_data_ports(facts: MachineFacts) -> tuple[list[Port], list[tuple[str, s
     for device, port in usable:
         if (device, port) not in chosen:
             reasons[device.name, port.number] = f"{port.rate_gbps or 0:g} of {fastest:g} Gb/s, not for data"
-    roots = {card.pci_path[0] for card in facts.devices if card.pci_path}
+    roots = {gpu.pci_path[0] for gpu in facts.devices if gpu.pci_path}
     if any(device.pci_path and device.pci_path[0] in roots for device, _ in chosen):
         far = [(device, port) for device, port in chosen if device.pci_path and device.pci_path[0] not in roots]
         reasons |= {(device.name, port.number): "shares no PCI root with a GPU, not for data" for device, port in far}
@@ -154,7 +154,7 @@ def _list_data_ports(facts: MachineFacts) -> tuple[list[Port], list[tuple[str, s
 
 
 def _explain_exclusion(device: RdmaDevice, port: RdmaPort, interfaces: Sequence[Interface]) -> str:
-    """Why a port cannot be for data, its rate aside; empty where it can."""
+    """Why a port cannot carry data, apart from its rate; empty if it can."""
     if not port.is_active:
         return f"{port.state}, {port.physical_state}"
     bonds = {interface.name for interface in interfaces if interface.kind == "bond"}
@@ -165,22 +165,22 @@ def _explain_exclusion(device: RdmaDevice, port: RdmaPort, interfaces: Sequence[
 
 
 def _choose_master_interface(facts: MachineFacts) -> tuple[str | None, str]:
-    """The interface that leads to the master, and why; None and what to do where there is none that can be used."""
+    """The interface to the master, and the reason; None and a hint if there is none that can be used."""
     name = facts.master_interface
     by_name = {interface.name: interface for interface in facts.interfaces}
     member = by_name.get(name or "")
     if member and member.master in by_name and by_name[member.master].kind == "bond":
         name = member.master
     if name is None and facts.files_only:
-        return None, "a dry run asks no name server: the interface that leads to the master is chosen on the node"
+        return None, "a dry run resolves no names: the interface to the master is chosen on the node"
     if name is None:
-        return None, "no interface is known to lead to the master: NCCL_SOCKET_IFNAME is left unset"
+        return None, "no interface has a known route to the master: NCCL_SOCKET_IFNAME is not set"
     if INSIDE.match(name):
         return None, (
-            f"the way to the master is {name}, which other nodes cannot reach: set MASTER_ADDR to an address of node 0 "
-            "that all nodes reach"
+            f"the route to the master uses {name}, which other nodes cannot reach: set MASTER_ADDR to an "
+            "address of node 0 that all nodes reach"
         )
-    return name, "leads to the master"
+    return name, "route to the master"
 
 
 def _list_bond_members(interfaces: Iterable[Interface]) -> Iterator[tuple[str, str]]:
@@ -193,7 +193,7 @@ def _find_nic_kind(ports: Sequence[Port], environ: Mapping[str, str]) -> tuple[s
         return "ainic", "USING_AINIC=1"
     kinds = Counter(device.kind for device, _ in ports if device.kind)
     if not kinds:
-        return None, "no profile describes the adapters" if ports else ""
+        return None, "no profile describes the NICs" if ports else ""
     kind, count = kinds.most_common(1)[0]
     return kind, f"{count} of {len(ports)} ports"
 
@@ -201,17 +201,21 @@ def _find_nic_kind(ports: Sequence[Port], environ: Mapping[str, str]) -> tuple[s
 def _choose_gid_index(ports: Sequence[Port], kind: str | None) -> tuple[int | None, str, list[str]]:
     """The GID index that all Ethernet ports have for RoCE v2 over IPv4, why, and warnings.
 
-    Only for mellanox: the profiles of other adapters know theirs.
+    Only for mellanox; the profiles of other NICs set it.
     """
     ethernet = [pair for pair in ports if pair[1].link_layer == "Ethernet"]
     if not ethernet:
         return None, "InfiniBand needs none" if ports else "", []
     if kind != "mellanox":
-        return None, f"the profile of {kind or 'the adapters'} decides", []
+        return None, f"set by the profile of {kind or 'the NICs'}", []
     indexes = {f"{device.name}:{port.number}": find_roce_v2_index(port) for device, port in ethernet}
     found = set(indexes.values())
     if found == {None}:
-        return None, "", ["no RDMA port has a RoCE v2 GID with an IPv4 address: does its interface have an address?"]
+        return (
+            None,
+            "",
+            ["no RDMA port has a RoCE v2 GID with an IPv4 address: check that its interface has an address"],
+        )
     if len(found) > 1:
         listed = ", ".join(f"{name} {'none' if index is None else index}" for name, index in indexes.items())
         return None, "", [f"RoCE v2 GIDs are not at the same index on all ports ({listed}): NCCL_IB_GID_INDEX is unset"]
@@ -219,7 +223,7 @@ def _choose_gid_index(ports: Sequence[Port], kind: str | None) -> tuple[int | No
 
 
 def find_roce_v2_index(port: RdmaPort) -> int | None:
-    """Lowest index of a RoCE v2 GID that stands for an IPv4 address; None where the port has none."""
+    """Lowest index of a RoCE v2 GID with an IPv4 address; None without one."""
     gids = (gid.index for gid in port.gids if gid.kind == "RoCE v2" and _is_ipv4(gid.gid))
     return min(gids, default=None)
 
@@ -242,11 +246,11 @@ def _find_count_warnings(facts: MachineFacts, ports: Sequence[Port], expected: i
         missing = _format_missing_ports(facts, ports) if len(ports) < expected else ""
         yield f"{len(ports)} of {expected} expected RDMA ports are active{missing}"
     elif not ports and (facts.rdma or facts.devices):
-        yield f"no RDMA port is active: nodes talk over sockets, which is slow{_format_missing_ports(facts, ports)}"
+        yield f"no RDMA port is active: nodes use sockets, which is slow{_format_missing_ports(facts, ports)}"
 
 
 def _format_missing_ports(facts: MachineFacts, ports: Sequence[Port]) -> str:
-    """Ports that should be up: of the chosen ones' type, or all where none was chosen or no type is known."""
+    """Ports that should be up: those of the chosen ports' type, or all if none was chosen or the type is unknown."""
     types = {device.hca_type for device, _ in ports if device.hca_type}
     alike = [device for device in facts.rdma if device.hca_type in types] if types else facts.rdma
     down = [f"{device.name} {port.physical_state}" for device in alike for port in device.ports if not port.is_active]
@@ -254,7 +258,7 @@ def _format_missing_ports(facts: MachineFacts, ports: Sequence[Port]) -> str:
 
 
 def _split_entry(entry: str) -> tuple[str, int | None]:
-    """Name and port; as with C's atoi a port that is no number is 0, and -1 is any."""
+    """Name and port; as with C's atoi an invalid port is 0, and -1 is any port."""
     name, colon, text = entry.partition(":")
     match = re.match(r"\s*([+-]?\d{1,9})", text)
     port = int(match[1]) if match else 0
@@ -275,10 +279,10 @@ def _find_interface_warnings(variable: str, value: str, facts: MachineFacts) -> 
         yield from addresses
         return
     names = [interface.name for interface in facts.interfaces]
-    is_gloo = variable == "GLOO_SOCKET_IFNAME"  # PyTorch takes whole names only
+    is_gloo = variable == "GLOO_SOCKET_IFNAME"  # Gloo and PyTorch match exact names only
     chosen = select_names(f"={value}" if is_gloo else value, names)
     if not chosen:
-        yield f"{variable}={value} selects no interface; there are {', '.join(names)}"
+        yield f"{variable}={value} matches no interface; available: {', '.join(names)}"
     elif all(INSIDE.match(name) for name in chosen):
         yield f"{variable}={value} selects only {', '.join(chosen)}, which other nodes cannot reach"
     down = [i.name for i in facts.interfaces if i.name in chosen and i.state == "down" and not value.startswith("^")]
@@ -308,7 +312,7 @@ def _find_hca_warnings(value: str, facts: MachineFacts) -> Iterator[str]:
     ports = {f"{device.name}:{port.number}": port for device in facts.rdma for port in device.ports}
     chosen = select_names(value, ports)
     if not chosen:
-        yield f"NCCL_IB_HCA={value} selects no RDMA port; there are {', '.join(ports)}"
+        yield f"NCCL_IB_HCA={value} matches no RDMA port; available: {', '.join(ports)}"
         return
     down = [
         f"{name} ({ports[name].state}, {ports[name].physical_state})" for name in chosen if not ports[name].is_active

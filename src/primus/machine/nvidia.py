@@ -1,5 +1,5 @@
-"""NVIDIA cards from the driver's library on the running machine, else from its files (/proc/driver/nvidia/gpus) and the
-PCI bus."""
+"""NVIDIA GPUs from the driver's library on the running machine, otherwise from its files (/proc/driver/nvidia/gpus) and
+the PCI bus."""
 
 from __future__ import annotations
 
@@ -7,46 +7,31 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from primus.machine import pci, profile
 from primus.machine.device_sources import Sourced, build_device
 from primus.machine.devices import MIG
 from primus.machine.facts import Device, Link, Partition, PcieLink
+from primus.machine.nvml import NvidiaReading, read_nvml
 from primus.machine.profile import Profile
 from primus.machine.tree import FileTree
 
 GPUS = "proc/driver/nvidia/gpus"
 CAPABILITIES = "proc/driver/nvidia/capabilities"
-"""Has a folder gpuMINOR/mig/giN/ciN for each part of a divided card (NVIDIA MIG user guide, device nodes)."""
+"""Holds a folder gpuMINOR/mig/giN/ciN for each compute instance of a MIG GPU (NVIDIA MIG user guide, device nodes)."""
 LIBRARY = "libnvidia-ml.so.1"
 SWITCH = -1
-"""Stands for whatever a link leads to that is no card: on the usual servers a switch that joins all cards."""
-
-
-class NvidiaReading(Struct, frozen=True, kw_only=True):
-    """What NVML, or the driver's file, says of one card."""
-
-    bdf: str | None
-    name: str = ""
-    uuid: str | None = None
-    device_id: int | None = None
-    memory_bytes: int | None = None
-    architecture: str | None = None
-    vbios: str | None = None
-    peers: tuple[str, ...] = ()
-    """Address of what each active NVLink leads to."""
-    is_lost: bool = False
-    """Whether the driver counts the card but cannot reach it."""
+"""The peer of a link that does not lead to a GPU: on most servers an NVSwitch that connects all GPUs."""
 
 
 def read_gpus(
     tree: FileTree, functions: Iterable[pci.PciFunction], library: str = LIBRARY
 ) -> tuple[tuple[Device, ...], tuple[Link, ...]]:
-    """The cards by their addresses, and the NVLink connections between them; parts of a card (MIG) are no cards."""
+    """The GPUs by their addresses, and the NVLink connections between them; MIG instances are not counted as GPUs."""
     functions = [function for function in functions if function.vendor == pci.NVIDIA]
     folders = sorted(tree.list_names(GPUS))
-    readings, source = (_read_library(tree, library) if tree.may_ask and (folders or functions) else None), "nvml"
+    readings, source = (read_nvml(tree, library) if tree.may_ask and (folders or functions) else None), "nvml"
     if readings is None:
         readings, source = [_read_driver_file(tree, folder) for folder in folders], "proc"
     readings = _fill_addresses(readings, [function.bdf for function in functions] or folders)
@@ -56,9 +41,9 @@ def read_gpus(
     for function in functions:
         if pci.normalize_address(function.bdf) not in known:
             why = (
-                "its driver shows none there: it failed, fell off or may not be read"
+                "its driver does not list it: the GPU failed, fell off the bus or is not accessible"
                 if known
-                else "nvidia is not loaded"
+                else "the nvidia driver is not loaded"
             )
             tree.note_problem(f"{pci.DEVICES}/{function.bdf}", f"an NVIDIA device on the bus, but {why}")
             if pci.normalize_address(function.bdf) in lost:
@@ -68,14 +53,8 @@ def read_gpus(
     return tuple(devices), _build_links(readings)
 
 
-def _read_library(tree: FileTree, library: str) -> list[NvidiaReading] | None:
-    from primus.machine import nvml  # a machine without NVIDIA cards needs none
-
-    return nvml.read_nvml(tree, library)
-
-
 def _fill_addresses(readings: Sequence[NvidiaReading], addresses: Iterable[str]) -> list[NvidiaReading]:
-    """The readings, lost cards with the addresses that no other card has: the driver gives none for them.
+    """The readings; lost GPUs, for which the driver gives no address, get the remaining addresses.
 
     Both are in the order of addresses, which is NVML's.
     """
@@ -112,7 +91,7 @@ def _build_gpu(
 
 
 def _find_mig_mode(tree: FileTree, reading: NvidiaReading) -> str | None:
-    """MIG where the card is divided into parts that compute; the driver numbers cards by their minor there."""
+    """MIG where the GPU has compute instances; these files number GPUs by their device minor."""
     folder = next((name for name in tree.list_names(GPUS) if pci.normalize_address(name) == reading.bdf), None)
     text = (tree.read_text(f"{GPUS}/{folder}/information") or "") if folder else ""
     minor = re.search(r"^Device Minor:\s*(\d+)", text, re.MULTILINE)
@@ -124,7 +103,7 @@ def _find_mig_mode(tree: FileTree, reading: NvidiaReading) -> str | None:
 
 
 def _find_profile(device_id: int | None, name: str) -> Profile | None:
-    """By the id; by the name only where there is no id."""
+    """By the id; by the name only without an id."""
     return (
         profile.find_profile_by_id("nvidia", device_id)
         if device_id is not None
@@ -138,7 +117,7 @@ def _read_driver_file(tree: FileTree, folder: str) -> NvidiaReading:
     lines = [line.partition(":") for line in (tree.read_text(f"{GPUS}/{folder}/information") or "").splitlines()]
     values = {key.strip(): value.strip() for key, _, value in lines}
     if not values:
-        tree.note_problem(f"{GPUS}/{folder}/information", "says nothing of the device")
+        tree.note_problem(f"{GPUS}/{folder}/information", "does not describe the device")
     if values.get("GPU Excluded") == "Yes":
         tree.note_problem(f"{GPUS}/{folder}", "the driver excludes this device")
     uuid = values.get("GPU UUID", "")
@@ -151,7 +130,7 @@ def _read_driver_file(tree: FileTree, folder: str) -> NvidiaReading:
 
 
 def _build_links(readings: Sequence[NvidiaReading]) -> tuple[Link, ...]:
-    """Connections from card to card, and through the switch that all others lead to."""
+    """Connections from GPU to GPU, directly or through the switch."""
     index = {reading.bdf: number for number, reading in enumerate(readings)}
     ends = [[index.get(peer, SWITCH) for peer in reading.peers] for reading in readings]
     found = []

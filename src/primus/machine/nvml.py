@@ -1,4 +1,4 @@
-"""What the NVIDIA driver's library says of the cards, called through ctypes (NVML API reference, nvml.h)."""
+"""State of the GPUs from the NVIDIA driver's library, called through ctypes (NVML API reference, nvml.h)."""
 
 from __future__ import annotations
 
@@ -7,53 +7,70 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from msgspec import Struct
+
 from primus.machine import pci
-from primus.machine.nvidia import NvidiaReading
 from primus.machine.tree import FileTree
 from primus.machine.vitals import BANKS, Process, RowRemapping, Vitals
 
 LIMIT_S = 30.0
-"""Without persistence mode the first call loads the driver, which takes seconds for each card; a driver that hangs
-never answers."""
+"""Without persistence mode the first call loads the driver, which takes seconds for each GPU; a call into a
+hung driver never returns."""
 MAX_LINKS = 18
-"""NVLinks of a card: NVML_NVLINK_MAX_LINKS."""
+"""NVLinks of a GPU: NVML_NVLINK_MAX_LINKS."""
 MAX_PROCESSES = 512
 NOT_AVAILABLE = 2**64 - 1
 """NVML_VALUE_NOT_AVAILABLE, as a number of 64 bits."""
 NOT_SUPPORTED = 3
-"""NVML_ERROR_NOT_SUPPORTED: this card has no such value, as GB10 has no memory of its own."""
+"""NVML_ERROR_NOT_SUPPORTED: this GPU has no such value; GB10 has no separate memory."""
 ERRORS = {
     1: "the library is not initialised",
     2: "an argument is invalid",
     NOT_SUPPORTED: "not supported",
     4: "no permission",
     6: "not found",
-    8: "its external power cables are not attached",
+    8: "external power cables are not attached",
     9: "the driver is not loaded",
     10: "the time limit was reached",
-    11: "an interrupt of the card does not work",
+    11: "a GPU interrupt does not work",
     13: "the library does not have this function",
     14: "the infoROM is corrupted",
-    15: "the GPU is lost: it fell off the bus or cannot be reached",
+    15: "the GPU is lost: it fell off the bus or is not reachable",
     16: "the GPU needs a reset",
     17: "the operating system or a cgroup blocked the GPU",
-    18: "library and driver are of different versions",
+    18: "library and driver versions differ",
     20: "not enough memory",
     999: "an internal error of the driver",
 }
 """nvmlReturn_t (nvml.h)."""
 
 
-def read_nvml(tree: FileTree, library: str) -> list[NvidiaReading] | None:
-    """What NVML says of each card; None, and a problem, where it cannot be asked or does not answer in time.
+class NvidiaReading(Struct, frozen=True, kw_only=True):
+    """One GPU as NVML, or the driver's file, describes it."""
 
-    A card that failed is a problem of its own and hides no other: it has a reading with what is still known of it.
+    bdf: str | None
+    name: str = ""
+    uuid: str | None = None
+    device_id: int | None = None
+    memory_bytes: int | None = None
+    architecture: str | None = None
+    vbios: str | None = None
+    peers: tuple[str, ...] = ()
+    """Peer address of each active NVLink."""
+    is_lost: bool = False
+    """Whether the driver lists the GPU but cannot reach it."""
+
+
+def read_nvml(tree: FileTree, library: str) -> list[NvidiaReading] | None:
+    """NVML's reading of each GPU; None, and a problem, where NVML is not available or does not answer in time.
+
+    A GPU that failed is reported as a problem and hides no other GPU: its reading holds what is still known.
     """
     return _ask_devices(tree, library, _NvmlLibrary.read_device)
 
 
 def read_nvml_vitals(tree: FileTree, library: str) -> dict[str, Vitals]:
-    """Live values of each card that answers, by its address."""
+    """Live values of each GPU that responds, by its address."""
     found = _ask_devices(tree, library, _NvmlLibrary.read_vitals) or []
     return {bdf: values for bdf, values in found if bdf is not None}
 
@@ -61,15 +78,15 @@ def read_nvml_vitals(tree: FileTree, library: str) -> dict[str, Vitals]:
 Answer = TypeVar("Answer")
 
 
-def _ask_devices(tree: FileTree, library: str, of_card: Callable[[_NvmlLibrary, int], Answer]) -> list[Answer] | None:
-    """`of_card` of each card, in a thread that is left where the driver hangs."""
+def _ask_devices(tree: FileTree, library: str, of_gpu: Callable[[_NvmlLibrary, int], Answer]) -> list[Answer] | None:
+    """`of_gpu` of each GPU, in a thread that is abandoned where the driver hangs."""
     found: list[Answer] = []
     problems: list[str] = []
-    failure: list[str] = [f"gave no answer in {LIMIT_S:g} s"]
+    failure: list[str] = [f"no response within {LIMIT_S:g} s"]
 
     def ask() -> None:
         try:
-            found.extend(_NvmlLibrary(library, problems).read_devices(of_card))
+            found.extend(_NvmlLibrary(library, problems).read_devices(of_gpu))
             failure.clear()
         except (OSError, AttributeError, _NvmlError) as error:
             failure[:] = [str(error)]
@@ -77,7 +94,7 @@ def _ask_devices(tree: FileTree, library: str, of_card: Callable[[_NvmlLibrary, 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(LIMIT_S)
-    for problem in problems[:]:  # of which a call that hangs may still note more
+    for problem in problems[:]:  # a copy: a hung call may still append
         tree.note_problem(library, problem)
     if failure:
         tree.note_problem(library, failure[0])
@@ -110,7 +127,7 @@ class _Memory(ctypes.Structure):
 
 
 class _Process(ctypes.Structure):
-    """nvmlProcessInfo_t, as the third version of its function fills it."""
+    """nvmlProcessInfo_t, version 3 of the function."""
 
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -127,7 +144,7 @@ class _Banks(ctypes.Structure):
 
 
 class _NvmlLibrary:
-    """The library, opened and initialised; what fails for one card is noted in `problems`."""
+    """The library, loaded and initialised; `problems` collects failures of single GPUs."""
 
     def __init__(self, library: str, problems: list[str]) -> None:
         self.library = ctypes.CDLL(library)
@@ -135,7 +152,7 @@ class _NvmlLibrary:
         self.require_function("nvmlInit_v2")
 
     def call_function(self, name: str, *arguments: object) -> int:
-        """The code of a call; that of a missing function where the library is too old to have it."""
+        """Return code of a call; FUNCTION_NOT_FOUND (13) where the library is too old to have the function."""
         function = getattr(self.library, name, None)
         return 13 if function is None else int(function(*arguments))
 
@@ -144,11 +161,11 @@ class _NvmlLibrary:
         if code:
             raise _NvmlError(f"{name} failed: {_explain_code(code)}")
 
-    def read_devices(self, of_card: Callable[[_NvmlLibrary, int], Answer]) -> list[Answer]:
+    def read_devices(self, of_gpu: Callable[[_NvmlLibrary, int], Answer]) -> list[Answer]:
         try:
             count = ctypes.c_uint()
             self.require_function("nvmlDeviceGetCount_v2", ctypes.byref(count))
-            return [of_card(self, index) for index in range(count.value)]
+            return [of_gpu(self, index) for index in range(count.value)]
         finally:
             self.call_function("nvmlShutdown")
 
@@ -170,7 +187,7 @@ class _NvmlLibrary:
         )
 
     def read_vitals(self, index: int) -> tuple[str | None, Vitals]:
-        """Address and live values of a card; what it does not support, or does not answer, is None."""
+        """Address and live values of a GPU; unsupported values are None."""
         device, info, memory = ctypes.c_void_p(), _PciInfo(), _Memory()
         if self.call_function("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
             return None, Vitals()
@@ -225,7 +242,7 @@ class _NvmlLibrary:
         )
 
     def has_value(self, index: int, name: str, *arguments: object) -> bool:
-        """Whether a value of one card is told; a failure is noted, but not that the card has no such value."""
+        """Whether a call for one GPU succeeded; failures are recorded, except that the GPU has no such value."""
         code = self.call_function(name, *arguments)
         if code not in (0, NOT_SUPPORTED):
             self.problems.append(f"GPU {index}: {name} failed: {_explain_code(code)}")
@@ -234,8 +251,8 @@ class _NvmlLibrary:
     def read_architecture(self, index: int, device: ctypes.c_void_p) -> str | None:
         major, minor = ctypes.c_int(), ctypes.c_int()
         places = (ctypes.byref(major), ctypes.byref(minor))
-        is_told = self.has_value(index, "nvmlDeviceGetCudaComputeCapability", device, *places)
-        return f"sm{major.value}{minor.value}" if is_told else None
+        has_answer = self.has_value(index, "nvmlDeviceGetCudaComputeCapability", device, *places)
+        return f"sm{major.value}{minor.value}" if has_answer else None
 
     def read_text(self, name: str, device: ctypes.c_void_p) -> str | None:
         buffer = ctypes.create_string_buffer(96)
@@ -243,15 +260,15 @@ class _NvmlLibrary:
         return None if code else buffer.value.decode(errors="replace")
 
     def list_link_peers(self, device: ctypes.c_void_p) -> Iterable[str]:
-        """What each active link leads to; not every platform tells, and then it is only known that there is a link."""
+        """Peer of each active link; `unknown` where the platform does not report it."""
         for link in range(MAX_LINKS):
             is_active, info = ctypes.c_uint(), _PciInfo()
             code = self.call_function("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(link), ctypes.byref(is_active))
             if code or not is_active.value:
                 continue
             number, place = ctypes.c_uint(link), ctypes.byref(info)
-            is_told = self.call_function("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, number, place) == 0
-            yield (pci.normalize_address(info.bus_id.decode(errors="replace")) if is_told else None) or "unknown"
+            has_answer = self.call_function("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, number, place) == 0
+            yield (pci.normalize_address(info.bus_id.decode(errors="replace")) if has_answer else None) or "unknown"
 
 
 def _explain_code(code: int) -> str:

@@ -1,4 +1,4 @@
-"""How often the kernel has killed a process here for lack of memory: of this control group, and of the whole host.
+"""Counts of the kernel's out-of-memory kills, in this control group and on the whole host.
 
 Sources, of Linux: Documentation/admin-guide/cgroup-v2.rst (memory.events, memory.max) and cgroup-v1/memory.rst there
 (memory.oom_control, memory.stat), mm/vmstat.c (oom_kill of /proc/vmstat). A container sees its own group at the root of
@@ -14,20 +14,20 @@ from msgspec import Struct
 
 GIB, MIB = 2**30, 2**20
 NO_LIMIT_BYTES = 2**60
-"""Version 1 shows a number near 2^63 where there is no limit."""
+"""Version 1 reports a number near 2^63 for no limit."""
 
 
 class OomKills(Struct, frozen=True):
-    """Counters, from the start of the group and of the host; None where they cannot be read."""
+    """Counters since the creation of the group and the boot of the host; None if they cannot be read."""
 
     group: int | None = None
     host: int | None = None
     limit_bytes: int | None = None
-    """Of the group or one above it; None where there is none."""
+    """Limit of the group or of one above it; None without a limit."""
 
 
 def read_oom_kills(root: Path = Path("/")) -> OomKills:
-    """The counters now; a few small files."""
+    """The current counters, from a few small files."""
     host = _read_kill_counter(root / "proc/vmstat")
     places = _list_group_folders(root)
     for place in places:
@@ -39,16 +39,16 @@ def read_oom_kills(root: Path = Path("/")) -> OomKills:
 
 
 def describe_oom(before: OomKills, after: OomKills) -> str:
-    """Why a process of this group that was killed meanwhile has been: empty where the kernel has not, for memory.
+    """Why a process of this group was killed since `before`; empty if not by the out-of-memory killer.
 
-    The group counts what any out-of-memory killer does to it; the host's number counts other groups as well, so it is
-    asked only where the group's cannot be read.
+    The group counts its own kills. The host's counter includes other groups, so it is used only if the group's cannot
+    be read.
     """
     if _has_grown(before.group, after.group):
         limit = "" if after.limit_bytes is None else f" of {_format_bytes(after.limit_bytes)}"
         return f"by the kernel's out-of-memory killer: the memory limit{limit} of its container or job was reached"
     if after.group is None and _has_grown(before.host, after.host):
-        return "maybe by the kernel's out-of-memory killer, which has ended a process of this host meanwhile"
+        return "possibly by the kernel's out-of-memory killer, which killed a process on this host in that time"
     return ""
 
 
@@ -61,7 +61,7 @@ def _has_grown(before: int | None, after: int | None) -> bool:
 
 
 def _list_group_folders(root: Path) -> list[Path]:
-    """Folders of this process's group and of those above it, in both versions, the nearest first."""
+    """Folders of this process's group and of those above it, in both cgroup versions, innermost first."""
     found: list[Path] = []
     for line in _read_text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = (*line.split(":", 2), "", "")[:3]

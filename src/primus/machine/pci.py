@@ -1,4 +1,4 @@
-"""What the PCI bus says of a function: who made it, how it is linked, which NUMA node it is near."""
+"""PCI functions from the kernel's files: vendor, link, NUMA node and path."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ DEVICES = "sys/bus/pci/devices"
 AMD = 0x1002
 NVIDIA = 0x10DE
 ACCELERATOR_CLASSES = {AMD: (0x1200,), NVIDIA: (0x0300, 0x0302)}
-"""Class and subclass of the devices that compute (pci.ids): processing accelerators of AMD, VGA and 3D controllers of
+"""Class and subclass of compute devices (pci.ids): processing accelerators of AMD, VGA and 3D controllers of
 NVIDIA, whose switches are bridges."""
 DISPLAY = 0x0380
-"""Class of an Instinct MI100 or MI200 (RCCL tools/topo_expl/models), and of AMD's graphics cards: the id decides."""
+"""Class of an Instinct MI100 or MI200 (RCCL tools/topo_expl/models), and of AMD's graphics cards; the device id
+decides."""
 PACKAGE_PORTS = {(0x1002, 0x14A0), (0x1022, 0x14C7), (0x1022, 0x1500)}
 """Vendor and device id of the upstream port of MI100, MI200 and MI300 packages (RCCL tools/topo_expl/models). The link
-above it is the slot's; those below are inside the package, and report their full speed whatever the slot does."""
+above it is the slot's; those below are inside the package, and report their full speed whatever the speed of the
+slot."""
 
 
 class PciFunction(Struct, frozen=True):
-    """A PCI function of a GPU vendor that computes."""
+    """A compute function of a GPU vendor."""
 
     bdf: str
     vendor: int
@@ -35,7 +37,7 @@ class PciFunction(Struct, frozen=True):
 
 
 def list_accelerators(tree: FileTree) -> tuple[PciFunction, ...]:
-    """Functions of AMD and NVIDIA that compute, whether a driver has them or not, in the order of their addresses."""
+    """Compute functions of AMD and NVIDIA, with or without a driver, in the order of their addresses."""
     found = []
     for name in tree.list_names(DEVICES):
         vendor = tree.read_number(f"{DEVICES}/{name}/vendor")
@@ -48,15 +50,15 @@ def list_accelerators(tree: FileTree) -> tuple[PciFunction, ...]:
 
 
 def _is_instinct(device: int | None) -> bool:
-    from primus.machine import profile  # only where an AMD display controller is found
+    from primus.machine import profile  # only if an AMD display controller is present
 
     return device is not None and profile.find_profile_by_id("amd", device) is not None
 
 
 def read_slowest_link(tree: FileTree, bdf: str) -> PcieLink:
-    """The slowest link between the root port and a function; values that the kernel does not know are None.
+    """The slowest link between the root port and a function; unknown values are None.
 
-    What the path allows is the least that any of its ports allows.
+    The path supports the minimum of what its ports support.
     """
     links = [_read_link_between(tree, upper, lower, bdf) for upper, lower in _read_links_above(tree, bdf)]
     known = [each for each in links if each.speed_gts and each.width]
@@ -69,11 +71,10 @@ def read_slowest_link(tree: FileTree, bdf: str) -> PcieLink:
 
 
 def _read_links_above(tree: FileTree, bdf: str) -> list[tuple[str | None, str]]:
-    """Upper and lower port of each link between the root port and a function, the function's own first.
+    """Upper and lower port of each link between the root port and a function, starting at the function.
 
-    On the way down ports alternate: a root port or a switch's downstream port, then a switch's upstream port or the
-    device. The links inside a GPU's package are left out.
-    """
+    On the way down port types alternate: a root port or a switch's downstream port, then a switch's upstream port or
+    the device. Links inside a GPU's package are excluded."""
     parts = _find_whole_path(tree, bdf)
     depth = _count_package_depth(tree, parts)
     ports = parts[1:] if depth is None else parts[1 : depth + 1]
@@ -83,8 +84,8 @@ def _read_links_above(tree: FileTree, bdf: str) -> list[tuple[str | None, str]]:
 
 
 def _read_link_between(tree: FileTree, upper: str | None, lower: str, bdf: str) -> PcieLink:
-    """A link as its lower port reports it, within what both ports allow. A port that reports another speed or width
-    than the one at the other end is made up by a hypervisor, and does not count."""
+    """A link as its lower port reports it, limited by what both ports support. A port whose speed or width differs from
+    the other end's is emulated by a hypervisor and is ignored."""
     own = _read_link_at(tree, lower, port=None if lower == bdf else lower)
     above = _read_link_at(tree, upper, port=upper) if upper else PcieLink()
     if own.speed_gts is None or own.width is None:
@@ -114,15 +115,15 @@ def _choose_smaller(first: Number | None, second: Number | None) -> Number | Non
 
 
 def read_numa_node(tree: FileTree, bdf: str) -> int | None:
-    """NUMA node of a function; None where the firmware names none (-1)."""
+    """NUMA node of a function; None if the firmware reports none (-1)."""
     node = tree.read_number(f"{DEVICES}/{bdf}/numa_node")
     return node if node is not None and node >= 0 else None
 
 
 def find_pci_path(tree: FileTree, bdf: str) -> tuple[str, ...]:
-    """Host bridge, bridges and the device: ``("pci0000:00", "0000:00:01.0", "0000:05:00.0")``; empty if not known.
+    """Host bridge, bridges and the device: ``("pci0000:00", "0000:00:01.0", "0000:05:00.0")``; empty if unknown.
 
-    Ports inside the device's own package are a part of it, and left out.
+    Ports inside the device's own package are excluded.
     """
     parts = _find_whole_path(tree, bdf)
     depth = _count_package_depth(tree, parts)
@@ -139,7 +140,7 @@ def _find_whole_path(tree: FileTree, bdf: str) -> tuple[str, ...]:
 
 
 def _count_package_depth(tree: FileTree, parts: Sequence[str]) -> int | None:
-    """Where in a path the upstream port of the device's package is; None where it has none."""
+    """Position in a path of the upstream port of the device's package; None without one."""
     for depth, port in enumerate(parts[:-1]):
         folder = f"{DEVICES}/{port}"
         if (tree.read_number(f"{folder}/vendor"), tree.read_number(f"{folder}/device")) in PACKAGE_PORTS:
@@ -148,7 +149,7 @@ def _count_package_depth(tree: FileTree, parts: Sequence[str]) -> int | None:
 
 
 def normalize_address(text: str) -> str | None:
-    """An address with a domain of four digits, from one with eight, four or none; None where `text` is no address."""
+    """An address with a domain of four digits, from one with eight, four or none; None if `text` is not an address."""
     match = re.fullmatch(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", text.strip().lower())
     return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}.{match[4]}" if match else None
 
@@ -159,7 +160,7 @@ def decode_location(location: int, domain: int = 0) -> str:
 
 
 def strip_function(bdf: str) -> str:
-    """The address without its function, which is one for all partitions of a card."""
+    """The address without its function; the same for all partitions of a GPU."""
     return bdf.rpartition(".")[0]
 
 
@@ -169,6 +170,6 @@ def _parse_speed(text: str | None) -> float | None:
 
 
 def _parse_width(text: str | None) -> int | None:
-    """Lanes; the kernel writes 0 or 255 where it does not know."""
+    """Number of lanes; None where the kernel reports 0 or 255 (unknown)."""
     lanes = parse_int(text or "")
     return lanes if lanes and 0 < lanes < 255 else None

@@ -1,4 +1,4 @@
-"""What this machine is, from the kernel's files first and from tools where those are silent; nothing is changed."""
+"""Detects the machine from the kernel's files, and from tools where files lack a value; changes nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from primus.machine.tree import FileTree
 Tools = Literal["never", "missing", "all"]
 MODEL_VARIABLE = "PRIMUS_GPU_MODEL"
 ROOT_VARIABLE = "PRIMUS_MACHINE_ROOT"
-"""Folder with the /sys, /proc, /dev and /opt of another machine, to see what a command would do there."""
+"""Directory with the /sys, /proc, /dev and /opt of another machine, to see what a command would do there."""
 KFD = "sys/class/kfd"
 NVIDIA_DRIVER = "proc/driver/nvidia"
 FABRICS = ("sys/class/infiniband", "sys/class/cxi")
 
 Cards = tuple[tuple[Device, ...], tuple[Link, ...]]
-"""Cards of one vendor, and the links between them. What reads them is imported on machines that have something to do
+"""GPUs of one vendor, and the links between them. What reads them is imported on machines that have something to do
 with that vendor."""
 
 
@@ -41,14 +41,14 @@ def probe(
     """The facts of a machine.
 
     Args:
-        root: Root of its file system; another folder is a recorded machine.
+        root: Root of its file system; another directory is a recorded machine.
         environ: Variables of the process; PRIMUS_GPU_MODEL overrides the model of all devices.
-        tools: Whether vendors' tools are asked: never, where the kernel's files are silent (the default on the running
-            machine), or always, to compare. A recorded machine is never asked by default.
+        tools: Whether to run vendors' tools: never (the default for a recorded machine), if the kernel's files lack a
+            value (the default for the running machine), or always, to compare.
         master: Address of the launch's master, for the interface that leads there.
 
     Raises:
-        UsageError: PRIMUS_GPU_MODEL names no known model.
+        UsageError: PRIMUS_GPU_MODEL is not a known model.
     """
     tree, environ = FileTree(root, files_only=tools == "never"), environ or {}
     functions = pci.list_accelerators(tree)
@@ -81,14 +81,16 @@ def probe(
 
 
 def _read_gpus(tree: FileTree, functions: Sequence[pci.PciFunction]) -> Cards:
-    """The cards of one vendor, since a job runs on one kind; AMD's beside NVIDIA's are the processor's graphics unless
-    a profile knows them."""
+    """The GPUs of one vendor, since a job runs on one. On a machine with NVIDIA GPUs, AMD devices without a profile are
+    integrated graphics."""
     by_amd, by_nvidia = _read_amd_gpus(tree, functions), _read_nvidia_gpus(tree, functions)
     is_amd = not by_nvidia[0] or any(device.model for device in by_amd[0])
     kept, left_out = (by_amd, by_nvidia) if is_amd else (by_nvidia, by_amd)
     for device in left_out[0]:
         where = f"{device.model or device.name or 'device'} ({device.bdf})"
-        tree.problems.append(MachineProblem(where, f"is left out beside the cards of {'AMD' if is_amd else 'NVIDIA'}"))
+        tree.problems.append(
+            MachineProblem(where, f"is ignored: this machine uses its {'AMD' if is_amd else 'NVIDIA'} GPUs")
+        )
     return kept
 
 
@@ -140,9 +142,9 @@ def _override_model(devices: Sequence[Device], environ: Mapping[str, str]) -> tu
 def _add_tool_values(
     tree: FileTree, devices: tuple[Device, ...], environ: Mapping[str, str], tools: Tools
 ) -> tuple[tuple[Device, ...], dict[Vendor, str]]:
-    """The devices with what tools add, and the drivers' versions."""
+    """The devices completed with the tools' values, and driver versions."""
     if tools == "never":
         return devices, {}
-    from primus.machine.tools import add_tool_values  # a machine that is read from files needs none
+    from primus.machine.tools import add_tool_values  # not needed if files have all values
 
     return add_tool_values(tree, devices, environ, ask_all=tools == "all")

@@ -212,7 +212,7 @@ def find_profile(word: str) -> Profile:
     }
     if _format_typed_name(word) in models:
         return models[_format_typed_name(word)]
-    raise UsageError(f"no GPU model '{word}'", did_you_mean(_format_typed_name(word), models))
+    raise UsageError(f"unknown GPU model '{word}'", did_you_mean(_format_typed_name(word), models))
 
 
 def format_typed_name(profile: Profile) -> str:
@@ -273,7 +273,7 @@ def find_peak_tflops(device_name: str, dtype: Dtype) -> float | None:
     profile = None if "MIG" in _normalize_name(device_name).split() else find_profile_by_name(device_name)
     if profile is None or dtype not in profile.peaks:
         return None
-    return profile.peaks[dtype] / profile.devices_per_card
+    return profile.peaks[dtype] / profile.devices_per_gpu
 
 
 @cache

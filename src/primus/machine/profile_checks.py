@@ -23,7 +23,7 @@ def check_profile(profile: Profile, file: str) -> None:
     """
 
     def refuse(problem: str) -> UsageError:
-        return UsageError(f"{file}: {profile.model}: {problem}", "peaks are dense, of a whole card; see its data sheet")
+        return UsageError(f"{file}: {profile.model}: {problem}", "peaks are dense, of a whole GPU; see its data sheet")
 
     for dtype, flop in profile.flop_per_clock.items():
         computed = (profile.compute_units or 0) * (profile.clock_mhz or 0) * flop / 1e6

@@ -25,8 +25,8 @@ Condition = Literal[
 backend computes with (see `primus.machine.framework`)."""
 
 LinkLayout = Literal["mesh", "partial", "bridge"]
-"""How the cards of a hive are linked: `mesh` links every two, by the board or a switch; `partial` links each to some of
-the others, as on an MI250 board; `bridge` is an optional bridge over neighbouring cards."""
+"""How the GPUs of a hive are linked: `mesh` links every two, by the board or a switch; `partial` links each to some of
+the others, as on an MI250 board; `bridge` is an optional bridge over neighbouring GPUs."""
 
 CORES_PER_PROCESS = "{cores per process}"
 """A setting's value that is known on the node only."""
@@ -57,7 +57,7 @@ class Floor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One device model; figures are those of a whole card, peaks are dense."""
+    """One device model; figures are those of a whole GPU, peaks are dense."""
 
     model: str
     vendor: Vendor | Literal["cpu"]
@@ -72,8 +72,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     compute_units: int | None = None
     xcds: int = 1
     """Accelerator dies: the largest number of compute partitions."""
-    devices_per_card: int = 1
-    """Devices that an undivided card is to a process: 2 on MI250 and MI250X."""
+    devices_per_gpu: int = 1
+    """Devices that an undivided GPU is to a process: 2 on MI250 and MI250X."""
     clock_mhz: int | None = None
     flop_per_clock: dict[Dtype, int] = {}
     """FLOP per compute unit and clock, for AMD: peak = compute_units x clock x this."""
@@ -86,10 +86,10 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pcie_gts: float | None = None
     pcie_width: int | None = None
     hive_size: int | None = None
-    """Cards of a usual system that are linked to each other."""
+    """GPUs of a usual system that are linked to each other."""
     link_layout: LinkLayout = "mesh"
     server_sizes: tuple[int, ...] = ()
-    """Cards of the servers that are sold, smallest first; empty where any number is usual."""
+    """GPUs of the servers that are sold, smallest first; empty where any number is usual."""
     fp8_format: str | None = None
     """``e4m3fnuz`` or ``e4m3fn``."""
     peaks: dict[Dtype, float] = {}
@@ -97,7 +97,7 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     achieved: dict[Dtype, float] = {}
     """Best measured TFLOP/s of a matrix product."""
     floors: dict[str, Floor] = {}
-    """By test: ``gemm_bf16``, ``memory_copy``, ``all_reduce`` (bus bandwidth of 8 cards at 8 GiB), ``all_reduce_64m``;
+    """By test: ``gemm_bf16``, ``memory_copy``, ``all_reduce`` (bus bandwidth of 8 GPUs at 8 GiB), ``all_reduce_64m``;
     one above the peak is refused when the profile is loaded."""
     settings: dict[str, Setting] = {}
 
@@ -114,7 +114,7 @@ class ProfileLayer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Nic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kind of network adapter."""
+    """A kind of NIC."""
 
     kind: str
     title: str

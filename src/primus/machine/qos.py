@@ -1,4 +1,4 @@
-"""Traffic classes of AMD Pensando adapters, as `nicctl show qos` tells them."""
+"""Traffic classes of AMD Pensando NICs, from `nicctl show qos`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ from primus.process import run_command
 COMMAND = ("nicctl", "show", "qos")
 LIMIT_S = 5.0
 CLASS_OF_DSCP = 4
-"""A traffic class is a DSCP and two bits of congestion notification (RFC 3168)."""
+"""A traffic class is a DSCP followed by two ECN bits (RFC 3168)."""
 
 
 def read_traffic_classes(tree: FileTree) -> tuple[int, int] | None:
-    """Traffic class of data and of control messages; None, and mostly a problem, where the tool does not tell."""
+    """Traffic class of data and of control messages; None, usually with a problem, if the tool does not report them."""
     answer = run_command(COMMAND, limit_s=LIMIT_S)
     if answer.state == "missing":
         return None
     classes = parse_traffic_classes(answer.text)
     if len(classes) == 1:
         return classes.pop()
-    problem = "the adapters differ" if classes else answer.problem or "names no lossless queue with one DSCP"
+    problem = (
+        "the NICs have different settings"
+        if classes
+        else answer.problem or "reports no lossless queue with a single DSCP"
+    )
     tree.note_problem(" ".join(COMMAND), problem)
     return None
 
 
 def parse_traffic_classes(text: str) -> set[tuple[int, int]]:
-    """Traffic classes of each adapter, those of data and of control messages; adapters that do not tell are left out.
+    """Traffic classes of data and of control messages of each NIC; NICs without them are skipped.
 
-    Data goes to the lossless priority, of several to the one with most bandwidth; control messages to the strict one,
-    else with the data (AMD-AGI/Primus, 03_detect_nccl_ib_tc.sh).
+    Data uses the lossless priority (the one with most bandwidth, if several); control messages the strict priority, or
+    that of the data (AMD-AGI/Primus, 03_detect_nccl_ib_tc.sh).
     """
     blocks = re.split(r"^NIC\s*:.*$", text, flags=re.MULTILINE)
     return {found for block in blocks if (found := _parse_classes(block)) is not None}
@@ -50,6 +54,6 @@ def _parse_classes(block: str) -> tuple[int, int] | None:
 
 
 def _find_dscp(block: str, priority: int) -> int | None:
-    """The only DSCP that is mapped to a priority; None where it is a range."""
+    """The single DSCP mapped to a priority; None for a range."""
     words = re.findall(rf"DSCP\s*:\s*([\d,\s-]+?)\s*==>\s*priority\s*:\s*{priority}\s*$", block, re.MULTILINE)
     return int(words[0]) if len(words) == 1 and words[0].isdecimal() else None

@@ -1,4 +1,5 @@
-"""RDMA devices (host channel adapters) from the kernel's files, or from the output of the tools that list them."""
+"""RDMA devices (host channel adapters, HCAs) from the kernel's files, or from the output of the tools that list
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from primus.process import run_command
 
 INFINIBAND = "sys/class/infiniband"
 CXI = "sys/class/cxi"
-"""Devices of HPE Slingshot 11, which are no InfiniBand devices (HewlettPackard/shs-cxi-driver)."""
+"""Devices of HPE Slingshot 11, which are not InfiniBand devices (HewlettPackard/shs-cxi-driver)."""
 TOOLS = (("ibstat",), ("ibv_devinfo", "-v"))
 TOOL_LIMIT_S = 5.0
 EMPTY_GIDS = 16
@@ -25,8 +26,8 @@ EMPTY_GIDS = 16
 
 
 def read_rdma_devices(tree: FileTree) -> tuple[RdmaDevice, ...]:
-    """RDMA devices in natural order: mlx5_2 before mlx5_10. Tools are asked only on the running machine, where the
-    kernel's files show no device."""
+    """RDMA devices in natural order: mlx5_2 before mlx5_10. Tools are run only on the running machine, and
+    only where the kernel's files show no device."""
     found = tuple(_read_device(tree, name) for name in tree.list_names(INFINIBAND))
     found += tuple(_read_slingshot_device(tree, name) for name in tree.list_names(CXI) if re.fullmatch(r"cxi\d+", name))
     return found or (_read_tools(tree) if tree.may_ask else ())
@@ -40,7 +41,7 @@ def find_nic_kind(vendor_id: int | None, name: str) -> str | None:
 
 
 def parse_rdma_devices(text: str, tool: str = "ibstat") -> tuple[tuple[RdmaDevice, ...], tuple[MachineProblem, ...]]:
-    """Devices in the output of `ibstat`, `ibstatus` or `ibv_devinfo`, and what the tool complained of."""
+    """Devices in the output of `ibstat`, `ibstatus` or `ibv_devinfo`, and the errors that the tool printed."""
     found: dict[str, RdmaDevice] = {}
     name, number = "", None
     problems = []
@@ -87,7 +88,7 @@ def _read_device(tree: FileTree, name: str) -> RdmaDevice:
 
 
 def _read_slingshot_device(tree: FileTree, name: str) -> RdmaDevice:
-    """A Slingshot adapter, whose only port is a network interface too."""
+    """A Slingshot NIC, whose only port is a network interface too."""
     folder = f"{CXI}/{name}/device"
     bdf = read_uevent(tree, folder).get("PCI_SLOT_NAME") or pci.normalize_address(tree.read_link_target(folder) or "")
     interface = next(iter(tree.list_names(f"{folder}/net")), None)
@@ -129,7 +130,7 @@ def _read_port(tree: FileTree, folder: str, number: int) -> RdmaPort:
 
 
 def _read_gids(tree: FileTree, folder: str) -> tuple[Gid, ...]:
-    """Entries that are not all zero; the kind of an empty one cannot be read."""
+    """Entries that are not all zero; the type file of an empty entry cannot be read."""
     found: list[Gid] = []
     for index in (int(name) for name in tree.list_names(f"{folder}/gids") if name.isdecimal()):
         if index > (found[-1].index if found else 0) + EMPTY_GIDS:
@@ -173,7 +174,7 @@ _PORT = re.compile(r"\s+[Pp]ort\s?:?\s*(\d+):?$")
 
 
 def _merge_device_line(device: RdmaDevice, number: int | None, line: str) -> RdmaDevice:
-    """The device with what a line of a tool says of it, or of its port `number`."""
+    """The device with one line of a tool's output about it, or about its port `number`."""
     key, _, value = (part.strip() for part in line.partition(":"))
     key = key.lower().replace("_", " ")
     if key in ("firmware version", "fw ver"):
@@ -202,8 +203,8 @@ def _merge_port_line(port: RdmaPort, key: str, value: str) -> RdmaPort:
 
 
 def _read_tools(tree: FileTree) -> tuple[RdmaDevice, ...]:
-    """What the first tool that knows a device says, also if it ends with an error: ibstat ends with 255 if one of many
-    devices is gone."""
+    """Output of the first tool that lists a device, also where it fails: ibstat exits with 255 if one of many devices
+    is lost."""
     for argv in TOOLS:
         answer = run_command(argv, limit_s=TOOL_LIMIT_S)
         if answer.state == "missing":

@@ -1,6 +1,6 @@
-"""What vendors' tools and torch say of the devices: later sources, each with a time limit and never required.
+"""Device values from vendors' tools and torch: later sources, each optional and with a time limit.
 
-Shapes: ROCm/device-metrics-exporter tests (amd-smi), ROCm/rocm_smi_lib#159 (rocm-smi), rocminfo and nvidia-smi
+Output formats: ROCm/device-metrics-exporter tests (amd-smi), ROCm/rocm_smi_lib#159 (rocm-smi), rocminfo and nvidia-smi
 as printed.
 """
 
@@ -22,45 +22,45 @@ from primus.process import run_command
 LIMIT_S = 30.0
 """`amd-smi` takes 8 s for the 64 partitions of a node in CPX mode; a first call may load the driver."""
 AFTER_SLOW_LIMIT_S = 5.0
-"""Where one tool did not answer in time the driver probably hangs, and the others get less."""
+"""Limit after one tool timed out: the driver probably hangs."""
 MIB = 1 << 20
 UNITS = {"B": 1, "KB": 1 << 10, "KIB": 1 << 10, "MB": MIB, "MIB": MIB, "GB": 1 << 30, "GIB": 1 << 30}
-"""The tools say MB and mean MiB."""
+"""The tools write MB for MiB."""
 NOT_UNDERSTOOD = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
-"""What reading an output of another shape ends in."""
+"""Exceptions of parsing output in an unexpected format."""
 
 
 class ToolReading(Struct, frozen=True, kw_only=True):
-    """What a tool says of one card; None where it says nothing."""
+    """One GPU as a tool reports it; None where the tool has no value."""
 
     tool: str
     index: int
-    """In the order of the tool, which need not be the driver's."""
+    """In the tool's order, which may differ from the driver's."""
     bdf: str | None = None
     name: str | None = None
     device_id: int | None = None
     memory_bytes: int | None = None
     architecture: str | None = None
     power_w: float | None = None
-    """Power limit that holds now."""
+    """Current power limit."""
     driver: str | None = None
     numa_node: int | None = None
 
 
 class ToolSource(Struct, frozen=True, kw_only=True):
-    """A tool, what it is asked, and what its answers mean."""
+    """A tool, its commands, and the parser of their output."""
 
     tool: str
     questions: tuple[tuple[str, ...], ...]
     parse: Callable[[Sequence[str]], list[ToolReading]]
-    """Of the answers, in the order of the questions; an answer that failed is empty."""
+    """Parses the outputs, in the order of the commands; the output of a failed command is empty."""
 
 
 def ask_source(
     source: ToolSource, environ: Mapping[str, str], limit_s: float = LIMIT_S
 ) -> tuple[list[ToolReading], list[MachineProblem], bool]:
-    """What a tool says, what went wrong, and whether it was too slow; a tool that is not installed says nothing and is
-    no problem."""
+    """Readings of a tool, problems, and whether it timed out; a tool that is not installed gives no readings and no
+    problem."""
     problems, texts, is_slow = [], [], False
     for question in source.questions:
         answer = run_command(question, environ, limit_s)
@@ -74,11 +74,11 @@ def ask_source(
     try:
         return (source.parse(texts) if any(texts) else []), problems, is_slow
     except NOT_UNDERSTOOD as error:
-        return [], [*problems, MachineProblem(source.tool, f"its output cannot be understood: {error}"[:200])], is_slow
+        return [], [*problems, MachineProblem(source.tool, f"its output cannot be parsed: {error}"[:200])], is_slow
 
 
 def parse_amd_smi(texts: Sequence[str]) -> list[ToolReading]:
-    """`amd-smi static --json` and `amd-smi list --json`; the second has the addresses where the first has none."""
+    """`amd-smi static --json` and `amd-smi list --json`; the second has addresses that the first may lack."""
     listed = {entry.get("gpu"): entry for entry in find_entries(texts[1])} if texts[1].strip() else {}
     found: list[ToolReading] = []
     for position, entry in enumerate(find_entries(texts[0]) if texts[0].strip() else listed.values()):
@@ -104,10 +104,10 @@ def parse_amd_smi(texts: Sequence[str]) -> list[ToolReading]:
 
 
 def parse_rocm_smi(texts: Sequence[str]) -> list[ToolReading]:
-    """`rocm-smi --show...` as JSON or as text; keys are spelt with capitals or without."""
-    cards = _parse_rocm_smi_json(texts[0]) if "{" in texts[0] else _parse_rocm_smi_text(texts[0])
+    """`rocm-smi --show...` as JSON or as text; the case of keys varies."""
+    gpus = _parse_rocm_smi_json(texts[0]) if "{" in texts[0] else _parse_rocm_smi_text(texts[0])
     found = []
-    for index, values in sorted(cards.items()):
+    for index, values in sorted(gpus.items()):
         low = {key.lower(): value for key, value in values.items()}
         memory = parse_number(low.get("vram total memory (b)"))
         found.append(
@@ -127,25 +127,25 @@ def parse_rocm_smi(texts: Sequence[str]) -> list[ToolReading]:
 
 
 def _find_known_id(card_model: str | None) -> int | None:
-    """The device id that newer versions call the card's model; older ones give the board's subsystem id there."""
+    """The device id, which newer versions print as the card's model; older versions print the board's subsystem id."""
     found = parse_hexadecimal(card_model)
     return found if found is not None and profile.find_profile_by_id("amd", found) else None
 
 
-def _parse_rocm_smi_json(said: str) -> dict[int, dict[str, str]]:
-    cards = {key: value for key, value in parse_json(said).items() if re.fullmatch(r"card\d+", key)}
-    return {int(key[4:]): {name: str(value) for name, value in values.items()} for key, values in cards.items()}
+def _parse_rocm_smi_json(output: str) -> dict[int, dict[str, str]]:
+    gpus = {key: value for key, value in parse_json(output).items() if re.fullmatch(r"card\d+", key)}
+    return {int(key[4:]): {name: str(value) for name, value in values.items()} for key, values in gpus.items()}
 
 
-def _parse_rocm_smi_text(said: str) -> dict[int, dict[str, str]]:
-    cards: dict[int, dict[str, str]] = {}
-    for index, key, value in re.findall(r"^GPU\[(\d+)\]\s*: ([^:\n]+):[ \t]*(.*)$", said, re.MULTILINE):
-        cards.setdefault(int(index), {})[key.strip()] = value.strip()
-    return cards
+def _parse_rocm_smi_text(output: str) -> dict[int, dict[str, str]]:
+    gpus: dict[int, dict[str, str]] = {}
+    for index, key, value in re.findall(r"^GPU\[(\d+)\]\s*: ([^:\n]+):[ \t]*(.*)$", output, re.MULTILINE):
+        gpus.setdefault(int(index), {})[key.strip()] = value.strip()
+    return gpus
 
 
 def parse_rocminfo(texts: Sequence[str]) -> list[ToolReading]:
-    """The agents that are GPUs; a BDFID is bus and function in one number, without the domain."""
+    """The GPU agents; a BDFID is bus and function in one number, without the domain."""
     found: list[ToolReading] = []
     for agent in re.split(r"^Agent \d+\s*$", texts[0], flags=re.MULTILINE)[1:]:
         values = dict(reversed(re.findall(r"^\s*([A-Z][^:\n]*?):\s+(.*?)\s*$", agent, re.MULTILINE)))
@@ -170,7 +170,7 @@ NVIDIA_FIELDS = ("index", "name", "pci.bus_id", "memory.total", "driver_version"
 
 
 def parse_nvidia_smi(texts: Sequence[str]) -> list[ToolReading]:
-    """`nvidia-smi --query-gpu=... --format=csv`; any cell of a device that failed may be ``[Unknown Error]``."""
+    """`nvidia-smi --query-gpu=... --format=csv`; any cell of a failed device may be ``[Unknown Error]``."""
     found: list[ToolReading] = []
     for position, row in enumerate(parse_table(texts[0], NVIDIA_FIELDS)):
         index = parse_integer(row["index"])
@@ -192,11 +192,11 @@ TORCH = (
     "print(json.dumps([{'name': d.name, 'memory': d.total_memory, 'arch': getattr(d, 'gcnArchName', None),"
     " 'pci': [getattr(d, 'pci_' + k, None) for k in ('domain_id', 'bus_id', 'device_id')]} for d in p]))"
 )
-"""Runs in a process of its own: importing torch takes seconds."""
+"""Runs in a separate process: importing torch takes seconds."""
 
 
 def parse_torch(texts: Sequence[str]) -> list[ToolReading]:
-    """What torch sees, which is limited by the visibility variables."""
+    """Devices that torch sees, which visibility variables limit."""
     found = []
     for index, entry in enumerate(find_entries(texts[0])):
         domain, bus, device = entry["pci"]
@@ -238,28 +238,28 @@ SOURCES: dict[Vendor, tuple[ToolSource, ...]] = {
         _TORCH,
     ),
 }
-"""In the order in which they are believed; torch is the last and the slowest."""
+"""In the order of precedence; torch is last and slowest."""
 
 
-def parse_json(said: str) -> Any:
-    """The JSON in an output, whatever text stands before or behind it: warnings, a progress line, a prompt.
+def parse_json(output: str) -> Any:
+    """The JSON value in an output that may contain other text: warnings, a progress line, a prompt.
 
-    Of several values the longest counts: a warning may begin with ``[1]``, which is JSON as well.
+    The longest value is returned: a warning may start with ``[1]``, which is JSON as well.
 
     Raises:
-        ValueError: There is none, or it is broken.
+        ValueError: There is none, or it is invalid.
     """
     decoder, best, place, longest = json.JSONDecoder(), None, 0, 0
-    while (bracket := _BRACKET.search(said, place)) is not None:
+    while (bracket := _BRACKET.search(output, place)) is not None:
         begin = bracket.start()
         try:
-            value, place = decoder.raw_decode(said, begin)
+            value, place = decoder.raw_decode(output, begin)
         except json.JSONDecodeError as error:
-            inside = said[begin + 1 : error.pos]
+            inside = output[begin + 1 : error.pos]
             if "\n" in inside.strip() and error.pos - begin > longest:
-                raise  # broken JSON of several lines, of which no inner value may pass for the whole
+                raise  # invalid JSON of several lines: an inner value must not be taken for the whole
             is_prose = not inside.strip()  # a word in brackets, such as [WARNING]
-            place = begin + 1 if is_prose else _find_end_of_line(said, begin)
+            place = begin + 1 if is_prose else _find_end_of_line(output, begin)
             continue
         if place - begin > longest:
             best, longest = value, place - begin
@@ -271,55 +271,55 @@ def parse_json(said: str) -> Any:
 _BRACKET = re.compile(r"[\[{]")
 
 
-def _find_end_of_line(said: str, place: int) -> int:
-    end = said.find("\n", place)
-    return len(said) if end < 0 else end
+def _find_end_of_line(output: str, place: int) -> int:
+    end = output.find("\n", place)
+    return len(output) if end < 0 else end
 
 
-def find_entries(said: str) -> list[dict[str, Any]]:
+def find_entries(output: str) -> list[dict[str, Any]]:
     """The entries of a bare list, or of one under ``gpu_data``.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The output is neither.
     """
-    value = parse_json(said)
+    value = parse_json(output)
     listed = value.get("gpu_data") if isinstance(value, dict) else value
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise ValueError("no list of devices")
     return listed
 
 
-def parse_table(said: str, fields: Sequence[str]) -> list[dict[str, str]]:
-    """Rows of a CSV table by field; a header, with units or without, may lead them. Shorter lines are no rows, and of
-    longer ones the last field has the rest: nvidia-smi does not quote.
+def parse_table(output: str, fields: Sequence[str]) -> list[dict[str, str]]:
+    """Rows of a CSV table by field; a header, with or without units, is skipped. Shorter lines are not rows; the
+    last field of longer lines holds the rest, since nvidia-smi does not quote.
 
     Raises:
-        ValueError: There is text, but neither a row nor a header.
+        ValueError: The text has neither a row nor a header.
     """
     last = len(fields) - 1
-    lines = [[cell.strip() for cell in line.split(",", last)] for line in said.splitlines()]
+    lines = [[cell.strip() for cell in line.split(",", last)] for line in output.splitlines()]
     rows = [line for line in lines if len(line) == len(fields)]
-    if said.strip() and not rows:
+    if output.strip() and not rows:
         raise ValueError("no table")
     return [dict(zip(fields, row, strict=True)) for row in rows if row[0] != fields[0]]
 
 
 def find_value(value: Any, *keys: str) -> Any:
-    """The value under `keys`, None where there is none."""
+    """The value under `keys`; None without one."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def parse_text(value: Any) -> str | None:
-    """Text that says something: not N/A in any of its spellings, nor what nvidia-smi writes in brackets in its place:
+    """Text of a value; None for N/A in any spelling, and for what nvidia-smi writes in brackets instead of a value:
     ``[Unknown Error]``, ``[GPU is lost]``, ``[GPU requires reset]``, ``[Insufficient Permissions]``."""
-    said = str(value).strip() if value is not None else ""
-    return None if not said or re.fullmatch(r"\[[^\]]*\]|n/a|not supported|not found|none", said.lower()) else said
+    text = str(value).strip() if value is not None else ""
+    return None if not text or re.fullmatch(r"\[[^\]]*\]|n/a|not supported|not found|none", text.lower()) else text
 
 
 def parse_number(value: Any) -> float | None:
-    """A number that is plain, with a unit behind it, or ``{"value", "unit"}``; None for anything else."""
+    """A plain number, a number with a unit, or ``{"value", "unit"}``; None for anything else."""
     if isinstance(value, dict):
         value = value.get("value")
     match = re.match(r"-?\d{1,18}(?:\.\d+)?(?=[\s%a-zA-Z°]|$)", str(value).strip())
@@ -327,7 +327,7 @@ def parse_number(value: Any) -> float | None:
 
 
 def parse_integer(value: Any) -> int | None:
-    """A whole number in any of the shapes of `number`."""
+    """A whole number in any of the formats of `parse_number`."""
     found = parse_number(value)
     return None if found is None else int(found)
 
@@ -346,7 +346,7 @@ def parse_hexadecimal(value: Any) -> int | None:
 
 
 def parse_architecture(value: str | None) -> str | None:
-    """``gfx90a`` of ``gfx9010`` (rocm-smi's decimal step); features behind a colon left out."""
+    """``gfx90a`` of ``gfx9010`` (rocm-smi's decimal step); features after a colon are dropped."""
     name = (value or "").partition(":")[0]
     match = re.fullmatch(r"gfx9(\d)(\d\d)", name)
     if match:
@@ -355,12 +355,12 @@ def parse_architecture(value: str | None) -> str | None:
 
 
 def parse_version(value: str | None) -> str | None:
-    """A driver's version; amd-smi puts the kernel's whole description there where the driver is the kernel's own."""
+    """A driver version; for the in-tree driver amd-smi prints the kernel's full version text."""
     return value if value and re.fullmatch(r"\d+(\.\d+)+\S*", value) else None
 
 
 def find_power_limit(limit: Any) -> float | None:
-    """The cap that holds now, in watt, flat or under ``ppt0``; `max_power` is what it could be set to."""
+    """The current power cap in watts, flat or under ``ppt0``; `max_power` is the highest configurable cap."""
     found = (
         find_value(limit, "ppt0", "socket_power_limit"),
         find_value(limit, "socket_power"),

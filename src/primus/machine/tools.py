@@ -1,4 +1,4 @@
-"""What vendors' tools and torch add to what the kernel's files say of the cards, and where the two differ."""
+"""Completes the kernel's values with those of vendors' tools and torch, and records differences."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from primus.machine.facts import Device, MachineProblem, Partition, Vendor
 from primus.machine.tree import FileTree
 
 MEMORY_TOLERANCE = 0.01
-"""Versions of a driver count reserved memory or not."""
+"""Driver versions differ in whether they count reserved memory."""
 
 
 def add_tool_values(
     tree: FileTree, devices: tuple[Device, ...], environ: Mapping[str, str], *, ask_all: bool
 ) -> tuple[tuple[Device, ...], dict[Vendor, str]]:
-    """The devices with what tools add, in the order in which tools are believed; and the drivers' versions.
+    """The devices completed by tools in their order of precedence, and driver versions.
 
     Args:
-        ask_all: Whether tools are asked though nothing is missing any more, to compare.
+        ask_all: Whether to run tools even if no value is missing, to compare.
     """
     drivers: dict[Vendor, str] = {}
     limit_s = smi.LIMIT_S
@@ -41,8 +41,7 @@ def add_tool_values(
 
 
 def is_incomplete(tree: FileTree, devices: Sequence[Device]) -> bool:
-    """Whether something is missing that much depends on: what a device is, or its memory; or, where the bus is not
-    shown, whether there are any."""
+    """Whether an important value is missing: a device's model or memory, or, if the PCI bus is hidden, the devices."""
     if not devices:
         return not tree.list_names(pci.DEVICES)
     return any(
@@ -51,9 +50,9 @@ def is_incomplete(tree: FileTree, devices: Sequence[Device]) -> bool:
 
 
 def _build_devices(tree: FileTree, vendor: Vendor, readings: Sequence[smi.ToolReading]) -> tuple[Device, ...]:
-    """Devices that only a tool knows, as in a container without the kernel's files."""
+    """Devices that only a tool lists, as in a container without the kernel's files."""
     if readings:
-        tree.problems.append(MachineProblem(readings[0].tool, "knows devices that the kernel's files do not show"))
+        tree.problems.append(MachineProblem(readings[0].tool, "lists devices that the kernel's files do not"))
     bare = [
         Device(
             index=number,
@@ -77,19 +76,19 @@ def _merge_readings(
 
 
 def _note_differences(tree: FileTree, devices: Sequence[Device], readings: Sequence[smi.ToolReading]) -> None:
-    """Cards that only the kernel, or only a tool knows; torch is not asked, which sees what it may use."""
+    """GPUs that only the kernel or only a tool lists; torch is not compared, since visibility variables limit it."""
     ours = {pci.strip_function(device.bdf) for device in devices if device.bdf and device.partitions}
     theirs = {pci.strip_function(reading.bdf) for reading in readings if reading.bdf}
-    for slots, problem in ((ours - theirs, "does not know"), (theirs - ours, "alone knows")):
+    for slots, problem in ((ours - theirs, "does not list"), (theirs - ours, "is the only source that lists")):
         if slots:
-            tree.problems.append(MachineProblem(readings[0].tool, f"{problem} the cards at {', '.join(sorted(slots))}"))
+            tree.problems.append(MachineProblem(readings[0].tool, f"{problem} the GPUs at {', '.join(sorted(slots))}"))
 
 
 def _find_reading(
     device: Device, devices: Sequence[Device], readings: Iterable[smi.ToolReading]
 ) -> smi.ToolReading | None:
-    """The reading of a device by its address; by its number only where a tool gives no address and says the same of
-    all, since the orders of tools differ."""
+    """The reading of a device by its address; by index only if a tool gives no addresses and equal values for all,
+    since the tools' orders differ."""
     readings = list(readings)
     by_address = next((reading for reading in readings if reading.bdf and reading.bdf == device.bdf), None)
     if by_address or any(reading.bdf for reading in readings) or len(readings) != len(devices):
@@ -99,12 +98,12 @@ def _find_reading(
 
 
 def _merge_reading(tree: FileTree, device: Device, reading: smi.ToolReading) -> Device:
-    """The device with the reading's values where it has none; where both have one and they differ, that is said."""
+    """The device with missing values taken from the reading; differences are recorded as problems."""
     changes: dict[str, object] = {}
     for field in ("name", "device_id", "memory_bytes", "architecture", "numa_node"):
         mine, other = getattr(device, field), getattr(reading, field)
         if field == "memory_bytes" and len(device.partitions) > 1:
-            continue  # of which partition the tool speaks differs between its versions
+            continue  # versions of the tool report different partitions
         if mine in (None, ""):
             changes |= {field: other} if other is not None else {}
         elif other is not None and field != "name" and not _is_equal_value(field, mine, other):
@@ -121,7 +120,7 @@ def _merge_reading(tree: FileTree, device: Device, reading: smi.ToolReading) -> 
 
 
 def _find_profile(device: Device) -> profile.Profile | None:
-    """By the id; by the name only where there is no id."""
+    """By the id; by the name only without an id."""
     if device.device_id is not None:
         return profile.find_profile_by_id(device.vendor, device.device_id)
     return profile.find_profile_by_name(device.name) if device.name else None

@@ -1,4 +1,4 @@
-"""Read the kernel's files under a root, and remember what could not be read."""
+"""Reads the kernel's files below a root, and records what could not be read."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from primus.machine.facts import MachineProblem
 
 MAX_BYTES = 1 << 20
-"""More than any file that is read here holds."""
+"""Read limit; no file read here is larger."""
 LARGEST = 1 << 64
-"""Numbers of the kernel are smaller."""
+"""No number of the kernel is longer."""
 
 
 class FileTree:
-    """A file system root: `/`, or a recorded tree in tests. Paths are relative to it; nothing is ever written.
+    """A file system root: `/`, or a recorded tree in tests. Paths are relative to it; it never writes.
 
     Args:
         root: The root.
-        files_only: Whether even on the running machine nothing but files may be asked: no library, no tool.
+        files_only: Whether to read only files even on the running machine: no library, no tool.
     """
 
     def __init__(self, root: Path = Path("/"), *, files_only: bool = False) -> None:
@@ -33,12 +33,12 @@ class FileTree:
 
     @property
     def may_ask(self) -> bool:
-        """Whether libraries and tools may be asked where files are silent."""
+        """Whether libraries and tools may be used where files lack a value."""
         return self.is_live and not self.files_only
 
     def read_text(self, path: str) -> str | None:
-        """The file's text without white space around it; None where there is none. One that is there but cannot be
-        read is a problem."""
+        """The file's stripped text; None if it does not exist. An existing file that cannot be read is recorded as a
+        problem."""
         try:
             with (self.root / path).open("rb") as file:
                 return file.read(MAX_BYTES).decode(errors="replace").strip()
@@ -49,7 +49,7 @@ class FileTree:
             return None
 
     def read_number(self, path: str) -> int | None:
-        """The file's only number, decimal or `0x` hexadecimal; text that is none is a problem."""
+        """The file's only number, decimal or `0x` hexadecimal; other text is recorded as a problem."""
         text = self.read_text(path)
         if not text:
             return None
@@ -59,7 +59,7 @@ class FileTree:
         return value
 
     def read_properties(self, path: str) -> dict[str, int]:
-        """A file of `key value` lines with numbers; lines that are otherwise are problems and left out."""
+        """A file of `key value` lines with numbers; other lines are recorded as problems and skipped."""
         found = {}
         for line in (self.read_text(path) or "").splitlines():
             key, _, text = line.strip().partition(" ")
@@ -71,7 +71,7 @@ class FileTree:
         return found
 
     def list_names(self, path: str) -> list[str]:
-        """Names in a folder, sorted as people count: mlx5_2 before mlx5_10; empty where there is no such folder."""
+        """Names in a directory in natural order (mlx5_2 before mlx5_10); empty if it does not exist."""
         try:
             return sorted((entry.name for entry in (self.root / path).iterdir()), key=build_sort_key)
         except (FileNotFoundError, NotADirectoryError):
@@ -81,14 +81,14 @@ class FileTree:
             return []
 
     def read_link_target(self, path: str) -> str | None:
-        """Last name of what a symbolic link points to: a driver, a device."""
+        """Last path component of a symbolic link's target: a driver, a device."""
         try:
             return (self.root / path).readlink().name
         except OSError:
             return None
 
     def note_problem(self, path: str, problem: str) -> None:
-        """Remember a problem with a file of this tree."""
+        """Record a problem with a file of this tree."""
         self.problems.append(MachineProblem("/" + path.lstrip("/"), problem))
 
 

@@ -1,4 +1,4 @@
-"""Live values of a card, and how tools are asked for them."""
+"""Live values of a GPU, and concurrent calls of the tools that report them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Parsed = TypeVar("Parsed")
 
 
 class Process(Struct, frozen=True, kw_only=True):
-    """A process that holds a device, though it may hold no memory."""
+    """A process that uses a device, possibly without holding memory."""
 
     pid: int
     name: str = ""
@@ -24,29 +24,28 @@ class Process(Struct, frozen=True, kw_only=True):
 
 
 BANKS = ("max", "high", "partial", "low", "none")
-"""How many spare rows a bank of memory has left (NVML, nvmlRowRemapperHistogramValues_t)."""
+"""Levels of spare rows left in a memory bank (NVML, nvmlRowRemapperHistogramValues_t)."""
 
 
 class RowRemapping(Struct, frozen=True, kw_only=True):
-    """How a card has replaced failed rows of its memory by spare ones; None where it does not say.
+    """Memory rows that a GPU has remapped to spare rows; None where it does not report a value.
 
-    NVIDIA GPU Memory Error Management: a replaced row is a repair. The failure flag calls for a new card, the pending
-    flag for a reset, and few spare rows left in a bank announce a failure.
-    """
+    NVIDIA GPU Memory Error Management: a remapped row is repaired. The failure flag requires replacing the GPU (RMA),
+    the pending flag a reset; few spare rows in a bank predict a failure."""
 
     corrected: int | None = None
-    """Rows replaced for errors that could be corrected."""
+    """Rows remapped because of correctable errors."""
     uncorrected: int | None = None
     is_pending: bool | None = None
-    """Whether a row is replaced at the next reset; until then it is not used."""
+    """Whether a row is remapped at the next reset; it is not used until then."""
     has_failed: bool | None = None
-    """Whether a row could not be replaced: the flag by which cards are returned."""
+    """Whether a row could not be remapped, which qualifies the GPU for RMA."""
     banks: dict[str, int] = {}
-    """Number of memory banks by the spare rows that they have left, by the words of `BANKS`."""
+    """Number of memory banks by level of spare rows left, in the terms of `BANKS`."""
 
 
 class Vitals(Struct, frozen=True, kw_only=True):
-    """Live values of a card; None where no source states one."""
+    """Live values of a GPU; None where no source has one."""
 
     temperature_c: float | None = None
     """The hottest spot of the die."""
@@ -59,24 +58,25 @@ class Vitals(Struct, frozen=True, kw_only=True):
     """Errors since the driver was loaded."""
     ecc_uncorrectable: int | None = None
     bad_pages: int | None = None
-    """Pages of memory that are no longer used."""
+    """Retired pages."""
     pending_pages: int | None = None
-    """Those that will be taken out of use."""
+    """Pages pending retirement."""
     unreservable_pages: int | None = None
-    """Those that cannot be taken out of use."""
+    """Pages that cannot be retired."""
     bad_page_threshold: int | None = None
-    """Bad pages from which on the driver calls for a new card."""
+    """Number of bad pages from which the driver requires replacing the GPU."""
     has_exceeded_bad_pages: bool | None = None
-    """Whether the card's tool says that the threshold is exceeded."""
+    """Whether the tool reports that the threshold is exceeded."""
     remapping: RowRemapping | None = None
     has_exceeded_sram_errors: bool | None = None
-    """Whether so many errors of on-chip memory were found that the card is to be returned."""
+    """Whether the SRAM error threshold is exceeded, which qualifies the GPU for RMA."""
     recovery_action: str | None = None
-    """What the driver wants done before the card is used again: `None`, `Reset`, `Reboot`, `Drain P2P` ..."""
+    """Recovery action that the driver requires before the GPU is used again: `None`, `Reset`, `Reboot`, `Drain P2P`
+    ..."""
     shares_host_memory: bool | None = None
-    """Whether the device has no memory of its own, so that none can be in use."""
+    """Whether the device uses host memory, so that it has no memory in use of its own."""
     throttle: tuple[str, ...] | None = None
-    """Why the clock is held down now; empty where it is not."""
+    """Why the clock is throttled now; empty if it is not."""
     pcie_replays: int | None = None
     clock_mhz: float | None = None
     max_clock_mhz: float | None = None
@@ -85,20 +85,20 @@ class Vitals(Struct, frozen=True, kw_only=True):
 
 
 class ToolCall(Struct, frozen=True, kw_only=True):
-    """A tool that was asked."""
+    """A tool that was called."""
 
     tool: str
     """With its first argument: ``amd-smi metric``."""
     seconds: float
     problem: str = ""
-    """Why its answer is of no use; empty where it is."""
+    """Why its output is not usable; empty if it is."""
 
 
 def ask_tools(
     questions: Sequence[Sequence[str]], environ: Mapping[str, str], timeout_s: float
 ) -> tuple[list[str], list[ToolCall]]:
-    """The answers to questions that are asked side by side, empty where there is none; and the calls of the tools that
-    are installed."""
+    """Outputs of commands that run concurrently, empty for failed ones; and the calls of the tools that are
+    installed."""
     with ThreadPoolExecutor(len(questions)) as pool:
         answers = list(pool.map(lambda argv: run_command(argv, environ, timeout_s), questions))
     calls = [
@@ -112,13 +112,13 @@ def ask_tools(
 def parse_answer(
     parse: Callable[[str], Parsed], text: str, nothing: Parsed, calls: list[ToolCall], tool: str
 ) -> Parsed:
-    """What `text` means; where it means nothing, `nothing`, and the call of `tool` gets a problem."""
+    """The parsed `text`; `nothing`, and a problem on the call of `tool`, if it cannot be parsed."""
     if not text.strip():
         return nothing
     try:
         return parse(text)
     except NOT_UNDERSTOOD as error:
-        problem = f"its output cannot be understood: {error}"[:200]
+        problem = f"its output cannot be parsed: {error}"[:200]
         calls[:] = [
             structs.replace(made, problem=made.problem or problem) if made.tool == tool else made for made in calls
         ]
@@ -126,12 +126,12 @@ def parse_answer(
 
 
 def parse_percent(value: Any) -> float | None:
-    """A share that can be one: rocm-smi prints a raw counter under the same name (``GFX Activity: 50288``)."""
+    """A valid percentage: rocm-smi may print a raw counter under the same name (``GFX Activity: 50288``)."""
     found = parse_number(value)
     return found if found is not None and 0 <= found <= 100 else None
 
 
-def index_by_address(cards: Sequence[Device]) -> dict[str, int]:
-    """Index of each card by its address, and by those of its partitions."""
-    parts = {part.bdf: card.index for card in cards for part in card.partitions if part.bdf}
-    return parts | {card.bdf: card.index for card in cards if card.bdf}
+def index_by_address(gpus: Sequence[Device]) -> dict[str, int]:
+    """Index of each GPU by its address, and by those of its partitions."""
+    parts = {part.bdf: gpu.index for gpu in gpus for part in gpu.partitions if part.bdf}
+    return parts | {gpu.bdf: gpu.index for gpu in gpus if gpu.bdf}

@@ -1,4 +1,4 @@
-"""A job as far as the variables of its processes depend on it."""
+"""The properties of a job on which environment variables depend."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 
 class JobWorkload(Struct, frozen=True, kw_only=True):
-    """A job as far as variables depend on it."""
+    """The properties of a job on which environment variables depend."""
 
     framework: str
     """Name of the backend."""
     tensor: int = 1
-    """Devices that share each layer's matrices."""
+    """Tensor parallel size."""
     pipeline: int = 1
     context: int = 1
-    """Devices that share each sequence."""
+    """Context parallel size."""
     expert: int = 1
-    """Devices that share the experts."""
+    """Expert parallel size."""
     options: Mapping[str, object] = {}
-    """Settings of the backend's own, such as `use_torch_fsdp2`."""
+    """Backend-specific settings, such as `use_torch_fsdp2`."""
 
     def is_on(self, *names: str) -> bool:
-        """Whether any of these settings of the backend is on."""
+        """Whether any of these backend settings is on."""
         return any(bool(self.options.get(name)) for name in names)
 
 

@@ -1,1 +1,1 @@
-"""Measure devices and what connects them; the only part of preflight and of benchmarks that needs torch."""
+"""Measurements of devices and their connections; the only part of preflight and benchmarks that needs torch."""

@@ -1,4 +1,4 @@
-"""How a device holds up under load: products and memory patterns, each checked bit by bit, until the time is over."""
+"""Burn-in of a device: matrix products and memory patterns, compared bit by bit for a given time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from primus.measure.gemm import Multiply
 from primus.measure.timing import Clock
 
 BATCH_S = 0.25
-"""Products that are queued at once; longer queues delay the end, shorter ones let the device idle."""
+"""Products queued at once; longer queues delay the end, shorter queues let the device idle."""
 LONGEST_WINDOW_S = 20.0
-"""Between two windows the memory is looked at, which takes a second or two where it is large."""
+"""Memory is checked between windows, which takes one to two seconds for a large memory."""
 WINDOWS = 12
-"""At least so many, such that the first ones can be compared with the last ones."""
+"""Minimum, so that the first and last windows can be compared."""
 PATTERNS = (0x00000000, 0x7FFFFFFF, 0x55555555, 0x2AAAAAAA, None)
-"""Words that memory is filled with, each with its complement in the next word; None is the word's own number. The
-patterns of memtest86+ and of CUDA GPU memtest: stuck bits, neighbouring bits, and wrong addresses."""
+"""Words that fill the memory, each followed by its complement; None is the word's own index. They are the patterns of
+memtest86+ and of CUDA GPU memtest: stuck bits, neighbouring bits, and wrong addresses."""
 CHUNK = 2**24
-"""Words that are filled, checked or summed at a time."""
+"""Words filled, checked or summed at a time."""
 WORDS = {2: torch.int16, 4: torch.int32}
-"""Type by which the bits of an element are compared: NaN equals itself, and -0 differs from 0."""
+"""Integer type for comparing the bits of an element: NaN equals itself, and -0 differs from 0."""
 MIXER = 2_654_435_761
-"""Knuth's multiplicative hash constant, by which the place of a word counts in a checksum."""
+"""Knuth's multiplicative hash constant, which makes a checksum depend on the position of each word."""
 
 
 def run(
@@ -44,18 +44,18 @@ def run(
     on_window: Callable[[BurnIn], None] = lambda _: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> BurnIn:
-    """Load `device` for a time; every product must be that of the first time, bit by bit.
+    """Load `device` for a time; every product must equal the first one bit by bit.
 
     Args:
-        device: What is loaded.
+        device: The device to load.
         size: M, N and K of the products.
-        dtype: Of the products.
-        clock: Of the device.
-        duration_s: How long; at least one window is measured.
-        memory_bytes: Memory that holds a pattern while the products run.
-        multiply: What computes; another one stands for a device with a fault.
-        on_window: Told the result so far after each window.
-        is_stopped: Whether to end early.
+        dtype: Data type of the products.
+        clock: Clock of the device.
+        duration_s: Duration; at least one window is measured.
+        memory_bytes: Size of the memory that holds a pattern while the products run.
+        multiply: The product; tests replace it to simulate a faulty device.
+        on_window: Called with the result so far after each window.
+        is_stopped: Returns whether to stop early.
     """
     window_s = min(LONGEST_WINDOW_S, duration_s / WINDOWS)
     load = _BurnInLoad(device, size, dtype, clock, memory_bytes, multiply, min(BATCH_S, window_s / 2))
@@ -101,7 +101,7 @@ class _BurnInLoad:
         self._differing = torch.zeros((), dtype=torch.int64, device=device)
         self.products = self.wrong_words = self.wrong_memory = self._num_windows = 0
         for one in self._sets:
-            gemm.multiply_matrices(*one)  # by the library itself, before any fault is simulated
+            gemm.multiply_matrices(*one)  # reference by the library itself, before any simulated fault
         clock.synchronize()
         self._first = [one.out.clone() for one in self._sets]
         self.wrong_at_first = sum(gemm.wrong_elements(one) for one in self._sets)
@@ -117,7 +117,7 @@ class _BurnInLoad:
         return max(1, round(batch_s * len(self._sets) / max(time.perf_counter() - begin, 1e-6)))
 
     def run_window(self, seconds: float) -> float:
-        """Fill the memory, multiply for a time, look at both; gives TFLOP/s."""
+        """Fill the memory, multiply for one window, check both; returns TFLOP/s."""
         pattern = PATTERNS[self._num_windows % len(PATTERNS)]
         self._num_windows += 1
         _fill_memory(self._memory, pattern)
@@ -151,7 +151,7 @@ def _fill_memory(memory: torch.Tensor, pattern: int | None) -> None:
 
 
 def count_wrong(memory: torch.Tensor, pattern: int | None) -> int:
-    """Words that do not hold the pattern any more."""
+    """Number of words that no longer hold the pattern."""
     wrong = 0
     for begin in range(0, len(memory), CHUNK):
         part = memory[begin : begin + CHUNK]
@@ -167,7 +167,7 @@ def _build_expected(part: torch.Tensor, begin: int, pattern: int | None) -> torc
 
 
 def compute_checksum(words: torch.Tensor) -> str:
-    """16 hexadecimal digits that change with any word and with its place; the same on every device."""
+    """Checksum of 16 hexadecimal digits that depends on each word and its position, and not on the device."""
     flat, total = words.reshape(-1), 0
     for begin in range(0, len(flat), CHUNK):
         part = flat[begin : begin + CHUNK].to(torch.int64)
@@ -177,7 +177,7 @@ def compute_checksum(words: torch.Tensor) -> str:
 
 
 def comparable_key(device: torch.device, size: int, dtype: str) -> str:
-    """What must be equal for two devices to compute the same bits: the model, the library, the shape and the type."""
+    """Key that is equal for devices that compute the same bits: model, library, shape and type."""
     what = f"{size} {dtype}, torch {torch.__version__}"
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {what}"

@@ -1,8 +1,8 @@
-"""How fast and how right processes communicate, by the conventions of nccl-tests.
+"""Bandwidth and correctness of collectives, by the conventions of nccl-tests.
 
 S is the bytes of the largest side, n the ranks, t the time of the slowest rank: algbw = S / t, and busbw = algbw times
-a factor of the operation, which makes it comparable with the speed of a link (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
-"""
+a factor of the operation, which makes it comparable with the bandwidth of a link (NVIDIA/nccl-tests,
+doc/PERFORMANCE.md)."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ WARM_UP_CALLS = 5
 CALLS = 20
 CALLS_OF_SMALL = 100
 SMALL_BYTES = 2**20
-"""nccl-tests' defaults are 5 and 20; what takes microseconds is called more often."""
+"""nccl-tests' defaults are 5 and 20; calls of microseconds are repeated more often."""
 FEWEST_CALLS = 2
 CHUNK = 2**24
-"""Elements that are filled or checked at a time."""
+"""Elements filled or checked at a time."""
 CODES = 8191
-"""A prime: codes of different ranks differ, and fp32 holds each exactly."""
+"""A prime, so that codes of different ranks differ; fp32 represents each exactly."""
 
 
 class RankGroup(NamedTuple):
-    """Processes that measure together."""
+    """Processes that take part in a measurement."""
 
     scope: Scope
     ranks: tuple[int, ...]
     """Global ranks."""
     member: int
-    """Number of this process among them."""
+    """Index of this process in the group."""
     device: torch.device
     handle: dist.ProcessGroup | None
-    """None where there is one process only."""
+    """None for a single process."""
 
     @property
     def size(self) -> int:
@@ -50,7 +50,7 @@ class RankGroup(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """What one rank sends and receives."""
+    """Buffers that one rank sends and receives."""
 
     send: torch.Tensor
     receive: torch.Tensor
@@ -59,7 +59,7 @@ class Buffers(NamedTuple):
 Launch = Callable[[Buffers, RankGroup], None]
 Rank = int | torch.Tensor
 Values = Callable[[torch.Tensor], torch.Tensor]
-"""Values of elements from their indices."""
+"""Computes the values of elements from their indices."""
 
 
 class Operation(NamedTuple):
@@ -74,15 +74,15 @@ class Operation(NamedTuple):
     """By rank, number of ranks and elements of a share."""
     expected: Callable[[int, int, int], Values]
     source: Callable[[int, int], int | None] = lambda member, n: None
-    """Who sent all that a rank receives, where it was one; None where it was all of them."""
+    """The sender of everything that a rank receives; None if all ranks send."""
     in_place: Callable[[int], bool] = lambda member: False
-    """Whether a member's contribution is in the buffer where it receives: torch offers no other way."""
+    """Whether a rank's contribution is in its receive buffer, which some torch functions require."""
     by_share: bool = False
-    """Whether the i-th share of what is received came from rank i."""
+    """Whether share i of the received buffer came from rank i."""
 
 
 def encode_element(source: Rank, destination: Rank, index: torch.Tensor) -> torch.Tensor:
-    """A small integer that tells who sent it, to whom, and which element it is."""
+    """A small integer that encodes sender, receiver and element."""
     return (source * 61 + destination * 31 + index) % CODES
 
 
@@ -126,7 +126,7 @@ def _send_recv(buffers: Buffers, group: RankGroup) -> None:
 
 
 def exchange_messages(buffers: Buffers, group: RankGroup, to: int, of: int) -> None:
-    """Send to one member of the group and receive from one, at once; members count in a circle."""
+    """Send to one member of the group and receive from another concurrently; member indices wrap around."""
     operations = [
         dist.P2POp(dist.isend, buffers.send, group.ranks[to % group.size], group.handle),
         dist.P2POp(dist.irecv, buffers.receive, group.ranks[of % group.size], group.handle),
@@ -199,7 +199,7 @@ OPERATIONS: dict[str, Operation] = {
         source=lambda member, n: (member - 1) % n,
     ),
 }
-"""nccl-tests' operations that training uses; send_recv sends to the next rank, and counts one direction."""
+"""Operations of nccl-tests that training uses; send_recv sends to the next rank and counts one direction."""
 
 
 def algorithm_bandwidth(size_bytes: int, time_s: float) -> float:
@@ -218,22 +218,22 @@ def rounded_bytes(size_bytes: int, n: int) -> int:
 
 
 def run(name: str, size_bytes: int, group: RankGroup, longest_s: float, launch: Launch | None = None) -> Collective:
-    """Measure one operation of one size; every member of `group` gets the same answer.
+    """Measure one operation of one size; every member of `group` gets the same result.
 
-    The first call, on fresh buffers, is the one that is checked: a sum that is reduced again and again grows. All
-    calls of the timed loop follow each other on one stream.
+    The first call, on fresh buffers, is checked, since a buffer that is reduced repeatedly grows. All calls of the
+    timed loop run on one stream.
 
     Args:
         name: One of OPERATIONS.
-        size_bytes: Of the largest side, rounded to whole elements for each rank.
-        longest_s: Fewer calls where they would take longer.
-        launch: What is measured in place of the operation itself.
+        size_bytes: Size of the largest side, rounded to whole elements for each rank.
+        longest_s: Limit of the timed loop; fewer calls are made if they would exceed it.
+        launch: Replaces the operation, for tests.
     """
     operation, n = OPERATIONS[name], group.size
     size_bytes = rounded_bytes(size_bytes, n)
     described = Collective(operation=name, scope=group.scope, ranks=group.ranks, size_bytes=size_bytes)
     if n == 1:
-        return structs.replace(described, problem="single rank: there is nobody to communicate with")
+        return structs.replace(described, problem="single rank: no peer to communicate with")
     launch = launch or operation.launch
     buffers = fresh_buffers(operation, size_bytes, group)
     try:
@@ -258,7 +258,7 @@ def run(name: str, size_bytes: int, group: RankGroup, longest_s: float, launch: 
 
 
 def fresh_buffers(operation: Operation, size_bytes: int, group: RankGroup) -> Buffers:
-    """Buffers before the first call; what is not sent by anyone holds -1."""
+    """Buffers before the first call; elements that no rank sends hold -1."""
     n, all_elements = group.size, size_bytes // ITEM_BYTES
     share = all_elements // n
 
@@ -275,7 +275,7 @@ def fresh_buffers(operation: Operation, size_bytes: int, group: RankGroup) -> Bu
 
 
 def count_wrong(received: torch.Tensor, expected: Values, begin: int = 0) -> int:
-    """Elements of `received`, whose first has the index `begin`, that differ from what was expected."""
+    """Number of wrong elements in `received`, whose first element has the index `begin`."""
     wrong = 0
     for offset, index in _iterate_chunks(received):
         wrong += int((received[offset : offset + len(index)] != expected(index + begin).to(DTYPE)).sum())
@@ -285,7 +285,7 @@ def count_wrong(received: torch.Tensor, expected: Values, begin: int = 0) -> int
 def time_calls(
     call: Callable[[], object], group: RankGroup, warm_up_calls: int, calls: int, longest_s: float
 ) -> tuple[int, list[float]]:
-    """Number of calls, the same on all ranks, and each rank's seconds of one of them."""
+    """Number of calls, equal on all ranks, and each rank's seconds per call."""
     clock = create_clock(group.device)
     warm_s = max(_time_loop(call, clock, warm_up_calls, group))
     calls = max(FEWEST_CALLS, min(calls, math.ceil(longest_s / warm_s)))
@@ -308,7 +308,7 @@ def gather_from_all(value: float, group: RankGroup) -> list[float]:
 
 
 def _time_loop(call: Callable[[], object], clock: Clock, calls: int, group: RankGroup) -> list[float]:
-    """Seconds of one of `calls` calls, of each rank; all begin together."""
+    """Seconds per call of each rank; all ranks start together."""
     barrier(group)
     begun = time.perf_counter()
     begin = clock.record_mark()
@@ -334,7 +334,7 @@ def _wrong_by_source(operation: Operation, buffers: Buffers, group: RankGroup) -
 
 
 def _gathered_wrong(own: dict[int | None, int], group: RankGroup) -> list[WrongElements]:
-    """What all ranks found, without those who found nothing."""
+    """Findings of all ranks, without empty ones."""
     if not any(gather_from_all(float(sum(own.values())), group)):
         return []
     every: list[dict[int | None, int] | None] = [None] * group.size
@@ -348,6 +348,6 @@ def _gathered_wrong(own: dict[int | None, int], group: RankGroup) -> list[WrongE
 
 
 def _iterate_chunks(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Indices of the elements of `tensor`, part by part, with the first of each part."""
+    """Element indices of `tensor` in parts, each with its first index."""
     for begin in range(0, len(tensor), CHUNK):
         yield begin, torch.arange(begin, min(begin + CHUNK, len(tensor)), device=tensor.device)

@@ -1,4 +1,4 @@
-"""The device of a worker process: its accelerator, or the CPU where that was asked for or the machine has no other."""
+"""The device of a worker process: its accelerator, or the CPU if requested or if there is no accelerator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from primus.machine.facts import DeviceKind
 
 
 def own_device(local_rank: int, environ: Mapping[str, str], asked: DeviceKind = "auto") -> torch.device:
-    """The device of the process `local_rank` of this node, made the current one.
+    """The device of the process `local_rank` of this node; it becomes the current device.
 
     Raises:
         UnfitError: The machine has accelerators that PyTorch cannot use, or fewer than processes.
@@ -23,7 +23,7 @@ def own_device(local_rank: int, environ: Mapping[str, str], asked: DeviceKind = 
         return torch.device("cpu")
     if local_rank >= num_visible:
         raise UnfitError(
-            f"local rank {local_rank} has no device: {num_visible} are visible here",
+            f"local rank {local_rank} has no device: {num_visible} visible",
             "start at most that many processes (--nproc), or check CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES",
         )
     device = torch.device("cuda", local_rank)
@@ -32,7 +32,7 @@ def own_device(local_rank: int, environ: Mapping[str, str], asked: DeviceKind = 
 
 
 def _error_of_torch() -> str:
-    """Why PyTorch sees no device, in its own words."""
+    """PyTorch's own error for why it sees no device."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""The tests of a soak, as one rank runs them: the host's memory, a reference training, and a burn-in."""
+"""Soak tests of one rank: host memory, a reference training, and a burn-in."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from primus.measure.timing import QUICK, Effort, HostClock, create_clock, limit_
 from primus.runs.attempt import Attempt
 
 HOST_SHARE = 0.1
-"""Of the host's free memory, for the arrays of all its processes."""
+"""Share of the host's free memory for the arrays of all its processes."""
 PATTERN_SHARE = 0.5
-"""Of the free memory of a device, or of a process's share of the host's, that holds patterns."""
+"""Share of a device's free memory, or of a process's share of host memory, that holds patterns."""
 HOST_PATTERN_BYTES = 64 * 2**20
-"""Of a process on a CPU, at most: the host's memory is what all else uses as well."""
+"""Maximum for a process on a CPU, since other programs use the host's memory as well."""
 HOST_EFFORT = Effort(warm_up_calls=3, warm_up_s=0.5, longest_warm_up_s=2.0, calls=50, measure_s=2.0, fewest_calls=5)
 TRAININGS = 2
-"""A device that does not repeat itself is told from one that computes otherwise than the others."""
+"""Repetitions, which distinguish a device that is not reproducible from one that differs from the others."""
 
 Train = Callable[[torch.device], tuple[str, float]]
-"""Trains a small model in a fixed way; gives a digest of all losses and weights, and the last loss."""
+"""Trains a small model deterministically; returns a digest of all losses and weights, and the last loss."""
 
 
 class EnduranceWorkload(NamedTuple):
-    """What is computed in the tests; others stand for devices with a fault."""
+    """Computations of the tests; tests of this module replace them to simulate faulty devices."""
 
     train: Train | None = None
     multiply: Multiply = gemm.multiply_matrices
@@ -45,7 +45,7 @@ WORKLOAD = EnduranceWorkload()
 
 
 class EnduranceContext(NamedTuple):
-    """Where one rank runs the tests."""
+    """Context in which one rank runs the tests."""
 
     attempt: Attempt
     asked: MeasurementPlan
@@ -56,12 +56,12 @@ class EnduranceContext(NamedTuple):
 
 
 def duration_s(name: str, asked: MeasurementPlan) -> float:
-    """How long a test takes by itself."""
+    """Duration of a test."""
     return asked.burn_in_s if name == "burn_in" else 0.0
 
 
 def run(name: str, place: EnduranceContext, rank: RankResult, keep: Callable[[RankResult], None]) -> None:
-    """Run one test; `keep` is told the rank's results each time that there is more."""
+    """Run one test; `keep` is called with the rank's results each time that they grow."""
     if name == "host_memory":
         keep(structs.replace(rank, figures=(*rank.figures, _host_memory(place))))
     elif name == "quickstart":
@@ -71,7 +71,7 @@ def run(name: str, place: EnduranceContext, rank: RankResult, keep: Callable[[Ra
 
 
 def _host_memory(place: EnduranceContext) -> MeasuredFigure:
-    """The triad of STREAM by all processes of the node at once, each with its share of the processors."""
+    """The STREAM triad by all processes of the node concurrently, each with its share of the processors."""
     threads = max(1, len(os.sched_getaffinity(0)) // place.num_local)
     free_bytes = int(psutil.virtual_memory().available * HOST_SHARE) // place.num_local
     is_quick = place.asked.is_quick
@@ -100,7 +100,7 @@ def _run_training(place: EnduranceContext) -> Iterator[ReferenceTraining]:
     if train is None:
         return
     for _ in range(TRAININGS):
-        with _limit_threads(1):  # a sum on a CPU depends on how many threads share it
+        with _limit_threads(1):  # the result of a sum on a CPU depends on the number of threads
             digest, loss = train(place.device)
             key = burn_in.comparable_key(place.device, 0, "reference training")
         yield ReferenceTraining(key=key, digest=digest, last_loss=loss if math.isfinite(loss) else None)
@@ -134,7 +134,7 @@ def _burn_in(place: EnduranceContext, rank: RankResult, keep: Callable[[RankResu
 
 @contextmanager
 def _use_deterministic_kernels() -> Iterator[None]:
-    """Without kernels whose result depends on timing, such as rocBLAS' sums by atomics (PyTorch, Reproducibility)."""
+    """Avoids kernels whose result depends on timing, such as rocBLAS atomics (PyTorch, Reproducibility)."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -144,7 +144,7 @@ def _use_deterministic_kernels() -> Iterator[None]:
 
 
 def _create_sampler(place: EnduranceContext) -> telemetry.TelemetrySampler | None:
-    """The first rank of a node samples all its cards."""
+    """The first rank of a node samples all its GPUs."""
     if place.attempt.local_rank or place.device.type == "cpu":
         return None
     return telemetry.TelemetrySampler(

@@ -1,4 +1,4 @@
-"""How fast a device multiplies matrices."""
+"""Rate of matrix products on a device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Operands(NamedTuple):
 
 
 def multiply_matrices(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """The product by the library that training uses: cuBLAS, hipBLASLt, oneDNN."""
+    """The product by the library that training uses: cuBLAS, hipBLASLt or oneDNN."""
     torch.mm(a, b, out=out)
 
 
@@ -43,12 +43,12 @@ def run(
     max_bytes: int,
     multiply: Multiply = multiply_matrices,
 ) -> MeasuredFigure:
-    """TFLOP/s of products of square matrices back to back, in the steady mode: operands rotate.
+    """TFLOP/s of back-to-back products of square matrices, with rotating operands.
 
     Args:
-        cache_bytes: The last-level cache that the rotation has to outrun.
+        cache_bytes: Size of the last-level cache, which the operands must exceed.
         max_bytes: Limit of the memory for operands.
-        multiply: What is measured.
+        multiply: The product to measure.
     """
     sets = create_operands(device, size, DTYPES[dtype], cache_bytes, max_bytes)
     rotation = OperandRotation(sets)
@@ -61,7 +61,7 @@ def run(
         unit="TFLOP/s",
         convention=f"2MNK / median time, M=N=K={size}, {dtype} in and out, not transposed, normal random, seed {SEED}, "
         f"steady, {len(sets)} rotating sets of operands in {rotated_bytes / 2**20:.0f} MiB, last-level cache "
-        f"{cache_bytes / 2**20:.0f} MiB" + ("" if rotated_bytes > cache_bytes else ": partly a figure of the cache"),
+        f"{cache_bytes / 2**20:.0f} MiB" + ("" if rotated_bytes > cache_bytes else ": the rate includes cache hits"),
         timing=timing,
         wrong=wrong,
         problem=f"{wrong} elements differ from the product in fp64" if wrong else "",
@@ -74,7 +74,7 @@ def count_flop(m: int, n: int, k: int) -> int:
 
 
 def num_sets(size: int, dtype: torch.dtype, cache_bytes: int, max_bytes: int) -> int:
-    """Sets of operands such that one has left the cache when its turn comes again; at least two."""
+    """Number of operand sets so that a set is no longer cached when it is used again; at least two."""
     one = _set_bytes(size, dtype)
     return max(2, min(math.ceil(cache_bytes / one) + 1, max_bytes // one))
 
@@ -95,7 +95,7 @@ def create_operands(
 
 
 class OperandRotation:
-    """Gives one set after the other, round and round."""
+    """Cycles through the sets."""
 
     def __init__(self, sets: list[Operands]) -> None:
         pointers = {tensor.data_ptr() for one in sets for tensor in one}
@@ -113,7 +113,7 @@ class OperandRotation:
 
 
 def wrong_elements(checked: Operands) -> int:
-    """Elements of some rows that differ from the product in fp64, and all that are not finite.
+    """Number of elements that are not finite, or, in some rows, differ from the product in fp64.
 
     The tolerance covers rounding of the result to its type, of a few partial sums to the same type (PyTorch notes on
     numerical accuracy, reduced precision reductions; a sum is of the size of the square root of its length), and the

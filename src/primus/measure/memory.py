@@ -1,4 +1,4 @@
-"""How fast a device's memory is, and the ways between memories."""
+"""Bandwidth of device memory and of copies between memories."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from primus.machine.measurements import MeasuredFigure
 from primus.measure.timing import Clock, Effort, measure_call
 
 SCALAR = 0.4
-"""BabelStream's, as are the operations, their names and what counts as moved (UoB-HPC/BabelStream, README)."""
+"""As in BabelStream, like the operations, their names and the bytes counted (UoB-HPC/BabelStream, README)."""
 CACHES_IN_ARRAY = 4
 """Arrays are at least this many times the last-level cache (STREAM's rule, cs.virginia.edu/stream/ref.html)."""
 MOST_PEER_COPIES = 16
-"""Ranks of a node that copy to another device at once: one for each device of the largest servers."""
+"""Maximum number of ranks of a node that copy concurrently: one per device of the largest servers."""
 CHECKED_AT_ONCE = 2**24
-"""Elements that a check converts to fp64 at a time."""
+"""Elements converted to fp64 at a time in a check."""
 
 
 class Arrays(NamedTuple):
@@ -40,7 +40,7 @@ class Kernel(NamedTuple):
     formula: str
     run: Callable[[Arrays], object]
     expected: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """What c must be, from a and b."""
+    """The expected c for a and b."""
 
 
 KERNELS: dict[str, Kernel] = {
@@ -68,7 +68,7 @@ def run(
     Args:
         cache_bytes: Last-level cache of the device.
         max_bytes: Limit of the memory for the three arrays.
-        kernels: What is measured.
+        kernels: The operations to measure.
     """
     arrays = allocate_arrays(device, array_elements(cache_bytes, max_bytes))
     array_bytes = arrays.a.nbytes
@@ -82,7 +82,7 @@ def run(
             unit="GB/s",
             convention=f"{kernel.arrays_moved}N / median time, {kernel.formula}, fp32 normal random, arrays of N = "
             f"{array_bytes / 2**20:.0f} MiB, last-level cache {cache_bytes / 2**20:.0f} MiB"
-            + ("" if array_bytes >= CACHES_IN_ARRAY * cache_bytes else ": partly a figure of the cache"),
+            + ("" if array_bytes >= CACHES_IN_ARRAY * cache_bytes else ": the rate includes cache hits"),
             timing=timing,
             wrong=wrong,
             problem=f"{wrong} elements are wrong" if wrong else "",
@@ -90,13 +90,13 @@ def run(
 
 
 def array_elements(cache_bytes: int, max_bytes: int) -> int:
-    """Elements of an array: enough to outrun the cache where three of them fit into `max_bytes`."""
-    wanted = max(CACHES_IN_ARRAY * cache_bytes, 256 * 2**20)  # BabelStream's default array where caches are small
+    """Elements of an array: enough to exceed the cache if three arrays fit into `max_bytes`."""
+    wanted = max(CACHES_IN_ARRAY * cache_bytes, 256 * 2**20)  # BabelStream's default size for small caches
     return max(1, min(wanted, max_bytes // 3) // 4)
 
 
 def allocate_arrays(device: torch.device, num_elements: int) -> Arrays:
-    """Arrays of random values: zeros would flatter the device."""
+    """Arrays of random values; zeros would give better rates than real data."""
     generator = torch.Generator(device).manual_seed(0)
     a = torch.empty(num_elements, device=device).normal_(generator=generator)
     b = torch.empty(num_elements, device=device).normal_(generator=generator)
@@ -104,7 +104,7 @@ def allocate_arrays(device: torch.device, num_elements: int) -> Arrays:
 
 
 def wrong_elements(name: str, kernel: Kernel, arrays: Arrays) -> int:
-    """Elements of the result that are not what fp64 gives, up to the rounding of fp32; all of them are looked at."""
+    """Number of elements that differ from fp64 by more than fp32 rounding; all elements are checked."""
     resolution = torch.finfo(torch.float32).eps
     wrong, total, size = 0, 0.0, 0.0
     for begin in range(0, len(arrays.a), CHECKED_AT_ONCE):
@@ -116,13 +116,13 @@ def wrong_elements(name: str, kernel: Kernel, arrays: Arrays) -> int:
             continue
         near = (arrays.c[part].double() - expected).abs() <= 4 * resolution * (a.abs() + b.abs())
         wrong += int((~near).sum())
-    if name == "dot":  # sums of a library go by blocks; a thousandth of the absolute sum is far above their error
+    if name == "dot":  # libraries sum in blocks; 0.1 % of the absolute sum is far above their error
         wrong = int(not abs(float(arrays.total) - total) <= 1e-3 * size)
     return wrong
 
 
 def host_copies(device: torch.device, clock: Clock, effort: Effort, num_bytes: int) -> Iterator[MeasuredFigure]:
-    """GB/s between the device and page-locked host memory, one way at a time."""
+    """GB/s between the device and page-locked host memory, one direction at a time."""
     host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).random_()
     there = torch.empty_like(host, device=device)
     back = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -131,10 +131,10 @@ def host_copies(device: torch.device, clock: Clock, effort: Effort, num_bytes: i
 
 
 def find_peer(local_rank: int, num_local: int) -> int | None:
-    """The device whose memory a rank of a node copies to: the next one; None where it copies nothing.
+    """The device that a rank of a node copies to: the next one; None if it does not copy.
 
     Each copy opens a second context, on the other device. Of the 64 partitions of a node in CPX mode every fourth
-    copies, to the one four further on: half of these copies are between cards.
+    copies, to the one four further on: half of these copies are between GPUs.
     """
     step = math.ceil(num_local / MOST_PEER_COPIES)
     if num_local < 2 or local_rank % step:
@@ -169,7 +169,7 @@ def _measure_copy(
 
 
 def host_cache_bytes(root: Path = Path("/")) -> int:
-    """Size of the first processor's last-level cache; 32 MiB where the kernel does not say."""
+    """Size of the first processor's last-level cache; 32 MiB if the kernel does not report it."""
     sizes = {}
     for index in root.glob("sys/devices/system/cpu/cpu0/cache/index*"):
         try:

@@ -1,4 +1,4 @@
-"""How fast each two processes of a group exchange messages, many pairs at once."""
+"""Bandwidth between every two processes of a group, many pairs concurrently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WARM_UP_CALLS = 2
 CALLS = 10
 
 Exchange = Callable[[Buffers, RankGroup, int], None]
-"""Sends to a member of the group and receives from it, at once."""
+"""Sends to a member of the group and receives from it concurrently."""
 
 
 def exchange_with_partner(buffers: Buffers, group: RankGroup, partner: int) -> None:
@@ -33,15 +33,15 @@ def run_round(
     between_nodes: bool,
     exchange: Exchange = exchange_with_partner,
 ) -> list[Pair]:
-    """Measure the pairs of one round; every member of `group` gets the same answer, the one that rests too.
+    """Measure the pairs of one round; every member of `group` gets the same result, also a member without a pair.
 
     Args:
-        number: Of the round, from 0.
+        number: Index of the round, from 0.
         meeting: Pairs of members of the group, without common members.
         group: All processes of the scan.
-        size_bytes: Of each message.
+        size_bytes: Size of each message.
         between_nodes: Whether the members are on different nodes.
-        exchange: What is measured.
+        exchange: The exchange to measure.
     """
     partners = dict(meeting) | {second: first for first, second in meeting}
     collectives.barrier(group)
@@ -62,7 +62,7 @@ def run_round(
 
 
 def _measure_exchange(partner: int | None, group: RankGroup, size_bytes: int, exchange: Exchange) -> tuple[float, int]:
-    """Seconds of one exchange with `partner`, and the elements of the first one that came wrong."""
+    """Seconds of one exchange with `partner`, and the number of wrong elements in the first one."""
     if partner is None:
         return 0.0, 0
     index = torch.arange(size_bytes // collectives.ITEM_BYTES, device=group.device)
@@ -76,7 +76,7 @@ def _measure_exchange(partner: int | None, group: RankGroup, size_bytes: int, ex
 
 
 def _measure_seconds(call: Callable[[], object], group: RankGroup) -> float:
-    """Median time of a call: one that the operating system interrupts does not count."""
+    """Median time of a call, which ignores calls that the operating system interrupts."""
     clock = create_clock(group.device)
     clock.synchronize()
     marks = []

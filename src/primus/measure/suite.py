@@ -1,4 +1,4 @@
-"""The tests of a preflight, as one rank runs them: its device, its node, all nodes, then each two of them."""
+"""Preflight measurements of one rank: its device, its node, all nodes, then pairs of nodes."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ from primus.runs.attempt import Attempt
 from primus.runs.files import write_json
 
 LARGEST_CACHE_BYTES = 256 * 2**20
-"""Taken for a device that is not known: the Infinity Cache of AMD Instinct, the largest (AMD CDNA 3 white paper)."""
+"""Assumed for an unknown device: the Infinity Cache of AMD Instinct, the largest one (AMD CDNA 3 white paper)."""
 QUICK_HOST_BYTES = 96 * 2**20
-"""For the arrays of one process on a CPU, where the tests shall be quick."""
+"""For the arrays of one process on a CPU in quick mode."""
 HOST_SHARE = 0.1
-"""Of the host's free memory, for the arrays of all its processes."""
+"""Share of the host's free memory for the arrays of all its processes."""
 DEVICE_SHARE = 0.5
-"""Of a device's free memory."""
+"""Share of a device's free memory."""
 SANITY_SIZES = {"cuda": 2048, "cpu": 256}
 COPY_BYTES = 256 * 2**20
-"""As TransferBench's acceptance test for AMD Instinct has it."""
+"""As in TransferBench's acceptance test for AMD Instinct."""
 MOST_FIGURES = 5
-"""Of one test of a device, each with its own limit: others may wait that long."""
+"""Parts of one device test, each with its own limit; other ranks may wait for their sum."""
 LONGEST_S = 10.0
 LONGEST_QUICK_S = 0.3
-"""Of the timed loop of one collective."""
+"""Limit of the timed loop of one collective."""
 
 
 def run(attempt: Attempt, asked: MeasurementPlan, workload: EnduranceWorkload = WORKLOAD) -> None:
-    """Do all tests and leave the results in the run folder; rank 0 says how they go.
+    """Run all tests and write the results to the run folder; rank 0 prints progress.
 
-    Each test has the time limit of `asked`. The process ends where one exceeds it, with what it was doing in the run's
-    error file and the results so far in its part.
+    Each test has the time limit of `asked`. If a test exceeds it, the process exits; the run's error file names the
+    test, and the results so far are kept.
 
     Args:
         attempt: The rank.
         asked: The tests.
-        workload: What the tests that take long compute.
+        workload: Computations of the long tests.
 
     Raises:
-        UnfitError: There is no device for this process.
-        PrimusError: The processes do not find each other, or one of them has gone.
+        UnfitError: This process has no device.
+        PrimusError: The rendezvous failed, or another process exited.
     """
     suite = Suite(attempt, asked, workload)
     try:
@@ -82,7 +82,7 @@ def run(attempt: Attempt, asked: MeasurementPlan, workload: EnduranceWorkload = 
 
 
 class Suite:
-    """One rank's way through the tests, with its results so far."""
+    """Runs the tests of one rank and holds its results so far."""
 
     def __init__(self, attempt: Attempt, asked: MeasurementPlan, workload: EnduranceWorkload = WORKLOAD) -> None:
         self._begun = time.monotonic()
@@ -108,7 +108,7 @@ class Suite:
 
     def run(self) -> None:
         """All tests, in order."""
-        with self._limit_collective_part("the meeting of the ranks"):
+        with self._limit_collective_part("the rendezvous of the ranks"):
             everyone = self._join_all_ranks()
             nodes = _find_nodes(collectives.gather_from_all(self._attempt.rank - self._attempt.local_rank, everyone))
             groups = [
@@ -126,15 +126,15 @@ class Suite:
             self._test_pairs(leads, everyone, len(nodes), between_nodes=True)
         self._test_endurance(everyone)
         self._write_part(rank=structs.replace(self._part.rank, is_complete=True))
-        with self._limit_collective_part("the gathering of the results"):
+        with self._limit_collective_part("collecting the results"):
             self._gather_results(everyone)
 
     def keep_problem(self, error: PrimusError) -> None:
-        """Note why the tests ended early."""
+        """Record why the tests ended early."""
         self._write_part(rank=structs.replace(self._part.rank, problem=error.problem))
 
     def close(self) -> None:
-        """Leave the process group; NCCL's may wait for ranks that have gone, which ends with the process."""
+        """Leave the process group; with NCCL this may wait for ranks that have exited, until the process exits."""
         if dist.is_initialized() and (self._device.type == "cpu" or not self._part.rank.problem):
             dist.destroy_process_group()
 
@@ -144,7 +144,7 @@ class Suite:
 
     @contextmanager
     def _limit_collective_part(self, what: str, num_parts: int = 1) -> Iterator[None]:
-        """A part that needs the other ranks."""
+        """Run a step that needs the other ranks."""
         self._num_tests += 1
         self._attempt.beat("test", self._num_tests)
         with self._watchdog.limit_time(what, num_parts):
@@ -153,11 +153,11 @@ class Suite:
             except RuntimeError as error:
                 raise PrimusError(
                     f"{what}: {_first_line(error)}",
-                    "a rank has gone or cannot be reached: see the logs of the others, and the network's settings",
+                    "a rank exited or is not reachable: see the logs of the other ranks and check the network settings",
                 ) from error
 
     def _join_all_ranks(self) -> RankGroup:
-        """All ranks, in a process group where they are several."""
+        """All ranks, with a process group if there is more than one."""
         world_size, on_gpu = self._attempt.world_size, self._device.type == "cuda"
         ranks = tuple(range(world_size))
         if world_size == 1:
@@ -168,7 +168,7 @@ class Suite:
         return RankGroup("all", ranks, self._attempt.rank, self._device, dist.group.WORLD)
 
     def _create_group(self, scope: Scope, groups: Sequence[tuple[int, ...]], everyone: RankGroup) -> RankGroup | None:
-        """The one of several groups that this rank belongs to; all ranks take part in making each."""
+        """The group of this rank; all ranks must take part in creating each group."""
         own = None
         for ranks in groups:
             handle = None
@@ -181,7 +181,7 @@ class Suite:
         return own
 
     def _bind_to_node(self, nodes: Sequence[tuple[int, ...]]) -> None:
-        """Note which node this is, and take its share of the cores."""
+        """Record this rank's node, and use its share of the cores."""
         node = next(number for number, ranks in enumerate(nodes) if self._attempt.rank in ranks)
         self._num_local = len(nodes[node])
         if self._device.type == "cpu":
@@ -189,17 +189,18 @@ class Suite:
         self._write_part(rank=structs.replace(self._part.rank, node=node))
 
     def _test_device(self, everyone: RankGroup) -> None:
-        """What this rank measures alone, while all others measure the same."""
+        """Tests that each rank runs on its own, concurrently with the others."""
         for name in (name for name in measurements.DEVICE_TESTS if name in self._asked.tests):
-            with self._limit_collective_part(f"waiting for all ranks before the test of {name}", MOST_FIGURES):
+            with self._limit_collective_part(f"waiting for all ranks before test {name}", MOST_FIGURES):
                 collectives.barrier(everyone)
             figures = self._measure_figures(name)
             while self._test_next(name, figures):
                 continue
 
     def _test_next(self, name: str, figures: Iterator[MeasuredFigure]) -> bool:
-        """Whether there was one more figure; a device that fails is told in one, and the other ranks go on."""
-        with self._watchdog.limit_time(f"the test of {name} on {self._device}"):
+        """Run the test up to its next figure; returns False if there is none. A failing device gives a figure with a
+        problem, and other ranks continue."""
+        with self._watchdog.limit_time(f"test {name} on {self._device}"):
             try:
                 figure = next(figures, None)
             except RuntimeError as error:
@@ -231,22 +232,22 @@ class Suite:
         return limit_effort(QUICK if self._asked.is_quick else full, self._asked.timeout_s)
 
     def _test_endurance(self, everyone: RankGroup) -> None:
-        """What shows only in time: all devices of all nodes are loaded at once."""
+        """The long tests, which load all devices of all nodes concurrently."""
         place = endurance.EnduranceContext(self._attempt, self._asked, self._device, self._num_local, self._workload)
         for name in (name for name in measurements.SOAK_TESTS if name in self._asked.tests):
-            with self._limit_collective_part(f"waiting for all ranks before the test of {name}", MOST_FIGURES):
+            with self._limit_collective_part(f"waiting for all ranks before test {name}", MOST_FIGURES):
                 collectives.barrier(everyone)
             num_limits = 1 + math.ceil(endurance.duration_s(name, self._asked) / self._asked.timeout_s)
-            with self._watchdog.limit_time(f"the test of {name} on {self._device}", num_limits):
+            with self._watchdog.limit_time(f"test {name} on {self._device}", num_limits):
                 try:
                     endurance.run(name, place, self._part.rank, lambda rank: self._write_part(rank=rank))
                 except RuntimeError as error:
                     self._keep_figure(MeasuredFigure(test=name, problem=_first_line(error)))
             if self._attempt.stop_signal:
-                raise PrimusError(f"interrupted by {self._attempt.stop_signal}", "what was found so far is reported")
+                raise PrimusError(f"interrupted by {self._attempt.stop_signal}", "partial results are reported")
 
     def _test_collectives(self, group: RankGroup | None, everyone: RankGroup) -> None:
-        """Every operation in every size, all groups in step, so that no one waits longer than a limit."""
+        """Every operation in every size; all groups run in step, so that no rank waits longer than the limit."""
         longest_s = min(LONGEST_QUICK_S if self._asked.is_quick else LONGEST_S, self._asked.timeout_s / 4)
         for name in collectives.OPERATIONS:
             own_sizes = self._asked.ring_sizes_bytes if name == "send_recv" else ()
@@ -262,7 +263,7 @@ class Suite:
                         self._attempt.say(_format_collective(found))
 
     def _test_pairs(self, group: RankGroup | None, everyone: RankGroup, largest: int, *, between_nodes: bool) -> None:
-        """Each two members, as many at once as there can be, all groups up to the `largest` in step."""
+        """All pairs of members, with as many concurrent pairs as possible; groups up to the `largest` run in step."""
         meetings = list_pair_rounds(group.size) if group else []
         pairs: list[Pair] = []
         for number in range(len(list_pair_rounds(largest))):
@@ -279,7 +280,7 @@ class Suite:
             self._attempt.say(f"pairs of {'nodes' if between_nodes else 'a node'}: {_format_slowest(pairs)}")
 
     def _gather_results(self, everyone: RankGroup) -> None:
-        """Rank 0 writes what all ranks found."""
+        """Collect the results of all ranks; rank 0 writes them."""
         parts: list[RankMeasurements | None] = [self._part]
         if everyone.size > 1:
             parts = [None] * everyone.size
@@ -329,7 +330,7 @@ def _find_nodes(first_ranks: Sequence[float]) -> list[tuple[int, ...]]:
 
 
 def _check_sanity(device: torch.device) -> MeasuredFigure:
-    """Whether memory can be had and a small product is right; the value is the memory that was free."""
+    """Checks that memory can be allocated and that a small product is correct; the value is the free memory."""
     free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     size = SANITY_SIZES[device.type]
     checked = gemm.create_operands(device, size, torch.bfloat16, 0, 0)[0]
@@ -341,7 +342,7 @@ def _check_sanity(device: torch.device) -> MeasuredFigure:
         unit="GB free",
         convention=f"one bf16 product of {size} x {size} against fp64",
         wrong=wrong,
-        problem=f"{wrong} elements of a small product are wrong" if wrong else "",
+        problem=f"{wrong} wrong elements in a small product" if wrong else "",
     )
 
 

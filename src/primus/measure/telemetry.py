@@ -1,4 +1,4 @@
-"""Clocks, power, heat and throttling of the cards of a node, sampled while its devices are loaded."""
+"""Clocks, power, temperature and throttling of a node's GPUs, sampled under load."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from primus.machine.health import DeviceHealth
 from primus.machine.measurements import Telemetry
 
 INTERVAL_S = 5.0
-"""A management tool takes up to a second or two for all cards of a node."""
+"""Sampling interval: a management tool takes up to two seconds for all GPUs of a node."""
 SAMPLES = 6
-"""At least so many, where the time is short."""
+"""Minimum number of samples in a short test."""
 
 Read = Callable[[], Sequence[DeviceHealth]]
 
 
 def create_reader(facts: MachineFacts, environ: Mapping[str, str]) -> Read:
-    """Reads the cards that this process may use, of which some partition may be hidden."""
+    """Returns a function that reads the GPUs of which this process may use a partition."""
     used = set(visible.list_usable_devices(facts, environ))
-    cards = {card.index for card in facts.devices if used & set(card.partitions)}
-    return lambda: [one for one in health.read_health(facts, environ).devices if one.index in cards]
+    gpus = {gpu.index for gpu in facts.devices if used & set(gpu.partitions)}
+    return lambda: [one for one in health.read_health(facts, environ).devices if one.index in gpus]
 
 
 class TelemetrySampler:
-    """Samples in a thread of its own from `__enter__` to `__exit__`.
+    """Samples in a thread from `__enter__` to `__exit__`.
 
-    The first sample comes after one interval, when the load has taken hold. A reading that fails is left out; the
-    thread is a daemon, so that a tool that hangs does not hold up the end.
+    The first sample is taken after one interval, when the load is stable. Failed readings are skipped. The thread is a
+    daemon, so that a hung tool does not delay the exit.
     """
 
     def __init__(self, read: Read, duration_s: float) -> None:
@@ -54,29 +54,29 @@ class TelemetrySampler:
         self._thread.join(self._interval_s)
 
     def summarise_telemetry(self) -> tuple[Telemetry, ...]:
-        """What was sampled so far, by card."""
+        """Summary of the samples so far, by GPU."""
         with self._lock:
-            return tuple(summarise_device(card, samples) for card, samples in sorted(self._samples.items()))
+            return tuple(summarise_device(gpu, samples) for gpu, samples in sorted(self._samples.items()))
 
     def _run_sampling(self) -> None:
         while not self._is_over.wait(self._interval_s):
             read = self._read()
-            if self._is_over.is_set():  # the load ended while the tool was asked
+            if self._is_over.is_set():  # the load ended while the tool ran: not a sample under load
                 return
             with self._lock:
                 for one in read:
                     self._samples.setdefault(one.index, []).append(one)
 
 
-def summarise_device(card: int, samples: Sequence[DeviceHealth]) -> Telemetry:
-    """The samples of one card."""
+def summarise_device(gpu: int, samples: Sequence[DeviceHealth]) -> Telemetry:
+    """The samples of one GPU."""
     clocks = [one.clock_mhz for one in samples if one.clock_mhz is not None]
     powers = [one.power_w for one in samples if one.power_w is not None]
     heats = [one.temperature_c for one in samples if one.temperature_c is not None]
     errors = [one.ecc_uncorrectable for one in samples if one.ecc_uncorrectable is not None]
     throttled = Counter(reason for one in samples for reason in one.throttle or ())
     return Telemetry(
-        card=card,
+        gpu=gpu,
         num_samples=len(samples),
         clock_min_mhz=min(clocks, default=None),
         clock_mean_mhz=sum(clocks) / len(clocks) if clocks else None,

@@ -1,4 +1,4 @@
-"""How long a call takes, by the device's clock."""
+"""Time of a call, measured by the device's clock."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ SHORTEST_SAMPLE_S = 50e-6
 cudaEventElapsedTime), which is 1 % of it, and an event of HIP can give 0."""
 MAX_CALLS = 1024
 MOST_QUEUED = 512
-"""Samples whose marks are kept at a time: drivers have pools of events, which some 20,000 pairs exhaust. Where so many
-are queued the older half is read, while the device works on the other."""
+"""Maximum number of samples with pending events; about 20,000 pairs exhaust the event pools of drivers. At this number
+the older half is read while the device works on the other half."""
 SETTLED_WITHIN = 0.02
-"""Medians of successive warm-up rounds that differ less are steady."""
+"""Relative difference of successive warm-up medians below which times are steady."""
 ROUND = 5
 """Calls of one warm-up round."""
 
 
 class Effort(Struct, frozen=True, kw_only=True):
-    """How long to warm up and to measure: a number of calls or a time, whichever is reached first."""
+    """Duration of warm-up and measurement: a number of calls or a time, whichever is reached first."""
 
     warm_up_calls: int = 50
     warm_up_s: float = 1.0
     longest_warm_up_s: float = 10.0
-    """Where the times do not settle, until then."""
+    """Limit of the warm-up if times do not become steady."""
     calls: int = 100
     measure_s: float = 1.0
     fewest_calls: int = 20
-    """Even where they take longer than `measure_s`."""
+    """Minimum, even if it takes longer than `measure_s`."""
 
 
 LONG_ENOUGH = Effort()
-"""A second after the warm-up, for what does not heat a device."""
+"""One second after the warm-up, for tests that do not heat a device."""
 FULL = Effort(measure_s=10.0, calls=20_000)
-"""Ten seconds back to back, after which clocks and temperature are what training sees."""
+"""Ten seconds back to back, after which clocks and temperature are those of training."""
 QUICK = Effort(warm_up_calls=5, warm_up_s=0.05, longest_warm_up_s=0.15, calls=30, measure_s=0.2, fewest_calls=3)
 
 
 def limit_effort(effort: Effort, limit_s: float) -> Effort:
-    """`effort`, no longer than a quarter of a time limit each for the warm-up and the samples."""
+    """`effort` with warm-up and samples limited to a quarter of a time limit each."""
     return structs.replace(
         effort,
         longest_warm_up_s=min(effort.longest_warm_up_s, limit_s / 4),
@@ -57,23 +57,23 @@ def limit_effort(effort: Effort, limit_s: float) -> Effort:
 
 
 class Clock(Protocol):
-    """Marks moments in a device's queue of work."""
+    """Marks points in time in a device's work queue."""
 
     def record_mark(self) -> object:
-        """A moment, put into the queue without waiting."""
+        """Put a mark into the queue without waiting."""
 
     def compute_seconds(self, begin: object, end: object) -> float:
-        """Time between two marks that were waited for; may be 0."""
+        """Seconds between two reached marks; may be 0."""
 
     def wait(self, mark: object) -> None:
-        """Wait until the device has come to a mark."""
+        """Wait until the device reaches a mark."""
 
     def synchronize(self) -> None:
         """Wait until the queue is empty."""
 
 
 class HostClock:
-    """For devices that work while they are called: the CPU."""
+    """Clock of a synchronous device: the CPU."""
 
     def record_mark(self) -> object:
         return time.perf_counter()
@@ -90,7 +90,7 @@ class HostClock:
 
 
 class EventClock:
-    """For devices with a queue: CUDA and HIP."""
+    """Clock of a device with a work queue: CUDA and HIP."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -113,17 +113,17 @@ class EventClock:
 
 
 def create_clock(device: torch.device) -> Clock:
-    """The clock that `device` is timed by."""
+    """The clock of `device`."""
     return EventClock(device) if device.type == "cuda" else HostClock()
 
 
 def measure_call(call: Callable[[], object], clock: Clock, effort: Effort) -> Timing:
-    """Time `call` after a warm-up; no sample waits for the device, which always has more work in its queue."""
+    """Time `call` after a warm-up; sampling never waits for the device, so that its queue is never empty."""
     is_settled = _warm_up(call, clock, effort)
     calls, sample_s = _calls_a_sample(call, clock)
     num_samples = max(effort.fewest_calls, min(effort.calls, math.ceil(effort.measure_s / sample_s)))
     samples, wall_s = _take_samples(call, clock, num_samples, calls)
-    if min(samples) <= 0:  # a clock that stood still: the whole loop is the only time there is
+    if min(samples) <= 0:  # the clock did not advance: only the time of the whole loop is known
         samples = [wall_s / num_samples] * num_samples
     return summarise_samples([sample / calls for sample in samples], calls, wall_s / (num_samples * calls), is_settled)
 
@@ -131,7 +131,7 @@ def measure_call(call: Callable[[], object], clock: Clock, effort: Effort) -> Ti
 def summarise_samples(
     samples_s: Sequence[float], calls: int = 1, wall_s: float | None = None, is_settled: bool = True
 ) -> Timing:
-    """What is told of times of single calls; p5 and p95 lie between samples."""
+    """Statistics of the times of single calls; p5 and p95 are interpolated."""
     ordered = sorted(samples_s)
     median = statistics.median(ordered)
     return Timing(
@@ -149,7 +149,7 @@ def summarise_samples(
 
 
 def compute_percentile(ordered: Sequence[float], percent: float) -> float:
-    """The value that `percent` of sorted values do not exceed, linear between neighbours."""
+    """Percentile of sorted values with linear interpolation."""
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
@@ -157,7 +157,7 @@ def compute_percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def _warm_up(call: Callable[[], object], clock: Clock, effort: Effort) -> bool:
-    """Call until times are steady; whether they became so."""
+    """Call until times are steady; returns whether they became steady."""
     begun, calls, before_s = time.perf_counter(), 0, math.inf
     while True:
         median_s = statistics.median(_take_samples(call, clock, ROUND, 1)[0])
@@ -170,7 +170,7 @@ def _warm_up(call: Callable[[], object], clock: Clock, effort: Effort) -> bool:
 
 
 def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, float]:
-    """Calls that together take long enough for the clock, and how long they take."""
+    """Number of calls that take long enough for the clock, and their seconds."""
     calls = 1
     while True:
         samples, wall_s = _take_samples(call, clock, 3, calls)
@@ -182,7 +182,7 @@ def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, floa
 
 
 def _take_samples(call: Callable[[], object], clock: Clock, num_samples: int, calls: int) -> tuple[list[float], float]:
-    """Seconds of `num_samples` times `calls` calls, and of everything by the host's clock."""
+    """Seconds of each of `num_samples` samples of `calls` calls, and of the whole loop by the host's clock."""
     begun = time.perf_counter()
     found: list[float] = []
     queued: deque[tuple[object, object]] = deque()

@@ -1,4 +1,4 @@
-"""End a process whose test does not end."""
+"""Terminates a process whose test hangs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from primus.errors import EXIT_TIMED_OUT, PrimusError
 
 
 class Watchdog:
-    """Limits parts of a program that may hang where no exception reaches: in a driver, in a collective.
+    """Time limit for code that may hang without raising: in a driver, in a collective.
 
     Args:
-        limit_s: Time that each part has.
-        on_expiry: Told what went on, before the process ends with EXIT_TIMED_OUT.
+        limit_s: Time limit of each part.
+        on_expiry: Called with the message before the process exits with EXIT_TIMED_OUT.
     """
 
     def __init__(self, limit_s: float, on_expiry: Callable[[PrimusError], None]) -> None:
@@ -24,7 +24,7 @@ class Watchdog:
 
     @contextmanager
     def limit_time(self, what: str, num_parts: int = 1) -> Iterator[None]:
-        """Let the body, which does `what` in a number of parts, take no longer than the limit for each of them."""
+        """Limit the time of the body, which does `what` in a number of parts."""
         limit_s = self._limit_s * num_parts
         timer = threading.Timer(limit_s, self._end_process, [what, limit_s])
         timer.daemon = True
@@ -38,8 +38,8 @@ class Watchdog:
         try:
             self._on_expiry(
                 PrimusError(
-                    f"{what} was not over after {limit_s:g} s",
-                    "the device or the network hangs, or one rank never came: see the other ranks' logs",
+                    f"{what} timed out after {limit_s:g} s",
+                    "a device or the network hangs, or a rank did not start: see the other ranks' logs",
                 )
             )
         finally:

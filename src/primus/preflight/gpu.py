@@ -208,8 +208,8 @@ def _count_wanted_partitions(device: Device, profile: Profile | None, usual: int
     if profile and mode == "CPX":
         return profile.xcds
     if profile and mode in MODE_PARTITIONS:
-        return MODE_PARTITIONS[mode] * profile.devices_per_card
-    return max(usual, profile.devices_per_card if profile else 1)
+        return MODE_PARTITIONS[mode] * profile.devices_per_gpu
+    return max(usual, profile.devices_per_gpu if profile else 1)
 
 
 def check_pcie_link(node: PreflightNode) -> Iterator[CheckFinding]:

@@ -149,11 +149,11 @@ class SoakJudge:
 
     def _judge_telemetry(self) -> Iterator[CheckFinding]:
         """Throttling, heat and errors under load of each card, and cards whose clocks stand out."""
-        cards = {(rank.node, card.card): (rank, card) for rank in self._ranks for card in rank.telemetry}
+        cards = {(rank.node, card.gpu): (rank, card) for rank in self._ranks for card in rank.telemetry}
         clocks = {name: card.clock_mean_mhz for name, (_, card) in cards.items() if card.clock_mean_mhz}
         low = fault_localization.find_outliers(clocks)
         for name, (rank, card) in cards.items():
-            about = {"subject": f"GPU {card.card}", "host": self._yardstick.find_host(rank.rank)}
+            about = {"subject": f"GPU {card.gpu}", "host": self._yardstick.find_host(rank.rank)}
             held = _list_health_problems(card)
             bad = [*held, *([f"clock {low[name].below:.0%} below the median"] if name in low else [])]
             yield judge_value(

@@ -16,28 +16,28 @@ COLUMNS = 40
 """Characters of the longest bar."""
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 880.0, 260.0, 24.0, 92.0, 70.0, 6.0
-"""Of the picture, in its own units; HEIGHT is that of the highest bar."""
+"""Size of the picture in its own units; HEIGHT is that of the highest bar."""
 
 
 MANY_DIGITS = 100_000
-"""Numbers from here on are shown in units of 1,024 under a bar of the picture."""
+"""Larger numbers are shown in units of 1,024 under a bar of the picture."""
 
 
 class HistogramBar(Struct, frozen=True, kw_only=True):
-    """What lies in a range of whole numbers."""
+    """Count and weight of a range of integers."""
 
     first: int
     """Smallest number."""
     last: int
     """Largest number."""
     count: int
-    """How many things."""
+    """Number of things."""
     weight: int
     """Their sum, such as the tokens of these documents."""
 
 
 def format_text_histogram(bars: Sequence[HistogramBar], things: str, unit: str) -> str:
-    """A bar of blocks for each range, with its share of the things and of their sum.
+    """One bar per range, with its share of the count and of the sum.
 
     Args:
         bars: The ranges, in order.
@@ -58,14 +58,14 @@ def format_text_histogram(bars: Sequence[HistogramBar], things: str, unit: str) 
 
 
 def format_block_bar(share: float) -> str:
-    """A bar of block characters, as long as its share of `COLUMNS`; a share above 0 is never invisible."""
+    """A bar of block characters in proportion to `COLUMNS`; a share above 0 is always visible."""
     eighths = max(round(8 * COLUMNS * share), 1 if share > 0 else 0)
     whole, rest = divmod(eighths, 8)
     return BLOCKS[8] * whole + (BLOCKS[rest] if rest else "")
 
 
 def draw_histogram_svg(bars: Sequence[HistogramBar], title: str, things: str, unit: str) -> Html:
-    """The picture: two bars for each range, the share of the things and of their sum; it stands alone or in a page."""
+    """SVG picture with two bars per range, for the count and the sum; usable alone or inside a page."""
     height = TOP + HEIGHT + BOTTOM
     parts = [
         make_element("style", Html(STYLE)),
@@ -79,7 +79,7 @@ def draw_histogram_svg(bars: Sequence[HistogramBar], title: str, things: str, un
         _draw_label(
             WIDTH / 2,
             height - 14,
-            f"each bar: {things} of at least so many {unit}, and fewer than under the next",
+            f"each bar: {things} with at least this many {unit}, up to the next bar",
             "soft middle",
         ),
     ]
@@ -116,7 +116,7 @@ def _draw_columns(bars: Sequence[HistogramBar], things: str, unit: str) -> Itera
 
 
 def _compute_totals(bars: Sequence[HistogramBar]) -> tuple[int, int, int]:
-    """The highest count, all counts and all weights, each at least 1."""
+    """The highest count, the sum of counts and the sum of weights, each at least 1."""
     return (
         max(1, max((bar.count for bar in bars), default=0)),
         max(1, sum(bar.count for bar in bars)),

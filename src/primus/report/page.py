@@ -1,4 +1,4 @@
-"""A report as one HTML file: no script, nothing loaded from elsewhere, light or dark as the reader's system is."""
+"""A report as a single HTML file: no script, no external resources, light or dark mode from the system."""
 
 from __future__ import annotations
 
@@ -6,59 +6,59 @@ import html as markup
 from collections.abc import Sequence
 
 MANY_SECTIONS = 4
-"""From here on a page begins with a list of its sections."""
+"""Number of sections from which a page starts with a table of contents."""
 
 SIGNS = {"ok": "&#10003;", "info": "i", "warn": "!", "unknown": "?", "fail": "&#10005;"}
-"""What a badge shows beside its colour and its word."""
+"""Sign of a badge, in addition to its colour and word."""
 
 
 class Html(str):
-    """Text that is markup already; any other text is escaped where it enters a page."""
+    """Text that is already markup; other text is escaped when it is added to a page."""
 
     __slots__ = ()
 
 
 def escape(text: object) -> Html:
-    """`text` as markup; what is `Html` already stays as it is."""
+    """`text` as markup; `Html` is not escaped again."""
     return text if isinstance(text, Html) else Html(markup.escape(str(text)))
 
 
 def make_element(name: str, content: object, **attributes: str) -> Html:
-    """One HTML element; `class_` and the like are spelt with an underscore at the end."""
+    """One HTML element; `class_` and the like have a trailing underscore."""
     shown = "".join(f' {key.rstrip("_")}="{markup.escape(value)}"' for key, value in attributes.items() if value)
     return Html(f"<{name}{shown}>{escape(content)}</{name}>")
 
 
 def join_fragments(*parts: object) -> Html:
-    """Fragments one below another."""
+    """Fragments joined by line breaks."""
     return Html("\n".join(escape(part) for part in parts))
 
 
 def make_paragraph(text: object) -> Html:
-    """Text of its own."""
+    """Paragraph of text."""
     return make_element("p", text)
 
 
 def make_badge(status: str) -> Html:
-    """A status (see `SIGNS`) by colour, sign and word, so that it reads without colours and on paper."""
+    """A status (see `SIGNS`) by colour, sign and word, so that it is readable in print and without colours."""
     return make_element("span", Html(f"<i>{SIGNS[status]}</i>{escape(status)}"), class_=f"badge {status}")
 
 
 def make_table(header: Sequence[object], rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> Html:
-    """Rows under a header, which may be empty; cells are escaped unless they are `Html`, `right` are numbers."""
+    """Table of rows with an optional header; cells are escaped unless they are `Html`, `right` are numbers."""
     head = f"<thead>{_make_row('th', header, right)}</thead>\n" if any(header) else ""
     body = "\n".join(_make_row("td", row, right) for row in rows)
     return Html(f'<div class="wide"><table>\n{head}<tbody>\n{body}\n</tbody>\n</table></div>')
 
 
 def make_details(summary: object, content: object, *, is_open: bool = False) -> Html:
-    """Content that opens with a click, and is open on paper."""
+    """Collapsible content, which is expanded in print."""
     opened = " open" if is_open else ""
     return Html(f"<details{opened}><summary>{escape(summary)}</summary>\n{escape(content)}\n</details>")
 
 
 def format_page(title: str, sections: Sequence[tuple[str, object]], subtitle: object = "") -> str:
-    """The whole page: sections of a heading and its content (escaped unless it is `Html`; see `joined`)."""
+    """The page: sections with heading and content (escaped unless it is `Html`)."""
     return "\n".join(
         [
             "<!doctype html>",

@@ -1,4 +1,4 @@
-"""Plain-text tables and numbers as people read them."""
+"""Human-readable tables and numbers."""
 
 from __future__ import annotations
 

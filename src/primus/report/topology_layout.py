@@ -1,7 +1,7 @@
-"""Where the parts of a topology's picture stand, in its units of length.
+"""Layout of a topology's picture, in its units of length.
 
-NUMA nodes are frames in two columns. Cards stand on the inner sides and face each other, their adapters on the outer
-sides; direct links are chords of an ellipse between the columns, on which each card has its point at its own height.
+NUMA nodes are frames in two columns. GPUs are on the inner sides and face each other, their NICs on the outer
+sides; direct links are chords of an ellipse between the columns, on which each GPU has a point at its height.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ GPU_GAP = 12
 CELL_HEIGHT = 16
 NIC_WIDTH, NIC_HEIGHT, NIC_GAP = 152, 38, 8
 BUS = 60
-"""Between an adapter and its card; the line that joins them is in the middle."""
+"""Distance between a NIC and its GPU; the line that joins them is in the middle."""
 PADDING = 14
 HEAD = 34
 MESH = 290
-"""Between the columns, where cards are linked directly."""
+"""Distance between the columns, for direct links of GPUs."""
 
 
 class DeviceGroup(Struct, frozen=True, kw_only=True):
-    """Cards and adapters that one line joins: those below one bridge, or the rest of a NUMA node."""
+    """GPUs and NICs joined by one line: those below one bridge, or the rest of a NUMA node."""
 
     top: float
     height: float
-    cards: tuple[Device, ...]
-    adapters: tuple[TopologyEnd, ...]
+    gpus: tuple[Device, ...]
+    nics: tuple[TopologyEnd, ...]
     words: tuple[str, ...]
-    """Relations of its cards and adapters, from near to far; empty where there are not both."""
+    """Link types between its GPUs and NICs, from near to far; empty without either."""
 
     @property
     def middle_y(self) -> float:
@@ -50,7 +50,7 @@ class DeviceGroup(Struct, frozen=True, kw_only=True):
 
 
 class NumaFrame(Struct, frozen=True, kw_only=True):
-    """A NUMA node, or the half of it that stands on one side."""
+    """A NUMA node, or one half of it."""
 
     title: str
     left: float
@@ -59,7 +59,7 @@ class NumaFrame(Struct, frozen=True, kw_only=True):
     height: float
     groups: tuple[DeviceGroup, ...]
     is_mirrored: bool
-    """Whether cards stand left of their adapters."""
+    """Whether GPUs are left of their NICs."""
 
     @property
     def card_left(self) -> float:
@@ -87,7 +87,7 @@ class NumaFrame(Struct, frozen=True, kw_only=True):
 
 
 class PictureLayout:
-    """The frames of a machine, and the measures that all of them share."""
+    """The frames of a machine, and their common sizes."""
 
     def __init__(self, facts: MachineFacts, topology: Topology) -> None:
         self.facts = facts
@@ -95,20 +95,20 @@ class PictureLayout:
         self.is_partitioned = any(count_expected_partitions(facts, device) > 1 for device in facts.devices)
         self.card_height = 62 + (CELL_HEIGHT + 8 if self.is_partitioned else 0)
         is_linked = bool(topology.islands or find_missing_links(facts))
-        has_adapters = any(end.kind == "nic" for end in topology.ends)
-        self.column = PADDING * 2 + GPU_WIDTH + (NIC_WIDTH + BUS if has_adapters else 0)
+        has_nics = any(end.kind == "nic" for end in topology.ends)
+        self.column = PADDING * 2 + GPU_WIDTH + (NIC_WIDTH + BUS if has_nics else 0)
         parts = self._divide_into_columns()
         self.gap = MESH if is_linked else 24
         self.width = max(MARGIN * 2 + self.column * len(parts) + self.gap * (len(parts) - 1), 800)
         self.frames = [frame for side, part in enumerate(parts) for frame in self._place_column(part, side)]
 
     def compute_mesh_points(self) -> dict[int, tuple[float, tuple[float, float]]]:
-        """Inner edge of each linked card, and its point at the card's height; an island's points are on one ellipse."""
+        """Inner edge of each linked GPU, and its point at the GPU's height; an island's points are on one ellipse."""
         places = {
             device.index: (frame, middle)
             for frame in self.frames
             for group in frame.groups
-            for device, middle in spread_items(group, group.cards, self.card_height, GPU_GAP)
+            for device, middle in spread_items(group, group.gpus, self.card_height, GPU_GAP)
         }
         lost = {index for pair in find_missing_links(self.facts) for index in pair} - set(chain(*self.topology.islands))
         points = {}
@@ -123,16 +123,16 @@ class PictureLayout:
         return points
 
     def _divide_into_columns(self) -> list[list[NumaNode]]:
-        """NUMA nodes of each column, with as many cards on both sides; one that has all the cards is divided."""
+        """NUMA nodes of each column, with equally many GPUs on both sides; a node with all GPUs is split."""
         ends = sorted(self.topology.ends, key=lambda end: (end.numa_node is None, end.numa_node or 0))
         nodes = [
-            ("NUMA node not known" if node is None else f"NUMA node {node}", list(members))
+            ("unknown NUMA node" if node is None else f"NUMA node {node}", list(members))
             for node, members in groupby(ends, key=lambda end: end.numa_node)
         ]
-        with_cards = [node for node in nodes if _count_gpus(node)]
-        if len(with_cards) == 1 and len(self.facts.devices) > 1:
-            ((title, members),) = with_cards
-            others = [node for node in nodes if node not in with_cards]
+        with_gpus = [node for node in nodes if _count_gpus(node)]
+        if len(with_gpus) == 1 and len(self.facts.devices) > 1:
+            ((title, members),) = with_gpus
+            others = [node for node in nodes if node not in with_gpus]
             return [
                 [(title, _take_half(members, True)), *others[::2]],
                 [(title, _take_half(members, False)), *others[1::2]],
@@ -161,7 +161,7 @@ class PictureLayout:
             top += height + MARGIN
 
     def _group_devices(self, ends: list[TopologyEnd], top: float) -> tuple[DeviceGroup, ...]:
-        """The devices below each switch or port that has both cards and adapters below it, then the others."""
+        """The devices below each switch or port with both GPUs and NICs, then the others."""
         switches = _mixed_switches(ends)
         below: dict[tuple[str, ...], list[TopologyEnd]] = {}
         for end in ends:
@@ -183,17 +183,17 @@ class PictureLayout:
 
     def _build_group(self, members: list[TopologyEnd], top: float) -> DeviceGroup:
         devices = {f"GPU{device.index}": device for device in self.facts.devices}
-        cards = [end for end in members if end.kind == "gpu"]
-        adapters = [end for end in members if end.kind == "nic"]
-        words = {self.topology.find_relation_word(card.name, adapter.name) for card in cards for adapter in adapters}
+        gpus = [end for end in members if end.kind == "gpu"]
+        nics = [end for end in members if end.kind == "nic"]
+        words = {self.topology.find_relation_word(gpu.name, nic.name) for gpu in gpus for nic in nics}
         return DeviceGroup(
             top=top,
             height=max(
-                _compute_stack_height(len(cards), self.card_height, GPU_GAP),
-                _compute_stack_height(len(adapters), NIC_HEIGHT, NIC_GAP),
+                _compute_stack_height(len(gpus), self.card_height, GPU_GAP),
+                _compute_stack_height(len(nics), NIC_HEIGHT, NIC_GAP),
             ),
-            cards=tuple(devices[card.name] for card in cards),
-            adapters=tuple(adapters),
+            gpus=tuple(devices[gpu.name] for gpu in gpus),
+            nics=tuple(nics),
             words=tuple(word for word in (*NEAR, "NODE") if word in words),
         )
 
@@ -203,16 +203,16 @@ def _count_gpus(node: NumaNode) -> int:
 
 
 def _compute_column_load(nodes: list[NumaNode]) -> int:
-    """What is balanced between the columns: cards, then adapters."""
+    """Sort key that balances the columns: GPUs, then NICs."""
     return sum(100 * _count_gpus(node) + len(node[1]) for node in nodes)
 
 
 def _mixed_switches(ends: Sequence[TopologyEnd]) -> set[tuple[str, ...]]:
-    """Paths to the ports and switches that a card and an adapter have in common, from the port of the host bridge on:
-    for each card the deepest that it shares with an adapter."""
+    """Paths to the ports and switches shared by a GPU and a NIC, from the port of the host bridge on: for each GPU the
+    deepest one."""
     found = set()
-    for card in (end for end in ends if end.kind == "gpu"):
-        shared = [_find_common_prefix(card.pci_path, end.pci_path) for end in ends if end.kind == "nic"]
+    for gpu in (end for end in ends if end.kind == "gpu"):
+        shared = [_find_common_prefix(gpu.pci_path, end.pci_path) for end in ends if end.kind == "nic"]
         deepest = max(shared, key=len, default=())
         if len(deepest) > 1:
             found.add(deepest)
@@ -228,7 +228,7 @@ def _is_below(end: TopologyEnd, switch: tuple[str, ...]) -> bool:
 
 
 def _take_half(members: list[TopologyEnd], is_first: bool) -> list[TopologyEnd]:
-    """The first or second half of the cards, and of the adapters."""
+    """The first or second half of the GPUs, and of the NICs."""
     halves = []
     for kind in ("gpu", "nic"):
         ends = [end for end in members if end.kind == kind]

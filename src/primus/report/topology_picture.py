@@ -1,4 +1,4 @@
-"""The topology of a machine as an SVG picture that stands alone or inside a page."""
+"""The topology of a machine as an SVG picture, alone or inside a page."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from primus.report.topology_layout import (
 )
 
 CHARACTER = 0.62
-"""Width of a character in parts of the font's size; the usual sans-serif fonts are narrower on average."""
+"""Width of a character relative to the font size; common sans-serif fonts are narrower on average."""
 WIDEST = 4
-"""xGMI links of the widest line that is drawn."""
+"""Number of xGMI links of the widest line."""
 
 
 def draw_topology_svg(facts: MachineFacts, topology: Topology) -> Html:
-    """The picture; deterministic, with a title that a pointer shows on every device and link."""
+    """The picture; deterministic, with a tooltip on every device and link."""
     return _TopologyPicture(facts, topology).draw_svg()
 
 
 class _TopologyPicture:
-    """The parts, each drawn at its place in the layout."""
+    """Draws each part at its place in the layout."""
 
     def __init__(self, facts: MachineFacts, topology: Topology) -> None:
         self.facts = facts
@@ -85,8 +85,8 @@ class _TopologyPicture:
         numa = facts.cpu.numa_nodes or 0
         told = [
             facts.host,
-            "assumed, nothing was measured" if facts.assumed else "",
-            "" if facts.devices else "this node has no GPU, or none that a driver shows",
+            "assumed machine" if facts.assumed else "",
+            "" if facts.devices else "this node has no GPU, or no driver lists one",
             _format_islands(self.topology, facts),
             f"{numa} NUMA node{'s' * (numa != 1)}" if numa else "",
             facts.cpu.model if facts.cpu.model != "unknown" else "",
@@ -97,13 +97,13 @@ class _TopologyPicture:
         yield _draw_rect(frame.left, frame.top, frame.width, frame.height, "frame", 10)
         yield _draw_text(frame.left + PADDING, frame.top + 23, frame.title, "numa")
         for group in frame.groups:
-            cards = list(spread_items(group, group.cards, self.layout.card_height, GPU_GAP))
-            adapters = list(spread_items(group, group.adapters, NIC_HEIGHT, NIC_GAP))
-            yield from _draw_bus(frame, group, cards, adapters)
-            for device, middle in cards:
+            gpus = list(spread_items(group, group.gpus, self.layout.card_height, GPU_GAP))
+            nics = list(spread_items(group, group.nics, NIC_HEIGHT, NIC_GAP))
+            yield from _draw_bus(frame, group, gpus, nics)
+            for device, middle in gpus:
                 yield self._draw_gpu(device, frame.card_left, middle - self.layout.card_height / 2)
-            for adapter, middle in adapters:
-                yield _draw_nic(adapter, frame.nic_left, middle - NIC_HEIGHT / 2)
+            for nic, middle in nics:
+                yield _draw_nic(nic, frame.nic_left, middle - NIC_HEIGHT / 2)
 
     def _draw_gpu(self, device: Device, left: float, top: float) -> Html:
         inner, right = left + 10, left + GPU_WIDTH - 10
@@ -156,7 +156,7 @@ class _TopologyPicture:
         return "" if weight is None else f", weight {weight}"
 
     def _choose_link_style(self, link: Link) -> str:
-        """Style of a direct link: broken where it has fewer physical links than it should, wider where it has more."""
+        """Style of a direct link: dashed with fewer physical links than expected, wider with more links."""
         low = " low" if (link.first, link.second) in find_weak_links(self.facts) else ""
         num_links = min(link.num_links or 1, WIDEST) if link.kind == "xgmi" else 1
         return f"link {link.kind}{low}" + (f" wide-{num_links}" if num_links > 1 else "")
@@ -169,7 +169,7 @@ class _TopologyPicture:
             x += 38 + len(label) * 11 * CHARACTER + 12
 
     def _list_line_meanings(self) -> Iterator[tuple[str, str]]:
-        """Style and meaning of the lines that occur."""
+        """Style and meaning of the lines in the picture."""
         for style, word in sorted(
             {(self._choose_link_style(link), find_word(link)) for link in list_direct_links(self.facts)}
         ):
@@ -180,9 +180,9 @@ class _TopologyPicture:
         if words:
             yield "wire", "PCIe"
         if any(map(format_degraded_link, self.facts.devices)):
-            yield "wire lack", "PCIe below its best"
+            yield "wire lack", "degraded PCIe link"
         if any(not end.is_up for end in self.topology.ends):
-            yield "wire off", "adapter down"
+            yield "wire off", "NIC down"
         for word, meaning in NEARNESS.items():
             if word in words:
                 yield "bus", f"{word}: {meaning}"
@@ -194,22 +194,22 @@ NEARNESS = {
     "PHB": "one host bridge",
     "NODE": "same NUMA node",
 }
-"""What the line between cards and adapters stands for, in few words."""
+"""Short meaning of the line between GPUs and NICs."""
 
 
 def _draw_bus(
-    frame: NumaFrame, group: DeviceGroup, cards: list[tuple[Device, float]], adapters: list[tuple[TopologyEnd, float]]
+    frame: NumaFrame, group: DeviceGroup, gpus: list[tuple[Device, float]], nics: list[tuple[TopologyEnd, float]]
 ) -> Iterator[Html]:
-    """A line from each device to the bus of its group, the bus, and the word for it, where there are both kinds."""
-    if not cards or not adapters:
+    """A line from each device to the bus of its group, the bus and its link type, if there are both kinds."""
+    if not gpus or not nics:
         return
-    heights = [middle for _, middle in (*cards, *adapters)]
-    for device, middle in cards:
+    heights = [middle for _, middle in (*gpus, *nics)]
+    for device, middle in gpus:
         yield _draw_line(
             frame.card_outer, middle, frame.bus_x, middle, "wire lack" if format_degraded_link(device) else "wire"
         )
-    for adapter, middle in adapters:
-        yield _draw_line(frame.nic_inner, middle, frame.bus_x, middle, "wire" if adapter.is_up else "wire off")
+    for nic, middle in nics:
+        yield _draw_line(frame.nic_inner, middle, frame.bus_x, middle, "wire" if nic.is_up else "wire off")
     yield _draw_line(frame.bus_x, min(heights), frame.bus_x, max(heights), "bus")
     for row, word in enumerate(group.words):
         middle = group.middle_y + (row - (len(group.words) - 1) / 2) * 20
@@ -233,17 +233,17 @@ def _draw_nic(end: TopologyEnd, left: float, top: float) -> Html:
 
 
 def _format_islands(topology: Topology, facts: MachineFacts) -> str:
-    """``2 islands of 4 linked cards``."""
+    """``2 islands of 4 linked GPUs``."""
     sizes = sorted({len(island) for island in topology.islands})
     return ", ".join(
-        f"{number} island{'s' * (number > 1)} of {size} linked cards"
+        f"{number} island{'s' * (number > 1)} of {size} linked GPUs"
         for size in sizes
         for number in [sum(len(island) == size for island in topology.islands)]
     )
 
 
 def _format_gpu_tooltip(device: Device) -> str:
-    """All that is known of a card and has no place in its box."""
+    """Details of a GPU that do not fit into its box."""
     modes = " ".join(filter(None, (device.partition_mode, device.memory_mode)))
     numbers = ", ".join(str(partition.index) for partition in device.partitions)
     told = (
@@ -280,7 +280,7 @@ def _draw_line(x1: float, y1: float, x2: float, y2: float, style: str, title: st
 
 
 def _draw_text(x: float, y: float, text: str, style: str, width: float = 0) -> Html:
-    """Text from `x` on, cut where it would be wider than `width`."""
+    """Text starting at `x`, truncated to `width`."""
     longest = int(width / (SIZES.get(style.split()[0], 11) * CHARACTER)) if width else len(text)
     shown = text if len(text) <= longest else text[: max(longest - 3, 1)] + "..."
     return make_element("text", shown, x=f"{x:g}", y=f"{y:g}", class_=style) if shown else Html("")

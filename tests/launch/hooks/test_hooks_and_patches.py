@@ -581,7 +581,8 @@ def both(
         ]
         outputs = [node.communicate(timeout=60) for node in started]
     said = [
-        (out, re.sub(r"primus-cli: warning: the way to the master is lo.*\n", "", errors)) for out, errors in outputs
+        (out, re.sub(r"primus-cli: warning: the route to the master uses lo.*\n", "", errors))
+        for out, errors in outputs
     ]
     return [(node.returncode, out, errors) for node, (out, errors) in zip(started, said, strict=True)]
 

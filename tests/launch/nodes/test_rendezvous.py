@@ -165,7 +165,7 @@ def both(
         ]
         nodes = [stack.enter_context(command) for command in commands]
         outputs = [node.communicate(timeout=60) for node in nodes]
-    warning = re.compile(r"primus-cli: warning: the way to the master is lo.*\n")
+    warning = re.compile(r"primus-cli: warning: the route to the master uses lo.*\n")
     errors = [warning.sub("", complaint) for _, complaint in outputs]
     return [(node.returncode, out, text) for node, (out, _), text in zip(nodes, outputs, errors, strict=True)]
 

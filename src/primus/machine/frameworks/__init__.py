@@ -1,1 +1,1 @@
-"""Backends' variables by their parallel layout; each file is a plug-in with LIBRARIES and settings."""
+"""Environment variables of backends by parallel layout; each file is a plug-in with LIBRARIES and settings."""

@@ -1,4 +1,4 @@
-"""MaxText: JAX, with Transformer Engine on AMD. XLA_FLAGS is the user's."""
+"""MaxText: JAX, with Transformer Engine on AMD. XLA_FLAGS is left to the user."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ AMD = {
 
 
 def settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
-    """Variables of JAX, and of Transformer Engine under it on AMD."""
+    """Variables of JAX, and on AMD of Transformer Engine."""
     return {**EVERYWHERE, **(AMD if device is not None and device.vendor == "amd" else {})}

@@ -1,4 +1,4 @@
-"""Megatron-LM: which queues, multiprocessors and links its overlap of computation and communication needs."""
+"""Megatron-LM: hardware queues, SM margins and NVLink settings for overlapping computation and communication."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting
 
 
 def _choose_max_connections(workload: JobWorkload, device: Profile | None) -> Setting:
-    """Queues between host and device: one keeps the order in which tensor and context parallel overlap, FSDP needs
-    several. Blackwell keeps the order by itself."""
+    """Queues between host and device: a single one preserves the order in which tensor and context parallelism overlap,
+    FSDP needs several. Blackwell preserves the order by itself."""
     if workload.is_on(*FSDP):
         return Setting(value="32", reason="FSDP refuses a single queue, in which it cannot overlap", source=ARGUMENTS)
     if workload.is_on("overlap_moe_expert_parallel_comm") and workload.tensor == workload.context == 1:

@@ -9,5 +9,5 @@ LIBRARIES: tuple[Library, ...] = ()
 
 
 def settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
-    """Nothing: FSDP2 overlaps best with what CUDA, HIP and NCCL do by themselves."""
+    """No variables: FSDP2 overlaps best with the defaults of CUDA, HIP and NCCL."""
     return {}

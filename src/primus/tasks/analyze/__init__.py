@@ -1,1 +1,1 @@
-"""Look at machines, runs and traces."""
+"""Analyze machines, runs and traces."""

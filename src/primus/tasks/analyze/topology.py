@@ -1,4 +1,4 @@
-"""Show how the GPUs and network adapters of a node are connected, as a matrix or as a picture."""
+"""Show how the GPUs and NICs of a node are connected, as a matrix or as a picture."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from primus.runs import files
 from primus.task import TaskContext
 
 DEFAULT_FILE = "topology.html"
-GPU_HEADER = ("", "model", "address", "NUMA", "PCIe now", "at best", "memory", "partitions", "hive")
+GPU_HEADER = ("", "model", "address", "NUMA", "PCIe", "PCIe max", "memory", "partitions", "hive")
 
 
 class Options(Struct, frozen=True, kw_only=True):
     """Options of `analyze topology`."""
 
     visualize: bool = False
-    """Write a picture as well: topology.html in the working directory, or the file of --output."""
+    """Also write a picture: topology.html in the working directory, or the file of --output."""
     output: str | None = None
     """File of the picture: a page (.html), or the picture alone (.svg)."""
     root: str | None = None
-    """Root of a recorded machine: a folder that holds its sys and proc; this node without it."""
+    """Root of a recorded machine: a directory with its sys and proc; default: this node."""
     assume: str | None = None
-    """A machine that is only named: MODEL[:CARDS], as in mi300x:8."""
+    """Assume another machine: MODEL or MODEL:GPUS, such as mi300x:8."""
     assume_nic: str | None = None
-    """Network adapters of the assumed machine: ainic, broadcom, mellanox or slingshot."""
+    """NICs of the assumed machine: ainic, broadcom, mellanox or slingshot."""
     full: bool = False
-    """Show how adapters stand to each other, too; without it, how they stand to the cards."""
+    """Also show the links between NICs; by default only those to GPUs."""
 
 
 def run(options: Options, context: TaskContext) -> None:
-    """Print the topology, and write its picture where that is wanted.
+    """Print the topology, and write its picture on request.
 
     Raises:
-        UsageError: No machine can be read at the root, or the output is neither .html nor .svg.
+        UsageError: The root holds no recorded machine, or the output is neither .html nor .svg.
         PrimusError: The picture cannot be written.
     """
     output = _parse_output_path(options)
@@ -66,15 +66,15 @@ def _parse_output_path(options: Options) -> Path | None:
         return None
     path = Path(options.output or DEFAULT_FILE)
     if path.suffix not in (".html", ".svg"):
-        raise UsageError(f"--output {path}: neither .html nor .svg", "give the file one of these endings")
+        raise UsageError(f"--output {path}: neither .html nor .svg", "use one of these suffixes")
     return path
 
 
 def _read_topology_facts(options: Options, context: TaskContext) -> MachineFacts:
     if options.root is not None and options.assume is not None:
-        raise UsageError("--root and --assume name two machines", "give one of them")
+        raise UsageError("--root and --assume are mutually exclusive", "use one of them")
     if options.assume_nic is not None and options.assume is None:
-        raise UsageError("--assume-nic describes an assumed machine", "give --assume MODEL as well")
+        raise UsageError("--assume-nic describes an assumed machine", "add --assume MODEL")
     if options.assume is not None:
         from primus.machine.assumed_machine import build_assumed_machine
 
@@ -84,7 +84,7 @@ def _read_topology_facts(options: Options, context: TaskContext) -> MachineFacts
     root = Path(options.root)
     if not (root / "sys").is_dir():
         raise UsageError(
-            f"--root {root}: no machine is recorded there", "a recorded machine is a folder with 'sys' in it"
+            f"--root {root}: not a recorded machine", "a recorded machine is a directory that contains 'sys'"
         )
     from primus.machine.probe import probe
 
@@ -95,7 +95,7 @@ def _format_topology(facts: MachineFacts, topology: Topology, full: bool) -> str
     parts = [
         _format_machine_name(facts),
         table.format_table(GPU_HEADER, _list_gpu_rows(facts), right=(6,)) if facts.devices else "no GPU on this node",
-        table.format_table(*_build_relation_matrix(topology, full)) if topology.ends else "no network adapter either",
+        table.format_table(*_build_relation_matrix(topology, full)) if topology.ends else "no NIC on this node",
         "\n".join(f"{word:<5} {meaning}" for word, meaning in _list_legend_entries(topology, full)),
         "\n".join(f"warning: {warning}" for warning in topology.warnings),
         "\n".join(f"problem: {problem.where}: {problem.problem}" for problem in relations.find_device_problems(facts)),
@@ -112,7 +112,7 @@ def _format_topology_page(facts: MachineFacts, topology: Topology, picture: page
     ]
     sections: list[tuple[str, object]] = [("", page.make_element("div", picture, class_="wide"))]
     if odd:
-        sections.append(("What is odd", page.make_table(("status", "what"), odd)))
+        sections.append(("Warnings", page.make_table(("status", "what"), odd)))
     if facts.devices:
         sections.append(("Cards", page.make_table(GPU_HEADER, _list_gpu_rows(facts), right=(6,))))
     if topology.ends:
@@ -165,15 +165,15 @@ def _format_partition_count(facts: MachineFacts, device: Device) -> str:
 
 
 def _format_hive_number(facts: MachineFacts, device: Device) -> str:
-    """Number of the card's hive, as hives come; ids are long."""
+    """Index of the GPU's hive in order of appearance, since ids are long."""
     hives = list(dict.fromkeys(other.hive for other in facts.devices if other.hive))
     return str(hives.index(device.hive)) if device.hive else "-"
 
 
 def _build_relation_matrix(topology: Topology, full: bool) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the relations: of each end to the cards, which come first, or to all ends; then its NUMA node.
+    """Header and rows of the link types from each end to the GPUs, or to all ends; then its NUMA node.
 
-    Where there is no card, all ends are compared.
+    Without GPUs all ends are compared.
     """
     shown = _num_columns(topology, full)
     rows = [
@@ -184,12 +184,12 @@ def _build_relation_matrix(topology: Topology, full: bool) -> tuple[list[str], l
 
 
 def _num_columns(topology: Topology, full: bool) -> int:
-    num_cards = sum(end.kind == "gpu" for end in topology.ends)
-    return len(topology.ends) if full or not num_cards else num_cards
+    num_gpus = sum(end.kind == "gpu" for end in topology.ends)
+    return len(topology.ends) if full or not num_gpus else num_gpus
 
 
 def _list_legend_entries(topology: Topology, full: bool) -> list[tuple[str, str]]:
-    """The words that are shown, with their meanings."""
+    """The link types in the matrix, with their meanings."""
     shown = _num_columns(topology, full)
     words = {relations.format_legend_word(word) for row in topology.matrix for word in row[:shown]}
     return [(word, meaning) for word, meaning in WORDS.items() if word in words]

@@ -1,1 +1,1 @@
-"""The variables that a node of this kind gets."""
+"""Environment variables of a node."""

@@ -1,4 +1,4 @@
-"""Show the variables that the processes of this machine, or of one that is only named, would get, and why."""
+"""Show the environment variables that processes get on this or an assumed machine, and why."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PURPOSES = {
     "GPU runtime": ("HSA_", "HIP_", "ROCR_", "GPU_", "CUDA_", "NVIDIA_", "AMD_"),
     "PyTorch and JAX": ("TORCH_", "PYTORCH_", "XLA_", "JAX_"),
 }
-"""What variables are for, by their beginning."""
+"""Purpose of variables, by prefix."""
 OTHER = "paths and others"
 ORDER = (*PURPOSES, OTHER)
 UNSET = "(unset)"
@@ -49,35 +49,35 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `env show`."""
 
     config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
-    """Experiment file, whose variables count as well."""
+    """Experiment file, whose variables and backend are included."""
     assume: str | None = None
-    """Plan for another machine: MODEL or MODEL:CARDS, such as mi355x:8, or cpu."""
+    """Assume another machine: MODEL or MODEL:GPUS, such as mi355x:8, or cpu."""
     assume_nic: str | None = None
-    """Network adapters of the assumed machine: ainic, broadcom, mellanox or slingshot."""
+    """NICs of the assumed machine: ainic, broadcom, mellanox or slingshot."""
     framework: str | None = None
-    """Backend whose variables count as well; that of --config by default."""
+    """Backend whose variables are included; defaults to that of --config."""
     nnodes: int | None = None
-    """Nodes of the launch; one needs less than several."""
+    """Number of nodes of the launch; several nodes need network variables."""
 
 
 class EnvironmentReport(Struct, frozen=True, kw_only=True):
-    """What is decided for a machine; secret values are masked."""
+    """Variables of a machine; secret values are redacted."""
 
     machine: dict[str, Any]
     variables: tuple[VariableChoice, ...]
     warnings: tuple[str, ...]
     network: Any
-    """What `machine.network` chose, and what it left out."""
+    """Network that `machine.network` chose, and what it excluded."""
 
 
 def run(options: Options, context: TaskContext) -> None:
     """Print the variables.
 
     Raises:
-        UsageError: The machine or the number of nodes is impossible, or the user's variables are.
+        UsageError: The machine, the number of nodes or a user's variable is invalid.
     """
     if options.assume_nic is not None and options.assume is None:
-        raise UsageError("--assume-nic describes an assumed machine", "give --assume MODEL as well")
+        raise UsageError("--assume-nic describes an assumed machine", "add --assume MODEL")
     facts = build_assumed_machine(options.assume, options.assume_nic) if options.assume is not None else context.facts()
     given, workload = _read_experiment_variables(options.config, context)
     if options.framework is not None:
@@ -97,10 +97,10 @@ def build_environment_report(
     typed: Mapping[str, Assignment] | None = None,
     workload: JobWorkload | None = None,
 ) -> EnvironmentReport:
-    """What the processes of a machine get.
+    """The environment of the processes of a machine.
 
     Raises:
-        UsageError: The user contradicts deterministic mode, or names an interface by an address.
+        UsageError: A value contradicts deterministic mode, or gives an address instead of an interface name.
     """
     chosen = network.choose_network(facts, layout.nnodes, environ)
     library = None if facts.assumed else find_rocm_library(environ)
@@ -126,7 +126,7 @@ def build_environment_report(
 def _read_experiment_variables(
     file: str | None, context: TaskContext
 ) -> tuple[dict[str, Assignment], JobWorkload | None]:
-    """Variables that an experiment file sets, each with the line that does, and what others depend on."""
+    """Variables that an experiment file sets, with their lines, and the workload of its job."""
     if file is None:
         return {}, None
     resolved = load_experiment(Path(file), (), environ=context.environ)
@@ -138,22 +138,22 @@ def _build_workload(framework: str, of_file: JobWorkload | None) -> JobWorkload:
     """The workload of another backend.
 
     Raises:
-        UsageError: Nothing is known of it.
+        UsageError: The backend is unknown.
     """
     known = registry.list_plug_ins("frameworks")
     if framework not in known:
-        raise UsageError(f"--framework: no backend '{framework}' has variables", did_you_mean(framework, known))
+        raise UsageError(f"--framework: unknown backend '{framework}'", did_you_mean(framework, known))
     return structs.replace(of_file, framework=framework) if of_file else JobWorkload(framework=framework)
 
 
 def _choose_layout(options: Options, facts: MachineFacts, layout: ClusterLayout | None) -> ClusterLayout:
-    """The layout of the launch, or of the machine that is assumed, with as many nodes as are asked for."""
+    """The layout of the launch, or of the assumed machine, with the requested number of nodes."""
     if layout is None or options.assume is not None:
         layout = ClusterLayout(nproc=max(1, len(facts.partitions)), nnodes=layout.nnodes if layout else 1)
     if options.nnodes is None:
         return layout
     if options.nnodes < 1:
-        raise UsageError(f"--nnodes {options.nnodes} is no number of nodes", "use 1 or more")
+        raise UsageError(f"--nnodes {options.nnodes} is not a number of nodes", "use 1 or more")
     return structs.replace(layout, nnodes=options.nnodes)
 
 
@@ -188,9 +188,9 @@ def _format_environment_report(shown: EnvironmentReport) -> str:
 
 
 def _format_variable_table(choices: Sequence[VariableChoice]) -> str:
-    """One table, its rows by purpose."""
+    """One table with rows grouped by purpose."""
     if not choices:
-        return "nothing to set"
+        return "no variables"
     by_purpose = sorted(choices, key=lambda choice: ORDER.index(_find_purpose(choice.name)))
     rows = [
         [f"  {c.name}", _format_variable_value(c.value), _format_variable_source(c), _format_overridden_values(c)]
@@ -212,7 +212,7 @@ def _format_headline(machine: Mapping[str, Any]) -> str:
 
 
 def _find_purpose(name: str) -> str:
-    """What a variable is for; the longest beginning decides: TORCH_NCCL_ is communication."""
+    """Purpose of a variable; the longest prefix wins: TORCH_NCCL_ is communication."""
     prefixes = {prefix: purpose for purpose, group in PURPOSES.items() for prefix in group if name.startswith(prefix)}
     return prefixes[max(prefixes, key=len)] if prefixes else OTHER
 
