@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import re
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from primus import registry
+from primus.backend import Backend
+from primus.config.docs import field_docs
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
+from primus.contract import ContractMember, list_members
+from primus.data.source import Source
 from primus.diagnosis.signature import Signature
 from primus.diagnosis.signatures import SIGNATURES
+from primus.hook import Hook, HookContext, Settings
+from primus.machine.framework import Framework
 from primus.model import (
     ParameterCount,
     count_parameters,
@@ -18,6 +31,9 @@ from primus.model import (
     list_layers,
     num_query_groups,
 )
+from primus.patch import PatchPlugIn
+from primus.runtime import JobRuntime, Runtime
+from primus.task import Task, TaskContext
 
 DOCS = Path(__file__).parent
 
@@ -163,7 +179,169 @@ def _code(text: str) -> str:
     return f"{fence}{text}{' ' if text.endswith('`') else ''}{fence}".replace("|", "\\|")
 
 
-PAGES = {"models.md": models_page, "reference/failures.md": failures_page}
+PLUG_INS_PAGE = """\
+# Plug-ins
+
+<!-- Written by docs/generate.py from the contracts in src/primus and from examples/plug-ins; change it there. -->
+
+Add a task, a runtime, a training backend, a dataset, a model or a GPU to `primus-cli` with one file, without changing
+the package:
+
+    PRIMUS_PLUGINS=examples/plug-ins ./primus-cli direct -- hello Ann
+
+`PRIMUS_PLUGINS` names folders, separated by `:`. Each holds a folder for each kind of plug-in; the name of a file is
+the name that users type. Every file below is in [examples/plug-ins](../examples/plug-ins).
+
+| file | use |
+|---|---|
+{files}
+
+- Names ignore case, and `-` equals `_`. Files whose names start with `_` or `.` are not plug-ins.
+- A package (a folder with `__init__.py`) may take the place of a file.
+- A file of yours replaces the package's plug-in of the same name. Earlier folders of `PRIMUS_PLUGINS` come first.
+- The first line of the docstring, or the first comment of a YAML file, is the help text. `--help` reads it without
+  importing the file.
+- An installed package offers plug-ins by entry points of the group `primus.<kind>`, such as `primus.tasks`. A dot in
+  the name stands for the space in the name of a task.
+
+## Check a plug-in
+
+    python -m primus.plug_in_check my-plug-ins/runtimes/box.py
+
+The command loads the file, compares its members with the contract of its kind, and checks their types with mypy if it
+is installed. Without files it checks every plug-in of `PRIMUS_PLUGINS`. The exit code is 1 if a file fails.
+
+The launcher makes the same comparison when it loads a plug-in. A plug-in that lacks a required member is refused with
+the file, the member and its signature. Optional members that a file leaves out get the defaults below. Functions take
+their arguments by position, so you may name the parameters freely.
+
+Errors: raise `primus.errors.UsageError(problem, hint)` for a mistake of the user (exit code 2), `PrimusError` for any
+other failure with a known cause (1), `UnfitError` for a machine that cannot run the task (3). The user sees the
+problem and the hint. Any other exception is reported with the file and line of the plug-in; `--debug` shows the
+traceback.
+
+{sections}
+
+## Models, trainer presets, GPU models
+
+These plug-ins are YAML files:
+
+{data}
+
+A model holds [model keys](reference/configuration.md#model), a trainer preset holds any keys of an experiment's
+`overrides:`. `extends:` names the file that it changes.
+[Add a GPU model](environment.md#add-a-gpu-model-an-architecture-or-a-nic) lists the keys of profiles.
+"""
+
+EXAMPLES = DOCS.parent / "examples" / "plug-ins"
+
+PLUG_IN_USES = {
+    "tasks/hello.py": "`primus-cli direct -- hello`",
+    "tasks/tools/list_ranks.py": "`primus-cli direct -- tools list-ranks`",
+    "runtimes/nice.py": "`primus-cli nice -- direct -- <task>`",
+    "runtimes/background.py": "`primus-cli background -- direct -- <task>`",
+    "backends/counting.py": "`framework: counting` in an experiment",
+    "sources/haiku.py": "`dataset: haiku` in an experiment, `data prepare --dataset haiku`",
+    "patches/host_proc.py": "applied in every worker, listed by `patches list`",
+    "frameworks/counting.py": "environment variables for `framework: counting`",
+    "hooks/train/01_quiet.py": "runs before every `train` task",
+    "models/mine_1B.yaml": "`model: mine_1B` in an experiment",
+    "trainers/fast.yaml": "`config: fast` in an experiment",
+    "profiles/mi999x.yaml": "a GPU model, `env show --assume mi999x`",
+}
+"""What each example is for; every example is in docs/plug-ins.md."""
+
+PLUG_IN_SECTIONS: dict[str, tuple[type, tuple[str, ...], str]] = {
+    "Task": (Task, ("tasks/hello.py", "tasks/tools/list_ranks.py"), "A task without workers:|A task with workers:"),
+    "Runtime": (Runtime, ("runtimes/nice.py",), ""),
+    "Job runtime": (JobRuntime, ("runtimes/background.py",), ""),
+    "Backend": (Backend, ("backends/counting.py",), ""),
+    "Source": (Source, ("sources/haiku.py",), ""),
+    "Patch": (PatchPlugIn, ("patches/host_proc.py",), ""),
+    "Framework": (Framework, ("frameworks/counting.py",), ""),
+    "Hook": (Hook, ("hooks/train/01_quiet.py",), ""),
+}
+"""Contract and examples of each section, with the texts before the examples."""
+
+
+def plug_ins_page() -> str:
+    """docs/plug-ins.md."""
+    files = "\n".join(f"| `{file}` | {use} |" for file, use in PLUG_IN_USES.items())
+    sections = "\n\n".join(_plug_in_section(title, *parts) for title, parts in PLUG_IN_SECTIONS.items())
+    data = "\n\n".join(_example(file, "yaml") for file in PLUG_IN_USES if file.endswith(".yaml"))
+    return PLUG_INS_PAGE.format(files=files, sections=sections, data=data)
+
+
+def _plug_in_section(title: str, contract: type, examples: tuple[str, ...], leads: str) -> str:
+    members = list_members(contract)
+    required = [member for member in members if not member.is_optional]
+    optional = [member for member in members if member.is_optional]
+    blocks = [f"## {title}", *_paragraphs(inspect.getdoc(contract) or "")]
+    for lead, file in itertools.zip_longest(leads.split("|"), examples, fillvalue=""):
+        blocks += [lead, _example(file, "python")] if lead else [_example(file, "python")]
+    blocks += [_members_list("Required:", required), _members_list("Optional:", optional)]
+    blocks += [_class_table(other) for other in PLUG_IN_VALUES.get(title, ())]
+    blocks += [PLUG_IN_NOTES.get(title, "")]
+    return "\n\n".join(block for block in blocks if block)
+
+
+PLUG_IN_NOTES = {
+    "Backend": """\
+| `attempt` | |
+|---|---|
+| `rank`, `local_rank`, `world_size` | this process among all processes of the run |
+| `run`, `number` | the run folder, and which attempt of the run this is, from 0 |
+| `say(text)` | print a line: rank 0's reaches the terminal, each rank's its log |
+| `event(kind, **fields)` | append to `events.jsonl`; rank 0 only, the other ranks' calls do nothing |
+| `beat(phase, step=0, timings=None)` | heartbeat; `step` is the last finished step, `timings` maps `step_time_s` and \
+`compute_time_s` to seconds of that step, by which stragglers are found |
+| `stop_signal` | name of the signal that asks to save and exit; None before |
+
+`phase` is `init`, `data`, `compile`, `train`, `eval`, `test`, `checkpoint` or `exit`. A rank that calls `beat` less
+often than the [hang timeout](supervision.md) is reported as hung: call it at each step and where a phase starts.""",
+    "Source": "[Data sources](data-sources.md) describes `HubDataset` and the datasets of the package.",
+    "Patch": "[Patches](patches.md) describes which patches are applied, and patch files of a single launch.",
+    "Hook": "[Hooks](hooks.md) describes folders, order and shell scripts.",
+}
+"""What follows the members of a contract."""
+
+PLUG_IN_VALUES: dict[str, tuple[type[Struct], ...]] = {"Task": (TaskContext,), "Hook": (HookContext, Settings)}
+"""Classes that plug-ins receive or return, whose fields the page lists."""
+
+
+def _members_list(lead: str, members: Sequence[ContractMember]) -> str:
+    if not members:
+        return ""
+    rows = [f"- `{member.format_signature()}`: {_describe_member(member)}" for member in members]
+    return "\n".join([lead, "", *(_wrap(row, indent="  ") for row in rows)])
+
+
+def _describe_member(member: ContractMember) -> str:
+    """The docstring; of a function that is a property, without the head that names its parameters."""
+    text = re.sub(r"^Function `[^`]*` that ", "", member.documentation)
+    return text[:1].upper() + text[1:] if text[:1].isalpha() else text
+
+
+def _class_table(struct: type[Struct]) -> str:
+    rows = [f"| `{name}` | {text} |" for name, text in field_docs(struct).items()]
+    return "\n".join([f"| `{struct.__name__}` | |", "|---|---|", *rows])
+
+
+def _example(file: str, language: str) -> str:
+    text = (EXAMPLES / file).read_text(encoding="utf-8").strip()
+    return f"`{file}`:\n\n```{language}\n{text}\n```"
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [_wrap(paragraph) for paragraph in text.split("\n\n")]
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    words = " ".join(text.split())
+    return textwrap.fill(words, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+PAGES = {"models.md": models_page, "reference/failures.md": failures_page, "plug-ins.md": plug_ins_page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 from components import why_absent
+from primus import redaction
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -102,14 +103,19 @@ def _why_no_gpu() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The test sees none of the developer's own launch variables and hooks."""
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hide the developer's launch variables and hooks; undo what a task that ran in this process set and learned."""
+    before = dict(os.environ)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "no-config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
     for name in list(os.environ):
         if name in USER_VARIABLES or name.startswith(USER_PREFIXES):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PRIMUS_LAUNCHER_FILE", "")
+    with redaction.scope():
+        yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture

@@ -97,6 +97,7 @@ def test_the_commands_of_a_page_work_as_typed(page: str, workplace: Path) -> Non
     commands = commands_of(ROOT / page)
     assert QUICK_START in commands
     environ = os.environ | {
+        "XDG_STATE_HOME": str(workplace / "state"),  # `jobs list` asks the schedulers of all recorded jobs
         "VIRTUAL_ENV": sys.prefix,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }

@@ -31,8 +31,9 @@ class Backend(Protocol):
         """Train as one rank.
 
         Called once in every worker process. Return when the last step is done, or after saving a checkpoint when
-        `attempt.stop_signal` is set. Raise `primus.errors.PrimusError` (exit code 1) or `UnfitError` (exit code 3, a
-        package or device is unusable); any other exception counts as a failure of this rank and is retried.
+        `attempt.stop_signal` is set. Raise `primus.errors.PrimusError` with the cause and the fix. `UnfitError` (a
+        package or device is unusable) and `FinalError` (a restart would fail in the same way) are not retried by
+        `--max-restarts`. Any other exception fails the run with a traceback in the log of the rank.
         """
         ...
 

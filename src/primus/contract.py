@@ -116,7 +116,7 @@ def list_members(contract: type) -> tuple[ContractMember, ...]:
         for name, value in vars(base).items():
             if isinstance(value, property) and value.fget is not None:
                 found[name] = ContractMember(name, value.fget, is_property=True)
-            elif callable(value) and not name.startswith("_"):
+            elif callable(value) and (not name.startswith("_") or name == "__call__"):
                 found[name] = ContractMember(name, value, is_property=False)
     return tuple(found.values())
 

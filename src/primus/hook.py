@@ -1,14 +1,4 @@
-"""What authors of Python hooks import, and `python -m primus.hook`, which runs one of their files.
-
-    from primus.hook import HookContext, Settings, Stop, hook
-
-    @hook
-    def quiet(context: HookContext) -> Settings:
-        return Settings(env={"NCCL_DEBUG": "WARN"}, extra={"log_interval": 10})
-
-The decorator is a declaration that is read from the file's text; its arguments are plain values. A file without
-decorated functions is a script: it speaks by lines on its standard output, see `primus.launch.hooks.scripts`.
-"""
+"""The contract of Python hooks, what their authors import, and `python -m primus.hook`, which runs one file."""
 
 from __future__ import annotations
 
@@ -17,7 +7,7 @@ import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar, get_args, overload
+from typing import Literal, Protocol, TypeVar, get_args, overload
 
 import msgspec
 from msgspec import Struct
@@ -25,50 +15,76 @@ from msgspec import Struct
 Stage = Literal["before", "after", "failure"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 RESULT_VARIABLE = "PRIMUS_HOOK_RESULT"
-"""Variable that names the private file in which the functions of a hook leave their reply."""
+"""Variable with the path of the private file to which the functions of a hook write their reply."""
 
 Value = str | int | float | bool
-Settle = TypeVar("Settle", bound="Callable[[HookContext], Settings | None]")
+HookT = TypeVar("HookT", bound="Hook")
 
 
 class HookContext(Struct, frozen=True, kw_only=True):
-    """What a hook may know of the launch that it serves."""
+    """What a hook may know of the launch that runs it."""
 
     stage: Stage
+    """`before`, `after` or `failure`."""
     task: str
-    """``train pretrain``."""
+    """Name of the task, such as `train pretrain`."""
     words: tuple[str, ...]
     """Words after the task's name."""
     node_rank: int
+    """Rank of this node, from 0."""
     nnodes: int
+    """Number of nodes."""
     nproc: int
     """Processes on this node."""
     environ: Mapping[str, str]
+    """Environment variables of the hook."""
     run_directory: Path | None = None
-    """Run folder; not known before the nodes have met, except on node 0."""
+    """Run folder; None before the rendezvous except on node 0, and for tasks without a run folder."""
     config: Path | None = None
-    """The resolved experiment, where the task has one."""
+    """File of the resolved experiment; None for tasks without an experiment."""
     outcome: str | None = None
-    """``done``, ``failed`` or ``interrupted``, after the run."""
+    """`done`, `failed` or `interrupted`; None before the task."""
     exit_code: int | None = None
+    """Exit code of the run; None before the task."""
     reason: str = ""
+    """Why the run failed or was interrupted."""
+
+
+class Hook(Protocol):
+    """A function that runs before or after a task: decorated with `@hook` in a file `hooks/TASK/NAME.py`.
+
+    The launcher reads the decorator from the text of the file without importing it, so its arguments must be literals:
+    `@hook(stage="before", once=True, lock=True, timeout_s=60)`. The decorated functions of a file run in one process of
+    their own, in the order of their definition. A file without decorated functions is a script, which sets variables by
+    lines on its standard output.
+    """
+
+    def __call__(self, context: HookContext, /) -> Settings | None:
+        """Do the work of the hook.
+
+        Called on each node, or once per job on node 0 with `once=True`. A `before` hook may return settings. Raise
+        `Stop(reason, hint)` in a `before` hook to stop the launch. Any other exception stops the launch too, and is
+        reported with the log of the hook. An exception of an `after` or `failure` hook is reported on standard error
+        and does not change the exit code.
+        """
+        ...
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What a hook wants set."""
+    """What a `before` hook sets."""
 
     env: Mapping[str, Value] = {}
-    """Variables for the workers; one that the user has set stays."""
+    """Variables for the workers; a variable that the user has set keeps its value."""
     extra: Mapping[str, Value] = {}
-    """Settings of the experiment by dotted name; one that the user has typed stays."""
+    """Keys of the experiment by dotted name; a key on the command line keeps its value."""
 
 
 class Stop(Exception):
-    """Stops the launch, where a `before` hook raises it.
+    """Stops the launch; raised by a `before` hook.
 
     Args:
-        reason: Why.
-        hint: What to do about it; may be empty.
+        reason: Why the launch stops.
+        hint: How to fix it; may be empty.
     """
 
     def __init__(self, reason: str, hint: str = "") -> None:
@@ -87,30 +103,30 @@ class HookReply(Struct, frozen=True, kw_only=True):
 
 
 @overload
-def hook(function: Settle) -> Settle: ...
+def hook(function: HookT) -> HookT: ...
 
 
 @overload
 def hook(
     *, stage: Stage | None = None, once: bool = False, lock: bool = False, timeout_s: float | None = None
-) -> Callable[[Settle], Settle]: ...
+) -> Callable[[HookT], HookT]: ...
 
 
 def hook(
-    function: Settle | None = None,
+    function: HookT | None = None,
     *,
     stage: Stage | None = None,
     once: bool = False,
     lock: bool = False,
     timeout_s: float | None = None,
-) -> Settle | Callable[[Settle], Settle]:
-    """Declares a function as a hook.
+) -> HookT | Callable[[HookT], HookT]:
+    """Declare a function as a hook.
 
     Args:
-        function: Takes a HookContext; gives Settings or None.
-        stage: When it runs; what the file's folder says where None.
-        once: Once per job, on node 0, rather than on each node.
-        lock: Alone on its node.
+        function: Takes a HookContext; returns Settings or None.
+        stage: When it runs; None means the stage of the folder that holds the file.
+        once: Run once per job, on node 0, instead of on each node.
+        lock: Run while no other hook with `lock` of the same user runs on the node.
         timeout_s: Time limit in seconds.
     """
     return function if function is not None else lambda decorated: decorated

@@ -114,7 +114,8 @@ class JobRuntime(Protocol):
     """A runtime with jobs that outlive the command: `start` submits, and records the job with
     `primus.launch.jobs.scheduler_jobs.remember_submission`.
 
-    The functions are called by the tasks `jobs list`, `jobs cancel` and `jobs logs`, on any machine of the user.
+    The file has these members in addition to those of a runtime. They are called by `jobs list`, `jobs wait`,
+    `jobs cancel` and `jobs logs`, on any machine that shares the user's home folder.
     """
 
     def states(self, submissions: Sequence[Submission], /) -> Mapping[str, JobState]:

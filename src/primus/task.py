@@ -77,34 +77,36 @@ TASKS = PlugInKind[Task]("tasks", Task, one_of=("run", "prepare"), implies={"pre
 
 
 class TaskContext(Struct, frozen=True, kw_only=True):
-    """What a task may know of the command it serves."""
+    """What a task may know of the command that runs it."""
 
     environ: Mapping[str, str]
+    """Environment variables; `direct --env` is included in `run`."""
     json: bool = False
-    """Whether results are wanted as JSON."""
+    """Whether results are printed as JSON."""
     dry_run: bool = False
-    """Whether nothing may be touched; `run` is never called then."""
+    """Whether the command must not change anything; `run` is not called then."""
     overrides: tuple[str, ...] = ()
-    """Words that change the experiment."""
+    """Words of the command that change the experiment, if the task has `OVERRIDES`."""
     facts: Callable[[], MachineFacts] = MachineFacts
-    """What this machine is; read on the first call."""
+    """Function that returns the facts of this machine; they are read on the first call."""
     layout: ClusterLayout | None = None
-    """Where this node stands among the nodes of the launch; known in `run`."""
+    """Nodes of the launch, processes on each, and the rank of this node; set in `run`."""
     variables: Mapping[str, Assignment] = {}
-    """Variables of `direct --env`; known in `run`."""
+    """Variables of `direct --env`; set in `run`."""
     shell: Mapping[str, str] | None = None
-    """The environment without those; None where it is `environ`."""
+    """The environment without the variables of `direct --env`; None if it equals `environ`."""
     patches: tuple[str, ...] = ()
     """Files of `direct --patch`."""
     launch: Callable[[], tuple[Run, RunOutcome]] | None = None
-    """Starts the workers of the job that `prepare` gave, and waits for their end; known in `run`."""
+    """Function that starts the workers of the job that `prepare` returned, and waits for their end; set in `run` if
+    there is a job."""
 
     def say(self, text: str) -> None:
-        """Print for people, on standard error where standard output carries JSON."""
+        """Print a line for users; to standard error under `--json`, since standard output carries JSON."""
         print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
 
     def result(self, value: Any, text: str) -> None:
-        """Print a result: `value` as JSON where that is wanted, else `text`."""
+        """Print the result of the task: `value` as JSON under `--json`, else `text`."""
         print(to_json(value) if self.json else text, flush=True)
 
 

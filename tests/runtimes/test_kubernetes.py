@@ -382,7 +382,7 @@ def test_what_a_pod_starts_trains_in_its_run_folder_and_goes_on_after_a_restart(
         done = subprocess.run(command, cwd=workplace, env=environ, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         (run,) = (Run(path) for path in (volume / "night").iterdir() if not path.is_symlink())
-        assert (run.metadata().outcome.state, run.metadata().attempts) == ("done", attempt)
+        assert (run.read_metadata().outcome.state, run.read_metadata().attempts) == ("done", attempt)
     assert (run.directory / "config" / "primus_config.yaml").is_file()
     assert not (workplace / "output").exists()
 

@@ -16,7 +16,10 @@ from primus.machine.workload import JobWorkload
 
 
 class Framework(Protocol):
-    """Contract of a file of `machine/frameworks`."""
+    """Environment variables of a backend: `frameworks/NAME.py`, used with `framework: NAME`.
+
+    The file is imported on every node before the workers start; it must not import tensor libraries.
+    """
 
     @property
     def LIBRARIES(self) -> tuple[Library, ...]:

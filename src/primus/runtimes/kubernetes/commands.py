@@ -21,7 +21,7 @@ from primus.task import TaskContext
 POLL_S = 2.0
 ILL = HTTPStatus.INTERNAL_SERVER_ERROR
 """The first status of a server that is not well; those below are refusals."""
-MODULES = {"jobset": "objects", "trainjob": "objects", "safe": "safe"}
+MODULES = {"jobset": "objects", "trainjob": "objects", "safe": "safe_client"}
 
 
 def load_target(name: str) -> KubernetesTarget:

@@ -1,0 +1,11 @@
+"""Variables of the backend `counting`."""
+
+from primus.machine.profile import Library, Profile, Setting
+from primus.machine.workload import JobWorkload
+
+LIBRARIES: tuple[Library, ...] = ()
+
+
+def settings(workload: JobWorkload, device: Profile | None) -> dict[str, Setting]:
+    """One setting, whatever the layout of the job."""
+    return {"COUNTING_BASE": Setting(value="10", reason="counts in decimal", source="examples/plug-ins")}

@@ -1,0 +1,139 @@
+"""Each plug-in of examples/plug-ins, which docs/plug-ins.md shows, does what its kind is for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fakes import cli
+from primus.plug_in_check import KINDS
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples/plug-ins"
+
+
+def run(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    env = {"PRIMUS_PLUGINS": str(EXAMPLES), "HOME": str(cwd), **env}
+    done = cli.run(*words, cwd=cwd, timeout_s=120, **env)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_there_is_an_example_of_every_kind() -> None:
+    folders = {path.name for path in EXAMPLES.iterdir()}
+    assert {*KINDS, "hooks", "models", "profiles", "trainers"} <= folders
+
+
+def test_every_example_implements_its_contract_and_has_its_types() -> None:
+    pytest.importorskip("mypy")
+    files = sorted(path for kind in KINDS for path in (EXAMPLES / kind).rglob("*.py"))
+    command = [sys.executable, "-m", "primus.plug_in_check", *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, env=cli.environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{len(files)} plug-ins implement their contracts\n"), done.stderr
+
+
+def test_the_task_prints_text_or_json(tmp_path: Path) -> None:
+    assert run("direct", "--", "hello", "Ann", "--loud", cwd=tmp_path).stdout == "hello Ann!\n"
+    assert json.loads(run("direct", "--", "hello", "--json", cwd=tmp_path).stdout) == {"greeting": "hello world"}
+
+
+def test_the_task_with_workers_starts_them(tmp_path: Path) -> None:
+    done = run("direct", "--single", "--", "tools", "list-ranks", "--greeting", "yes", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 of 1: yes\n" in done.stdout
+    assert '"ranks_listed"' in (tmp_path / "output/list-ranks/latest/events.jsonl").read_text()
+
+
+def test_the_runtime_wraps_the_command(tmp_path: Path) -> None:
+    done = run("--dry-run", "nice", "--level", "3", "--", "direct", "--", "hello", cwd=tmp_path)
+    assert "nice -n 3 " in done.stdout
+    assert run("nice", "--", "direct", "--", "hello", cwd=tmp_path).stdout == "hello world\n"
+
+
+def test_the_job_runtime_submits_lists_and_prints_the_log(tmp_path: Path) -> None:
+    submitted = run("background", "--", "direct", "--", "hello", "Ann", cwd=tmp_path)
+    assert submitted.returncode == 0, submitted.stderr
+    job = submitted.stdout.partition("job ")[2].partition(";")[0]
+    waited = run("direct", "--", "jobs", "wait", job, cwd=tmp_path)
+    assert waited.returncode == 0, waited.stderr
+    assert run("direct", "--", "jobs", "logs", job, cwd=tmp_path).stdout == "hello Ann\n"
+    cancelled = run("direct", "--", "jobs", "cancel", job, cwd=tmp_path)
+    assert "done" in cancelled.stdout
+
+
+def test_the_job_runtime_cancels_a_job_that_runs(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    subprocess.run(["mkfifo", str(fifo)], check=True)
+    task = tmp_path / "own/tasks/block.py"
+    task.parent.mkdir(parents=True)
+    task.write_text(
+        '"""Block."""\nfrom msgspec import Struct\nclass Options(Struct):\n    """Options."""\n'
+        f"def run(options, context):\n    open({str(fifo)!r})\n"
+    )
+    plug_ins = f"{EXAMPLES}:{tmp_path / 'own'}"
+    submitted = run("background", "--", "direct", "--", "block", cwd=tmp_path, PRIMUS_PLUGINS=plug_ins)
+    job = submitted.stdout.partition("job ")[2].partition(";")[0]
+    assert run("direct", "--", "jobs", "cancel", job, cwd=tmp_path).returncode == 0
+    waited = run("direct", "--", "jobs", "wait", job, cwd=tmp_path)
+    assert waited.returncode != 0
+    assert "failed" in waited.stdout + waited.stderr
+
+
+EXPERIMENT = "modules:\n  pre_trainer: {framework: counting, model: mine_1B, config: fast, overrides: {stride: 2}}\n"
+
+
+def test_backend_model_trainer_and_hook_serve_one_experiment(tmp_path: Path) -> None:
+    (tmp_path / "night.yaml").write_text(EXPERIMENT)
+    done = run("direct", "--single", "--", "train", "pretrain", "--config", "night.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    latest = tmp_path / "output/night/latest"
+    assert '"step":5,"loss":0.1' in (latest / "events.jsonl").read_text()
+    assert "num_layers: 8" in (latest / "config/model_config.yaml").read_text()
+    assert json.loads((latest / "plan.json").read_text())["env"]["NCCL_DEBUG"]["value"] == "WARN"
+    refused = run("direct", "--", "train", "pretrain", "--config", "night.yaml", "--stride", "0", cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.splitlines()[0]) == (
+        2,
+        "primus-cli: stride: 0: must be a positive integer",
+    )
+
+
+def test_the_source_is_prepared_by_its_name(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    words = "direct -- data prepare --dataset haiku --tokenizer bpe:300 --output tokens --json"
+    done = run(*words.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1000" in done.stdout
+
+
+def test_the_patch_is_needed_where_its_variable_is_set(tmp_path: Path) -> None:
+    def states(**env: str) -> dict[str, str]:
+        listed = json.loads(run("direct", "--", "patches", "list", "--json", cwd=tmp_path, **env).stdout)
+        return {each["choice"]["name"]: each["choice"]["state"] for each in listed["patches"]}
+
+    assert states()["host-proc"] == "not needed"
+    assert states(HOST_PROC="/host/proc")["host-proc"] == "applies"
+
+
+def test_profile_and_framework_decide_the_variables_of_a_machine(tmp_path: Path) -> None:
+    done = run("direct", "--", "env", "show", "--assume", "mi999x", "--framework", "counting", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "MI999X (gfx950" in done.stdout
+    assert "COUNTING_BASE" in done.stdout
+
+
+def test_the_page_is_made_from_the_contracts_and_shows_every_example() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    assert spec and spec.loader
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    page = (ROOT / "docs/plug-ins.md").read_text(encoding="utf-8")
+    assert page == generate.plug_ins_page(), "run: python docs/generate.py"
+    for path in EXAMPLES.rglob("*.*"):
+        if path.suffix in (".py", ".yaml"):
+            assert f"`{path.relative_to(EXAMPLES)}`" in page
+            assert path.read_text(encoding="utf-8").strip() in page
