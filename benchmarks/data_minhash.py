@@ -72,7 +72,8 @@ from pathlib import Path
 from primus.data.shards import inputs
 from primus.data.readers import shard
 from primus.data.filter.dedup import keys
-from primus.data.filter.dedup.job import DedupJob, deduplicate_documents
+from primus.data.filter.dedup.job import DedupJob
+from primus.data.filter.result_folder import filter_documents
 from primus.data.filter.dedup.recipe import DedupRecipe
 from primus.data.shards.shard_queue import open_shard_queue, process_shards
 folder, place, *seed = sys.argv[1:]
@@ -88,7 +89,7 @@ board = open_shard_queue(stage, source.shards, Path(place) / "keys")
 assert process_shards(board, lambda counts: None, lambda row: False)
 times = {"signatures": cpu() - before}
 before = cpu()
-deduplicate_documents(DedupJob(inputs=(folder,), output=Path(place) / "kept", recipe=recipe, workers=1))
+filter_documents(DedupJob(inputs=(folder,), output=Path(place) / "kept", recipe=recipe, workers=1))
 times["all"] = cpu() - before
 peak = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({"cpu_s": times, "rss": peak}))

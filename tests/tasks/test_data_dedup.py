@@ -32,7 +32,7 @@ def test_copies_are_removed_from_the_command_line(tmp_path: Path, lines: Path) -
     done = dedup("--input", lines, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "kept              2\n" in done.stdout
-    assert "4 documents, 2 kept, 50.0 % removed: 1 exact and 1 near copies in 2 clusters\n" in done.stderr
+    assert "4 documents, 2 kept, 50.0 % removed: 1 exact and 1 near-duplicates in 2 clusters\n" in done.stderr
     assert "14 bands x 8 rows over 5-word shingles: a pair of similarity 0.72" in done.stderr
     again = json.loads(dedup("--input", lines, "--output", tmp_path / "out", json_wanted=True).stdout)
     assert (again["made"], again["kept"], again["removed_exact"], again["removed_near"]) == (False, 2, 1, 1)
@@ -59,7 +59,7 @@ def test_settings_reach_the_recipe(tmp_path: Path, lines: Path) -> None:
         (["--input", "{}/two.csv", "--output", "{}/o"], "which its first line must name: a, b"),
         (["--input", "{}/a.jsonl", "--output", "{}/o", "--normalize"], "--normalize with --method minhash"),
         (["--input", "{}/a.jsonl", "--output", "{}/o", "--bands", "999", "--rows", "9"], "at most 4096 hashes"),
-        (["--input", "{}/a.jsonl", "--output", "{}/full"], "was made otherwise: it has no dedup.json"),
+        (["--input", "{}/a.jsonl", "--output", "{}/full"], "exists and differs: it has no dedup.json"),
         (["--input", "{}/a.jsonl", "--output", "{}"], "a.jsonl: this input is in the output {}"),
         (["--input", "{}", "--output", "{}/full/o"], "full/o: it is in the input {}"),
     ],

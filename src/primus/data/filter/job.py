@@ -1,91 +1,105 @@
-"""What a job is asked that makes a folder of documents from documents, as cleaning and deduplication do."""
+"""The contract of filter jobs: `CleanJob` and `DedupJob` write a folder with some of the documents of their input."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from msgspec import Struct
-
-from primus.data import readers as documents
-from primus.data.megatron.manifest import FileFacts, InputFacts
+from primus.data import readers
+from primus.data.filter.report import FilterReport
 from primus.data.shards import inputs
 from primus.data.shards.executors import Executor
 from primus.data.shards.inputs import Inputs
-from primus.data.shards.shard_queue import BadItem
+from primus.data.shards.workers import Show
 from primus.errors import UsageError
 
 Say = Callable[[str], None]
+Report = TypeVar("Report", bound=FilterReport)
+
+ResultCollector = Callable[[], "tuple[Report, dict[Path, Path]]"]
+"""Creates folders in the work folder. Returns the report, and each folder by its final path, the output last."""
+
+
+class FinishedElsewhere(Exception):
+    """Another process has finished the job and removed the work folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextJob:
-    """What to read, where to write, and who does it."""
+class FilterJob(Generic[Report]):
+    """What to read, where to write, and which processes do the work. A subclass says how documents are filtered."""
+
+    report_type: ClassVar[type[FilterReport]] = FilterReport
+    report_name: ClassVar[str] = "report.json"
+    """Name of the report's file in the output."""
 
     inputs: tuple[str, ...] = ()
-    """Files, folders, patterns and URLs."""
+    """Files, folders, glob patterns and URLs."""
     dataset: str | None = None
     """Named dataset instead of files."""
     output: Path
-    """Folder for the documents that are kept; beside it are pages for people, ``OUTPUT.report.md`` and ``.html``."""
+    """Folder of the documents that are kept; the readable report is ``OUTPUT.report.md`` and ``.html``."""
     json_key: str = "text"
     """Field or column of the text."""
     text_documents: str = "file"
     """What is a document in a .txt file."""
     max_bad: int = 0
-    """Bad documents that may be left out."""
+    """Most bad documents to skip."""
     workers: int | None = None
     """Processes; all cores when None."""
     executor: Executor = "local"
-    """Who works: processes of this machine or the tasks of a Ray cluster."""
+    """Processes of this machine or tasks of a Ray cluster."""
     existing: Literal["check", "replace"] = "check"
-    """Other data that is at the output is an error, or is replaced."""
+    """Whether other data at the output is an error or is replaced."""
 
-    def open(self) -> Inputs:
+    def collect_settings(self) -> Any:
+        """All settings that change the result, as JSON."""
+        raise NotImplementedError
+
+    def describe_difference(self, report: Report) -> str | None:
+        """How the recipe of an existing report differs from this job's; None where it does not."""
+        return None
+
+    def is_complete(self, report: Report) -> bool:
+        """Whether the files that the report names outside the output exist."""
+        return True
+
+    def run_stages(self, source: Inputs, work: Path, identity: str, show: Show) -> ResultCollector[Report]:
+        """Filter the documents in shards.
+
+        Args:
+            source: The input.
+            work: Folder for intermediate files.
+            identity: Hash of `collect_settings`.
+            show: Receives the progress.
+
+        Raises:
+            FinishedElsewhere: Another process has finished the job.
+        """
+        raise NotImplementedError
+
+    def open_input(self) -> Inputs:
         """The input.
 
         Raises:
-            UsageError: It is missing or unknown, or the output is in it.
+            UsageError: It is missing or unknown, or the output lies in it.
         """
         if bool(self.inputs) == bool(self.dataset):
-            raise UsageError("both an input and a dataset" if self.inputs else "nothing to read", "give one of them")
+            raise UsageError("both an input and a dataset" if self.inputs else "no input", "give one of them")
         if self.output.name in ("", "."):
-            raise UsageError(f"output '{self.output}' is no name of a folder", "give a new folder like data/new")
+            raise UsageError(f"output '{self.output}' is not the name of a folder", "give a new folder like data/new")
         return inputs.open_input(self.inputs, self.dataset, self.output, self.text_documents)
 
     def page_path(self, kind: str = "html") -> Path:
-        """The page for people that belongs to the output: ``md`` or ``html``."""
+        """Path of the readable report, ``md`` or ``html``."""
         return self.output.with_name(f"{self.output.name}.report.{kind}")
 
 
-class TextReport(Struct, frozen=True, kw_only=True):
-    """What every report of such a job says; written last, so that its existence means that all files are there."""
-
-    primus: str
-    """Version of the package that wrote it."""
-    identity: str
-    """Changes with the recipe, and how the input is read and the result written."""
-    inputs: list[InputFacts]
-    """What it was made from."""
-    documents: int
-    """Documents that have text."""
-    bad: list[BadItem] = []
-    """Bad documents, left out."""
-    files: dict[str, FileFacts] = {}
-    """What was kept, by name."""
-
-    @property
-    def input_text(self) -> str:
-        """The input as it was given."""
-        return ", ".join(each.path for each in self.inputs)
-
-
-def parse_text_key(given: tuple[str, ...]) -> str:
-    """Field or column of the text of an input where nobody has named one.
+def choose_text_key(paths: tuple[str, ...]) -> str:
+    """Field or column of the text of an input for which none is given.
 
     Raises:
-        UsageError: There are several that could be meant, or the input is missing or unknown.
+        UsageError: There are several candidates, or the input is missing or unknown.
     """
-    return documents.choose_text_column((file for each in given for file in documents.find_files(each)), "--json-key")
+    return readers.choose_text_column((file for path in paths for file in readers.find_files(path)), "--json-key")

@@ -1,4 +1,4 @@
-"""Options that the tasks have in common which make a folder of documents from documents."""
+"""Options that `data clean` and `data dedup` share."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from msgspec import Meta, Struct
 from primus.errors import UsageError
 
 
-class TextOptions(Struct, frozen=True, kw_only=True):
-    """What to read, where to write, and who does it."""
+class FilterOptions(Struct, frozen=True, kw_only=True):
+    """What to read, where to write, and which processes do the work."""
 
     input: tuple[str, ...] = ()
-    """Files (.jsonl, .txt, .csv, .parquet, also compressed, source files), folders, patterns and URLs."""
+    """Files (.jsonl, .txt, .csv, .parquet, compressed or not, source code), folders, glob patterns and URLs."""
     dataset: str | None = None
-    """Named dataset instead of files; `data prepare --list` shows them."""
+    """Named dataset to read instead of files; `data prepare --list` lists them."""
     output: str = ""
-    """Folder for the documents that are kept, as compressed JSON lines with all their fields."""
+    """Folder for the documents that are kept: compressed JSON lines with all fields."""
     json_key: str | None = None
-    """Field of a record, or column, that holds the text; text, or else the only one."""
+    """Field or column that holds the text. Default: "text", or the only text column."""
     text_documents: Literal["file", "paragraph", "line"] = "file"
     """What is a document in a .txt file."""
     max_bad: Annotated[int, Meta(ge=0)] = 0
-    """Bad documents (broken JSON, no such field, null, not UTF-8) that may be left out; the report lists them."""
+    """Maximum number of bad documents (broken JSON, missing or null text, not UTF-8) to skip and report."""
     workers: Annotated[int, Meta(ge=1)] | None = None
-    """Processes; all cores by default. The result does not depend on it."""
+    """Number of processes; all cores by default. The result does not depend on it."""
     executor: Literal["local", "ray"] = "local"
-    """Who does the work: processes of this machine, or the Ray cluster that $RAY_ADDRESS names."""
+    """Run on this machine, or on the Ray cluster at $RAY_ADDRESS."""
     overwrite: bool = False
-    """Replace an earlier result at the output that was made otherwise."""
+    """Replace an existing result that was made from other input or with other settings."""
 
 
-def check(options: TextOptions, task: str) -> None:
-    """Find what is missing before anything is read.
+def check_options(options: FilterOptions, task: str) -> None:
+    """Check for missing options and packages before any input is read.
 
     Args:
         options: The options.
-        task: What is done, as it is typed.
+        task: Name of the task, such as ``clean``.
 
     Raises:
-        UsageError: There is no input or output, or a package that every job needs is not there.
+        UsageError: There is no input or output, or a required package is not installed.
     """
     if not options.input and not options.dataset:
         raise UsageError(f"nothing to {task}", "give --input PATH... or --dataset NAME")
@@ -54,19 +54,19 @@ def check(options: TextOptions, task: str) -> None:
         raise UsageError(f"data {task} needs {' and '.join(missing)}", f"pip install {' '.join(missing)}")
 
 
-def build_job_settings(options: TextOptions) -> dict[str, Any]:
-    """The fields of a `primus.data.filter.job.TextJob` that the options describe.
+def build_job_settings(options: FilterOptions) -> dict[str, Any]:
+    """The fields of a `primus.data.filter.job.FilterJob` that the options set.
 
     Raises:
         UsageError: An input is missing or unknown, or has several columns that could be the text.
     """
-    from primus.data.filter.job import parse_text_key
+    from primus.data.filter.job import choose_text_key
 
     return {
         "inputs": options.input,
         "dataset": options.dataset,
         "output": Path(os.path.expanduser(options.output)),
-        "json_key": options.json_key or parse_text_key(options.input),
+        "json_key": options.json_key or choose_text_key(options.input),
         "text_documents": options.text_documents,
         "max_bad": options.max_bad,
         "workers": options.workers,

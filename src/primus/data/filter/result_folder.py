@@ -1,103 +1,113 @@
-"""A folder of documents that a job makes from others: found done, or made and given its name as a whole."""
+"""Run a filter job, or reuse its result: the output folder is renamed into place as a whole."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, cast
 
 import msgspec
 
 from primus.data import atomic
-from primus.data.filter.job import Say, TextJob, TextReport
+from primus.data.filter.job import FilterJob, FinishedElsewhere, Report, ResultCollector, Say
+from primus.data.filter.report import format_pages, format_summary
 from primus.data.megatron.manifest import FileFacts
 from primus.data.shards.inputs import Inputs
 from primus.data.shards.shard_queue import ShardQueue, ShardResult
+from primus.data.shards.workers import Show
 from primus.errors import PrimusError, UsageError
 from primus.redaction import redact, redact_tree
 
 PUBLISH_TIMEOUT_S = 3600.0
-
-Report = TypeVar("Report", bound=TextReport)
-
-
-class FinishedElsewhere(Exception):
-    """Another process has done everything and removed the work folder."""
+"""Longest wait for another process that publishes the same result: collecting links files and syncs folders, which a
+loaded network file system does slowly for large results."""
 
 
 @dataclass(frozen=True)
 class JobResult(Generic[Report]):
-    """The result of a job."""
+    """The result of a filter job."""
 
     folder: Path
     """The job's output."""
     files: list[Path]
-    """The documents that were kept, in the order of the input."""
+    """Files of the documents that were kept, in the order of the input."""
     report: Report
-    """What was done."""
+    """Counts and samples."""
     made: bool
-    """Whether it was made now; false if it was there."""
+    """Whether this call wrote the result; False if it existed."""
 
 
-ResultCollector = Callable[[], "tuple[Report, dict[Path, Path]]"]
-"""Makes folders in the work folder; gives the report, and each folder by the name that it is to have, the last one
-without its report."""
+def filter_documents(
+    job: FilterJob[Report], say: Say = lambda text: None, show: Show = lambda progress: None
+) -> JobResult[Report]:
+    """Write the documents that a job keeps; a result of the same job is reused.
+
+    The folder appears as a whole, with its report. Several processes, also on other machines, that run the same job
+    share its shards, and the result does not depend on their number.
+
+    Args:
+        job: What to do.
+        say: Receives lines of text.
+        show: Receives the progress.
+
+    Raises:
+        UsageError: An input is missing or unknown, a setting is invalid, a package is missing, or other data is at the
+            output.
+        PrimusError: Too many documents are bad, a file is damaged, or the output cannot be written.
+    """
+    done = ResultFolder(job, job.open_input()).find_or_make(say, show)
+    for line in format_summary(done.report).splitlines() if done.made else done.report.list_warnings():
+        say(line)
+    return done
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ResultFolder(Generic[Report]):
-    """The output of a job, and what tells whether it is there."""
+    """The output of a job: finds an existing result, or runs the job and publishes the result.
 
-    job: TextJob
+    States of an output, in order: absent; a work folder with finished shards; the final folder beside the work folder
+    (a process was killed between the rename and the cleanup); the final folder with its pages. Every process moves the
+    output to the next state under the lock, so that each of them may be killed at any moment.
+    """
+
+    job: FilterJob[Report]
     source: Inputs
     """The job's input."""
-    settings: Any
-    """What else decides what is in the folder, as JSON."""
-    report_name: str
-    """Name of the report in the folder."""
-    report_type: type[Report]
-    is_whole: Callable[[Report], bool] = lambda report: True
-    """Whether what the report says of other folders is true."""
-    difference: Callable[[Report], str | None]
-    """Why a report is not that of the job, in words."""
-    pages: Callable[[Report], dict[str, str]]
-    """Pages for people, by suffix."""
 
     @cached_property
     def identity(self) -> str:
-        """Changes with the settings."""
-        return hashlib.sha256(msgspec.json.encode(self.settings, order="deterministic")).hexdigest()
+        """Hash of the settings."""
+        return hashlib.sha256(msgspec.json.encode(self.job.collect_settings(), order="deterministic")).hexdigest()
 
     @property
     def work(self) -> Path:
-        """Folder for whatever is not the result."""
+        """Folder for shards and other intermediate files."""
         return self.job.output.with_name(f".{self.job.output.name}.work")
 
-    def get(self, make: Callable[[], ResultCollector[Report]], say: Say) -> JobResult[Report]:
-        """The result; made where it is not there.
-
-        Args:
-            make: Does the work, which goes on where it was.
-            say: Receives lines for people.
+    def find_or_make(self, say: Say, show: Show) -> JobResult[Report]:
+        """The existing result, or a new one.
 
         Raises:
             UsageError: Other data is at the output.
-            PrimusError: Making it failed, or the output cannot be written.
+            PrimusError: The job failed, or the output cannot be written.
         """
         if found := self._find_result():
             say(f"{self.job.output}: nothing to do, it was made from the same input before")
             return self._complete_result(found)
         try:
             self.job.output.parent.mkdir(parents=True, exist_ok=True)
-            return self._publish_result(make(), say)
+            collect = self.job.run_stages(self.source, self.work, self.identity, show)
+            self.source.check_unchanged()
+            return self._publish_result(collect, say)
         except (FinishedElsewhere, PrimusError, OSError) as error:
-            if found := self._find_result():  # another process has finished, and has taken away what this one needs
+            # A process that finishes first removes the work folder, which fails this process with any of these errors.
+            if found := self._find_result():
                 return self._complete_result(found)
             self._sweep_work_folder()
             if isinstance(error, PrimusError):
@@ -107,16 +117,17 @@ class ResultFolder(Generic[Report]):
         raise PrimusError(f"{self.work}: removed while it was in use", "run the same command again")
 
     def _find_result(self) -> JobResult[Report] | None:
-        """What is at the output if the same job has made it.
+        """The result of the same job, if it is at the output.
 
         Raises:
-            UsageError: There is something else, and the job does not replace it.
+            UsageError: Other data is at the output, and the job does not replace it.
         """
         output = self.job.output
         if not output.exists() or (output.is_dir() and not any(output.iterdir())):
             return None
         try:
-            report = msgspec.json.decode((output / self.report_name).read_bytes(), type=self.report_type)
+            content = (output / self.job.report_name).read_bytes()
+            report = cast("Report", msgspec.json.decode(content, type=self.job.report_type))
         except (OSError, msgspec.MsgspecError):
             report = None
         if report and self._is_result(report):
@@ -124,23 +135,23 @@ class ResultFolder(Generic[Report]):
         if self.job.existing == "replace" and report:
             return None
         hint = "give another --output" + (", or replace it with --overwrite" if report else "")
-        raise UsageError(f"{output} is there already and was made otherwise: {self._describe_difference(report)}", hint)
+        raise UsageError(f"{output} exists and differs: {self._describe_difference(report)}", hint)
 
     def _is_result(self, report: Report) -> bool:
         same = report.identity == self.identity and len(report.bad) <= self.job.max_bad
-        whole = same and has_files(self.job.output, report.files) and self.is_whole(report)
+        whole = same and has_files(self.job.output, report.files) and self.job.is_complete(report)
         return whole and not self.source.describe_difference(report.inputs)
 
     def _describe_difference(self, report: Report | None) -> str:
         if report is None:
-            return f"it has no {self.report_name}"
-        if difference := self.difference(report) or self.source.describe_difference(report.inputs):
+            return f"it has no {self.job.report_name}"
+        if difference := self.job.describe_difference(report) or self.source.describe_difference(report.inputs):
             return difference
         if report.identity != self.identity:
-            return "with other settings"
+            return "it was made with other settings"
         if len(report.bad) > self.job.max_bad:
-            return f"{len(report.bad)} bad documents were left out"
-        return "a file of it is missing or damaged"
+            return f"{len(report.bad)} bad documents were skipped"
+        return "one of its files is missing or damaged"
 
     def _build_result(self, report: Report, made: bool) -> JobResult[Report]:
         return JobResult(self.job.output, [self.job.output / name for name in sorted(report.files)], report, made)
@@ -149,7 +160,7 @@ class ResultFolder(Generic[Report]):
         return self.job.output.with_name(f".{self.job.output.name}.lock")
 
     def _publish_result(self, collect: ResultCollector[Report], say: Say) -> JobResult[Report]:
-        """Give the folders their names, and remove what they were made from."""
+        """Rename the folders to their final names, and delete the work folder."""
         waiting = f"to write {self.job.output}"
         with atomic.hold_lock(
             self._lock_path(), PUBLISH_TIMEOUT_S, lambda holder: say(f"waiting for {holder} {waiting}")
@@ -161,15 +172,16 @@ class ResultFolder(Generic[Report]):
                 shutil.rmtree(self.work, ignore_errors=True)
                 raise UsageError(f"no text in {self.source}", "every document is empty or bad")
             content = msgspec.json.format(msgspec.json.encode(redact_tree(msgspec.to_builtins(report))), indent=1)
-            with atomic.stage_files({list(folders.values())[-1] / self.report_name: content}) as publish:
+            with atomic.stage_files({list(folders.values())[-1] / self.job.report_name: content}) as publish:
                 publish()
+            # The output is the last folder: once it has its name, the result is complete.
             for place, folder in folders.items():
                 _move_folder(folder, place, self.work)
             self._write_pages(report)
         return self._build_result(report, made=True)
 
     def _complete_result(self, found: JobResult[Report]) -> JobResult[Report]:
-        """Do what is left where a process was killed after it gave the folder its name."""
+        """Write the pages and clean up, where a process was killed after it had renamed the output."""
         left = self.work.exists() or self._lock_path().exists()
         if left or not all(self.job.page_path(kind).exists() for kind in ("md", "html")):
             with atomic.hold_lock(self._lock_path(), PUBLISH_TIMEOUT_S):
@@ -177,13 +189,13 @@ class ResultFolder(Generic[Report]):
         return found
 
     def _sweep_work_folder(self) -> None:
-        """Delete the work folder where nothing in it is done or being done."""
+        """Delete the work folder if no shard in it is finished (.json) or claimed by a process (.claim)."""
         if not any(path.suffix in (".json", ".claim") for path in self.work.rglob("*")):
             shutil.rmtree(self.work, ignore_errors=True)
 
     def _write_pages(self, report: Report) -> None:
-        """Write the pages, and delete what the result was made from; call it with the lock held."""
-        pages = {self.job.page_path(kind): redact(page).encode() for kind, page in self.pages(report).items()}
+        """Write the pages and delete the work folder. The caller holds the lock."""
+        pages = {self.job.page_path(kind): redact(page).encode() for kind, page in format_pages(report).items()}
         with atomic.stage_files(pages) as publish:
             publish()
         shutil.rmtree(self.work, ignore_errors=True)

@@ -98,9 +98,9 @@ def _fetch_dataset(steps: EncodeSteps, job: EncodeJob, say: Say) -> EncodeJob:
 
 
 def _clean_documents(recipe: str, job: EncodeJob, say: Say, show: Show) -> EncodeJob:
-    from primus.data.filter.cleaning.job import CleanJob as CleanJob
-    from primus.data.filter.cleaning.job import clean_documents
+    from primus.data.filter.cleaning.job import CleanJob
     from primus.data.filter.cleaning.recipe import load_recipe
+    from primus.data.filter.result_folder import filter_documents
 
     request = CleanJob(
         inputs=job.inputs,
@@ -114,16 +114,16 @@ def _clean_documents(recipe: str, job: EncodeJob, say: Say, show: Show) -> Encod
         executor=job.executor,
         existing=_choose_existing(job),
     )
-    return replace(job, dataset=None, inputs=tuple(map(str, clean_documents(request, say, show).files)))
+    return replace(job, dataset=None, inputs=tuple(map(str, filter_documents(request, say, show).files)))
 
 
 def _remove_duplicates(steps: EncodeSteps, job: EncodeJob, say: Say, show: Show) -> EncodeJob:
-    from primus.data.filter.dedup.job import DedupJob as DedupJob
-    from primus.data.filter.dedup.job import deduplicate_documents
+    from primus.data.filter.dedup.job import DedupJob
     from primus.data.filter.dedup.recipe import DedupRecipe
+    from primus.data.filter.result_folder import filter_documents
 
     assert steps.dedup != "none"
-    done = deduplicate_documents(
+    done = filter_documents(
         DedupJob(
             inputs=job.inputs,
             dataset=job.dataset,

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from primus.data.filter import options as text_options
-from primus.data.filter.options import TextOptions
+from primus.data.filter.options import FilterOptions, build_job_settings, check_options
 from primus.errors import UsageError
 from primus.task import TaskContext
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from primus.data.filter.result_folder import JobResult
 
 
-class Options(TextOptions, frozen=True, kw_only=True):
+class Options(FilterOptions, frozen=True, kw_only=True):
     """Options of `data clean`."""
 
     recipe: str = ""
@@ -38,17 +37,17 @@ def run(options: Options, context: TaskContext) -> None:
     """Clean documents and tell what was removed, or print the recipes.
 
     Raises:
-        PrimusError: See `primus.data.filter.cleaning.job.clean_documents`.
+        PrimusError: See `primus.data.filter.result_folder.filter_documents`.
     """
     if options.list:
         _print_recipes(context)
         return
     job = _build_clean_job(options)
-    from primus.data.filter.cleaning.job import clean_documents
+    from primus.data.filter.result_folder import filter_documents
     from primus.data.shards.display import ProgressDisplay
 
     with ProgressDisplay() as display:
-        cleaned = clean_documents(job, display.print_line, display.show_progress)
+        cleaned = filter_documents(job, display.print_line, display.show_progress)
     value = _summarize_cleaning(job, cleaned)
     context.result(value, "\n".join(f"{name:16} {each}" for name, each in value.items()))
 
@@ -72,7 +71,7 @@ def _build_clean_job(options: Options) -> CleanJob:
     Raises:
         UsageError: Something is missing or unknown.
     """
-    text_options.check(options, "clean")
+    check_options(options, "clean")
     if not options.recipe:
         raise UsageError("no recipe", "give --recipe NAME or --recipe FILE.yaml (see --list)")
     from primus.data.filter.cleaning import recipe
@@ -84,13 +83,11 @@ def _build_clean_job(options: Options) -> CleanJob:
         recipe=recipe.load_recipe(options.recipe, first),
         compression=options.compression,
         keep_removed=options.keep_removed,
-        **text_options.build_job_settings(options),
+        **build_job_settings(options),
     )
 
 
 def _summarize_cleaning(job: CleanJob, cleaned: JobResult[CleanReport]) -> dict[str, object]:
-    from primus.data.filter.cleaning.job import MANIFEST
-
     report = cleaned.report
     by_rule: dict[str, int] = {}
     for each in report.removed:
@@ -105,6 +102,6 @@ def _summarize_cleaning(job: CleanJob, cleaned: JobResult[CleanReport]) -> dict[
         "kept_characters": report.kept_characters,
         "empty_documents": report.empty,
         "bad_documents": len(report.bad),
-        "report": str(cleaned.folder / MANIFEST),
+        "report": str(cleaned.folder / job.report_name),
         "page": str(job.page_path()),
     }

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta
 
-from primus.data.filter import options as text_options
-from primus.data.filter.options import TextOptions
+from primus.data.filter.options import FilterOptions, build_job_settings, check_options
 from primus.errors import UsageError
 from primus.task import TaskContext
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from primus.data.filter.result_folder import JobResult
 
 
-class Options(TextOptions, frozen=True, kw_only=True):
+class Options(FilterOptions, frozen=True, kw_only=True):
     """Options of `data dedup`."""
 
     method: Literal["exact", "minhash"] = "minhash"
@@ -40,14 +39,14 @@ def run(options: Options, context: TaskContext) -> None:
     """Remove copies and tell how many there were.
 
     Raises:
-        PrimusError: See `primus.data.filter.dedup.job.deduplicate_documents`.
+        PrimusError: See `primus.data.filter.result_folder.filter_documents`.
     """
     job = _build_dedup_job(options)
-    from primus.data.filter.dedup.job import deduplicate_documents
+    from primus.data.filter.result_folder import filter_documents
     from primus.data.shards.display import ProgressDisplay
 
     with ProgressDisplay() as display:
-        done = deduplicate_documents(job, display.print_line, display.show_progress)
+        done = filter_documents(job, display.print_line, display.show_progress)
     value = _summarize_dedup(job, done)
     context.result(value, "\n".join(f"{name:17} {each}" for name, each in value.items()))
 
@@ -58,7 +57,7 @@ def _build_dedup_job(options: Options) -> DedupJob:
     Raises:
         UsageError: Something is missing or unknown.
     """
-    text_options.check(options, "dedup")
+    check_options(options, "dedup")
     if not options.normalize_numbers and options.method == "exact" and not options.normalize:
         raise UsageError(
             "--no-normalize-numbers with --method exact", "leave it out: equal texts have equal numbers; or --normalize"
@@ -71,12 +70,10 @@ def _build_dedup_job(options: Options) -> DedupJob:
     from primus.data.filter.dedup.recipe import DedupRecipe
 
     recipe = DedupRecipe(**{name: getattr(options, name) for name in DedupRecipe.__struct_fields__})
-    return DedupJob(recipe=recipe, **text_options.build_job_settings(options))
+    return DedupJob(recipe=recipe, **build_job_settings(options))
 
 
 def _summarize_dedup(job: DedupJob, done: JobResult[DedupReport]) -> dict[str, object]:
-    from primus.data.filter.dedup.job import REPORT
-
     report = done.report
     return {
         "folder": str(done.folder),
@@ -90,6 +87,6 @@ def _summarize_dedup(job: DedupJob, done: JobResult[DedupReport]) -> dict[str, o
         "bad_documents": len(report.bad),
         "large_clusters": len(report.large),
         "threshold": report.threshold,
-        "report": str(done.folder / REPORT),
+        "report": str(done.folder / job.report_name),
         "page": str(job.page_path()),
     }

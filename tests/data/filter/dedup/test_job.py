@@ -12,10 +12,10 @@ import pytest
 from primus.data import readers
 from primus.data.filter import whole_documents
 from primus.data.filter.dedup import key_files, matches, stages
-from primus.data.filter.dedup.job import REPORT, DedupJob, deduplicate_documents
+from primus.data.filter.dedup.job import DedupJob
 from primus.data.filter.dedup.recipe import DedupRecipe
 from primus.data.filter.dedup.report import DedupReport
-from primus.data.filter.result_folder import JobResult
+from primus.data.filter.result_folder import JobResult, filter_documents
 from primus.data.readers import shard
 from primus.data.shards.workers import ShardProgress
 from primus.errors import PrimusError, UsageError
@@ -29,7 +29,8 @@ from pathlib import Path
 from primus.data.readers import shard
 from primus.data.shards import shard_queue
 from primus.data.filter.dedup import keys
-from primus.data.filter.dedup.job import DedupJob, deduplicate_documents
+from primus.data.filter.dedup.job import DedupJob
+from primus.data.filter.result_folder import filter_documents
 from primus.data.filter.dedup.recipe import DedupRecipe
 from primus.data.shards.workers import ShardProgress
 
@@ -55,7 +56,7 @@ def make(folder, kill_at):
             for name in ("replace", "rename", "link", "unlink", "fsync", "mkdir", "rmdir"):
                 setattr(os, name, deadly(getattr(os, name)))
             shard_queue.ShardOutput.add_counts = deadly(shard_queue.ShardOutput.add_counts)
-        deduplicate_documents(DedupJob(inputs=(sys.argv[1],), output=folder / "out", workers=1))
+        filter_documents(DedupJob(inputs=(sys.argv[1],), output=folder / "out", workers=1))
         os._exit(0)
     return os.waitpid(pid, 0)[1]
 
@@ -95,7 +96,7 @@ def write(path: Path, texts: list[str]) -> Path:
 def unique(given: Path | list[Path], output: Path, **settings: object) -> JobResult[DedupReport]:
     recipe = DedupRecipe(**{key: settings.pop(key) for key in list(settings) if key in DedupRecipe.__struct_fields__})  # type: ignore[arg-type]
     paths = given if isinstance(given, list) else [given]
-    return deduplicate_documents(
+    return filter_documents(
         DedupJob(inputs=tuple(map(str, paths)), output=output, recipe=recipe, **{"workers": 1, **settings})
     )  # type: ignore[arg-type]
 
@@ -211,7 +212,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, corpus: list
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("precious")
     for existing in ("check", "replace"):
-        with pytest.raises(UsageError, match=REPORT):
+        with pytest.raises(UsageError, match=DedupJob.report_name):
             unique(lines, tmp_path / "out", existing=existing)
     assert content(tmp_path / "out") == {"mine.txt": b"precious"}
 
@@ -220,7 +221,7 @@ def test_a_damaged_result_is_not_taken_for_done(tmp_path: Path, corpus: list[str
     lines = write(tmp_path / "a.jsonl", corpus[:3])
     done = unique(lines, tmp_path / "out")
     done.files[0].write_bytes(b"")
-    with pytest.raises(UsageError, match="a file of it is missing or damaged"):
+    with pytest.raises(UsageError, match="one of its files is missing or damaged"):
         unique(lines, tmp_path / "out")
 
 
@@ -247,7 +248,7 @@ def test_an_input_that_changes_between_two_readings_is_told(tmp_path: Path, late
             write(lines, [original(number + 7) for number in range(count)])
 
     with pytest.raises(PrimusError, match=r"a\.jsonl: changed while it was read"):
-        deduplicate_documents(DedupJob(inputs=(str(lines),), output=tmp_path / "out", workers=1), show=show)
+        filter_documents(DedupJob(inputs=(str(lines),), output=tmp_path / "out", workers=1), show=show)
     assert not (tmp_path / "out").exists()
 
 
@@ -277,11 +278,11 @@ def test_samples_show_both_sides_and_how_alike_they_are(tmp_path: Path, corpus: 
     page = (tmp_path / "out.report.md").read_text()
     assert same.kept in page and "| 2 | " in page
     side_by_side = (tmp_path / "out.report.html").read_text()
-    assert f"<th>kept: {same.kept}</th><th>removed</th>" in side_by_side
+    assert f"<th>Kept, {same.kept}</th><th>Removed</th>" in side_by_side
 
 
 def test_a_named_dataset_is_deduplicated(tmp_path: Path) -> None:
-    done = deduplicate_documents(
+    done = filter_documents(
         DedupJob(dataset="python-stdlib", output=tmp_path / "out", recipe=DedupRecipe(method="exact"), workers=1)
     )
     assert done.report.input_text == "dataset:python-stdlib"
@@ -311,18 +312,18 @@ def numbered_words(count: int) -> list[str]:
 def test_a_corpus_that_collapses_to_one_document_is_warned_of(tmp_path: Path) -> None:
     said: list[str] = []
     job = DedupJob(inputs=(write_texts(tmp_path / "in.jsonl", numbered_words(400)),), output=tmp_path / "out")
-    done = deduplicate_documents(job, said.append)
+    done = filter_documents(job, said.append)
     assert done.report.kept == 1
     (cluster,) = done.report.large
     assert (cluster.documents, cluster.share, cluster.sample.similarity) == (400, 1.0, 1.0)
     assert cluster.similarity_with_numbers < 0.1
     (warning,) = [line for line in said if line.startswith("warning")]
-    assert "400 of 400 documents (100%) are one cluster" in warning
-    assert "--no-normalize-numbers compares them" in warning
+    assert "400 of 400 documents (100%) form one cluster" in warning
+    assert "use --no-normalize-numbers to compare" in warning
     assert f"Kept, {tmp_path}/in.jsonl:1: 'w" in warning
     assert warning in (tmp_path / "out.report.md").read_text()
     again: list[str] = []
-    deduplicate_documents(job, again.append)
+    filter_documents(job, again.append)
     assert warning in again
 
 
@@ -333,7 +334,7 @@ def test_numbers_may_be_compared_as_they_are(tmp_path: Path) -> None:
         output=tmp_path / "out",
         recipe=DedupRecipe(normalize_numbers=False),
     )
-    report = deduplicate_documents(job).report
+    report = filter_documents(job).report
     assert (report.kept, report.removed_exact, report.large) == (50, 3, [])
 
 
@@ -345,8 +346,8 @@ def test_a_text_that_is_repeated_all_over_the_corpus_is_warned_of(tmp_path: Path
     said: list[str] = []
     recipe = DedupRecipe(method=method)  # type: ignore[arg-type]
     job = DedupJob(inputs=(write_texts(tmp_path / "in.jsonl", texts),), output=tmp_path / "out", recipe=recipe)
-    report = deduplicate_documents(job, said.append).report
+    report = filter_documents(job, said.append).report
     warned = [line for line in said if line.startswith("warning")]
     assert [cluster.documents for cluster in report.large] == ([30] if copies == 30 else [])
     assert len(warned) == (copies == 30)
-    assert all("30 of 150 documents (20%)" in line and "the text is the same" in line for line in warned)
+    assert all("30 of 150 documents (20%)" in line and "both texts are equal" in line for line in warned)

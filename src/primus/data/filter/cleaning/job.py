@@ -1,6 +1,6 @@
-"""Cleaning of documents from end to end: read, judge, write, report; whatever is interrupted goes on.
+"""Clean documents by rules.
 
-cleaned = clean(Job(inputs=("corpus/*.jsonl",), output=Path("out/clean"), recipe=recipe.load("fineweb")), say, show)
+cleaned = filter_documents(CleanJob(inputs=("corpus/*.jsonl",), output=Path("clean"), recipe=load_recipe("fineweb")))
 cleaned.files, cleaned.report.kept
 """
 
@@ -20,97 +20,66 @@ from primus.data.filter.cleaning import report as reports
 from primus.data.filter.cleaning.recipe import CleaningRecipe
 from primus.data.filter.cleaning.report import CleanReport, RemovedSample, RuleRemovals
 from primus.data.filter.cleaning.stage import CleanStage, Compression, file_suffix
-from primus.data.filter.job import Say, TextJob
-from primus.data.filter.result_folder import FinishedElsewhere, JobResult, ResultCollector, ResultFolder
+from primus.data.filter.job import FilterJob, FinishedElsewhere, ResultCollector
 from primus.data.megatron.manifest import FileFacts
 from primus.data.shards import executors
 from primus.data.shards.inputs import Inputs
 from primus.data.shards.shard_queue import ShardQueue, ShardResult, open_shard_queue
 from primus.data.shards.workers import Show
 
-MANIFEST = "manifest.json"
-
 
 @dataclass(frozen=True, kw_only=True)
-class CleanJob(TextJob):
-    """What to clean, how, and where to."""
+class CleanJob(FilterJob[CleanReport]):
+    """Removes documents by rules, and writes the others as the rules leave them."""
+
+    report_type = CleanReport
+    report_name = "manifest.json"
 
     recipe: CleaningRecipe
     """Rules and thresholds; see `primus.data.filter.cleaning.recipe.load_recipe`."""
     compression: Compression = "zst"
-    """Of the files that are written."""
+    """Compression of the written files."""
     keep_removed: bool = False
-    """Write what is removed too, with the reason, into ``OUTPUT.removed``: no folder that another step may read."""
+    """Also write the removed documents, each with its reason, into ``OUTPUT.removed``. The folder lies outside the
+    output, so that a later step that reads the output does not read them."""
 
+    def collect_settings(self) -> dict[str, object]:
+        """All settings that change the result, as JSON."""
+        return {
+            "recipe": self.recipe.content(),
+            "json_key": self.json_key,
+            "text_documents": self.text_documents,
+            "compression": self.compression,
+            "keep_removed": self.keep_removed,
+        }
 
-def clean_documents(
-    job: CleanJob, say: Say = lambda text: None, show: Show = lambda progress: None
-) -> JobResult[CleanReport]:
-    """Write the documents of an input that the rules keep, as they leave them; the same job again finds them written.
+    def describe_difference(self, report: CleanReport) -> str | None:
+        """Whether another recipe made an existing result."""
+        if report.fingerprint != self.recipe.fingerprint():
+            return f"it was made by recipe {report.recipe}, or another version of it"
+        return None
 
-    The folder appears whole or not at all, its manifest tells what is in it. Several processes, also on other machines,
-    that do the same job share the work, and the result does not depend on their number.
+    def is_complete(self, report: CleanReport) -> bool:
+        """Whether the files of removed documents exist."""
+        return result_folder.has_files(removed_folder(self.output), report.removed_files)
 
-    Args:
-        job: What to do.
-        say: Receives lines for people.
-        show: Receives the progress.
-
-    Raises:
-        UsageError: An input is missing or unknown, a package that a rule needs is not installed, or other data is at
-            the output.
-        PrimusError: Too many documents are bad, a file is damaged, or the output cannot be written.
-    """
-    source = job.open()
-    settings = _build_settings(job)
-    result = ResultFolder(
-        job=job,
-        source=source,
-        settings=settings,
-        report_name=MANIFEST,
-        report_type=CleanReport,
-        is_whole=lambda report: result_folder.has_files(removed_folder(job.output), report.removed_files),
-        difference=lambda report: _describe_difference(job, report),
-        pages=lambda report: {"md": reports.format_markdown(report), "html": reports.format_html(report)},
-    )
-
-    def make() -> ResultCollector[CleanReport]:
-        job.recipe.start()
-        identity = [settings, source.identity]
-        stage = CleanStage(identity, job.recipe, job.json_key, job.text_documents, job.compression, job.keep_removed)
-        board = open_shard_queue(stage, source.shards, result.work, job.max_bad, job.output)
-        rows = executors.run(board, job.executor, job.workers, "cleaning", show)
+    def run_stages(self, source: Inputs, work: Path, identity: str, show: Show) -> ResultCollector[CleanReport]:
+        """Clean every shard."""
+        self.recipe.start()
+        settings = [self.collect_settings(), source.identity]
+        stage = CleanStage(
+            settings, self.recipe, self.json_key, self.text_documents, self.compression, self.keep_removed
+        )
+        board = open_shard_queue(stage, source.shards, work, self.max_bad, self.output)
+        rows = executors.run(board, self.executor, self.workers, "cleaning", show)
         if len(rows) < len(source.shards):
             raise FinishedElsewhere
-        source.check_unchanged()
-        return lambda: _collect_result(job, source, result.identity, board, rows)
-
-    done = result.get(make, say)
-    if done.made:
-        for line in reports.format_summary(done.report).splitlines():
-            say(line)
-    return done
+        return lambda: _collect_result(self, source, identity, board, rows)
 
 
 def removed_folder(output: Path) -> Path:
-    """Where what was removed is."""
+    """Folder of the removed documents."""
     return output.with_name(f"{output.name}.removed")
-
-
-def _build_settings(job: CleanJob) -> dict[str, object]:
-    return {
-        "recipe": job.recipe.content(),
-        "json_key": job.json_key,
-        "text_documents": job.text_documents,
-        "compression": job.compression,
-        "keep_removed": job.keep_removed,
-    }
-
-
-def _describe_difference(job: CleanJob, report: CleanReport) -> str | None:
-    if report.fingerprint != job.recipe.fingerprint():
-        return f"by recipe {report.recipe}, or another version of it"
-    return None
 
 
 def _collect_result(

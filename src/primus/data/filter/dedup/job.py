@@ -1,6 +1,6 @@
-"""Removal of repeated documents from end to end: hash, match, cluster, write; whatever is interrupted goes on.
+"""Remove duplicates: hash, match, cluster, write.
 
-done = dedup(Job(inputs=("corpus/*.jsonl",), output=Path("out/unique")), say, show)
+done = filter_documents(DedupJob(inputs=("corpus/*.jsonl",), output=Path("out/unique")))
 done.files, done.report.kept
 """
 
@@ -14,82 +14,48 @@ import msgspec
 import primus
 from primus.data.filter import result_folder
 from primus.data.filter.dedup import normalized_words, pipeline
-from primus.data.filter.dedup import report as reports
 from primus.data.filter.dedup.pipeline import DedupPlan, DedupResult
 from primus.data.filter.dedup.recipe import VERSION, DedupRecipe
 from primus.data.filter.dedup.report import DedupReport
-from primus.data.filter.job import Say, TextJob
-from primus.data.filter.result_folder import JobResult, ResultCollector, ResultFolder
+from primus.data.filter.job import FilterJob, ResultCollector
 from primus.data.shards.document_writer import SUFFIX
 from primus.data.shards.inputs import Inputs
 from primus.data.shards.workers import Show
 
-REPORT = "dedup.json"
-
 
 @dataclass(frozen=True, kw_only=True)
-class DedupJob(TextJob):
-    """What to deduplicate, and where to."""
+class DedupJob(FilterJob[DedupReport]):
+    """Removes documents that repeat an earlier one: of similar documents it keeps the first in the input's order."""
+
+    report_type = DedupReport
+    report_name = "dedup.json"
 
     recipe: DedupRecipe = field(default_factory=DedupRecipe)
-    """What counts as a repetition."""
+    """Which documents are duplicates."""
 
+    def open_input(self) -> Inputs:
+        """The input; an invalid recipe is an error."""
+        self.recipe.check()
+        return super().open_input()
 
-def deduplicate_documents(
-    job: DedupJob, say: Say = lambda text: None, show: Show = lambda progress: None
-) -> JobResult[DedupReport]:
-    """Write the documents of an input without those that repeat an earlier one; the same job again finds them written.
+    def collect_settings(self) -> list[object]:
+        """All settings that change the result, as JSON."""
+        return [VERSION, self.recipe, self.json_key, self.text_documents]
 
-    Of similar documents the first in the order of the input is kept, whatever the number of workers. The folder appears
-    whole or not at all. Several processes, also on other machines, that do the same job share the work.
+    def describe_difference(self, report: DedupReport) -> str | None:
+        """The first setting that an existing result has another value of."""
+        for name in DedupRecipe.__struct_fields__:
+            if getattr(report.recipe, name) != getattr(self.recipe, name):
+                return f"its {name} is {getattr(report.recipe, name)}"
+        return None
 
-    Args:
-        job: What to do.
-        say: Receives lines for people.
-        show: Receives the progress.
-
-    Raises:
-        UsageError: An input is missing or unknown, a setting is wrong, or other data is at the output.
-        PrimusError: Too many documents are bad, a file is damaged, or the output cannot be written.
-    """
-    job.recipe.check()
-    source = job.open()
-    result = ResultFolder(
-        job=job,
-        source=source,
-        settings=[VERSION, job.recipe, job.json_key, job.text_documents],
-        report_name=REPORT,
-        report_type=DedupReport,
-        difference=lambda report: _describe_difference(job, report),
-        pages=lambda report: {"md": reports.format_markdown(report), "html": reports.format_html(report)},
-    )
-
-    def make() -> ResultCollector[DedupReport]:
-        stages = pipeline.run(_build_plan(job, source, result), show)
-        source.check_unchanged()
-        return lambda: _collect_result(job, source, result.identity, stages)
-
-    done = result.get(make, say)
-    for line in reports.format_summary(done.report).splitlines() if done.made else reports.list_warnings(done.report):
-        say(line)
-    return done
-
-
-def _describe_difference(job: DedupJob, report: DedupReport) -> str | None:
-    for name in DedupRecipe.__struct_fields__:
-        if getattr(report.recipe, name) != getattr(job.recipe, name):
-            return f"its {name} is {getattr(report.recipe, name)}"
-    return None
-
-
-def _build_plan(job: DedupJob, source: Inputs, result: ResultFolder[DedupReport]) -> DedupPlan:
-    return DedupPlan(
-        job=job,
-        recipe=job.recipe,
-        identity=f"{result.identity} {source.identity}",
-        shards=source.shards,
-        folder=result.work,
-    )
+    def run_stages(self, source: Inputs, work: Path, identity: str, show: Show) -> ResultCollector[DedupReport]:
+        """Hash, match and cluster all documents, and write those that are kept."""
+        plan = DedupPlan(
+            job=self, recipe=self.recipe, identity=f"{identity} {source.identity}", shards=source.shards, folder=work
+        )
+        stages = pipeline.run(plan, show)
+        return lambda: _collect_result(self, source, identity, stages)
 
 
 def _collect_result(

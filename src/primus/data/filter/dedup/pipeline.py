@@ -10,9 +10,8 @@ from typing import Any
 
 from primus.data.filter.dedup import key_files, keys, matches, report, stages
 from primus.data.filter.dedup.recipe import DedupRecipe
-from primus.data.filter.dedup.report import DuplicateSample, LargeCluster
-from primus.data.filter.job import TextJob
-from primus.data.filter.result_folder import FinishedElsewhere
+from primus.data.filter.dedup.report import DedupReport, DuplicateSample, LargeCluster
+from primus.data.filter.job import FilterJob, FinishedElsewhere
 from primus.data.readers.shard import Shard
 from primus.data.shards import executors, shard_queue
 from primus.data.shards.shard_queue import BadItem, ShardQueue, ShardResult, Stage
@@ -24,7 +23,7 @@ from primus.process import count_usable_cpus
 class DedupPlan:
     """What the stages need to know."""
 
-    job: TextJob
+    job: FilterJob[DedupReport]
     """How to read and write, and who does it."""
     recipe: DedupRecipe
     """What counts as a repetition."""

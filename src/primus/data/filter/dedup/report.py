@@ -1,4 +1,4 @@
-"""What a deduplication has done, for programs and for people."""
+"""The report of `data dedup`: duplicates, clusters and samples."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from primus.data.filter.dedup.minhash import estimate_similarity
 from primus.data.filter.dedup.recipe import VERSION, DedupRecipe
-from primus.data.filter.job import TextReport
-from primus.report import page
+from primus.data.filter.report import FilterReport, ReportSample, ReportTable
 
 EXCERPT = 400
 BEFORE = 80
@@ -49,7 +48,7 @@ class LargeCluster(Struct, frozen=True, kw_only=True):
     """Similarity of the two where numbers are compared as they are."""
 
 
-class DedupReport(TextReport, frozen=True, kw_only=True):
+class DedupReport(FilterReport, frozen=True, kw_only=True):
     """What was found and removed."""
 
     version: int = VERSION
@@ -60,14 +59,10 @@ class DedupReport(TextReport, frozen=True, kw_only=True):
     """Definition of a word."""
     threshold: float | None
     """Jaccard similarity at which about two thirds are found; None where only equal documents are."""
-    kept: int
-    """Documents that were written."""
     removed_exact: int
     """Documents that equal an earlier one."""
     removed_near: int
     """Documents that are like an earlier one."""
-    empty: int
-    """Documents without text, left out."""
     clusters: int
     """Groups of documents of which one was kept."""
     sizes: list[tuple[int, int]]
@@ -81,6 +76,59 @@ class DedupReport(TextReport, frozen=True, kw_only=True):
     large: list[LargeCluster] = msgspec.field(default_factory=list)
     """Clusters of more than a tenth of the documents."""
 
+    @property
+    def title(self) -> str:
+        """Heading of the pages."""
+        return f"Deduplication ({self.recipe.method})"
+
+    def list_notes(self) -> list[str]:
+        """How many documents were removed, and how likely duplicates are to be found."""
+        share = 100 * (self.documents - self.kept) / max(self.documents, 1)
+        kept = f"{self.documents:,} documents, {self.kept:,} kept, {share:.1f} % removed"
+        found = f"{self.removed_exact:,} exact and {self.removed_near:,} near-duplicates in {self.clusters:,} clusters"
+        lines = [f"{kept}: {found}"]
+        if self.threshold is not None:
+            recipe = self.recipe
+            chances = ", ".join(
+                f"{similarity:.2f}: {recipe.estimate_probability(similarity):.1%}"
+                for similarity in (0.5, self.threshold, 0.9)
+            )
+            lines.append(
+                f"MinHash of {recipe.bands} bands x {recipe.rows} rows over {recipe.ngram}-word shingles;"
+                f" probability to find a pair, by similarity: {chances}"
+            )
+        return lines
+
+    def list_warnings(self) -> list[str]:
+        """Clusters that may be too large."""
+        return [_format_warning(self, cluster) for cluster in self.large]
+
+    def list_tables(self) -> list[ReportTable]:
+        """Amounts and cluster sizes."""
+        text_bytes = self.kept_bytes + self.removed_bytes
+        amounts = [
+            ("documents", f"{self.documents:,}", f"{self.kept:,}"),
+            ("bytes of text", f"{text_bytes:,}", f"{self.kept_bytes:,}"),
+        ]
+        sizes = [(_format_range(low, high), f"{count:,}") for low, high, count in _group_sizes(self.sizes)]
+        return [
+            ReportTable(title="Amounts", header=("", "in", "out"), rows=amounts, right=(1, 2), brief=False),
+            ReportTable(title="Cluster sizes", header=("documents", "clusters"), rows=sizes, right=(1,), brief=False),
+        ]
+
+    def list_samples(self) -> list[ReportSample]:
+        """Removed documents, each next to the one that was kept."""
+        shown = []
+        for sample in self.samples:
+            kept, removed = _cut_excerpts(sample.kept_text, sample.removed_text)
+            title = f"{sample.removed}: similarity {sample.similarity:.2f}"
+            shown.append(ReportSample(title=title, texts=((f"Kept, {sample.kept}", kept), ("Removed", removed))))
+        return shown
+
+    def collect_settings(self) -> dict[str, Any]:
+        """The recipe, as JSON."""
+        return {**msgspec.to_builtins(self.recipe), "words": self.words}
+
 
 def build_large_cluster(documents: int, share: float, kept: dict[str, Any], removed: dict[str, Any]) -> LargeCluster:
     """A large cluster and two samples of it, as `primus.data.filter.dedup.stages.describe_document` gives them."""
@@ -93,25 +141,20 @@ def build_large_cluster(documents: int, share: float, kept: dict[str, Any], remo
     )
 
 
-def list_warnings(report: DedupReport) -> list[str]:
-    """What is to be said of clusters that may be too large."""
-    return [_format_warning(report, cluster) for cluster in report.large]
-
-
 def _format_warning(report: DedupReport, cluster: LargeCluster) -> str:
     sample = cluster.sample
     one, other = (" ".join(text.split())[:SHOWN] for text in _cut_excerpts(sample.kept_text, sample.removed_text))
     if sample.kept_text == sample.removed_text:
-        difference = "the text is the same"
+        difference = "both texts are equal"
     elif report.recipe.normalize_numbers and cluster.similarity_with_numbers < sample.similarity:
         difference = (
-            f"numbers count as equal, and without that the similarity of these two is"
-            f" {cluster.similarity_with_numbers:.2f}, not {sample.similarity:.2f}: --no-normalize-numbers compares them"
+            f"numbers compare as equal: by their values the similarity is {cluster.similarity_with_numbers:.2f},"
+            f" not {sample.similarity:.2f}; use --no-normalize-numbers to compare the values"
         )
     else:
-        difference = f"the similarity of these two is {sample.similarity:.2f}"
+        difference = f"their similarity is {sample.similarity:.2f}"
     return (
-        f"warning: {cluster.documents:,} of {report.documents:,} documents ({cluster.share:.0%}) are one cluster,"
+        f"warning: {cluster.documents:,} of {report.documents:,} documents ({cluster.share:.0%}) form one cluster,"
         f" of which one was kept; {difference}. Kept, {sample.kept}: {one!r}; removed, {sample.removed}: {other!r}"
     )
 
@@ -127,96 +170,6 @@ def build_sample(kept: dict[str, Any], removed: dict[str, Any]) -> DuplicateSamp
     )
 
 
-def format_summary(report: DedupReport) -> str:
-    """The counts in a few lines."""
-    share = 100 * (report.documents - report.kept) / max(report.documents, 1)
-    kept = f"{report.documents:,} documents, {report.kept:,} kept, {share:.1f} % removed"
-    copies = f"{report.removed_exact:,} exact and {report.removed_near:,} near copies"
-    lines = [f"{kept}: {copies} in {report.clusters:,} clusters"]
-    if report.threshold is not None:
-        recipe = report.recipe
-        lines.append(
-            f"MinHash of {recipe.bands} bands x {recipe.rows} rows over {recipe.ngram}-word shingles:"
-            f" a pair of similarity {report.threshold:.2f} is found with "
-            f"{recipe.estimate_probability(report.threshold):.0%},"
-            f" of 0.90 with {recipe.estimate_probability(0.9):.1%}, of 0.50 with {recipe.estimate_probability(0.5):.1%}"
-        )
-    if report.empty:
-        lines.append(f"left out {report.empty:,} documents without text")
-    if report.bad:
-        lines.append(f"left out {len(report.bad):,} bad documents, the first of them {report.bad[0].where}")
-    lines += list_warnings(report)
-    return "\n".join(lines)
-
-
-def format_markdown(report: DedupReport) -> str:
-    """The whole as a page."""
-    return "\n".join(
-        [
-            f"# Deduplication ({report.recipe.method})\n",
-            *(f"{line}.\n" for line in format_summary(report).splitlines()),
-            *_format_html_table("kept", f"{report.kept:,} documents, {report.kept_bytes / 1e6:,.1f} MB of text"),
-            *_format_html_row(
-                "removed", f"{report.documents - report.kept:,} documents, {report.removed_bytes / 1e6:,.1f} MB"
-            ),
-            *_format_html_row("input", report.input_text),
-            *_format_html_row("words", report.words),
-            *_format_html_row("seed", str(report.recipe.seed)),
-            "\n## Sizes of clusters\n",
-            *_format_html_table("size", "clusters"),
-            *(
-                line
-                for low, high, count in _group_sizes(report.sizes)
-                for line in _format_html_row(_format_range(low, high), f"{count:,}")
-            ),
-            "\n## Samples\n",
-            *(line for sample in report.samples for line in _format_sample(sample)),
-            *(["\n## Bad documents\n"] if report.bad else []),
-            *(f"- {item.where}: {item.reason}" for item in report.bad),
-            "",
-        ]
-    )
-
-
-def format_html(report: DedupReport) -> str:
-    """The whole as a page of HTML, samples side by side."""
-    amounts = [
-        ("documents", f"{report.documents:,}", f"{report.kept:,}"),
-        ("bytes of text", f"{report.kept_bytes + report.removed_bytes:,}", f"{report.kept_bytes:,}"),
-    ]
-    sizes = [(_format_range(low, high), f"{count:,}") for low, high, count in _group_sizes(report.sizes)]
-    samples = [
-        page.make_details(
-            f"{sample.removed}: similarity {sample.similarity:.2f}",
-            page.make_table(
-                (f"kept: {sample.kept}", "removed"),
-                [[page.make_element("pre", text) for text in _cut_excerpts(sample.kept_text, sample.removed_text)]],
-            ),
-        )
-        for sample in report.samples
-    ]
-    sections: list[tuple[str, object]] = [
-        ("", page.join_fragments(*map(page.make_paragraph, format_summary(report).splitlines()))),
-        ("Amounts", page.make_table(("", "in", "out"), amounts, right=(1, 2))),
-        ("Sizes of clusters", page.make_table(("documents", "clusters"), sizes, right=(1,))),
-        ("Samples", page.join_fragments(*samples) if samples else "nothing was removed"),
-    ]
-    if report.bad:
-        bad = [(item.where, item.reason) for item in report.bad]
-        sections.append(("Bad documents", page.make_table(("where", "reason"), bad)))
-    settings = [(name, str(getattr(report.recipe, name))) for name in DedupRecipe.__struct_fields__]
-    sections.append(("Recipe", page.make_table(("setting", "value"), [*settings, ("words", report.words)])))
-    return page.format_page(f"Deduplication ({report.recipe.method})", sections, report.input_text)
-
-
-def _format_html_table(name: str, value: str) -> list[str]:
-    return [f"| {name} | {value} |", "|---|---|"]
-
-
-def _format_html_row(name: str, value: str) -> list[str]:
-    return [f"| {name} | {value} |"]
-
-
 def _format_range(low: int, high: int) -> str:
     return str(low) if low == high else f"{low:,} to {high:,}"
 
@@ -228,18 +181,6 @@ def _group_sizes(sizes: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
         power = (size - 1).bit_length()
         counts[power] = counts.get(power, 0) + count
     return [((1 << power >> 1) + 1, 1 << power, counts[power]) for power in sorted(counts)]
-
-
-def _format_sample(sample: DuplicateSample) -> list[str]:
-    kept, removed = _cut_excerpts(sample.kept_text, sample.removed_text)
-    return [
-        f"### {sample.removed}: similarity {sample.similarity:.2f}\n",
-        f"Kept, {sample.kept}:\n",
-        *(f"    {line}" for line in kept.splitlines()),
-        "\nRemoved:\n",
-        *(f"    {line}" for line in removed.splitlines()),
-        "",
-    ]
 
 
 def _cut_excerpts(one: str, other: str) -> tuple[str, str]:
