@@ -33,7 +33,7 @@ def test_copies_are_removed_from_the_command_line(tmp_path: Path, lines: Path) -
     assert done.returncode == 0, done.stderr
     assert "kept              2\n" in done.stdout
     assert "4 documents, 2 kept, 50.0 % removed: 1 exact and 1 near-duplicates in 2 clusters\n" in done.stderr
-    assert "14 bands x 8 rows over 5-word shingles: a pair of similarity 0.72" in done.stderr
+    assert "14 bands x 8 rows over 5-word shingles; probability to find a pair" in done.stderr
     again = json.loads(dedup("--input", lines, "--output", tmp_path / "out", json_wanted=True).stdout)
     assert (again["made"], again["kept"], again["removed_exact"], again["removed_near"]) == (False, 2, 1, 1)
     assert json.loads(Path(again["report"]).read_text())["recipe"]["bands"] == 14
