@@ -19,7 +19,7 @@ from primus.config.schema import ModelSpec
 from primus.contract import ContractMember, list_members
 from primus.data.source import Source
 from primus.diagnosis.signature import Signature
-from primus.diagnosis.signatures import SIGNATURES
+from primus.diagnosis.signature_files import get_signature_table
 from primus.hook import Hook, HookContext, Settings
 from primus.machine.framework import Framework
 from primus.model import (
@@ -137,33 +137,34 @@ FAILURES_PAGE = """\
 
 <!-- Written by docs/generate.py from src/primus/diagnosis/signatures; change it there. -->
 
-What `diagnose` recognises ([how](../diagnose.md)): {number} signatures. **Role**: a root can be the first cause; a
-cascade follows another failure; info is none by itself. **Action**: what the launcher does: *retry* starts again,
-*exclude* without the node, *stop* not at all; "retry, then stop" tries once. **Weight**: between roots the higher one
-counts. Where several lines are needed their number stands behind the signs.
+The {number} failure signatures of [`diagnose`](../diagnose.md). **Role**: a root can be the first cause; a cascade
+follows another failure; info is not a failure by itself. **Action**: what the launcher does: *retry* restarts,
+*exclude* restarts without the node, *stop* does not restart; "retry, then stop" restarts once. **Strength**:
+between roots the stronger one is the cause. If several lines are needed, their number follows the patterns.
 
 {tables}
 """
 
-FAILURE_HEADER = ("signature", "cause", "recognised by", "role", "action", "weight", "fix", "source")
+FAILURE_HEADER = ("signature", "cause", "patterns", "role", "action", "strength", "fix", "source")
 
 
 def failures_page() -> str:
     """docs/reference/failures.md."""
-    systems = list(dict.fromkeys(signature.systems[0] for signature in SIGNATURES))
+    signatures = get_signature_table().signatures
+    systems = list(dict.fromkeys(signature.systems[0] for signature in signatures))
     tables = [_failures_of(system) for system in sorted(systems, key=lambda system: (system != "any", system))]
-    return FAILURES_PAGE.format(number=len(SIGNATURES), tables="\n\n".join(tables))
+    return FAILURES_PAGE.format(number=len(signatures), tables="\n\n".join(tables))
 
 
 def _failures_of(system: str) -> str:
-    entries = [signature for signature in SIGNATURES if signature.systems[0] == system]
+    entries = [signature for signature in get_signature_table().signatures if signature.systems[0] == system]
     rows = [FAILURE_HEADER, ("---",) * len(FAILURE_HEADER), *(_failure_row(signature) for signature in entries)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"## {'Anywhere' if system == 'any' else system}\n\n{table}"
 
 
 def _failure_row(signature: Signature) -> tuple[str, ...]:
-    texts = [_code(text) for text in dict.fromkeys(sign.text.strip() for sign in signature.signs)]
+    texts = [_code(text) for text in dict.fromkeys(pattern.text.strip() for pattern in signature.patterns)]
     codes = ", ".join(str(code) for code in signature.exit_codes)
     shown = [*texts, *([f"exit code {codes}"] if codes else [])]
     number = f" ({signature.count} lines)" if signature.count > 1 else ""

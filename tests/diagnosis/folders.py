@@ -1,4 +1,4 @@
-"""Run folders and logs of failed attempts, as workers and launchers leave them."""
+"""Run folders and logs of failed attempts as workers and launchers write them."""
 
 from __future__ import annotations
 

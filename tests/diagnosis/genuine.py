@@ -1,4 +1,4 @@
-"""Lines that programs have really written, with the signature that each one shows.
+"""Lines that real programs wrote, with the signature that each one shows.
 
 Those marked `observed` were written by torchrun 2.15 on a CPU or by Slurm 22.05.8; the others are quoted from public
 threads and sources. `row` is their number in the survey of failures from which the table of signatures was made.

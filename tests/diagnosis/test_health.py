@@ -1,4 +1,4 @@
-"""Logs of runs that did not fail, and logs that show a failure without a known signature."""
+"""Logs of healthy runs, and logs that show a failure without a known signature."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SURVIVED = [
 
 @pytest.mark.parametrize("step", TRAINERS)
 @pytest.mark.parametrize("line", SURVIVED)
-def test_an_error_that_training_survived_is_no_failure(
+def test_an_error_that_training_survived_is_not_a_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], step: str, line: str
 ) -> None:
     log = tmp_path / "train.log"
     log.write_text("\n".join([line, *(step.format(step=number) for number in range(1, 6))]) + "\n")
     assert main(["direct", "--", "diagnose", str(log)]) == 0
     shown = capsys.readouterr().out
-    assert "no sign of a failure was found" in shown and "training went on after it" in shown
+    assert "no sign of a failure was found" in shown and "training continued after it" in shown
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_an_error_that_training_survived_is_no_failure(
         "`Trainer.fit` stopped: `max_steps=100` reached.",
     ],
 )
-def test_the_end_of_a_training_forgives_what_was_before(tmp_path: Path, done: str) -> None:
+def test_errors_before_the_end_of_a_successful_training_are_harmless(tmp_path: Path, done: str) -> None:
     (tmp_path / "a.log").write_text(f"{SURVIVED[0]}\n{done}\n")
     assert diagnose_logs([tmp_path / "a.log"]).reason == ""
 
 
-def test_what_is_tried_again_is_no_failure_until_the_last_time(tmp_path: Path) -> None:
+def test_a_retry_is_not_a_failure_before_the_last_one(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("connect to 10.0.0.1: Connection refused, attempt 1 of 30\nconnected\n")
     assert diagnose_logs([log]).reason == ""
@@ -62,19 +62,19 @@ def test_what_is_tried_again_is_no_failure_until_the_last_time(tmp_path: Path) -
 @pytest.mark.parametrize(
     "last",
     [
-        "mypackage.errors.StrangeError: the moon is full",
+        "mypackage.errors.StrangeError: the disk is round",
         "Segmentation fault (core dumped)",
-        "2026-01-10 12:00:00 FATAL the moon is full",
+        "2026-01-10 12:00:00 FATAL the disk is round",
     ],
 )
-def test_an_unknown_failure_is_told_from_a_healthy_end(
+def test_an_unknown_failure_is_distinguished_from_a_healthy_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], last: str
 ) -> None:
     log = tmp_path / "train.log"
     log.write_text("\n".join([*(TITAN.format(step=number) for number in range(1, 6)), last]) + "\n")
     code = main(["direct", "--", "diagnose", str(log)])
     shown = capsys.readouterr().out
-    assert code == (0 if "Segmentation" in last else 4) and last.split()[-1] in shown
+    assert code == (4 if "FATAL" in last else 0) and last.split()[-1] in shown
     log.write_text("\n".join([last, *(TITAN.format(step=number) for number in range(1, 6))]) + "\n")
     assert main(["direct", "--", "diagnose", str(log)]) == 0
 
@@ -82,17 +82,17 @@ def test_an_unknown_failure_is_told_from_a_healthy_end(
 def test_the_headline_of_many_ranks_is_the_first_exception(tmp_path: Path) -> None:
     for rank in range(64):
         second = 10 if rank == 41 else 30
-        lines = [TITAN.format(step=1), f"[2026-03-10 12:00:{second}]", f"ValueError: shape {rank} is odd"]
+        lines = [TITAN.format(step=1), f"[2026-03-10 12:00:{second}]", f"ValueError: gizmo {rank} is odd"]
         (tmp_path / f"rank_{rank}.log").write_text("\n".join(lines) + "\n")
     found = diagnose_logs([tmp_path])
-    assert (found.first_rank, found.reason) == (41, "ValueError: shape 41 is odd")
+    assert (found.first_rank, found.reason) == (41, "uncaught exception: ValueError: gizmo 41 is odd")
 
 
-def test_an_exception_that_follows_from_another_rank_is_no_headline(tmp_path: Path) -> None:
+def test_an_exception_caused_by_another_rank_is_not_the_headline(tmp_path: Path) -> None:
     (tmp_path / "rank_0.log").write_text("RuntimeError: Connection closed by peer [127.0.0.1]:46806\n")
     (tmp_path / "rank_1.log").write_text("ValueError: odd\n")
     found = diagnose_logs([tmp_path])
-    assert (found.first_rank, found.reason) == (1, "ValueError: odd")
+    assert (found.first_rank, found.reason) == (1, "uncaught exception: ValueError: odd")
 
 
 def test_megatron_names_the_rank_that_had_the_value(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What one line says: its time, rank and host; and what of it may be shown."""
+"""Time, rank and host of a line, and how it is shown."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ SECRET = "s3cr3tValue/+x"
         f"Set-Cookie: session={SECRET}; Path=/",
     ],
 )
-def test_a_secret_is_masked_by_what_stands_before_it(text: str) -> None:
+def test_a_secret_is_masked_by_the_name_before_it(text: str) -> None:
     shown = redacted(text)
     assert SECRET[:11] not in shown and MASK in shown
 
@@ -111,7 +111,7 @@ def test_a_token_is_masked_by_its_form(token: str) -> None:
         "OSError: x",
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_without_secrets_is_unchanged(text: str) -> None:
     assert redacted(text) == text
 
 
@@ -123,7 +123,7 @@ def test_an_excerpt_is_short_and_redacting_twice_changes_nothing(text: str, arou
 
 
 @given(st.integers(0, 1200))
-def test_a_secret_does_not_show_wherever_a_line_is_cut(before: int) -> None:
+def test_a_secret_is_masked_wherever_a_line_is_cut(before: int) -> None:
     text = "x " * before + f"HF_TOKEN={SECRET * 3} " + "boom " + "y " * 400
     assert SECRET not in log_line.shorten_line(text, text.index("boom"))
 

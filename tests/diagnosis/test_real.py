@@ -1,4 +1,4 @@
-"""Failures that are brought about here, by the programs that write these lines elsewhere."""
+"""Failures caused here, with the programs that write these lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts of many ranks: one root among cascades, whoever wrote first."""
+"""Attempts of many ranks: one root among cascades, in any order of lines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from diagnosis import folders
 from diagnosis.genuine import LINES
 from primus.diagnosis.diagnose import diagnose_run
-from primus.diagnosis.signatures import BY_NAME
+from primus.diagnosis.signature_files import get_signature_table
 from primus.runs.store import Run
+
+BY_NAME = get_signature_table().by_name
 
 PEER = "RuntimeError: [../gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:46806."
 WATCHDOG = (
@@ -26,7 +28,9 @@ TOLD = "W0110 12:10:08.626000 81 torch/distributed/elastic/api.py:900] Sending p
 ROOTS = [
     line
     for line in LINES
-    if BY_NAME[line.signature].role == "root" and BY_NAME[line.signature].signs and BY_NAME[line.signature].count == 1
+    if BY_NAME[line.signature].role == "root"
+    and BY_NAME[line.signature].patterns
+    and BY_NAME[line.signature].count == 1
 ]
 
 
@@ -232,7 +236,9 @@ def test_an_unknown_failure_shows_the_end_of_the_first_failing_ranks_log(run: Ru
     folders.error(run, 1, "FrobnicationError: the gizmo is jammed", after_s=5)
     folders.error(run, 0, PEER, after_s=6)
     found = diagnose_run(run)
-    assert (found.cause, found.first_rank, found.action) == (None, 1, "retry")
+    assert found.cause and (found.cause.signature, found.cause.ranks) == ("uncaught-exception", (1,))
+    assert found.cause.summary == "uncaught exception: acme.FrobnicationError: the gizmo is jammed"
+    assert (found.first_rank, found.first_host, found.action) == (1, "node0", "retry")
     assert found.tail[-1] == "acme.FrobnicationError: the gizmo is jammed"
     assert found.tail_file == "logs/attempt_0/rank_1.log"
     assert "FrobnicationError" in found.reason
@@ -244,11 +250,11 @@ def test_a_failure_that_would_come_again_is_not_tried_again(run: Run) -> None:
     assert (found.cause, found.action, found.first_host) == (None, "stop", "node0")
 
 
-def test_effects_alone_are_said_to_be_effects(run: Run) -> None:
+def test_consequences_alone_are_reported_as_consequences(run: Run) -> None:
     folders.rank(run, 0, PEER)
     found = diagnose_run(run)
     assert found.cause is None and found.action == "retry"
-    assert found.reason.startswith("the logs show only what followed")
+    assert found.reason.startswith("the logs show only consequences")
 
 
 def test_secrets_do_not_come_out_with_the_evidence(run: Run) -> None:
@@ -353,9 +359,9 @@ def test_what_the_kernel_wrote_before_the_attempt_is_of_something_else(run: Run)
     assert (found.causes[0].signature, found.action) == ("kernel-xid", "exclude")
 
 
-def test_many_notes_are_few(tmp_path: Path) -> None:
+def test_many_notes_are_shortened(tmp_path: Path) -> None:
     run = folders.make(tmp_path)
     for number in range(9):
         folders.rank(run, number, *["x" * 100] * 3000)
     notes = diagnose_run(run, budget_bytes=1).notes
-    assert len(notes) == 3 and notes[-1] == "so it is with 7 more logs"
+    assert len(notes) == 3 and notes[-1] == "7 more logs were read in part"

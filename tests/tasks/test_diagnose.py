@@ -85,37 +85,49 @@ def test_a_run_whose_launcher_was_killed_is_said_to_be_one(tmp_path: Path, capsy
     run = folders.make(tmp_path, state="running")
     folders.rank(run, 0, "begins to read the data")
     said = diagnose(capsys, str(run.directory), code=4)
-    assert "died" in said and "its launcher ended without a word" in said and "begins to read the data" in said
+    assert "died" in said and "the launcher exited without a report" in said and "begins to read the data" in said
 
 
 def test_a_run_that_is_done_has_no_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = folders.make(tmp_path, state="done", attempts=2)
     folders.rank(run, 0, OOM)
-    assert "nothing failed; attempt 0 did: --attempt 0" in diagnose(capsys, str(run.directory))
+    assert "nothing failed; attempt 0 failed: --attempt 0" in diagnose(capsys, str(run.directory))
     assert as_json(capsys, str(run.directory), "--attempt", "0")["diagnosis"]["action"] == "stop"
 
 
-def test_a_run_that_goes_on_is_looked_at_as_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_running_run_is_diagnosed_by_its_logs_so_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = folders.make(tmp_path, state="running")
     folders.rank(run, 0)
     with run.hold_lock() as is_ours:
         assert is_ours
-        assert "it is running, and nothing has failed so far" in diagnose(capsys, str(run.directory))
+        assert "the run is active, and nothing has failed so far" in diagnose(capsys, str(run.directory))
         folders.rank(run, 0, OOM)
         assert "gpu-out-of-memory" in diagnose(capsys, str(run.directory))
     assert ": died" in diagnose(capsys, str(run.directory))
 
 
-def test_a_run_that_was_stopped_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_run_is_reported_as_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = folders.make(tmp_path, state="interrupted")
-    assert "it was stopped: bang" in diagnose(capsys, str(run.directory))
+    assert "the run was stopped: bang" in diagnose(capsys, str(run.directory))
 
 
 def test_an_unknown_failure_has_an_exit_code_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = folders.make(tmp_path)
-    folders.rank(run, 0, "Traceback (most recent call last):", "acme.FrobnicationError: the gizmo is jammed")
+    folders.rank(run, 0, "2026-01-10 12:00:00 FATAL the gizmo is jammed")
     text = diagnose(capsys, str(run.directory), code=EXIT_UNKNOWN)
-    assert "unknown: acme.FrobnicationError: the gizmo is jammed" in text and "starts again" in text
+    assert "unknown: " in text and "FATAL the gizmo is jammed" in text and "restarts, up to" in text
+
+
+def test_an_exception_without_a_signature_is_the_cause_with_its_place_and_the_end_of_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = folders.make(tmp_path)
+    frames = ('  File "/srv/train.py", line 12, in main', "    jam(gizmo)")
+    folders.rank(run, 0, "Traceback (most recent call last):", *frames, "acme.Frobnication: the gizmo is jammed")
+    text = diagnose(capsys, str(run.directory))
+    place = "raised at /srv/train.py:12 in main (user code)"
+    assert f"uncaught exception: acme.Frobnication: the gizmo is jammed; {place} [uncaught-exception]" in text
+    assert "rank_0.log:7" in text and "    jam(gizmo)" in text
 
 
 def test_a_folder_of_logs_and_several_logs_need_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +182,7 @@ def test_a_compressed_log_that_is_cut_off_is_read_as_far_as_it_goes(
     path.write_bytes(packed[: len(packed) * 3 // 4])
     answer = as_json(capsys, str(path))
     assert answer["diagnosis"]["causes"][0]["evidence"][0]["line"] == 1
-    assert any("is cut off" in note for note in answer["diagnosis"]["notes"])
+    assert any("is truncated" in note for note in answer["diagnosis"]["notes"])
     path.write_bytes(packed[:8])
     assert main(["direct", "--", "diagnose", str(path)]) == 1
     assert f"a.log{suffix}: cannot be unpacked" in capsys.readouterr().err
@@ -213,10 +225,10 @@ def test_of_a_huge_stream_lines_keep_their_numbers(
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "standard input: is empty"),
-        (bytes(range(256)) * 40, "standard input: holds no text"),
+        (b"", "standard input is empty"),
+        (bytes(range(256)) * 40, "standard input: is not text"),
         (gzip.compress(OOM.encode()), "unpack it before: zcat"),
-        (None, "standard input: is closed"),
+        (None, "standard input is closed"),
     ],
 )
 def test_what_comes_as_no_text_is_said(
@@ -229,7 +241,7 @@ def test_what_comes_as_no_text_is_said(
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"), [(b"", "is empty"), (bytes(range(256)) * 40, "holds no text"), (None, "no such file")]
+    ("content", "problem"), [(b"", "is empty"), (bytes(range(256)) * 40, "is not text"), (None, "no such file")]
 )
 def test_what_is_no_log_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, problem: str
@@ -275,7 +287,7 @@ def test_the_kernels_log_is_read_where_it_can_be(
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tools))
     text = diagnose(capsys, "night", "--kernel-log")
-    assert "note: the kernel's log could not be read: dmesg: read kernel buffer failed" in text
+    assert "note: the kernel log could not be read: dmesg: read kernel buffer failed" in text
     (tools / "dmesg").write_text("#!/bin/sh\necho 'NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus.'\n")
     answer = as_json(capsys, "night", "--kernel-log")["diagnosis"]
     assert answer["causes"][0]["signature"] == "gpu-lost" and answer["action"] == "exclude"

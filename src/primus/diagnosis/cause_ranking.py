@@ -1,4 +1,4 @@
-"""From what was found in all logs of an attempt to its likeliest cause."""
+"""Ranks the causes that the logs of an attempt show: the likeliest first."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from primus.diagnosis.signature import Signature
 from primus.runs.store import Action
 
 NUM_EVIDENCE = 3
-"""Lines that are kept of each cause."""
+"""Lines kept as evidence of each cause."""
 NUM_NOTES = 2
 BLOCK_LINES = 10
 ERROR_SUFFIX = ".error.json"
 _ROLES = {"root": 0, "cascade": 2, "info": 3}
 _STRENGTHS = {"certain": -1.0, "definite": 0.0, "likely": 1.0, "weak": 2.0}
 _DOUBTFUL = 0.5
-"""What a root weighs less after which there was a step."""
+"""Added to the rank of a root that a step or two followed."""
 _SURVIVED = 3.0
-"""A root after which training went on is no cause; it is only told of."""
+"""Rank of a root after which training continued: it is reported, but is not the cause."""
 
 
-def rank_causes(scans: Sequence[LogScan], witness: RunEvidence, seen_before: Callable[[str], bool]) -> Diagnosis:
-    """The causes in the order of their likelihood, and who failed first.
+def rank_causes(scans: Sequence[LogScan], evidence: RunEvidence, seen_before: Callable[[str], bool]) -> Diagnosis:
+    """The causes, the likeliest first, and the rank that failed first.
 
     Args:
         scans: What the logs show.
-        witness: What else is known.
-        seen_before: Whether the attempt before ended for the same signature.
+        evidence: What the run folder records besides its logs.
+        seen_before: Whether the previous attempt ended with the same signature.
     """
     blocks = sorted((block for scan in scans for block in scan.blocks), key=lambda block: block.time or math.inf)
-    hits = [_locate_hit(hit, blocks, witness) for scan in scans for hit in scan.hits] + list(witness.hits)
+    hits = [_locate_hit(hit, blocks, evidence) for scan in scans for hit in scan.hits] + list(evidence.hits)
     victims = _find_victim_ranks(hits)
-    failures = sorted(witness.failures, key=lambda failure: failure.rank in victims)
-    witness = structs.replace(witness, failures=tuple(failures))
-    first_rank, first_host = _find_first_failure(witness, blocks)
+    failures = sorted(evidence.failures, key=lambda failure: failure.rank in victims)
+    evidence = structs.replace(evidence, failures=tuple(failures))
+    first_rank, first_host = _find_first_failure(evidence, blocks)
     groups: dict[str, list[SignatureHit]] = {}
     for hit in _mark_survived_hits(_drop_other_attempts(hits)):
         groups.setdefault(hit.signature.name, []).append(hit)
     enough = [sorted(group, key=_get_time_order) for group in groups.values() if len(group) >= group[0].signature.count]
     ordered = sorted(enough, key=lambda group: _get_likelihood_order(group, first_rank))
-    causes = tuple(_build_cause(group, witness, seen_before) for group in ordered)
+    causes = tuple(_build_cause(group, evidence, seen_before) for group in ordered)
     notes = _shorten_notes([scan.note for scan in scans if scan.note])
     diagnosis = Diagnosis(causes=causes, first_rank=first_rank, first_host=first_host, notes=notes, num_logs=len(scans))
     cause = diagnosis.cause
     if cause is None:
-        timeout = _collective_timeout(scans, hits, witness)
-        return structs.replace(diagnosis, **_effects_only(causes, witness, victims, timeout))
-    rank, host = _find_group_place(ordered[0], witness)
+        timeout = _collective_timeout(scans, hits, evidence)
+        return structs.replace(diagnosis, **_effects_only(causes, evidence, victims, timeout))
+    rank, host = _find_group_place(ordered[0], evidence)
     if rank is None and host is None:
         rank, host = first_rank, first_host
     reason = cause.summary + _format_place(rank, host)
@@ -63,26 +63,26 @@ def rank_causes(scans: Sequence[LogScan], witness: RunEvidence, seen_before: Cal
 
 
 def _collective_timeout(
-    scans: Sequence[LogScan], hits: Sequence[SignatureHit], witness: RunEvidence
+    scans: Sequence[LogScan], hits: Sequence[SignatureHit], evidence: RunEvidence
 ) -> CollectiveTimeout | None:
-    """Who is missing in the collective that timed out, where the watchdogs' lines tell."""
+    """The ranks that the collective which timed out waited for, if the watchdogs' lines show them."""
     lines = [
         (hit.rank, hit.text) for hit in hits if hit.signature.name == collective_timeout.SIGNATURE and not hit.survived
     ]
-    known = {scan.log.rank for scan in scans if scan.log.rank is not None} | set(witness.beats)
+    known = {scan.log.rank for scan in scans if scan.log.rank is not None} | set(evidence.heartbeats)
     world_size = max((scan.world_size for scan in scans), default=0)
     return collective_timeout.find_missing_ranks(lines, known, world_size)
 
 
 def _shorten_notes(notes: Sequence[str]) -> tuple[str, ...]:
-    """`notes`, or the first ones and how many more there are."""
+    """`notes`, or the first ones and the number of the others."""
     if len(notes) <= NUM_NOTES + 1:
         return tuple(notes)
-    return (*notes[:NUM_NOTES], f"so it is with {len(notes) - NUM_NOTES} more logs")
+    return (*notes[:NUM_NOTES], f"{len(notes) - NUM_NOTES} more logs were read in part")
 
 
 def _find_victim_ranks(hits: Sequence[SignatureHit]) -> set[int | None]:
-    """Ranks that only failed of another's failure, by what they say themselves."""
+    """Ranks whose own reports show only consequences of another rank's failure."""
     shown: dict[int | None, set[str]] = {}
     for hit in hits:
         if hit.log.name.endswith(ERROR_SUFFIX):
@@ -91,7 +91,7 @@ def _find_victim_ranks(hits: Sequence[SignatureHit]) -> set[int | None]:
 
 
 def _drop_other_attempts(hits: Iterable[SignatureHit]) -> list[SignatureHit]:
-    """Without what other attempts wrote into the same log."""
+    """`hits` without those that other attempts wrote into the same log."""
     return [
         hit
         for hit in hits
@@ -100,7 +100,7 @@ def _drop_other_attempts(hits: Iterable[SignatureHit]) -> list[SignatureHit]:
 
 
 def _mark_survived_hits(hits: Sequence[SignatureHit]) -> list[SignatureHit]:
-    """`hits`, where what training survived on one rank counts as survived on all that do not say they failed of it.
+    """`hits`, where what training survived on one rank counts as survived on all that do not report it as a failure.
 
     Often only one rank prints its steps, while all print the same warnings.
     """
@@ -118,29 +118,31 @@ def _get_hit_shape(hit: SignatureHit) -> tuple[str, str]:
     return hit.signature.name, "".join(letter for letter in hit.text[hit.around :] if not letter.isdigit())
 
 
-def _locate_hit(hit: SignatureHit, blocks: Sequence[RootCauseBlock], witness: RunEvidence) -> SignatureHit:
-    """`hit` with its rank and host where something else tells them."""
+def _locate_hit(hit: SignatureHit, blocks: Sequence[RootCauseBlock], evidence: RunEvidence) -> SignatureHit:
+    """`hit` with its rank and host, if torchrun's report or the run folder has them."""
     if hit.rank is None:
         for block in blocks:
             is_near = 0 < hit.index - block.index < BLOCK_LINES
             if block.log is hit.log and block.offset == hit.offset and is_near:
-                host = block.host or witness.find_host(block.rank)
+                host = block.host or evidence.find_host(block.rank)
                 return structs.replace(hit, rank=block.rank, host=host, time=block.time, is_own_time=True)
         return hit
-    return hit if hit.host else structs.replace(hit, host=witness.find_host(hit.rank))
+    return hit if hit.host else structs.replace(hit, host=evidence.find_host(hit.rank))
 
 
-def _find_first_failure(witness: RunEvidence, blocks: Sequence[RootCauseBlock]) -> tuple[int | None, str | None]:
-    """Who failed first by what ranks and torchrun say, whatever the logs show."""
-    if witness.failures:
-        return witness.failures[0].rank, witness.failures[0].host
+def _find_first_failure(evidence: RunEvidence, blocks: Sequence[RootCauseBlock]) -> tuple[int | None, str | None]:
+    """The rank that failed first by the reports of ranks and torchrun, whatever the logs show."""
+    if evidence.failures:
+        return evidence.failures[0].rank, evidence.failures[0].host
     if blocks:
         return blocks[0].rank, blocks[0].host
     silent = [
-        (beat.time, rank) for rank, beat in witness.beats.items() if beat.phase and beat.phase != "exit" and beat.time
+        (heartbeat.time, rank)
+        for rank, heartbeat in evidence.heartbeats.items()
+        if heartbeat.phase and heartbeat.phase != "exit" and heartbeat.time
     ]
-    if silent and len(silent) < len(witness.beats):
-        return min(silent)[1], witness.find_host(min(silent)[1])
+    if silent and len(silent) < len(evidence.heartbeats):
+        return min(silent)[1], evidence.find_host(min(silent)[1])
     return None, None
 
 
@@ -151,7 +153,7 @@ def _get_time_order(hit: SignatureHit) -> tuple[float, bool, int, int, int]:
 
 
 def _get_likelihood_order(group: Sequence[SignatureHit], first_rank: int | None) -> tuple[object, ...]:
-    """Sorts the likeliest cause first; ties are broken by names, so that the order of lines does not matter."""
+    """Sorts the likeliest cause first. Between equals the first occurrence counts: by time, then by place."""
     signature = group[0].signature
     strength = _STRENGTHS[signature.strength]
     if signature.role == "root":
@@ -159,10 +161,11 @@ def _get_likelihood_order(group: Sequence[SignatureHit], first_rank: int | None)
         strength = _SURVIVED if all(hit.survived for hit in group) else strength
     shows_first = first_rank is not None and any(hit.rank == first_rank for hit in group)
     time = next((hit.time for hit in group if hit.time is not None), math.inf)
-    return _ROLES[signature.role], strength, not shows_first, time, signature.name
+    place = min((hit.log.name, hit.offset, hit.index, hit.around) for hit in group)
+    return _ROLES[signature.role], strength, not shows_first, time, place, signature.name
 
 
-def _build_cause(group: Sequence[SignatureHit], witness: RunEvidence, seen_before: Callable[[str], bool]) -> Cause:
+def _build_cause(group: Sequence[SignatureHit], evidence: RunEvidence, seen_before: Callable[[str], bool]) -> Cause:
     signature = group[0].signature
     ranks = {hit.rank for hit in group if hit.rank is not None}
     return Cause(
@@ -171,7 +174,7 @@ def _build_cause(group: Sequence[SignatureHit], witness: RunEvidence, seen_befor
         role=signature.role,
         action=_choose_action(signature, seen_before),
         fix=signature.fix,
-        evidence=tuple(_build_evidence(hit, witness) for hit in _choose_evidence_hits(group)),
+        evidence=tuple(_build_evidence(hit, evidence) for hit in _choose_evidence_hits(group)),
         ranks=tuple(sorted(ranks)),
         count=len(group),
         survived=all(hit.survived for hit in group),
@@ -186,45 +189,45 @@ def _choose_action(signature: Signature, seen_before: Callable[[str], bool]) -> 
 
 
 def _choose_evidence_hits(group: Sequence[SignatureHit]) -> list[SignatureHit]:
-    """First occurrences: of each log one before a second of the same."""
+    """First occurrences: one of each log before a second of the same log."""
     first: dict[str, SignatureHit] = {}
     others = [hit for hit in _merge_repeated_hits(group) if first.setdefault(hit.log.name, hit) is not hit]
     return sorted([*first.values(), *others][:NUM_EVIDENCE], key=_get_time_order)
 
 
 def _merge_repeated_hits(group: Sequence[SignatureHit]) -> Iterator[SignatureHit]:
-    """`group`, where what a rank says of itself only adds its time to the line in the rank's log."""
-    said: dict[int | None, SignatureHit] = {}
+    """`group`, where a rank's report only adds its time to the line in the rank's log."""
+    reports: dict[int | None, SignatureHit] = {}
     for hit in group:
         if hit.log.name.endswith(ERROR_SUFFIX):
-            said.setdefault(hit.rank, hit)
-    shown: set[int | None] = set()
+            reports.setdefault(hit.rank, hit)
+    merged: set[int | None] = set()
     for hit in group:
-        own = said.get(hit.rank)
+        own = reports.get(hit.rank)
         if own is not None and own.text in hit.text and not hit.log.name.endswith(ERROR_SUFFIX):
-            shown.add(hit.rank)
+            merged.add(hit.rank)
             yield hit if hit.is_own_time else structs.replace(hit, time=own.time, is_own_time=True)
         elif not hit.log.name.endswith(ERROR_SUFFIX):
             yield hit
-    yield from (hit for rank, hit in said.items() if rank not in shown)
+    yield from (hit for rank, hit in reports.items() if rank not in merged)
 
 
-def _build_evidence(hit: SignatureHit, witness: RunEvidence) -> Evidence:
+def _build_evidence(hit: SignatureHit, evidence: RunEvidence) -> Evidence:
     return Evidence(
         file=hit.log.name,
         line=count_lines_before(hit.log, hit.offset) + hit.index + 1,
         text=log_line.shorten_line(hit.text, hit.around),
         rank=hit.rank,
-        host=hit.host or witness.find_host(hit.rank),
+        host=hit.host or evidence.find_host(hit.rank),
         time=hit.time if hit.is_own_time else None,
     )
 
 
-def _find_group_place(group: Sequence[SignatureHit], witness: RunEvidence) -> tuple[int | None, str | None]:
-    """Rank and host of the first hit that has one; of two the rank counts."""
+def _find_group_place(group: Sequence[SignatureHit], evidence: RunEvidence) -> tuple[int | None, str | None]:
+    """Rank and host of the first hit that has a rank, else of the first that has a host."""
     for hit in group:
         if hit.rank is not None:
-            return hit.rank, hit.host or witness.find_host(hit.rank)
+            return hit.rank, hit.host or evidence.find_host(hit.rank)
     return None, next((hit.host for hit in group if hit.host), None)
 
 
@@ -235,10 +238,10 @@ def _format_place(rank: int | None, host: str | None) -> str:
 
 
 def _effects_only(
-    causes: Sequence[Cause], witness: RunEvidence, victims: set[int | None], timeout: CollectiveTimeout | None
+    causes: Sequence[Cause], evidence: RunEvidence, victims: set[int | None], timeout: CollectiveTimeout | None
 ) -> dict[str, object]:
-    """Action and reason where no root is known."""
-    first = witness.failures[0] if witness.failures else None
+    """Action and reason if no root is known."""
+    first = evidence.failures[0] if evidence.failures else None
     action: Action = first.action if first else "retry"
     effects = [cause for cause in causes if cause.role == "cascade" and not cause.survived]
     if first and first.rank not in victims:
@@ -248,7 +251,7 @@ def _effects_only(
         }
     if timeout:
         rank = timeout.missing[0]
-        return {"action": action, "reason": timeout.reason, "first_rank": rank, "first_host": witness.find_host(rank)}
+        return {"action": action, "reason": timeout.reason, "first_rank": rank, "first_host": evidence.find_host(rank)}
     if effects:
-        return {"action": action, "reason": f"the logs show only what followed: {effects[0].summary}"}
+        return {"action": action, "reason": f"the logs show only consequences: {effects[0].summary}"}
     return {"action": action, "reason": ""}

@@ -1,4 +1,4 @@
-"""Which rank a timed out collective waited for, by what the watchdogs of all ranks report.
+"""Finds the rank that a timed out collective waited for, by the watchdog reports of all ranks.
 
 torch's NCCL watchdog names the rank, the collective and the last work that the rank enqueued
 (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp). A rank that enqueued less than the others had not reached it. A rank
@@ -19,7 +19,7 @@ _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
 
 
 class CollectiveTimeout(Struct, frozen=True, kw_only=True):
-    """What the watchdogs report together."""
+    """The combined reports of all watchdogs."""
 
     missing: tuple[int, ...]
     """Ranks that the others waited for."""
@@ -28,7 +28,7 @@ class CollectiveTimeout(Struct, frozen=True, kw_only=True):
 
 
 class _WatchdogReport(Struct):
-    """What the watchdog of one rank reports."""
+    """The report of one rank's watchdog."""
 
     sequence: int | None = None
     operation: str = ""
@@ -39,12 +39,12 @@ class _WatchdogReport(Struct):
 def find_missing_ranks(
     reports: Iterable[tuple[int | None, str]], known: Iterable[int], world_size: int
 ) -> CollectiveTimeout | None:
-    """The ranks that a timed out collective waited for; None where the reports do not tell.
+    """The ranks that a timed out collective waited for; None if the reports do not show them.
 
     Args:
         reports: Rank and text of each line of a watchdog.
         known: Ranks that have a log or a heartbeat.
-        world_size: Ranks of the job; 0 where it is not known.
+        world_size: Ranks of the job; 0 if unknown.
     """
     by_rank: dict[int, _WatchdogReport] = {}
     for rank, text in reports:
@@ -87,7 +87,7 @@ def _find_lagging_ranks(by_rank: dict[int, _WatchdogReport]) -> CollectiveTimeou
 
 
 def _find_silent_ranks(by_rank: dict[int, _WatchdogReport], ranks: set[int]) -> CollectiveTimeout | None:
-    """Ranks whose watchdog reports nothing, where they are the fewer."""
+    """Ranks without a watchdog report, if they are the minority."""
     silent = tuple(sorted(ranks - set(by_rank)))
     if not silent or len(silent) >= len(by_rank):
         return None

@@ -1,4 +1,4 @@
-"""From the logs of an attempt to its cause."""
+"""Diagnoses an attempt by its logs: reads and scans them, ranks the causes, and falls back to the last exception."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from primus.diagnosis import kernel_log, log_line, log_sources, logs, run_evidence
+from primus.diagnosis import kernel_log, log_line, log_sources, logs, python_exception, run_evidence
 from primus.diagnosis.cause_ranking import ERROR_SUFFIX, rank_causes
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
 from primus.diagnosis.logs import LogContent, LogFile
+from primus.diagnosis.python_exception import LoggedException
 from primus.diagnosis.run_evidence import RunEvidence
-from primus.diagnosis.scan import LogScan, LogScanner, is_progress
-from primus.diagnosis.signatures import SIGNATURES
+from primus.diagnosis.scan import LogScan, LogScanner, is_message, is_progress
+from primus.diagnosis.signature import UNCAUGHT_EXCEPTION, Signature
+from primus.diagnosis.signature_files import get_signature_table
 from primus.errors import PrimusError, UsageError
 from primus.runs.store import Run
 
@@ -26,25 +28,30 @@ __all__ = ["ERROR_SUFFIX", "Cause", "Diagnosis", "Evidence", "diagnose_logs", "d
 QUICK_BYTES = 32 * 1024 * 1024
 """Read at a failure, while a job waits for the decision."""
 THOROUGH_BYTES = 1024 * 1024 * 1024
-"""Read when a person asks."""
+"""Read when a user asks."""
 NUM_READERS = 8
 MANY_LOGS = 16
 NUM_TAIL = 20
 NUM_UNKNOWN = 2000
-"""Last lines in which an exception is looked for."""
+"""Last lines in which an exception is searched."""
 NUM_FATAL = 50
-"""Last lines in which a fatal error without an exception is looked for."""
+"""Last lines in which a fatal error without an exception is searched."""
 NUM_TAILS = 512
-"""Logs whose end is read where no signature is known: who failed first is among them, and a file system is slow."""
+"""Logs whose end is read if no signature matches: enough to include the rank that failed first, few enough for a slow
+file system."""
 KERNEL_S = 3600.0
-"""Before the last change of the logs: what the kernel wrote earlier is of something else."""
+"""Time before the last change of the logs within which kernel messages count."""
 KILLS = ("killed", "died-silently")
-"""Signatures after which the kernel's log is looked at: it may have killed for want of memory."""
-_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Failure)\b(?::.*)?$")
+"""Signatures after which the kernel log is read: the kernel may have killed the process for memory."""
 _FATAL = re.compile(
     r"\b(?:FATAL|CRITICAL|PANIC)\b|^(?:fatal|panic): |\(core dumped\)|^Aborted\b|terminate called after"
 )
-"""Words by which programs that raise no exception say that they end."""
+"""Texts by which programs without exceptions report a fatal error."""
+_ERROR = re.compile(r"(?i)\b(?:errors?|fail(?:ed|ure)?|killed|died|dead|lost|aborted|no supported)\b|_FAILED\b")
+_NO_ERROR = re.compile(
+    r"(?i)\bwarn(?:ing)?\b|\b(?:info|debug|note)\b|\b(?:no|0|without|ignor\w+) (?:\w+ )?errors?\b|\bamdgpu-arch\b"
+)
+"""Lines that may report an error; they count only if the words of a signature's `headline` explain them."""
 
 
 def diagnose_run(
@@ -53,27 +60,25 @@ def diagnose_run(
     *,
     budget_bytes: int = QUICK_BYTES,
     kernel: bool | None = None,
-    besides: Sequence[Path] = (),
+    extra_logs: Sequence[Path] = (),
 ) -> Diagnosis:
-    """What the logs of an attempt of `run` say.
+    """Diagnose an attempt of `run`.
 
     Args:
         run: The run folder.
         attempt: The newest one by default.
-        budget_bytes: How much is read of all logs together.
-        kernel: Whether to read the kernel's log of this node; None where a process was killed and nothing says why.
-        besides: Logs of the run that are not in its folder.
+        budget_bytes: Limit for all logs together.
+        kernel: Whether to read the kernel log of this node; None reads it if a process was killed and nothing says why.
+        extra_logs: Logs of the run outside its folder.
     """
     number = log_sources.newest_attempt(run) if attempt is None else attempt
-    said = run_evidence.collect_run_evidence(run, number)
+    evidence = run_evidence.collect_run_evidence(run, number)
     began = log_sources.read_attempt_begin(run, number)
-    outside = [
-        LogFile(name=str(path), path=path, attempt=number, since=log_sources.find_attempt_start(number, began))
-        for path in besides
-    ]
-    told = [] if said.failures else log_sources.read_recorded_reason(run, number)
-    everything = [*log_sources.find_attempt_logs(run, number, began), *outside, *said.logs, *told]
-    first = {failure.rank for failure in said.failures[:1]}
+    since = log_sources.find_attempt_start(number, began)
+    outside = [LogFile(name=str(path), path=path, attempt=number, since=since) for path in extra_logs]
+    recorded = [] if evidence.failures else log_sources.read_recorded_reason(run, number)
+    everything = [*log_sources.find_attempt_logs(run, number, began), *outside, *evidence.logs, *recorded]
+    first = {failure.rank for failure in evidence.failures[:1]}
     scans, notes = _scan_logs(everything, budget_bytes, first)
 
     def seen_before(name: str) -> bool:
@@ -82,29 +87,29 @@ def diagnose_run(
         before = diagnose_run(run, number - 1, budget_bytes=QUICK_BYTES, kernel=False).cause
         return before is not None and before.signature == name
 
-    diagnosis = rank_causes(scans, said, seen_before)
+    diagnosis = rank_causes(scans, evidence, seen_before)
     top = diagnosis.cause
     if kernel or (kernel is None and top is not None and top.signature in KILLS):
-        found, note = _kernel_scan(began)
+        found, note = _scan_kernel_log(began)
         notes += [note] if note else []
-        diagnosis = rank_causes([*scans, *found], said, seen_before)
+        diagnosis = rank_causes([*scans, *found], evidence, seen_before)
     if diagnosis.cause is None:
-        diagnosis = _describe_unknown_cause(diagnosis, said, everything, is_failure=True)
-        if not diagnosis.reason and told:
-            diagnosis = structs.replace(diagnosis, reason=log_line.shorten_line((told[0].data or b"").decode()))
+        diagnosis = _add_log_ending(diagnosis, evidence, everything, is_failure=True)
+        if not diagnosis.reason and recorded:
+            diagnosis = structs.replace(diagnosis, reason=log_line.shorten_line((recorded[0].data or b"").decode()))
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
 def diagnose_logs(
     paths: Sequence[Path], *, budget_bytes: int = THOROUGH_BYTES, kernel: bool = False, texts: Sequence[LogFile] = ()
 ) -> Diagnosis:
-    """What logs say that belong to no run folder, such as a scheduler's or another launcher's.
+    """Diagnose logs that belong to no run folder, such as those of a scheduler or another launcher.
 
     Args:
         paths: Files, or folders of files.
-        budget_bytes: How much is read of all logs together.
-        kernel: Whether to read the kernel's log of this node.
-        texts: Logs that are no files.
+        budget_bytes: Limit for all logs together.
+        kernel: Whether to read the kernel log of this node.
+        texts: Logs that are not files.
 
     Raises:
         UsageError: There is no log.
@@ -121,23 +126,23 @@ def diagnose_logs(
         )
     scans, notes = _scan_logs(everything, budget_bytes, set())
     if not scans:
-        raise PrimusError(notes[0], "give a log, a run folder, or a folder of logs")
+        raise PrimusError(notes[-1], "give a log, a run folder, or a folder of logs")
     if kernel:
         newest = max((scan.mtime for scan in scans if scan.mtime), default=time.time())
-        found, note = _kernel_scan(newest - KERNEL_S)
+        found, note = _scan_kernel_log(newest - KERNEL_S)
         scans, notes = [*scans, *found], notes + ([note] if note else [])
     diagnosis = rank_causes(scans, RunEvidence(), lambda name: False)
     if diagnosis.cause is None:
-        diagnosis = _describe_unknown_cause(
-            diagnosis, RunEvidence(), everything, is_failure=diagnosis.first_rank is not None
-        )
+        is_failure = diagnosis.first_rank is not None
+        diagnosis = _add_log_ending(diagnosis, RunEvidence(), everything, is_failure=is_failure)
     return structs.replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
 def _scan_logs(everything: Sequence[LogFile], budget_bytes: int, first: set[int]) -> tuple[list[LogScan], list[str]]:
-    """What each log shows, and which could not be read."""
+    """What each log shows, and notes on those that could not be read."""
     limit = logs.compute_read_limit(budget_bytes, len(everything))
-    scanner, scans, notes = LogScanner(), [], []
+    problem = get_signature_table().problem.partition("\n")[0]
+    scanner, scans, notes = LogScanner(), [], [problem] if problem else []
     for log, content in _read_contents(everything, limit, first):
         if isinstance(content, PrimusError):
             notes.append(content.problem)
@@ -149,7 +154,7 @@ def _scan_logs(everything: Sequence[LogFile], budget_bytes: int, first: set[int]
 def _read_contents(
     everything: Sequence[LogFile], limit: int, first: set[int]
 ) -> Iterator[tuple[LogFile, LogContent | PrimusError]]:
-    """Every log with what was read of it; many are read side by side, a few ahead, for file systems that are slow."""
+    """Every log with its content. Many logs are read in parallel, a few ahead, as file systems may be slow."""
 
     def content(log: LogFile) -> LogContent | PrimusError:
         try:
@@ -180,7 +185,7 @@ def _read_ahead(
             yield done, future.result()
 
 
-def _kernel_scan(began: float | None) -> tuple[list[LogScan], str]:
+def _scan_kernel_log(began: float | None) -> tuple[list[LogScan], str]:
     data, problem = kernel_log.read_kernel_log(began)
     if problem or not data:
         return [], problem
@@ -189,59 +194,117 @@ def _kernel_scan(began: float | None) -> tuple[list[LogScan], str]:
 
 
 class _LogEnding(Struct, frozen=True, kw_only=True):
-    """The end of a log behind the last step that it reports."""
+    """The end of a log after the last step that it reports."""
 
     log: LogFile
     lines: tuple[str, ...] = ()
+    exception: LoggedException | None = None
+    line_number: int = 0
+    """Of the exception, from 1."""
     error: str = ""
-    """The exception, or the last line that speaks of a fatal error."""
+    """The line of the exception; without an exception, the last line that reports an error."""
+    is_fatal: bool = False
+    """Whether that line reports that the program ended."""
+    signature: Signature | None = None
+    """The signature whose words or code explain the error."""
     is_cascade: bool = False
     """Whether the error follows from another rank's failure."""
+    is_known: bool = False
+    """Whether a signature matches the error: it is no cause then, or training survived it elsewhere."""
     time: float | None = None
 
     @property
-    def order(self) -> tuple[bool, bool, float, int]:
-        """Sorts who failed first to the front."""
+    def has_error(self) -> bool:
+        return self.exception is not None or self.is_fatal or self.signature is not None
+
+    @property
+    def order(self) -> tuple[bool, bool, bool, float, int]:
+        """Sorts the rank that failed first to the front."""
         rank = self.log.rank if self.log.rank is not None else 1 << 30
-        return not self.error, self.is_cascade, self.time if self.time is not None else math.inf, rank
+        time = self.time if self.time is not None else math.inf
+        return not self.has_error, self.is_cascade, self.exception is None, time, rank
 
 
-def _describe_unknown_cause(
-    diagnosis: Diagnosis, said: RunEvidence, everything: Sequence[LogFile], *, is_failure: bool
+def _add_log_ending(
+    diagnosis: Diagnosis, evidence: RunEvidence, everything: Sequence[LogFile], *, is_failure: bool
 ) -> Diagnosis:
-    """The diagnosis with the end of the log of who failed first.
+    """The diagnosis with the end of the log of the rank that failed first, and its exception as the cause.
 
     Args:
         diagnosis: Without a known cause.
-        said: What else is known.
+        evidence: What the run folder records besides its logs.
         everything: All logs.
         is_failure: Whether it is known that something failed; otherwise the logs have to show it.
     """
-    words = _find_log_ending(diagnosis.first_rank, everything)
-    if words is None or not (is_failure or words.error or diagnosis.reason):
+    ending = _find_log_ending(diagnosis.first_rank, everything)
+    if ending is None or not (is_failure or ending.has_error or diagnosis.reason):
         return diagnosis
-    shown = tuple(log_line.shorten_line(text) for text in words.lines[-NUM_TAIL:])
-    reason = diagnosis.reason
-    if words.error and not said.failures and not (reason and diagnosis.first_rank is not None):
-        reason = (
-            log_line.shorten_line(log_line.strip_rank_prefix(words.error).strip()) if not words.is_cascade else reason
-        )
-    rank = diagnosis.first_rank if diagnosis.first_rank is not None else words.log.rank
-    host = diagnosis.first_host or said.find_host(rank)
-    return structs.replace(
-        diagnosis, reason=reason, tail=shown, tail_file=words.log.name, first_rank=rank, first_host=host
+    lines = [text for text in ending.lines if text.strip()]
+    tail = tuple(log_line.shorten_line(text) for text in lines[-NUM_TAIL:])
+    rank = diagnosis.first_rank if diagnosis.first_rank is not None else ending.log.rank
+    host = diagnosis.first_host or evidence.find_host(rank)
+    has_reason = bool(evidence.failures or (diagnosis.reason and diagnosis.first_rank is not None))
+    diagnosis = structs.replace(diagnosis, tail=tail, tail_file=ending.log.name, first_rank=rank, first_host=host)
+    if ending.signature and not ending.is_known:
+        cause = _build_ending_cause(ending, ending.signature, diagnosis)
+        reason = diagnosis.reason if has_reason else cause.summary
+        return structs.replace(diagnosis, causes=(cause, *diagnosis.causes), reason=reason)
+    if ending.is_cascade:
+        return diagnosis
+    if ending.is_fatal and not has_reason:
+        fatal = log_line.strip_rank_prefix(ending.error).strip()
+        return structs.replace(diagnosis, reason=log_line.shorten_line(fatal))
+    return diagnosis
+
+
+def _build_ending_cause(ending: _LogEnding, signature: Signature, diagnosis: Diagnosis) -> Cause:
+    """The last exception or error of a log as the cause, if no pattern explains it."""
+    exception = ending.exception
+    headline = exception.format_headline() if exception else log_line.strip_rank_prefix(ending.error).strip()
+    place = exception.format_place() if exception else ""
+    certainty = "" if signature.name == UNCAUGHT_EXCEPTION else "probably "
+    rank, host = diagnosis.first_rank, diagnosis.first_host
+    text = log_line.shorten_line(ending.error)
+    return Cause(
+        signature=signature.name,
+        summary=f"{certainty}{signature.cause}: {log_line.shorten_line(headline)}" + (f"; {place}" if place else ""),
+        role=signature.role,
+        action=diagnosis.action,
+        fix=signature.fix,
+        evidence=(Evidence(file=ending.log.name, line=ending.line_number, text=text, rank=rank, host=host),),
+        ranks=() if rank is None else (rank,),
+        source=signature.source,
     )
 
 
+def _classify_error(headline: str, exception: LoggedException | None) -> Signature | None:
+    """The signature that explains an error by its words, else by the innermost line of the traceback."""
+    table = get_signature_table()
+    known = (each for each in table.signatures if each.headline)
+    matching = [(found.end(), each.name) for each in known for found in re.finditer(f"(?i){each.headline}", headline)]
+    if matching:
+        return table.by_name[max(matching)[1]]
+    if exception is None:
+        return None
+    by_code = [signature for signature in table.signatures if signature.traceback]
+    for line in reversed(exception.traceback):
+        for signature in by_code:
+            if re.search(signature.traceback, line):
+                return signature
+    return table.by_name[UNCAUGHT_EXCEPTION]
+
+
 def _find_log_ending(rank: int | None, everything: Sequence[LogFile]) -> _LogEnding | None:
-    """Of the log of `rank`, else of the rank that failed first, else of the last log that says anything."""
+    """The ending of the log of `rank`, else of the rank that failed first, else of the last log with any text."""
     files = [log for log in everything if log.path or not log.name.endswith(".json")]
     mine = [log for log in files if rank is not None and log.rank == rank]
-    found = [words for log in (mine or files)[:NUM_TAILS] if (words := _read_log_ending(log))]
+    found = [ending for log in (mine or files)[:NUM_TAILS] if (ending := _read_log_ending(log))]
     if not found:
         return None
-    first = min(found, key=lambda words: words.order)
-    return first if first.error or mine else ([words for words in found if words.log.rank is not None] or found)[-1]
+    first = min(found, key=lambda ending: ending.order)
+    if first.has_error or mine:
+        return first
+    return ([ending for ending in found if ending.log.rank is not None] or found)[-1]
 
 
 def _read_log_ending(log: LogFile) -> _LogEnding | None:
@@ -251,28 +314,45 @@ def _read_log_ending(log: LogFile) -> _LogEnding | None:
         return None
     if not content.windows:
         return None
-    raw = content.windows[-1].lines[-NUM_UNKNOWN:]
-    begin = next((index + 1 for index in range(len(raw) - 1, -1, -1) if is_progress(raw[index])), 0)
-    lines = [text for text in map(log_line.decode_plain_text, raw) if text.strip()]
-    if not lines:
+    window = content.windows[-1]
+    before = max(0, len(window.lines) - NUM_UNKNOWN)
+    lines = tuple(map(log_line.decode_plain_text, window.lines[before:]))
+    if not any(text.strip() for text in lines):
         return None
-    late = [text for text in map(log_line.decode_plain_text, raw[begin:]) if text.strip()]
-    index = _find_error(late)
+    begin = next((index + 1 for index in range(len(lines) - 1, -1, -1) if is_progress(window.lines[before + index])), 0)
+    late = ("",) * begin + lines[begin:]  # an error before the last step did no harm
+    exception = python_exception.find_last_exception(late)
+    if exception:
+        index: int | None = exception.index
+        signature = _classify_error(exception.format_headline(), exception)
+    else:
+        index, signature = _find_error_line(late)
     error = late[index] if index is not None else ""
-    time = next(
-        (found for text in reversed(late[: (index or 0) + 1]) if (found := log_line.find_time(text, content.mtime))),
-        None,
+    matching = [each for each in get_signature_table().signatures if each.matches(error)]
+    times = (log_line.find_time(text, content.mtime) for text in reversed(late[: (index or 0) + 1]))
+    return _LogEnding(
+        log=log,
+        lines=lines,
+        exception=exception,
+        line_number=logs.count_lines_before(log, window.offset) + before + (index or 0) + 1,
+        error=error,
+        is_fatal=_FATAL.search(error) is not None,
+        signature=signature,
+        is_cascade=any(each.role == "cascade" for each in (*matching, *((signature,) if signature else ()))),
+        is_known=bool(matching),
+        time=next((time for time in times if time is not None), None),
     )
-    is_cascade = any(signature.role == "cascade" and signature.is_shown_by(error) for signature in SIGNATURES)
-    return _LogEnding(log=log, lines=tuple(lines), error=error, is_cascade=is_cascade, time=time)
 
 
-def _find_error(lines: Sequence[str]) -> int | None:
-    """Index of the last exception; without one, of the last line that speaks of a fatal error."""
-    for index in range(len(lines) - 1, -1, -1):
-        if _EXCEPTION.match(log_line.strip_rank_prefix(lines[index]).strip()):
-            return index
+def _find_error_line(lines: Sequence[str]) -> tuple[int | None, Signature | None]:
+    """Index of the last line that reports a fatal error or an error that a signature explains, with the signature."""
     for index in range(len(lines) - 1, max(-1, len(lines) - NUM_FATAL - 1), -1):
-        if _FATAL.search(lines[index]):
-            return index
-    return None
+        text = lines[index]
+        if not _ERROR.search(text) or _NO_ERROR.search(text) or not is_message(text):
+            if _FATAL.search(text):
+                return index, None
+            continue
+        signature = _classify_error(log_line.strip_rank_prefix(text), None)
+        if signature or _FATAL.search(text):
+            return index, signature
+    return None, None

@@ -1,4 +1,4 @@
-"""What a diagnosis says."""
+"""The result of a diagnosis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     """A line that shows a signature."""
 
     file: str
-    """Relative to the run folder where there is one."""
+    """Relative to the run folder, if there is one."""
     line: int
     """Number of the line, from 1."""
     text: str
@@ -21,11 +21,11 @@ class Evidence(Struct, frozen=True, kw_only=True):
     rank: int | None = None
     host: str | None = None
     time: float | None = None
-    """Seconds since the epoch, where the line says."""
+    """Seconds since the epoch; None if the line has no time."""
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """A signature that was found."""
+    """A signature that the logs show."""
 
     signature: str
     """Its name, such as `gpu-out-of-memory`."""
@@ -41,32 +41,32 @@ class Cause(Struct, frozen=True, kw_only=True):
     count: int = 1
     """Lines that show it."""
     survived: bool = False
-    """Whether training went on after it."""
+    """Whether training continued after it."""
     source: str = ""
     """Where the signature is publicly described."""
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
-    """What the logs say."""
+    """What the logs of an attempt show."""
 
     causes: tuple[Cause, ...] = ()
-    """The likeliest cause first; cascades after roots."""
+    """The likeliest cause first; roots before cascades."""
     first_rank: int | None = None
     first_host: str | None = None
     action: Action = "retry"
     reason: str = ""
     """In one sentence."""
     tail: tuple[str, ...] = ()
-    """Last lines of the first failing rank, where no signature is known."""
+    """Last lines of the first failing rank, if no signature matches."""
     tail_file: str = ""
-    """Where these lines stand."""
+    """File of these lines."""
     notes: tuple[str, ...] = ()
-    """What could not be read, or only in part."""
+    """Logs that could not be read, or only in part."""
     num_logs: int = 0
     """Logs that were read."""
 
     @property
     def cause(self) -> Cause | None:
-        """The likeliest first cause, where one is known."""
+        """The likeliest cause; None if no root is known."""
         first = self.causes[0] if self.causes else None
         return first if first and first.role == "root" and not first.survived else None

@@ -1,4 +1,4 @@
-"""The kernel's messages of this node, where they may be read."""
+"""Reads the kernel log of this node."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _KERNEL_TIMESTAMP = re.compile(r"^(?:<\d+>)?\[\s*(\d+\.\d+)\]")
 
 
 def read_kernel_log(since: float | None = None) -> tuple[bytes, str]:
-    """Messages since a time, by dmesg or else from the journal, and why there are none.
+    """Messages since a time, from dmesg or else from the journal, and the reason if there are none.
 
     Args:
-        since: Seconds since the epoch; all since boot without it.
+        since: Seconds since the epoch; None reads everything since boot.
     """
     answer = process.run_command(["dmesg"], limit_s=LIMIT_S)
     if answer.state != "ok":
@@ -24,7 +24,7 @@ def read_kernel_log(since: float | None = None) -> tuple[bytes, str]:
             ["journalctl", "--dmesg", "--boot", "--no-pager", "--output=short-monotonic"], limit_s=LIMIT_S
         )
         if journal.state != "ok" or "No entries" in journal.text or not journal.text.strip():
-            return b"", f"the kernel's log could not be read: {answer.problem}; on many systems only root may"
+            return b"", f"the kernel log could not be read: {answer.problem}; many systems restrict it to root"
         answer = journal
     lines = answer.text.splitlines()
     booted = _read_boot_time()

@@ -1,4 +1,4 @@
-"""What one line of a log says besides its message: rank, host and time."""
+"""Rank, host and time of one line of a log, and how a line is shown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from primus.redaction import redact_log_text
 
 LONGEST = 300
-"""Characters of a line that are shown."""
+"""Characters shown of a line."""
 
 ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -19,7 +19,7 @@ _RANK = re.compile(
     r"|\brank\s*[:=]?\s*(\d+)(?: was killed| ended with| on | of \d|\))"
 )
 _BLAMED_RANK = re.compile(r"\bUnexpected result \S+ on rank (\d+)\b|\b[Rr]ank (\d+): found (?:NaN|Inf)\b")
-"""Megatron-LM's checks of results name the rank that had the value; the prefix of the line is the rank that prints."""
+"""Megatron-LM's checks of results name the rank that had the value; the line's prefix is the rank that prints."""
 _LOCAL_RANK = re.compile(r"local_rank:? (\d+)|^\s*\[default(\d+)\]:")
 _TASK = re.compile(r"\btask (\d+): |^ *(\d+): ")
 _HOST = re.compile(
@@ -28,7 +28,11 @@ _HOST = re.compile(
     r"|\bnode ([\w.-]+), device \d"
     r"|connect to host ([\w.-]+) port|Connection to ([\w.-]+) closed"
 )
-_PREFIX = re.compile(r"^(?:\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: )+")
+_TIMESTAMP = r"20\d\d-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?"
+_RANK_PREFIX = r"\s{0,3}\[(?:default|rank)[ -]?\d+\]:? ?|\s{0,3}\d+: |\s{0,3}\([\w.-]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
+_PREFIX = re.compile(rf"^(?:{_RANK_PREFIX}|{_TIMESTAMP})+")
+_TIMESTAMPS = re.compile(_TIMESTAMP)
+"""Prefixes of torchrun, srun --label, Ray, log collectors and container runtimes."""
 
 _CLOCK = r"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-6]\d)(?:[.,](?P<part>\d{1,9}))?"
 _DATE = re.compile(
@@ -40,27 +44,33 @@ _MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 
 
 def decode_plain_text(raw: bytes) -> str:
-    """`raw` as text without colours and control characters; what is not UTF-8 is replaced."""
+    """`raw` as text without colours and control characters; bytes that are not UTF-8 are replaced."""
     text = ANSI.sub(b"", raw).decode("utf-8", "replace")
     return _CONTROL.sub("", text).rstrip()
 
 
 def strip_rank_prefix(text: str) -> str:
-    """`text` without the prefixes by which launchers tell ranks apart: `[default0]:`, `[rank7]:`, `7: `."""
+    """`text` without the prefixes of launchers and log collectors: `[default0]:`, `[rank7]:`, `7: `, timestamps."""
     return _PREFIX.sub("", text)
 
 
+def split_rank_prefix(text: str) -> tuple[str, str]:
+    """The rank's prefix without timestamps, and the rest: lines of one rank have equal prefixes."""
+    found = _PREFIX.match(text)
+    return (_TIMESTAMPS.sub("", found[0]), text[found.end() :]) if found else ("", text)
+
+
 def shorten_line(text: str, around: int = 0) -> str:
-    """`text` to be shown: without secrets, and short, with the character `around` in it."""
+    """`text` without secrets, shortened around the character `around`."""
     begin = max(0, min(around - LONGEST // 3, len(text) - LONGEST)) if len(text) > LONGEST else 0
-    safe_begin = text.rfind(" ", 0, begin) + 1 if begin else 0  # a word that is cut might hide what makes it a secret
+    safe_begin = text.rfind(" ", 0, begin) + 1 if begin else 0  # redaction needs whole words
     shown = redact_log_text(text[safe_begin : begin + 2 * LONGEST])[: LONGEST + begin - safe_begin]
     after = "..." if begin + LONGEST < len(text) else ""
     return ("..." if safe_begin else "") + shown.strip() + after
 
 
 def find_rank(text: str, tasks_are_ranks: bool = False) -> int | None:
-    """Rank that the line names as its own, or as the one at fault."""
+    """Rank that wrote the line, or that the line blames."""
     found = (
         _BLAMED_RANK.search(text)
         or _RANK.search(text)
@@ -77,17 +87,17 @@ def _parse_rank_number(found: re.Match[str]) -> int | None:
 
 
 def find_host(text: str) -> str | None:
-    """Host that the line names as its own."""
+    """Host that wrote the line."""
     found = _HOST.search(text)
     return next(group for group in found.groups() if group) if found else None
 
 
 def find_time(text: str, near: float) -> float | None:
-    """Seconds since the epoch that the line says, in local time where it names no zone.
+    """Time of the line in seconds since the epoch; local time unless the line has a time zone.
 
     Args:
         text: The line.
-        near: A time from which a missing year is taken, such as that of the last change of the file.
+        near: A time that supplies a missing year, such as that of the file's last change.
     """
     head = text[:400]
     found = _DATE.search(head) or _GLOG.search(head) or _SYSLOG.search(head)
@@ -111,7 +121,7 @@ def _compute_epoch_seconds(
     day, hour, minute, second = clock
     try:
         moment = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=timezone.utc)
-    except ValueError:  # the 31st of a shorter month: these digits were no time
+    except ValueError:  # the 31st of a shorter month: these digits were not a time
         return None
     if zone is None:
         return time.mktime((year, month, day, hour, minute, second, -1, -1, -1)) + part

@@ -1,4 +1,4 @@
-"""Where the logs of an attempt are, and from when on their lines count."""
+"""Finds the logs of an attempt, and the time from which their lines belong to it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from primus.errors import PrimusError
 from primus.runs.store import Run
 
 CLOCKS_S = 5.0
-"""Difference between the clocks of nodes that does not make a line one of another attempt."""
+"""Tolerated difference between the clocks of nodes."""
 LOG_SUFFIXES = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", *logs.COMPRESSED)
 _ATTEMPT_BEGAN = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] attempt (\d+) on ", re.MULTILINE)
 
 
 def newest_attempt(run: Run) -> int:
-    """Number of the newest attempt that has left something."""
+    """Number of the newest attempt with a log folder."""
     names = [path.name.partition("_")[2] for path in (run.directory / "logs").glob("attempt_*") if path.is_dir()]
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
@@ -66,11 +66,11 @@ def _processes_per_node(run: Run) -> int:
         plan: Any = msgspec.json.decode((run.directory / "plan.json").read_bytes())
         return int(plan["layout"]["nproc"])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, ValueError):
-        return 0  # then the local rank is shown
+        return 0  # the local rank is shown instead of the rank
 
 
 def find_attempt_start(number: int, began: float | None) -> float | None:
-    """The time before which lines are of earlier attempts."""
+    """The time before which lines belong to earlier attempts."""
     return began - CLOCKS_S if began is not None and number > 0 else None
 
 
@@ -88,10 +88,10 @@ def read_attempt_begin(run: Run, number: int) -> float | None:
 
 
 def read_recorded_reason(run: Run, number: int) -> list[LogFile]:
-    """The reason that the run's record gives, where this attempt was its last."""
+    """The reason in the run's metadata, if this attempt was its last."""
     try:
         outcome = run.read_metadata().outcome
-    except PrimusError:  # it is missing or damaged: there are logs
+    except PrimusError:  # it is missing or damaged: the logs remain
         return []
     if outcome.state != "failed" or not outcome.reason or number != newest_attempt(run):
         return []
@@ -108,7 +108,7 @@ def read_recorded_reason(run: Run, number: int) -> list[LogFile]:
 
 
 def find_folder_logs(folder: Path) -> list[Path]:
-    """Logs of a folder and of those in it."""
+    """Logs of a folder and its subfolders."""
     found = [path for path in sorted(folder.rglob("*")) if path.name.endswith(LOG_SUFFIXES) and path.is_file()]
     real = [path for path in found if not path.is_symlink()]  # logs/rank_0.log may only point to another
     targets = {path.resolve() for path in real}

@@ -1,4 +1,4 @@
-"""Log files as they are on disk: the parts of them that are read, as lines."""
+"""Reads log files: head and tail of each, as lines."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from primus.errors import PrimusError
 
 SMALLEST = 128 * 1024
 LARGEST = 64 * 1024 * 1024
-"""Bytes of a log that are read at least and at most, however many logs share the budget."""
+"""Minimum and maximum bytes read of a log, however many logs share the budget."""
 HEAD_SHARE = 8
-"""The head gets one part of so many: failures stand at the end, wrong set-ups at the beginning."""
+"""The head gets one part of this number: failures are at the end, wrong set-ups at the beginning."""
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 CHUNK = 1024 * 1024
 SAMPLE = 8192
@@ -30,32 +30,32 @@ _ODD = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 
 
 class ReadableFile(Protocol):
-    """What gives bytes as long as there are any."""
+    """A stream of bytes."""
 
     def read(self, count: int, /) -> bytes: ...
 
 
 class LogFile(Struct, frozen=True, kw_only=True):
-    """A file of log lines, or what stands for one."""
+    """A log file, or text that is treated as one."""
 
     name: str
-    """As it is shown."""
+    """The name that reports show."""
     path: Path | None = None
     data: bytes | None = None
-    """Its content, where it is no file."""
+    """Its content, if it is not a file."""
     rest: bytes = b""
-    """Its end, where `data` is the beginning of what was too long."""
+    """Its end, if the log was too long and `data` is its beginning."""
     lines_before_rest: int = 0
     rank: int | None = None
     host: str | None = None
     time: float | None = None
-    """When it was written, where nothing better is known."""
+    """When it was written, if its lines have no times."""
     attempt: int | None = None
-    """Of the attempts that it tells of, the one whose lines count."""
+    """The attempt whose lines count, if the log covers several attempts."""
     local_to_rank: int | None = 0
     """Rank of local rank 0 of its node."""
     since: float | None = None
-    """Lines that say an earlier time are of another attempt."""
+    """Lines with an earlier time belong to another attempt."""
     is_kernel: bool = False
     """Whether the kernel wrote it, with times since its boot."""
 
@@ -64,7 +64,7 @@ class LogWindow:
     """A part of a log.
 
     Args:
-        data: What it holds, without colours.
+        data: Its content without colours.
         offset: Bytes of the file before it.
     """
 
@@ -78,7 +78,7 @@ class LogWindow:
 
 
 class LogContent(Struct, frozen=True, kw_only=True):
-    """What was read of a log."""
+    """The parts read of a log."""
 
     windows: tuple[LogWindow, ...] = ()
     note: str = ""
@@ -86,7 +86,7 @@ class LogContent(Struct, frozen=True, kw_only=True):
 
 
 def parse_rank_of_path(path: Path) -> int | None:
-    """Rank that the file's name, or its folder where torchrun made it, tells."""
+    """Rank in the file's name, or in the name of the folder that torchrun made."""
     found = _RANK_IN_NAME.search(path.name)
     if found:
         return int(found[1])
@@ -95,13 +95,13 @@ def parse_rank_of_path(path: Path) -> int | None:
 
 
 def parse_node_of_path(path: Path) -> int:
-    """Node that the file's name tells, else 0."""
+    """Node in the file's name, else 0."""
     found = _NODE_IN_NAME.search(path.name)
     return int(found[1]) if found else 0
 
 
 def compute_read_limit(budget_bytes: int, num_logs: int) -> int:
-    """Bytes that are read of each of so many logs."""
+    """Bytes to read of each log."""
     return max(SMALLEST, min(LARGEST, budget_bytes // max(1, num_logs)))
 
 
@@ -109,7 +109,7 @@ def read_log(log: LogFile, limit_bytes: int) -> LogContent:
     """Head and tail of a log, at most `limit_bytes` of both.
 
     Raises:
-        PrimusError: It cannot be read, or holds no text.
+        PrimusError: It cannot be read, or is not text.
     """
     if log.data is not None:
         rest = (_build_window(log.rest, len(log.data)),) if log.rest else ()
@@ -125,9 +125,9 @@ def read_log(log: LogFile, limit_bytes: int) -> LogContent:
     except (EOFError, ValueError) as error:
         raise PrimusError(f"{log.name}: cannot be unpacked: {error}") from None
     if parts and _is_binary(parts[0][0]):
-        raise PrimusError(f"{log.name}: holds no text", "give the log itself")
+        raise PrimusError(f"{log.name}: is not text", "give a log file")
     note = (
-        f"{log.name}: is cut off, and was read as far as it goes"
+        f"{log.name}: the file is truncated; its readable part was diagnosed"
         if is_cut
         else _describe_skipped_part(log.name, parts, total)
     )
@@ -150,7 +150,7 @@ def _read_plain_file(path: Path, limit: int) -> tuple[list[tuple[bytes, int]], i
 
 
 def _read_all_bytes(file: ReadableFile, limit: int) -> bytes:
-    """All of a file that may still grow; of one that tells no size, such as a pipe, the first `limit` bytes."""
+    """All of a file that may still grow; the first `limit` bytes of one without a size, such as a pipe."""
     parts: list[bytes] = []
     left = limit
     while left > 0:
@@ -163,19 +163,19 @@ def _read_all_bytes(file: ReadableFile, limit: int) -> bytes:
 
 
 def read_stream_log(name: str, file: IO[bytes]) -> tuple[LogFile, str]:
-    """What a pipe gives, as a log, and what was left out of it.
+    """A pipe's content as a log, and a note on the part that was skipped.
 
     Raises:
-        PrimusError: It cannot be read, or is no text.
+        PrimusError: It cannot be read, or is not text.
     """
     try:
-        parts, total, num_left_out = _read_head_and_tail(file, LARGEST)
+        parts, total, num_skipped = _read_head_and_tail(file, LARGEST)
     except OSError as error:
         raise PrimusError(f"{name}: cannot be read: {error.strerror}") from None
     if _is_binary(parts[0][0]):
-        raise PrimusError(f"{name}: holds no text", "unpack it before: zcat LOG.gz | primus-cli direct -- diagnose -")
+        raise PrimusError(f"{name}: is not text", "unpack it before: zcat LOG.gz | primus-cli direct -- diagnose -")
     data, rest = parts[0][0], b"".join(part for part, _ in parts[1:])
-    before = data.count(b"\n") + num_left_out
+    before = data.count(b"\n") + num_skipped
     return LogFile(
         name=name, data=data, rest=rest, lines_before_rest=before, local_to_rank=None
     ), _describe_skipped_part(name, parts, total)
@@ -186,33 +186,33 @@ def _read_compressed_file(path: Path, limit: int) -> tuple[list[tuple[bytes, int
         file = _TruncatedFileReader(content)
         parts, total, _ = _read_head_and_tail(file, limit)
         if file.is_cut and not total:
-            raise EOFError("it is cut off at its beginning")
+            raise EOFError("it is truncated at its beginning")
         return parts, total, path.stat().st_mtime, file.is_cut
 
 
 def _read_head_and_tail(file: ReadableFile, limit: int) -> tuple[list[tuple[bytes, int]], int, int]:
-    """Head and tail of what can only be read once, each with the bytes before it; all bytes; line ends between them."""
+    """Head and tail of a stream, each with its offset; the total size; the number of line ends between them."""
     begin = _read_all_bytes(file, limit // HEAD_SHARE)
     chunks: deque[bytes] = deque()
-    total, kept, num_left_out = len(begin), 0, 0
+    total, kept, num_skipped = len(begin), 0, 0
     while chunk := file.read(CHUNK):
         chunks.append(chunk)
         total, kept = total + len(chunk), kept + len(chunk)
         while kept - len(chunks[0]) >= limit - limit // HEAD_SHARE:
-            left_out = chunks.popleft()
-            kept -= len(left_out)
-            num_left_out += left_out.count(b"\n")
+            skipped = chunks.popleft()
+            kept -= len(skipped)
+            num_skipped += skipped.count(b"\n")
     tail = b"".join(chunks)
     if len(begin) + len(tail) == total:
         return [(begin + tail, 0)], total, 0
-    return [(begin, 0), (tail, total - len(tail))], total, num_left_out
+    return [(begin, 0), (tail, total - len(tail))], total, num_skipped
 
 
 def _open_compressed_file(path: Path) -> IO[bytes]:
     """A compressed file's content.
 
     Raises:
-        ValueError: Nothing is installed here that unpacks it.
+        ValueError: The package that unpacks it is not installed.
     """
     if path.suffix == ".gz":
         import gzip
@@ -229,12 +229,12 @@ def _open_compressed_file(path: Path) -> IO[bytes]:
     try:
         import zstandard
     except ImportError:
-        raise ValueError("the package zstandard is not installed; unpack it by hand: zstd -d") from None
+        raise ValueError("the package zstandard is not installed; unpack it with `zstd -d`") from None
     return zstandard.open(path)  # type: ignore[no-any-return]
 
 
 class _TruncatedFileReader:
-    """A compressed file that may be cut off, because what wrote it was killed or is still writing."""
+    """A compressed file that may be truncated, because its writer was killed or is still writing."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file: Any = file
@@ -242,7 +242,7 @@ class _TruncatedFileReader:
 
     def read(self, count: int, /) -> bytes:
         try:
-            data: bytes = self._file.read1(count)  # `read` loses what it has when it comes to the cut
+            data: bytes = self._file.read1(count)  # `read` drops its buffer at the truncation
         except EOFError:
             self.is_cut = True
             return b""
@@ -250,7 +250,7 @@ class _TruncatedFileReader:
 
 
 def _is_binary(data: bytes) -> bool:
-    """Whether it is no text; a few odd characters, or a hole that a full disk left, make no log binary."""
+    """Whether it is not text. A few control characters, or a hole that a full disk left, are accepted."""
     sample = data[:SAMPLE].replace(b"\0" * 16, b"")
     return len(_ODD.findall(sample)) * 32 > len(sample)
 
@@ -290,6 +290,6 @@ def count_lines_before(log: LogFile, offset: int) -> int:
                     break
                 count += chunk.count(b"\n")
                 offset -= len(chunk)
-    except OSError:  # it has gone since it was read: the number is counted from where we began
+    except OSError:  # it was deleted since it was read: the count so far is used
         return count
     return count

@@ -1,11 +1,13 @@
 """Lines of logs that show signatures.
 
-Most lines of a log differ from others only in their digits. Without them a window is a small set of shapes, and each
-shape is compared with the signatures once, for all ranks.
+Most lines of a log differ from others only in their digits. Without digits a window is a small set of shapes, and each
+shape is compared with the signatures once, for all ranks. Logs with many unlike lines are searched in two stages: the
+set of their words decides which of the signatures' texts can occur at all, and only those are searched.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from bisect import bisect_right
@@ -15,18 +17,19 @@ from msgspec import Struct
 
 from primus.diagnosis import log_line as lines_of
 from primus.diagnosis.logs import LONGEST_LINE, LogContent, LogFile, LogWindow
-from primus.diagnosis.signature import Signature, SignaturePattern
-from primus.diagnosis.signatures import ADVICE, BY_EXIT_CODE, SIGNATURES
+from primus.diagnosis.signature import Signature, SignaturePattern, SignatureTable
+from primus.diagnosis.signature_files import get_signature_table
 
 MOST_HITS = 4096
-"""Of one shape in one window."""
+"""Limit for one shape in one window."""
 MOST_SHAPES = 100_000
 SOURCE_DISTANCE = 3
-"""Lines that may stand between a frame of a traceback and its source, where several ranks write."""
+"""Lines between a frame of a traceback and its source, if several ranks write into one log."""
 LOOK_BACK = 200
 """Lines before a hit in which a time is looked for."""
 
 _DIGITS = b"0123456789"
+_WORD_SEPARATORS = bytes(byte if chr(byte).isalpha() and byte < 128 else 32 for byte in range(256))
 _EXIT_TEXTS = (b"exitcode", b"exit code", b"Exit Code", b"exitCode", b"exited with code", b"return code")
 _EXIT_CODE = re.compile(r"(?i)\b(?:exit(?:ed with)?[ _]?code|exits with return code)\b\"?\s*[:=]?\s*(-?\d{1,3})\b")
 _ROOT_CAUSE = b"Root Cause (first observed failure)"
@@ -36,21 +39,29 @@ _PROGRESS = re.compile(
 )
 """Lines by which trainers report a step, without their digits: Megatron-LM, torchtitan, DeepSpeed, NeMo, MaxText, the
 Hugging Face Trainer, llm-foundry."""
+_PROGRESS_TEXTS = (b"iteration", b"step", b"'epoch'", b"[batch=")
 _DONE_TEXTS = (b"after training is done", b"Training completed", b"'train_runtime'", b"`Trainer.fit` stopped: `max_")
-"""Last words of a training that succeeded: Megatron-LM, torchtitan, the Hugging Face Trainer, Lightning."""
+"""Last lines of a training that succeeded: Megatron-LM, torchtitan, the Hugging Face Trainer, Lightning."""
 _STEP_NUMBER = re.compile(r"(?i)(?:iteration|step|'epoch'|batch)\D{0,3}\s*([\d.]+)")
 _RETRY = re.compile(r"(?i)\battempt (\d+) ?(?:of|/) ?(\d+)|\bretry(?:ing)? (?:in|after) |\bwill (?:be )?retr(?:y|ied)")
-"""The program tries again, and would say so if it gave up."""
+"""The program tries again, and reports it if it gives up."""
 STEPS_OF_OTHERS = 3
-"""Steps after a line that show it did no harm, where several ranks write: others may tell of a step or two that were
+"""Steps after a line that show it did no harm if several ranks write: other ranks may report a step or two that were
 over before they began to wait for the rank that failed."""
 
-_SAID = re.compile(
+_QUOTED = re.compile(
     rb"^\s*(?:evidence: +)?[^\s:]+\.(?:log|out|err|txt|json)(?:\.\w+)?:: "
     rb"|^(?:\s*\[[^\]]*\]:?|\s*:)*\s*(?:(?:#|//) |[\w-]+ \.{3,} )"
 )
-"""What a launcher or `diagnose` quotes from a log; a comment; and a setting, as Megatron lists them."""
-_MARKER = re.compile(rb"\battempt (\d{1,6}) (?:on|begins in) ")
+"""What a launcher or `diagnose` quotes from a log; a comment; and a setting as Megatron lists them."""
+_ADVICE = (
+    b"might be asynchronously reported",
+    b"For debugging consider passing",
+    b"Compile with TORCH_USE_",
+    b"Device-side assertion tracking was not enabled by user",
+)
+"""Texts of lines that only advise and follow many kinds of errors (of CUDA, and the HIP and AMD counterparts)."""
+_ATTEMPT_MARK = re.compile(rb"\battempt (\d{1,6}) (?:on|begins in) ")
 
 
 class SignatureHit(Struct, frozen=True, kw_only=True):
@@ -59,26 +70,26 @@ class SignatureHit(Struct, frozen=True, kw_only=True):
     signature: Signature
     log: LogFile
     offset: int
-    """Bytes of the log before the part that was read."""
+    """Bytes of the log before the window."""
     index: int
-    """Of the line in that part."""
+    """Of the line in the window."""
     text: str
     """Without colours."""
     around: int = 0
-    """Character of the text that matters."""
+    """Character at which the pattern matches."""
     rank: int | None = None
     host: str | None = None
     time: float | None = None
     is_own_time: bool = False
-    """Whether the line itself says the time, rather than one before it."""
+    """Whether the time is of the line itself, not of one before it."""
     survived: bool = False
-    """Whether training went on after it."""
+    """Whether training continued after it."""
     is_doubtful: bool = False
-    """Whether it went on for a step or two, perhaps of other ranks."""
+    """Whether a step or two followed, perhaps of other ranks."""
 
 
 class RootCauseBlock(Struct, frozen=True, kw_only=True):
-    """What torchrun says of the first failure that it saw."""
+    """torchrun's report of the first failure that it observed."""
 
     log: LogFile
     offset: int
@@ -90,22 +101,22 @@ class RootCauseBlock(Struct, frozen=True, kw_only=True):
 
 
 class LogScan(Struct, kw_only=True):
-    """What was found in one log."""
+    """What one log shows."""
 
     log: LogFile
     note: str = ""
-    """What was not read of it."""
+    """Which part of it was not read."""
     mtime: float = 0.0
     hits: list[SignatureHit] = []
     blocks: list[RootCauseBlock] = []
     world_size: int = 0
-    """Ranks of the job, where the log says; else 0."""
+    """Ranks of the job; 0 if the log does not say."""
 
 
 class _LineShape(Struct, frozen=True):
-    """What the lines of one shape may show."""
+    """What the lines of one shape can show."""
 
-    signs: tuple[tuple[SignaturePattern, Signature], ...] = ()
+    patterns: tuple[tuple[SignaturePattern, Signature], ...] = ()
     may_exit: bool = False
     is_block: bool = False
     is_progress: bool = False
@@ -113,36 +124,57 @@ class _LineShape(Struct, frozen=True):
 
     @property
     def is_uninteresting(self) -> bool:
-        return not (self.signs or self.may_exit or self.is_block)
+        return not (self.patterns or self.may_exit or self.is_block)
 
 
 _DULL = _LineShape()
-_STEP = _LineShape(is_progress=True)
-_DONE = _LineShape(is_progress=True, is_done=True)
 
 
 def _strip_digits(text: str) -> bytes:
     return text.encode().translate(None, _DIGITS)
 
 
-_BY_NEEDLE: dict[bytes, list[tuple[SignaturePattern, Signature]]] = {}
-for _signature in SIGNATURES:
-    for _sign in _signature.signs:
-        _BY_NEEDLE.setdefault(_strip_digits(_sign.text), []).append((_sign, _signature))
-_PROGRESS_TEXTS = (b"iteration", b"step", b"'epoch'", b"[batch=")
-_WANTED = (*_BY_NEEDLE, *_EXIT_TEXTS, _ROOT_CAUSE, *_PROGRESS_TEXTS, *_DONE_TEXTS)
 _WORLD_SIZE = re.compile(rb"(?i)\b(?:nranks|world[_ ]size)\W{1,4}(\d{1,7})\b")
-_ADVICE = tuple(text.encode() for text in ADVICE)
+
+
+class _PatternIndex(Struct, frozen=True):
+    """The texts of all patterns, without digits, and the words that they consist of."""
+
+    by_text: dict[bytes, list[tuple[SignaturePattern, Signature]]]
+    words_by_text: dict[bytes, frozenset[bytes]]
+    words: frozenset[bytes]
+
+    def select_texts(self, data: bytes) -> list[bytes]:
+        """Texts whose words all occur in `data`, perhaps as parts of words.
+
+        The distinct words of a log are far shorter than the log, so that searching them costs little.
+        """
+        distinct = b" ".join(set(data.translate(_WORD_SEPARATORS).split()))
+        present = {word for word in self.words if word in distinct}
+        return [text for text, words in self.words_by_text.items() if words <= present]
+
+
+@functools.cache
+def _index_patterns(table: SignatureTable) -> _PatternIndex:
+    by_text: dict[bytes, list[tuple[SignaturePattern, Signature]]] = {}
+    for signature in table.signatures:
+        for pattern in signature.patterns:
+            by_text.setdefault(_strip_digits(pattern.text), []).append((pattern, signature))
+    texts = (*by_text, *_EXIT_TEXTS, _ROOT_CAUSE, *_PROGRESS_TEXTS, *_DONE_TEXTS)
+    words_by_text = {text: frozenset(text.translate(_WORD_SEPARATORS).split()) for text in texts}
+    return _PatternIndex(by_text, words_by_text, frozenset(itertools.chain(*words_by_text.values())))
 
 
 class LogScanner:
     """Scans logs, and remembers the shapes of their lines."""
 
     def __init__(self) -> None:
+        self._table = get_signature_table()
+        self._index = _index_patterns(self._table)
         self._shapes: dict[bytes, _LineShape] = {}
 
     def scan_log(self, log: LogFile, content: LogContent) -> LogScan:
-        """Everything that `content` of `log` shows."""
+        """Everything that the content of `log` shows."""
         scan = LogScan(log=log, note=content.note, mtime=content.mtime)
         for window in content.windows:
             self._scan_window(scan, window)
@@ -153,18 +185,26 @@ class LogScanner:
         here = set(shapes)
         self._classify_shapes([shape for shape in here if shape not in self._shapes])
         found = {shape: self._shapes[shape] for shape in here}
-        interesting = {shape: each for shape, each in found.items() if not (each.is_uninteresting or each.is_progress)}
+        interesting = {shape: each for shape, each in found.items() if not each.is_uninteresting}
         if interesting:
             progress = {shape: each.is_done for shape, each in found.items() if each.is_progress}
-            _collect_hits(scan, window, shapes, interesting, _find_progress(scan.log, window, shapes, progress))
+            survived = _find_progress(scan.log, window, shapes, progress)
+            _collect_hits(scan, window, shapes, interesting, survived, self._table)
             size = _WORLD_SIZE.search(window.data)
             scan.world_size = max(scan.world_size, int(size[1]) if size else 0)
 
-    def _classify_shapes(self, strange: list[bytes]) -> None:
+    def _classify_shapes(self, unknown: list[bytes]) -> None:
         if len(self._shapes) > MOST_SHAPES:
             self._shapes.clear()
-        self._shapes.update(dict.fromkeys(strange, _DULL))
-        self._shapes.update(_find_meaningful_shapes(strange))
+        self._shapes.update(dict.fromkeys(unknown, _DULL))
+        self._shapes.update(_find_meaningful_shapes(unknown, self._index))
+
+
+def is_message(text: str) -> bool:
+    """Whether the line is a message: not advice, a comment, a setting, a quoted line, or a report before a retry."""
+    raw = text.encode()
+    is_quoted = any(advice in raw for advice in _ADVICE) or _QUOTED.search(raw) is not None
+    return not is_quoted and not text.startswith("    ") and not _is_retried(text)
 
 
 def is_progress(text: bytes) -> bool:
@@ -173,7 +213,7 @@ def is_progress(text: bytes) -> bool:
 
 
 def _find_progress(log: LogFile, window: LogWindow, shapes: list[bytes], wanted: dict[bytes, bool]) -> tuple[int, int]:
-    """Indices of the lines before which nothing was fatal, and perhaps nothing was, as training went on; else -1.
+    """Indices of the lines before which nothing was fatal, and probably nothing was, as training continued; else -1.
 
     Args:
         log: The log.
@@ -195,17 +235,19 @@ def _find_progress(log: LogFile, window: LogWindow, shapes: list[bytes], wanted:
     return -1, last
 
 
-def _find_meaningful_shapes(strange: list[bytes]) -> Iterator[tuple[bytes, _LineShape]]:
-    """Those of many shapes that say something: each sign is looked for in all of them at once, which is quick."""
-    short = [_shorten_shape(shape) for shape in strange]
-    text = b"\n".join(short)
+def _find_meaningful_shapes(unknown: list[bytes], index: _PatternIndex) -> Iterator[tuple[bytes, _LineShape]]:
+    """The shapes that show something. Each text is searched in all of them at once, which is fast."""
+    if not unknown:
+        return
+    short = [_shorten_shape(shape) for shape in unknown]
+    data = b"\n".join(short)
     starts = [0, *itertools.accumulate(len(each) + 1 for each in short)]
     marked: dict[int, list[bytes]] = {}
-    for needle in _WANTED:
-        for index in _find_lines_holding(needle, text, starts):
-            marked.setdefault(index, []).append(needle)
-    for index, needles in marked.items():
-        yield strange[index], _classify_shape(short[index], needles)
+    for text in index.select_texts(data):
+        for number in _find_lines_holding(text, data, starts):
+            marked.setdefault(number, []).append(text)
+    for number, texts in marked.items():
+        yield unknown[number], _classify_shape(short[number], texts, index)
 
 
 def _shorten_shape(shape: bytes) -> bytes:
@@ -214,27 +256,27 @@ def _shorten_shape(shape: bytes) -> bytes:
     return shape[: LONGEST_LINE // 2] + shape[-LONGEST_LINE // 2 :]
 
 
-def _find_lines_holding(needle: bytes, text: bytes, starts: list[int]) -> Iterator[int]:
-    """Numbers of the lines of `text` that hold `needle`."""
-    at = text.find(needle)
+def _find_lines_holding(text: bytes, data: bytes, starts: list[int]) -> Iterator[int]:
+    """Numbers of the lines of `data` that hold `text`."""
+    at = data.find(text)
     while at >= 0:
-        index = bisect_right(starts, at) - 1
-        yield index
-        at = text.find(needle, starts[index + 1])
+        number = bisect_right(starts, at) - 1
+        yield number
+        at = data.find(text, starts[number + 1])
 
 
-def _classify_shape(shape: bytes, needles: list[bytes]) -> _LineShape:
-    """What a shape says that holds these of the wanted words."""
-    signs = tuple(entry for needle in needles for entry in _BY_NEEDLE.get(needle, ()))
-    may_exit = any(text in needles for text in _EXIT_TEXTS)
-    is_block = _ROOT_CAUSE in needles
-    if not signs and not may_exit and not is_block:
-        if any(text in shape for text in _DONE_TEXTS):
-            return _DONE
-        return _STEP if _PROGRESS.search(shape) else _DULL
-    if any(text in shape for text in _ADVICE) or _SAID.search(shape):
+def _classify_shape(shape: bytes, texts: list[bytes], index: _PatternIndex) -> _LineShape:
+    """What a shape shows that holds `texts`."""
+    patterns = tuple(entry for text in texts for entry in index.by_text.get(text, ()))
+    may_exit = any(text in texts for text in _EXIT_TEXTS)
+    is_block = _ROOT_CAUSE in texts
+    is_done = any(text in shape for text in _DONE_TEXTS)
+    is_progress = is_done or _PROGRESS.search(shape) is not None
+    if not patterns and not may_exit and not is_block:
+        return _LineShape(is_progress=is_progress, is_done=is_done) if is_progress else _DULL
+    if any(text in shape for text in _ADVICE) or _QUOTED.search(shape):
         return _DULL
-    return _LineShape(signs, may_exit, is_block)
+    return _LineShape(patterns, may_exit, is_block, is_progress, is_done)
 
 
 def _collect_hits(
@@ -242,7 +284,8 @@ def _collect_hits(
     window: LogWindow,
     shapes: list[bytes],
     interesting: dict[bytes, _LineShape],
-    progress: tuple[int, int],
+    survived: tuple[int, int],
+    table: SignatureTable,
 ) -> None:
     counts: dict[bytes, int] = {}
     span = _attempt_span(scan.log, window)
@@ -255,14 +298,14 @@ def _collect_hits(
             continue
         if found.is_block:
             scan.blocks.append(_parse_root_cause_block(scan.log, window, index, scan.mtime))
-        scan.hits.extend(_find_hits(scan, window, index, found, progress))
+        scan.hits.extend(_find_hits(scan, window, index, found, survived, table))
 
 
 def _attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
-    """Lines of the window that are of the log's attempt, where it tells attempts apart."""
+    """Lines of the window that belong to the log's attempt, if the log separates attempts."""
     if log.attempt is None:
         return 0, len(window.lines)
-    marked = ((index, _MARKER.search(text)) for index, text in enumerate(window.lines) if b"attempt " in text)
+    marked = ((index, _ATTEMPT_MARK.search(text)) for index, text in enumerate(window.lines) if b"attempt " in text)
     numbered = {int(found[1]): index for index, found in marked if found}
     begin = numbered.get(log.attempt, 0)
     later = [index for number, index in numbered.items() if number > log.attempt and index > begin]
@@ -270,40 +313,47 @@ def _attempt_span(log: LogFile, window: LogWindow) -> tuple[int, int]:
 
 
 def _find_hits(
-    scan: LogScan, window: LogWindow, index: int, shape: _LineShape, progress: tuple[int, int]
+    scan: LogScan,
+    window: LogWindow,
+    index: int,
+    shape: _LineShape,
+    survived: tuple[int, int],
+    table: SignatureTable,
 ) -> Iterator[SignatureHit]:
     raw = window.lines[index]
     for piece in raw.split(b"\r") if b"\r" in raw else (raw,):
-        text = lines_of.decode_plain_text(piece if len(piece) <= LONGEST_LINE else _cut_around_sign(piece, shape))
-        found = dict(_match_signatures(text, shape))
+        text = lines_of.decode_plain_text(piece if len(piece) <= LONGEST_LINE else _cut_around_pattern(piece, shape))
+        found = dict(_match_signatures(text, shape, table))
         if not found or _is_source(window, index, text):
             continue
         for signature, around in found.values():
-            yield _build_hit(scan, window, index, signature, text, around, progress)
+            yield _build_hit(scan, window, index, signature, text, around, survived)
 
 
-def _cut_around_sign(piece: bytes, shape: _LineShape) -> bytes:
-    """The part of a very long line in which a sign stands."""
-    at = max((piece.find(sign.text.encode()) for sign, _ in shape.signs), default=0)
+def _cut_around_pattern(piece: bytes, shape: _LineShape) -> bytes:
+    """The part of a very long line that holds a pattern."""
+    at = max((piece.find(pattern.text.encode()) for pattern, _ in shape.patterns), default=0)
     return piece[max(0, at - LONGEST_LINE // 2) : max(0, at) + LONGEST_LINE // 2]
 
 
-def _match_signatures(text: str, shape: _LineShape) -> Iterator[tuple[str, tuple[Signature, int]]]:
-    """Signatures that the line shows, by name, with the place where it does."""
-    is_silent = True
-    for sign, signature in shape.signs:
-        if sign.is_in(text):
-            is_silent = False
-            yield signature.name, (signature, text.find(sign.text))
-    if is_silent and shape.may_exit:
+def _match_signatures(
+    text: str, shape: _LineShape, table: SignatureTable
+) -> Iterator[tuple[str, tuple[Signature, int]]]:
+    """Signatures that the line shows, by name, with the character at which it does."""
+    has_match = False
+    for pattern, signature in shape.patterns:
+        if pattern.matches(text):
+            has_match = True
+            yield signature.name, (signature, text.find(pattern.text))
+    if not has_match and shape.may_exit:
         code = _EXIT_CODE.search(text)
-        known = BY_EXIT_CODE.get(int(code[1])) if code else None
+        known = table.by_exit_code.get(int(code[1])) if code else None
         if known and code:
             yield known.name, (known, code.start())
 
 
 def _is_source(window: LogWindow, index: int, text: str) -> bool:
-    """Whether the line is the source of a frame in a traceback, which says what the program could have said."""
+    """Whether the line is the source line of a traceback's frame, which quotes messages that were not printed."""
     if not lines_of.strip_rank_prefix(text).startswith("    "):
         return False
     before = window.lines[max(0, index - SOURCE_DISTANCE) : index]
@@ -317,7 +367,7 @@ def _build_hit(
     signature: Signature,
     text: str,
     around: int,
-    progress: tuple[int, int],
+    survived: tuple[int, int],
 ) -> SignatureHit:
     log, near = scan.log, scan.mtime
     own = _kernel_time(window, text, near) if log.is_kernel else lines_of.find_time(text, near)
@@ -336,8 +386,8 @@ def _build_hit(
         host=lines_of.find_host(text) or log.host,
         time=time if time is not None else log.time,
         is_own_time=own is not None or (time is None and log.time is not None),
-        survived=index < progress[0] or _is_retried(text),
-        is_doubtful=index < progress[1],
+        survived=index < survived[0] or _is_retried(text),
+        is_doubtful=index < survived[1],
     )
 
 
@@ -350,7 +400,7 @@ _KERNEL_TIMESTAMP = re.compile(rb"^\[ *(\d+\.\d+)\]")
 
 
 def _kernel_time(window: LogWindow, text: str, written: float) -> float | None:
-    """The latest time at which the kernel can have written a line, by those after it: it counts from its boot."""
+    """The latest time at which the kernel can have written a line: its clock starts at boot."""
     stamp = _KERNEL_TIMESTAMP.search(text.encode())
     last = next((found for raw in reversed(window.lines) if (found := _KERNEL_TIMESTAMP.search(raw))), None)
     return written - float(last[1]) + float(stamp[1]) if stamp and last and written else None
@@ -381,7 +431,7 @@ def _parse_root_cause_block(log: LogFile, window: LogWindow, index: int, near: f
         offset=window.offset,
         index=index,
         rank=_parse_int(fields.get("rank")),
-        host=None if fields.get("host") == "localhost" else fields.get("host"),  # what every node calls itself
+        host=None if fields.get("host") == "localhost" else fields.get("host"),  # every node's name for itself
         time=lines_of.find_time(fields.get("time", ""), near),
         exit_code=_parse_int(fields.get("exitcode")),
     )

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from primus.diagnosis.signature import Signature
-from primus.diagnosis.signatures import BY_NAME, kernel, xid
+from primus.diagnosis.signature_files import get_signature_table
 from primus.preflight.finding import CheckFinding
 from primus.preflight.node import PreflightNode, judge_value, report_info, report_ok
 
 CHECK = "host.kernel_log"
 LIMIT_S = 3.0
-DAMAGE: tuple[Signature, ...] = (
-    *(BY_NAME[name] for name in ("gpu-uncorrectable-ecc", "gpu-lost", "gpu-ipc-handle")),
-    *(each for each in (*xid.SIGNATURES, *kernel.SIGNATURES) if each.strength in ("certain", "likely")),
-)
-"""Signatures of failed runs that tell of the node, not of the program. What is certain makes it unfit."""
+DAMAGE = ("gpu-uncorrectable-ecc", "gpu-lost", "gpu-ipc-handle")
+"""Signatures of failed runs that show damage of the node although they are not kernel messages."""
 SUSPECT = (
     r"gpu reset",
     r"hung_task",
@@ -62,7 +60,9 @@ def check_kernel_log(node: PreflightNode) -> Iterator[CheckFinding]:
 
 def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding]:
     """One finding for each sign that `lines` show often enough, without those whose lines were named before."""
-    suspects = _drop_recovered_lines(line for line in lines if _ANY.search(line) and not _HARMLESS.search(line))
+    suspects = _drop_recovered_lines(
+        line for line in lines if _compile_suspect_pattern().search(line) and not _HARMLESS.search(line)
+    )
     named: set[str] = set()
 
     def make_finding(
@@ -73,9 +73,9 @@ def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding
             measured = f"{len(hits)} times in {hours:g} h, last: {hits[-1].strip()[:160]}"
             yield judge_value(False, severity, CHECK, measured, f"fewer than {least}", **words)
 
-    for signature in DAMAGE:
+    for signature in _list_damage_signatures():
         yield from make_finding(
-            [line for line in suspects if signature.is_shown_by(line)],
+            [line for line in suspects if signature.matches(line)],
             signature.count,
             "fail" if signature.strength == "certain" else "warn",
             reason=f"{signature.cause} ({signature.source})",
@@ -106,9 +106,21 @@ def _drop_recovered_lines(lines: Iterable[str]) -> list[str]:
 
 
 _RECOVERED = re.compile(r"NVRM: Xid \(([^)]*)\): 154,.*to 0x0 \(None\)")
-_ANY = re.compile(
-    "|".join([*(re.escape(sign.text) for signature in DAMAGE for sign in signature.signs), *SUSPECT]), re.IGNORECASE
-)
+
+
+@functools.cache
+def _list_damage_signatures() -> tuple[Signature, ...]:
+    """Signatures that show damage of the node, not of the program. Those that are certain make it unfit."""
+    table = get_signature_table()
+    kernel = (each for each in table.signatures if each.is_kernel and each.strength in ("certain", "likely"))
+    return (*(table.by_name[name] for name in DAMAGE), *kernel)
+
+
+@functools.cache
+def _compile_suspect_pattern() -> re.Pattern[str]:
+    texts = (re.escape(pattern.text) for signature in _list_damage_signatures() for pattern in signature.patterns)
+    return re.compile("|".join([*texts, *SUSPECT]), re.IGNORECASE)
+
 
 _TIMESTAMP = re.compile(r"\[\s*(\d+\.\d+)\]")
 

@@ -1,4 +1,4 @@
-"""Say why a run or a job failed, by its logs: cause, evidence, fix, and what the launcher does about it."""
+"""Diagnose a failed run or job by its logs: cause, evidence, fix, and what the launcher does about it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from primus.diagnosis import diagnose, log_sources
 from primus.diagnosis.diagnose import THOROUGH_BYTES
 from primus.diagnosis.finding import Cause, Diagnosis, Evidence
 from primus.diagnosis.logs import LogFile, read_stream_log
+from primus.diagnosis.signature_files import load_signatures
 from primus.errors import EXIT_OK, PrimusError, UsageError
 from primus.launch.jobs import logs, scheduler_jobs
 from primus.launch.jobs.scheduler_jobs import RECORD, Submission
@@ -23,12 +24,12 @@ from primus.runs.store import Run
 from primus.task import TaskContext
 
 EXIT_UNKNOWN = 4
-"""Something failed, and no known signature says why."""
+"""Something failed, and neither a signature nor an exception shows why."""
 STANDARD_INPUT = "-"
 LAUNCHER = {
-    "retry": "starts again, as often as --max-restarts allows",
-    "exclude": "starts again without {host}, where another node can be had",
-    "stop": "does not start again: the same would happen",
+    "retry": "restarts, up to --max-restarts times",
+    "exclude": "restarts without {host} if another node is available",
+    "stop": "does not restart: the failure would recur",
 }
 
 
@@ -36,20 +37,20 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `diagnose`."""
 
     what: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
-    """A run (folder, id, experiment's name for its newest run, id of a job), or logs and folders of logs; - for
+    """A run (folder, run id, experiment name for its newest run, or job id), or logs and folders of logs; - reads
     standard input."""
     attempt: int | None = None
-    """Attempt of the run; the newest one without it."""
+    """Attempt of the run; default: the newest."""
     all: bool = False
-    """Show every cause and effect with its lines."""
+    """Show all causes and consequences with their lines."""
     kernel_log: bool = False
-    """Read the log of this node's kernel as well."""
+    """Also read the kernel log of this node."""
     workspace: str = "./output"
-    """Folder of all run folders."""
+    """Folder that contains the run folders."""
 
 
 class DiagnosisAnswer(Struct, frozen=True, kw_only=True):
-    """What was found, of what."""
+    """The diagnosis, and what was diagnosed."""
 
     what: str
     run: str | None = None
@@ -61,12 +62,13 @@ class DiagnosisAnswer(Struct, frozen=True, kw_only=True):
 
 
 def run(options: Options, context: TaskContext) -> int:
-    """Print the diagnosis; gives 0 where the cause is known or nothing failed, else 4.
+    """Print the diagnosis and return 0 if the cause is known or nothing failed, else 4.
 
     Raises:
         UsageError: There is no such run, job or log.
         PrimusError: A log cannot be read.
     """
+    load_signatures()  # a wrong file of the user is reported before anything is read
     found = _find_run_with_logs(options, context)
     answer = _diagnose_run(found[0], found[1], options) if found else _diagnose_logs(options, context)
     context.result(answer, _format_answer(answer, options.all))
@@ -74,10 +76,10 @@ def run(options: Options, context: TaskContext) -> int:
 
 
 def _find_run_with_logs(options: Options, context: TaskContext) -> tuple[Run, list[Path]] | None:
-    """The run that is meant, with its logs elsewhere; None where logs are meant.
+    """The run that the option names, with its logs outside the run folder; None if it names logs.
 
     Raises:
-        UsageError: There is neither.
+        UsageError: It names neither.
     """
     name = options.what[0]
     for folder in (Path(name), Path(name) / "latest"):
@@ -96,7 +98,7 @@ def _find_run_with_logs(options: Options, context: TaskContext) -> tuple[Run, li
 def _add_scheduler_logs(run: Run) -> tuple[Run, list[Path]]:
     try:
         submission = read_json(run.directory / RECORD, Submission)
-    except PrimusError:  # it was not given to a scheduler
+    except PrimusError:  # the run was not submitted to a scheduler
         return run, []
     return run, _find_scheduler_logs(run, submission)
 
@@ -108,7 +110,7 @@ def _find_scheduler_logs(run: Run, submission: Submission) -> list[Path]:
 
 
 def _find_run_of_job(name: str, context: TaskContext, error: UsageError) -> tuple[Run, list[Path]]:
-    """The run of a job that was submitted from here; `error` is raised where there is none either."""
+    """The run of a job that was submitted from this machine; raises `error` if there is none."""
     try:
         submission = scheduler_jobs.find_submission(name, context.environ)
     except UsageError:
@@ -118,7 +120,7 @@ def _find_run_of_job(name: str, context: TaskContext, error: UsageError) -> tupl
     return run, _find_scheduler_logs(run, submission)
 
 
-def _diagnose_run(run: Run, besides: list[Path], options: Options) -> DiagnosisAnswer:
+def _diagnose_run(run: Run, extra_logs: list[Path], options: Options) -> DiagnosisAnswer:
     metadata = run.read_metadata()
     newest = log_sources.newest_attempt(run)
     number = newest if options.attempt is None else options.attempt
@@ -130,19 +132,20 @@ def _diagnose_run(run: Run, besides: list[Path], options: Options) -> DiagnosisA
         state = "died" if metadata.started else state
     answer = DiagnosisAnswer(what=metadata.name, run=run.id, attempt=number, state=state, diagnosis=Diagnosis())
     if state in ("done", "planned"):
-        said = "nothing failed" if state == "done" else "nothing was started yet"
-        said += f"; attempt {newest - 1} did: --attempt {newest - 1}" if state == "done" and newest else ""
-        return structs.replace(answer, is_known=True, diagnosis=Diagnosis(reason=said))
+        reason = "nothing failed" if state == "done" else "the run has not started"
+        if state == "done" and newest:
+            reason += f"; attempt {newest - 1} failed: --attempt {newest - 1}"
+        return structs.replace(answer, is_known=True, diagnosis=Diagnosis(reason=reason))
     kernel = True if options.kernel_log else None
-    found = diagnose.diagnose_run(run, number, budget_bytes=THOROUGH_BYTES, kernel=kernel, besides=besides)
+    found = diagnose.diagnose_run(run, number, budget_bytes=THOROUGH_BYTES, kernel=kernel, extra_logs=extra_logs)
     if found.cause is None and state == "interrupted":
-        found = structs.replace(found, reason=f"it was stopped: {metadata.outcome.reason}", tail=())
+        found = structs.replace(found, reason=f"the run was stopped: {metadata.outcome.reason}", tail=())
         return structs.replace(answer, is_known=True, diagnosis=found)
     if found.cause is None and is_active and not found.reason:
-        found = structs.replace(found, reason="it is running, and nothing has failed so far", tail=())
+        found = structs.replace(found, reason="the run is active, and nothing has failed so far", tail=())
         return structs.replace(answer, is_known=True, diagnosis=found)
     if state == "died" and not found.reason:
-        found = structs.replace(found, reason="its launcher ended without a word: it was killed, or its node went away")
+        found = structs.replace(found, reason="the launcher exited without a report: it was killed, or its node failed")
     return structs.replace(answer, is_known=found.cause is not None, diagnosis=found)
 
 
@@ -151,16 +154,16 @@ def _diagnose_logs(options: Options, context: TaskContext) -> DiagnosisAnswer:
     notes: list[str] = []
     paths = [Path(name) for name in options.what if name != STANDARD_INPUT]
     if options.attempt is not None:
-        raise UsageError("--attempt is of a run, not of logs")
+        raise UsageError("--attempt applies to a run, not to logs")
     for path in paths:
         _check_readable(path)
     if len(paths) < len(options.what):
         if sys.stdin is None:
-            raise UsageError("standard input: is closed", "give a log: diagnose - < FILE")
+            raise UsageError("standard input is closed", "give a log: diagnose - < FILE")
         log, note = read_stream_log("standard input", sys.stdin.buffer)
         texts, notes = [log], [note] if note else []
     if texts and not texts[0].data:
-        raise UsageError("standard input: is empty", "give a log: diagnose - < FILE")
+        raise UsageError("standard input is empty", "give a log: diagnose - < FILE")
     found = diagnose.diagnose_logs(paths, kernel=options.kernel_log, texts=texts)
     found = structs.replace(found, notes=(*notes, *found.notes))
     is_known = found.cause is not None or not found.reason
@@ -172,13 +175,15 @@ def _build_missing_path_error(path: str | Path) -> UsageError:
 
 
 def _check_readable(path: Path) -> None:
-    """Raises UsageError where nothing can be read at `path`."""
+    """Raise UsageError if `path` cannot be read."""
     if not os.path.exists(path):
         raise _build_missing_path_error(path)
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
-        raise UsageError(f"{path}: may not be read", "ask its owner")
+        raise UsageError(f"{path}: permission denied", "ask its owner for read permission")
     if path.is_file() and path.stat().st_size == 0:
-        raise UsageError(f"{path}: is empty", "what wrote it ended before it said anything; look at other logs")
+        raise UsageError(
+            f"{path}: the log is empty", "its program exited before it wrote anything; diagnose other logs"
+        )
 
 
 def _format_answer(answer: DiagnosisAnswer, is_full: bool) -> str:
@@ -216,6 +221,7 @@ def _cause_rows(cause: Cause, found: Diagnosis) -> list[tuple[str, str]]:
         *([("shown by", f"{_format_rank_list(cause.ranks)}")] if len(cause.ranks) > 1 else []),
         ("fix", cause.fix),
         ("launcher", _format_launcher_action(found)),
+        *_tail_rows(found),
     ]
 
 
@@ -226,9 +232,12 @@ def _unknown_rows(answer: DiagnosisAnswer) -> list[tuple[str, str]]:
     rows = [("cause", "unknown" + (f": {found.reason}" if found.reason else ""))]
     rows += [("first", _format_failure_place(found))] if _format_failure_place(found) else []
     rows += [("launcher", _format_launcher_action(found))] if answer.run else []
-    if found.tail:
-        rows += [("log", found.tail_file), *(("", f"  {text}") for text in found.tail)]
-    return rows
+    return rows + _tail_rows(found)
+
+
+def _tail_rows(found: Diagnosis) -> list[tuple[str, str]]:
+    """The end of the first failing rank's log, if no signature matched."""
+    return [("log", found.tail_file), *(("", f"  {text}") for text in found.tail)] if found.tail else []
 
 
 def _format_launcher_action(found: Diagnosis) -> str:
@@ -247,7 +256,7 @@ def _format_evidence(evidence: Evidence) -> str:
 
 def _format_other_cause(cause: Cause, is_full: bool) -> list[str]:
     kind = {"root": "also", "cascade": "followed", "info": "info"}[cause.role]
-    survived = "; training went on after it" if cause.survived else ""
+    survived = "; training continued after it" if cause.survived else ""
     ranks = f" ({_format_rank_list(cause.ranks)})" if cause.ranks else ""
     head = f"{kind + ':':<11}{cause.summary} [{cause.signature}]{ranks}{survived}"
     shown = cause.evidence if is_full else cause.evidence[:1] if cause.role == "root" else ()

@@ -1,0 +1,148 @@
+"""The last uncaught Python exception of a log, and where it was raised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from primus.diagnosis.log_line import split_rank_prefix, strip_rank_prefix
+
+MOST_TRACEBACK_LINES = 400
+"""Lines before an exception that may belong to its traceback: several ranks may write in turns."""
+_NAME = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*"
+_EXCEPTION = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Unsupported))"
+    r"(?::\s*(?P<message>.*))?$"
+)
+"""A line that names an exception by the usual ends of names; `Name: message` of any name counts below a traceback."""
+_ANY_EXCEPTION = re.compile(rf"^(?P<type>{_NAME})(?::\s+(?P<message>.*))?$")
+_TRACEBACK = "Traceback (most recent call last)"
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
+_WRAPPED = re.compile(r"^Caught (?P<type>\w+) in (?:DataLoader worker process|replica) \d+")
+"""torch raises an exception of a worker again, with the worker's traceback in the message."""
+_LIBRARY = re.compile(r"(?:site|dist)-packages/|/lib/python\d|^<|/conda/pkgs/|\.pyx$")
+"""Files of installed packages, of the standard library, and of code without a file."""
+
+
+class LoggedFrame(Struct, frozen=True):
+    """A frame of a traceback."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_library(self) -> bool:
+        """Whether the file belongs to an installed package or to the standard library."""
+        return _LIBRARY.search(self.file) is not None
+
+    def format_place(self) -> str:
+        """`train.py:12 in main`, with a file of a package from the package's name on."""
+        file = re.split(r"(?:site|dist)-packages/|/lib/python[\d.]+/", self.file)[-1]
+        function = f" in {self.function}" if self.function else ""
+        return f"{file}:{self.line}{function}"
+
+
+class LoggedException(Struct, frozen=True, kw_only=True):
+    """An exception that a log ends with."""
+
+    type: str
+    """With its module."""
+    message: str
+    index: int
+    """Of its line."""
+    frames: tuple[LoggedFrame, ...] = ()
+    """The outermost first; empty if the log has no traceback."""
+    traceback: tuple[str, ...] = ()
+    """Lines of the traceback without rank prefixes."""
+
+    @property
+    def origin(self) -> str:
+        """`user code` or `library`, by the file that raised it; empty if the log has no traceback."""
+        if not self.frames:
+            return ""
+        return "library" if self.frames[-1].is_library else "user code"
+
+    def format_headline(self) -> str:
+        """`TypeError: message`."""
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+    def format_place(self) -> str:
+        """Where it was raised, and which user code called the library that raised it."""
+        if not self.frames:
+            return ""
+        place = f"raised at {self.frames[-1].format_place()} ({self.origin})"
+        caller = next((frame for frame in reversed(self.frames) if not frame.is_library), None)
+        if self.origin == "library" and caller:
+            place += f", called from {caller.format_place()}"
+        return place
+
+
+def find_last_exception(lines: Sequence[str]) -> LoggedException | None:
+    """The last exception of `lines`, which carry no colours.
+
+    Lines carry a rank prefix such as `[rank3]:` if several ranks write into one log: frames are taken only from
+    lines with the prefix of the exception.
+    """
+    for index in range(len(lines) - 1, -1, -1):
+        prefix, body = split_rank_prefix(lines[index])
+        found = _match_exception(body, lines, index)
+        if found is None:
+            continue
+        message = (found["message"] or "").strip() or _read_next_line(lines, index, prefix)
+        wrapped = _WRAPPED.match(message)
+        traceback = tuple(_collect_traceback(lines, index, prefix))
+        return LoggedException(
+            type=wrapped["type"] if wrapped else found["type"],
+            message=message,
+            index=index,
+            frames=tuple(_parse_frames(traceback)),
+            traceback=traceback,
+        )
+    return None
+
+
+def _match_exception(body: str, lines: Sequence[str], index: int) -> re.Match[str] | None:
+    """The exception that a line without its rank prefix names."""
+    body = body.removeprefix("E   ").strip() if body.startswith("E   ") else body.rstrip()
+    found = _EXCEPTION.match(body)
+    if found:
+        return found
+    return _ANY_EXCEPTION.match(body) if body and _follows_frame(lines, index) else None
+
+
+def _follows_frame(lines: Sequence[str], index: int) -> bool:
+    """Whether the line before is a frame's source line, so that an unindented line names the exception."""
+    before = [strip_rank_prefix(line) for line in lines[max(0, index - 4) : index]]
+    return bool(before) and before[-1].startswith("    ") and any(_FRAME.match(line) for line in before)
+
+
+def _read_next_line(lines: Sequence[str], index: int, prefix: str) -> str:
+    """The message of an exception whose line ends with its type and a colon."""
+    if index + 1 < len(lines) and lines[index].rstrip().endswith(":"):
+        next_prefix, body = split_rank_prefix(lines[index + 1])
+        return body.strip() if next_prefix == prefix else ""
+    return ""
+
+
+def _collect_traceback(lines: Sequence[str], index: int, prefix: str) -> list[str]:
+    """Lines of the same rank above the exception, up to the head of its traceback."""
+    traceback: list[str] = []
+    for number in range(index - 1, max(-1, index - MOST_TRACEBACK_LINES), -1):
+        line_prefix, body = split_rank_prefix(lines[number])
+        if line_prefix != prefix:
+            continue
+        body = body.removeprefix("E ")
+        if _TRACEBACK in body or _EXCEPTION.match(body):  # an earlier exception: this traceback has no head
+            break
+        traceback.append(body)
+    return traceback[::-1]
+
+
+def _parse_frames(traceback: Sequence[str]) -> Iterator[LoggedFrame]:
+    for line in traceback:
+        found = _FRAME.match(line)
+        if found:
+            yield LoggedFrame(found["file"], int(found["line"]), found["function"] or "")

@@ -1,0 +1,92 @@
+"""The last exception of a log, with its frames, whatever writes the lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from primus.diagnosis.diagnose import diagnose_logs
+from primus.diagnosis.python_exception import find_last_exception
+
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "/srv/train.py", line 12, in main',
+    "    model(batch)",
+    '  File "/opt/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125, in forward',
+    "    return F.linear(input)",
+    "           ^^^^^^^^^^^^^^^",
+    "KeyError: 'gizmo'",
+]
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["", "[rank3]: ", "[default3]:[rank3]: ", " 3: ", "(TrainWorker pid=7, ip=10.0.0.1) ", "2026-01-10T12:00:00.1Z "],
+)
+def test_an_exception_has_its_frames_behind_any_prefix(prefix: str) -> None:
+    noise = "[rank9]: ValueError" if "rank" in prefix else ""
+    lines = [each for line in TRACEBACK for each in (f"{prefix}{line}", noise)][:-1]
+    found = find_last_exception(lines)
+    assert found and (found.type, found.message, found.origin) == ("KeyError", "'gizmo'", "library")
+    place = "raised at torch/nn/modules/linear.py:125 in forward (library), called from /srv/train.py:12 in main"
+    assert found.format_place() == place
+
+
+@pytest.mark.parametrize(
+    ("lines", "headline"),
+    [
+        (["AssertionError"], "AssertionError"),
+        (["KeyError: ", "'state.model'"], "KeyError: 'state.model'"),
+        (["E   KeyError: 'step'"], "KeyError: 'step'"),
+        (["ValueError: first", "noise", "TypeError: last", "done"], "TypeError: last"),
+        ([*TRACEBACK[:3], "queue.Empty"], "queue.Empty"),
+        ([*TRACEBACK[:3], "acme.Frobnication: jammed"], "acme.Frobnication: jammed"),
+        (
+            ["KeyError: Caught KeyError in DataLoader worker process 0."],
+            "KeyError: Caught KeyError in DataLoader worker process 0.",
+        ),
+        (["acme.Frobnication: jammed"], None),
+        (["step 12  loss 9.81", "Errors: 0 in all", "no Error here"], None),
+    ],
+)
+def test_a_line_that_names_an_exception_is_found(lines: list[str], headline: str | None) -> None:
+    found = find_last_exception(lines)
+    assert (found.format_headline() if found else None) == headline
+
+
+def test_the_frames_of_an_earlier_exception_belong_to_that_one() -> None:
+    found = find_last_exception([*TRACEBACK, "", "During handling of the above exception:", "", "ValueError: odd"])
+    assert found and found.frames == ()
+
+
+def test_code_and_words_classify_what_no_pattern_matches(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+
+    def diagnose(*lines: str) -> tuple[str, str]:
+        log.write_text("\n".join(lines) + "\n")
+        cause = diagnose_logs([log]).cause
+        assert cause
+        return cause.signature, cause.summary
+
+    load = ['  File "/srv/train.py", line 1, in load_checkpoint', "    state['gizmo']"]
+    signature, summary = diagnose(TRACEBACK[0], *load, "KeyError: 'gizmo'")
+    assert signature == "checkpoint-not-loaded" and "probably" in summary and "KeyError: 'gizmo'" in summary
+    assert diagnose("RuntimeError: the gizmo cannot save the checkpoint: access denied")[0] == "permission-denied"
+    assert diagnose("gizmo: error: the worker of node 7 died")[0] == "died-silently"
+    assert diagnose(*TRACEBACK)[0] == "uncaught-exception"
+
+
+def test_words_of_an_error_before_later_steps_classify_nothing(tmp_path: Path) -> None:
+    steps = [f"step: {number}  loss: 1.5  tps: 10,050" for number in range(1, 6)]
+    (tmp_path / "a.log").write_text("\n".join(["gizmo: error: the worker died", *steps]) + "\n")
+    assert diagnose_logs([tmp_path / "a.log"]).causes == ()
+
+
+def test_of_two_equal_roots_the_first_in_the_log_is_the_cause(tmp_path: Path) -> None:
+    first, second = "MemoryError", "RuntimeError: [enforce fail at x.cc:300] . unexpected pos 64 vs 60"
+    (tmp_path / "a.log").write_text(f"{first}\n{second}\n")
+    found = diagnose_logs([tmp_path / "a.log"])
+    assert [cause.signature for cause in found.causes] == ["host-out-of-memory", "disk-full"]
+    (tmp_path / "a.log").write_text(f"{second}\n{first}\n")
+    assert diagnose_logs([tmp_path / "a.log"]).causes[0].signature == "disk-full"
