@@ -18,7 +18,7 @@ import pytest
 
 from primus import registry
 from primus.config.overrides import is_known
-from primus.launch.compose import is_runtime
+from primus.launch.command import is_runtime
 
 ROOT = Path(__file__).parents[1]
 QUICK_START = "./primus-cli direct -- train pretrain --config examples/quickstart.yaml"

@@ -197,8 +197,8 @@ def test_an_exception_of_the_package_names_the_plug_in_that_called_it(
     error = capsys.readouterr().err
     assert error.startswith("primus-cli: internal error at ")
     assert "config/source.py:" in error
-    assert "plugins/tasks/bad.py:20 called it" in error
-    assert "report it" not in error
+    assert "bad.py:20; show the traceback: add --debug" in error
+    assert "report this" not in error
 
 
 def test_a_runtime_of_an_unknown_level_is_one_message(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from primus.config.fields import list_fields
 from primus.config.schema import ModelSpec, ParallelConfig
 from primus.errors import UsageError
 from primus.model import expert_ffn_size, head_dim, num_moe_layers, num_query_groups
@@ -174,7 +173,7 @@ def _pattern_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
 
 def _expert_problems(spec: ModelSpec) -> Iterator[ModelProblem]:
     if spec.num_experts is None:
-        for field in list_fields(ModelSpec):
+        for field in structs.fields(ModelSpec):
             is_of_experts = field.name.startswith("moe_") or field.name == "first_k_dense_replace"
             if is_of_experts and getattr(spec, field.name) != field.default:
                 yield ModelProblem(field.name, "a dense model has no experts", "set num_experts, or remove it")

@@ -10,7 +10,8 @@ from msgspec import Struct
 from primus.contract import PlugInKind, optional
 
 if TYPE_CHECKING:
-    from primus.launch.jobs.scheduler_jobs import JobState, Submission
+    from primus.launch.jobs.job_states import JobState
+    from primus.launch.jobs.submissions import Submission
     from primus.launch.plan import LaunchPlan, PlanContext
     from primus.launch.run_remote import RemoteLaunch, Say
     from primus.runs.store import Run
@@ -112,7 +113,7 @@ class Runtime(Protocol):
 
 class JobRuntime(Protocol):
     """A runtime with jobs that outlive the command: `start` submits, and records the job with
-    `primus.launch.jobs.scheduler_jobs.remember_submission`.
+    `primus.launch.jobs.submissions.remember_submission`.
 
     The file has these members in addition to those of a runtime. They are called by `jobs list`, `jobs wait`,
     `jobs cancel` and `jobs logs`, on any machine that shares the user's home folder.

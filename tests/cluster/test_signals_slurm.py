@@ -116,7 +116,7 @@ def test_whoever_follows_a_job_can_leave_it_running(cluster: Cluster, number: si
         one.wait_for("iteration ")
         one.tell(number)
         assert one.ended(20) == code, one.shown
-    assert "goes on; primus-cli direct -- jobs cancel" in one.shown
+    assert "keeps running; cancel it: primus-cli direct -- jobs cancel" in one.shown
     assert run_of(cluster, f"followed{code}").read_metadata().outcome.state == "running"
     cluster.primus("direct", "--", "jobs", "cancel", f"followed{code}")
     waited = cluster.primus("direct", "--", "jobs", "wait", f"followed{code}", code=143)

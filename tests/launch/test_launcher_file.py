@@ -9,11 +9,12 @@ import pytest
 
 from fakes import cli
 from primus.errors import UsageError
-from primus.launch import compose, launcher_file
+from primus.launch import launcher_file
+from primus.launch.command import Command, parse_command
 from primus.launch.launcher_file import LauncherFileChoice
 
 
-def applied(words: str, text: str, tmp_path: Path, *, over: str | None = None) -> compose.Command:
+def applied(words: str, text: str, tmp_path: Path, *, over: str | None = None) -> Command:
     """The command `words` with the user's file `text`, and the file `over` of --config."""
     (tmp_path / "home").mkdir(exist_ok=True)
     (tmp_path / "home" / ".primus.yaml").write_text(text)
@@ -21,7 +22,7 @@ def applied(words: str, text: str, tmp_path: Path, *, over: str | None = None) -
         (tmp_path / "over.yaml").write_text(over)
     choice = LauncherFileChoice(given=str(tmp_path / "over.yaml") if over is not None else None)
     return launcher_file.apply_defaults(
-        compose.parse_command(words.split()), choice, {"HOME": str(tmp_path / "home"), "TEAM": "us"}
+        parse_command(words.split()), choice, {"HOME": str(tmp_path / "home"), "TEAM": "us"}
     )
 
 
@@ -128,7 +129,7 @@ def test_a_home_that_may_not_be_looked_into_is_told_of(monkeypatch: pytest.Monke
     monkeypatch.setattr(Path, "is_file", refuse)
     with pytest.raises(UsageError, match=r"cannot be read: Permission denied\n  --no-config"):
         launcher_file.apply_defaults(
-            compose.parse_command("direct -- runs list".split()), LauncherFileChoice(), {"HOME": "/root"}
+            parse_command("direct -- runs list".split()), LauncherFileChoice(), {"HOME": "/root"}
         )
 
 

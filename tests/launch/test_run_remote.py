@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fakes import cli
 from primus.errors import UsageError
 from primus.launch import compose
+from primus.launch.command import parse_segment_options
 from primus.launch.request import RequestSegment, reference_variables
 from primus.redaction import is_secret_name
 from primus.runs.store import Run, list_workspace_runs
@@ -215,4 +216,4 @@ def test_the_entry_is_that_of_the_checkout() -> None:
 
 def test_options_of_an_unknown_shape_are_refused_before_anything_is_made(workplace: Path) -> None:
     with pytest.raises(UsageError, match="unknown option"):
-        compose.parse_segment_options(RequestSegment("direct", ("--nodez", "3")))
+        parse_segment_options(RequestSegment("direct", ("--nodez", "3")))

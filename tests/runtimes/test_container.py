@@ -15,7 +15,8 @@ from fakes.nodes import node
 from primus import registry
 from primus.cli.main import main
 from primus.errors import UsageError
-from primus.launch import compose, inherited_variables, show
+from primus.launch import inherited_variables, show
+from primus.launch.command import parse_command
 from primus.launch.plan import BindMount, LaunchPlan, PlanContext, Variable
 from primus.machine.facts import MachineFacts
 from primus.runtimes.container import container_plan, mounts
@@ -373,8 +374,8 @@ def test_a_secret_that_was_typed_stays_with_its_name(capsys: pytest.CaptureFixtu
 
 
 def test_a_shell_without_a_task_stands_alone() -> None:
-    assert compose.parse_command(["container", "--image", "img", "--shell"]).request.task == ""
-    assert compose.parse_command(["container", "--shell", "--", "runs", "list"]).request.task == "runs list"
-    assert compose.parse_command(["container", "--clean"]).request.task == ""
+    assert parse_command(["container", "--image", "img", "--shell"]).request.task == ""
+    assert parse_command(["container", "--shell", "--", "runs", "list"]).request.task == "runs list"
+    assert parse_command(["container", "--clean"]).request.task == ""
     with pytest.raises(UsageError, match="stands alone"):
-        compose.parse_command(["slurm", "srun", "--", "container", "--image", "img", "--shell"])
+        parse_command(["slurm", "srun", "--", "container", "--image", "img", "--shell"])

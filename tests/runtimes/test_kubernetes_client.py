@@ -17,7 +17,7 @@ import yaml
 from fakes import cli, terminal
 from fakes.kubernetes_api import Api, Fault, serving
 from primus.errors import PrimusError, UsageError
-from primus.launch.jobs import scheduler_jobs
+from primus.launch.jobs import submissions
 from primus.runs.store import RunOutcome, list_workspace_runs
 from primus.runtimes import kubernetes
 from primus.runtimes.kubernetes import objects
@@ -140,7 +140,7 @@ def test_jobs_are_found_again_where_they_were_submitted(
 ) -> None:
     k8s(api, workplace, *CREATE)
     environ = {"XDG_STATE_HOME": str(workplace / "state")}
-    submission = scheduler_jobs.find_submission("job", environ)
+    submission = submissions.find_submission("job", environ)
     assert submission.place == {
         "target": "jobset",
         "kubeconfig": str(workplace / "kubeconfig"),
@@ -183,7 +183,7 @@ def test_waiting_outlasts_a_server_that_is_ill(api: Api, workplace: Path) -> Non
         api.objects[f"{JOBSETS}/job"]["status"] = {"terminalState": "Completed"}
         said = process.communicate(timeout=20)[1]
     assert process.returncode == 0, said
-    assert said.count("; asking again") == 3, said
+    assert said.count("; retrying") == 3, said
 
 
 @pytest.mark.parametrize("text", ["<html>log in</html>", "null", "[]", "{}", '{"items": [{}]}', '{"items": 3}', '"x"'])
@@ -257,7 +257,7 @@ def test_the_run_of_a_deleted_job_waits_no_more(api: Api, workplace: Path, words
     assert run.read_metadata().outcome.state == "planned"
     if not words:
         del api.objects[f"{JOBSETS}/job"]
-    old = HASTY + "import primus.launch.jobs.scheduler_jobs as j; j.GONE_AFTER_S = 0\n"
+    old = HASTY + "import primus.launch.jobs.job_states as j; j.GONE_AFTER_S = 0\n"
     done = cli.run(*(words or ("direct", "--", "jobs", "list")), cwd=workplace, before=old, **of_user(api, workplace))
     assert done.returncode == 0, done.stderr
     outcome = run.read_metadata().outcome
@@ -276,7 +276,7 @@ def test_whoever_waits_for_a_job_can_leave_it_running(api: Api, workplace: Path,
         one.wait_for("job: ")
         one.tell(signal.Signals(number))
         assert one.ended() == code, one.shown
-    assert "job job goes on; primus-cli kubernetes delete job ends it" in one.shown
+    assert "job job keeps running; cancel it: primus-cli kubernetes delete job" in one.shown
     assert path in api.objects
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from primus.launch.jobs.scheduler_jobs import State
+from primus.launch.jobs.job_states import State
 from primus.runtimes.kubernetes import status
 
 

@@ -189,7 +189,7 @@ def test_of_two_submissions_of_a_run_at_once_one_is_refused(place: Place) -> Non
     environ = place.slurm.environ | {"XDG_STATE_HOME": str(place.folder / "state")}
     with cli.started(*again, cwd=place.folder, **environ) as first:
         cli.wait_for((place.slurm.folder / "asked").exists, "the first submission")
-        assert "is being submitted, or waited for, by another command" in place.primus(*again, code=1)
+        assert "another command is submitting" in place.primus(*again, code=1)
         (place.slurm.folder / "go").write_text("go\n")
         said = "".join(first.communicate(timeout=20))
     assert "job 42 is queued" in said
@@ -240,7 +240,7 @@ def test_the_log_is_followed_until_the_end(place: Place) -> None:
 def test_a_job_that_cannot_be_remembered_is_told_all_the_same(place: Place) -> None:
     (place.folder / "file").touch()
     said = place.primus("slurm", "sbatch", *TASK, XDG_STATE_HOME=str(place.folder / "file"))
-    assert "job 41 is submitted, but not remembered" in said
+    assert "job 41 is submitted, but its record cannot be written" in said
     assert "job 41 is queued" in said
     assert "running" in place.primus("direct", "--", "jobs", "show", str(place.runs[0]))
 
@@ -270,7 +270,7 @@ def test_an_interrupt_leaves_the_job_running(place: Place) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert "job 41 goes on" in out + err
+    assert "job 41 keeps running" in out + err
     assert not place.slurm.calls("scancel")
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from fakes import cli
 from primus.errors import UsageError
 from primus.launch import compose, inherited_variables
+from primus.launch.command import parse_segment_options
 from primus.launch.plan import LaunchPlan, PlanContext, Variable
 from primus.launch.request import RequestSegment
 from primus.runtimes.ssh import FIRST_PORT, NUM_PORTS, Options, hosts, script, ssh_command, wrap
@@ -54,7 +55,7 @@ def test_a_hostfile_has_a_host_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", ["--port 0", "--port 70000", "--master-port 99999", "--connect-timeout 0"])
 def test_what_is_no_port_is_refused(words: str) -> None:
     with pytest.raises(UsageError, match=f"{words}: expected int [<>]="):
-        compose.parse_segment_options(RequestSegment("ssh", ("--hosts", "a", *words.split())))
+        parse_segment_options(RequestSegment("ssh", ("--hosts", "a", *words.split())))
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from diagnosis import folders
 from diagnosis.genuine import LINES
 from primus.cli.main import main
 from primus.diagnosis import logs
-from primus.launch.jobs import scheduler_jobs
-from primus.launch.jobs.scheduler_jobs import Submission
+from primus.launch.jobs import submissions
+from primus.launch.jobs.submissions import Submission
 from primus.runs.store import Run
 from primus.tasks.diagnose import EXIT_UNKNOWN
 
@@ -75,7 +75,7 @@ def test_a_job_is_found_by_its_id_with_logs_outside_the_run_folder(
     submission = Submission(
         runtime="slurm", id="17", name="night", directory=str(failed.directory), submitted=1.0, logs=logs
     )
-    scheduler_jobs.remember_submission(submission, os.environ, print)
+    submissions.remember_submission(submission, os.environ, print)
     found = {cause["signature"]: cause for cause in as_json(capsys, "17")["diagnosis"]["causes"]}
     assert found["host-out-of-memory"]["evidence"][0]["file"].endswith("train_17.log")
     assert found["gpu-out-of-memory"]["count"] == 2

@@ -11,8 +11,9 @@ import pytest
 
 from fakes import cli
 from fakes.slurm import FakeSlurm
-from primus.launch.jobs import scheduler_jobs
-from primus.launch.jobs.scheduler_jobs import JobState, Submission
+from primus.launch.jobs import job_states, submissions
+from primus.launch.jobs.job_states import JobState
+from primus.launch.jobs.submissions import Submission
 from primus.runs.store import Run, RunMetadata, RunOutcome, create_run
 
 
@@ -37,7 +38,7 @@ class Desk:
         (run.directory / "logs").mkdir()
         values = {"logs": (f"logs/slurm-{number}.out",), "submitted": float(number)} | changes
         submission = Submission(runtime="slurm", id=number, name=name, directory=str(run.directory), **values)  # type: ignore[arg-type]
-        scheduler_jobs.remember_submission(submission, self.environ, print)
+        submissions.remember_submission(submission, self.environ, print)
         return run
 
     def jobs(self, *words: str, code: int = 0, as_json: bool = False) -> subprocess.CompletedProcess[str]:
@@ -131,7 +132,7 @@ def test_a_job_is_found_by_its_number_name_or_run(desk: Desk) -> None:
     for name, number in (("11", "11"), ("night", "12"), (run_id("11"), "11"), (str(run.directory), "11")):
         assert json.loads(desk.jobs("show", name, as_json=True).stdout)["id"] == number
     assert "did you mean 'night'?" in desk.jobs("show", "nihgt", code=2).stderr
-    assert "jobs list --all shows them" in desk.jobs("show", "9/9", code=2).stderr
+    assert "jobs list --all" in desk.jobs("show", "9/9", code=2).stderr
 
 
 def test_logs_are_printed_whole_or_from_near_the_end(desk: Desk) -> None:
@@ -256,7 +257,7 @@ def test_a_question_that_fails_while_waiting_is_asked_again(desk: Desk) -> None:
     desk.slurm.answers(squeue=f"[ {count} -gt 2 ] && echo '11|COMPLETED|None|n1' || {{ echo away >&2; exit 1; }}")
     desk.slurm.answers(scontrol="echo 'JobState=COMPLETED ExitCode=0:0'")
     done = desk.jobs("wait", "11")
-    assert done.stderr.count("squeue does not respond: away; asking again") == 1
+    assert done.stderr.count("squeue does not respond: away; retrying") == 1
 
 
 def test_where_nothing_can_be_written_jobs_are_shown_all_the_same(desk: Desk) -> None:
@@ -276,7 +277,7 @@ def test_where_nothing_can_be_written_jobs_are_shown_all_the_same(desk: Desk) ->
 def test_a_job_that_is_gone_is_not_waited_for(desk: Desk) -> None:
     desk.submitted("11")
     desk.slurm.answers(squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    hasty = "import primus.launch.jobs.scheduler_jobs as j; j.FIRST_POLL_S = 0.01"
+    hasty = "import primus.launch.jobs.job_states as j; j.FIRST_POLL_S = 0.01"
     for words in (("wait", "11"), ("logs", "11", "--follow")):
         desk.slurm.forget()
         done = cli.run("direct", "--", "jobs", *words, cwd=desk.folder, before=hasty, **desk.environ)
@@ -291,7 +292,7 @@ def test_a_number_that_slurm_gives_again_is_another_job(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     (tmp_path / "run").mkdir()
     old = Submission(runtime="slurm", id="5", name="a", directory=str(tmp_path / "run"), submitted=1.0)
-    scheduler_jobs._keep_end(old, JobState(state="done"), environ)
-    assert scheduler_jobs.query_state(old, environ).state == "done"
+    job_states._record_answer(old, JobState(state="done"), environ)
+    assert job_states.query_state(old, environ).state == "done"
     newer = Submission(runtime="slurm", id="5", name="b", directory=str(tmp_path / "run"), submitted=time.time() + 60)
-    assert scheduler_jobs._known_end(newer, environ) is None
+    assert job_states._read_known_end(newer, environ) is None

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 from msgspec import Struct
+from primus.launch.jobs.scheduler_jobs import JobState, Submission, remember_submission
 
 from primus.errors import EXIT_OK
-from primus.launch.jobs.scheduler_jobs import JobState, Submission, remember_submission
 from primus.launch.plan import LaunchPlan, PlanContext
 from primus.launch.run_remote import RemoteLaunch, Say
 from primus.redaction import redact_args

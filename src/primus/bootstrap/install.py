@@ -8,7 +8,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -361,7 +361,7 @@ def build_of_wish(wish: str) -> Build:
     build = torch_builds.build_of_version(f"0+{wish}")
     if not build.kind:
         raise InstallError(f"PRIMUS_TORCH={wish}: use auto, cpu, none, or a build such as cu126 or rocm7.2", 2)
-    return replace(build, torch="")
+    return build._replace(torch="")
 
 
 def _torch_of(version: str) -> tuple[int, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 Version = tuple[int, int]
 
@@ -62,8 +62,7 @@ PYPI_CUDA: tuple[tuple[Version, Version], ...] = (
 """CUDA version of the builds for Linux on PyPI, whose versions do not tell, by the first version of PyTorch."""
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(NamedTuple):
     """What a build of PyTorch is compiled for."""
 
     kind: str
@@ -79,8 +78,7 @@ class Build:
         return f"{name} {self.version[0]}.{self.version[1]}" if self.kind in ("cuda", "rocm") else name
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Hardware(NamedTuple):
     """What decides which build works."""
 
     vendor: str = ""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from primus import registry
-from primus.config import flags
 from primus.config.docs import field_docs
-from primus.launch.compose import GlobalOptions
+from primus.launch.command import GlobalOptions
 from primus.launch.request import LaunchRequest
 from primus.runtime import RUNTIMES
-from primus.task import TASKS
 
 USAGE = "primus-cli [options] <runtime> [options] [-- <runtime> [options]] -- <task> [options]"
 
@@ -56,6 +54,8 @@ def _list_task_summaries() -> list[tuple[str, str]]:
 
 
 def _format_runtime_help(name: str) -> str:
+    from primus.config import flags
+
     module = registry.load_plug_in(RUNTIMES, name)
     commands = module.COMMANDS
     usage = f"usage: primus-cli {name} [options] -- <task> [options]"
@@ -67,6 +67,9 @@ def _format_runtime_help(name: str) -> str:
 
 
 def _format_task_help(runtime: str, name: str) -> str:
+    from primus.config import flags
+    from primus.task import TASKS
+
     module = registry.load_plug_in(TASKS, name)
     rows = flags.describe_flags(module.Options)
     blocks = [f"usage: primus-cli {runtime} -- {name} [options]", registry.read_summary("tasks", name)]

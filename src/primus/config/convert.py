@@ -9,7 +9,6 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
-from primus.config.fields import list_fields
 from primus.config.schema import GROUPS, ZERO_IS_NONE, needs_value
 from primus.config.source import Leaf, Tree, parse_scalar, strip_origins
 from primus.errors import UsageError, find_nearest
@@ -40,7 +39,7 @@ def make_group(group: str, settings: Tree) -> tuple[Any, dict[str, str]]:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     problems: list[str] = []
-    for field in list_fields(GROUPS[group]):
+    for field in msgspec.structs.fields(GROUPS[group]):
         item = settings.get(field.name)
         if item is None:
             origins[field.name] = DEFAULT

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from primus.config.docs import field_docs
-from primus.config.fields import list_fields
 from primus.errors import UsageError, did_you_mean
 
 Options = TypeVar("Options", bound=Struct)
@@ -40,7 +39,7 @@ class Flag(Struct, frozen=True):
 
 def list_flags(options: type[Struct]) -> list[Flag]:
     """The flags of `options`, in the order of its fields."""
-    return [_make_flag(field) for field in list_fields(options)]
+    return [_make_flag(field) for field in structs.fields(options)]
 
 
 def parse_options(

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from primus import registry
 from primus.backend import BACKENDS
 from primus.config.convert import DEFAULT, conversion_problem, convert_value, find_origin, make_group
-from primus.config.fields import list_fields
 from primus.config.overrides import parse_overrides
 from primus.config.schema import (
     ALTERNATIVES,
@@ -297,7 +296,7 @@ def _reject_unknown_settings(settings: Tree, engine_keys: Collection[str] = ()) 
 def _make_experiment(
     file: Path, tree: Tree, top: Tree, stage: str, trainer: Trainer, origins: dict[str, str]
 ) -> Resolved:
-    fields = {field.name: field for field in list_fields(Experiment)}
+    fields = {field.name: field for field in structs.fields(Experiment)}
     values: dict[str, Any] = {"exp_name": file.stem}
     for key in TOP_KEYS:
         item = top.get(key, tree.get(key))

@@ -8,7 +8,6 @@ from typing import Any, get_args
 import msgspec
 
 from primus.config.docs import field_docs, read_summary
-from primus.config.fields import list_fields
 from primus.config.schema import (
     GROUPS,
     OWNERS,
@@ -72,7 +71,7 @@ def _other_spellings(name: str) -> list[dict[str, Any]]:
         return []
     found: list[dict[str, Any]] = [{"enum": [0, 1]}] if name in list_switch_keys() else []
     found += [{"const": 0}] if name in ZERO_IS_NONE else []
-    field = next(field for field in list_fields(GROUPS[OWNERS[name]]) if field.name == name)
+    field = next(field for field in msgspec.structs.fields(GROUPS[OWNERS[name]]) if field.name == name)
     found += [{"type": "null"}] if not field.required and not needs_value(field) else []
     return found
 
@@ -94,7 +93,7 @@ def format_markdown() -> str:
 def _format_table(group: type[ConfigGroup]) -> str:
     docs = field_docs(group)
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for field in list_fields(group):
+    for field in msgspec.structs.fields(group):
         default = "required" if field.required else f"`{_format_yaml(field.default)}`"
         rows.append(f"| `{field.name}` | {type_name(field.type)} | {default} | {docs.get(field.name, '')} |")
     return "\n".join(rows)

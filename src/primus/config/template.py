@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
+from msgspec import structs
 
 from primus.config.docs import field_docs
-from primus.config.fields import list_fields
 from primus.config.schema import GROUPS, OWNERS, Experiment, ExperimentFile, ModelSpec, ModuleFile
 
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -95,7 +95,7 @@ def key_docs() -> dict[str, str]:
 
 
 def _top_lines(model_name: str, docs: Mapping[str, str]) -> Iterable[str]:
-    team, user = (field.default for field in list_fields(Experiment)[:2])
+    team, user = (field.default for field in structs.fields(Experiment)[:2])
     values = {
         "work_group": f"${{PRIMUS_TEAM:{team}}}",
         "user_name": f"${{USER:{user}}}",
@@ -111,7 +111,7 @@ def _choose_values(spec: ModelSpec) -> dict[str, Any]:
     values = {
         field.name: field.default
         for struct in GROUPS.values()
-        for field in list_fields(struct)
+        for field in structs.fields(struct)
         if not field.required and field.name in OWNERS
     }
     return values | {"mock_data": True, "seq_length": min(_SHORT_SEQUENCE, spec.max_position_embeddings)}

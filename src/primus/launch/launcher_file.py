@@ -12,17 +12,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
 from primus import registry
-from primus.config import flags
 from primus.errors import UsageError, did_you_mean
-from primus.launch import compose
+from primus.launch.command import NODE_END, SHORT, Command, is_runtime
 from primus.launch.request import LaunchRequest, RequestSegment
 from primus.redaction import redact_args
 from primus.runtime import RUNTIMES, Runtime
+
+if TYPE_CHECKING:
+    from primus.config import flags
 
 USER_FILE = "~/.primus.yaml"
 VARIABLE = "PRIMUS_LAUNCHER_FILE"
@@ -83,14 +85,14 @@ def _num_before_task(words: Sequence[str]) -> int:
     begins, after_config = True, False
     for number, word in enumerate(words):
         is_head = begins and not word.startswith("-") and not after_config
-        if is_head and not compose.is_runtime(word):
+        if is_head and not is_runtime(word):
             return number
         begins = word == "--" or (begins and not is_head)
         after_config = word == "--config"
     return len(words)
 
 
-def apply_defaults(command: compose.Command, choice: LauncherFileChoice, environ: Mapping[str, str]) -> compose.Command:
+def apply_defaults(command: Command, choice: LauncherFileChoice, environ: Mapping[str, str]) -> Command:
     """`command` with the defaults of the launcher files before what was typed.
 
     Raises:
@@ -150,7 +152,7 @@ def _is_file(path: Path, shown: str) -> bool:
 
 def _find_section(name: str, tree: Any, shown: str) -> str:
     known = ["main", *registry.list_plug_ins("runtimes")]
-    section = compose.SHORT.get(name, name.replace("_", "-"))
+    section = SHORT.get(name, name.replace("_", "-"))
     if section not in known:
         raise UsageError(f"{_find_origin(tree) or shown}: unknown section '{name}'", did_you_mean(name, known))
     if not isinstance(tree, dict):
@@ -200,8 +202,8 @@ def _is_on(section: Mapping[str, Any], name: str) -> bool:
 def _complete_chain(request: LaunchRequest, sections: Mapping[str, Any]) -> tuple[RequestSegment, ...]:
     """The runtimes, with the one that every chain ends with where it has defaults and was not typed."""
     last = registry.load_plug_in(RUNTIMES, request.runtimes[-1].name)
-    if last.LEVEL != "node" and request.task and sections.get(compose.NODE_END):
-        return (*request.runtimes, RequestSegment(compose.NODE_END))
+    if last.LEVEL != "node" and request.task and sections.get(NODE_END):
+        return (*request.runtimes, RequestSegment(NODE_END))
     return request.runtimes
 
 
@@ -209,6 +211,8 @@ def _find_new_defaults(segment: RequestSegment, section: Mapping[str, Any]) -> l
     """Defaults of the runtime that its words do not overrule; those that may be repeated add up."""
     if not section:
         return []
+    from primus.config import flags
+
     module = registry.load_plug_in(RUNTIMES, segment.name)
     own = {name: flag for flag in flags.list_flags(module.Options) for name in flag.names}
     spellings = {**{name: _long_name(flag) for name, flag in own.items()}, **(module.SPELLINGS or {})}
@@ -273,5 +277,7 @@ def _format_words(runtime: str, default: Default) -> list[str]:
         return [f"{default.name}={value}" for value in default.values]
     if default.values:
         return [default.name]
+    from primus.config import flags
+
     names = {name for flag in flags.list_flags(registry.load_plug_in(RUNTIMES, runtime).Options) for name in flag.names}
     return [f"--no-{default.name.removeprefix('--')}"] if default.name in names else []

@@ -10,6 +10,7 @@ from msgspec import Struct, structs
 from primus import interpreter, patch
 from primus.errors import UsageError
 from primus.launch import compose
+from primus.launch.invocation import Invocation
 from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable
 from primus.launch.request import LaunchRequest
 from primus.machine.cluster import ClusterLayout
@@ -31,18 +32,21 @@ class Launch(Struct, frozen=True, kw_only=True):
     """What it was planned with, settings of hooks and patches among it."""
 
 
-def prepare_launch(job: LaunchJob, request: LaunchRequest, command: tuple[str, ...], context: PlanContext) -> Launch:
-    """Plan `job` on this node without touching anything.
+def prepare_launch(invocation: Invocation) -> Launch:
+    """Plan the job of `invocation` on this node without touching anything.
 
     Raises:
         UsageError: The job cannot run in this layout, must not start now, or an option is wrong.
         UnfitError: PyTorch cannot use the accelerators of this machine.
     """
+    job = invocation.job
+    assert job is not None
     if job.resume:
         run = Run(Path(job.resume).resolve())
-        launch = plan_attempt(job, request, command, context, run.directory, run.read_metadata().attempts)
+        directory, attempt = run.directory, run.read_metadata().attempts
     else:
-        launch = plan_attempt(job, request, command, context, Path(job.workspace).absolute() / job.name / new_id(), 0)
+        directory, attempt = Path(job.workspace).absolute() / job.name / new_id(), 0
+    launch = plan_attempt(job, invocation.request, invocation.words, invocation.plan_context, directory, attempt)
     if launch.plan.layout is not None and launch.plan.layout.node_rank == 0:  # the others join the run of node 0
         job.check_start()
     return launch

@@ -2,60 +2,88 @@
 
 from __future__ import annotations
 
-import signal
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from primus.errors import EXIT_FAILED, PrimusError
-from primus.launch.hooks import runner
-from primus.launch.hooks.runner import HookContextFacts, HookResult
-from primus.launch.plan import Action
-from primus.launch.request import LaunchRequest
-from primus.launch.signals import find_exit_code, raise_on_signals
+from msgspec import structs
+
+from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError
+from primus.launch.compose import compose_plan
+from primus.launch.invocation import Invocation
+from primus.launch.plan import Action, LaunchPlan, extends_list
 from primus.machine.cluster import ClusterLayout
 from primus.runs.store import RunOutcome
+from primus.task import TaskContext
+
+if TYPE_CHECKING:
+    from primus.launch.hooks.runner import HookResult
 
 
-def run_inline(
-    planned: Sequence[Action],
-    request: LaunchRequest,
-    layout: ClusterLayout,
-    python: str,
-    environ: Mapping[str, str],
-    accept: Callable[[HookResult], Sequence[str]],
-    task: Callable[[], int],
-    say: Callable[[str], None],
-) -> int:
-    """Perform what comes before, the task, and what comes after; gives the task's exit code.
-
-    Args:
-        planned: Hooks and patches.
-        request: What was asked.
-        layout: Where this node stands.
-        python: Interpreter of Python hooks.
-        environ: This process's variables, a live view.
-        accept: Takes what a hook wants set; gives what it has to say about that.
-        task: The task itself.
-        say: Tells people what is done.
+def plan_inline(invocation: Invocation) -> LaunchPlan:
+    """The plan of a task that runs in this process; touches nothing.
 
     Raises:
-        PrimusError: A hook or patch has failed, or the task.
+        UsageError: An option of a runtime is wrong.
     """
+    request = invocation.request
+    argv = ("primus-cli", "direct", "--", *request.task.split(), *request.words)
+    plan = LaunchPlan(argv=argv, notes=("runs in this process (no workers)",))
+    plan = structs.replace(compose_plan(request, plan, invocation.plan_context), argv=argv)
+    return structs.replace(plan, actions=()) if invocation.task.SHOWS_PATCHES else plan
+
+
+def run_inline(invocation: Invocation, plan: LaunchPlan) -> int:
+    """Run the hooks, the task and the hooks that follow it; gives the task's exit code.
+
+    Variables of `--env` are set in this process, since the task runs in it.
+
+    Raises:
+        PrimusError: A hook, a patch or the task fails.
+    """
+    context = invocation.make_task_context(plan.layout)
+    typed = {name: variable for name, variable in plan.env.items() if variable.source.startswith("--env")}
+    context = structs.replace(context, variables=typed, shell=dict(context.environ))
+    os.environ.update({name: variable.value for name, variable in typed.items()})
+    if plan.actions:
+        return _run_with_hooks(invocation, plan.actions, context)
+    return invocation.task.run(invocation.options, context) or EXIT_OK
+
+
+def _run_with_hooks(invocation: Invocation, actions: tuple[Action, ...], context: TaskContext) -> int:
+    """Run the task between its hooks; what hooks set takes effect only where the user has set nothing."""
+    import signal  # imported here, since most tasks have no hooks
+    import tempfile
+
+    from primus.launch.hooks import runner
+    from primus.launch.signals import find_exit_code, raise_on_signals
+
+    request, words, users = invocation.request, list(invocation.request.words), frozenset(os.environ)
+
+    def accept(result: HookResult) -> list[str]:
+        kept = [name for name, each in result.env.items() if name in users and not _extends(name, each.value)]
+        os.environ.update({name: each.value for name, each in result.env.items() if name not in kept})
+        words[:0] = result.extra  # before the user's words, which thereby win
+        invocation.parse_task_words(words)
+        return [f"{name}: the value set by the user is kept" for name in kept]
+
     outcome = RunOutcome(state="failed", exit_code=EXIT_FAILED, reason="an error in primus itself")
     with tempfile.TemporaryDirectory(prefix="primus-hooks-") as logs:
-        scene = HookContextFacts(
+        hook_context = runner.HookContextFacts(
             task=request.task,
             words=request.words,
-            layout=layout,
-            python=python,
+            layout=context.layout or ClusterLayout(nproc=1),
+            python=invocation.plan_context.python,
             logs=Path(logs),
-            say=say,
+            say=partial(print, file=sys.stderr, flush=True),
         )
         try:
-            runner.run_before_hooks(planned, scene, lambda: environ, accept)
-            with raise_on_signals():
-                code = task()
+            runner.run_before_hooks(actions, hook_context, lambda: os.environ, accept)
+            options, overrides = invocation.parse_task_words(words)
+            with raise_on_signals():  # so that the hooks after the task run when it is terminated
+                code = int(invocation.task.run(options, structs.replace(context, overrides=overrides)) or EXIT_OK)
             outcome = RunOutcome(state="failed" if code else "done", exit_code=code)
         except PrimusError as error:
             outcome = runner.outcome_of(error)
@@ -65,5 +93,9 @@ def run_inline(
             outcome = RunOutcome(state="interrupted", exit_code=code, reason=signal.Signals(code - 128).name)
             raise
         finally:
-            runner.run_after_hooks(planned, scene, environ, outcome)
+            runner.run_after_hooks(actions, hook_context, os.environ, outcome)
     return code
+
+
+def _extends(name: str, value: str) -> bool:
+    return extends_list(name, value, os.environ[name])

@@ -21,7 +21,8 @@ from msgspec import Struct, structs
 from primus import registry
 from primus.errors import EXIT_FAILED, EXIT_OK, PrimusError, UsageError
 from primus.launch import compose, foreground, run_folder
-from primus.launch.jobs import scheduler_jobs
+from primus.launch.invocation import Invocation
+from primus.launch.jobs import run_claims
 from primus.launch.plan import LaunchJob, LaunchPlan, PlanContext, Variable, redact_plan
 from primus.launch.request import LaunchRequest, RequestSegment, named_variables, reference_variables
 from primus.launch.signals import raise_on_signals
@@ -59,31 +60,19 @@ class RemoteLaunch(Struct, frozen=True, kw_only=True):
         return dict(self.context.environ) | {name: variable.value for name, variable in self.plan.env.items()}
 
 
-def prepare_remote(
-    job: LaunchJob | None,
-    request: LaunchRequest,
-    command: tuple[str, ...],
-    given: compose.GlobalOptions,
-    context: PlanContext,
-) -> RemoteLaunch:
+def prepare_remote(invocation: Invocation) -> RemoteLaunch:
     """Plan a task for another place without touching anything.
-
-    Args:
-        job: What the task wants of workers; None where it wants none.
-        request: What was asked.
-        command: Words that were typed.
-        given: Global options.
-        context: What this machine is.
 
     Raises:
         UsageError: An option of a runtime is wrong, or a secret would stand in the command line of another program.
     """
+    job, request, given = invocation.job, invocation.request, invocation.command.options
     is_planned = job is not None and job.elsewhere is not None
     ours = job if job and is_planned else LaunchJob(name=request.task.replace(" ", "-"), workspace=WORKSPACE)
     ours.check_start()
     directory, attempt = _choose_run_folder(ours)
     words = ("--run", str(directory), *(ours.elsewhere or ())) if is_planned else request.words
-    runtimes, typed = _by_name(request.runtimes, context.environ)
+    runtimes, typed = _by_name(request.runtimes, invocation.plan_context.environ)
     secrets = _masked_in_folder(ours) | typed
     learn({name: variable.value for name, variable in secrets.items()})
     hidden = sorted(
@@ -92,12 +81,13 @@ def prepare_remote(
     if hidden:
         secrets[HIDDEN_VARIABLE] = Variable(",".join(hidden), "redaction")
     going = LaunchRequest(runtimes=runtimes, task=request.task, words=_without_secrets(words))
+    context = invocation.plan_context
     context = structs.replace(context, directory=str(directory), attempt=attempt, name=ours.name)
     plan = compose.compose_outer_plan(going, context, secrets, given)
     return RemoteLaunch(
         job=ours,
         request=request,
-        command=command,
+        command=invocation.words,
         directory=str(directory),
         plan=structs.replace(plan, notes=(*plan.notes, *ours.notes)),
         context=context,
@@ -183,7 +173,7 @@ def _run_in_folder(remote: RemoteLaunch, say: Say) -> int:
 
 
 def _run_claimed(remote: RemoteLaunch, run: Run, say: Say) -> int:
-    with scheduler_jobs.hold_for_submission(
+    with run_claims.hold_for_submission(
         run, remote.context.environ
     ):  # the files are for a scheduler, and may be another job's already
         return _run_outermost(remote, run, say)

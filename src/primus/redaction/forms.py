@@ -72,7 +72,8 @@ _FORMS = (
     (_COOKIE, "secret", ("cookie:",)),
     (_ASSIGNED_PASSWORD, "secret", ("password", "pwd", "access key", "secret")),
 )
-"""Each with the words without which it is not there: these are found 100 times faster than a pattern."""
+"""Each pattern with words of which its matches hold at least one: finding a word is 100 times faster."""
+_FORM_WORDS = tuple((word, number) for number, (_, _, words) in enumerate(_FORMS) for word in words)
 
 # Beginnings and lengths are bounded: without that, a long line of letters takes time quadratic in its length.
 _AUTHORITY = _Pattern(r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<rest>[^\s\"'<>|]*)")
@@ -96,9 +97,9 @@ def find_secrets(text: str, naming: Naming = "none", *, is_value: bool = False) 
         is_value: Whether the text is one value, of a variable or a setting.
     """
     lowered = text.lower()
-    for form, group, words in _FORMS:
-        if any(word in lowered for word in words):
-            yield from (found.span(group) for found in form.compiled.finditer(text))
+    for number in {number for word, number in _FORM_WORDS if word in lowered}:
+        form, group, _ = _FORMS[number]
+        yield from (found.span(group) for found in form.compiled.finditer(text))
     if "://" in text:
         yield from _find_in_urls(text, (_ANY_AUTHORITY if is_value else _AUTHORITY).compiled)
     if naming != "none":

@@ -15,8 +15,8 @@ from primus.diagnosis.finding import Cause, Diagnosis, Evidence
 from primus.diagnosis.logs import LogFile, read_stream_log
 from primus.diagnosis.signature_files import load_signatures
 from primus.errors import EXIT_OK, PrimusError, UsageError
-from primus.launch.jobs import logs, scheduler_jobs
-from primus.launch.jobs.scheduler_jobs import RECORD, Submission
+from primus.launch.jobs import logs, submissions
+from primus.launch.jobs.submissions import RECORD, Submission
 from primus.report import table
 from primus.runs import store
 from primus.runs.files import read_json
@@ -112,7 +112,7 @@ def _find_scheduler_logs(run: Run, submission: Submission) -> list[Path]:
 def _find_run_of_job(name: str, context: TaskContext, error: UsageError) -> tuple[Run, list[Path]]:
     """The run of a job that was submitted from this machine; raises `error` if there is none."""
     try:
-        submission = scheduler_jobs.find_submission(name, context.environ)
+        submission = submissions.find_submission(name, context.environ)
     except UsageError:
         is_path = "/" in name or "." in name
         raise (_build_missing_path_error(name) if is_path else error) from None

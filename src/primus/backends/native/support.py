@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from primus import model_checks
 from primus.callback import choose_callbacks
-from primus.checkpoint import folders, manifest
-from primus.checkpoint.manifest import CheckpointManifest
-from primus.checkpoint.shape import build_shape, find_first_difference
 from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
 from primus.errors import PrimusError, UsageError
+
+if TYPE_CHECKING:
+    from primus.checkpoint.manifest import CheckpointManifest
 
 OTHER_BACKENDS = "choose a dense Llama or Qwen model, or another framework"
 DATA_PARALLEL = "set it to its default: native shards a model over all processes (FSDP2); or choose another framework"
@@ -60,6 +60,9 @@ def _check_load(trainer: Trainer) -> None:
     """The checkpoint to begin with is there and is one of this model; reads its manifest, not its weights."""
     if trainer.checkpoint.load is None:
         return
+    from primus.checkpoint import folders  # not for experiments that load no checkpoint
+    from primus.checkpoint.shape import build_shape, find_first_difference
+
     for folder in folders.find_candidates(trainer.checkpoint.load):
         saved = _read_manifest(folder)
         if saved is None:
@@ -72,6 +75,8 @@ def _check_load(trainer: Trainer) -> None:
 
 
 def _read_manifest(folder: Path) -> CheckpointManifest | None:
+    from primus.checkpoint import manifest
+
     try:
         return manifest.read_manifest(folder)
     except PrimusError:

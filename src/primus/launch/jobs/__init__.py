@@ -1,1 +1,1 @@
-"""Jobs that a scheduler runs: their states and their logs."""
+"""Jobs that were submitted to a scheduler: records, states, logs."""

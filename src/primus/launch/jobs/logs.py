@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from primus.launch.jobs.scheduler_jobs import JobState, JobWatch, Submission
+from primus.launch.jobs.job_states import JobState, JobWatch
+from primus.launch.jobs.submissions import Submission
 
 POLL_S = 0.3
 

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from primus.errors import UsageError
 from primus.launch import inherited_variables, variables
-from primus.launch.compose import NODE_END
+from primus.launch.command import NODE_END
 from primus.launch.plan import BindMount, LaunchPlan, PlanContext, Variable
 from primus.launch.run_remote import node_rank
 from primus.machine.facts import MachineFacts

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from primus.errors import EXIT_OK, PrimusError, UsageError
-from primus.launch.jobs import scheduler_jobs
-from primus.launch.jobs.scheduler_jobs import JobState, Submission
+from primus.launch.jobs import job_states, submissions
+from primus.launch.jobs.job_states import JobState
+from primus.launch.jobs.submissions import Submission
 from primus.launch.plan import BindMount, LaunchPlan, PlanContext
 from primus.launch.run_remote import RemoteLaunch, Say, SubmissionRejected
 from primus.launch.signals import find_exit_code
@@ -93,7 +94,7 @@ def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
         )
         run_folder.update_metadata(ended=time.time(), outcome=outcome)
         raise
-    scheduler_jobs.remember_submission(
+    submissions.remember_submission(
         Submission(
             runtime="kubernetes",
             id=identity,
@@ -127,7 +128,7 @@ def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
 def cancel(submission: Submission) -> None:
     """End a job, and remove what was made for it; its run waits for nothing any more."""
     load_target(submission.place["target"]).delete_job(submission.place, submission.id, os.environ)
-    scheduler_jobs.record_end(submission, DELETED)
+    job_states.record_end(submission, DELETED)
 
 
 def logs(submission: Submission, follow: bool, tail: int | None) -> None:

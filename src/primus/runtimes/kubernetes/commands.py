@@ -11,8 +11,9 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from primus.errors import EXIT_FAILED, EXIT_OK, EXIT_TIMED_OUT, PrimusError, UsageError
-from primus.launch.jobs import scheduler_jobs
-from primus.launch.jobs.scheduler_jobs import JobState, Submission
+from primus.launch.jobs import job_states, submissions
+from primus.launch.jobs.job_states import JobState
+from primus.launch.jobs.submissions import Submission
 from primus.runtimes.kubernetes import status
 from primus.runtimes.kubernetes.options import OF_A_JOB, Options
 from primus.runtimes.kubernetes.target import JobView, KubernetesTarget, NodeView, Place, RequestRefused
@@ -60,7 +61,7 @@ def run(options: Options, context: TaskContext) -> int:
 def resolve_job_place(options: Options, environ: Mapping[str, str]) -> Place:
     """Where the job is that `options` name: as they say, else as was remembered of its submission."""
     typed = (options.url, options.target, options.namespace, options.context, options.kubeconfig, options.workspace)
-    known = scheduler_jobs.list_submissions(environ) if options.job_id and not any(typed) else []
+    known = submissions.list_submissions(environ) if options.job_id and not any(typed) else []
     here = [each for each in known if each.runtime == "kubernetes" and each.id == options.job_id]
     if here:
         return dict(here[-1].place)
@@ -160,7 +161,7 @@ def write_log(
             if view.replicas is not None and not 0 <= rank < view.replicas:
                 raise UsageError(f"'{job}' has no node {rank}", f"--rank 0 to {view.replicas - 1}")
             pod = status.find_newest_pod(view.pods, rank)
-            is_over = not follow or view.state.state in scheduler_jobs.ENDED
+            is_over = not follow or view.state.state in job_states.ENDED
             if pod is not None:
                 reader.read(pod.name, follow=not is_over)
             elif not follow:
@@ -188,7 +189,7 @@ class _OutageTolerance:
             if is_refusal or not self._has_answered:
                 raise
             if error.problem != self._problem:
-                print(f"{error.problem}; asking again", file=sys.stderr, flush=True)
+                print(f"{error.problem}; retrying", file=sys.stderr, flush=True)
             self._problem = error.problem
         else:
             self._has_answered, self._problem = True, ""
@@ -207,7 +208,7 @@ def _delete_job(server: KubernetesTarget, place: Place, options: Options, contex
             return EXIT_FAILED
     server.delete_job(place, options.job_id, context.environ)
     for submission in _find_submissions(options.job_id, place, context.environ):
-        scheduler_jobs.record_end(submission, JobState(state="cancelled", raw="deleted"))
+        job_states.record_end(submission, JobState(state="cancelled", raw="deleted"))
     context.result({"deleted": options.job_id}, f"deleted {options.job_id}")
     return EXIT_OK
 
@@ -235,12 +236,12 @@ def _find_submissions(job: str, place: Place, environ: Mapping[str, str]) -> lis
         is_there = all(each.place.get(key) == place.get(key) for key in SERVER)
         return (each.runtime, each.id) == ("kubernetes", job) and is_there
 
-    return [each for each in scheduler_jobs.list_submissions(environ) if is_meant(each)][-1:]
+    return [each for each in submissions.list_submissions(environ) if is_meant(each)][-1:]
 
 
 def _wait_for_job(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
     """Wait for the job's end; the exit code of its run, or 124 where it takes longer than is waited for."""
-    with scheduler_jobs.detach_on_signal(
+    with job_states.detach_on_signal(
         options.job_id, f"kubernetes delete {options.job_id}", _print_to_stderr
     ) as waiting:
         waiting.exit_code = _poll_until_ended(server, place, options, context)
@@ -257,13 +258,13 @@ def _poll_until_ended(server: KubernetesTarget, place: Place, options: Options, 
     while True:
         with patience.tolerate_outage():
             state = _query_job_state(server, place, options, context, was_there=bool(said))
-            if state.state in scheduler_jobs.ENDED:
+            if state.state in job_states.ENDED:
                 context.result(state, f"{options.job_id}: {_state_text(state)}")
                 known = _find_submissions(options.job_id, place, context.environ)
                 if not known:
-                    return scheduler_jobs.exit_code(state)
-                scheduler_jobs.record_end(known[0], state)
-                return scheduler_jobs.report_end(known[0], state, _print_to_stderr)
+                    return job_states.find_exit_code_of_job(state)
+                job_states.record_end(known[0], state)
+                return job_states.report_end(known[0], state, _print_to_stderr)
             if state.raw != said:
                 said = state.raw
                 print(f"{options.job_id}: {state.raw}", file=sys.stderr, flush=True)

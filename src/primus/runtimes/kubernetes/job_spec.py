@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from primus import registry
 from primus.errors import UsageError
 from primus.launch import run_folder
-from primus.launch.jobs import scheduler_jobs
+from primus.launch.jobs import submissions
 from primus.launch.plan import LaunchPlan, PlanContext
 from primus.launch.run_remote import RemoteLaunch
 from primus.launch.variables import check_name, is_name
@@ -28,7 +28,7 @@ the 13 of its pods (MaxPytorchJobNameLen in SaFE/common/pkg/utils/utils.go of AM
 longer ones, and those of a single character (DisplayNameRule in SaFE/webhooks/pkg/utils.go)."""
 NO_VOLUME = PurePosixPath("/primus/output")
 """Where run folders are that end with their pod."""
-LEFT_HERE = ("launch.", scheduler_jobs.RECORD)
+LEFT_HERE = ("launch.", submissions.RECORD)
 """How the names of files of a run folder begin that are about this machine."""
 LARGEST_FILE_BYTES = 1 << 20
 """A larger file of a run folder is no configuration."""

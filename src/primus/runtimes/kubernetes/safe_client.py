@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from primus.errors import PrimusError, UsageError
-from primus.launch.jobs.scheduler_jobs import JobState, State
+from primus.launch.jobs.job_states import JobState, State
 from primus.redaction import MASK
 from primus.runtimes.kubernetes import volumes
 from primus.runtimes.kubernetes.http_client import (

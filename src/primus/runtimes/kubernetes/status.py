@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from primus.launch.jobs.scheduler_jobs import JobState, State
+from primus.launch.jobs.job_states import JobState, State
 from primus.launch.supervision.restart_policy import NO_RESTART_CODE
 from primus.runtimes.kubernetes import names
 from primus.runtimes.kubernetes.pod import GPU_RESOURCE

@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from primus.errors import PrimusError
-from primus.launch.jobs.scheduler_jobs import JobState
+from primus.launch.jobs.job_states import JobState
 from primus.runtimes.kubernetes.options import Options
 
 Place = dict[str, str]

@@ -12,7 +12,8 @@ from primus.runtimes.slurm import script
 from primus.runtimes.slurm.options import SPELLINGS, Options, find_option_value, parse
 
 if TYPE_CHECKING:
-    from primus.launch.jobs.scheduler_jobs import JobState, Submission
+    from primus.launch.jobs.job_states import JobState
+    from primus.launch.jobs.submissions import Submission
     from primus.launch.run_remote import RemoteLaunch, Say
     from primus.runs.store import Run
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from primus.errors import PrimusError
-from primus.launch.jobs.scheduler_jobs import JobState, State, Submission
+from primus.launch.jobs.job_states import JobState, State
+from primus.launch.jobs.submissions import Submission
 from primus.runs.store import Run
 
 LIMIT_S = 30.0

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from primus.errors import EXIT_FAILED, EXIT_INTERRUPTED, PrimusError, UsageError, find_nearest
+from primus.launch.jobs import job_states, submissions
 from primus.launch.jobs import logs as job_logs
-from primus.launch.jobs import scheduler_jobs
-from primus.launch.jobs.scheduler_jobs import Submission
+from primus.launch.jobs.submissions import Submission
 from primus.launch.run_remote import QueryOnly, RemoteLaunch, Say, SubmissionRejected
 from primus.redaction import redact_args
 from primus.runs.events import EventLog
@@ -131,7 +131,7 @@ def _remember_submission(
         place=({"cluster": cluster} if cluster else {}) | _get_array_place(options.slurm_options),
         logs=tuple(_fill_job_number(each, number, options) for each in logs),
     )
-    scheduler_jobs.remember_submission(submission, remote.make_environ, say)
+    submissions.remember_submission(submission, remote.make_environ, say)
     with contextlib.suppress(OSError):
         log = EventLog(run.events)
         log.append("submitted", runtime="slurm", id=number, name=submission.name)
@@ -255,11 +255,11 @@ def _print_submission(remote: RemoteLaunch, submission: Submission, say: Say) ->
 def _wait_for_job(submission: Submission, options: Options, remote: RemoteLaunch, say: Say) -> int:
     """Wait until the job ends, printing its log with --follow; gives the exit code of its run."""
     cancel = f"direct -- jobs cancel {submission.id}"
-    with scheduler_jobs.detach_on_signal(submission.id, cancel, say) as waiting:
+    with job_states.detach_on_signal(submission.id, cancel, say) as waiting:
         if options.follow:
             out = sys.stderr if remote.is_json else sys.stdout
             state = job_logs.follow_logs(submission, remote.context.environ, out, say)
         else:
-            state = scheduler_jobs.wait_for_job(submission, remote.context.environ, say)
-        waiting.exit_code = scheduler_jobs.report_end(submission, state, say)
+            state = job_states.wait_for_job(submission, remote.context.environ, say)
+        waiting.exit_code = job_states.report_end(submission, state, say)
     return waiting.exit_code

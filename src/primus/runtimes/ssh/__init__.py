@@ -12,7 +12,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from primus.errors import UsageError
-from primus.launch import compose, inherited_variables
+from primus.launch import inherited_variables
+from primus.launch.command import parse_segment_options
 from primus.launch.plan import LaunchPlan, PlanContext, Variable
 from primus.launch.run_remote import RemoteLaunch, Say
 from primus.launch.variables import check_name, is_name
@@ -98,7 +99,7 @@ def start(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     """
     from primus.runtimes.ssh import nodes
 
-    options = compose.parse_segment_options(remote.request.runtimes[0])
+    options = parse_segment_options(remote.request.runtimes[0])
     assert isinstance(options, Options) and remote.plan.inner is not None
     values = {name: remote.context.environ[name] for name in remote.plan.inherited}
     values |= {name: variable.value for name, variable in remote.plan.env.items()}

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.config.flags import Positional
-from primus.launch.jobs import scheduler_jobs
+from primus.launch.jobs import job_states, submissions
 from primus.runtime import JOB_RUNTIMES
 from primus.task import TaskContext
 
@@ -24,9 +24,9 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         PrimusError: There is no such job, or the scheduler does not do it.
     """
-    submission = scheduler_jobs.find_submission(options.job, context.environ)
-    state = scheduler_jobs.query_state(submission, context.environ)
-    if state.state in scheduler_jobs.ENDED:
+    submission = submissions.find_submission(options.job, context.environ)
+    state = job_states.query_state(submission, context.environ)
+    if state.state in job_states.ENDED:
         context.result({"id": submission.id, "state": state}, f"job {submission.id} has ended already: {state.state}")
         return
     registry.load_plug_in(JOB_RUNTIMES, submission.runtime).cancel(submission)

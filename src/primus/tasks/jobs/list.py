@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 from primus.errors import EXIT_FAILED, PrimusError
-from primus.launch.jobs import scheduler_jobs
-from primus.launch.jobs.scheduler_jobs import JobState, Submission
+from primus.launch.jobs import job_states, submissions
+from primus.launch.jobs.job_states import JobState
+from primus.launch.jobs.submissions import Submission
 from primus.report import table
 from primus.task import TaskContext
 
@@ -21,17 +22,17 @@ class Options(Struct, frozen=True, kw_only=True):
 def run(options: Options, context: TaskContext) -> int:
     """Print one line a job, oldest first; a scheduler that does not answer leaves its jobs unknown."""
     found, problems = [], []
-    known = scheduler_jobs.list_submissions(context.environ)
+    known = submissions.list_submissions(context.environ)
     for runtime in sorted({each.runtime for each in known}):
         ours = [each for each in known if each.runtime == runtime]
         try:
-            states = scheduler_jobs.query_states(ours, context.environ)
+            states = job_states.query_states(ours, context.environ)
         except PrimusError as error:
             problems.append(f"{runtime}: {error}")
             states = {}
         found += [(each, states.get((runtime, each.id), JobState(state="unknown"))) for each in ours]
     found.sort(key=lambda pair: pair[0].submitted)
-    listed = [pair for pair in found if options.all or pair[1].state not in (*scheduler_jobs.ENDED, "gone")]
+    listed = [pair for pair in found if options.all or pair[1].state not in (*job_states.ENDED, "gone")]
     values = [structs.asdict(each) | {"state": state} for each, state in listed]
     context.result(values, _format_job_table(listed) if listed else _explain_empty_list(len(known)))
     for problem in problems:
@@ -46,7 +47,7 @@ def _format_job_table(listed: list[tuple[Submission, JobState]]) -> str:
             each.id,
             each.runtime,
             each.name,
-            scheduler_jobs.format_state(state),
+            job_states.format_state(state),
             table.format_time(each.submitted),
             str(len(state.nodes) or "-"),
             each.directory,

@@ -9,8 +9,9 @@ from msgspec import Struct
 from primus import registry
 from primus.config.flags import Positional
 from primus.errors import EXIT_OK, UsageError
-from primus.launch.jobs import logs, scheduler_jobs
-from primus.launch.jobs.scheduler_jobs import ENDED, Submission
+from primus.launch.jobs import job_states, logs, submissions
+from primus.launch.jobs.job_states import ENDED
+from primus.launch.jobs.submissions import Submission
 from primus.runtime import JOB_RUNTIMES
 from primus.task import TaskContext
 
@@ -34,7 +35,7 @@ def run(options: Options, context: TaskContext) -> int:
     Raises:
         UsageError: There is no such job, or no log of it yet.
     """
-    submission = scheduler_jobs.find_submission(options.job, context.environ)
+    submission = submissions.find_submission(options.job, context.environ)
     if options.tail is not None and options.tail < 0:
         raise UsageError(f"--tail {options.tail}: not a number of lines")
     runtime = registry.load_plug_in(JOB_RUNTIMES, submission.runtime)
@@ -63,9 +64,9 @@ def _follow_job_log(submission: Submission, options: Options, context: TaskConte
 
 def _build_missing_log_error(submission: Submission, options: Options, context: TaskContext) -> UsageError:
     what = "no log" if options.rank is None else f"no log of rank {options.rank}"
-    state = scheduler_jobs.query_state(submission, context.environ)
+    state = job_states.query_state(submission, context.environ)
     if state.state in (*ENDED, "gone"):
-        return UsageError(f"job {submission.id} has {what}; it is {scheduler_jobs.format_state(state)}")
+        return UsageError(f"job {submission.id} has {what}; it is {job_states.format_state(state)}")
     return UsageError(
-        f"job {submission.id} has {what} yet; it is {scheduler_jobs.format_state(state)}", "--follow waits for it"
+        f"job {submission.id} has {what} yet; it is {job_states.format_state(state)}", "--follow waits for it"
     )

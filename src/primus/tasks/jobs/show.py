@@ -9,8 +9,9 @@ from msgspec import Struct, structs
 
 from primus.config.flags import Positional
 from primus.errors import PrimusError
-from primus.launch.jobs import logs, scheduler_jobs
-from primus.launch.jobs.scheduler_jobs import JobState, Submission
+from primus.launch.jobs import job_states, logs, submissions
+from primus.launch.jobs.job_states import JobState
+from primus.launch.jobs.submissions import Submission
 from primus.report import table
 from primus.runs.store import Run
 from primus.task import TaskContext
@@ -29,8 +30,8 @@ def run(options: Options, context: TaskContext) -> None:
     Raises:
         PrimusError: There is no such job, or its scheduler does not answer.
     """
-    submission = scheduler_jobs.find_submission(options.job, context.environ)
-    state = scheduler_jobs.query_state(submission, context.environ)
+    submission = submissions.find_submission(options.job, context.environ)
+    state = job_states.query_state(submission, context.environ)
     context.result(structs.asdict(submission) | {"state": state}, _format_job_facts(submission, state))
 
 
@@ -38,7 +39,7 @@ def _format_job_facts(submission: Submission, state: JobState) -> str:
     rows = {
         "job": f"{submission.id} ({submission.runtime}{_format_job_place(submission)})",
         "name": submission.name,
-        "state": scheduler_jobs.format_state(state)
+        "state": job_states.format_state(state)
         + (f", exit code {state.exit_code}" if state.exit_code is not None else ""),
         "scheduler": state.raw,
         "nodes": ",".join(state.nodes),

@@ -7,7 +7,7 @@ import sys
 from msgspec import Struct
 
 from primus.config.flags import Positional
-from primus.launch.jobs import scheduler_jobs
+from primus.launch.jobs import job_states, submissions
 from primus.task import TaskContext
 
 
@@ -28,15 +28,13 @@ def run(options: Options, context: TaskContext) -> int:
     Raises:
         UsageError: There is no such job.
     """
-    submission = scheduler_jobs.find_submission(options.job, context.environ)
+    submission = submissions.find_submission(options.job, context.environ)
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    with scheduler_jobs.detach_on_signal(submission.id, f"direct -- jobs cancel {submission.id}", say) as waiting:
-        state = scheduler_jobs.wait_for_job(submission, context.environ, say, options.timeout)
-        context.result(
-            {"id": submission.id, "state": state}, f"job {submission.id}: {scheduler_jobs.format_state(state)}"
-        )
-        waiting.exit_code = scheduler_jobs.report_end(submission, state, say)
+    with job_states.detach_on_signal(submission.id, f"direct -- jobs cancel {submission.id}", say) as waiting:
+        state = job_states.wait_for_job(submission, context.environ, say, options.timeout)
+        context.result({"id": submission.id, "state": state}, f"job {submission.id}: {job_states.format_state(state)}")
+        waiting.exit_code = job_states.report_end(submission, state, say)
     return waiting.exit_code

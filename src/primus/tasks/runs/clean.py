@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from primus.errors import PrimusError, UsageError, did_you_mean
-from primus.launch.jobs import scheduler_jobs
+from primus.launch.jobs import run_claims
 from primus.report import table
 from primus.runs import store, summary
 from primus.runs.store import Run
@@ -115,7 +115,7 @@ def _is_match(item: summary.RunSummary, options: Options) -> bool:
 
 def _is_in_use(item: summary.RunSummary, context: TaskContext) -> bool:
     run = Run(Path(item.directory))
-    return run.is_active() or scheduler_jobs.is_held(run, context.environ)
+    return run.is_active() or run_claims.is_held(run, context.environ)
 
 
 def _delete_run(run: Run) -> bool:

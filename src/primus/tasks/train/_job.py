@@ -16,7 +16,6 @@ from primus.config import checks
 from primus.config.load import Resolved, load_experiment
 from primus.config.schema import Experiment
 from primus.errors import PrimusError, UnfitError, UsageError
-from primus.launch.jobs import scheduler_jobs
 from primus.launch.plan import LaunchJob, Variable
 from primus.machine.facts import DeviceKind
 from primus.machine.workload import build_workload
@@ -280,7 +279,9 @@ def _find_user(run: Run, context: TaskContext) -> str:
     if context.dry_run or run.read_metadata().outcome.state not in ("planned", "running"):
         return ""
     try:
-        scheduler_jobs.check_free(run, context.environ)
+        from primus.launch.jobs import run_claims
+
+        run_claims.check_free(run, context.environ)
     except PrimusError as error:
         return error.problem
     return ""

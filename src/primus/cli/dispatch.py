@@ -1,0 +1,178 @@
+"""Run a parsed command: build its invocation, choose the executor, report how it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache, partial
+from typing import Any, Literal
+
+from msgspec import structs
+
+from primus import registry
+from primus.config import flags
+from primus.errors import EXIT_OK
+from primus.launch.command import Command, parse_segment_options
+from primus.launch.invocation import Invocation
+from primus.launch.plan import LaunchPlan, PlanContext, redact_plan
+from primus.launch.request import LaunchRequest
+from primus.machine.facts import MachineFacts
+from primus.runs.files import to_json
+from primus.runtime import RUNTIMES
+from primus.task import TASKS, Task, TaskContext
+
+
+def run_command(command: Command, words: tuple[str, ...], environ: Mapping[str, str]) -> int:
+    """Run `command`, which was typed as `words`; gives the exit code.
+
+    Raises:
+        PrimusError: An option is wrong, or the task fails.
+    """
+    for segment in command.request.runtimes:
+        parse_segment_options(segment)
+    if not command.request.task:
+        return _run_runtime_command(command, environ)
+    invocation = _make_invocation(command, words, environ)
+    if registry.load_plug_in(RUNTIMES, command.request.runtimes[0].name).LEVEL != "node":
+        return _run_remotely(invocation)
+    if invocation.job is None:
+        return _run_in_this_process(invocation)
+    return _run_with_workers(invocation)
+
+
+def _run_runtime_command(command: Command, environ: Mapping[str, str]) -> int:
+    """Run what a runtime does without a task, such as `kubernetes list`."""
+    segment, given = command.request.runtimes[-1], command.options
+    runtime = registry.load_plug_in(RUNTIMES, segment.name)
+    facts = partial(_read_facts(environ, given.dry_run), None)
+    context = TaskContext(environ=environ, json=given.json, dry_run=given.dry_run, facts=facts)
+    return runtime.run(parse_segment_options(segment), context) or EXIT_OK
+
+
+def _make_invocation(command: Command, words: tuple[str, ...], environ: Mapping[str, str]) -> Invocation:
+    request, given = command.request, command.options
+    task = registry.load_plug_in(TASKS, request.task)
+    parse_task_words = partial(_parse_task_words, task, request)
+    options, overrides = parse_task_words(request.words)
+    facts = _read_facts(environ, given.dry_run)
+    task_context = TaskContext(
+        environ=environ,
+        json=given.json,
+        dry_run=given.dry_run,
+        overrides=overrides,
+        facts=lambda: facts(None),
+        patches=_list_patch_files(request),
+    )
+    job = task.prepare(options, task_context) if task.prepare else None
+
+    @cache
+    def find_hooks() -> tuple[Any, ...]:
+        from primus.launch.hooks import discovery
+
+        framework = job.framework if job else None
+        return discovery.find_hooks(request.task, environ, starts_workers=job is not None, framework=framework)
+
+    plan_context = PlanContext(
+        environ=environ,
+        python=sys.executable,
+        facts=facts,
+        terminal=os.ttyname(sys.stderr.fileno()) if sys.stderr.isatty() else None,
+        starts_workers=job is not None,
+        hooks=find_hooks,
+    )
+    return Invocation(
+        command=command,
+        words=words,
+        task=task,
+        options=options,
+        parse_task_words=parse_task_words,
+        job=job,
+        task_context=task_context,
+        plan_context=plan_context,
+    )
+
+
+def _list_patch_files(request: LaunchRequest) -> tuple[str, ...]:
+    innermost = request.runtimes[-1]
+    return registry.load_plug_in(RUNTIMES, innermost.name).list_patch_files(parse_segment_options(innermost))
+
+
+def _parse_task_words(task: Task, request: LaunchRequest, words: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
+    """The options of a task, and the words that override keys of its experiment."""
+
+    def check_extra(extra: list[str]) -> None:
+        from primus.cli import stray_arguments
+
+        stray_arguments.check(extra, task, request)
+
+    options, extra = flags.parse_options(
+        task.Options, words, f"task '{request.task}'", extra=task.OVERRIDES, check_extra=check_extra
+    )
+    return options, tuple(extra)
+
+
+def _read_facts(environ: Mapping[str, str], is_dry_run: bool) -> Callable[[str | None], MachineFacts]:
+    """Reads the machine on the first call. A dry run reads files only: it runs no tool and resolves no name."""
+
+    @cache
+    def facts(master: str | None) -> MachineFacts:
+        from primus.machine.interfaces import parse_ip_address
+        from primus.machine.probe import find_machine_root, probe
+
+        is_known = master is not None and not (is_dry_run and parse_ip_address(master) is None)
+        tools: Literal["never"] | None = "never" if is_dry_run else None
+        return probe(root=find_machine_root(environ), environ=environ, tools=tools, master=master if is_known else None)
+
+    return facts
+
+
+def _run_with_workers(invocation: Invocation) -> int:
+    """Plan the workers of the job and let the task start them; its exit code counts."""
+    from primus.launch.prepare import prepare_launch
+
+    launch = prepare_launch(invocation)
+    if invocation.command.options.dry_run:
+        return _show_plan(launch.plan, invocation.command, f"run folder: {launch.directory}")
+    for note in launch.plan.notes:
+        if note.startswith("warning: "):
+            print(f"primus-cli: {note}", file=sys.stderr)
+    from primus.launch import run_node
+
+    with ExitStack() as leaving:  # run_node adds the exit barrier: the nodes leave together after the last message
+        context = invocation.make_task_context(launch.plan.layout)
+        start = partial(run_node.run_node, launch, context.say, leaving)
+        return invocation.task.run(invocation.options, structs.replace(context, launch=start)) or EXIT_OK
+
+
+def _run_in_this_process(invocation: Invocation) -> int:
+    from primus.launch.run_inline import plan_inline, run_inline
+
+    plan = plan_inline(invocation)
+    if invocation.command.options.dry_run:
+        return _show_plan(structs.replace(plan, layout=None), invocation.command)
+    return run_inline(invocation, plan)
+
+
+def _run_remotely(invocation: Invocation) -> int:
+    """Run the task in a container or on other machines."""
+    from primus.launch import run_remote
+
+    command = invocation.command
+    remote = run_remote.prepare_remote(invocation)
+    runtime = registry.load_plug_in(RUNTIMES, command.request.runtimes[0].name)
+    if not command.options.dry_run:
+        return run_remote.run_remote(remote, invocation.task_context.say)
+    if runtime.shown:
+        print(runtime.shown(remote))
+        return EXIT_OK
+    return _show_plan(remote.plan, command, *([f"run folder: {remote.directory}"] if remote.needs_folder else []))
+
+
+def _show_plan(plan: LaunchPlan, command: Command, *more: str) -> int:
+    from primus.launch import show
+
+    plan = structs.replace(plan, notes=(*plan.notes, *command.notes))
+    print(to_json(redact_plan(plan)) if command.options.json else "\n".join([show.format_plan(plan), *more]))
+    return EXIT_OK

@@ -1,0 +1,60 @@
+"""Claims of jobs on run folders: at most one job that waits or runs may have a run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator, Mapping
+
+from primus.errors import PrimusError
+from primus.launch.jobs.job_states import query_state
+from primus.launch.jobs.submissions import read_holder
+from primus.runs.store import Run
+
+
+def check_free(run: Run, environ: Mapping[str, str]) -> None:
+    """Raise PrimusError if a job that waits or runs has this run, or if the scheduler cannot tell."""
+    holder = read_holder(run.directory)
+    if holder is None:
+        return
+    state = query_state(holder, environ)
+    if state.state in ("queued", "running"):
+        raise PrimusError(
+            f"{run.directory} belongs to job {holder.id} of {holder.runtime}, which is {state.state}",
+            f"wait until the job ends, or cancel it: primus-cli direct -- jobs cancel {holder.id}",
+        )
+
+
+def is_held(run: Run, environ: Mapping[str, str]) -> bool:
+    """Whether a job that waits or runs has this run; True as well if the scheduler cannot tell."""
+    try:
+        check_free(run, environ)
+    except PrimusError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def hold_for_submission(run: Run, environ: Mapping[str, str]) -> Iterator[None]:
+    """Hold `run` from before its submission until the record of the job is written.
+
+    The lock keeps two commands from submitting the same run at once; `check_free` finds the job of an earlier command.
+    The lock is tried first: a command that waits for its job still holds it, and then the job's id is the better
+    message.
+
+    Raises:
+        PrimusError: A job that waits or runs has the run, another command submits it now, or the scheduler cannot tell.
+    """
+    with (run.directory / ".submission.lock").open("w") as file:
+        is_ours = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_ours = False
+        check_free(run, environ)
+        if not is_ours:
+            raise PrimusError(
+                f"another command is submitting {run.directory}, or waits for its job",
+                "find its job: primus-cli direct -- jobs list",
+            )
+        yield
