@@ -1,4 +1,9 @@
-"""`python -m primus.worker RUN_DIR ATTEMPT`: one rank of a run, one process per device."""
+"""`python -m primus.worker RUN_DIR ATTEMPT`: one rank of a run, one process per device.
+
+The launcher, or the elastic agent, starts it and reads its exit code; the launcher also reads its heartbeats and error
+file. The order in `main` matters: output goes to the rank's log before the task is imported, which may print; signals
+are handled before the task starts; the last heartbeat, of the phase `exit`, follows the error file.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +29,12 @@ from primus.runs.store import Run
 from primus.task import TASKS
 
 PEERS_S = 0.3
-"""A rank that has failed stays as long: torchrun, which looks every 0.1 s, then finds one that was killed, and that the
-others fail without, ahead of these."""
+"""Time that a failed rank of several lives on. A killed rank makes its peers fail within milliseconds; the agent looks
+every 0.1 s, and so sees the killed rank end before its peers."""
 
 
 def main(argv: list[str], environ: Mapping[str, str]) -> int:
-    """Do this rank's part of the run in `argv`; every output goes to the rank's log."""
+    """Run this rank; gives the exit code. All output goes to the rank's log."""
     learn(environ)
     run, number = Run(Path(argv[0])), int(argv[1])
     rank = int(environ.get("RANK", "0"))
@@ -56,7 +61,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     finally:
         attempt.close()
         forget_stacks(attempt.folder, rank)
-        with contextlib.suppress(OSError):  # its reader has gone
+        with contextlib.suppress(OSError):  # the reader of the console is gone
             console.close()
     return EXIT_OK
 
@@ -73,7 +78,7 @@ def _apply_patches(attempt: Attempt, environ: Mapping[str, str]) -> None:
             continue
         patch.apply_patch(choice)
         what = choice.patch
-        late = f"; it expired on {what.expires}: look whether it is still needed" if choice.state == "expired" else ""
+        late = f"; it expired on {what.expires}: check whether it is still needed" if choice.state == "expired" else ""
         print(f"patch {choice.name}: {what.target} {choice.installed}: {what.reason} ({what.link}){late}", flush=True)
         applied.append({"name": choice.name, "target": what.target, "version": choice.installed, "state": choice.state})
     if applied:
@@ -81,12 +86,12 @@ def _apply_patches(attempt: Attempt, environ: Mapping[str, str]) -> None:
 
 
 def _find_backend(run: Run, environ: Mapping[str, str]) -> str | None:
-    """Backend of the run's experiment, where it has one."""
+    """Backend of the run's experiment, if the run has one."""
     return experiment_of(run, environ).trainer.framework if run.config.is_file() else None
 
 
 def _redirect_output(log: Path) -> TextIO:
-    """Send standard output and error of this process, C libraries included, to `log`; gives the former output."""
+    """Redirect standard output and error of this process, C libraries included, to `log`; gives the original output."""
     log.parent.mkdir(parents=True, exist_ok=True)
     console = redacting(os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="backslashreplace"))
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

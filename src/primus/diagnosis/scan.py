@@ -61,7 +61,7 @@ _ADVICE = (
     b"Device-side assertion tracking was not enabled by user",
 )
 """Texts of lines that only advise and follow many kinds of errors (of CUDA, and the HIP and AMD counterparts)."""
-_ATTEMPT_MARK = re.compile(rb"\battempt (\d{1,6}) (?:on|begins in) ")
+_ATTEMPT_MARK = re.compile(rb"\battempt (\d{1,6}) (?:on|begins in|starts in) ")
 
 
 class SignatureHit(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,12 @@
-"""Run a prepared job on this node: make or continue its run folder, perform the plan, record how it ended."""
+"""Runs a prepared job on this node: makes or continues its run folder, executes the plan, records the outcome.
+
+    node 0    run folder -> checks, hooks `before` -> rendezvous -> attempts -> record, hooks `after` -> exit barrier
+    node k    private folder -> checks, hooks ---> rendezvous -> run folder -> attempts -> hooks `after` -> exit barrier
+
+Another node than 0 does not know the run folder before the rendezvous: until then its logs are in a private folder. A
+node that fails before the rendezvous still joins it, to report the failure to all others. Where nodes share the run
+folder, the lock decides which one keeps the record.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +45,25 @@ from primus.runs.files import write_json, write_text
 from primus.runs.store import Run, RunOutcome
 
 RENDEZVOUS_TIMEOUT_S = 600.0
+"""Time for all nodes to join, without that of hooks: nodes may be started by hand, or pull an image first."""
 HOOK_LOGS = "logs/hooks"
 CONFIG_FILE = "config/primus_config.yaml"
 
 Say = Callable[[str], None]
 SKIP_VARIABLE = "PRIMUS_SKIP_MAIN_LAUNCH"
-"""Set to 1 by a hook whose work is all that is wanted, as the offline GEMM tuning of AMD-AGI/Primus."""
+"""Set to 1 by a hook that does the whole job, such as the offline GEMM tuning of AMD-AGI/Primus: no workers start."""
 
 
 def run_node(launch: Launch, say: Say, leaving: ExitStack) -> tuple[Run, RunOutcome]:
-    """Execute a prepared launch and record it; gives its run folder and how it ended.
+    """Execute a prepared launch and record it; gives its run folder and outcome.
 
     Args:
-        launch: What is done.
+        launch: What is executed.
         say: For people.
-        leaving: Closed once there is nothing more to say; then the nodes of the job leave together.
+        leaving: Closed by the caller after its last output; then the nodes of the job exit together.
 
     Raises:
-        PrimusError: Something that the launcher itself does fails, or a hook; a failing worker is an Outcome.
+        PrimusError: The launcher itself or a hook fails; a failing worker is an outcome.
     """
     shape = launch.plan.layout
     assert shape is not None
@@ -68,42 +77,43 @@ def run_node(launch: Launch, say: Say, leaving: ExitStack) -> tuple[Run, RunOutc
 
 
 class _NodeConnections:
-    """The other nodes of the job, from the first word with them to the last."""
+    """Connections to the other nodes of the job, from the rendezvous to the exit barrier."""
 
     def __init__(self, launch: Launch, shape: ClusterLayout) -> None:
         self.kept: dict[int, RendezvousPeer] = {}
         """Filled by the rendezvous."""
         self.run: Run | None = None
-        """On node 0."""
+        """Set on node 0."""
         self._shape = shape
         self._channel: ControlChannel | None = None
+        # Hooks after the workers may use their whole time limits before a node reaches the exit barrier.
         after = [each.timeout_s for each in launch.plan.actions if each.stage != "before"]
         self._limit_s = sum(after) + exit_barrier.MARGIN_S
 
     @property
     def control_channel(self) -> ControlChannel:
-        """The connections to the nodes that have come."""
+        """The channel to the nodes that have joined; made on first use, which ends the rendezvous."""
         if self._channel is None:
             connections = {rank: peer.stream for rank, peer in self.kept.items()}
             self._channel = ControlChannel(connections, {rank: peer.host for rank, peer in self.kept.items()})
         return self._channel
 
-    def _record_loss(self) -> None:
+    def _record_release(self) -> None:
         if self.run is None or self._shape.nnodes == 1:
             return
-        with contextlib.suppress(OSError, PrimusError):  # a full disk: all is said, and Slurm notices by itself
+        with contextlib.suppress(OSError, PrimusError):  # a full disk: Slurm notices by itself
             log = EventLog(self.run.events)
             log.append("nodes_left")
             log.close()
 
     def open_channel(self) -> None:
-        """Show the others that this node is alive, which a thread of the connections does."""
+        """Start the thread that tells the other nodes each second that this one is alive, while hooks run."""
         assert self.control_channel
 
     def leave_job(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Leave together with them; an error that they may not know of is told first, an unforeseen one ends it.
+        """Exit together with the other nodes, after sending them an error of this one; at an unexpected error, at once.
 
-        Node 0 records it: whoever waits for the processes of a lost node, as srun does, need not do so any longer.
+        Node 0 records it as an event: a wrapper that waits for the processes of a lost node, as srun does, may stop.
         """
         if isinstance(error, PrimusError):
             self.control_channel.send_message(
@@ -111,7 +121,7 @@ class _NodeConnections:
             )
         if kind is None or isinstance(error, PrimusError):
             exit_barrier.wait_for_all_nodes(self.control_channel, self._shape.node_rank, self._limit_s)
-            self._record_loss()
+            self._record_release()
         else:
             self.control_channel.close()
 
@@ -123,75 +133,76 @@ def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: _NodeC
     with run.hold_lock() as is_ours:
         if not is_ours:
             raise PrimusError(
-                f"{run.directory} is being executed by another process", "wait for its end, or start another run"
+                f"{run.directory} is being executed by another process", "wait until it has ended, or start a new run"
             )
         write_json(run.directory / "plan.json", plan.redact_plan(launch.plan))
-        scene = _make_hook_context(launch, shape, run.directory, run, say)
+        context = _make_hook_context(launch, shape, run.directory, run, say)
         nodes.run = run
-        begun = _PendingLaunch(launch, run)
+        pending = _PendingLaunch(launch, run)
         try:
-            _prepare_node(begun, scene, nodes)
-            _wait_for_nodes(begun, run, shape, nodes)
+            _prepare_node(pending, context, nodes)
+            _wait_for_nodes(pending, run, shape, nodes)
             outcome = _run_workers(
-                _make_session(begun.launch, run, nodes.control_channel, say, keeps_record=True), begun.launch, say
+                _make_session(pending.launch, run, nodes.control_channel, say, keeps_record=True), pending.launch, say
             )
         except PrimusError as error:
             nodes.open_channel()
-            _finish_run(begun.launch, scene, runner.outcome_of(error), run)
+            _finish_run(pending.launch, context, runner.outcome_of(error), run)
             raise
-        _finish_run(begun.launch, scene, outcome, run)
+        _finish_run(pending.launch, context, outcome, run)
         return run, outcome
 
 
 def _run_other_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: _NodeConnections) -> tuple[Run, RunOutcome]:
-    """Another node: do what comes before, meet node 0, then work in the run folder that it names."""
+    """Another node: check it and run its hooks, join node 0, then work in the run folder that node 0 names."""
     private = Path(tempfile.mkdtemp(prefix="primus-node-"))
     run_folder.write_files(private, launch.job)
-    scene = _make_hook_context(launch, shape, private, None, say)
-    begun = _PendingLaunch(launch, None)
+    context = _make_hook_context(launch, shape, private, None, say)
+    pending = _PendingLaunch(launch, None)
     try:
-        _prepare_node(begun, scene, nodes)
-        launch = _join_run(begun, shape, nodes)
+        _prepare_node(pending, context, nodes)
+        launch = _join_run(pending, shape, nodes)
     except PrimusError as error:
         nodes.open_channel()
-        _run_after_hooks(begun.launch, scene, runner.outcome_of(error), None)
-        if not any(scene.logs.glob("*.log")):
+        _run_after_hooks(pending.launch, context, runner.outcome_of(error), None)
+        if not any(context.logs.glob("*.log")):
             shutil.rmtree(private)
         raise
     run = _open_run(launch)
     _move_files(private, run.directory, shape)
     shutil.rmtree(private)
-    scene = _make_hook_context(launch, shape, run.directory, run, say)
+    context = _make_hook_context(launch, shape, run.directory, run, say)
     with run.hold_lock() as is_ours:
         try:
             outcome = _run_workers(
                 _make_session(launch, run, nodes.control_channel, say, keeps_record=is_ours), launch, say
             )
         except PrimusError as error:
-            _finish_run(launch, scene, runner.outcome_of(error), run, keeps_record=is_ours)
+            _finish_run(launch, context, runner.outcome_of(error), run, keeps_record=is_ours)
             raise
-        _finish_run(launch, scene, outcome, run, keeps_record=is_ours)
+        _finish_run(launch, context, outcome, run, keeps_record=is_ours)
         return run, outcome
 
 
 class _PendingLaunch:
-    """A launch while the hooks and patches that come before it change it."""
+    """A launch while hooks and patches before the workers change it."""
 
     def __init__(self, launch: Launch, run: Run | None) -> None:
         self.launch = launch
-        self.alike = launch
-        """Without what is set once for all nodes: what each node must have found for itself."""
+        self.per_node = launch
+        """The launch without settings that are made once for all nodes: every node must arrive at the same one."""
         self.env: dict[str, Variable] = {}
-        """What is set once for all nodes."""
+        """Variables that are set once for all nodes."""
         self.extra: tuple[str, ...] = ()
+        """Arguments that are added once for all nodes."""
         self._run = run
         self._nnodes = launch.plan.layout.nnodes if launch.plan.layout else 1
 
     def accept_result(self, given: HookResult) -> list[str]:
-        """Take what a hook or patch wants set; gives what is to be said about it.
+        """Apply what a hook or patch sets; gives remarks for people.
 
         Raises:
-            UsageError: It cannot be.
+            UsageError: It is invalid.
         """
         self.launch = amend_launch(self.launch, given.env, given.extra)
         remarks = self._share_settings(given) if self._nnodes > 1 else []
@@ -199,39 +210,39 @@ class _PendingLaunch:
             run_folder.write_files(self._run.directory, self.launch.job)
         found, environ = self.launch.plan.env, _make_environment(self.launch)
         kept = [name for name, each in given.env.items() if environ.get(name) != each.value]
-        return remarks + [f"{name} stays as {_describe_source(found.get(name))} has set it" for name in kept]
+        return remarks + [f"{name} keeps the value of {_describe_source(found.get(name))}" for name in kept]
 
     def _share_settings(self, given: HookResult) -> list[str]:
-        """Keep apart what was set once for all nodes."""
+        """Collect settings that are made once for all nodes: node 0 sends them in the rendezvous."""
         if not given.action.once:
-            self.alike = amend_launch(self.alike, given.env, given.extra)
+            self.per_node = amend_launch(self.per_node, given.env, given.extra)
             return []
         secrets = [name for name, each in given.env.items() if is_secret_name(name) or each.is_secret]
         self.env |= {name: each for name, each in given.env.items() if name not in secrets}
         self.extra += given.extra
-        return [f"{', '.join(secrets)} is a secret, and stays on this node"] if secrets else []
+        return [f"{', '.join(secrets)}: a secret is not sent to other nodes"] if secrets else []
 
 
 def _describe_source(variable: Variable | None) -> str:
     return variable.source if variable else "the shell"
 
 
-def _prepare_node(begun: _PendingLaunch, scene: HookContextFacts, nodes: _NodeConnections) -> None:
-    """Check this node, and perform the hooks and patches that come before the workers; all nodes learn of a failure.
+def _prepare_node(pending: _PendingLaunch, context: HookContextFacts, nodes: _NodeConnections) -> None:
+    """Check this node, and run the hooks and patches before the workers; reports a failure to all nodes.
 
     Raises:
-        PrimusError: This node is not fit, or a hook or patch has failed.
+        PrimusError: This node is unfit, or a hook or patch failed.
     """
-    launch, shape = begun.launch, scene.layout
+    launch, shape = pending.launch, context.layout
     try:
         launch.job.check_node(shape)
         if launch.plan.actions:
             runner.run_before_hooks(
-                launch.plan.actions, scene, lambda: _make_environment(begun.launch), begun.accept_result
+                launch.plan.actions, context, lambda: _make_environment(pending.launch), pending.accept_result
             )
     except PrimusError as error:
         if shape.nnodes > 1:
-            scene.say(f"{error.problem}; telling the other nodes")
+            context.say(f"{error.problem}; reporting it to the other nodes")
             _report_error(error, launch, shape, nodes)
         raise
 
@@ -242,56 +253,53 @@ def _report_error(error: PrimusError, launch: Launch, shape: ClusterLayout, node
     if shape.node_rank == 0:
         rendezvous.abort_rendezvous(shape.master_port, shape.nnodes, reason, error.exit_code, nodes.kept)
         return
-    with contextlib.suppress(PrimusError):  # what this node failed of is the better message
-        place = (shape.master_addr, shape.master_port, shape.node_rank)
-        rendezvous.abort_join(*place, reason, error.exit_code, _patience_s(launch), nodes.kept)
+    with contextlib.suppress(PrimusError):  # the failure of this node is the better message
+        head = (shape.master_addr, shape.master_port, shape.node_rank)
+        rendezvous.abort_join(*head, reason, error.exit_code, _patience_s(launch), nodes.kept)
 
 
 def _patience_s(launch: Launch) -> float:
-    """Seconds that nodes wait for each other: starting them by hand, and what each of them does before.
+    """Seconds that nodes wait for each other: for the start of all of them, and for their hooks.
 
-    Of hooks with long limits, such as a folder of AMD-AGI/Primus, only one counts in full: nodes do not wait for a node
-    that is gone as long as all hooks together might take.
+    Of hooks with long limits, such as a folder of AMD-AGI/Primus, only one counts in full: a missing node must not
+    block the others for as long as all hooks together may take.
     """
     limits = sorted(each.timeout_s for each in launch.plan.actions if each.stage == "before")
     return RENDEZVOUS_TIMEOUT_S + sum(limits[-1:]) + sum(min(limit, discovery.TIMEOUT_S) for limit in limits[:-1])
 
 
 def _finish_run(
-    launch: Launch, scene: HookContextFacts, outcome: RunOutcome, run: Run, *, keeps_record: bool = True
+    launch: Launch, context: HookContextFacts, outcome: RunOutcome, run: Run, *, keeps_record: bool = True
 ) -> None:
-    """Record how the run has ended, and perform the hooks that come after it."""
+    """Record the outcome, and run the hooks after the workers."""
     if keeps_record:
-        run.update_metadata(
-            ended=time.time(), outcome=outcome
-        )  # before the event: whoever waits for that finds the outcome
+        # Before the event: a reader that waits for the event finds the outcome.
+        run.update_metadata(ended=time.time(), outcome=outcome)
         log = EventLog(run.events)
         values = {"state": outcome.state, "exit_code": outcome.exit_code, "reason": outcome.reason}
         newest = max(launch.attempt, run.read_metadata().attempts - 1)
         log.append("run_ended", attempt=newest, **values)
         log.close()
-    _run_after_hooks(launch, scene, outcome, run)
+    _run_after_hooks(launch, context, outcome, run)
 
 
-def _run_after_hooks(launch: Launch, scene: HookContextFacts, outcome: RunOutcome, run: Run | None) -> None:
-    """Perform the hooks that come after the workers, and record those that fail."""
+def _run_after_hooks(launch: Launch, context: HookContextFacts, outcome: RunOutcome, run: Run | None) -> None:
+    """Run the hooks after the workers, and record those that fail."""
     if not launch.plan.actions:
         return
-    problems = runner.run_after_hooks(launch.plan.actions, scene, _make_environment(launch), outcome)
+    problems = runner.run_after_hooks(launch.plan.actions, context, _make_environment(launch), outcome)
     if run and problems:
         log = EventLog(run.events)
         for problem in problems:
-            log.append("hook_failed", node_rank=scene.layout.node_rank, problem=problem)
+            log.append("hook_failed", node_rank=context.layout.node_rank, problem=problem)
         log.close()
 
 
-def _run_workers(crew: NodeSession, launch: Launch, say: Say) -> RunOutcome:
-    """Run the workers until their end, unless a hook or the user asks for none."""
+def _run_workers(session: NodeSession, launch: Launch, say: Say) -> RunOutcome:
+    """Run the workers until they have ended, unless a hook or the user skips them."""
     if _make_environment(launch).get(SKIP_VARIABLE) != "1":
-        return attempt_loop.supervise_attempts(crew, launch)
-    reason = (
-        f"no workers were started: {SKIP_VARIABLE}=1, set by {_describe_source(launch.plan.env.get(SKIP_VARIABLE))}"
-    )
+        return attempt_loop.supervise_attempts(session, launch)
+    reason = f"no workers started: {SKIP_VARIABLE}=1, set by {_describe_source(launch.plan.env.get(SKIP_VARIABLE))}"
     say(reason)
     return RunOutcome(state="done", exit_code=0, reason=reason)
 
@@ -318,7 +326,7 @@ def _make_hook_context(
 
 
 def _move_files(source: Path, target: Path, shape: ClusterLayout) -> None:
-    """Take over the logs and records of what was done before the run folder was known; a log is appended to."""
+    """Move logs and records of the private folder to the run folder; a log that exists there is appended to."""
     for file in sorted((source / HOOK_LOGS).glob("*.log")):
         (target / HOOK_LOGS).mkdir(parents=True, exist_ok=True)
         with (target / HOOK_LOGS / file.name).open("ab") as log:
@@ -328,18 +336,18 @@ def _move_files(source: Path, target: Path, shape: ClusterLayout) -> None:
         write_text(target / record, (source / record).read_text(encoding="utf-8"))
 
 
-def _join_run(begun: _PendingLaunch, shape: ClusterLayout, nodes: _NodeConnections) -> Launch:
-    """The launch of another node than 0 in the run folder, and with the settings, that node 0 names."""
+def _join_run(pending: _PendingLaunch, shape: ClusterLayout, nodes: _NodeConnections) -> Launch:
+    """The launch of another node in the run folder and with the settings that node 0 sends."""
     assert shape.master_port is not None
-    place = (shape.master_addr, shape.master_port, shape.node_rank)
-    welcome = rendezvous.join_rendezvous(
-        *place, _compute_fingerprint(begun.alike, shape), _patience_s(begun.launch), nodes.kept
+    head = (shape.master_addr, shape.master_port, shape.node_rank)
+    reply = rendezvous.join_rendezvous(
+        *head, _compute_fingerprint(pending.per_node, shape), _patience_s(pending.launch), nodes.kept
     )
-    launch = begun.launch
-    directory = Path(launch.directory).parent / welcome.run_id
+    launch = pending.launch
+    directory = Path(launch.directory).parent / reply.run_id
     job = structs.replace(launch.job, resume=str(directory) if directory.exists() else None)
-    there = plan_attempt(job, launch.request, launch.command, launch.context, directory, welcome.attempt)
-    return amend_launch(there, welcome.env, welcome.extra)
+    there = plan_attempt(job, launch.request, launch.command, launch.context, directory, reply.attempt)
+    return amend_launch(there, reply.env, reply.extra)
 
 
 def _compute_fingerprint(launch: Launch, shape: ClusterLayout) -> str:
@@ -351,7 +359,7 @@ def _compute_fingerprint(launch: Launch, shape: ClusterLayout) -> str:
 
 
 def _open_run(launch: Launch) -> Run:
-    """The run folder, with what was asked."""
+    """The run folder, with the request."""
     directory = Path(launch.directory)
     if launch.job.resume:
         return Run(directory)
@@ -359,7 +367,7 @@ def _open_run(launch: Launch) -> Run:
 
 
 def _write_plan(launch: Launch, run: Run, shape: ClusterLayout) -> None:
-    """This attempt's plan, on its own and at the head of what the launcher says."""
+    """Write this attempt's plan to its file, and to the head of the launcher's log."""
     if shape.node_rank == 0:
         write_json(run.directory / "plan.json", plan.redact_plan(launch.plan))
     log = worker_processes.launch_log(run, launch.plan)
@@ -370,34 +378,36 @@ def _write_plan(launch: Launch, run: Run, shape: ClusterLayout) -> None:
         file.write(redact(text))
 
 
-def _wait_for_nodes(begun: _PendingLaunch, run: Run, shape: ClusterLayout, nodes: _NodeConnections) -> None:
-    """Node 0 waits for the others, and tells them the run and what was set for all."""
+def _wait_for_nodes(pending: _PendingLaunch, run: Run, shape: ClusterLayout, nodes: _NodeConnections) -> None:
+    """Node 0: wait for the others, and send them the run and the settings for all nodes."""
     if shape.nnodes == 1:
         return
     assert shape.master_port is not None
     host = socket.gethostname()
-    welcome = rendezvous.JoinReply(run.id, begun.launch.attempt, env=begun.env, extra=begun.extra, host=host)
-    patience_s = _patience_s(begun.launch)
+    reply = rendezvous.JoinReply(run.id, pending.launch.attempt, env=pending.env, extra=pending.extra, host=host)
+    patience_s = _patience_s(pending.launch)
     rendezvous.lead_rendezvous(
-        shape.master_port, shape.nnodes, welcome, _compute_fingerprint(begun.alike, shape), patience_s, nodes.kept
+        shape.master_port, shape.nnodes, reply, _compute_fingerprint(pending.per_node, shape), patience_s, nodes.kept
     )
 
 
 def _make_session(launch: Launch, run: Run, channel: ControlChannel, say: Say, *, keeps_record: bool) -> NodeSession:
-    """How attempts are done on this node; of the nodes that share a run folder, one keeps the record."""
+    """How attempts run on this node; of the nodes that share a run folder, one keeps the record."""
 
-    def perform(attempt: Launch, guard: AttemptMonitor) -> NodeResult:
-        _begin_attempt(attempt, run, say, keeps_record=keeps_record)
+    def run_node_attempt(attempt: Launch, monitor: AttemptMonitor) -> NodeResult:
+        _start_attempt(attempt, run, say, keeps_record=keeps_record)
         after_start = partial(_keep_environment, attempt, run)
         return worker_processes.run_worker_processes(
-            attempt.plan, run, attempt.attempt, launch.context.environ, after_start, guard
+            attempt.plan, run, attempt.attempt, launch.context.environ, after_start, monitor
         )
 
-    return NodeSession(run=run, channel=channel, say=say, perform=perform, environ=launch.context.environ)
+    return NodeSession(
+        run=run, channel=channel, say=say, run_node_attempt=run_node_attempt, environ=launch.context.environ
+    )
 
 
-def _begin_attempt(launch: Launch, run: Run, say: Say, *, keeps_record: bool) -> None:
-    """Write the plan of an attempt, and that it begins."""
+def _start_attempt(launch: Launch, run: Run, say: Say, *, keeps_record: bool) -> None:
+    """Record the plan and the start of an attempt."""
     shape = launch.plan.layout
     assert shape
     _write_plan(launch, run, shape)
@@ -410,11 +420,11 @@ def _begin_attempt(launch: Launch, run: Run, say: Say, *, keeps_record: bool) ->
 
 
 def _keep_environment(launch: Launch, run: Run) -> None:
-    """Write what the workers are started with, and on which machine."""
+    """Record the environment of the workers, and their machine."""
     shape, variables = launch.plan.layout, launch.plan.env
     assert shape
     sources = {name: variable.source for name, variable in variables.items()}
     hidden = {name: MASK for name, variable in variables.items() if variable.is_secret}
     place = run.directory / ("env" if shape.node_rank == 0 else f"env/node_{shape.node_rank}")
-    facts = launch.context.facts(shape.master_addr if shape.nnodes > 1 else None)  # as they were planned with
+    facts = launch.context.facts(shape.master_addr if shape.nnodes > 1 else None)  # the facts of the plan
     snapshot.write_environment(place, _make_environment(launch) | hidden, sources, facts)

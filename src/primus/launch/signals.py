@@ -1,4 +1,9 @@
-"""Signals that ask this process to stop, noted while it works."""
+"""Signals that ask this process to stop.
+
+SIGUSR1 is a warning: a scheduler sends it some time before a time limit or a preemption, and then enforces the limit
+itself. SIGTERM, SIGINT and SIGHUP are urgent. Schedulers and launchers often signal every process of a job, so one
+request arrives here several times within moments; a repetition after that comes from a person.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +16,33 @@ from collections.abc import Iterator
 from types import FrameType
 
 INSISTS_AFTER_S = 1.0
-"""A signal that comes again later than this is a person who insists; sooner it is a scheduler that signals everybody,
-and a launcher that passes it on."""
+"""The same signal again after this time is from a person who insists; before, it is the same request on another way."""
 TOGETHER_S = 0.1
-"""Signals within this time are one event. Handlers interrupt each other, so their order says nothing then."""
+"""Signals within this time are one request: handlers interrupt each other, so their order means nothing."""
 
 
 class StopSignals:
-    """Notes the signals that ask us to stop, while it is open."""
+    """Notes the signals that ask this process to stop, while it is open.
+
+    Handlers run in the main thread between two bytecodes, and only set attributes; the main thread reads them.
+    """
 
     HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
     def __init__(self) -> None:
         self.is_urgent = False
-        """Whether there was more than a warning: SIGUSR1 leaves the time to whoever sends it."""
+        """Whether there was more than a warning, so that this process enforces a time limit."""
         self.insists = False
-        """Whether somebody wants the end at once."""
+        """Whether an urgent signal was repeated: processes are killed at once."""
         self._noted: dict[int, float] = {}
-        self._heard: dict[int, float] = {}
-        """When each signal first came: at all, and to this very process."""
+        """When each signal first came, to this process or to another node."""
+        self._received: dict[int, float] = {}
+        """When each signal first came to this process."""
 
     def __enter__(self) -> StopSignals:
         is_main = threading.current_thread() is threading.main_thread()
-        heard = [number for number in self.HANDLED if signal.getsignal(number) is not signal.SIG_IGN]  # as nohup wants
-        self._before = {number: signal.signal(number, self._on_signal) for number in heard} if is_main else {}
+        handled = [number for number in self.HANDLED if signal.getsignal(number) is not signal.SIG_IGN]  # by nohup
+        self._before = {number: signal.signal(number, self._on_signal) for number in handled} if is_main else {}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -43,7 +51,7 @@ class StopSignals:
 
     @property
     def first_signal(self) -> int | None:
-        """The signal that came first; a warning, where it came together with others."""
+        """The first signal; SIGUSR1 if it came together with others, so that the job counts as preempted."""
         if not self._noted:
             return None
         number = min(self._noted, key=self._noted.__getitem__)
@@ -51,19 +59,19 @@ class StopSignals:
         return signal.SIGUSR1 if warned_at - self._noted[number] < TOGETHER_S else number
 
     def note_signal(self, number: int) -> None:
-        """A signal, to this process or to the launcher of another node."""
+        """Note a signal to this process or to the launcher of another node."""
         self._noted.setdefault(number, time.monotonic())
         self.is_urgent |= number != signal.SIGUSR1
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if number != signal.SIGUSR1 and now - self._heard.setdefault(number, now) > INSISTS_AFTER_S:
+        if number != signal.SIGUSR1 and now - self._received.setdefault(number, now) > INSISTS_AFTER_S:
             self.insists = True
         self.note_signal(number)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, where they are to end this process as Ctrl-C does."""
+    """SIGTERM or SIGHUP, raised like the KeyboardInterrupt of Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -71,13 +79,13 @@ class Terminated(KeyboardInterrupt):
 
 
 def find_exit_code(error: KeyboardInterrupt) -> int:
-    """128 + the signal."""
+    """Exit code after an interruption: 128 + the signal, as shells report it."""
     return 128 + (error.number if isinstance(error, Terminated) else signal.SIGINT)
 
 
 @contextlib.contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """While open, SIGTERM and SIGHUP raise `Terminated`, so that what was begun is told or undone before the end."""
+    """While open, SIGTERM and SIGHUP raise `Terminated`, so that `finally` blocks report or undo what was started."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Terminated(number)

@@ -103,7 +103,7 @@ def test_what_the_user_has_set_stays(
     done = launched(tmp_path, *words, "--", "tiny", **env)
     assert done.returncode == 0, done.stderr
     assert f"variable {seen}\n" in (latest(tmp_path) / "logs/rank_0.log").read_text()
-    remark = f"SHOWN stays as {who} has set it"
+    remark = f"SHOWN keeps the value of {who}"
     assert f"hook hooks/1_a.sh: {remark}\n" in done.stdout
     assert remark in hook_log(tmp_path, "before_1_a.node_0")
 
@@ -119,7 +119,7 @@ def test_what_a_hook_adds_to_a_list_of_the_users_is_taken(tmp_path: Path) -> Non
     env = read(tmp_path, "plan.json")["env"]
     assert env["LIST_PATH"] == {"value": "/first:/a:/b:/last", "source": "hook:hooks/2_b.sh"}
     assert "OTHER_PATH" not in env
-    assert "OTHER_PATH stays as the shell has set it" in done.stdout
+    assert "OTHER_PATH keeps the value of the shell" in done.stdout
 
 
 @pytest.mark.parametrize(("name", "words"), [("RANK", ()), ("WORLD_SIZE", ("--patch", "hooks/1_a.sh"))])
@@ -186,7 +186,7 @@ def test_a_run_that_hooks_have_changed_is_continued_and_replayed(tmp_path: Path)
     assert (again.returncode, again.stderr) == (0, "")
     replayed = launched(tmp_path, "--", "train", "pretrain", "--replay", str(first), VALUE="y")
     assert (replayed.returncode, replayed.stderr) == (0, "")
-    assert "SHOWN stays as replay of" in replayed.stdout
+    assert "SHOWN keeps the value of replay of" in replayed.stdout
     write(tmp_path, hooks__1_a_sh="echo extra.train_iters=1\n")
     for option in ("--run", "--replay"):
         changed = launched(tmp_path, "--", "train", "pretrain", option, str(first))
@@ -656,7 +656,7 @@ def test_what_is_set_once_holds_on_all_nodes(tmp_path: Path, port: int) -> None:
     folders = two_folders(tmp_path, once, once)
     results = both(folders, port, "tiny")
     assert [(code, errors) for code, _, errors in results] == [(0, ""), (0, "")]
-    assert "A_TOKEN is a secret, and stays on this node" in results[0][1]
+    assert "A_TOKEN: a secret is not sent to other nodes" in results[0][1]
     assert (folders[0] / "count").exists()
     assert not (folders[1] / "count").exists()
     for folder in folders:

@@ -149,7 +149,7 @@ def test_a_hook_whose_work_is_all_that_is_wanted_ends_the_launch_well(tmp_path: 
     place = checkout(tmp_path, **{"00_tune_sh": "echo env.PRIMUS_SKIP_MAIN_LAUNCH=1\n"})
     done = train(tmp_path, place)
     assert done.returncode == 0, done.stderr
-    assert "no workers were started: PRIMUS_SKIP_MAIN_LAUNCH=1, set by hook:" in done.stdout
+    assert "no workers started: PRIMUS_SKIP_MAIN_LAUNCH=1, set by hook:" in done.stdout
     run = next(tmp_path.glob("out*/*/latest")).resolve()
     assert not list(run.glob("logs/rank_*.log"))
 

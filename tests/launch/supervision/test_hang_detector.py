@@ -30,7 +30,7 @@ def test_a_rank_that_does_not_get_on_within_its_time_hangs() -> None:
     hangs.observe_heartbeats(2, {0: beat(2), 1: beat(2)})
     assert not hangs.is_hanging(12)
     assert hangs.is_hanging(12.1)
-    assert [each.rank for each in hangs.rank_statuses(12.1, "a")] == [0, 1]
+    assert [each.rank for each in hangs.make_rank_statuses(12.1, "a")] == [0, 1]
 
 
 def test_a_rank_that_waits_for_one_within_its_limit_does_not_hang() -> None:
@@ -70,7 +70,7 @@ def test_a_rank_that_never_comes_is_the_one_that_hangs() -> None:
     hangs = HangDetector(10, (0, 1), now=0)
     hangs.observe_heartbeats(1, {0: beat(0, "init", at=1)})
     assert hangs.is_hanging(32)
-    assert find_culprit(hangs.rank_statuses(32, "a")).rank == 1
+    assert find_culprit(hangs.make_rank_statuses(32, "a")).rank == 1
 
 
 def test_no_limit_is_none_and_who_has_ended_is_not_waited_for() -> None:

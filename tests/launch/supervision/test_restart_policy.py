@@ -59,20 +59,20 @@ def test_each_row_of_the_table_has_its_action_and_its_back_off(told: list[str], 
 
 def test_without_restarts_a_failure_is_the_end_and_says_how_to_ask_for_them() -> None:
     found = decide_restart(RestartPolicy(), ends("failed@3"))
-    assert found == RestartDecision(action="stop", reason="no restarts were asked for (--max-restarts)")
+    assert found == RestartDecision(action="stop", reason="restarts are off; set --max-restarts to enable them")
 
 
 def test_restarts_are_used_up_where_there_is_no_progress_and_given_back_where_there_is() -> None:
     policy = RestartPolicy(max_restarts=1, backoff_s=1)
     assert decide_restart(policy, ends("failed@1")).action == "restart"
-    assert decide_restart(policy, ends("failed@1", "failed@1")).reason == "all 1 restarts are used up"
+    assert decide_restart(policy, ends("failed@1", "failed@1")).reason == "the only restart is used"
     assert decide_restart(policy, ends("failed@1", "failed@2")).action == "restart"
 
 
 def test_three_attempts_without_a_newer_checkpoint_are_the_end_everywhere() -> None:
     found = decide_restart(MANY, ends("failed", "hang", "failed"))
     assert (found.action, found.is_final) == ("stop", True)
-    assert found.reason == "no progress: 3 attempts in a row have left no newer checkpoint"
+    assert found.reason == "no progress: 3 attempts in a row wrote no newer checkpoint"
 
 
 def test_a_failure_that_comes_again_is_not_tried_again() -> None:
@@ -93,7 +93,7 @@ def test_a_bad_node_is_left_out_where_another_can_be_had(told: list[AttemptResul
     assert decide_restart(MANY, told, can_exclude=True).action == "restart"
     without = decide_restart(MANY, told)
     assert (without.action, without.is_final) == ("stop", False)
-    assert without.reason == "b should be left out, and no other node can be had"
+    assert without.reason == "b should be excluded, and no other node is available"
 
 
 def test_a_node_that_hangs_once_stays_and_one_that_was_left_out_stays_out() -> None:

@@ -61,7 +61,7 @@ def steps(folder: Path) -> list[int]:
 def test_a_killed_worker_goes_on_from_its_checkpoint_in_the_same_run(tmp_path: Path) -> None:
     done = shift(tmp_path, "--max-restarts", "1", "--restart-delay", "0.2", acts="kill@4")
     assert done.returncode == 0, done.stderr
-    assert "attempt 0 failed: rank 0 was killed by SIGKILL\nattempt 1 begins in 0.2 s (restart 1 of 1)\n" in done.stdout
+    assert "attempt 0 failed: rank 0 was killed by SIGKILL\nattempt 1 starts in 0.2 s (restart 1 of 1)\n" in done.stdout
     assert steps(tmp_path) == [1, 2, 3, 3, 4, 5, 6]
     (failure,) = events(tmp_path, "failure")
     assert (failure["attempt"], failure["rank"], failure["how"]) == (0, 0, "failed")
@@ -90,7 +90,7 @@ def test_hooks_run_once_however_often_workers_are_started(tmp_path: Path, acts: 
 def test_restarts_storm_no_longer_than_without_progress(tmp_path: Path) -> None:
     done = shift(tmp_path, "--max-restarts", "50", "--restart-delay", "0", acts=",".join(["raise@1"] * 20))
     assert done.returncode == 1
-    assert "no restart: no progress: 3 attempts in a row have left no newer checkpoint\n" in done.stdout
+    assert "no restart: no progress: 3 attempts in a row wrote no newer checkpoint\n" in done.stdout
     assert done.stderr.startswith("primus-cli: run failed: three is not four\n")
     assert len(events(tmp_path, "attempt_ended")) == 3
 
@@ -98,7 +98,7 @@ def test_restarts_storm_no_longer_than_without_progress(tmp_path: Path) -> None:
 def test_progress_gives_the_restarts_back(tmp_path: Path) -> None:
     done = shift(tmp_path, "--max-restarts", "1", "--restart-delay", "0", acts="raise@3,raise@5,kill@6")
     assert done.returncode == 137
-    assert "no restart: all 1 restarts are used up\n" in done.stdout
+    assert "no restart: the only restart is used\n" in done.stdout
     assert [event["reason"] for event in events(tmp_path, "restart")] == ["restart 1 of 1"] * 2
 
 

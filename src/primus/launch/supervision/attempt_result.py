@@ -1,4 +1,4 @@
-"""How an attempt has ended, from how it ended on each node."""
+"""How an attempt ended, from how it ended on each node."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ from primus.runs.store import RankFailure, RunOutcome
 
 
 class NodeResult(Struct, frozen=True, kw_only=True):
-    """How an attempt has ended on one node."""
+    """How an attempt ended on one node."""
 
     host: str
     returncode: int
-    """Of what was started there; it says little."""
+    """Of the program that was started there: not 0 where any rank failed."""
     failures: tuple[RankFailure, ...] = ()
-    """What its ranks have failed of."""
+    """Failures of its ranks."""
     interruption: str | None = None
-    """Signal for which its ranks say they have stopped."""
+    """Name of the signal for which its ranks stopped, as they report it."""
 
 
 class AttemptDecision(Struct, frozen=True, kw_only=True):
-    """What node 0 decides after an attempt, as it sends it to the other nodes."""
+    """What node 0 decides after an attempt, as it sends it to the other nodes.
+
+    A restart takes two decisions: the first has `restart` and `outcome`, the second, after the back-off, `start`.
+    """
 
     start: int | None = None
-    """The attempt that all nodes start now; without it they wait, or stop."""
+    """The attempt that all nodes start now."""
     restart: RestartDecision | None = None
     outcome: RunOutcome | None = None
-    """How the job ends, or the attempt has ended."""
+    """How the attempt ended, and the job too where it is not restarted."""
 
 
 def combine_node_results(
     number: int,
-    ended: Sequence[NodeResult],
+    results: Sequence[NodeResult],
     *,
-    heard: int | None,
+    received_signal: int | None,
     hang: RankFailure | None,
     lost: Mapping[str, str],
     saved: int | None,
 ) -> tuple[RunOutcome, AttemptResult]:
-    """The outcome of attempt `number` for people, and for the decision about a restart.
+    """The outcome of attempt `number` for people, and its result for the decision about a restart.
+
+    The first of these that applies: a signal, a lost node, success, a hang, the first failure.
 
     Args:
         number: The attempt.
-        ended: How it ended on the nodes that said so.
-        heard: First signal that asked the job to stop.
+        results: How it ended on the nodes that reported.
+        received_signal: First signal that asked the job to stop.
         hang: The rank that hangs.
         lost: Why a node is lost, by its host.
         saved: Step of the newest checkpoint.
     """
-    last_save = "nothing was saved" if saved is None else f"saved at step {saved}"
-    failures = sort_failures(failure for each in ended for failure in each.failures)
-    stopped = next((each.interruption for each in ended if each.interruption), None)
-    is_clean = not failures and not any(each.returncode for each in ended)
-    if heard is not None or (stopped and is_clean and not lost and not hang):
-        name = signal.Signals(heard).name if heard is not None else str(stopped)
-        code = 128 + getattr(signal, name, signal.SIGTERM)  # a signal to another rank has no name here
-        who = "" if heard is not None else " to the workers"
-        outcome = RunOutcome(state="interrupted", exit_code=code, reason=f"{name}{who}; {last_save}")
-        kind = "preempted" if name == "SIGUSR1" else "interrupted"
-        return outcome, AttemptResult(attempt=number, kind=kind, step=saved, reason=outcome.reason)  # type: ignore[arg-type]
+    failures = sort_failures(failure for each in results for failure in each.failures)
+    is_clean = not failures and not any(each.returncode for each in results)
+    interruption = next((each.interruption for each in results if each.interruption), None)
+    # Somebody may signal the ranks alone: that is an interruption only where nothing else went wrong.
+    if received_signal is not None or (interruption and is_clean and not lost and not hang):
+        return _make_interruption(number, received_signal, interruption, saved)
     if lost:
         reason = "; ".join(f"{host} was lost: {why}" for host, why in lost.items())
         outcome = RunOutcome(state="failed", exit_code=EXIT_FAILED, reason=reason)
         return outcome, AttemptResult(attempt=number, kind="lost node", hosts=tuple(lost), step=saved, reason=reason)
     if hang is None and is_clean:
         return RunOutcome(state="done", exit_code=0), AttemptResult(attempt=number, kind="done", step=saved)
-    first = hang or (failures[0] if failures else _make_unexplained_failure(ended))
+    first = hang or (failures[0] if failures else _make_unexplained_failure(results))
     outcome = RunOutcome(state="failed", exit_code=first.exit_code, reason=first.problem, first_failure=first)
     return outcome, AttemptResult(
         attempt=number,
@@ -84,8 +84,20 @@ def combine_node_results(
     )
 
 
-def _make_unexplained_failure(ended: Sequence[NodeResult]) -> RankFailure:
-    """What can be said where no node knows why."""
-    bad = next((each for each in ended if each.returncode), ended[0])
-    problem = f"the workers on {bad.host} were ended, and nobody said why"
-    return RankFailure(rank=0, host=bad.host, time=time.time(), problem=problem, log="logs/launch.log")
+def _make_interruption(
+    number: int, received_signal: int | None, interruption: str | None, saved: int | None
+) -> tuple[RunOutcome, AttemptResult]:
+    name = signal.Signals(received_signal).name if received_signal is not None else str(interruption)
+    code = 128 + getattr(signal, name, signal.SIGTERM)  # the host of the rank may know signals that this one does not
+    recipient = "" if received_signal is not None else " to the workers"
+    last_save = "nothing was saved" if saved is None else f"saved at step {saved}"
+    outcome = RunOutcome(state="interrupted", exit_code=code, reason=f"{name}{recipient}; {last_save}")
+    kind = "preempted" if name == "SIGUSR1" else "interrupted"
+    return outcome, AttemptResult(attempt=number, kind=kind, step=saved, reason=outcome.reason)  # type: ignore[arg-type]
+
+
+def _make_unexplained_failure(results: Sequence[NodeResult]) -> RankFailure:
+    """The failure of an attempt whose processes failed without any error."""
+    failed = next((each for each in results if each.returncode), results[0])
+    problem = f"workers on {failed.host} exited without reporting an error"
+    return RankFailure(rank=0, host=failed.host, time=time.time(), problem=problem, log="logs/launch.log")

@@ -1,4 +1,4 @@
-"""PyTorch's flight recorder of collectives: what has to be set so that it can be asked when ranks hang."""
+"""Variables of PyTorch's flight recorder, which records collectives, so that it can be dumped when ranks hang."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from primus.launch.plan import Variable
 PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 BUFFER_SIZE = "20000"
-SOURCE = "supervision: the flight recorder is read when ranks hang"
+"""Collectives that each rank keeps; the recorder is off with the default of 0 in older versions of PyTorch."""
+SOURCE = "supervision: the flight recorder is dumped when ranks hang"
 
 
 def make_recorder_variables(directory: str, attempt: int, taken: Mapping[str, object]) -> dict[str, Variable]:
     """Variables of the recorder for an attempt of the run in `directory`, under their new and old names.
 
-    The dumps lie in the attempt's folder, the pipes that ask for them on a local file system
-    (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp). What is `taken` stays as it is.
+    Dumps go to the attempt's folder, the pipes that trigger them to a local file system: not every shared one has
+    named pipes (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp). Variables in `taken` are not set.
     """
     dumps = str(Path(directory) / "logs" / f"attempt_{attempt}" / "fr" / "trace_")
     pipes = str(Path(os.sep, "tmp") / f"primus-{Path(directory).name}-{attempt}" / "fr_")

@@ -1,4 +1,8 @@
-"""Which ranks hang and which are slow, from heartbeats alone: nothing here reads a clock, a file or a process."""
+"""Finds ranks that hang, from heartbeats alone: nothing here reads a clock, a file or a process.
+
+A rank is late when it has made no progress for longer than its phase allows. A late rank hangs only if every rank that
+it may wait for, those with the same or a lower step, is late as well: collectives make ranks wait for the slowest.
+"""
 
 from __future__ import annotations
 
@@ -10,71 +14,73 @@ from msgspec import Struct
 
 from primus.launch.supervision.heartbeats import RankHeartbeat
 
-SLOWER = {"init": 3.0, "data": 3.0, "compile": 6.0, "eval": 3.0, "checkpoint": 3.0, "exit": 3.0}
-"""Patience with a phase, in hang time-outs: no heartbeat comes while a checkpoint is written or a model compiled."""
-NUM_PATIENT_STEPS = 5
-"""A step may take this many times the median of the last ones, however long they take."""
+PHASE_FACTORS = {"init": 3.0, "data": 3.0, "compile": 6.0, "eval": 3.0, "checkpoint": 3.0, "exit": 3.0}
+"""Limits of phases in hang time-outs; other phases have 1. No progress is reported while a checkpoint is written."""
+STEP_FACTOR = 5
+"""A step may take this many times the median of the last ones, even if that is longer than the time-out."""
 NUM_INTERVALS = 20
+"""Steps over which the median is taken."""
 
 
 class RankStatus(Struct, frozen=True, kw_only=True):
-    """Where a rank stands when a hang is looked at."""
+    """State of a rank when a hang is inspected."""
 
     rank: int
     host: str
     local_rank: int = 0
     pid: int = 0
     phase: str
-    """Of its heartbeat; `start` where it has never sent one."""
+    """Of its heartbeat; `start` where it never sent one."""
     step: int = 0
     idle_s: float
-    """Time since it got on."""
+    """Time since its last progress."""
     state: str = ""
-    """Of its process, as the kernel says it."""
+    """Of its process, as the kernel reports it; `T` is stopped."""
     waits: bool | None = None
-    """Whether its stack is in a communication with others; None where no stack could be read."""
+    """Whether its stack is in a collective; None where no stack could be read."""
     frame: str = ""
-    """Where its main thread is."""
+    """Innermost frame of its main thread."""
 
 
 class HangDetector:
-    """Remembers when each rank of a node last got on, by the watcher's own clock.
+    """Remembers when each rank of a node last made progress, by the clock of the launcher.
 
     Args:
         timeout_s: Time without progress that a training step may take; 0 for no limit.
-        ranks: Ranks that are to come.
+        ranks: Ranks that are expected.
         now: The clock at the start of the attempt.
     """
 
     def __init__(self, timeout_s: float, ranks: Iterable[int], now: float) -> None:
         self._timeout_s = timeout_s
         self._progress: dict[int, tuple[float, RankHeartbeat | None]] = dict.fromkeys(ranks, (now, None))
+        """By rank: when its heartbeat last changed, and the heartbeat."""
         self._intervals: deque[float] = deque(maxlen=NUM_INTERVALS)
 
-    def observe_heartbeats(self, now: float, beats: Mapping[int, RankHeartbeat]) -> None:
-        """Note what the heartbeats say now; ranks that have ended are left out of `beats`."""
-        for rank, beat in beats.items():
-            since, before = self._progress.get(rank, (now, None))
-            if before is None or _progress_key(before) != _progress_key(beat):
-                if before is not None and before.phase == beat.phase == "train" and beat.step > before.step:
-                    self._intervals.append((now - since) / (beat.step - before.step))
-                self._progress[rank] = (now, beat)
+    def observe_heartbeats(self, now: float, heartbeats: Mapping[int, RankHeartbeat]) -> None:
+        """Note the current heartbeats, without those of ranks that have ended."""
+        for rank, new in heartbeats.items():
+            since, old = self._progress.get(rank, (now, None))
+            if old is None or _progress_key(old) != _progress_key(new):
+                if old is not None and old.phase == new.phase == "train" and new.step > old.step:
+                    self._intervals.append((now - since) / (new.step - old.step))
+                self._progress[rank] = (now, new)
 
     def end_rank(self, rank: int) -> None:
-        """The rank has ended, and is waited for no more."""
+        """The process of the rank has ended: it cannot hang."""
         self._progress.pop(rank, None)
 
     def end_all_ranks(self) -> None:
-        """All ranks of this node have ended."""
+        """The processes of all ranks of this node have ended."""
         self._progress.clear()
 
-    def rank_statuses(self, now: float, host: str) -> tuple[RankStatus, ...]:
-        """Where each rank stands, the one that has not got on for the longest time first."""
+    def make_rank_statuses(self, now: float, host: str) -> tuple[RankStatus, ...]:
+        """The status of each rank, the one that has been idle for the longest time first."""
         found = [_make_rank_status(rank, now - since, beat, host) for rank, (since, beat) in self._progress.items()]
         return tuple(sorted(found, key=lambda each: -each.idle_s))
 
     def is_hanging(self, now: float) -> bool:
-        """Whether a rank is over its limit, and waits for none that is within its own."""
+        """Whether a rank is late, and does not wait for one that is not."""
         late = self._find_late_ranks(now)
         return any(
             is_late and all(late[other] for other in late if self._current_step(other) <= self._current_step(rank))
@@ -82,8 +88,7 @@ class HangDetector:
         )
 
     def is_blocking(self, now: float, step: int) -> bool:
-        """Whether a rank of another node that does not get on after `step` may be waiting for one of these, which is
-        not over its limit."""
+        """Whether a rank of another node that is late after `step` may wait for one of these, which is not late."""
         return any(
             not is_late and self._current_step(rank) <= step for rank, is_late in self._find_late_ranks(now).items()
         )
@@ -94,41 +99,41 @@ class HangDetector:
         return {rank: now - since > self._limit_s(beat) for rank, (since, beat) in self._progress.items()}
 
     def _current_step(self, rank: int) -> int:
-        beat = self._progress[rank][1]
-        return beat.step if beat else 0
+        heartbeat = self._progress[rank][1]
+        return heartbeat.step if heartbeat else 0
 
-    def _limit_s(self, beat: RankHeartbeat | None) -> float:
-        phase = beat.phase if beat else "init"
-        if phase in SLOWER:
-            return self._timeout_s * SLOWER[phase]
-        return max(self._timeout_s, NUM_PATIENT_STEPS * median(self._intervals) if self._intervals else 0.0)
-
-
-def _progress_key(beat: RankHeartbeat) -> tuple[str, int, float]:
-    return beat.phase, beat.step, beat.progress_time
+    def _limit_s(self, heartbeat: RankHeartbeat | None) -> float:
+        phase = heartbeat.phase if heartbeat else "init"
+        if phase in PHASE_FACTORS:
+            return self._timeout_s * PHASE_FACTORS[phase]
+        return max(self._timeout_s, STEP_FACTOR * median(self._intervals) if self._intervals else 0.0)
 
 
-def _make_rank_status(rank: int, idle_s: float, beat: RankHeartbeat | None, host: str) -> RankStatus:
-    if beat is None:
+def _progress_key(heartbeat: RankHeartbeat) -> tuple[str, int, float]:
+    return heartbeat.phase, heartbeat.step, heartbeat.progress_time
+
+
+def _make_rank_status(rank: int, idle_s: float, heartbeat: RankHeartbeat | None, host: str) -> RankStatus:
+    if heartbeat is None:
         return RankStatus(rank=rank, host=host, phase="start", idle_s=idle_s)
     return RankStatus(
         rank=rank,
         host=host,
-        local_rank=beat.local_rank,
-        pid=beat.pid,
-        phase=beat.phase,
-        step=beat.step,
+        local_rank=heartbeat.local_rank,
+        pid=heartbeat.pid,
+        phase=heartbeat.phase,
+        step=heartbeat.step,
         idle_s=idle_s,
     )
 
 
-def find_culprit(standings: Iterable[RankStatus]) -> RankStatus:
-    """The rank that the others wait for, as far as can be told.
+def find_culprit(statuses: Iterable[RankStatus]) -> RankStatus:
+    """The rank that the others wait for, as far as it can be found.
 
-    That is one that is stopped or has never come, else one that does not communicate while others do, or is elsewhere
-    than most, else the one that is behind.
+    In this order: a stopped rank; a rank that never started; the ranks outside collectives while others are inside; the
+    ranks in another frame than most; the rank with the lowest step. A rule that fits all ranks says nothing.
     """
-    ranks = list(standings)
+    ranks = list(statuses)
     for suspects in (
         [each for each in ranks if each.state == "T"],
         [each for each in ranks if each.phase == "start"],
@@ -141,7 +146,7 @@ def find_culprit(standings: Iterable[RankStatus]) -> RankStatus:
 
 
 def _find_outliers(ranks: list[RankStatus]) -> list[RankStatus]:
-    """Ranks that are elsewhere than most, where most are at one place."""
+    """Ranks in another frame than most, where most are in one."""
     frames = Counter(each.frame for each in ranks if each.frame)
     ((frame, number),) = frames.most_common(1) or [("", 0)]
     return [each for each in ranks if each.frame != frame] if number > len(ranks) / 2 else []

@@ -1,4 +1,8 @@
-"""The workers of this node, by what their heartbeats say."""
+"""Heartbeats and errors that the ranks of this node write to the folder of the attempt.
+
+A heartbeat file is replaced once a second while its rank lives; its last phase is `exit`. A rank that fails writes its
+error file first. Only the rank itself writes these files; the launcher adds the error of a rank that could not.
+"""
 
 from __future__ import annotations
 
@@ -17,43 +21,45 @@ from primus.runs.store import RankFailure
 
 
 class RankHeartbeat(Struct, frozen=True, kw_only=True):
-    """What a heartbeat file says."""
+    """Content of a heartbeat file."""
 
     pid: int
     host: str
     launcher: int = 0
-    """Process that has started the rank, directly or by an agent."""
+    """Process of the launcher, which started the rank directly or by an agent."""
     local_rank: int = 0
     phase: str
     step: int
     progress_time: float
-    """Changes whenever the rank gets on."""
+    """Changes whenever the rank makes progress."""
     step_time_s: float | None = None
     compute_time_s: float | None = None
-    """Its own computing of the last step, without waiting for others."""
+    """The rank's own computing in the last step, without waiting for others."""
 
 
 def read_own_heartbeats(folder: Path, expected: Collection[int] = ()) -> dict[int, RankHeartbeat]:
-    """The ranks of an attempt that this process has started, on this host.
+    """Heartbeats of the ranks that this process started, on this host.
+
+    Other files are skipped: nodes may share the folder, and after a killed launcher its files remain.
 
     Args:
-        folder: Folder of the attempt, which the ranks of other nodes may share.
-        expected: Ranks that are looked for; all without any.
+        folder: Folder of the attempt.
+        expected: Ranks to read; all without any.
     """
     host, launcher, found = socket.gethostname(), os.getpid(), {}
     files = [heartbeat_file(folder, rank) for rank in expected] or folder.glob(heartbeat_file(folder, "*").name)
     for path in files:
         with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
-            beat = msgspec.json.decode(path.read_bytes(), type=RankHeartbeat)
-            if beat.host == host and beat.launcher == launcher:
-                found[int(path.name.partition("_")[2].partition(".")[0])] = beat
+            heartbeat = msgspec.json.decode(path.read_bytes(), type=RankHeartbeat)
+            if heartbeat.host == host and heartbeat.launcher == launcher:
+                found[int(path.name.partition("_")[2].partition(".")[0])] = heartbeat
     return found
 
 
-def read_failures(folder: Path, of: Iterable[int]) -> list[RankFailure]:
-    """What these ranks of an attempt say of their failure, the first one first."""
+def read_failures(folder: Path, ranks: Iterable[int]) -> list[RankFailure]:
+    """Errors that these ranks of an attempt wrote, the first one first."""
     found = []
-    for rank in of:
+    for rank in ranks:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             found.append(msgspec.json.decode((folder / f"rank_{rank}.error.json").read_bytes(), type=RankFailure))
     return sort_failures(found)
@@ -64,10 +70,10 @@ def sort_failures(failures: Iterable[RankFailure]) -> list[RankFailure]:
     return sorted(failures, key=lambda failure: (failure.time, failure.rank))
 
 
-def signal_ranks(beats: Mapping[int, RankHeartbeat], number: int) -> None:
+def signal_ranks(heartbeats: Mapping[int, RankHeartbeat], number: int) -> None:
     """Send a signal to the ranks that are at work; in place of SIGHUP, which ranks do not handle, SIGTERM."""
     number = signal.SIGTERM if number == signal.SIGHUP else number
-    for beat in beats.values():
-        if beat.phase != "exit":
+    for heartbeat in heartbeats.values():
+        if heartbeat.phase != "exit":
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(beat.pid, signal.Signals(number))
+                os.kill(heartbeat.pid, signal.Signals(number))

@@ -1,4 +1,4 @@
-"""Whether a job goes on after an attempt has ended: a pure decision on the ends of its attempts."""
+"""Whether a job is restarted after an attempt: a pure decision on the results of its attempts."""
 
 from __future__ import annotations
 
@@ -12,74 +12,74 @@ from primus.launch.plan import RestartPolicy
 from primus.runs.store import Action
 
 NO_RESTART_CODE = 93
-"""Exit code by which a scheduler that restarts jobs is told not to (a convention of nvidia-resiliency-ext)."""
+"""Exit code that tells a scheduler not to restart the job (a convention of nvidia-resiliency-ext)."""
 MAX_WITHOUT_PROGRESS = 3
-"""Failures in a row without a newer checkpoint after which a restart is no use (the limit of nvidia-resiliency-ext)."""
+"""Failures in a row without a newer checkpoint after which the job stops (the limit of nvidia-resiliency-ext)."""
 MAX_DOUBLINGS = 6
+"""Limit of the back-off: 32 minutes with the default delay."""
 FAILURES = frozenset(("failed", "hang", "lost node"))
-"""Ends that count as failures."""
+"""Kinds of results that count as failures."""
 
 
 class AttemptResult(Struct, frozen=True, kw_only=True):
-    """How one attempt has ended."""
+    """How one attempt ended."""
 
     attempt: int
     kind: Literal["done", "failed", "hang", "lost node", "preempted", "interrupted"]
     action: Action = "retry"
     hosts: tuple[str, ...] = ()
-    """Nodes that are to blame."""
+    """Nodes that are blamed."""
     step: int | None = None
-    """Newest checkpoint that the next attempt would begin with."""
+    """Newest checkpoint, from which the next attempt would resume."""
     reason: str = ""
 
 
 class RestartDecision(Struct, frozen=True, kw_only=True):
-    """What is done next."""
+    """What happens next."""
 
     action: Literal["finish", "restart", "stop"]
     delay_s: float = 0.0
     exclude: tuple[str, ...] = ()
-    """Nodes that the next attempt must do without."""
+    """Nodes that the next attempt must not use."""
     reason: str = ""
     is_final: bool = False
-    """Whether a stop holds for every scheduler: whoever restarts the job will see it fail in the same way."""
+    """Whether no scheduler should restart the job either, since it would fail in the same way."""
 
 
 def decide_restart(
-    policy: RestartPolicy, ends: Sequence[AttemptResult], *, can_exclude: bool = False
+    policy: RestartPolicy, results: Sequence[AttemptResult], *, can_exclude: bool = False
 ) -> RestartDecision:
-    """What follows the last of `ends`, which are in the order of the attempts.
+    """What follows the last of `results`, which are in the order of the attempts.
 
     Args:
-        policy: What was asked for.
-        ends: At least one.
-        can_exclude: Whether the next attempt may have other nodes.
+        policy: What the user asked for.
+        results: At least one.
+        can_exclude: Whether the next attempt may get other nodes.
     """
-    last = ends[-1]
+    last = results[-1]
     if last.kind == "done":
         return RestartDecision(action="finish")
     if last.kind == "interrupted":
-        return RestartDecision(action="stop", reason="it was told to stop")
+        return RestartDecision(action="stop", reason="a signal asked it to stop")
     if last.kind == "preempted":
         return RestartDecision(
-            action="restart", exclude=_find_bad_hosts(ends) if can_exclude else (), reason="preempted"
+            action="restart", exclude=_find_bad_hosts(results) if can_exclude else (), reason="preempted"
         )
     if last.action == "stop":
         return RestartDecision(action="stop", is_final=True, reason="it would fail in the same way again")
-    used, barren = count_failures(ends)
+    used, without_progress = count_failures(results)
     if used > policy.max_restarts:
-        return RestartDecision(
-            action="stop", is_final=barren >= MAX_WITHOUT_PROGRESS, reason=_format_restarts_used_up(policy.max_restarts)
-        )
-    if barren >= MAX_WITHOUT_PROGRESS:
-        reason = f"no progress: {barren} attempts in a row have left no newer checkpoint"
+        is_final = without_progress >= MAX_WITHOUT_PROGRESS
+        return RestartDecision(action="stop", is_final=is_final, reason=_format_restarts_used(policy.max_restarts))
+    if without_progress >= MAX_WITHOUT_PROGRESS:
+        reason = f"no progress: {without_progress} attempts in a row wrote no newer checkpoint"
         return RestartDecision(action="stop", is_final=True, reason=reason)
-    recent = [end for end in ends if end.kind in FAILURES][-used:]
-    exclude = _find_bad_hosts(ends) if can_exclude else _find_bad_hosts(recent, only_last=True)
+    # Without other nodes, a node that was bad before the last checkpoint is tolerated: the job made progress with it.
+    recent = [result for result in results if result.kind in FAILURES][-used:]
+    exclude = _find_bad_hosts(results) if can_exclude else _find_bad_hosts(recent, only_last=True)
     if exclude and not can_exclude:
-        return RestartDecision(
-            action="stop", reason=f"{', '.join(exclude)} should be left out, and no other node can be had"
-        )
+        reason = f"{', '.join(exclude)} should be excluded, and no other node is available"
+        return RestartDecision(action="stop", reason=reason)
     return RestartDecision(
         action="restart",
         delay_s=policy.backoff_s * 2 ** min(used - 1, MAX_DOUBLINGS),
@@ -88,31 +88,33 @@ def decide_restart(
     )
 
 
-def count_failures(ends: Sequence[AttemptResult]) -> tuple[int, int]:
-    """Number of failures since the newest checkpoint was made, and how many of these made none themselves.
+def count_failures(results: Sequence[AttemptResult]) -> tuple[int, int]:
+    """Number of failures since the newest checkpoint, and how many of these wrote none themselves.
 
-    The failure before which a checkpoint was made is the first of a new count. Preemptions are passed over; what they
-    have saved is progress.
+    A failure after a newer checkpoint is the first of a new count. Preemptions are skipped, but a checkpoint that a
+    preempted attempt wrote is progress.
     """
-    used, barren, saved, known = 0, 0, -1, -1
-    for end in ends:
-        known = max(known, -1 if end.step is None else end.step)
-        if end.kind not in FAILURES:
+    used, without_progress, counted_from, newest = 0, 0, -1, -1
+    for result in results:
+        newest = max(newest, -1 if result.step is None else result.step)
+        if result.kind not in FAILURES:
             continue
-        used, barren = (1, 0) if known > saved else (used + 1, barren + 1)
-        saved = known
-    return used, barren
+        used, without_progress = (1, 0) if newest > counted_from else (used + 1, without_progress + 1)
+        counted_from = newest
+    return used, without_progress
 
 
-def _find_bad_hosts(ends: Sequence[AttemptResult], *, only_last: bool = False) -> tuple[str, ...]:
-    """Nodes that were lost, were to be left out, or hung twice; with `only_last` those that the last end adds."""
-    hangs = Counter(host for end in ends if end.kind == "hang" for host in end.hosts)
-    blamed: dict[str, None] = {}
-    for end in ends[-1:] if only_last else ends:
-        is_lost = end.kind == "lost node" or (end.kind in FAILURES and end.action == "exclude")
-        blamed |= dict.fromkeys(host for host in end.hosts if is_lost or (end.kind == "hang" and hangs[host] > 1))
-    return tuple(blamed)
+def _find_bad_hosts(results: Sequence[AttemptResult], *, only_last: bool = False) -> tuple[str, ...]:
+    """Nodes that were lost, should be excluded, or hung twice; with `only_last` those that the last result adds."""
+    hangs = Counter(host for result in results if result.kind == "hang" for host in result.hosts)
+    bad: dict[str, None] = {}
+    for result in results[-1:] if only_last else results:
+        is_bad = result.kind == "lost node" or (result.kind in FAILURES and result.action == "exclude")
+        bad |= dict.fromkeys(host for host in result.hosts if is_bad or (result.kind == "hang" and hangs[host] > 1))
+    return tuple(bad)
 
 
-def _format_restarts_used_up(max_restarts: int) -> str:
-    return f"all {max_restarts} restarts are used up" if max_restarts else "no restarts were asked for (--max-restarts)"
+def _format_restarts_used(max_restarts: int) -> str:
+    if not max_restarts:
+        return "restarts are off; set --max-restarts to enable them"
+    return f"all {max_restarts} restarts are used" if max_restarts > 1 else "the only restart is used"

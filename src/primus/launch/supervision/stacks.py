@@ -1,4 +1,8 @@
-"""What hanging ranks do, seen before any is killed: stacks, flight recorder, devices, the kernel's messages."""
+"""Inspects hanging ranks before any is killed: stacks, flight recorder, devices, kernel messages.
+
+Everything runs in parallel within `attempt_monitor.INSPECTION_LIMIT_S`, and nothing here may fail: a hung GPU driver
+also blocks the tools that would show it.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,16 @@ from primus.runs.attempt import process_state, stacks_file
 from primus.runs.files import write_text
 
 DUMP_LIMIT_S = 10.0
-ASKED_LIMIT_S = 2.0
-"""Time that a rank has to write its own stacks."""
+"""Time for py-spy, which reads symbols of large libraries the first time."""
+FAULTHANDLER_LIMIT_S = 2.0
+"""Time that a rank has to write its own stacks, from a signal handler in C."""
 TOOL_LIMIT_S = 10.0
+"""Time for a device tool: it may block on the driver for ever."""
 TOOLS = ("amd-smi", "rocm-smi", "nvidia-smi")
-"""Tools that tell how the devices are; the first that there is."""
+"""Tools that print the state of the devices; the first that is installed runs."""
 NUM_KERNEL_LINES = 100
 NUM_FRAMES = 12
-"""Innermost frames that are looked at."""
+"""Innermost frames in which a collective is searched."""
 WAITS = re.compile(
     r"distributed_c10d|_functional_collectives|torch/distributed/|all_reduce|all_gather|reduce_scatter|all_to_all"
     r"|\bbarrier\b|broadcast|_engine_run_backward|\bsynchronize\b"
@@ -38,58 +44,58 @@ WAITS = re.compile(
 
 
 def inspect_ranks(
-    standings: Sequence[RankStatus], folder: Path, node_rank: int, environ: Mapping[str, str]
+    statuses: Sequence[RankStatus], folder: Path, node_rank: int, environ: Mapping[str, str]
 ) -> tuple[RankStatus, ...]:
-    """Write what can be seen of this node's ranks into the folder of the attempt; gives the ranks with what it says."""
+    """Write stacks and device state of this node to the folder of the attempt; gives the statuses with stack frames."""
     jobs: list[Callable[[], object]] = [
         lambda: _write_device_state(folder / f"devices.node_{node_rank}.txt", environ),
         lambda: _write_kernel_messages(folder / f"kernel.node_{node_rank}.txt"),
     ]
-    _request_flight_records(standings, environ)
-    with ThreadPoolExecutor(max_workers=len(standings) + len(jobs)) as pool:
+    _request_flight_records(statuses, environ)
+    with ThreadPoolExecutor(max_workers=len(statuses) + len(jobs)) as pool:
         others = [pool.submit(job) for job in jobs]
-        found = list(pool.map(lambda each: _inspect_rank(each, folder, environ), standings))
+        found = list(pool.map(lambda each: _inspect_rank(each, folder, environ), statuses))
         for other in others:
             other.result()
     return tuple(found)
 
 
-def _inspect_rank(standing: RankStatus, folder: Path, environ: Mapping[str, str]) -> RankStatus:
-    if not standing.pid:
-        return standing
-    state = process_state(standing.pid)
-    text = _dump_stacks(standing.pid, environ)
-    file = stacks_file(folder, standing.rank)
+def _inspect_rank(status: RankStatus, folder: Path, environ: Mapping[str, str]) -> RankStatus:
+    if not status.pid:
+        return status
+    state = process_state(status.pid)
+    text = _dump_stacks(status.pid, environ)
+    file = stacks_file(folder, status.rank)
     if text:
         with contextlib.suppress(OSError), file.open("a", encoding="utf-8") as out:
             out.write(text)
     else:
-        text = _request_stacks(standing.pid, file)
+        text = _request_stacks(status.pid, file)
     frames = find_main_frames(text)
     waits = any(WAITS.search(frame) for frame in frames) if frames else None
-    return structs.replace(standing, state=state, waits=waits, frame=frames[0] if frames else "")
+    return structs.replace(status, state=state, waits=waits, frame=frames[0] if frames else "")
 
 
 def _dump_stacks(pid: int, environ: Mapping[str, str]) -> str:
-    """The stacks by py-spy, which needs nothing of the rank, but the right to look at it."""
-    beside = Path(sys.executable).with_name("py-spy")
-    program = shutil.which("py-spy", path=environ.get("PATH")) or (str(beside) if beside.is_file() else None)
+    """The stacks by py-spy, which needs the right to trace the rank, but no help of the rank."""
+    own = Path(sys.executable).with_name("py-spy")
+    program = shutil.which("py-spy", path=environ.get("PATH")) or (str(own) if own.is_file() else None)
     if program is None:
         return ""
-    words = [program, "dump", "--nonblocking", "--pid", str(pid)]
-    return process.run_command(words, limit_s=DUMP_LIMIT_S).text
+    argv = [program, "dump", "--nonblocking", "--pid", str(pid)]
+    return process.run_command(argv, limit_s=DUMP_LIMIT_S).text
 
 
 def _request_stacks(pid: int, file: Path) -> str:
-    """The stacks that the rank writes itself when it is asked to (faulthandler)."""
+    """The stacks that the rank writes itself on SIGUSR2 (faulthandler), as far as it has written them in time."""
     before = _file_size(file)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGUSR2)
-    deadline, last = time.monotonic() + ASKED_LIMIT_S, before
+    deadline, last = time.monotonic() + FAULTHANDLER_LIMIT_S, before
     while time.monotonic() < deadline:
         time.sleep(0.1)
         now = _file_size(file)
-        if now > before and now == last:
+        if now > before and now == last:  # it has stopped growing
             break
         last = now
     try:
@@ -106,20 +112,20 @@ def _file_size(file: Path) -> int:
 
 
 def find_main_frames(text: str) -> list[str]:
-    """Innermost frames of the main thread, in the words of py-spy or faulthandler, without the numbers of lines."""
+    """Innermost frames of the main thread, from the output of py-spy or faulthandler, without line numbers."""
     threads = re.split(r"\n(?=Thread |Current thread )", "\n" + text)
-    mains = [each for each in threads if '"MainThread"' in each] or [threads[-1]]
-    lines = [line.strip() for line in mains[-1].strip().splitlines()[1:]]
+    main_threads = [each for each in threads if '"MainThread"' in each] or [threads[-1]]
+    lines = [line.strip() for line in main_threads[-1].strip().splitlines()[1:]]
     frames = [
         re.sub(r":\d+\)$", ")", re.sub(r'^File "(.*)", line \d+ in (.*)$', r"\2 (\1)", line)) for line in lines if line
     ]
     return [frame for frame in frames if "(" in frame][:NUM_FRAMES]
 
 
-def _request_flight_records(standings: Sequence[RankStatus], environ: Mapping[str, str]) -> None:
-    """Ask the flight recorders of PyTorch for their dumps: anything written to a rank's pipe does."""
+def _request_flight_records(statuses: Sequence[RankStatus], environ: Mapping[str, str]) -> None:
+    """Ask the flight recorders of PyTorch for their dumps: any byte in a rank's pipe does (ProcessGroupNCCL.hpp)."""
     prefix = environ.get(PIPE_VARIABLE)
-    for each in standings if prefix else ():
+    for each in statuses if prefix else ():
         with contextlib.suppress(OSError):
             pipe = os.open(f"{prefix}{each.rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
             os.write(pipe, b"1\n")
@@ -135,7 +141,7 @@ def _write_device_state(file: Path, environ: Mapping[str, str]) -> None:
 
 
 def _write_kernel_messages(file: Path) -> None:
-    """The last messages of the kernel, where we may read them."""
+    """The last kernel messages, where this user may read them (kernel.dmesg_restrict)."""
     answer = process.run_command(["dmesg"], limit_s=TOOL_LIMIT_S)
     if answer.state == "ok" and answer.text:
         write_text(file, "\n".join(answer.text.splitlines()[-NUM_KERNEL_LINES:]) + "\n")

@@ -1,4 +1,9 @@
-"""How quick the ranks of a job compute beside each other: node 0 hears all of them, and says who falls behind."""
+"""Finds stragglers: ranks that compute longer than the other ranks of the job.
+
+Ranks report the computing time of their last step in their heartbeats, without the time that they wait for others: in
+synchronous training all ranks take equally long for a step. Each node takes the median of its ranks over a window and
+sends it to node 0, which compares all ranks. Windows of nodes are not aligned; that does not matter for medians.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +18,40 @@ from primus.launch.nodes.control_channel import ControlChannel, ControlMessage
 from primus.launch.supervision.heartbeats import RankHeartbeat
 
 WINDOW_S = 10.0
-"""Time over which the ranks' steps are compared."""
+"""Time over which the ranks' steps are compared: several steps of most trainings."""
 STRAGGLER_RATIO = 1.15
 """A rank that computes longer than this many times the median of all ranks is slow."""
 STRAGGLER_WINDOWS = 3
-"""Slow windows in a row that make a straggler; as many fast ones end that."""
+"""Slow windows in a row that make a straggler; as many fast ones end that. One slow window is often a data stall."""
+
+
+class ComputeTimeSample(Struct, frozen=True, kw_only=True):
+    """How long a rank computed in one window."""
+
+    rank: int
+    host: str
+    local_rank: int
+    compute_time_s: float
+
+
+class StragglerFinding(Struct, frozen=True, kw_only=True):
+    """A rank that became a straggler, or recovered."""
+
+    kind: Literal["straggler", "straggler_over"]
+    rank: int
+    host: str
+    local_rank: int
+    ratio: float
+    """Its computing time over the median of all ranks."""
 
 
 class StragglerMonitor:
-    """The steps of one attempt.
+    """The steps of one attempt, on each node.
 
     Args:
         channel: The other nodes.
-        is_head: Whether this is node 0.
         now: The clock at the start of the attempt.
+        is_head: Whether this is node 0.
         record: For events.
         say: For people.
     """
@@ -41,13 +66,13 @@ class StragglerMonitor:
         say: Callable[[str], None],
     ) -> None:
         self._channel, self._is_head, self._record, self._say = channel, is_head, record, say
-        self._window, self._stragglers = ComputeTimeWindow(), StragglerDetector()
+        self._window, self._detector = ComputeTimeWindow(), StragglerDetector()
         self._window_at = now
         self._samples: dict[int, ComputeTimeSample] = {}
 
-    def observe_heartbeats(self, now: float, beats: Mapping[int, RankHeartbeat]) -> None:
-        """Note what the ranks of this node say of their steps; once a window is over they are compared."""
-        self._window.observe_heartbeats(beats)
+    def observe_heartbeats(self, now: float, heartbeats: Mapping[int, RankHeartbeat]) -> None:
+        """Note the steps of this node's ranks; at the end of a window they are sent to node 0, or compared."""
+        self._window.observe_heartbeats(heartbeats)
         if now - self._window_at <= WINDOW_S:
             return
         self._window_at = now
@@ -59,12 +84,12 @@ class StragglerMonitor:
             self._channel.send_message(ControlMessage(kind="times", body=samples))
 
     def take_samples(self, samples: Iterable[ComputeTimeSample]) -> None:
-        """Node 0: how long ranks have computed in their last window."""
+        """Node 0: the last window of some ranks."""
         self._samples |= {sample.rank: sample for sample in samples}
 
     def _compare_ranks(self) -> None:
-        for found in self._stragglers.compare_samples(self._samples.values()):
-            self._report_finding(found)
+        for finding in self._detector.compare_samples(self._samples.values()):
+            self._report_finding(finding)
         self._samples = {}
 
     def _report_finding(self, found: StragglerFinding) -> None:
@@ -73,49 +98,30 @@ class StragglerMonitor:
         if found.kind == "straggler":
             self._say(f"straggler: {where} computes {found.ratio:.2f} times as long as the median rank")
         else:
-            self._say(f"{where} is as quick as the others again")
-
-
-class ComputeTimeSample(Struct, frozen=True, kw_only=True):
-    """How long a rank computed in one window."""
-
-    rank: int
-    host: str
-    local_rank: int
-    compute_time_s: float
-
-
-class StragglerFinding(Struct, frozen=True, kw_only=True):
-    """A rank that has become a straggler, or is none any more."""
-
-    kind: Literal["straggler", "straggler_over"]
-    rank: int
-    host: str
-    local_rank: int
-    ratio: float
-    """Its computing time over the median of all ranks."""
+            self._say(f"straggler recovered: {where} computes as fast as the other ranks again")
 
 
 class ComputeTimeWindow:
-    """Gathers what the ranks of a node say of their steps until a window is over."""
+    """Computing times of the ranks of a node until the end of a window."""
 
     def __init__(self) -> None:
         self._times: dict[int, dict[int, float]] = {}
-        self._beats: dict[int, RankHeartbeat] = {}
+        """By rank and step: a heartbeat may be read several times in one step."""
+        self._heartbeats: dict[int, RankHeartbeat] = {}
 
-    def observe_heartbeats(self, beats: Mapping[int, RankHeartbeat]) -> None:
-        for rank, beat in beats.items():
-            if beat.phase == "train" and beat.compute_time_s is not None:
-                self._times.setdefault(rank, {})[beat.step] = beat.compute_time_s
-                self._beats[rank] = beat
+    def observe_heartbeats(self, heartbeats: Mapping[int, RankHeartbeat]) -> None:
+        for rank, heartbeat in heartbeats.items():
+            if heartbeat.phase == "train" and heartbeat.compute_time_s is not None:
+                self._times.setdefault(rank, {})[heartbeat.step] = heartbeat.compute_time_s
+                self._heartbeats[rank] = heartbeat
 
     def take_samples(self) -> tuple[ComputeTimeSample, ...]:
-        """The ranks' medians; a new window begins."""
+        """The ranks' medians; starts a new window."""
         samples = tuple(
             ComputeTimeSample(
                 rank=rank,
-                host=self._beats[rank].host,
-                local_rank=self._beats[rank].local_rank,
+                host=self._heartbeats[rank].host,
+                local_rank=self._heartbeats[rank].local_rank,
                 compute_time_s=median(times.values()),
             )
             for rank, times in sorted(self._times.items())
@@ -125,15 +131,15 @@ class ComputeTimeWindow:
 
 
 class StragglerDetector:
-    """Compares the ranks of all nodes window by window."""
+    """Compares the ranks of all nodes window by window; a rank is normal, or a known straggler."""
 
     def __init__(self) -> None:
-        self._slow: Counter[int] = Counter()
-        self._quick: Counter[int] = Counter()
-        self._known: set[int] = set()
+        self._slow_windows: Counter[int] = Counter()
+        self._fast_windows: Counter[int] = Counter()
+        self._stragglers: set[int] = set()
 
     def compare_samples(self, samples: Iterable[ComputeTimeSample]) -> list[StragglerFinding]:
-        """What a window changes."""
+        """Ranks that change their state with this window."""
         ranks = list(samples)
         if len(ranks) < 2:
             return []
@@ -144,14 +150,14 @@ class StragglerDetector:
 
     def _judge_sample(self, sample: ComputeTimeSample, ratio: float) -> StragglerFinding | None:
         rank, is_slow = sample.rank, ratio > STRAGGLER_RATIO
-        self._slow[rank] = self._slow[rank] + 1 if is_slow else 0
-        self._quick[rank] = 0 if is_slow else self._quick[rank] + 1
+        self._slow_windows[rank] = self._slow_windows[rank] + 1 if is_slow else 0
+        self._fast_windows[rank] = 0 if is_slow else self._fast_windows[rank] + 1
         kind: Literal["straggler", "straggler_over"]
-        if rank not in self._known and self._slow[rank] >= STRAGGLER_WINDOWS:
-            self._known.add(rank)
+        if rank not in self._stragglers and self._slow_windows[rank] >= STRAGGLER_WINDOWS:
+            self._stragglers.add(rank)
             kind = "straggler"
-        elif rank in self._known and self._quick[rank] >= STRAGGLER_WINDOWS:
-            self._known.remove(rank)
+        elif rank in self._stragglers and self._fast_windows[rank] >= STRAGGLER_WINDOWS:
+            self._stragglers.remove(rank)
             kind = "straggler_over"
         else:
             return None

@@ -1,4 +1,10 @@
-"""The only actor: performs a plan on this node and says how its processes ended."""
+"""Starts the processes of an attempt on this node, waits until they have ended, and reports how.
+
+A single rank is a child of this process; several are children of the elastic agent (primus.elastic_agent), which is.
+Three mechanisms leave no process behind: the child gets SIGKILL when this process dies (prctl), a rank kills itself
+when its parent or launcher is gone (primus.runs.attempt), and at the end everything with the `MARK` of the attempt in
+its environment is killed.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +40,7 @@ from primus.runs.files import write_json, write_text
 from primus.runs.store import RankFailure, Run
 
 POLL_S = 0.05
+"""Time between two looks of the monitor: it bounds how late a message of another node is handled."""
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables that the agent sets for each of several ranks; those of an outer launcher would mislead a single rank."""
 MARK = "PRIMUS_ATTEMPT"
@@ -46,17 +53,17 @@ def run_worker_processes(
     number: int,
     environ: Mapping[str, str],
     after_start: Callable[[], None],
-    guard: AttemptMonitor,
+    monitor: AttemptMonitor,
 ) -> NodeResult:
-    """Start the plan's processes as attempt `number` of `run`, wait for their end, and leave none behind.
+    """Start the plan's processes as attempt `number` of `run`, wait until they have ended, and leave none behind.
 
     Args:
         plan: What is started.
         run: The run folder.
         number: The attempt.
         environ: Variables under those of the plan.
-        after_start: Called once the processes are starting, for work that need not delay them.
-        guard: Asked while they run.
+        after_start: Called while the processes start, for work that must not delay them.
+        monitor: Decides while they run whether they must be killed.
 
     Raises:
         PrimusError: The processes cannot be started.
@@ -72,14 +79,14 @@ def run_worker_processes(
     returncode: int | None = None
     try:
         after_start()
-        while (returncode := child.poll()) is None and not guard.is_over(time.monotonic()):
+        while (returncode := child.poll()) is None and not monitor.is_over(time.monotonic()):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(POLL_S)
     finally:
-        if returncode != 0:  # after a good end what a worker has left behind on purpose may stay
+        if returncode != 0:  # a successful rank may leave a program running on purpose
             process.end_program(child, mark=f"{MARK}={mark}")
     _redact_logs(run, plan, number)
-    return _make_node_result(returncode, run, plan, number, guard, kills)
+    return _make_node_result(returncode, run, plan, number, monitor, kills)
 
 
 def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -108,7 +115,7 @@ def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> 
 
 
 def launch_log(run: Run, plan: LaunchPlan) -> Path:
-    """Where the launcher of this node, and its engine, speak; nodes may share the folder."""
+    """Log of the launcher of this node and of its agent or engine; nodes may share the folder."""
     node = plan.layout.node_rank if plan.layout else 0
     return run.directory / "logs" / (f"launch.node_{node}.log" if node else "launch.log")
 
@@ -140,7 +147,7 @@ def _link_logs(run: Run, plan: LaunchPlan, number: int) -> None:
 
 
 def _make_node_result(
-    returncode: int | None, run: Run, plan: LaunchPlan, number: int, guard: AttemptMonitor, kills: OomKills
+    returncode: int | None, run: Run, plan: LaunchPlan, number: int, monitor: AttemptMonitor, kills: OomKills
 ) -> NodeResult:
     """How the attempt ended on this node.
 
@@ -149,13 +156,13 @@ def _make_node_result(
         run: The run folder.
         plan: What was started.
         number: The attempt.
-        guard: What was observed meanwhile.
+        monitor: What was observed meanwhile.
         kills: The kernel's counters of out-of-memory kills before the attempt.
     """
     report = _read_report(returncode, plan, run.attempt_folder(number))
     failures = []
     if returncode != 0:
-        failures = _find_failures(report, run, number, guard, kills)
+        failures = _find_failures(report, run, number, monitor, kills)
     if returncode and not failures and not report.signal:
         failures = [_make_agent_failure(returncode, report, run, plan)]
     is_agent_signaled = bool(report.signal) and not failures
@@ -180,20 +187,20 @@ def _read_report(returncode: int | None, plan: LaunchPlan, folder: Path) -> Agen
 
 
 def _find_failures(
-    report: AgentReport, run: Run, number: int, guard: AttemptMonitor, kills: OomKills
+    report: AgentReport, run: Run, number: int, monitor: AttemptMonitor, kills: OomKills
 ) -> list[RankFailure]:
     """Failures of this node's ranks: as a rank reports itself, else by its exit code, else by its missing process."""
     folder = run.attempt_folder(number)
     exits = {each.rank: each for each in report.exits}
-    failures = heartbeats.read_failures(folder, {*guard.heartbeats, *exits})
+    failures = heartbeats.read_failures(folder, {*monitor.read_heartbeats(), *exits})
     codes: dict[int, int | None] = {rank: each.exit_code for rank, each in exits.items()}
     if not exits:  # the agent was killed before it saw a rank end; otherwise it stopped the other ranks itself
-        codes = dict.fromkeys(guard.dead)
+        codes = dict.fromkeys(monitor.dead)
     for rank in codes.keys() - {failure.rank for failure in failures}:
-        if codes[rank] == 0 and rank not in guard.dead:
+        if codes[rank] == 0 and rank not in monitor.dead:
             continue
         # Peers fail some milliseconds after a rank dies; the last time it was alive sorts it before them.
-        times = [guard.dead.get(rank, math.inf), exits[rank].last_alive if rank in exits else math.inf]
+        times = [monitor.dead.get(rank, math.inf), exits[rank].last_alive if rank in exits else math.inf]
         failure = _add_out_of_memory(_make_failure(rank, codes[rank], min(times), run, number), kills)
         failures.append(failure)
         with contextlib.suppress(PrimusError):  # a full disk: the outcome names the failure as well
@@ -216,7 +223,7 @@ def _make_agent_failure(returncode: int, report: AgentReport, run: Run, plan: La
 
 
 def _redact_logs(run: Run, plan: LaunchPlan, number: int) -> None:
-    """Remove secrets from what the processes of this node wrote to their logs past Python's streams."""
+    """Remove secrets from the logs of this node: libraries in C write past the redaction of Python's streams."""
     shape = plan.layout
     first, count = (shape.node_rank * shape.nproc, shape.nproc) if shape else (0, 1)
     logs = [run.attempt_folder(number) / f"rank_{rank}.log" for rank in range(first, first + count)]
@@ -225,7 +232,7 @@ def _redact_logs(run: Run, plan: LaunchPlan, number: int) -> None:
 
 
 def _read_interruption(run: Run, number: int) -> str | None:
-    """Signal that the trainer says it stopped for, where that was the last thing it did."""
+    """Signal for which the trainer stopped, if that was its last event in this attempt."""
     last = None
     for event in events.read_events(run.events):
         if event["kind"] in ("interrupted", "run_started"):
@@ -235,11 +242,11 @@ def _read_interruption(run: Run, number: int) -> str | None:
 
 
 def _add_out_of_memory(failure: RankFailure, before: OomKills) -> RankFailure:
-    """A failure by SIGKILL, with what the kernel's counters say of it."""
+    """A failure by SIGKILL, with the kernel's out-of-memory kills since `before`."""
     if failure.exit_code != 128 + signal.SIGKILL:
         return failure
-    said = oom.describe_oom(before, oom.read_oom_kills())
-    return structs.replace(failure, problem=f"{failure.problem}, {said}") if said else failure
+    reason = oom.describe_oom(before, oom.read_oom_kills())
+    return structs.replace(failure, problem=f"{failure.problem}, {reason}") if reason else failure
 
 
 def _make_failure(rank: int, code: int | None, when: float, run: Run, number: int) -> RankFailure:
