@@ -38,28 +38,36 @@ from primus.task import Task, TaskContext
 DOCS = Path(__file__).parent
 
 MODELS_PAGE = """\
-# Models
+# Model presets
 
 <!-- Written by docs/generate.py from src/primus/presets/models; change it there. -->
 
-A model is a YAML file of shapes. Name one in an experiment (`model: llama3.1_8B.yaml`); upper and lower case, `-` and
-`_` make no difference. Any shape can be changed under `overrides:` or on the command line (`--num_layers 2`), and a
-file of your own may start from another one with `extends:`.
+A model preset is a YAML file of shapes. Start from one with a command that writes an experiment file:
 
-    ./primus-cli direct -- config init llama3.1_8B > my.yaml
+    primus-cli direct -- config init llama3.1_8B > my.yaml
 
-Parameters are computed from the shapes, and tests compare them with the published weights. "Active" are those that one
-token uses, both vocabulary matrices included (publishers often leave out the input embedding). GFLOP are those of one
-token in training at {sequence} tokens, counted as Megatron-LM does (`causal`: attention halved, windows ignored).
+Name a preset in an experiment (`model: llama3.1_8B.yaml`); upper and lower case, `-` and `_` make no difference. Change a
+shape under `overrides:` or on the command line (`--num_layers 2`), or write your own file that `extends:` another one.
 
-`framework: native` trains the dense Llama and Qwen models. The others (mixture of experts, MoE; latent attention, MLA;
-state-space and linear attention; Gemma) load and are counted, and `native` refuses them. Names ending in `-fp8` set
-`fp8: e4m3`.
+Parameters are computed from the shapes; tests compare them with the published weights. "Active" parameters are those that
+one token uses, including both vocabulary matrices (publishers often leave out the input embedding). GFLOP are those of
+one token in training at {sequence} tokens, counted as Megatron-LM does (`causal`: attention halved, windows ignored).
+
+`framework: native` trains the dense Llama and Qwen models. It rejects the others: mixture of experts (MoE), latent
+attention (MLA), state-space and linear attention, and Gemma; their presets load and are counted. Names ending in `-fp8`
+set `fp8: e4m3`.
 
 {table}
 
-Heads are query heads / key-value heads x width; of latent attention, query heads x width. Context is the longest
+Heads are query heads / key-value heads x width; for latent attention, query heads x width. Context is the longest
 sequence that the model was made for. Shapes follow the `config.json` of the model on the Hugging Face hub.
+
+## Troubleshooting
+
+| message | what to do |
+| --- | --- |
+| `no model 'NAME'` | Use the suggested name, or put `NAME.yaml` into `models/` of a folder in `$PRIMUS_PLUGINS` |
+| `native does not support ...` | Choose a dense Llama or Qwen model, or another framework |
 """
 
 SEQUENCE = 4096

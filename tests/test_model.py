@@ -18,7 +18,6 @@ from primus.model import (
     list_layers,
     num_moe_layers,
     num_query_groups,
-    padded_vocab_size,
 )
 from primus.model_checks import check, check_parallel
 
@@ -278,11 +277,6 @@ def test_a_window_counts_only_where_it_is_asked_for(name: str, ignored: int, win
 def test_padding_the_vocabulary_adds_flops() -> None:
     spec = replace(load_model("llama3.1_8B"), vocab_size=131072)
     assert flops_per_token(spec, 8192) / 1e9 == pytest.approx(51.540, abs=1e-3)  # 11941.8 tok/s were 615.5 TFLOP/s
-
-
-@pytest.mark.parametrize(("size", "padded"), [(1, 128256), (2, 128256), (3, 128256), (4, 128512), (8, 129024)])
-def test_the_vocabulary_is_padded_to_a_multiple_of_128_for_each_device(size: int, padded: int) -> None:
-    assert padded_vocab_size(128256, size) == padded
 
 
 def test_every_second_layer_of_gpt_oss_has_a_window_beginning_with_the_first() -> None:

@@ -1,4 +1,4 @@
-"""An experiment, resolved and found possible, as the files of a run folder and back."""
+"""Resolving and checking an experiment, and writing it to and reading it from a run folder."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ORIGINS_FILE = "config/origins.json"
 
 
 SETTINGS_VARIABLE = "PRIMUS_SECRET_SETTINGS"
-"""Variable that gives workers the settings which hold secrets, as JSON by key; the run folder has their keys alone."""
+"""Variable that passes settings with secrets to workers, as JSON by key; the run folder holds only their keys."""
 NAMES = ("work_group", "user_name", "exp_name", "workspace")
 
 
 def resolve_experiment(
     file: Path, overrides: Sequence[str], environ: Mapping[str, str], stage: str | None = None
 ) -> Resolved:
-    """The experiment of `file` with the command line's `overrides`, checked as far as one machine's word allows.
+    """The experiment of `file` with the command line's `overrides`, checked as far as is possible before a launch.
 
     Raises:
         UsageError: The configuration is wrong, contradicts itself, or its backend cannot train it.
@@ -47,17 +47,17 @@ def resolve_experiment(
 
 
 def _check_names(resolved: Resolved) -> None:
-    """What names folders cannot be hidden in them."""
+    """Reject secrets in settings that name folders."""
     for key in NAMES:
         if holds_secret(getattr(resolved.experiment, key)):
             raise UsageError(
-                f"{resolved.origins[key]}: {key} holds a secret, which the names of folders would show",
-                "take another name; secrets travel as variables: env: or --env NAME",
+                f"{resolved.origins[key]}: {key} contains a secret, which folder names would expose",
+                "choose another name; pass secrets as variables: env: or --env NAME",
             )
 
 
 def check(resolved: Resolved) -> None:
-    """Raises UsageError where the configuration contradicts itself, or its backend cannot train it."""
+    """Raises UsageError if the configuration contradicts itself, or its backend cannot train it."""
     trainer = resolved.experiment.trainer
     backend = registry.load_plug_in(BACKENDS, trainer.framework)
     model_checks.check(trainer.model, resolved.origins)
@@ -69,13 +69,13 @@ def check(resolved: Resolved) -> None:
 
 
 def _fewest_processes(resolved: Resolved) -> int:
-    """Processes of one replica of the model: a batch that does not divide there divides nowhere."""
+    """Processes of one replica of the model: a batch must divide by at least these."""
     parallel = resolved.experiment.trainer.parallel
     return parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size
 
 
 def format_files(resolved: Resolved) -> dict[str, str]:
-    """The experiment as the files of a run folder, from which `of_run` gives it back; secrets are masked."""
+    """The experiment as the files of a run folder, which `load_run_experiment` reads back; secrets are masked."""
     experiment = resolved.experiment
     trainer = experiment.trainer
     settings = {key: redact_setting(key, value) for key, value in _settings_of(experiment).items()}
@@ -91,7 +91,7 @@ def format_files(resolved: Resolved) -> dict[str, str]:
 
 
 def secret_settings(experiment: Experiment) -> dict[str, Any]:
-    """Settings that hold secrets, by key."""
+    """Settings that contain secrets, by key."""
     return {key: value for key, value in _settings_of(experiment).items() if redact_setting(key, value) != value}
 
 
@@ -106,7 +106,7 @@ def _settings_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def redact_setting(key: str, value: Any) -> Any:
-    """`value` without secrets; keys of the schema hold none by their names, those of backends may."""
+    """`value` without secrets. Keys of the schema are not secret by name; keys of backends can be."""
     if isinstance(value, str):
         return redact_value("" if key in OWNERS else key, value)
     if isinstance(value, dict):
@@ -117,12 +117,13 @@ def redact_setting(key: str, value: Any) -> Any:
 
 
 def load_run_experiment(run: Run, environ: Mapping[str, str] = MappingProxyType({})) -> Resolved:
-    """The experiment that a run folder holds.
+    """The experiment of a run folder.
 
-    Its secret variables are left to today's environment, and settings that hold secrets are taken from it.
+    Secret variables are omitted, because workers inherit them from the environment; settings that contain secrets are
+    read from $PRIMUS_SECRET_SETTINGS.
 
     Raises:
-        UsageError: There is such a setting, and the environment does not have it.
+        UsageError: The environment lacks such a setting.
     """
     resolved = load_experiment(run.directory / CONFIG_FILE, environ=None)
     asked = resolved.experiment
@@ -133,7 +134,7 @@ def load_run_experiment(run: Run, environ: Mapping[str, str] = MappingProxyType(
 
 
 def _restore_settings(trainer: Trainer, hidden: Sequence[str], run: Run, environ: Mapping[str, str]) -> Trainer:
-    """`trainer` with the settings `hidden`, as the environment has them."""
+    """`trainer` with the settings `hidden` from the environment."""
     try:
         given = msgspec.json.decode(environ.get(SETTINGS_VARIABLE, "{}"), type=dict[str, Any])
     except msgspec.MsgspecError:
@@ -141,8 +142,8 @@ def _restore_settings(trainer: Trainer, hidden: Sequence[str], run: Run, environ
     missing = [key for key in hidden if key not in given]
     if missing:
         raise UsageError(
-            f"{run.directory}: {', '.join(missing)} held a secret, which the run folder does not keep",
-            f'export {SETTINGS_VARIABLE}=\'{{"{missing[0]}": "..."}}\', and start it again',
+            f"{run.directory}: {', '.join(missing)} contained a secret, which the run folder does not store",
+            f'export {SETTINGS_VARIABLE}=\'{{"{missing[0]}": "..."}}\', and run it again',
         )
     for key in hidden:
         if key == "backend_args":

@@ -1,8 +1,8 @@
-"""What follows from a model's shape: its parameters, and the FLOPs of a token.
+"""Parameters of a model and FLOPs of a token, computed from the model's shape.
 
 Symbols in formulas: L layers, h hidden_size, f ffn_hidden_size, n query heads, g key/value heads, d head width, V
 vocabulary, s sequence length; E experts, k experts of a token, fm width of an expert, fs width of the shared experts.
-What the kinds of layers hold stands in `model_layers`.
+`model_layers` has the parameters of each kind of layer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ __all__ = [
     "num_dense_layers",
     "num_moe_layers",
     "num_query_groups",
-    "padded_vocab_size",
     "value_head_dim",
 ]
 
@@ -50,7 +49,7 @@ class ParameterCount(Struct, frozen=True, kw_only=True):
     embedding: int
     """Input embedding, V h."""
     output: int
-    """Output head, V h; 0 where it shares the embedding's matrix."""
+    """Output head, V h; 0 if it shares the embedding's matrix."""
     attention: int
     """All mixers: attention with its biases, head norms, latent norms and sinks; state-space and linear attention."""
     dense_ffn: int
@@ -64,7 +63,7 @@ class ParameterCount(Struct, frozen=True, kw_only=True):
     router: int
     """Routers with their biases."""
     norm: int
-    """A norm before each mixer and each feed-forward, after it where the model has those too, and the last one."""
+    """A norm before each mixer and each feed-forward, after it if the model has those too, and the last one."""
     residual: int
     """Hyper-connections (DeepSeek-V4) or attention residuals (Kimi K3)."""
     mtp: int
@@ -96,17 +95,8 @@ def num_moe_layers(spec: ModelSpec) -> int:
 
 
 def num_dense_layers(spec: ModelSpec) -> int:
-    """Layers with a dense feed-forward, those with experts beside it included."""
+    """Layers with a dense feed-forward, including those that run experts in parallel with it."""
     return sum(layer.feed_forward and (not layer.moe or spec.moe_parallel_dense) for layer in list_layers(spec))
-
-
-def padded_vocab_size(vocab_size: int, tensor_model_parallel_size: int = 1, divisible_by: int = 128) -> int:
-    """Vocabulary rounded up so that each tensor-parallel device has a multiple of `divisible_by` rows.
-
-    Source: Megatron-LM `make_vocab_size_divisible_by`.
-    """
-    multiple = divisible_by * tensor_model_parallel_size
-    return -(-vocab_size // multiple) * multiple
 
 
 # Parameters
@@ -115,7 +105,7 @@ def padded_vocab_size(vocab_size: int, tensor_model_parallel_size: int = 1, divi
 def count_parameters(spec: ModelSpec) -> ParameterCount:
     """Parameters of the model, part by part, exact.
 
-    A dense model has L [h (n + 2g) d + n d h + 3 h f + 2 h] + h + V h (twice where untied), with (n + 2g) d more
+    A dense model has L [h (n + 2g) d + n d h + 3 h f + 2 h] + h + V h (twice if untied), with (n + 2g) d more
     for each layer's q/k/v bias and 2 d for its head norms. The counts equal those of the published weights
     (tests/test_model.py); the bias that balances DeepSeek-V3's experts counts, as in its Hugging Face weights.
     """
@@ -141,12 +131,12 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
 def _count_norms(spec: ModelSpec, kinds: list[LayerKind]) -> int:
     """h for each norm: before a mixer and a feed-forward, after them too (Gemma, Grok), and the last one.
 
-    Gemma 4 has three more around experts that run beside a dense feed-forward.
+    Gemma 4 has three more around experts that run in parallel with a dense feed-forward.
     """
     each = 2 if spec.post_layernorm else 1
     norms = sum(each * ((layer.mixer != "none") + layer.feed_forward) for layer in kinds)
-    beside = 3 * num_moe_layers(spec) if spec.moe_parallel_dense else 0
-    return (norms + beside + 1) * spec.hidden_size
+    parallel = 3 * num_moe_layers(spec) if spec.moe_parallel_dense else 0
+    return (norms + parallel + 1) * spec.hidden_size
 
 
 def _count_residual(spec: ModelSpec) -> int:
@@ -209,8 +199,8 @@ def _mtp_layer(spec: ModelSpec) -> int:
 def flops_per_token(spec: ModelSpec, seq_length: int, convention: Convention = "causal") -> float:
     """FLOPs of one token in training (forward and backward, three times the forward; a multiply-add is two).
 
-    Norms, rotary embedding, softmax, the embedding lookup, the optimizer and recomputation count nowhere. The
-    vocabulary is the spec's: pad it first where the trainer pads (`padded_vocab_size`).
+    Norms, rotary embedding, softmax, the embedding lookup, the optimizer and recomputation do not count. The
+    vocabulary is the spec's, without padding for tensor parallelism.
 
     Args:
         spec: The model.
@@ -223,7 +213,7 @@ def flops_per_token(spec: ModelSpec, seq_length: int, convention: Convention = "
             `full`: 6 (N - N_embedding) + 12 L n d s, no discount for causality; N are active parameters, with norms,
             biases and router. torchtitan (policy in torchtitan#280); NeMo 24.12.
             `6N`: 6 N, no attention; N as in `full` but with the input embedding. Kaplan et al., arXiv:2001.08361.
-            Multi-token prediction is no part of `full` and `6N`.
+            `full` and `6N` exclude multi-token prediction.
     """
     if convention in ("causal", "causal_window"):
         prediction = [replace(list_layers(spec)[-1], window=None)] * spec.mtp_num_layers

@@ -38,13 +38,13 @@ class LayerKind(Struct, frozen=True, kw_only=True):
     """Kind of one transformer layer."""
 
     mixer: MixerKind = "attention"
-    """What mixes the tokens; `none` for a feed-forward alone."""
+    """Kind of token mixer; `none` for a feed-forward alone."""
     feed_forward: bool = True
     """A dense feed-forward or experts follow."""
     moe: bool = False
     """Mixture of experts instead of a dense feed-forward."""
     window: int | None = None
-    """Tokens that a query sees at most; the whole sequence when None."""
+    """Maximum tokens that a query sees; the whole sequence when None."""
 
 
 class MixerSize(Struct, frozen=True):
@@ -115,7 +115,7 @@ def mixer_size(spec: ModelSpec, kind: MixerKind) -> MixerSize:
 
 
 def keys_per_query(spec: ModelSpec, layer: LayerKind, seq_length: int, windows: bool) -> float:
-    """Keys that a query sees on average over a sequence: s/2, fewer with a window where `windows`, none when recurrent.
+    """Keys that a query sees on average over a sequence: s/2, fewer with a window if `windows`, none when recurrent.
 
     DeepSeek-V4 sees its window and s/2 divided by the compression; the sparse kind `dsa_indexer_topk` of these at most.
     """
@@ -144,7 +144,7 @@ def attention_width(spec: ModelSpec, layer: LayerKind) -> int:
 
 
 def _size_attention(spec: ModelSpec) -> MixerSize:
-    """Full attention, of another width than the windowed layers' where the model says so (Gemma 4)."""
+    """Full attention; its width may differ from that of windowed layers (Gemma 4)."""
     if spec.multi_latent_attention:
         return _latent_attention(spec)
     width = spec.global_kv_channels or head_dim(spec)

@@ -97,8 +97,12 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         (f"direct {PRETRAIN} --train_iter 5", "--train_iter: unknown key 'train_iter'", "did you mean 'train_iters'?"),
         (f"direct {PRETRAIN} stray", "unexpected word 'stray'", "overrides are written --name value"),
         (f"direct {PRETRAIN} -- --lr 1", "unexpected word '--'", ""),
-        ("direct -- train pretrain --replay nothing", "nothing is not a run folder", "'runs list' shows the runs"),
-        ("direct -- train pretrain --run . --lr 1", "--run continues a run as it is; it takes no --lr", "new run"),
+        ("direct -- train pretrain --replay nothing", "nothing is not a run folder", "list the runs with: runs list"),
+        (
+            "direct -- train pretrain --run . --lr 1",
+            "--run resumes a run unchanged and does not accept --lr",
+            "new run",
+        ),
         ("direct -- config check", "task 'config check' needs --config", "Experiment file."),
         (
             "direct -- train pretrain --confg e.yaml",

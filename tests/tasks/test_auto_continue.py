@@ -98,5 +98,5 @@ def test_a_run_whose_launcher_died_is_continued_here_and_from_another_host(begun
     again = train(tmp_path)
     assert again.returncode == 0, again.stderr
     assert f"continuing {begun.directory.relative_to(tmp_path)}" in again.stdout
-    assert "looking whether it still is" in again.stdout
+    assert "checking whether it is still active" in again.stdout
     assert lock.read_record(begun.directory / lock.FILE) is None

@@ -33,15 +33,15 @@ def parse_step(checkpoint: Path) -> int:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether all of it was written; its files may have been damaged since."""
+    """Whether all of it was written; its files may be damaged since."""
     return (checkpoint / manifests.MANIFEST_NAME).is_file()
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    """Delete a checkpoint, its manifest first, so that what a killed process leaves is not complete.
+    """Delete a checkpoint, its manifest first, so that an interrupted deletion leaves an incomplete checkpoint.
 
     Raises:
-        OSError: Something of it cannot be deleted.
+        OSError: A file cannot be deleted.
     """
     (checkpoint / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
@@ -64,7 +64,7 @@ def prune_checkpoints(folder: Path, keep: int) -> list[Path]:
 
 
 def find_candidates(given: str) -> list[Path]:
-    """The complete checkpoints that a user means, newest first.
+    """The complete checkpoints that `load:` names, newest first.
 
     Args:
         given: A checkpoint, a folder of checkpoints, or a run folder.
@@ -90,4 +90,4 @@ def find_candidates(given: str) -> list[Path]:
 
 def _format_others(checkpoint: Path) -> str:
     complete = [found.name for found in list_checkpoints(checkpoint.parent) if is_complete(found)]
-    return f"complete ones there: {', '.join(complete[-5:])}" if complete else "its writer was ended before it was done"
+    return f"complete ones there: {', '.join(complete[-5:])}" if complete else "its writer was interrupted"

@@ -40,7 +40,7 @@ class CheckpointManifest(Struct, frozen=True, kw_only=True):
     step: int
     """Optimizer steps taken."""
     consumed_samples: int
-    """Samples that they took from the data, or passed over."""
+    """Samples that they took from the data, or skipped."""
     recent_losses: list[float] = []
     """Losses before the step, oldest first; empty if the run does not look for loss spikes."""
     callbacks: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def build_entry(folder: Path, name: str, algorithm: str) -> FileEntry:
 
 
 def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
-    """Complete the checkpoint in `folder`; it is on disk, and in one step there for every reader.
+    """Complete the checkpoint in `folder`: the manifest is durable on disk, and appears to readers in one step.
 
     Raises:
         OSError: It cannot be written.
@@ -89,7 +89,7 @@ def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
 
 
 def read_manifest(folder: Path) -> CheckpointManifest | None:
-    """The manifest of a checkpoint; None where there is none, which means that the checkpoint is not complete.
+    """The manifest of a checkpoint; None if there is none, which means that the checkpoint is not complete.
 
     Raises:
         PrimusError: It is damaged.
@@ -105,9 +105,9 @@ def read_manifest(folder: Path) -> CheckpointManifest | None:
 
 
 def find_damage(folder: Path, manifest: CheckpointManifest, part: int = 0, parts: int = 1) -> str:
-    """What is wrong with the files of a checkpoint, empty where nothing is.
+    """The first damage of a checkpoint's files; empty if there is none.
 
-    Several processes share the work: each looks at every `parts`-th file, from `part` on.
+    Several processes share the work: each checks every `parts`-th file, from `part` on.
     """
     found = (_find_file_damage(folder, file, manifest.algorithm) for file in manifest.files[part::parts])
     return next((problem for problem in found if problem), "")

@@ -1,4 +1,4 @@
-"""What decides the names and sizes of a model's weights, to tell whether a checkpoint fits a model."""
+"""The settings that decide the names and sizes of a model's weights, to check that a checkpoint fits a model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FIELDS = (
 
 
 def build_shape(spec: ModelSpec) -> Shape:
-    """The fields of `spec` that decide its weights; equal for two models that differ only in how they are written."""
+    """The fields of `spec` that decide its weights; equal for two models that differ only in omitted defaults."""
     shape = {field: getattr(spec, field) for field in FIELDS}
     shape["num_query_groups"] = model.num_query_groups(spec)
     shape["kv_channels"] = model.head_dim(spec)

@@ -119,7 +119,7 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_is_used(
     train(run, number=1)
 
     said = capfd.readouterr().out
-    assert "checkpoint step_00000008 is passed over: __0_0.distcp does not have its checksum" in said
+    assert "checkpoint step_00000008 is skipped: __0_0.distcp does not have its checksum" in said
     assert kinds(run, "checkpoint_rejected")[-1]["step"] == 8
     assert kinds(run, "checkpoint_loaded")[-1]["step"] == 6
     assert losses(run) == before
@@ -227,7 +227,7 @@ def test_a_run_does_not_go_on_with_other_data(make_run: MakeRun, train: Train) -
     (run.checkpoints / "step_00000008" / "manifest.json").unlink()
     manifest = run.checkpoints / "step_00000004" / "manifest.json"
     manifest.write_text(manifest.read_text().replace("mock:", "else:"))
-    with pytest.raises(UnfitError, match="the training data is not that of step_00000004"):
+    with pytest.raises(UnfitError, match="the training data has changed since step_00000004"):
         train(run, number=1)
 
 

@@ -138,7 +138,7 @@ def test_what_is_said_and_shown_of_a_rewind(
     train(run)
     said = capfd.readouterr().out
     assert re.search(r"step 28: a loss spike: 2\.\d+, after a median of 0\.\d+ in the last 8 steps\n", said)
-    assert "rewind 1 of 10: back to step 24; samples 96 to 111 are passed over" in said
+    assert "rewind 1 of 10: back to step 24; samples 96 to 111 are skipped" in said
     shown = EventAccumulator(str(run.directory / "tensorboard")).Reload().Scalars("lm loss")
     assert [scalar.step for scalar in shown] == list(range(1, 37))
     assert max(scalar.value for scalar in shown[20:]) < 1.0, "the repeated steps"
@@ -293,7 +293,7 @@ def test_a_rewind_needs_checkpoints(make_run: MakeRun, tmp_path: Path) -> None:
     from primus.experiment import experiment_of
 
     for policy in ("nonfinite_policy", "loss_spike_policy"):
-        with pytest.raises(UsageError, match=f"{policy}: rewind: there would be no checkpoint to go back to"):
+        with pytest.raises(UsageError, match=f"{policy}: rewind needs checkpoints"):
             native.check(experiment_of(make_run(policy, **{policy: "rewind"})))
 
 

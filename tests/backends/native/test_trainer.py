@@ -324,7 +324,7 @@ def experiment(tmp_path: Path, **settings: Any) -> Experiment:
     ],
 )
 def test_what_native_does_not_build_is_refused_by_its_field(tmp_path: Path, field: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"^{field}: {str(value).lower()}: native does not build") as error:
+    with pytest.raises(UsageError, match=f"^{field}: {str(value).lower()}: native does not support") as error:
         native.check(experiment(tmp_path, **{field: value}))
     assert error.value.hint
 
@@ -334,7 +334,7 @@ def test_what_native_builds_is_accepted(tmp_path: Path) -> None:
 
 
 def test_backend_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no settings of its own, found flash"):
+    with pytest.raises(UsageError, match="takes no backend arguments, found flash"):
         native.check(experiment(tmp_path, backend_args={"flash": True}))
 
 

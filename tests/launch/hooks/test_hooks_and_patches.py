@@ -158,7 +158,7 @@ def test_settings_of_a_hook_are_resolved_and_checked_like_typed_ones(tmp_path: P
     resolved = (latest(tmp_path) / "config/primus_config.yaml").read_text()
     assert "train_iters: 2\n" in resolved
     assert "lr: 0.25\n" in resolved, "what was typed wins"
-    assert "--lr=0.5 of a hook gives way to what was typed" in (latest(tmp_path) / "plan.json").read_text()
+    assert "hook setting --lr=0.5 is overridden by the command line" in (latest(tmp_path) / "plan.json").read_text()
 
 
 def test_a_setting_that_does_not_exist_names_the_hook(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_run_that_hooks_have_changed_is_continued_and_replayed(tmp_path: Path)
     for option in ("--run", "--replay"):
         changed = launched(tmp_path, "--", "train", "pretrain", option, str(first))
         assert changed.returncode == 2
-        assert "hook hooks/1_a.sh: --train_iters=1 changes a run that was begun otherwise" in changed.stderr
+        assert "hook hooks/1_a.sh: --train_iters=1 changes the configuration of an existing run" in changed.stderr
 
 
 def test_an_unfinished_run_that_hooks_have_changed_is_found_again(tmp_path: Path) -> None:

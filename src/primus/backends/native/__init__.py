@@ -30,7 +30,7 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
     """Train as one rank of a run, until the last step or a signal.
 
     Raises:
-        PrimusError: The training cannot go on, and why.
+        PrimusError: The training fails; the message says why.
     """
     try:
         import torch  # noqa: F401
@@ -45,9 +45,9 @@ def train(experiment: Experiment, attempt: Attempt) -> None:
 
 
 def train_reference(device: torch.device) -> tuple[str, float]:
-    """Train the quick start's model for a few steps in a fixed way: a digest of losses and weights, and the last loss.
+    """Train the quick start's model for a few fixed steps; returns a digest of losses and weights, and the last loss.
 
-    Two devices of one model with the same libraries give the same digest.
+    Two devices of the same model with the same libraries have the same digest.
     """
     from primus.backends.native import reference
 

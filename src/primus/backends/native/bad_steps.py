@@ -1,4 +1,4 @@
-"""What follows steps whose loss is not finite or a spike: nothing but their being skipped, a rewind, or the end."""
+"""Detection of steps whose loss is not finite or a spike, and the policy that follows: skip, rewind or stop."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from primus.errors import FinalError
 
 SUGGESTION = (
     "likely a learning rate that is too high or a warm-up that is too short, or damaged data: lower lr, raise"
-    " lr_warmup_iters, or go on from an earlier checkpoint with another seed"
+    " lr_warmup_iters, or resume from an earlier checkpoint with another seed"
 )
 
 
 class BadSteps(FinalError):
-    """Steps that the run cannot go on from; its end, unless a rewind was asked for.
+    """Steps that the run cannot continue from; they end it, unless the policy is to rewind.
 
     Args:
         first: The first bad step; a checkpoint of a step before it is good.
-        last: The last one seen; data that was consumed up to it is bad.
-        answer: What was asked for.
+        last: The last one seen; the data up to it is skipped by a rewind.
+        answer: What the policy says.
         reason: What is wrong with them.
     """
 
@@ -37,7 +37,7 @@ class BadSteps(FinalError):
 
 
 class BadStepDetector(Callback):
-    """Looks at every step of a run; every process must show it the same steps.
+    """Judges every step of a run by the policies; every process must give it the same steps.
 
     Args:
         config: Has the policies.
@@ -54,11 +54,11 @@ class BadStepDetector(Callback):
 
     @property
     def losses(self) -> list[float]:
-        """What is in the window, oldest first; empty where nobody looks for spikes."""
+        """The losses in the window, oldest first; empty if spikes are not detected."""
         return [loss for _, loss in self._recent]
 
     def restart_after(self, step: int, losses: Sequence[float]) -> None:
-        """Go on after `step` with the window as it was then."""
+        """Continue after `step` with the window as it was then."""
         self._nonfinite = 0
         self._recent.clear()
         if self.window is not None:

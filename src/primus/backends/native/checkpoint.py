@@ -1,4 +1,13 @@
-"""Checkpoints of a training run, written by torch.distributed.checkpoint while training goes on."""
+"""Checkpoints of a training run, written by torch.distributed.checkpoint while training continues.
+
+The protocol, for every process: make an empty folder (the first process), copy the state to the host, write the own
+files, compute their checksums, gather them, write the manifest (the first process), delete older checkpoints. The
+manifest is the last file, written by rename: a folder without one was interrupted, and no reader loads it.
+
+The copy is taken on the training thread, so the checkpoint is that of its step. Writing runs in a daemon thread with a
+process group of its own: collectives of training and of the writer must not mix on one group. At most one checkpoint is
+in writing; the next `save` waits for it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +42,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """Where and how a run's checkpoints are written, and what all of them say of it."""
+    """Where and how a run's checkpoints are written, and what is the same in all of their manifests."""
 
     folder: Path
     run: str
@@ -41,7 +50,7 @@ class CheckpointSettings:
     keep_last_n: int | None
     """Checkpoints to keep; all when None."""
     is_async: bool
-    """Write while training goes on."""
+    """Write while training continues."""
     model: Shape
     data_fingerprint: str
     compiled: bool
@@ -49,7 +58,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """Where a run stands when a checkpoint is made."""
+    """The position of a run when a checkpoint is saved."""
 
     step: int
     consumed_samples: int
@@ -60,7 +69,7 @@ class TrainingPosition:
 
 
 class CheckpointSaver:
-    """Writes checkpoints one after the other; every process must call it alike.
+    """Writes checkpoints one after the other; every process must make the same calls.
 
     Args:
         settings: Where and how.
@@ -103,7 +112,7 @@ class CheckpointSaver:
             self.finish_writing()
 
     def poll(self) -> None:
-        """Report a checkpoint that has become complete since; does not wait, and communicates with nobody.
+        """Report a checkpoint that has become complete; neither waits nor communicates.
 
         Raises:
             PrimusError: It could not be written.
@@ -126,7 +135,7 @@ class CheckpointSaver:
 
 
 class _CheckpointWrite:
-    """One checkpoint on its way to the disk."""
+    """One checkpoint in writing."""
 
     def __init__(
         self, settings: CheckpointSettings, processes: Processes, position: TrainingPosition, num_bytes: int
@@ -145,7 +154,7 @@ class _CheckpointWrite:
         return self._thread is None or not self._thread.is_alive()
 
     def prepare_folder(self) -> None:
-        """An empty folder for the checkpoint, in place of what a killed writer may have left there.
+        """Make an empty folder for the checkpoint, in place of what a killed writer may have left there.
 
         Raises:
             PrimusError: It cannot be made, or has no room for the checkpoint.
@@ -155,7 +164,7 @@ class _CheckpointWrite:
             raise self._build_failure(problem)
 
     def _make_folder(self) -> str:
-        """Make it; the problem where there is one."""
+        """Make the folder; returns the problem, if there is one."""
         try:
             if self._folder.exists():
                 folders.remove_checkpoint(self._folder)
@@ -165,57 +174,57 @@ class _CheckpointWrite:
         return self._find_lack_of_space()
 
     def _find_lack_of_space(self) -> str:
-        """What is missing, in words; empty where there is room for the checkpoint."""
+        """The lack of space in words; empty if the checkpoint fits."""
         free = shutil.disk_usage(self._settings.folder).free
         if free >= self._num_bytes:
             return ""
         return f"no space left: it needs {self._num_bytes / GIB:.3f} GiB, and {free / GIB:.3f} GiB are free"
 
     def start_thread(self, state: State) -> None:
-        """Write `state`, which nobody may change any more, in a thread that ends with the process."""
+        """Write `state`, which must not change any more, in a thread that ends with the process."""
         self._thread = threading.Thread(target=self.write, args=(state,), name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether it is over, after waiting for it."""
+        """Wait for the thread; returns whether it is over."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return self.is_over
 
     def write(self, state: State) -> None:
-        """Write all of it; `result` tells the outcome."""
+        """Write all of it; `take_result` returns or raises the outcome."""
         from torch.distributed.checkpoint.api import CheckpointException
 
         try:
             write_state(state, self._folder, self._processes)
             self._complete_checkpoint()
-        except (CheckpointException, Exception) as error:  # noqa: BLE001 - the edge of a thread; `result` raises it
+        except (CheckpointException, Exception) as error:  # noqa: BLE001 - the edge of a thread; `take_result` raises it
             self._error = error
 
     def take_result(self) -> SavedCheckpoint | None:
         """The complete checkpoint, on the first process; None on the others.
 
         Raises:
-            PrimusError: It could not be written; what there was of it is deleted.
+            PrimusError: It could not be written; its folder is deleted.
         """
         if self._error is None:
             return self._saved
-        # torch's writer tells of a full disk in its own words: "unexpected pos" (caffe2/serialize/inline_container.cc)
+        # torch's writer reports a full disk as "unexpected pos" (caffe2/serialize/inline_container.cc)
         raise self._build_failure(self._find_lack_of_space() or _format_reason(self._error)) from self._error
 
     def _build_failure(self, reason: str) -> PrimusError:
-        """What to raise; deletes what there is of the checkpoint."""
+        """The error to raise; deletes the incomplete checkpoint."""
         if self._processes.is_first:
             with suppress(OSError):
                 folders.remove_checkpoint(self._folder)
         return PrimusError(
             f"the checkpoint of step {self._position.step} could not be written to {self._folder}: {reason}",
-            "free some space, set keep_last_n or choose another `save:`; what was saved before stays usable, and the"
-            " same command continues from there",
+            "free some space, set keep_last_n or choose another `save:`, then run the same command: it resumes from the"
+            " checkpoint before",
         )
 
     def _complete_checkpoint(self) -> None:
-        """Write the manifest once every process has written and summed up its files; then delete older checkpoints."""
+        """Write the manifest once every process has written its files; then delete older checkpoints."""
         entries, problem = self._list_own_entries()
         gathered = self._processes.all_gather_values((entries, problem), self._group)
         problem = find_first_problem([problem for _, problem in gathered])
@@ -231,7 +240,7 @@ class _CheckpointWrite:
             folders.prune_checkpoints(self._settings.folder, self._settings.keep_last_n)
 
     def _list_own_entries(self) -> tuple[list[FileEntry], str]:
-        """Entries of the files that this process wrote; the first process's of everything that has no owner."""
+        """Entries of the files that this process wrote; the first process adds those that belong to no process."""
         own = f"__{self._processes.rank}_"
         algorithm = choose_algorithm()
         try:
@@ -301,7 +310,7 @@ def _count_bytes(state: State) -> int:
 
 
 def _expect_one_process() -> None:
-    """Have torch.distributed.checkpoint not warn that it works without a process group, where none is needed."""
+    """Silence the warning of torch.distributed.checkpoint that there is no process group."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run's model is compiled."""
+"""The decision whether a run's model is compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from primus import patch
 from primus.errors import UnfitError
 
 QUOTING_PATCH = "inductor-library-paths"
-"""Patch under which torch may lie in a folder with a space."""
+"""Patch that lets torch lie in a folder with a space."""
 
 COMPILE_S = 45.0
 """Time that torch.compile of model and loss takes: 32 and 45 s for 8 layers on two x86 cores, torch 2.13."""
@@ -21,7 +21,7 @@ SAVED_SHARE = 0.2
 """Share of the eager time that it saves at the least: 1.25 times faster on a CPU at a vocabulary of 2048 in fp32."""
 
 MARGIN = 2.0
-"""How many times it must pay for itself, since both are estimates."""
+"""Ratio of saving to cost above which a run is compiled; both are estimates."""
 
 EAGER_TFLOPS = {"cpu": 0.06, "cuda": 300.0}
 """Rate of one CPU thread (7 M parameters in fp32 on two x86 cores: 0.12), of one current GPU (8 B parameters)."""
@@ -44,18 +44,18 @@ def decide_compilation(
     threads: int,
     environ: Mapping[str, str],
 ) -> CompileDecision:
-    """Whether a run is compiled; a run that continues does as before, since a compiled step rounds otherwise.
+    """Decide whether a run is compiled. A resumed run does as before, because a compiled step rounds differently.
 
     Args:
         asked: The setting.
-        before: What the checkpoint says that the run continues from; None where there is none.
+        before: Whether the run that wrote the checkpoint was compiled; None without a checkpoint.
         flops_per_device: FLOPs of the whole run, from its first step to its last, on one device.
         device_type: cpu or cuda.
         threads: Threads of a CPU process.
-        environ: Tells the C++ compiler.
+        environ: $CXX names the C++ compiler.
 
     Raises:
-        UnfitError: Compiling was asked for, not left to us, and this machine has no compiler.
+        UnfitError: `compile: true`, and this machine has no compiler.
     """
     rate = EAGER_TFLOPS[device_type] * 1e12 * (threads if device_type == "cpu" else 1)
     wanted = _decide_by_estimate(asked, before, flops_per_device / rate)
@@ -73,15 +73,17 @@ def _decide_by_estimate(asked: bool | Literal["auto"], before: bool | None, eage
     if asked != "auto":
         return CompileDecision(asked, "as configured")
     if before is not None:
-        return CompileDecision(before, "as before")
+        return CompileDecision(before, "as in the checkpoint")
     saved_s = SAVED_SHARE * eager_s
     if saved_s > MARGIN * COMPILE_S:
-        return CompileDecision(True, f"it saves about {saved_s / 60:.0f} of {eager_s / 60:.0f} min")
-    return CompileDecision(False, f"the run is too short for it to pay, about {max(eager_s / 60, 1):.0f} min")
+        return CompileDecision(True, f"saves an estimated {saved_s / 60:.0f} of {eager_s / 60:.0f} min")
+    return CompileDecision(
+        False, f"estimated run of {max(eager_s / 60, 1):.0f} min is too short to amortize compilation"
+    )
 
 
 def _find_missing_compiler(device_type: str, environ: Mapping[str, str]) -> str:
-    """What torch.compile needs and this machine lacks; empty where it lacks nothing.
+    """What torch.compile needs and this machine lacks; empty if nothing is missing.
 
     Inductor writes C++ for a CPU (`torch._inductor.config.cpp.cxx`: $CXX, else g++) and Triton for a GPU.
     """

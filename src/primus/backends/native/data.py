@@ -1,4 +1,4 @@
-"""The data of a run: opened, compared with that of the run it replays, and described in its folder."""
+"""The data of a run: opened, compared with that of a replayed run, and described in the run folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def open_data(trainer: Trainer, attempt: Attempt, global_batch_size: int) -> Dat
     data = open_datasets(trainer.data, trainer.model.vocab_size, training.seq_length, training.seed)
     if evaluation_interval(training) and data.valid is None:
         raise UsageError(
-            f"eval_interval is {training.eval_interval}, but there is no validation data: {data.no_valid}",
+            f"eval_interval is {training.eval_interval}, and there is no validation data: {data.no_valid}",
             "set valid_data_path or another split, or eval_interval: null",
         )
     _check_replayed(attempt.run, data.fingerprint)
@@ -33,7 +33,7 @@ def open_data(trainer: Trainer, attempt: Attempt, global_batch_size: int) -> Dat
 
 
 def build_document_handling(data: DataConfig, eod_id: int | None) -> DocumentHandling | None:
-    """How the model keeps documents apart; None where it does not."""
+    """How the model keeps documents apart; None if it does not."""
     if not data.reset_position_ids and not data.reset_attention_mask:
         return None
     assert eod_id is not None, "open_datasets has checked it"
@@ -50,13 +50,13 @@ def _check_replayed(run: Run, fingerprint: str) -> None:
     then = yaml.safe_load(path.read_text(encoding="utf-8")).get("fingerprint")
     if then != fingerprint:
         raise UnfitError(
-            f"the data is not that of the run that is replayed: {fingerprint} instead of {then}",
+            f"the data differs from that of the replayed run: {fingerprint} instead of {then}",
             "restore the data, or train with --config",
         )
 
 
 def _describe_data(run: Run, trainer: Trainer, data: Datasets, num_samples: int) -> None:
-    """Write what the run reads, and what it takes from each corpus until its last step."""
+    """Write what the run reads, and how much of each corpus it consumes."""
     import yaml
 
     described = {

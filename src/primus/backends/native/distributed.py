@@ -1,4 +1,4 @@
-"""The processes of a training run: their device, their groups, and what they must agree on."""
+"""The processes of a training run: their device, their process groups, and the values that they exchange."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class Processes:
     def writer_group(self) -> dist.ProcessGroup | None:
         """A group of all processes for the threads that write checkpoints while training communicates.
 
-        Made on first use, which every process must reach alike; None where there is one process.
+        Two threads must not use one group at a time: the order of their collectives would differ between processes.
+        Creating a group is a collective itself, on first use: every process must get there in the same order. None
+        for a single process.
         """
         if self._writers is None and self.world > 1:
             self._writers = dist.new_group(backend="gloo", timeout=self.timeout)
@@ -79,7 +81,7 @@ def join_processes(
     environ: Mapping[str, str],
     asked: DeviceKind = "auto",
 ) -> Iterator[Processes]:
-    """Join the processes of the run for the time of a `with`.
+    """Join the processes of the run for the duration of a `with`.
 
     Raises:
         UnfitError: There is no device for this process, or PyTorch cannot use those of the machine.
@@ -109,7 +111,7 @@ def seed_everything(seed: int, deterministic: bool) -> None:
 
 
 def device_name(device: torch.device) -> str:
-    """The model of a device, in words."""
+    """The name of a device's model."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:  # proc_cpuinfo(5)
@@ -120,7 +122,7 @@ def device_name(device: torch.device) -> str:
 
 
 def random_state(rank: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """States of this process's random generators, by a name that no other process has."""
+    """States of this process's random generators, under names that no other process uses."""
     states = {f"random.{rank}.cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states[f"random.{rank}.cuda"] = torch.cuda.get_rng_state(device)
@@ -128,26 +130,29 @@ def random_state(rank: int, device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def set_random_state(states: Mapping[str, torch.Tensor], rank: int, device: torch.device) -> None:
-    """Continue the random generators of this process from what `random_state` gave."""
+    """Restore the random generators of this process from what `random_state` returned."""
     torch.set_rng_state(states[f"random.{rank}.cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[f"random.{rank}.cuda"], device)
 
 
 def find_first_problem(problems: Sequence[str]) -> str:
-    """The problem of the lowest rank that has one, empty where none has."""
+    """The problem of the lowest rank that has one; empty if there is none."""
     return next((problem for problem in problems if problem), "")
 
 
 def _share_cores(environ: Mapping[str, str]) -> None:
-    """Divide the cores among the CPU processes of a node, unless the user has said how many threads each gets."""
+    """Divide the cores among the CPU processes of a node, unless $OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" not in environ:
         local_world = int(environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, count_usable_cpus() // local_world))
 
 
 def _init_process_group(device: torch.device, timeout: timedelta, environ: Mapping[str, str]) -> None:
-    """gloo carries what the host says in any case; NCCL (RCCL on ROCm) what devices say."""
+    """Use gloo for tensors of the host, and NCCL (RCCL on ROCm) for those of GPUs.
+
+    Stop flags and checkpoints are exchanged by gloo also on GPUs, so that they never wait for the device's stream.
+    """
     on_gpu = device.type == "cuda"
     try:
         dist.init_process_group(

@@ -1,4 +1,4 @@
-"""Where documents lie in packed sequences: positions that begin again, and attention that stays within each.
+"""Documents in packed sequences: positions that restart at each document, and attention within a document.
 
 A document ends with the end-of-document token, which belongs to it; what follows is position 0 of the next, as in
 Megatron-LM's `_get_ltor_masks_and_position_ids` (megatron/core/datasets/gpt_dataset.py).

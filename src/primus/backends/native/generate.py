@@ -1,4 +1,4 @@
-"""Text from a trained model, token by token."""
+"""Generation of tokens by a trained model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def generate_tokens(
     """The tokens that follow a prompt, without the prompt; the most likely ones at temperature 0.
 
     Nothing is cached: each token is a pass over the last `max_position_embeddings` tokens, which a short sample
-    after training can afford. Where the model is sharded, every process must call this alike.
+    after training can afford. If the model is sharded, every process must call this with the same arguments.
 
     Raises:
         ValueError: The prompt is empty.

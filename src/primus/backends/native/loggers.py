@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and MLflow: where the numbers of a run go besides events.jsonl."""
+"""Loggers that send the numbers of a run to TensorBoard, Weights & Biases and MLflow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Logger(Protocol):
     def log_scalars(self, step: int, scalars: Scalars) -> None: ...
 
     def discard_steps_after(self, step: int) -> None:
-        """What was logged after `step` does not count any more: the steps are repeated."""
+        """Discard what was logged after `step`: these steps are repeated."""
 
     def close(self) -> None: ...
 
@@ -42,7 +42,7 @@ def check_packages(config: LoggingConfig) -> None:
 
 
 def open_loggers(experiment: Experiment, run: Run, first_step: int) -> tuple[list[Logger], str]:
-    """The loggers that the experiment asks for, and a note on what is missing.
+    """Open the loggers of the experiment; also returns a note on what is missing.
 
     Args:
         experiment: Its `logging` decides.
@@ -69,7 +69,7 @@ class TensorBoardLogger:
 
     Args:
         folder: Where the files go.
-        first_step: What older files have after this step is not shown: the steps were repeated.
+        first_step: TensorBoard discards what older files have after this step: the steps are repeated.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
@@ -102,7 +102,7 @@ class TensorBoardLogger:
         self._write_session_start()
 
     def _write_session_start(self) -> None:
-        """Say that steps begin after the first one."""
+        """Write the event that makes TensorBoard discard later steps of older files."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         restarted = SessionLog(status=SessionLog.SessionStatus.START)
@@ -132,7 +132,7 @@ class WeightsAndBiasesLogger:
         self._run.log(dict(scalars), step=step)
 
     def discard_steps_after(self, step: int) -> None:
-        """It takes no step twice: the repeated ones keep the values of the first time."""
+        """Weights & Biases takes each step once: repeated steps keep the first values."""
 
     def close(self) -> None:
         self._run.finish()
@@ -154,7 +154,7 @@ class MLflowLogger:
         self._mlflow.log_metrics(dict(scalars), step=step, synchronous=False)
 
     def discard_steps_after(self, step: int) -> None:
-        """It keeps both values of a repeated step."""
+        """MLflow keeps both values of a repeated step."""
 
     def close(self) -> None:
         self._mlflow.flush_async_logging()

@@ -15,7 +15,7 @@ IGNORED = -100
 """Target of a token that has no loss; the convention of torch's and Hugging Face's cross-entropy."""
 
 CHUNK_BYTES = {"cpu": 128 << 20, "default": 1 << 30}
-"""Memory of one chunk of logits when no chunk size is asked for; an accelerator needs large matrices to be busy."""
+"""Memory of one chunk of logits without `loss_chunk_size`; an accelerator needs large matrices to be busy."""
 
 SMALLEST = 1e-30
 """Probability below which -log p is taken from the logits, as float32 ends near 1e-38."""
@@ -24,7 +24,7 @@ TILE = 256
 """Tokens whose logits a CPU finishes at once, so that they stay in its cache (docs/native-speed.md)."""
 
 MOST_COMPILED_TILES = 8
-"""Tiles of one chunk in a compiled graph: each is written out in it, and costs time to compile."""
+"""Tiles of one chunk in a compiled graph: each is unrolled in it, and costs time to compile."""
 
 
 def cross_entropy(
@@ -68,7 +68,7 @@ def count_targets(targets: Tensor) -> Tensor:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Takes the gradients in the forward pass, while the logits of a chunk are there: nothing is computed twice.
+    """Computes the gradients in the forward pass, while the logits of a chunk are in memory: nothing is computed twice.
 
     Idea: Liger Kernel (arXiv 2410.10989), section 3.2, "FusedLinearCrossEntropy".
     """
@@ -134,7 +134,7 @@ def _compute_by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Te
 
 
 def _compute_by_logsumexp(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Tensor]:
-    """The same without a look at the values, for devices that one should not wait for, and for the compiler."""
+    """The same without reading values on the host, for GPUs and for the compiler."""
     wide_cV = logits_cV.float()
     logsumexp_c1 = wide_cV.logsumexp(1, keepdim=True)
     columns_V = torch.arange(wide_cV.shape[1], device=wide_cV.device)
@@ -160,7 +160,7 @@ def _concatenate_parts(parts: list[Tensor]) -> Tensor:
 
 
 def _scale_gradient(gradient: Tensor, factor: Tensor) -> Tensor:
-    """gradient x factor; the factor is 1 unless the loss was scaled, and on the CPU looking at it costs nothing."""
+    """gradient x factor; the factor is 1 unless the loss was scaled, and reading it on the CPU costs nothing."""
     if factor.device.type == "cpu" and not torch.compiler.is_compiling() and factor.item() == 1.0:
         return gradient
     return gradient * factor

@@ -1,4 +1,4 @@
-"""How a CPU process holds the memory that its tensors give back."""
+"""Reuse of the memory that tensors of a CPU process free."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ M_MMAP_THRESHOLD = -3
 """Parameters of mallopt(3), from glibc's malloc.h."""
 
 LARGEST = 1 << 30
-"""Bytes: larger blocks still go back to the system at once."""
+"""Bytes: larger blocks are still returned to the system at once."""
 
 
 def keep_freed_memory() -> bool:
-    """Let freed tensors be reused by the next ones instead of going back to the system; True where that took effect.
+    """Keep freed memory for the next tensors instead of returning it to the system; True if that took effect.
 
-    A step frees and asks for the same large blocks again and again, and each time the kernel clears their pages
-    before it hands them out: 10 to 20 percent of a small model's step (docs/native-speed.md). Only glibc has the
-    setting; other allocators (jemalloc, musl) are left as they are.
+    A step frees and allocates the same large blocks again and again, and each time the kernel clears their pages
+    first: 10 to 20 percent of a small model's step (docs/native-speed.md). Only glibc has the setting; other
+    allocators (jemalloc, musl) are not changed.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -28,10 +28,10 @@ def build_model(
 ) -> Transformer:
     """A model whose weights depend on `spec` and `seed` only, not on the device or the number of processes.
 
-    On device `meta` nothing is allocated: shard the model with `step.prepare`, then call `initialise`.
+    On device `meta` nothing is allocated: shard the model with `step.prepare_model`, then call `initialise_weights`.
 
     Raises:
-        UsageError: `spec` asks for something that native does not build.
+        UsageError: `spec` has something that native does not support.
     """
     with torch.device("meta"):
         model = Transformer(spec).to(dtype)
@@ -77,7 +77,7 @@ class Transformer(nn.Module):
 
     @property
     def output_weight(self) -> Tensor:
-        """The output head [V, D]; the embedding itself where they are tied."""
+        """The output head [V, D]; the embedding itself if they are tied."""
         return self.embedding.weight if self.output is None else self.output.weight
 
     def forward(self, tokens_BS: Tensor, targets_BS: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
@@ -102,7 +102,7 @@ class Transformer(nn.Module):
     def _compute_rotation_and_mask(
         self, tokens_BS: Tensor, dtype: torch.dtype
     ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """Rotation of each position, and which keys each query sees where that is not all before it."""
+        """The rotation of each position, and the mask of the keys that each query sees; None for all earlier keys."""
         cosine, sine = rope.compute_tables(self.frequencies, tokens_BS.shape[1], dtype)
         if self.documents is None:
             return (cosine, sine), None

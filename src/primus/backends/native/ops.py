@@ -1,7 +1,7 @@
 """The arithmetic between the matrix products: normalisation, activation, rotation and attention.
 
-Each function has its formula, which the compiler fuses, and on an eager CPU an autograd Function that passes over
-memory less often than the formula's own derivatives would (measured in docs/native-speed.md).
+Each function has a plain formula, which the compiler fuses, and for an eager CPU an autograd Function that makes fewer
+passes over memory than the derivatives of the formula (measured in docs/native-speed.md).
 
 Shape suffixes: B batch, S sequence, H query heads, K key/value heads, G = H / K, C channels of one head, R rows of
 queries in a block, D width, F feed-forward width.
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 QUERY_ROWS = 128
-"""Queries in one block of the attention's backward pass."""
+"""Queries in one block of the attention's backward pass: the scores of a block stay in the cache."""
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
@@ -40,7 +40,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def apply_rotary(x_BSHC: Tensor, cosine_S1C: Tensor, sine_S1C: Tensor) -> Tensor:
     """Each pair (i, i + C / 2) of channels turned by its position's angle; the pairing of Hugging Face weights.
 
-    The tables come from `rope.tables`, whose sine is negative in its first half; [B, S, 1, C] where positions differ.
+    The tables come from `rope.compute_tables`, whose sine is negative in its first half; they are [B, S, 1, C] if the
+    sequences have different positions.
     """
     if _eager_cpu(x_BSHC):
         return _Rotate.apply(x_BSHC, cosine_S1C, sine_S1C)

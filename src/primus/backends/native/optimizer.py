@@ -1,4 +1,4 @@
-"""AdamW over the groups that decay and those that do not, and its learning-rate schedule."""
+"""AdamW with its two parameter groups, with and without weight decay, and the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from primus.config.schema import OptimizerConfig
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW (arXiv 1711.05101) in its fused form; matrices decay, norms and biases do not.
 
-    Build it after `step.prepare`, which replaces the parameters of a sharded model.
+    Build it after `step.prepare_model`, which replaces the parameters of a sharded model.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [

@@ -36,7 +36,7 @@ class ProgressBar:
         self._progress.start()
 
     def update(self, step: int, text: str) -> None:
-        """Draw the bar at `step`, with a few words beside it."""
+        """Draw the bar at `step`, followed by `text`."""
         self._progress.update(self._task, completed=step, description=text)
 
     def print(self, text: str) -> None:
@@ -44,6 +44,6 @@ class ProgressBar:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._progress.stop()
         self._file.close()

@@ -1,4 +1,9 @@
-"""What is done where a run cannot go on from its steps: a rewind to a good checkpoint, or its end with what is good."""
+"""Recovery from bad steps: a rewind to a good checkpoint, or the end of the run.
+
+The order is a protocol, in which the process may be killed between any two actions: finish the checkpoint in writing,
+choose the checkpoint to go back to, write `rewinds.json`, rename the checkpoints of bad steps, load. Every process
+makes the same calls: the bad steps are found from values that an all-reduce made equal.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +21,12 @@ from primus.errors import FinalError
 
 
 def recover_from_bad_steps(training: Training, bad: BadSteps) -> None:
-    """Rewind to the newest checkpoint from before the bad steps, and pass over the data up to their end.
+    """Rewind to the newest checkpoint from before the bad steps, and skip the data up to their end.
 
-    Before the first checkpoint of a run it rewinds to what the run began with. Every process must call it alike.
+    Before the first checkpoint of a run it rewinds to what the run began with. Every process must call it.
 
     Raises:
-        FinalError: The bad steps are to end the run, or it cannot be rewound.
+        FinalError: The policy ends the run, or it cannot be rewound.
     """
     training.attempt.beat("checkpoint", bad.last.step)
     training.saver.finish_writing()
@@ -36,7 +41,7 @@ def recover_from_bad_steps(training: Training, bad: BadSteps) -> None:
 
 
 def _find_good_start(training: Training, bad: BadSteps) -> ResumePoint | None:
-    """What to go back to; None for the initial weights."""
+    """The checkpoint to go back to; None for the initial weights."""
     had_any = training.processes.broadcast_from_first(bool(folders.list_checkpoints(training.search.folder)))
     start = training.search.find_start(before=bad.first)
     is_own = start is not None and start.manifest.run == training.attempt.run.id
@@ -50,7 +55,7 @@ def _find_good_start(training: Training, bad: BadSteps) -> ResumePoint | None:
 
 
 def _record_rewind(training: Training, bad: BadSteps, start: ResumePoint | None) -> None:
-    """Keep the rewind in the run folder; then nothing continues from what it leaves behind."""
+    """Record the rewind in the run folder; then rename the checkpoints that it undoes."""
     run = training.attempt.run
     rewound = Rewind(
         time=time.time(),
@@ -101,7 +106,7 @@ def _rewind_to_start(training: Training, start: ResumePoint | None) -> None:
     training.print_line(rewound.reason)
     training.print_line(
         f"rewind {len(training.rewinds)} of {config.max_rewinds}: back to step {rewound.to_step};"
-        f" samples {rewound.first_sample:,} to {rewound.end_sample - 1:,} are passed over"
+        f" samples {rewound.first_sample:,} to {rewound.end_sample - 1:,} are skipped"
     )
 
 

@@ -1,4 +1,4 @@
-"""A short training whose bits depend on the device and its libraries only, by which devices are compared."""
+"""A short training whose bits depend only on the device and its libraries, to compare devices."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def train(device: torch.device) -> tuple[str, float]:
 
 @contextmanager
 def _use_repeatable_kernels() -> Iterator[None]:
-    """Only kernels that repeat themselves: the attention of plain products, and no sums by atomics.
+    """Use only kernels that repeat bit by bit: attention by plain matrix products, and no atomic sums.
 
-    One stream is used, on which cuBLAS repeats itself whatever its workspace (cuBLAS documentation, reproducibility);
-    PyTorch's warning that it may not be is about several.
+    On one stream cuBLAS repeats bit by bit with any workspace (cuBLAS documentation, reproducibility); the warning of
+    PyTorch is about several streams.
     """
     before = torch.are_deterministic_algorithms_enabled()
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):

@@ -1,4 +1,4 @@
-"""Where a run begins: at its own newest good checkpoint, at one that it was told to load, or from scratch."""
+"""Where a run starts: at its own newest good checkpoint, at the checkpoint of `load:`, or from scratch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AppendEvent = Callable[..., None]
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint that a run begins with."""
+    """The checkpoint that a run starts from."""
 
     folder: Path
     manifest: CheckpointManifest
@@ -59,7 +59,12 @@ def own_folder(config: CheckpointConfig, run: Run) -> Path:
 
 @dataclass(frozen=True)
 class CheckpointSearch:
-    """Looks for the start of a run; every process must look alike."""
+    """Finds the checkpoint that a run starts from; every process must make the same calls, in the same order.
+
+    The run's own checkpoints come first, newest first, then those of `load:`. A checkpoint counts when it has a
+    manifest and its files have their checksums. The processes share the files, and one that finds damage decides for
+    all.
+    """
 
     run: Run
     config: CheckpointConfig
@@ -74,10 +79,10 @@ class CheckpointSearch:
         return own_folder(self.config, self.run)
 
     def find_start(self, before: int | None = None) -> ResumePoint | None:
-        """The checkpoint to begin with; None means from scratch.
+        """The checkpoint to start from; None means from scratch.
 
         Args:
-            before: Take none of this step, or a later one, of the run's own.
+            before: Only take own checkpoints of steps before this one.
 
         Raises:
             UsageError: `load:` names no checkpoint or one of another model; `save:` holds those of another run.
@@ -101,9 +106,9 @@ class CheckpointSearch:
         return ResumePoint(start.folder, start.manifest, weights_only=self.config.finetune)
 
     def _is_own(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint in our folder is complete; one of another run there is an error."""
+        """Whether a checkpoint in the run's folder is complete; a checkpoint of another run is an error."""
         if not folders.is_complete(checkpoint):
-            self._reject_checkpoint(checkpoint, "it is not complete: its writer was ended")
+            self._reject_checkpoint(checkpoint, "it is not complete: its writer was killed")
             return False
         if self.config.save is None:
             return True
@@ -136,32 +141,32 @@ class CheckpointSearch:
         return manifest.find_damage(folder, found, self.processes.rank, self.processes.world)
 
     def _reject_checkpoint(self, checkpoint: Path, reason: str) -> None:
-        self.say(f"checkpoint {checkpoint.name} is passed over: {reason}")
-        has_step = folders.STEP.fullmatch(checkpoint.name)  # `load:` may name one that was set aside
+        self.say(f"checkpoint {checkpoint.name} is skipped: {reason}")
+        has_step = folders.STEP.fullmatch(checkpoint.name)  # `load:` accepts a renamed one
         step = folders.parse_step(checkpoint) if has_step else None
         self.event("checkpoint_rejected", step=step, name=checkpoint.name, reason=reason)
 
 
 def check_same_data(start: ResumePoint, run: Run, fingerprint: str, allow_other_data: bool = False) -> None:
-    """Training goes on with the data that it began with, unless only weights are loaded.
+    """Check that training continues with the data that it began with, unless only weights are loaded.
 
     Raises:
-        UnfitError: The checkpoint is the run's own, and the data has changed since; or it is another run's, of other
-            data, and that is not allowed.
+        UnfitError: The checkpoint is the run's own and the data has changed; or it is of another run with other data,
+            and `allow_other_data` is not set.
     """
     if start.weights_only or start.manifest.data_fingerprint == fingerprint:
         return
     change = describe_change(start.manifest.data_fingerprint, fingerprint)
     if start.manifest.run == run.id:
         raise UnfitError(
-            f"the training data is not that of {start.folder.name} ({change}): the run cannot continue as it was",
+            f"the training data has changed since {start.folder.name} was saved ({change}): the run cannot resume",
             "restore it, or start a new run with `load:`, this checkpoint and `allow_other_data: true`",
         )
     if not allow_other_data:
         raise UnfitError(
-            f"the training data is not that of {start.folder} ({change}): sample {start.consumed_samples + 1:,} of this"
-            " data would follow on what it has seen of the other",
-            "set `allow_other_data: true` to train on, or `finetune: true` to begin at step 0 with its weights",
+            f"the training data differs from that of {start.folder} ({change}): training would continue at sample"
+            f" {start.consumed_samples + 1:,} of other data",
+            "set `allow_other_data: true` to continue, or `finetune: true` to begin at step 0 with its weights",
         )
 
 
@@ -174,9 +179,9 @@ def collect_current_state(model: Transformer, optimizer: torch.optim.Optimizer, 
 def restore_state(
     start: ResumePoint, model: Transformer, optimizer: torch.optim.Optimizer, processes: Processes
 ) -> None:
-    """Put the checkpoint into the model, and unless only its weights are wanted, into the optimizer and generators.
+    """Load the checkpoint into the model and, unless only its weights are wanted, the optimizer and the generators.
 
-    The generators continue only where as many processes train as have saved; nothing in training draws from them.
+    The generators are restored only for the same number of processes; nothing in training draws from them.
 
     Raises:
         PrimusError: It cannot be read.

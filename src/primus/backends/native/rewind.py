@@ -1,8 +1,8 @@
-"""Rewinds of a run: which data they pass over, and which checkpoints do not count since.
+"""Rewinds of a run: which data they skip, and which checkpoints they invalidate.
 
-A rewind takes a run back to a good checkpoint and goes on with the data that comes after the bad steps, as the authors
-of PaLM did by hand (arXiv 2204.02311, section 5.1). `rewinds.json` in the run folder is written before anything else
-changes, so that an attempt that is killed at any moment is continued by one that passes over the same data.
+A rewind takes a run back to a good checkpoint and continues with the data after the bad steps, as the authors of PaLM
+did by hand (arXiv 2204.02311, section 5.1). `rewinds.json` in the run folder is written before anything else changes:
+an attempt can be killed at any moment, and the next one skips the same data and renames the same checkpoints.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Rewind(Struct, frozen=True, kw_only=True):
     time: float
     """Seconds since the epoch."""
     from_step: int
-    """Last step that was seen before."""
+    """Last step before the rewind."""
     first_bad_step: int
     to_step: int
-    """Of the checkpoint; 0 for the initial weights."""
+    """Step of the checkpoint; 0 for the initial weights."""
     first_sample: int
-    """First sample that is passed over: where the checkpoint stands."""
+    """First sample that is skipped: the position of the checkpoint."""
     end_sample: int
-    """First sample after those that are passed over."""
+    """First sample after those that are skipped."""
     reason: str
 
     @property
@@ -58,7 +58,7 @@ def write_rewinds(run: Run, rewinds: Sequence[Rewind]) -> None:
 
 
 def find_next_sample(consumed_samples: int, rewinds: Sequence[Rewind]) -> int:
-    """The first sample from `consumed_samples` on that no rewind passes over."""
+    """The first sample from `consumed_samples` on that no rewind skips."""
     for rewind in rewinds:
         if rewind.first_sample <= consumed_samples < rewind.end_sample:
             return find_next_sample(rewind.end_sample, rewinds)
@@ -66,12 +66,15 @@ def find_next_sample(consumed_samples: int, rewinds: Sequence[Rewind]) -> int:
 
 
 def is_undone(consumed_samples: int, rewinds: Sequence[Rewind]) -> bool:
-    """Whether a state that has consumed so many samples is one that a rewind has left behind."""
+    """Whether a rewind has undone the state that had consumed so many samples.
+
+    The state at the checkpoint itself (`first_sample`) is good; the one at the end of the skipped data is not.
+    """
     return any(rewind.first_sample < consumed_samples <= rewind.end_sample for rewind in rewinds)
 
 
 def set_aside_undone(folder: Path, run: Run, rewinds: Sequence[Rewind]) -> list[str]:
-    """Rename the checkpoints of a run that a rewind has left behind, so that nothing continues from them."""
+    """Rename the checkpoints of a run that a rewind has undone, so that nothing resumes from them."""
     if not rewinds:
         return []
     return [
@@ -90,14 +93,14 @@ def set_aside_from(folder: Path, first_bad_step: int) -> list[str]:
 def set_aside(
     processes: Processes, rename: Callable[[], list[str]], say: Callable[[str], None], event: Callable[..., None]
 ) -> None:
-    """Have the first process rename checkpoints, which is said and recorded; the others go on when it is done.
+    """Have the first process rename checkpoints, print and record it; the others wait until it is done.
 
     Raises:
-        PrimusError: It could not be done.
+        PrimusError: A checkpoint could not be renamed.
     """
     names, problem = processes.broadcast_from_first(_try_renames(rename) if processes.is_first else None)
     for name in names:
-        say(f"checkpoint {name.partition('.')[0]} is of bad steps: it is now {name}")
+        say(f"checkpoint {name.partition('.')[0]} contains bad steps: renamed to {name}")
         event("checkpoint_set_aside", name=name)
     if problem:
         raise PrimusError(f"checkpoints of bad steps could not be renamed: {problem}", "rename or delete them")
@@ -113,12 +116,12 @@ def _try_renames(rename: Callable[[], list[str]]) -> tuple[list[str], str]:
 def _read_manifest(checkpoint: Path) -> manifest.CheckpointManifest | None:
     try:
         return manifest.read_manifest(checkpoint)
-    except PrimusError:  # damaged: it is passed over anyhow
+    except PrimusError:  # damaged: it is skipped anyway
         return None
 
 
 def _rename_checkpoint(checkpoint: Path) -> str:
-    """Rename a checkpoint to a name that no search finds, but `load:` may give; the new name."""
+    """Rename a checkpoint to a name that no search finds, and that `load:` accepts; returns the new name."""
     number = 1
     while (target := checkpoint.with_name(f"{checkpoint.name}.set_aside_{number}")).exists():
         number += 1

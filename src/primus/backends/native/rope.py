@@ -16,7 +16,7 @@ from primus.config.schema import ModelSpec
 def compute_frequencies(spec: ModelSpec, head_dim: int) -> Tensor:
     """Radians per position of each rotated pair, shape [C / 2], float32 on the CPU.
 
-    Source: RoFormer (arXiv 2104.09864), section 3.2.2; Llama 3.1 scaling as in `_llama3`.
+    Source: RoFormer (arXiv 2104.09864), section 3.2.2; Llama 3.1 scaling as in `_scale_llama3_frequencies`.
     """
     exponents_R = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     frequencies_R = 1.0 / spec.rotary_base**exponents_R
@@ -24,7 +24,7 @@ def compute_frequencies(spec: ModelSpec, head_dim: int) -> Tensor:
 
 
 def compute_tables(frequencies_R: Tensor, sequence: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine of positions 0 .. sequence - 1 for `ops.rotate`, each of shape [S, 1, C].
+    """Cosine and signed sine of positions 0 .. sequence - 1 for `ops.apply_rotary`, each of shape [S, 1, C].
 
     The pair (i, i + C / 2) of channels becomes (x cos - y sin, y cos + x sin): the sine of the first half is negative.
     """

@@ -43,7 +43,7 @@ class TextSampler(Callback):
 def generate_sample(model: Transformer, data: Datasets, config: LoggingConfig, seed: int) -> str | None:
     """The prompt and its continuation by the model; None if the tokenizer of the data is not known.
 
-    Where the model is sharded, every process must call this alike.
+    If the model is sharded, every process must call this.
     """
     if data.tokenizer_path is None:
         return None

@@ -1,4 +1,4 @@
-"""Everything that the first step needs: data, model, optimizer, the checkpoint to begin with, and the reporter."""
+"""The set-up of a run: data, model, optimizer, the checkpoint that it starts from, and callbacks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def set_up_training(
 
     Raises:
         UsageError: The configuration does not fit the data, the processes or the checkpoint.
-        UnfitError: The data is not that of the run that is continued or replayed, or a package is missing.
+        UnfitError: The data differs from that of the resumed or replayed run, or a package is missing.
         PrimusError: The checkpoint cannot be read.
     """
     trainer = experiment.trainer
@@ -126,7 +126,7 @@ def _global_batch_size(trainer: Trainer, world: int) -> int:
 
 
 def _read_run_rewinds(search: CheckpointSearch) -> list[Rewind]:
-    """The run's rewinds so far; what they have left behind and an attempt that was killed has not renamed is so now."""
+    """The run's rewinds so far; finishes the renaming of bad checkpoints that a killed attempt may have left undone."""
     run, processes = search.run, search.processes
     rewinds: list[Rewind] = processes.broadcast_from_first(read_rewinds(run) if processes.is_first else None)
     if rewinds:
@@ -135,7 +135,7 @@ def _read_run_rewinds(search: CheckpointSearch) -> list[Rewind]:
 
 
 def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> ResumePoint | None:
-    """The checkpoint to begin with, said and recorded."""
+    """The checkpoint to start from, printed and recorded."""
     start = search.find_start()
     if start is None:
         if attempt.number > 0:
@@ -144,11 +144,11 @@ def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> R
     check_same_data(start, attempt.run, data.fingerprint, search.config.allow_other_data)
     what = "the weights of" if start.weights_only else "step"
     name = start.folder.name if start.weights_only else str(start.step)
-    attempt.say(f"continuing from {what} {name} ({_format_start(start, attempt.run)})")
+    attempt.say(f"resuming from {what} {name} ({_format_start(start, attempt.run)})")
     if start.manifest.world_size != search.processes.world and not start.weights_only:
         attempt.say(
-            f"saved by {start.manifest.world_size} processes, continued by {search.processes.world}: "
-            "the losses go on within rounding, not bit by bit"
+            f"saved by {start.manifest.world_size} processes, resumed by {search.processes.world}:"
+            " the losses agree within rounding, not bit by bit"
         )
     attempt.event(
         "checkpoint_loaded",
@@ -161,7 +161,7 @@ def _find_start(search: CheckpointSearch, attempt: Attempt, data: Datasets) -> R
 
 
 def _format_start(start: ResumePoint, run: Run) -> str:
-    """A checkpoint's folder, relative to the run where it is in there."""
+    """A checkpoint's folder, relative to the run folder if it is inside."""
     folder = start.folder.resolve()
     root = run.directory.resolve()
     return str(folder.relative_to(root)) if folder.is_relative_to(root) else str(start.folder)
@@ -246,7 +246,7 @@ def _build_bar(terminal: str | None, train_iters: int, done: int) -> ProgressBar
         return None
     try:
         return ProgressBar(terminal, train_iters, done)
-    except OSError:  # the terminal has been closed since; there is nobody to draw for
+    except OSError:  # the terminal was closed since
         return None
 
 
@@ -273,7 +273,7 @@ def _build_saver(
 
 
 def _report_setup(training: Training, decision: CompileDecision, start: ResumePoint | None) -> None:
-    """Say and record what is trained, on what, and how."""
+    """Print and record what is trained, on what, and how."""
     trainer, processes = training.experiment.trainer, training.processes
     config = trainer.training
     num_parameters = count_parameters(trainer.model).total_parameters
@@ -289,7 +289,7 @@ def _report_setup(training: Training, decision: CompileDecision, start: ResumePo
     corpora = training.data.train.compute_progress(config.train_iters * training.global_batch_size)
     for part in corpora if len(corpora) > 1 else ():
         training.print_line(f"  {part.prefix}: {part.samples:,} samples, {part.epochs:.2g} epochs")
-    training.print_line(f"torch.compile: {'yes' if decision.compiled else 'no'}, {decision.reason}")
+    training.print_line(f"torch.compile: {'on' if decision.compiled else 'off'} ({decision.reason})")
     training.append_event(
         "run_started",
         attempt=training.attempt.number,

@@ -14,16 +14,16 @@ SIGMA_PER_MAD = 1.4826
 
 
 class LossWindow:
-    """The last finite losses of a run, on the device, where a spike is found without the host's waiting.
+    """The last finite losses of a run, on the device, where spikes are detected without making the host wait.
 
     A spike is above median + factor x standard deviation, both of the losses in the window; the deviation is estimated
     by the median of absolute deviations, so that a spike which has entered the window does not hide the next one.
     The number of losses and the factor are those of OLMo-core's SkipStepOptimizer, which takes mean and standard
     deviation (github.com/allenai/OLMo-core, src/olmo_core/optim/skip_step_optimizer.py). Spikes enter the window too:
-    a loss that stays at a new level is no spike for longer than half of it.
+    a loss that stays at a new level counts as a spike for at most half a window.
 
     Args:
-        size: Number of losses; before there are as many, nothing is a spike.
+        size: Number of losses; until there are as many, no loss is a spike.
         factor: See above.
         device: Of the losses.
     """
@@ -44,7 +44,7 @@ class LossWindow:
         return is_spike & loss.isfinite()
 
     def replace(self, losses: Sequence[float]) -> None:
-        """Hold `losses`, oldest first, as if they had been taken one after the other."""
+        """Replace the window by `losses`, oldest first."""
         kept = [*([math.nan] * self.size), *losses][-self.size :]
         self._losses = torch.tensor(kept, dtype=torch.float32, device=self._losses.device)
 

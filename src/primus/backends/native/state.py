@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a model and its optimizer, as tensors by name."""
+"""The tensors of a model and its optimizer that a checkpoint holds, by name."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 WEIGHT = "model."
-"""Before the name of a weight."""
+"""Prefix of a weight's name."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Moments of AdamW, of a weight's shape."""
 STEPS = "optimizer.step"
-"""Updates that the optimizer has applied: the same for every weight, and fewer than steps where some were skipped."""
+"""Updates that the optimizer has applied: the same for every weight, and fewer than steps if some were skipped."""
 
 
 def collect_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ def _iterate_trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _state_of(weight: nn.Parameter, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """State of AdamW for one weight, made as its first step would make it (torch/optim/adamw.py, `_init_group`)."""
+    """State of AdamW for one weight, created as its first step does (torch/optim/adamw.py, `_init_group`)."""
     state = optimizer.state[weight]
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)

@@ -34,7 +34,7 @@ class Trainable:
     model: Transformer
     """The model; its parameters are float32 (the masters), sharded where there are several processes."""
     loss: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """(tokens, targets, scale) -> scale x summed loss; compiled where that was asked for."""
+    """(tokens, targets, scale) -> scale x summed loss; compiled if that was asked for."""
     device: torch.device
     """Device of this process."""
     world: int
@@ -80,10 +80,10 @@ def prepare_model(
     recompute: bool = False,
     loss_chunk_size: int | None = None,
 ) -> Trainable:
-    """Make `model` trainable; a model on the meta device is allocated, and needs `model.initialise` afterwards.
+    """Make `model` trainable; a model on the meta device is allocated, and needs `model.initialise_weights` afterwards.
 
     Args:
-        model: From `model.build`; changed in place.
+        model: From `model.build_model`; changed in place.
         device: Where it trains.
         bf16: Compute in bfloat16; the parameters, their gradients and the optimizer stay float32.
         compile: torch.compile of the model with its loss (of each layer, where there are several processes).
@@ -120,9 +120,9 @@ def train_step(
 ) -> StepResult:
     """One optimizer step over all micro batches of all processes.
 
-    The gradient is that of the mean loss over every token that has a target, however they are spread. A step whose
-    loss or gradient is not finite, or whose loss is a spike in `window`, changes nothing. The host never waits for the
-    device.
+    The gradient is that of the mean loss over every token that has a target, in any micro batch and process. A step
+    whose loss or gradient is not finite, or whose loss is a spike in `window`, changes nothing. The host never waits
+    for the device.
     """
     counts = torch.stack([count_targets(targets) for _, targets in micro_batches])
     num_tokens = _global_sum(counts.sum(), trainable)
@@ -145,7 +145,7 @@ def train_step(
 
 @torch.no_grad()
 def evaluate_batches(trainable: Trainable, batches: Sequence[Batch]) -> float:
-    """Mean loss over the tokens of all batches of all processes; every process must call it alike."""
+    """Mean loss over the tokens of all batches of all processes; every process must call it."""
     one = torch.ones((), device=trainable.device)
     totals = torch.zeros(2, dtype=torch.float64, device=trainable.device)
     for tokens, targets in batches:
@@ -171,7 +171,7 @@ def _shard_model(model: Transformer, device: torch.device, bf16: bool, compile: 
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # the loss is divided by the tokens of all processes already
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other reduction
 
 
 def _synchronise_gradients(model: Transformer, now: bool) -> None:
@@ -201,7 +201,7 @@ def _apply_update(optimizer: torch.optim.AdamW, learning_rate: float, divisor: T
     """Step with gradients divided by `divisor`, unless `skipped`.
 
     The two attributes are how torch.amp.GradScaler talks to fused optimizers: scaling and skipping happen
-    inside the kernel, so gradients are read once and nobody waits for `skipped`.
+    inside the kernel, so gradients are read once and the host does not wait for `skipped`.
     """
     for group in optimizer.param_groups:
         group["lr"] = learning_rate

@@ -18,10 +18,10 @@ DATA_PARALLEL = "set it to its default: native shards a model over all processes
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Accept what native trains; needs no torch.
+    """Accept an experiment that native can train.
 
     Raises:
-        UsageError: The experiment asks for something that native does not build; names the field and what to do.
+        UsageError: The experiment uses something that native does not support; names the field and the fix.
     """
     trainer = experiment.trainer
     check_model(trainer.model)
@@ -36,28 +36,28 @@ def check_experiment(experiment: Experiment) -> None:
     choose_callbacks(trainer.training.callbacks)
     if trainer.backend_args:
         names = ", ".join(sorted(trainer.backend_args))
-        raise UsageError(f"backend_args: native has no settings of its own, found {names}", "remove them")
+        raise UsageError(f"backend_args: native takes no backend arguments, found {names}", "remove them")
 
 
 def check_model(spec: ModelSpec) -> None:
-    """Accept a model that native builds: dense, with grouped-query attention.
+    """Accept a model that native supports: dense, with grouped-query attention.
 
     Raises:
-        UsageError: The shape is impossible, or has something that native does not build; names the field.
+        UsageError: The shape is impossible, or has something that native does not support; names the field.
     """
     _refuse_fields(_find_unsupported_model_fields(spec), spec, OTHER_BACKENDS)
     model_checks.check(spec)
 
 
 def _check_rewinds(trainer: Trainer) -> None:
-    """A rewind needs checkpoints to go back to."""
+    """Reject a rewind policy without checkpoints to go back to."""
     for policy in ("nonfinite_policy", "loss_spike_policy"):
         if getattr(trainer.training, policy) == "rewind" and trainer.checkpoint.save_interval is None:
-            raise UsageError(f"{policy}: rewind: there would be no checkpoint to go back to", "set save_interval")
+            raise UsageError(f"{policy}: rewind needs checkpoints, and save_interval is not set", "set save_interval")
 
 
 def _check_load(trainer: Trainer) -> None:
-    """The checkpoint to begin with is there and is one of this model; reads its manifest, not its weights."""
+    """Check that the checkpoint of `load:` exists and fits the model; reads its manifest, not its weights."""
     if trainer.checkpoint.load is None:
         return
     from primus.checkpoint import folders  # not for experiments that load no checkpoint
@@ -66,7 +66,7 @@ def _check_load(trainer: Trainer) -> None:
     for folder in folders.find_candidates(trainer.checkpoint.load):
         saved = _read_manifest(folder)
         if saved is None:
-            continue  # damaged: training passes over it, too
+            continue  # damaged: training skips it, too
         difference = find_first_difference(saved.model, build_shape(trainer.model))
         if difference:
             raise UsageError(f"load: {folder} is of another model: {difference}", "load one of this model")
@@ -85,11 +85,11 @@ def _read_manifest(folder: Path) -> CheckpointManifest | None:
 
 def _refuse_fields(fields: dict[str, str], group: ModelSpec | ParallelConfig, hint: str) -> None:
     for field, what in fields.items():
-        raise UsageError(f"{field}: {_format_yaml_value(getattr(group, field))}: native does not build {what}", hint)
+        raise UsageError(f"{field}: {_format_yaml_value(getattr(group, field))}: native does not support {what}", hint)
 
 
 def _find_unsupported_model_fields(spec: ModelSpec) -> dict[str, str]:
-    """Fields of a model that native cannot honour, with what they ask for."""
+    """Settings of a model that native does not support, with their meaning."""
     asked = {
         "num_experts": (spec.num_experts is not None, "mixture-of-experts layers"),
         "multi_latent_attention": (spec.multi_latent_attention, "multi-head latent attention"),
@@ -115,7 +115,7 @@ def _find_unsupported_model_fields(spec: ModelSpec) -> dict[str, str]:
 
 
 def _find_unsupported_layout_fields(parallel: ParallelConfig) -> dict[str, str]:
-    """Fields of a layout that native cannot honour, with what they ask for."""
+    """Settings of a layout that native does not support, with their meaning."""
     asked = {
         "tensor_model_parallel_size": (parallel.tensor_model_parallel_size > 1, "tensor parallelism"),
         "pipeline_model_parallel_size": (parallel.pipeline_model_parallel_size > 1, "pipeline parallelism"),

@@ -1,6 +1,9 @@
-"""How long a process computes in a step, apart from what it waits for other processes.
+"""The compute time of a process in a step, without the time that it waits for other processes.
 
-In a synchronous step all processes take the same time; the one that the others wait for is found by its own computing.
+In a synchronous step all processes take the same time; the one that the others wait for has the longest compute time.
+
+A measurement is a series of marks, alternately start and stop: `measure_step` surrounds forward and backward passes,
+and the functions of FSDP2 that wait for other processes are wrapped to `pause` and `resume`.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 INTERVAL_S = 1.0
-"""On a GPU one step in this time is measured: as often as heartbeats are written."""
+"""On a GPU one step in this interval is measured: heartbeats are written as often."""
 WAITS = ("wait_for_unshard", "post_backward")
 """Methods of FSDP2's parameter groups in which the compute stream waits for other processes
 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)."""
 WAITS_ON_CPU = ("unshard", *WAITS)
-"""Where collectives are synchronous, as with gloo, gathering waits as well."""
+"""Collectives of gloo are synchronous, so gathering waits as well."""
 END = "finalize_backward"
-"""What follows the last computing of a backward pass: waiting until all gradients are reduced."""
+"""Follows the last computation of a backward pass: waits until all gradients are reduced."""
 
 
 class ComputeTime(Protocol):
@@ -38,8 +41,8 @@ class ComputeTimer:
     """Measures the forward and backward passes of one process.
 
     Args:
-        device: Of the process; on a GPU events are recorded in its stream, and nobody waits for them.
-        model: Prepared for several processes, where there are several.
+        device: Of the process; on a GPU events are recorded in its stream, and read later without waiting.
+        model: Already sharded, if there are several processes.
     """
 
     def __init__(self, device: torch.device, model: nn.Module) -> None:
@@ -49,11 +52,11 @@ class ComputeTimer:
         self._due = time.perf_counter() + INTERVAL_S
         self._is_step_measured = True
         self.is_complete = _wrap_waits(model, WAITS if self._on_gpu else WAITS_ON_CPU, self)
-        """Whether every wait is known; where it is not, nothing is measured."""
+        """Whether every wait is wrapped; if not, nothing is measured."""
 
     @contextmanager
     def measure_step(self) -> Iterator[None]:
-        """Add the time of a `with` to that of the step."""
+        """Add the duration of a `with` to the time of the step."""
         self._begin_interval()
         try:
             yield
@@ -61,23 +64,23 @@ class ComputeTimer:
             self.stop()
 
     def pause(self) -> bool:
-        """Leave out what comes now, until `go_on`; whether anything was measured."""
+        """Exclude what follows, until `resume`; returns whether the timer was measuring."""
         was_measuring = self._is_measuring
         self.stop()
         return was_measuring
 
     def resume(self) -> None:
-        """Measure again, inside `measure`."""
+        """Measure again, inside `measure_step`."""
         self._begin_interval()
 
     def stop(self) -> None:
-        """Leave out what is left of `measure`."""
+        """Exclude the rest of `measure_step`."""
         if self._is_measuring:
             self._record_mark()
             self._is_measuring = False
 
     def take_time(self) -> ComputeTime | None:
-        """The time since it was last taken; None where this step is not measured."""
+        """The time since the last call; None if this step was not measured."""
         marks, self._marks = self._marks, []
         now = time.perf_counter()
         was_measured, self._is_step_measured = self._is_step_measured, not self._on_gpu or now >= self._due
@@ -119,7 +122,7 @@ class _DeviceTime:
 
 
 def _wrap_waits(model: nn.Module, waits: tuple[str, ...], timer: ComputeTimer) -> bool:
-    """Have FSDP2's parameter groups tell `timer` when they wait; False where this torch has other names for that."""
+    """Wrap the waiting functions of FSDP2's parameter groups; False if this torch has other names for them."""
     groups = [
         group for module in model.modules() if isinstance(module, FSDPModule) for group in _get_parameter_groups(module)
     ]

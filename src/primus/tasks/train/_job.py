@@ -1,4 +1,4 @@
-"""Jobs of training runs: a fresh one, one that goes on, one that repeats another."""
+"""Jobs of training runs: new, resumed and replayed ones."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from primus.runs.store import Run, list_runs
 from primus.task import TaskContext
 
 COMPARED = (experiment.CONFIG_FILE, experiment.MODEL_FILE)
-"""Files by which a run's configuration is known."""
+"""Files that identify a run's configuration."""
 BEFORE_HOOKS = "config/before_hooks/"
-"""Folder of a run whose configuration hooks have changed: these files as they were asked for."""
+"""Folder of a run whose configuration was changed by hooks: these files before the change."""
 
 
 def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
-    """A new run of an experiment file; the newest unfinished one of the same configuration where it may continue."""
+    """A new run of an experiment file; or its newest unfinished run, with `auto_continue_train`."""
     resolved = experiment.resolve_experiment(Path(file), context.overrides, context.environ, stage)
     files = experiment.format_files(resolved)
     continues = resolved.experiment.trainer.checkpoint.auto_continue_train
@@ -48,10 +48,10 @@ def prepare_new_run(file: str, stage: str, context: TaskContext) -> LaunchJob:
 
 
 def prepare_resumed_run(directory: str, context: TaskContext) -> LaunchJob:
-    """The run in `directory`, once more."""
+    """The run in `directory`, resumed."""
     if context.overrides:
         raise UsageError(
-            f"--run continues a run as it is; it takes no {context.overrides[0]}", "start a new run with --config"
+            f"--run resumes a run unchanged and does not accept {context.overrides[0]}", "start a new run with --config"
         )
     run = _open_existing_run(directory)
     resolved = experiment.load_run_experiment(run, context.environ)
@@ -66,10 +66,10 @@ def prepare_replay(directory: str, context: TaskContext, *, is_forced: bool) -> 
     """A new run with the configuration, the variables and the data of another.
 
     Raises:
-        UnfitError: Something that may change numbers differs, and the replay is not forced.
+        UnfitError: A difference may change the losses, and the replay is not forced.
     """
     if context.overrides:
-        raise UsageError(f"--replay repeats a run as it was; it takes no {context.overrides[0]}")
+        raise UsageError(f"--replay repeats a run unchanged and does not accept {context.overrides[0]}")
     from primus.runs import patch_records
 
     run = _open_existing_run(directory)
@@ -77,7 +77,7 @@ def prepare_replay(directory: str, context: TaskContext, *, is_forced: bool) -> 
     numeric = _numeric_differences(run, resolved, context)
     if numeric and not is_forced:
         raise UnfitError(
-            f"{len(numeric)} differences may change the losses: {'; '.join(numeric)}", "--force replays all the same"
+            f"{len(numeric)} differences may change the losses: {'; '.join(numeric)}", "use --force to replay anyway"
         )
     job = _build_training_job(resolved, experiment.format_files(resolved), resume=None)
 
@@ -110,7 +110,7 @@ def _read_run_variables(run: Run, context: TaskContext) -> dict[str, Variable]:
 
 
 def _numeric_differences(run: Run, resolved: Resolved, context: TaskContext) -> list[str]:
-    """What differs from the machine and the patches of `run` and may change numbers; all that differs is said."""
+    """The differences from the machine and patches of `run` that may change the losses; prints all differences."""
     from primus.runs import replay as replays
 
     framework = resolved.experiment.trainer.framework
@@ -129,21 +129,23 @@ def _allow_hook_changes(
     keeps: Run | None,
     extra: tuple[str, ...] = (),
 ) -> LaunchJob:
-    """`job` with a way to change its experiment by the words of hooks; what was typed wins over them.
+    """`job`, whose experiment hooks can change; settings from the command line win over those of hooks.
 
     Args:
         job: The job.
         resolved: Its experiment.
-        resolve: The experiment with further words.
-        keeps: Run whose configuration must stay, as it is continued or repeated.
-        extra: Words that it has already.
+        resolve: Resolves the experiment with further overrides.
+        keeps: The resumed or replayed run, whose configuration must not change.
+        extra: Overrides that it has already.
     """
 
     def amend(words: tuple[str, ...]) -> LaunchJob:
         wanted = (*extra, *words)
         found = _mark_hook_origins(resolve(wanted), resolved)
         files = experiment.format_files(found)
-        notes = (f"{word} of a hook gives way to what was typed" for word in words if _is_typed(word, resolved))
+        notes = (
+            f"hook setting {word} is overridden by the command line" for word in words if _is_typed(word, resolved)
+        )
         changed = structs.replace(job, notes=(*job.notes, *notes))
         if keeps is None:
             fresh = _build_training_job(found, {**files, **_name_files_before_hooks(job.files)}, resume=None)
@@ -157,8 +159,8 @@ def _allow_hook_changes(
             )
         elif not _has_files(keeps, {name: files[name] for name in COMPARED}):
             raise UsageError(
-                f"{' '.join(words)} changes a run that was begun otherwise",
-                "a run that goes on or is repeated stays as it is",
+                f"{' '.join(words)} changes the configuration of an existing run",
+                "start a new run, or remove the setting from the hook",
             )
         return _allow_hook_changes(changed, resolved, resolve, keeps=keeps, extra=wanted)
 
@@ -166,13 +168,13 @@ def _allow_hook_changes(
 
 
 def _name_files_before_hooks(files: dict[str, str]) -> dict[str, str]:
-    """The configuration as it was asked for, by which an unfinished run is found again before hooks have changed it."""
+    """The configuration before hooks changed it, which identifies an unfinished run."""
     kept = {name: text for name, text in files.items() if name.startswith(BEFORE_HOOKS)}
     return kept or {BEFORE_HOOKS + Path(name).name: files[name] for name in COMPARED}
 
 
 def _mark_hook_origins(found: Resolved, asked: Resolved) -> Resolved:
-    """`found`, which hooks have changed, with an origin that says so."""
+    """`found` with the origins of the settings that hooks changed."""
     origins = {
         key: f"hook: {origin}" if origin.startswith("--") and asked.origins.get(key) != origin else origin
         for key, origin in found.origins.items()
@@ -181,7 +183,7 @@ def _mark_hook_origins(found: Resolved, asked: Resolved) -> Resolved:
 
 
 def _is_typed(word: str, resolved: Resolved) -> bool:
-    """Whether the setting that `word`, ``--name=value``, is for was typed as well."""
+    """Whether the command line also has the setting of `word`, ``--name=value``."""
     name = word.removeprefix("--").partition("=")[0]
     key = name if name.startswith("env.") else name.rpartition(".")[2].replace("-", "_")
     return resolved.origins.get(key, "").startswith("--")
@@ -209,19 +211,19 @@ def _build_training_job(resolved: Resolved, files: dict[str, str], resume: Run |
         workload=build_workload(asked),
         elsewhere=(),
         resume=str(resume.directory) if resume else None,
-        notes=(f"continues {resume.directory.name} from its newest checkpoint",) if resume else (),
+        notes=(f"resumes {resume.directory.name} from its newest checkpoint",) if resume else (),
     )
 
 
 def _find_required_device(asked: Experiment) -> DeviceKind | None:
-    """What the launch checks before it starts: the devices of backends that compute with PyTorch."""
+    """The device that the launch checks before it starts; None for backends that do not use PyTorch."""
     device = asked.trainer.training.device
     backend = registry.load_plug_in(BACKENDS, asked.trainer.framework)
     return device if device == "cpu" or backend.USES_TORCH else None
 
 
 def _secret_settings(asked: Experiment) -> dict[str, Variable]:
-    """Settings that the files of a run must not show, as a variable of its workers."""
+    """Settings with secrets as a variable of the workers, because the run folder must not hold them."""
     settings = experiment.secret_settings(asked)
     if not settings:
         return {}
@@ -232,7 +234,7 @@ def _secret_settings(asked: Experiment) -> dict[str, Variable]:
 def _open_existing_run(directory: str) -> Run:
     run = Run(Path(directory).resolve())
     if not (run.directory / "metadata.json").is_file():
-        raise UsageError(f"{directory} is not a run folder: it holds no metadata.json", "'runs list' shows the runs")
+        raise UsageError(f"{directory} is not a run folder: it has no metadata.json", "list the runs with: runs list")
     return run
 
 
@@ -243,7 +245,7 @@ def _same_runs(resolved: Resolved, files: dict[str, str]) -> list[Run]:
 
 
 def _find_unfinished_run(same: Sequence[Run], resolved: Resolved) -> Run | None:
-    """The newest run of the same configuration, where it ended early and left a checkpoint."""
+    """The newest run of the same configuration, if it ended early and has a checkpoint."""
     for run in same:
         ended_early = run.read_metadata().outcome.state != "done"
         save = resolved.experiment.trainer.checkpoint.save
@@ -252,27 +254,27 @@ def _find_unfinished_run(same: Sequence[Run], resolved: Resolved) -> Run | None:
 
 
 def _check_ended(same: Sequence[Run], context: TaskContext) -> None:
-    """Nothing may continue a run, or begin another one instead of it, while it goes on.
+    """Check that no run of the same configuration is active: it must not be resumed, and must not be started twice.
 
     Raises:
-        UsageError: One of the runs is executed, here or on another host, or a scheduler's job has it.
+        UsageError: One of the runs is active here, on another host or in a scheduler's job.
     """
     for run in same:
         problem = _find_user(run, context)
         if problem:
             raise UsageError(
-                f"auto_continue_train: a run of the same configuration has not ended: {problem}",
-                f"wait for its end (runs show {run.id}), end it, or start a run beside it:"
-                " --auto_continue_train false, or another --exp_name",
+                f"auto_continue_train: a run of the same configuration is active: {problem}",
+                f"wait for it (runs show {run.id}), stop it, or start another run with"
+                " --auto_continue_train false or another --exp_name",
             )
 
 
 def _find_user(run: Run, context: TaskContext) -> str:
-    """Who executes `run`, or waits in a queue to do so; empty where nobody does. A dry run asks no scheduler."""
+    """The process or queued job that executes `run`, in words; empty if there is none. A dry run asks no scheduler."""
     holder = lock.find_holder(run.directory)
     if holder and holder.host != socket.gethostname():
         if not context.dry_run:
-            context.say(f"{run.directory} was executed by {holder}: looking whether it still is")
+            context.say(f"{run.directory} was last executed by {holder}: checking whether it is still active")
         holder = holder if context.dry_run or lock.is_renewed(run.directory, holder) else None
     if holder:
         return f"{run.directory} is executed by {holder}"
@@ -288,7 +290,7 @@ def _find_user(run: Run, context: TaskContext) -> str:
 
 
 def _is_same(run: Run, files: dict[str, str]) -> bool:
-    """Whether a run can be read and was asked for with `files`; where its values came from does not matter."""
+    """Whether a run can be read and has the configuration of `files`; the origins of its values do not matter."""
     try:
         run.read_metadata()
     except PrimusError:
@@ -315,11 +317,11 @@ def _check_world_size(run: Run, world_size: int, is_forced: bool) -> None:
     if then != world_size and not is_forced:
         raise UnfitError(
             f"the run had {then} processes, this replay has {world_size}: the losses would differ",
-            f"start {then} with --nproc and --nnodes, or give --force",
+            f"start {then} processes with --nproc and --nnodes, or use --force",
         )
 
 
 def _data_file(run: Run) -> dict[str, str]:
-    """The fingerprints of the run's data, which the workers of the replay compare with what they open."""
+    """The fingerprints of the run's data, which the workers of the replay compare with theirs."""
     path = run.directory / "config" / "data_config.yaml"
     return {"config/replayed_data_config.yaml": path.read_text(encoding="utf-8")} if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""Look at a node before a run starts there, and start nothing on one that is not fit."""
+"""The preflight of a launch: check a node before the run starts there, and do not start on an unfit one."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 Depth = Literal["quick", "full", "off"]
 VARIABLE = "PRIMUS_PREFLIGHT"
 FULL_LIMIT_S = 900.0
-"""A node's own measurements take a few minutes at most; a hung device shall not hold a job for ever."""
+"""The measurements of one node take a few minutes; a hung device must not block a job."""
 OF_A_LAUNCH = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PET_", "SLURM_")
-"""Beginnings of variables that place a process among several nodes; the measured node is alone."""
+"""Prefixes of variables that place a process among several nodes; each node is measured alone."""
 
 
 def require_preflight(job: LaunchJob, depth: Depth | None, ignored: tuple[str, ...], context: TaskContext) -> LaunchJob:
-    """`job`, which starts only on nodes that are fit.
+    """`job`, restricted to nodes that pass the preflight.
 
     Args:
-        depth: What the command line says; None leaves it to $PRIMUS_PREFLIGHT, and that unset means off.
-        ignored: Checks that do not count.
+        depth: From the command line; None means $PRIMUS_PREFLIGHT, or off if that is unset.
+        ignored: Checks to ignore.
 
     Raises:
-        UsageError: The variable has another value, or an ignored check has no such name.
+        UsageError: The variable has an invalid value, or an ignored check does not exist.
     """
     chosen = depth or _parse_preflight_depth(context.environ)
     if chosen == "off":
@@ -47,8 +47,8 @@ def require_preflight(job: LaunchJob, depth: Depth | None, ignored: tuple[str, .
 
     options = preflight.Options(quick=True, ignore=ignored, workspace=job.workspace)
     preflight.validate_check_names(options)
-    overridden = f", whatever is found by {', '.join(ignored)}" if ignored else ""
-    note = f"preflight {chosen} on each node before anything starts{overridden}"
+    excluded = f", ignoring {', '.join(ignored)}" if ignored else ""
+    note = f"preflight {chosen} on each node before the run starts{excluded}"
 
     def check_node(layout: ClusterLayout) -> None:
         job.check_node(layout)
@@ -70,14 +70,14 @@ def _parse_preflight_depth(environ: Mapping[str, str]) -> Depth:
     for depth in get_args(Depth):
         if text == depth:
             return depth  # type: ignore[no-any-return]
-    raise UsageError(f"${VARIABLE}: '{text}' is no preflight", did_you_mean(text, get_args(Depth)))
+    raise UsageError(f"${VARIABLE}: '{text}' is not a preflight level", did_you_mean(text, get_args(Depth)))
 
 
 def run_preflight(options: Options, depth: Depth, layout: ClusterLayout, context: TaskContext) -> None:
-    """Look at this node.
+    """Check this node.
 
     Raises:
-        UnfitError: It is not fit, or it cannot be said; the message names every finding.
+        UnfitError: It is unfit, or its state is unknown; the message names every finding.
     """
     context.say(f"preflight {depth}")
     if depth == "full":
@@ -85,14 +85,16 @@ def run_preflight(options: Options, depth: Depth, layout: ClusterLayout, context
         return
     from primus.preflight import report, session
 
-    judged = session.examine_node(options, structs.replace(context, layout=layout))
-    if judged.overall_verdict != "pass":
-        host = judged.expected_nodes[0]
-        raise _build_unfit_error(host, report.VERDICT_WORDS[judged.judge_host(host)], report.list_reasons(judged, host))
+    checked = session.examine_node(options, structs.replace(context, layout=layout))
+    if checked.overall_verdict != "pass":
+        host = checked.expected_nodes[0]
+        raise _build_unfit_error(
+            host, report.VERDICT_WORDS[checked.judge_host(host)], report.list_reasons(checked, host)
+        )
 
 
 def _measure_in_subprocess(options: Options, layout: ClusterLayout, context: TaskContext) -> None:
-    """Check and measure this node in a process of its own: the launcher must not hold its devices."""
+    """Check and measure this node in a separate process: the launcher must not hold its devices."""
     from primus.preflight import report, session
 
     ignored = [f"--ignore={name}" for name in options.ignore]
@@ -102,21 +104,19 @@ def _measure_in_subprocess(options: Options, layout: ClusterLayout, context: Tas
     argv = interpreter.module_command(sys.executable, "primus.cli.main", "--json", *on_node, "--", *task)
     answer = process.run_command(argv, interpreter.without_empty_python_path(environ), FULL_LIMIT_S)
     try:
-        told = msgspec.json.decode(answer.text, type=session.OtherPreflight)
+        reported = msgspec.json.decode(answer.text, type=session.OtherPreflight)
     except msgspec.MsgspecError:
-        raise PrimusError(
-            f"preflight full: {answer.problem}", "run the same by hand: preflight --perf --quick"
-        ) from None
-    for host, verdict in told.verdicts.items():
+        raise PrimusError(f"preflight full: {answer.problem}", "run it by hand: preflight --perf --quick") from None
+    for host, verdict in reported.verdicts.items():
         if verdict != "pass":
-            raise _build_unfit_error(host, report.VERDICT_WORDS[verdict], list(told.reasons.get(host, ())))
-    if answer.state != "ok" or told.verdict != "pass":
-        raise UnfitError(f"preflight full: {answer.problem or told.verdict}", "run `preflight --perf --quick`")
+            raise _build_unfit_error(host, report.VERDICT_WORDS[verdict], list(reported.reasons.get(host, ())))
+    if answer.state != "ok" or reported.verdict != "pass":
+        raise UnfitError(f"preflight full: {answer.problem or reported.verdict}", "run `preflight --perf --quick`")
 
 
-def _build_unfit_error(host: str, said: str, reasons: list[str]) -> UnfitError:
+def _build_unfit_error(host: str, verdict: str, reasons: list[str]) -> UnfitError:
     names = sorted({reason.partition(":")[0].partition(" ")[0] for reason in reasons})
     return UnfitError(
-        f"preflight: {host} is {said}; nothing was started" + "".join(f"\n  - {reason}" for reason in reasons),
-        f"mend it, or start all the same with --preflight-ignore {' '.join(names)}",
+        f"preflight: {host} is {verdict}; nothing was started" + "".join(f"\n  - {reason}" for reason in reasons),
+        f"fix it, or start anyway with --preflight-ignore {' '.join(names)}",
     )

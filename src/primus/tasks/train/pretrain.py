@@ -1,4 +1,4 @@
-"""Train a model from scratch, or go on with its training."""
+"""Train a model from scratch, or resume its training."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Options(Struct, frozen=True, kw_only=True):
     config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
     """Experiment file."""
     replay: str | None = None
-    """Run folder whose training is repeated: same configuration, variables and data."""
+    """Run folder to repeat with the same configuration, variables and data."""
     force: bool = False
-    """Replay although something that changes numbers differs; the run records it."""
+    """Replay even if differences may change the losses; the run records them."""
     run: str | None = None
-    """Run folder to continue, or that was planned elsewhere."""
+    """Run folder to resume, or one that was planned on another machine."""
     preflight: _preflight.Depth | None = None
-    """Check each node before anything starts; full measures as well (default: $PRIMUS_PREFLIGHT, else off)."""
+    """Check each node before the run starts; full also measures performance (default: $PRIMUS_PREFLIGHT or off)."""
     preflight_ignore: tuple[str, ...] = ()
-    """Checks that do not count, such as host.memlock; the plan records them."""
+    """Checks to ignore, such as host.memlock; the plan records them."""
 
 
 def prepare(options: Options, context: TaskContext) -> LaunchJob:
