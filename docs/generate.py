@@ -46,12 +46,14 @@ A model preset is a YAML file of shapes. Start from one with a command that writ
 
     primus-cli direct -- config init llama3.1_8B > my.yaml
 
-Name a preset in an experiment (`model: llama3.1_8B.yaml`); upper and lower case, `-` and `_` make no difference. Change a
-shape under `overrides:` or on the command line (`--num_layers 2`), or write your own file that `extends:` another one.
+Name a preset in an experiment (`model: llama3.1_8B.yaml`); upper and lower case, `-` and `_` make no difference.
+Change a shape under `overrides:` or on the command line (`--num_layers 2`), or write your own file that `extends:`
+another one.
 
-Parameters are computed from the shapes; tests compare them with the published weights. "Active" parameters are those that
-one token uses, including both vocabulary matrices (publishers often leave out the input embedding). GFLOP are those of
-one token in training at {sequence} tokens, counted as Megatron-LM does (`causal`: attention halved, windows ignored).
+Parameters are computed from the shapes; tests compare them with the published weights. "Active" parameters are those
+that one token uses, including both vocabulary matrices (publishers often leave out the input embedding). GFLOP are
+those of one token in training at {sequence} tokens, counted as Megatron-LM does (`causal`: attention halved, windows
+ignored).
 
 `framework: native` trains the dense Llama and Qwen models. It rejects the others: mixture of experts (MoE), latent
 attention (MLA), state-space and linear attention, and Gemma; their presets load and are counted. Names ending in `-fp8`

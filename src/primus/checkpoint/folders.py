@@ -43,6 +43,7 @@ def remove_checkpoint(checkpoint: Path) -> None:
     Raises:
         OSError: A file cannot be deleted.
     """
+    # Without its manifest the checkpoint does not count, whatever is left when this is interrupted.
     (checkpoint / manifests.MANIFEST_NAME).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
 
@@ -56,6 +57,7 @@ def prune_checkpoints(folder: Path, keep: int) -> list[Path]:
     complete = [checkpoint for checkpoint in list_checkpoints(folder) if is_complete(checkpoint)]
     if not complete:
         return []
+    # Incomplete ones that are newer may be in writing.
     kept, newest = set(complete[-keep:]), parse_step(complete[-1])
     surplus = [found for found in list_checkpoints(folder) if found not in kept and parse_step(found) < newest]
     for checkpoint in surplus:
@@ -73,6 +75,7 @@ def find_candidates(given: str) -> list[Path]:
         UsageError: There is none.
     """
     path = Path(given).expanduser()
+    # A checkpoint may have any name here: also one that a rewind has renamed.
     if is_complete(path):
         return [path]
     if not path.is_dir():

@@ -83,8 +83,10 @@ def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
     with temporary.open("w", encoding="utf-8") as file:
         file.write(to_json(manifest) + "\n")
         file.flush()
+        # Before the rename: a power cut must not leave a name without content.
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    # The rename itself is durable once the folder is.
     _sync_folder(folder)
 
 
@@ -116,6 +118,7 @@ def find_damage(folder: Path, manifest: CheckpointManifest, part: int = 0, parts
 def _find_file_damage(folder: Path, file: FileEntry, algorithm: str) -> str:
     try:
         size = (folder / file.name).stat().st_size
+        # The size costs nothing, and names a truncated file before gigabytes are read.
         if size != file.bytes:
             return f"{file.name} has {size} bytes instead of {file.bytes}"
         if compute_checksum(folder / file.name, algorithm) != file.checksum:

@@ -71,9 +71,12 @@ class BadStepDetector(Callback):
         Raises:
             BadSteps: The run cannot continue from it.
         """
+        # Without this step: the message and the begin of a spike compare it with those before.
         before = list(self._recent)
+        # The same rule as on the device, so that a restored window decides the same.
         if self.window is not None and math.isfinite(report.loss):
             self._recent.append((report.step, report.loss))
+        # A spike is finite, so it ends a series of steps that are not.
         is_nonfinite = report.skipped and not report.spike
         self._nonfinite = self._nonfinite + 1 if is_nonfinite else 0
         if is_nonfinite:

@@ -99,11 +99,13 @@ class CheckpointSaver:
         Raises:
             PrimusError: This checkpoint, or the one before it, cannot be written.
         """
+        # One checkpoint at a time: a second writer would double the memory, and could overtake the first.
         self.finish_writing()
         position = TrainingPosition(step, consumed_samples, list(recent_losses), callbacks)
         writing = _CheckpointWrite(self.settings, self.processes, position, num_bytes=_count_bytes(state))
         writing.prepare_folder()
         if self.settings.is_async:
+            # The copy is complete when this returns: the next step may overwrite the weights.
             writing.start_thread(_copy_to_host(state))
         else:
             writing.write(state)
@@ -118,6 +120,8 @@ class CheckpointSaver:
             PrimusError: It could not be written.
         """
         if self._writing is not None and self._writing.is_over:
+            # The thread has ended, so this neither waits nor communicates: processes may get here at
+            # different steps.
             self.finish_writing()
 
     def finish_writing(self, timeout_s: float | None = None) -> None:
@@ -159,6 +163,7 @@ class _CheckpointWrite:
         Raises:
             PrimusError: It cannot be made, or has no room for the checkpoint.
         """
+        # All processes wait for the folder, and all raise if it cannot be made: nobody is left in a collective.
         problem = self._processes.broadcast_from_first(self._make_folder() if self._processes.is_first else "")
         if problem:
             raise self._build_failure(problem)
@@ -167,6 +172,7 @@ class _CheckpointWrite:
         """Make the folder; returns the problem, if there is one."""
         try:
             if self._folder.exists():
+                # A complete checkpoint of this step is only there if the step was repeated: the new one replaces it.
                 folders.remove_checkpoint(self._folder)
             self._folder.mkdir(parents=True)
         except OSError as error:
@@ -182,6 +188,7 @@ class _CheckpointWrite:
 
     def start_thread(self, state: State) -> None:
         """Write `state`, which must not change any more, in a thread that ends with the process."""
+        # A daemon: a process that fails must not wait for the disk. The folder then has no manifest.
         self._thread = threading.Thread(target=self.write, args=(state,), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -226,6 +233,7 @@ class _CheckpointWrite:
     def _complete_checkpoint(self) -> None:
         """Write the manifest once every process has written its files; then delete older checkpoints."""
         entries, problem = self._list_own_entries()
+        # A barrier as well: behind it every file of every process is written.
         gathered = self._processes.all_gather_values((entries, problem), self._group)
         problem = find_first_problem([problem for _, problem in gathered])
         if problem:
@@ -233,6 +241,7 @@ class _CheckpointWrite:
         if not self._processes.is_first:
             return
         written = self._build_manifest([entry for entries, _ in gathered for entry in entries])
+        # From here on the checkpoint counts. Older ones are deleted only afterwards.
         manifest.write_manifest(self._folder, written)
         seconds = time.monotonic() - self._started
         self._saved = SavedCheckpoint(self._position.step, self._folder, written.total_bytes, seconds)
@@ -241,6 +250,7 @@ class _CheckpointWrite:
 
     def _list_own_entries(self) -> tuple[list[FileEntry], str]:
         """Entries of the files that this process wrote; the first process adds those that belong to no process."""
+        # torch.distributed.checkpoint names files __RANK_NUMBER.distcp, and its metadata .metadata.
         own = f"__{self._processes.rank}_"
         algorithm = choose_algorithm()
         try:

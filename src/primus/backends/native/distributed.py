@@ -39,6 +39,7 @@ class Processes:
         """The largest `value` of all processes; every process must call it. The host waits for no device."""
         if self.world == 1:
             return value
+        # On the host, so by gloo: a flag on the GPU would wait for all kernels that are queued.
         largest = torch.tensor(float(value))
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return int(largest.item())
@@ -48,6 +49,7 @@ class Processes:
         if self.world == 1:
             return value
         values = [value]
+        # Pickled, which is safe among the processes of one run.
         dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
 
@@ -68,6 +70,7 @@ class Processes:
         for a single process.
         """
         if self._writers is None and self.world > 1:
+            # gloo also on GPUs: the writer's tensors are copies on the host.
             self._writers = dist.new_group(backend="gloo", timeout=self.timeout)
         return self._writers
 
@@ -94,6 +97,7 @@ def join_processes(
     try:
         yield Processes(rank, world, device, timeout)
     finally:
+        # Also after an error: the process leaves the group before it exits.
         if world > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -144,6 +148,7 @@ def find_first_problem(problems: Sequence[str]) -> str:
 def _share_cores(environ: Mapping[str, str]) -> None:
     """Divide the cores among the CPU processes of a node, unless $OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" not in environ:
+        # torch starts one thread per core in every process otherwise, and they compete.
         local_world = int(environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, count_usable_cpus() // local_world))
 

@@ -77,6 +77,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, hidden_TD: Tensor, master_VD: Tensor, targets_T: Tensor, scale: Tensor, chunk: int) -> Tensor:
         weight_VD = master_VD.to(hidden_TD.dtype)
         counted_T1 = (targets_T != IGNORED).unsqueeze(1)
+        # IGNORED is no row of the vocabulary; the weight 0 of its row removes what index 0 gives.
         index_T1 = targets_T.clamp_min(0).unsqueeze(1)
         losses, grad_hidden, grad_weight_VD = [], [], None
         for rows in _split_spans(hidden_TD.shape[0], chunk):
@@ -84,6 +85,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             losses_c1, grad_cV = _compute_losses_and_gradient(hidden_cD, weight_VD, index_T1[rows])
             weights_c1 = counted_T1[rows] * scale
             losses.append((losses_c1 * weights_c1).sum())
+            # An evaluation needs no gradients, and nothing else of the chunk.
             if not any(ctx.needs_input_grad):
                 continue
             # Rows are weighted in the narrow matrices [c, D], which is much less work than in [c, V].
@@ -99,6 +101,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor):
         grad_hidden_TD, grad_weight_VD = ctx.saved_tensors
+        # The masters are float32, whatever the dtype of the products.
         grad_weight_VD = grad_weight_VD.to(ctx.weight_dtype)
         return _scale_gradient(grad_hidden_TD, grad), _scale_gradient(grad_weight_VD, grad), None, None, None
 
@@ -114,6 +117,7 @@ def _compute_losses_and_gradient(hidden_cD: Tensor, weight_VD: Tensor, index_c1:
         return _concatenate_parts([losses for losses, _ in parts]), _concatenate_parts(
             [gradient for _, gradient in parts]
         )
+    # The product is a tile already; no copy into a larger tensor is needed.
     if num_tokens <= TILE and hidden_cD.dtype == torch.float32:
         return _compute_by_softmax(hidden_cD @ weight_VD.t(), index_c1)
     losses_c1 = hidden_cD.new_empty((num_tokens, 1), dtype=torch.float32)
@@ -128,6 +132,7 @@ def _compute_by_softmax(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, Te
     grad_cV = torch.softmax(logits_cV, 1, dtype=torch.float32)
     target_c1 = grad_cV.gather(1, index_c1)
     losses_c1 = -target_c1.log()
+    # A tiny probability has lost its digits in softmax; the logits still have them.
     if not target_c1.min() > SMALLEST:  # also where it is NaN
         losses_c1 = logits_cV.float().logsumexp(1, keepdim=True) - logits_cV.gather(1, index_c1)
     return losses_c1, grad_cV.scatter_(1, index_c1, target_c1 - 1.0)
@@ -137,6 +142,7 @@ def _compute_by_logsumexp(logits_cV: Tensor, index_c1: Tensor) -> tuple[Tensor, 
     """The same without reading values on the host, for GPUs and for the compiler."""
     wide_cV = logits_cV.float()
     logsumexp_c1 = wide_cV.logsumexp(1, keepdim=True)
+    # A comparison instead of a scatter: the compiler fuses it into the same pass.
     columns_V = torch.arange(wide_cV.shape[1], device=wide_cV.device)
     grad_cV = (wide_cV - logsumexp_c1).exp() - (columns_V == index_c1).float()
     return logsumexp_c1 - wide_cV.gather(1, index_c1), grad_cV.to(logits_cV.dtype)

@@ -85,8 +85,10 @@ def _eager_cpu(x: Tensor) -> bool:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
+        # One fused pass in float32 instead of square, mean and their float32 copies of a bf16 `x`.
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = (norm.square_() / x.shape[-1]).add_(epsilon).rsqrt_()
+        # `scale` is one number for each row; the normalized rows are cheaper to compute again than to keep.
         ctx.save_for_backward(x, weight_D, scale)
         return (x * scale).mul_(weight_D).to(x.dtype)
 
@@ -96,6 +98,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight_D, scale = ctx.saved_tensors
         grad, weight = grad.float(), weight_D.float()
         normed = x * scale
+        # Shared by both gradients: its column sums are the weight's, its weighted row sums the input's.
         product = grad * normed
         grad_weight_D = product.flatten(0, -2).sum(0)
         mean = (product @ weight).div_(x.shape[-1]).unsqueeze(-1)
@@ -119,6 +122,7 @@ class _SwiGLU(torch.autograd.Function):
         gate, up = gate_up.chunk(2, -1)
         grad_gate_up = torch.empty_like(gate_up)
         grad_gate, grad_up = grad_gate_up.chunk(2, -1)
+        # Written into the halves of one tensor: the matrix product of the packed projection reads it whole.
         torch.mul(grad, F.silu(gate), out=grad_up)
         torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
         return grad_gate_up
@@ -139,6 +143,7 @@ class _Rotate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_BSHC: Tensor):
         cosine_S1C, sine_S1C = ctx.saved_tensors
+        # The tables have no gradient: positions are not learned.
         return _apply_rotation(grad_BSHC, cosine_S1C, sine_S1C, -1), None, None
 
 
@@ -168,11 +173,13 @@ class _CausalAttention(torch.autograd.Function):
         q, grad = (q_BHSC * scale).reshape(grouped), grad_BHSC.reshape(grouped)
         k, v = k_BKSC.reshape(-1, length, channels), v_BKSC.reshape(-1, length, channels)
         grad_q = torch.empty_like(q)
+        # float32 because every block of queries adds to them; each row of `grad_q` is written once.
         grad_k = torch.zeros_like(k, dtype=torch.float32)
         grad_v = torch.zeros_like(v, dtype=torch.float32)
         for start in range(0, length, QUERY_ROWS):
             end = min(start + QUERY_ROWS, length)
             rows = slice(start, end)
+            # Causal: the queries of this block see no key from `end` on.
             block = _attention_block(q[:, :, rows], k[:, :end], v[:, :end], grad[:, :, rows], start)
             grad_q[:, :, rows] = block[0].view(grad_q[:, :, rows].shape)
             grad_k[:, :end] += block[1]
@@ -190,6 +197,7 @@ def _attention_block(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, start: int) 
     future = torch.full((num_rows, num_rows), -math.inf, dtype=q.dtype).triu_(1)
     q, grad = q.flatten(1, 2), grad.flatten(1, 2)
     scores = q @ k.transpose(1, 2)
+    # Only the last square is partly masked; all earlier keys are visible to all queries of the block.
     scores.unflatten(1, (-1, num_rows))[..., start:] += future
     probabilities = torch.softmax(scores, -1)
     grad_probabilities = grad @ v.transpose(1, 2)

@@ -29,9 +29,11 @@ def recover_from_bad_steps(training: Training, bad: BadSteps) -> None:
         FinalError: The policy ends the run, or it cannot be rewound.
     """
     training.attempt.beat("checkpoint", bad.last.step)
+    # A checkpoint in writing may be the one to go back to, or one that must be renamed.
     training.saver.finish_writing()
     limit = training.experiment.trainer.training.max_rewinds
     if bad.answer == "stop" or len(training.rewinds) >= limit:
+        # Skipped steps leave good weights behind; a spike has begun to change them before it was found.
         if bad.is_spike or bad.answer == "rewind":
             _report_set_aside(training, lambda: rewind.set_aside_from(training.search.folder, bad.first))
         raise bad if bad.answer == "stop" else FinalError(f"{bad.problem}; {limit} rewinds have not helped", bad.hint)
@@ -42,6 +44,7 @@ def recover_from_bad_steps(training: Training, bad: BadSteps) -> None:
 
 def _find_good_start(training: Training, bad: BadSteps) -> ResumePoint | None:
     """The checkpoint to go back to; None for the initial weights."""
+    # Asked of one process: others may list the folder after it has changed.
     had_any = training.processes.broadcast_from_first(bool(folders.list_checkpoints(training.search.folder)))
     start = training.search.find_start(before=bad.first)
     is_own = start is not None and start.manifest.run == training.attempt.run.id
@@ -66,6 +69,7 @@ def _record_rewind(training: Training, bad: BadSteps, start: ResumePoint | None)
         end_sample=bad.last.consumed_samples,
         reason=bad.problem,
     )
+    # The order matters if the process is killed: after the file, a resumed run skips the data and renames.
     training.rewinds.append(rewound)
     if training.processes.is_first:
         rewind.write_rewinds(run, training.rewinds)
@@ -86,6 +90,7 @@ def _rewind_to_start(training: Training, start: ResumePoint | None) -> None:
     if start is None:
         seed_everything(config.seed, config.deterministic)
         model.initialise_weights(training.trainable.model, config.seed)
+        # AdamW creates its moments again at the next step, as zeros.
         training.optimizer.state.clear()
     else:
         restore_state(start, training.trainable.model, training.optimizer, training.processes)
@@ -93,6 +98,7 @@ def _rewind_to_start(training: Training, start: ResumePoint | None) -> None:
             training.optimizer.state.clear()
     training.step = start.step if start else 0
     training.consumed_samples = start.consumed_samples if start else 0
+    # This step is on disk (or is the beginning), so an interrupt now has nothing to save.
     training.saver.last_step = training.step
     training.evaluated_step = training.stop_reason = None
     training.bad_steps.restart_after(training.step, start.recent_losses if start else [])

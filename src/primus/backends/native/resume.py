@@ -91,6 +91,7 @@ class CheckpointSearch:
         newest_first = reversed(folders.list_checkpoints(self.folder))
         possible = [found for found in newest_first if before is None or folders.parse_step(found) < before]
         own = [found for found in possible if self._is_own(found)]
+        # Own checkpoints win over `load:`, so that a restarted run does not begin again.
         start = self._find_first_good(own)
         if start is not None or self.config.load is None:
             return start
@@ -130,6 +131,7 @@ class CheckpointSearch:
                 problem = "" if found else "it is not complete"
             except PrimusError as error:
                 found, problem = None, error.problem
+            # Each process has checked its share of the files; the gathered problem makes all of them reject it or none.
             problem = find_first_problem(self.processes.all_gather_values(problem or self._find_damage(folder, found)))
             if found is not None and not problem:
                 return ResumePoint(folder, found)
@@ -157,6 +159,7 @@ def check_same_data(start: ResumePoint, run: Run, fingerprint: str, allow_other_
     if start.weights_only or start.manifest.data_fingerprint == fingerprint:
         return
     change = describe_change(start.manifest.data_fingerprint, fingerprint)
+    # No option overrides this: a run that resumes promises bit-identical losses.
     if start.manifest.run == run.id:
         raise UnfitError(
             f"the training data has changed since {start.folder.name} was saved ({change}): the run cannot resume",
@@ -186,14 +189,17 @@ def restore_state(
     Raises:
         PrimusError: It cannot be read.
     """
+    # The tensors are those of the model and the optimizer: reading fills them in place, sharded as they are here.
     named = state.collect_weights(model)
     random: State = {}
     if not start.weights_only:
         named |= state.collect_moments(model, optimizer)
+        # Each process has saved its own generators, under its rank.
         if start.manifest.world_size == processes.world:
             random = random_state(processes.rank, processes.device)
     read_state(named | random, start.folder, processes)
     if not start.weights_only:
+        # AdamW has a step count for each weight; the checkpoint has one, as they are equal.
         state.set_steps(model, optimizer, named[state.STEPS])
     if random:
         set_random_state(random, processes.rank, processes.device)

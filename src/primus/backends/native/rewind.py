@@ -61,6 +61,7 @@ def find_next_sample(consumed_samples: int, rewinds: Sequence[Rewind]) -> int:
     """The first sample from `consumed_samples` on that no rewind skips."""
     for rewind in rewinds:
         if rewind.first_sample <= consumed_samples < rewind.end_sample:
+            # Rewinds may overlap or touch: continue until no rewind has the sample.
             return find_next_sample(rewind.end_sample, rewinds)
     return consumed_samples
 
@@ -102,6 +103,7 @@ def set_aside(
     for name in names:
         say(f"checkpoint {name.partition('.')[0]} contains bad steps: renamed to {name}")
         event("checkpoint_set_aside", name=name)
+    # After the broadcast, so that all processes raise.
     if problem:
         raise PrimusError(f"checkpoints of bad steps could not be renamed: {problem}", "rename or delete them")
 
@@ -122,6 +124,7 @@ def _read_manifest(checkpoint: Path) -> manifest.CheckpointManifest | None:
 
 def _rename_checkpoint(checkpoint: Path) -> str:
     """Rename a checkpoint to a name that no search finds, and that `load:` accepts; returns the new name."""
+    # Rename, do not delete: a rewind that was a mistake can be undone by hand with `load:`.
     number = 1
     while (target := checkpoint.with_name(f"{checkpoint.name}.set_aside_{number}")).exists():
         number += 1

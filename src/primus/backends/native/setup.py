@@ -54,6 +54,7 @@ def set_up_training(
     trainer = experiment.trainer
     check_packages(trainer.logging)
     choices = choose_callbacks(trainer.training.callbacks)
+    # Before anything draws a number; the restored generators replace these.
     seed_everything(trainer.training.seed, trainer.training.deterministic)
     global_batch_size = _global_batch_size(trainer, processes.world)
     attempt.beat("data")
@@ -61,8 +62,10 @@ def set_up_training(
     search = CheckpointSearch(
         attempt.run, trainer.checkpoint, build_shape(trainer.model), processes, say=attempt.say, event=attempt.event
     )
+    # Before the search: it must not find checkpoints that a killed attempt has left to be renamed.
     rewinds = _read_run_rewinds(search)
     start = _find_start(search, attempt, data)
+    # After the search: a resumed run is compiled if the checkpoint's was, since rounding differs.
     decision = _decide_compile(trainer, processes, global_batch_size, start, environ)
     trainable = _build_trainable(
         trainer, processes, decision.compiled, build_document_handling(trainer.data, data.eod_id)
@@ -94,6 +97,7 @@ def set_up_training(
         step=start.step if start else 0,
         consumed_samples=start.consumed_samples if start else 0,
     )
+    # The checkpoint that was loaded need not be saved again.
     training.saver.last_step = training.step
     _report_setup(training, decision, start)
     _add_callbacks(training, choices, start)
@@ -203,6 +207,7 @@ def _build_trainable(
         recompute=training.recompute_activations,
         loss_chunk_size=training.loss_chunk_size,
     )
+    # After sharding: each process fills its own part, from values that depend on the seed and the names only.
     model.initialise_weights(built, training.seed)
     return trainable
 

@@ -39,6 +39,7 @@ class LossWindow:
         """
         median, deviation = _median_and_deviation(self._losses)
         is_spike = (deviation > 0) & (loss > median + self.factor * deviation)  # false while there is a NaN
+        # No branch on a value: `where` keeps the decision on the device.
         pushed = torch.cat([self._losses[1:], loss.reshape(1)])
         self._losses = torch.where(loss.isfinite(), pushed, self._losses)
         return is_spike & loss.isfinite()

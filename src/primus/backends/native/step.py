@@ -126,6 +126,7 @@ def train_step(
     """
     counts = torch.stack([count_targets(targets) for _, targets in micro_batches])
     num_tokens = _global_sum(counts.sum(), trainable)
+    # The divisor is known before the first pass, so gradients add up to those of the mean without a pass over them.
     scale = 1.0 / num_tokens.clamp_min(1).float()
     loss = torch.zeros((), device=trainable.device)
     for index, (tokens, targets) in enumerate(micro_batches):
@@ -134,6 +135,7 @@ def train_step(
             part = trainable.loss(tokens, targets, scale)
             part.backward()
         loss = loss + part.detach()
+    # Reduced before it is judged: every process then has the same bits, and decides the same.
     loss = _global_sum(loss, trainable)
     grad_norm = _gradient_norm(trainable.model)
     skipped = NONFINITE * ~(loss.isfinite() & grad_norm.isfinite())
@@ -163,6 +165,7 @@ def _shard_model(model: Transformer, device: torch.device, bf16: bool, compile: 
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,  # rotary angles and the loss scale stay float32
     )
+    # Each layer is compiled for itself: a graph of the whole model would contain the gathering of weights.
     for layer in model.layers:
         if compile:
             layer.compile()

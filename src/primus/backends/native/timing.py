@@ -75,6 +75,7 @@ class ComputeTimer:
 
     def stop(self) -> None:
         """Exclude the rest of `measure_step`."""
+        # A second stop of a pass is harmless: `finalize_backward` stops before `measure_step` ends.
         if self._is_measuring:
             self._record_mark()
             self._is_measuring = False
@@ -83,6 +84,7 @@ class ComputeTimer:
         """The time since the last call; None if this step was not measured."""
         marks, self._marks = self._marks, []
         now = time.perf_counter()
+        # The decision is for the next step: the marks of this one are recorded already.
         was_measured, self._is_step_measured = self._is_step_measured, not self._on_gpu or now >= self._due
         if self._is_step_measured:
             self._due = now + INTERVAL_S
@@ -97,6 +99,7 @@ class ComputeTimer:
 
     def _record_mark(self) -> None:
         if self._on_gpu:
+            # Recorded in the stream: it costs the host microseconds, and is read when the step is reported.
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             self._marks.append(event)
@@ -123,9 +126,11 @@ class _DeviceTime:
 
 def _wrap_waits(model: nn.Module, waits: tuple[str, ...], timer: ComputeTimer) -> bool:
     """Wrap the waiting functions of FSDP2's parameter groups; False if this torch has other names for them."""
+    # FSDP2 calls these as attributes of the instances, so that setting them here replaces them for this model only.
     groups = [
         group for module in model.modules() if isinstance(module, FSDPModule) for group in _get_parameter_groups(module)
     ]
+    # A wait that is not wrapped would count as computing, and blame the wrong rank: better no measurement.
     if any(not callable(getattr(group, name, None)) for group in groups for name in (*waits, END)):
         return False
     for group in groups:
