@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from primus import registry
 from primus.backend import Backend
+from primus.callback import CallbackPlugIn
 from primus.config.docs import field_docs
 from primus.config.load import load_model
 from primus.config.schema import ModelSpec
@@ -252,6 +253,7 @@ PLUG_IN_USES = {
     "runtimes/nice.py": "`primus-cli nice -- direct -- <task>`",
     "runtimes/background.py": "`primus-cli background -- direct -- <task>`",
     "backends/counting.py": "`framework: counting` in an experiment",
+    "callbacks/plateau.py": "`callbacks: [{plateau: {interval: 50}}]` in an experiment",
     "sources/haiku.py": "`dataset: haiku` in an experiment, `data prepare --dataset haiku`",
     "patches/host_proc.py": "applied in every worker, listed by `patches list`",
     "frameworks/counting.py": "environment variables for `framework: counting`",
@@ -267,6 +269,7 @@ PLUG_IN_SECTIONS: dict[str, tuple[type, tuple[str, ...], str]] = {
     "Runtime": (Runtime, ("runtimes/nice.py",), ""),
     "Job runtime": (JobRuntime, ("runtimes/background.py",), ""),
     "Backend": (Backend, ("backends/counting.py",), ""),
+    "Callback": (CallbackPlugIn, ("callbacks/plateau.py",), ""),
     "Source": (Source, ("sources/haiku.py",), ""),
     "Patch": (PatchPlugIn, ("patches/host_proc.py",), ""),
     "Framework": (Framework, ("frameworks/counting.py",), ""),
@@ -310,6 +313,7 @@ PLUG_IN_NOTES = {
 
 `phase` is `init`, `data`, `compile`, `train`, `eval`, `test`, `checkpoint` or `exit`. A rank that calls `beat` less
 often than the [hang timeout](supervision.md) is reported as hung: call it at each step and where a phase starts.""",
+    "Callback": "[Callbacks](training.md#callbacks) lists the methods of `Callback` and when each is called.",
     "Source": "[Data sources](data-sources.md) describes `HubDataset` and the datasets of the package.",
     "Patch": "[Patches](patches.md) describes which patches are applied, and patch files of a single launch.",
     "Hook": "[Hooks](hooks.md) describes folders, order and shell scripts.",

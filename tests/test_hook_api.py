@@ -27,7 +27,7 @@ def ran(tmp_path: Path, body: str, functions: str = "f", *words: str) -> tuple[i
     return code, msgspec.json.decode(result.read_bytes(), type=HookReply)
 
 
-def test_the_context_is_what_the_launcher_tells() -> None:
+def test_the_context_has_the_values_of_the_launcher_variables() -> None:
     more = {"PRIMUS_RUN_DIR": "/run", "PRIMUS_CONFIG": "", "PRIMUS_OUTCOME": "failed", "PRIMUS_EXIT_CODE": "137"}
     context = api.context_of(TOLD | more, ["--lr", "1"])
     assert context == HookContext(
@@ -44,7 +44,7 @@ def test_the_context_is_what_the_launcher_tells() -> None:
     )
 
 
-def test_the_decorator_changes_nothing() -> None:
+def test_the_decorator_returns_the_function() -> None:
     def f(context: HookContext) -> Settings:
         return Settings(env={"A": context.nproc})
 
@@ -52,7 +52,7 @@ def test_the_decorator_changes_nothing() -> None:
     assert hook(stage="before", once=True, lock=True, timeout_s=1.5)(f) is f
 
 
-def test_the_functions_of_a_file_are_called_in_order_and_later_ones_win(tmp_path: Path) -> None:
+def test_functions_run_in_order_and_later_settings_override_earlier_ones(tmp_path: Path) -> None:
     body = (
         "def f(context): return Settings(env={'A': 1, 'B': 'x'}, extra={'lr': 1e-4})\n"
         "def g(context): return Settings(env={'A': context.words[0]}, extra={'flag': False})\n"
@@ -64,16 +64,16 @@ def test_the_functions_of_a_file_are_called_in_order_and_later_ones_win(tmp_path
     assert reply == HookReply(env={"A": "word", "B": "x"}, extra={"lr": "0.0001", "flag": "false"})
 
 
-def test_a_stop_ends_the_functions_with_its_reason(tmp_path: Path) -> None:
+def test_stop_skips_the_remaining_functions(tmp_path: Path) -> None:
     body = "def f(context): raise Stop('no', 'do this')\ndef g(context): return 1 / 0\n"
     assert ran(tmp_path, body, "f,g") == (1, HookReply(stop="no", hint="do this"))
 
 
-def test_anything_but_settings_is_an_error(tmp_path: Path) -> None:
+def test_a_result_other_than_settings_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"f returned dict, not primus\.hook\.Settings or None"):
         ran(tmp_path, "def f(context): return {'A': 1}\n")
 
 
-def test_a_stop_carries_its_reason_and_hint() -> None:
+def test_stop_has_a_reason_and_a_hint() -> None:
     stop = Stop("why", "then")
     assert (str(stop), stop.reason, stop.hint) == ("why", "why", "then")

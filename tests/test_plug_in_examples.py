@@ -102,6 +102,16 @@ def test_backend_model_trainer_and_hook_serve_one_experiment(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.native
+def test_the_callback_prints_the_mean_loss_of_the_steps(tmp_path: Path) -> None:
+    experiment = ROOT / "examples/quickstart.yaml"
+    callbacks = "[{plateau: {interval: 2}}]"
+    words = ["train", "pretrain", "--config", str(experiment), "--train_iters", "2", "--callbacks", callbacks]
+    done = run("direct", "--single", "--", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "mean loss of steps up to 2: " in done.stdout
+
+
 def test_the_source_is_prepared_by_its_name(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     words = "direct -- data prepare --dataset haiku --tokenizer bpe:300 --output tokens --json"

@@ -143,7 +143,7 @@ def test_a_backend_a_model_and_a_trainer_preset_are_one_file_each(
     assert "num_layers: 3" in (tmp_path / "output/e/latest/config/model_config.yaml").read_text()
 
 
-def test_a_key_of_a_backend_may_be_typed_though_a_runtime_has_such_an_option(
+def test_a_key_of_a_backend_may_have_the_name_of_a_runtime_option(
     plug: Callable[[str, str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plug("backends/thinking.py", BACKEND + '\n\nKEYS = {"nnodes", "master_port"}\n')
@@ -167,7 +167,9 @@ def test_a_source_is_found_and_loaded(plug: Callable[[str, str], None]) -> None:
     assert source.documents is not None and list(source.documents()) == ["text"]
 
 
-def test_a_broken_task_is_one_message(plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_task_fails_with_one_message(
+    plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     plug("tasks/bad.py", '"""Bad."""\ndef (\n')
     assert main(["direct", "--", "bad"]) == 1
     assert "plugins/tasks/bad.py:2: " in capsys.readouterr().err
@@ -201,12 +203,12 @@ def test_an_exception_of_the_package_names_the_plug_in_that_called_it(
     assert "report this" not in error
 
 
-def test_a_runtime_of_an_unknown_level_is_one_message(
+def test_an_unknown_level_fails_with_one_message(
     plug: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plug("runtimes/moon.py", RUNTIME.replace('"container"', '"orbit"'))
     assert main(["moon", "--", "direct", "--", "runs", "list"]) == 1
-    assert "runtime 'moon': LEVEL 'orbit' is none of cluster, container, node" in capsys.readouterr().err
+    assert "runtime 'moon': invalid LEVEL 'orbit'\n  use one of cluster, container, node" in capsys.readouterr().err
 
 
 def test_entry_points_of_an_installed_package_add_plug_ins(tmp_path: Path) -> None:

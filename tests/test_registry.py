@@ -40,7 +40,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 @pytest.mark.parametrize("name", ["llama3.1_8B", "LLAMA3.1-8b", "llama3.1_8b.yaml", "Llama3.1_8B.YAML"])
-def test_case_dashes_and_the_ending_do_not_matter(name: str) -> None:
+def test_names_ignore_case_dashes_and_the_suffix(name: str) -> None:
     assert registry.find_plug_in_file("models", name) == registry.PACKAGE / "presets/models/llama3.1_8B.yaml"
 
 
@@ -49,7 +49,7 @@ def test_a_task_in_a_folder_is_two_words(name: str) -> None:
     assert registry.find_plug_in_file("tasks", name) == registry.PACKAGE / "tasks/runs/list.py"
 
 
-def test_private_files_are_no_plug_ins() -> None:
+def test_private_files_are_not_plug_ins() -> None:
     assert not [
         name for kind in registry.FOLDERS for name in registry.list_plug_ins(kind) if name.startswith(("_", "-", "."))
     ]
@@ -67,7 +67,7 @@ def test_private_files_are_no_plug_ins() -> None:
         ("profiles", "mi535x", "no profile 'mi535x'\n  did you mean 'mi355x'?"),
     ],
 )
-def test_an_unknown_name_gets_the_nearest(kind: str, name: str, message: str) -> None:
+def test_an_unknown_name_suggests_the_nearest(kind: str, name: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         registry.find_plug_in_file(kind, name)
     assert str(caught.value).startswith(message)
@@ -81,7 +81,7 @@ def test_every_plug_in_of_the_package_implements_its_contract(kind: PlugInKind[A
         assert registry.read_summary(kind.name, name).endswith("."), name
 
 
-def test_the_users_file_wins_over_the_packages(write: Write) -> None:
+def test_a_file_of_the_user_replaces_one_of_the_package(write: Write) -> None:
     file = write("backends/native.py", '"""Mine."""\ncheck = train = print\n')
     assert registry.find_plug_in_file("backends", "native") == file
     assert registry.load_plug_in(BACKENDS, "native").train is print
@@ -123,13 +123,13 @@ def test_a_plug_in_is_imported_once(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "problem", "hint"),
     [
-        ("def work(:\n", "backends/bad.py:1: ", "backend 'bad' cannot be loaded"),
+        ("def work(:\n", "backend 'bad' cannot be loaded: ", ""),
         (
             "\nimport no_such_module\n",
             "backends/bad.py:2: ModuleNotFoundError: No module named 'no_such_module'",
-            "cannot be",
+            "",
         ),
-        ("x = 1\nx / 0\n", "backends/bad.py:2: ZeroDivisionError: ", "cannot be loaded"),
+        ("x = 1\nx / 0\n", "backends/bad.py:2: ZeroDivisionError: ", ""),
         (
             "check = print\n",
             "backends/bad.py: backend 'bad' has no train",
@@ -146,7 +146,7 @@ def test_a_plug_in_is_imported_once(write: Write) -> None:
             "define train(experiment: Experiment, attempt: Attempt) -> None",
         ),
         ("check = train = 3\n", "backends/bad.py: backend 'bad': check is not a function", "define check(experiment"),
-        ("raise SystemExit(3)\n", "backends/bad.py:1: SystemExit: 3", "cannot be loaded"),
+        ("raise SystemExit(3)\n", "backends/bad.py:1: SystemExit: 3", ""),
     ],
 )
 def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, problem: str, hint: str) -> None:
@@ -219,7 +219,7 @@ def test_members_that_a_file_leaves_out_get_the_defaults_of_the_contract(write: 
     assert registry.load_plug_in(SOURCES, "wiki").version() == ""
 
 
-def test_a_file_that_is_not_text_is_listed_all_the_same(write: Write) -> None:
+def test_a_file_that_is_not_text_is_listed_and_refused_when_loaded(write: Write) -> None:
     file = write("backends/odd.py", "")
     file.write_bytes(b"\xff\xfe")
     assert registry.read_summary("backends", "odd") == ""

@@ -17,11 +17,11 @@ from primus.contract import PlugInKind, optional
 from primus.errors import PrimusError, UsageError, did_you_mean, format_error_place
 
 VARIABLE = "PRIMUS_PATCHES"
-"""Variable that chooses: all (the default), none, or names separated by commas."""
+"""Variable that selects patches: all (the default), none, or names separated by commas."""
 
 State = Literal["applies", "expired", "not needed", "out of range", "not installed", "other backend"]
 REFUSED: tuple[State, ...] = ("out of range", "not installed", "other backend")
-"""States in which a patch that the user named is an error."""
+"""States that are an error for a patch that the user named."""
 
 
 class Patch(Struct, frozen=True, kw_only=True):
@@ -30,16 +30,16 @@ class Patch(Struct, frozen=True, kw_only=True):
     target: str
     """Name of the distribution: ``torch``."""
     versions: str
-    """Range that it was made for: ``>=2.6,<2.14``, ``0.8~1.2`` (both included) or ``1.*``."""
+    """Range of versions that it applies to: ``>=2.6,<2.14``, ``0.8~1.2`` (both included) or ``1.*``."""
     reason: str
     link: str
     """Upstream issue or change."""
     expires: date
-    """Day after which somebody must look whether it is still needed."""
+    """Day after which the patch is reported: check then whether it is still needed."""
     backend: str | None = None
-    """Backend that alone needs it."""
+    """The only backend that needs it; None for all."""
     priority: int = 50
-    """Lower ones come first."""
+    """Patches with lower numbers are applied first."""
 
 
 class PatchPlugIn(Protocol):
@@ -72,12 +72,12 @@ PATCHES = PlugInKind[PatchPlugIn]("patches", PatchPlugIn)
 
 
 class PatchChoice(Struct, frozen=True, kw_only=True):
-    """A patch, and whether it applies here."""
+    """A patch, and whether it applies on this machine."""
 
     name: str
     patch: Patch
     installed: str | None
-    """Version of its target."""
+    """Installed version of its target; None if it is not installed."""
     state: State
 
     @property
@@ -86,7 +86,7 @@ class PatchChoice(Struct, frozen=True, kw_only=True):
 
 
 def chosen_names(environ: Mapping[str, str]) -> tuple[list[str], bool]:
-    """Names of the patches that the user wants, and whether each was named.
+    """Names of the selected patches, and whether the user named them one by one.
 
     Raises:
         UsageError: There is no such patch.
@@ -106,15 +106,16 @@ def chosen_names(environ: Mapping[str, str]) -> tuple[list[str], bool]:
 def choose_patches(
     environ: Mapping[str, str], backend: Callable[[], str | None] = lambda: None, today: date | None = None
 ) -> list[PatchChoice]:
-    """The patches that the user wants, in the order of their application.
+    """The selected patches in the order in which they are applied.
 
     Args:
-        environ: Tells which are wanted.
-        backend: Names the backend in use; asked only where a patch is for one. None takes patches of every backend.
-        today: The day on which it is asked.
+        environ: Environment with the selection in `PRIMUS_PATCHES`.
+        backend: Returns the backend in use; called only for a patch of one backend. None selects patches of every
+            backend.
+        today: The date that expiry dates are compared with.
 
     Raises:
-        UsageError: There is no such patch, or one that was named does not apply here.
+        UsageError: There is no such patch, or a patch that the user named does not apply on this machine.
     """
     names, are_named = chosen_names(environ)
     found = [_choose_patch(name, backend, today or datetime.now(tz=timezone.utc).date()) for name in names]
@@ -148,7 +149,7 @@ def _why_not(choice: PatchChoice) -> str:
     patch = choice.patch
     reasons = {
         "not installed": f"{patch.target} is not installed",
-        "out of range": f"it is for {patch.target} {patch.versions}, here is {choice.installed}",
+        "out of range": f"it needs {patch.target} {patch.versions}, installed is {choice.installed}",
         "other backend": f"it is for the backend '{patch.backend}'",
     }
     return reasons[choice.state]
@@ -167,11 +168,11 @@ def apply_patch(choice: PatchChoice) -> None:
     """Apply one patch.
 
     Raises:
-        PrimusError: It failed; the message names it.
+        PrimusError: The patch failed; the message names it.
     """
     try:
         registry.load_plug_in(PATCHES, choice.name).apply()
-    except Exception as error:  # whatever a patch of a strange package runs into
+    except Exception as error:  # a patch may raise anything
         raise PrimusError(
             f"patch '{choice.name}' of {choice.patch.target} {choice.installed} failed at {format_error_place(error)}:"
             f" {type(error).__name__}: {error}",
@@ -180,12 +181,13 @@ def apply_patch(choice: PatchChoice) -> None:
 
 
 def includes_version(versions: str, version: str) -> bool:
-    """Whether `version` lies in the range `versions`.
+    """Whether `version` is in the range `versions`.
 
-    As PEP 440 has it: ``2.13.0+cpu`` is 2.13.0, a pre-release comes before its release and is not ``<`` it.
+    Versions compare as in PEP 440: ``2.13.0+cpu`` equals 2.13.0; a pre-release precedes its release but is not ``<``
+    it.
 
     Raises:
-        PrimusError: The range cannot be understood.
+        PrimusError: The range or the version is invalid.
     """
     return all(_holds_clause(clause.strip(), _version_key(version)) for clause in versions.split(","))
 
@@ -198,10 +200,10 @@ Key = tuple[tuple[int, ...], int, int]
 
 
 def _version_key(version: str) -> Key:
-    """A version as values that compare: its release, its phase (development, alpha, ... final, post), its number."""
+    """A version as a comparable tuple: release, phase (development, alpha, ... final, post), number in the phase."""
     match = _VERSION.match(version.partition("+")[0])
     if match is None:
-        raise PrimusError(f"{version!r} is no version")
+        raise PrimusError(f"invalid version: {version!r}")
     release = tuple(int(part) for part in match[1].split("."))
     while len(release) > 1 and release[-1] == 0:
         release = release[:-1]
@@ -218,7 +220,7 @@ def _holds_clause(clause: str, key: Key) -> bool:
         return _holds_clause(f">={first}", key) and _holds_clause(f"<={last}", key)
     match = _CLAUSE.fullmatch(clause)
     if match is None or (match[3] and match[1] not in (None, "==", "!=")):
-        raise PrimusError(f"{clause!r} is no range of versions", "such as >=2.6,<2.14 or 0.8~1.2 or 1.*")
+        raise PrimusError(f"invalid range of versions: {clause!r}", "write one such as >=2.6,<2.14 or 0.8~1.2 or 1.*")
     operator, bound = match[1] or "==", _version_key(match[2])
     if match[3]:
         prefix = tuple(int(part) for part in match[2].split("."))

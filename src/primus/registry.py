@@ -1,7 +1,8 @@
-"""Plug-ins by name: files in the package, in the folders of `$PRIMUS_PLUGINS`, then entry points; imported on use.
+"""Finds plug-ins by name in the folders of `$PRIMUS_PLUGINS`, the package and entry points; imports them on use.
 
-A plug-in's name is its file's name; case does not matter, and `-` is `_`. A folder of tasks is the first word of their
-names: `tasks/runs/list.py` is the task `runs list`. In any other kind a package is one plug-in.
+The name of a plug-in is the name of its file, ignoring case; `-` equals `_`. A folder of tasks is the first word of
+their names: `tasks/runs/list.py` is the task `runs list`. In every other kind a folder with `__init__.py` is one
+plug-in.
 """
 
 from __future__ import annotations
@@ -39,28 +40,28 @@ FOLDERS = {
     "models": "presets/models",
     "trainers": "presets/trainers",
 }
-"""Folder in the package of each kind of plug-in."""
+"""Folder in the package that holds the plug-ins of each kind."""
 
 DATA_KINDS = frozenset({"models", "trainers", "profiles", "architectures", "nics"})
 """Kinds whose plug-ins are YAML files."""
 
 PYTHON_DATA_KINDS = frozenset({"profiles", "architectures", "nics"})
-"""Kinds of data that a Python file may hold too, as it did before they were YAML."""
+"""Kinds of YAML files that accept Python files too: they were Python before they were YAML."""
 
 PLUG_IN_MODULES = "primus_plugins"
-"""Package in whose name files of the user are imported."""
+"""Package name under which files of the user are imported."""
 
 SINGULAR = {kind: kind.removesuffix("s") for kind in FOLDERS} | {"patches": "patch"}
 
 
 def list_plug_ins(kind: str) -> list[str]:
-    """Names of all plug-ins of a `kind` as they are typed, sorted; a task in a folder is ``"folder name"``."""
+    """Names of all plug-ins of a `kind` as users type them, sorted; a task in a folder is ``"folder name"``."""
     files = [file for folder in _list_folders(kind) for file in _list_plug_in_files(folder, kind).values()]
     return sorted({_typed_name(kind, file) for file in files} | set(_entry_points(kind)))
 
 
 def find_plug_in_file(kind: str, name: str) -> Path | None:
-    """File of the plug-in `name`, None where an entry point provides it.
+    """File of the plug-in `name`; None if an entry point provides it.
 
     Raises:
         UsageError: There is no such plug-in; the message names the nearest.
@@ -96,7 +97,7 @@ def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT:
 
 
 def read_summary(kind: str, name: str) -> str:
-    """First line of the plug-in's docstring (or leading comment of a YAML file), read without importing it."""
+    """First line of the docstring, or of the leading comment in a YAML file; read without importing the plug-in."""
     file = find_plug_in_file(kind, name)
     if file is None:
         return f"from {_entry_point(kind, name).value}"
@@ -106,16 +107,16 @@ def read_summary(kind: str, name: str) -> str:
 
 
 class PlugInPlace(NamedTuple):
-    """Where an exception passed through a plug-in that is not the package's own."""
+    """The line of a plug-in outside this package that an exception passed through."""
 
     place: str
     """`file.py:12`."""
     is_origin: bool
-    """Whether it was raised there, or in a library that the plug-in called, rather than in the package."""
+    """Whether the plug-in, or a library that it called, raised the exception, not this package."""
 
 
 def find_failing_plug_in(error: BaseException) -> PlugInPlace | None:
-    """The innermost line of a plug-in that `error` passed through; None where only the package was involved."""
+    """The innermost line of a plug-in that `error` passed through; None if only this package was involved."""
     frames = []
     trace = error.__traceback__
     while trace:
@@ -131,7 +132,7 @@ def find_failing_plug_in(error: BaseException) -> PlugInPlace | None:
 
 
 def _is_foreign(file: Path, module: str) -> bool:
-    """Whether a module is part of a plug-in: of a file of the user, or of a package with entry points."""
+    """Whether a module belongs to a plug-in outside this package: a user's file, or a package with entry points."""
     roots = [Path(root).expanduser() for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep) if root]
     packages = {
         point.value.partition(":")[0].partition(".")[0] for kind in FOLDERS for point in _entry_points(kind).values()
@@ -141,16 +142,16 @@ def _is_foreign(file: Path, module: str) -> bool:
 
 
 def _import_foreign(label: str, import_it: Callable[[], ModuleType]) -> ModuleType:
-    """Import a plug-in that is not part of this package; whatever it raises becomes one message with file and line."""
+    """Import a plug-in outside this package; an exception becomes one message with file and line."""
     try:
         return import_it()
     except PrimusError:
         raise
     except SyntaxError as error:
-        raise PrimusError(f"{error.filename}:{error.lineno}: {error.msg}", f"{label} cannot be loaded") from error
-    except (Exception, SystemExit) as error:  # whatever a plug-in does while it is imported
+        raise PrimusError(f"{label} cannot be loaded: {error.filename}:{error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:  # a plug-in may raise anything while it is imported
         raise PrimusError(
-            f"{format_error_place(error)}: {type(error).__name__}: {error}", f"{label} cannot be loaded"
+            f"{label} cannot be loaded: {format_error_place(error)}: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -183,7 +184,7 @@ def _typed_name(kind: str, file: Path) -> str:
 
 
 def _list_folders(kind: str) -> Iterator[Path]:
-    """Folders of a kind, the user's before the package's, so that a user's file wins."""
+    """Folders of a kind; those of the user come first, so that a user's file replaces one of the package."""
     for root in os.environ.get("PRIMUS_PLUGINS", "").split(os.pathsep):
         if root:
             yield Path(root).expanduser() / kind
@@ -192,7 +193,7 @@ def _list_folders(kind: str) -> Iterator[Path]:
 
 @cache
 def _list_plug_in_files(folder: Path, kind: str) -> dict[str, Path]:
-    """Plug-in files under `folder` by key."""
+    """Plug-in files in `folder` by normalised name."""
     if not folder.is_dir():
         return {}
     found: dict[str, Path] = {}
@@ -219,7 +220,7 @@ def _entry_point(kind: str, name: str) -> EntryPoint:
 
 @cache
 def _entry_points(kind: str) -> dict[str, EntryPoint]:
-    """Entry points of the group ``primus.<kind>`` by typed name; a dot stands for the space in a task's name."""
+    """Entry points of the group ``primus.<kind>`` by the name that users type; a dot stands for a space."""
     if not _has_entry_points():
         return {}
     from importlib.metadata import entry_points

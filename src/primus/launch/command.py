@@ -236,7 +236,7 @@ def _check_order(runtimes: Sequence[RequestSegment]) -> None:
     levels = [(registry.load_plug_in(RUNTIMES, segment.name).LEVEL, segment.name) for segment in runtimes]
     for level, name in levels:
         if level not in LEVELS:
-            raise PrimusError(f"runtime '{name}': LEVEL '{level}' is none of {', '.join(LEVELS)}")
+            raise PrimusError(f"runtime '{name}': invalid LEVEL '{level}'", f"use one of {', '.join(LEVELS)}")
     for (outer, first), (inner, second) in itertools.pairwise(levels):
         if LEVELS.index(outer) >= LEVELS.index(inner):
             raise UsageError(
