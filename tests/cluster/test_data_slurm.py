@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -73,7 +74,8 @@ class Site:
 
         def are_in_the_middle() -> bool:
             inner = [each for each in psutil.process_iter() if _is_encoder(each)]
-            found[:] = [each for each in inner if each.parent() not in inner]
+            with contextlib.suppress(psutil.NoSuchProcess):  # one has ended: the next look finds those that are left
+                found[:] = [each for each in inner if each.parent() not in inner]
             return len(found) == num_jobs and any(self.folder.glob(f".{output}.work/*/*.json"))
 
         cli.wait_for(are_in_the_middle, "the middle of the work", timeout_s=90)
@@ -88,7 +90,8 @@ def _is_encoder(process: psutil.Process) -> bool:
     try:
         words = process.cmdline()
         is_python = bool(words) and "python" in Path(words[0]).name
-        return is_python and "encode" in words and "SLURM_ARRAY_TASK_ID" in process.environ()
+        is_supervisor = "run-step" in words  # its arguments contain the encoder's
+        return is_python and "encode" in words and not is_supervisor and "SLURM_ARRAY_TASK_ID" in process.environ()
     except psutil.Error:
         return False
 

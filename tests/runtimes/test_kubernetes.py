@@ -161,29 +161,29 @@ def test_a_token_is_named_and_not_shown(workplace: Path, words: tuple[str, ...])
     [
         (("create", "--exp", "night.yaml"), "needs --image"),
         (("create", "--image", "X"), "create needs a task"),
-        (("create", *EXP, "--", "preflight"), "--exp names a task"),
-        (("create", "--image", "X", "--backend", "abacus", "--", "preflight"), "--backend goes with --exp"),
+        (("create", *EXP, "--", "preflight"), "--exp cannot be combined"),
+        (("create", "--image", "X", "--backend", "abacus", "--", "preflight"), "--backend needs --exp"),
         (("create", *EXP, "--replica", "0"), "--replica 0: expected int >= 1"),
         (("create", *EXP, "--ttl", "-1"), "--ttl -1: expected int >= 0"),
         (("create", *EXP, "--port", "70000"), "--port 70000: expected int <= 65535"),
-        (("create", *EXP, "--nodelist", ","), "--nodelist names no node"),
+        (("create", *EXP, "--nodelist", ","), "--nodelist contains no node"),
         (("logs", "x", "--tail", "-3"), "--tail -3: expected int >= 0"),
         (("wait", "x", "--timeout", "-1"), "--timeout -1: expected float >= 0"),
-        (("create", *EXP, "--replica", "3", "--nodelist", "a,b"), "--replica 3 on 2 nodes"),
+        (("create", *EXP, "--replica", "3", "--nodelist", "a,b"), "--replica 3 needs more than 2 nodes"),
         (("create", *EXP, "--volume", "runs"), "expected CLAIM:/path"),
-        (("create", *EXP, "--memory", "much"), "--memory much: not an amount"),
+        (("create", *EXP, "--memory", "much"), "--memory much is not a quantity"),
         (("create", *EXP, "--rdma", "8"), "expected RESOURCE=N"),
-        (("create", *EXP, "--secret", "X=Y"), "--secret takes NAME=SECRET/KEY"),
-        (("create", *EXP, "--env", "NOT_SET_HERE"), "this shell has no such variable"),
+        (("create", *EXP, "--secret", "X=Y"), "expected NAME=SECRET/KEY"),
+        (("create", *EXP, "--env", "NOT_SET_HERE"), "the variable is not set"),
         (("create", *EXP, "--env", "a b=c"), "not the name of a variable"),
-        (("create", *EXP, "--target", "trainjob", "--ttl", "5"), "trainjob has no --ttl"),
-        (("create", *EXP, "--target", "trainjob", "--env", "PET_NNODES=2"), "which the trainer sets itself"),
+        (("create", *EXP, "--target", "trainjob", "--ttl", "5"), "trainjob does not support --ttl"),
+        (("create", *EXP, "--target", "trainjob", "--env", "PET_NNODES=2"), "which Kubeflow Trainer sets itself"),
         (("create", *EXP, "--target", "safe"), "needs --url"),
         (("create", *EXP, "--gpus", "8"), "did you mean '--gpu'"),
         (("--image", "X", "--", "container", "--image", "Y", "--", "preflight"), "the pod is the container"),
         (("lst",), "lst"),
-        (("create", *EXP, "--follow"), "create takes no --follow"),
-        (("list", "--gpu", "4"), "list takes no --gpu"),
+        (("create", *EXP, "--follow"), "create does not support --follow"),
+        (("list", "--gpu", "4"), "list does not support --gpu"),
         (("get",), "needs the name of a job"),
         ((), "primus-cli kubernetes create|get|list"),
         (("list", "--workload-id"), "expected one argument"),
@@ -194,7 +194,7 @@ def test_what_cannot_be_meant_is_refused(workplace: Path, words: tuple[str, ...]
 
 
 def test_a_run_folder_that_does_not_fit_is_refused(workplace: Path) -> None:
-    with pytest.raises(Exception, match="a ConfigMap holds 1048576: the largest is big"):
+    with pytest.raises(Exception, match="more than the 1048576 of a ConfigMap; the largest is big"):
         manifests.build_manifests(ordered(files={"big.txt": "x" * (1 << 20), "small.txt": "x"}))
 
 
@@ -355,7 +355,7 @@ def test_a_run_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "other").write_text("in the way")
     done = in_pod(tmp_path, script, str(tmp_path / "r"), ".", "true")
-    assert (done.returncode, done.stderr) == (1, f"node.sh: {tmp_path}/r cannot be made\n")
+    assert (done.returncode, done.stderr) == (1, f"node.sh: {tmp_path}/r cannot be created\n")
 
 
 def test_what_a_pod_starts_trains_in_its_run_folder_and_goes_on_after_a_restart(workplace: Path) -> None:
@@ -388,6 +388,6 @@ def test_what_a_pod_starts_trains_in_its_run_folder_and_goes_on_after_a_restart(
 
 
 def test_every_option_that_a_target_does_not_have_is_refused() -> None:
-    with pytest.raises(Exception, match="jobset has no --priority"):
+    with pytest.raises(Exception, match="jobset does not support --priority"):
         objects.check(Options(image="X", priority=1))
     assert pod.escape_variable_references("a$b") == "a$$b"

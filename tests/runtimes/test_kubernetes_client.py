@@ -130,7 +130,7 @@ def test_a_job_of_another_run_is_not_taken_for_ours(api: Api, workplace: Path) -
 
 def test_a_job_that_cannot_own_its_parts_is_still_a_job(api: Api, workplace: Path) -> None:
     api.faults = [Fault(403, method="PATCH")]
-    assert "stays after its end until it is deleted" in k8s(api, workplace, *CREATE).stdout
+    assert "are kept until `kubernetes delete`" in k8s(api, workplace, *CREATE).stdout
     k8s(api, workplace, "delete", "job")
     assert api.objects == {}
 
@@ -167,7 +167,7 @@ def test_waiting_for_a_job_that_is_removed_fails(api: Api, workplace: Path) -> N
     with cli.started("k8s", "wait", "job", cwd=workplace, before=hasty, **of_user(api, workplace)) as process:
         cli.wait_for(lambda: len(api.requests) > 8, "the job is looked at")
         api.objects.pop(f"{JOBSETS}/job")
-        assert process.communicate(timeout=20)[1].count("was removed while it was waited for") == 1
+        assert process.communicate(timeout=20)[1].count("was deleted while waiting for it") == 1
     assert process.returncode == 1
 
 
@@ -195,7 +195,7 @@ def test_a_proxy_that_answers_instead_is_told_of(api: Api, workplace: Path, text
         lambda: objects.list_nodes(place, {}),
     ):
         api.faults = [Fault(200, text=text)]
-        with pytest.raises(PrimusError, match="not one of a Kubernetes API server"):
+        with pytest.raises(PrimusError, match="not from a Kubernetes API server"):
             ask()
 
 
@@ -292,7 +292,7 @@ def test_waiting_ends_with_the_runs_own_code_and_reason(api: Api, workplace: Pat
 
 
 def test_a_dry_run_of_a_command_asks_nobody(api: Api, workplace: Path) -> None:
-    assert "would ask the Kubernetes API: delete job" in k8s(api, workplace, "--dry-run", "delete", "job").stdout
+    assert "would send to the Kubernetes API: delete job" in k8s(api, workplace, "--dry-run", "delete", "job").stdout
     k8s(api, workplace, "--dry-run", *CREATE)
     assert api.requests == []
 
@@ -304,13 +304,13 @@ def test_the_command_may_stand_behind_its_options(api: Api, workplace: Path) -> 
 
 def test_no_cluster_and_no_client_are_said(api: Api, workplace: Path) -> None:
     none = k8s(api, workplace, "list", code=2, KUBECONFIG=None)
-    assert f"no Kubernetes cluster is configured: there is no file {workplace}/.kube/config" in none.stderr
+    assert f"no Kubernetes cluster is configured: {workplace}/.kube/config does not exist" in none.stderr
     missing = "import sys; sys.modules['kubernetes'] = None"
     assert "pip install 'primus[kubernetes]'" in k8s(api, workplace, "list", code=3, before=missing).stderr
     k8s(api, workplace, "--dry-run", *CREATE, before=missing, KUBECONFIG=None)
     (workplace / "kubeconfig.bad").write_text("[not a kubeconfig")
     bad = k8s(api, workplace, "list", "--kubeconfig", "kubeconfig.bad", code=2)
-    assert "kubeconfig.bad: not a kubeconfig" in bad.stderr
+    assert "kubeconfig.bad is not a valid kubeconfig" in bad.stderr
 
 
 @pytest.mark.parametrize(

@@ -97,4 +97,4 @@ def test_used_gpus_are_not_told_to_who_may_not_see_pods() -> None:
     }
     view = status.build_node_view(node, None)
     assert (view.gpus, view.gpus_used, view.model, view.is_ready) == (8, None, "H100", False)
-    assert view.message == "closed for new jobs"
+    assert view.message == "cordoned: accepts no new pods"

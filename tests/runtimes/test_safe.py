@@ -108,17 +108,17 @@ def test_an_old_server_gets_what_it_knows() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"api": "legacy", "nodelist": ("a,b",)}, "an old server keeps one node"),
+        ({"api": "legacy", "nodelist": ("a,b",)}, "--api legacy supports one node"),
         ({"workspace": None}, "needs --workspace"),
         ({"image": None}, "needs --image"),
-        ({"secret": ("A=b/c",)}, "has no --secret"),
-        ({"grace": 60}, "has no --grace"),
-        ({"volume": ("claim:/data",)}, "a workspace mounts its volumes itself"),
+        ({"secret": ("A=b/c",)}, "does not support --secret"),
+        ({"grace": 60}, "does not support --grace"),
+        ({"volume": ("claim:/data",)}, "the workspace mounts its volumes itself"),
         ({"priority": 3}, "use 0 to 2"),
         ({"url": "safe.example"}, "not the address"),
         ({"url": "http://[::1"}, "not the address"),
         ({"url": "https://safe:99999"}, "not the address"),
-        ({"url": "https://me:canary@safe"}, "holds a user or password"),
+        ({"url": "https://me:canary@safe"}, "contains a user or password"),
     ],
 )
 def test_what_it_cannot_honour_is_refused(changes: dict[str, Any], problem: str) -> None:
@@ -154,7 +154,7 @@ def test_the_script_makes_the_run_folder_and_starts_its_node(
 
 def test_a_script_that_is_too_large_is_refused() -> None:
     large = structs.replace(order(), files={"config/a.txt": base64.b64encode(os.urandom(120_000)).decode()})
-    with pytest.raises(UsageError, match="of 131071 at most"):
+    with pytest.raises(UsageError, match="the limit is 131071"):
         safe_payload.build_workload_request(large)
 
 
@@ -207,12 +207,12 @@ def test_a_question_is_asked_again(server: Safe, trouble: str) -> None:
     ("trouble", "problem"),
     [
         ("200 <html>", "is not JSON"),
-        ("200 null", "is no JSON object"),
-        ("200 []", "is no JSON object"),
-        ("200 {}", "is no list"),
-        ('200 {"items": "x"}', "is no list"),
-        ('200 {"items": [{}]}', "is no list of workloads"),
-        ("302", "sends us to /elsewhere"),
+        ("200 null", "is not a JSON object"),
+        ("200 []", "is not a JSON object"),
+        ("200 {}", "is not a list"),
+        ('200 {"items": "x"}', "is not a list"),
+        ('200 {"items": [{}]}', "is not a list of workloads"),
+        ("302", "redirects to /elsewhere"),
         ("500", "not well"),
     ],
 )
@@ -225,13 +225,13 @@ def test_a_wrong_answer_is_an_error_at_once(server: Safe, trouble: str, problem:
 
 def test_what_is_no_workload_is_an_error(server: Safe) -> None:
     server.trouble = [("GET", "200 {}")]
-    with pytest.raises(PrimusError, match="is no workload"):
+    with pytest.raises(PrimusError, match="is not a workload"):
         safe_client.get_job(place_of(server), "wl-0", ENVIRON)
 
 
 @pytest.mark.parametrize("key", ["ak-canary\nof-two-lines", "ak-canary-\u4e2d", "ak-canary two"])
 def test_a_key_that_no_header_can_hold_is_not_shown(server: Safe, key: str) -> None:
-    with pytest.raises(UsageError, match="PRIMUS_SAFE_TOKEN does not hold one key") as refusal:
+    with pytest.raises(UsageError, match="PRIMUS_SAFE_TOKEN does not contain exactly one API key") as refusal:
         safe_client.list_jobs(place_of(server), {"PRIMUS_SAFE_TOKEN": key})
     assert "canary" not in str(refusal.value)
 
@@ -251,7 +251,7 @@ def test_refusals_tell_neither_key_nor_variables(server: Safe) -> None:
     with pytest.raises(PrimusError, match=r"workspace other not found.*Primus.02001") as refusal:
         created(server, workspace="other")
     assert "canary" not in str(refusal.value)
-    with pytest.raises(UsageError, match="needs a key"):
+    with pytest.raises(UsageError, match="needs an API key"):
         safe_client.list_jobs(place_of(server), {})
 
 
@@ -259,7 +259,7 @@ def test_the_key_may_be_in_a_file(server: Safe, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(f"{fake.KEY}\n")
     assert safe_client.list_jobs(place_of(server, token_file=str(tmp_path / "key")), {}) == []
     (tmp_path / "key").write_text("two words")
-    with pytest.raises(UsageError, match="does not hold one key"):
+    with pytest.raises(UsageError, match="does not contain exactly one API key"):
         safe_client.list_jobs(place_of(server, token_file=str(tmp_path / "key")), {})
 
 
@@ -275,7 +275,7 @@ def test_jobs_tell_phase_queue_pods_and_nodes(server: Safe) -> None:
     views = safe_client.list_jobs(place_of(server), ENVIRON)
     assert [view.id for view in views] == ["wl-0", waiting, failed]
     assert (views[0].run, views[0].replicas) == ("20260101_000000-abcd", 2)
-    assert (views[1].state.state, views[1].state.reason) == ("queued", "number 3 in the queue")
+    assert (views[1].state.state, views[1].state.reason) == ("queued", "position 3 in the queue")
     view = safe_client.get_job(place_of(server), failed, ENVIRON)
     assert (view.state.state, view.state.exit_code, view.state.restarts) == ("failed", 9, 2)
     assert (view.pods[0].node, view.pods[0].rank, view.pods[0].message) == ("10.0.0.7", 1, "Error")

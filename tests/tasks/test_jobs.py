@@ -54,7 +54,7 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def test_nothing_was_submitted(desk: Desk) -> None:
-    assert desk.jobs("list").stdout == "no jobs were submitted from here\n"
+    assert desk.jobs("list").stdout == "no jobs were submitted from this home folder\n"
     assert "no job '5' was submitted from here" in desk.jobs("show", "5", code=2).stderr
 
 
@@ -284,7 +284,7 @@ def test_a_job_that_is_gone_is_not_waited_for(desk: Desk) -> None:
         assert done.returncode == (1 if words[0] == "wait" else 0), done.stdout + done.stderr
         assert "gone (Slurm has no record of it)" in done.stdout + done.stderr
         assert len(desk.slurm.calls("squeue")) == 5, "a scheduler may hear of a job seconds later"
-    assert "no job waits or runs" in desk.jobs("list").stdout
+    assert "no queued or running jobs" in desk.jobs("list").stdout
     assert "gone" in desk.jobs("list", "--all").stdout
 
 

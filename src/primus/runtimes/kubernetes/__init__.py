@@ -1,4 +1,4 @@
-"""Run on Kubernetes, k8s for short."""
+"""Run on Kubernetes (short name: k8s)."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ __all__ += ["states", "takes", "wrap"]
 LEVEL = "cluster"
 DELETED = JobState(state="cancelled", raw="deleted")
 FOLDER = "kubernetes"
-"""Folder of a run folder with what the job was made of."""
+"""Folder in the run folder with the job as it was sent, and its node script."""
 
 
 def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan:
-    """`plan` as what each pod of a job does.
+    """`plan` as the command of each pod of a job.
 
     Raises:
-        UsageError: An option is wrong, or nothing that the target has.
+        UsageError: An option is invalid, or not supported by the target.
     """
     if options.exp is not None:
-        raise UsageError("--exp names a task, and there is one after ' -- '", "leave one out")
+        raise UsageError("--exp cannot be combined with a task after ' -- '", "remove one of them")
     load_target(options.target_name).check(options)
     job_spec.collect_pod_variables(options, plan, context)
     mounts = [
         BindMount(volume.source, volume.path, volume.is_read_only) for volume in volumes.parse_volumes(options.volume)
     ]
     has_place = volumes.list_writable_volumes(options.volume)
-    notes = () if has_place else ("without --volume the run folder ends with its pod",)
+    notes = () if has_place else ("without --volume the run folder is deleted with its pod",)
     return structs.replace(
         plan,
         argv=job_spec.pod_command(options, context),
@@ -60,7 +60,7 @@ def wrap(plan: LaunchPlan, options: Options, context: PlanContext) -> LaunchPlan
 
 
 def shown(remote: RemoteLaunch) -> str:
-    """What a dry run prints: what would be sent to the server, as text that kubectl takes."""
+    """Output of a dry run: the objects that would be sent to the server, as text for kubectl."""
     options = parse(remote.request.runtimes[0].words)
     wanted = job_spec.build_job_spec(remote, options, job_spec.planned_files(remote))
     text = load_target(options.target_name).format_job(wanted, as_json=remote.is_json)
@@ -69,10 +69,10 @@ def shown(remote: RemoteLaunch) -> str:
 
 
 def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
-    """Give the job to the server, and remember it; gives the exit code.
+    """Create the job on the server, and record it; gives the exit code.
 
     Raises:
-        PrimusError: The server refuses it, or cannot be reached; nothing of it is left there.
+        PrimusError: The server rejects it, or cannot be reached; objects that were created are deleted.
     """
     assert run_folder is not None, "the plan has a file"
     options, environ = parse(remote.request.runtimes[0].words), remote.context.environ
@@ -90,7 +90,7 @@ def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
         raise SubmissionRejected.from_error(error) from None
     except KeyboardInterrupt as error:
         outcome = RunOutcome(
-            state="interrupted", exit_code=find_exit_code(error), reason="interrupted while it was made"
+            state="interrupted", exit_code=find_exit_code(error), reason="interrupted during the submission"
         )
         run_folder.update_metadata(ended=time.time(), outcome=outcome)
         raise
@@ -112,12 +112,12 @@ def start(remote: RemoteLaunch, run_folder: Run | None, say: Say) -> int:
     )
     for note in remote.plan.notes:
         say(f"note: {note}")
-    say(f"job {identity}; its log: primus-cli kubernetes logs {identity} --follow")
+    say(f"job {identity} is created; to see its log: primus-cli kubernetes logs {identity} --follow")
     return EXIT_OK
 
 
 def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
-    """How jobs stand, by id; each place is asked once."""
+    """States of jobs, by id, with one query per place."""
     found: dict[str, JobState] = {}
     for place in {tuple(sorted(each.place.items())): each.place for each in submissions}.values():
         ids = [each.id for each in submissions if each.place == place]
@@ -126,7 +126,7 @@ def states(submissions: Sequence[Submission]) -> dict[str, JobState]:
 
 
 def cancel(submission: Submission) -> None:
-    """End a job, and remove what was made for it; its run waits for nothing any more."""
+    """Delete a job and the objects that were created for it, and record the end of its run."""
     load_target(submission.place["target"]).delete_job(submission.place, submission.id, os.environ)
     job_states.record_end(submission, DELETED)
 

@@ -1,4 +1,8 @@
-"""Requests to a Kubernetes API server, tried again where that is harmless, and what its refusals mean."""
+"""Requests to a Kubernetes API server, with retries, and hints for rejected requests.
+
+All requests may be retried: objects are created under names that are unique to the run, so a second POST after a lost
+answer is rejected with 409 instead of creating a second object.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,11 @@ if TYPE_CHECKING:
 CONNECT_S = 5.0
 READ_S = 30.0
 DELAYS_S = (0.5, 1.0, 2.0, 4.0)
-"""Waits between the attempts of one request."""
+"""Pauses between the attempts of one request."""
 LONGEST_DELAY_S = 15.0
-"""A server may ask for a wait; not for a longer one."""
+"""Maximum of a pause that the server requests (Retry-After)."""
 AGAIN = frozenset((429, 500, 502, 503, 504))
-"""Answers of a server that is not well, or busy."""
+"""Statuses of a busy or unhealthy server."""
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Credentials of a pod."""
 
@@ -33,10 +37,10 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 def resolve_cluster(
     kubeconfig: str | None, context: str | None, namespace: str | None, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Where the cluster is that `kubeconfig`, the variables and the home folder name; no connection is opened.
+    """Place of the cluster from `kubeconfig`, variables or the home folder; opens no connection.
 
     Raises:
-        UsageError: There is none.
+        UsageError: No cluster is configured.
     """
     typed = kubeconfig or environ.get("KUBECONFIG")
     files = typed or str(Path(environ.get("HOME") or Path.home()) / ".kube" / "config")
@@ -47,8 +51,8 @@ def resolve_cluster(
         own = (ACCOUNT / "namespace").read_text().strip() if (ACCOUNT / "namespace").is_file() else "default"
         return {"namespace": namespace or own}
     raise UsageError(
-        f"no Kubernetes cluster is configured: there is no file {files}",
-        "give --kubeconfig FILE, or set KUBECONFIG; --dry-run needs none; for Primus-SaFE give --url",
+        f"no Kubernetes cluster is configured: {files} does not exist",
+        "use --kubeconfig FILE or set KUBECONFIG; for Primus-SaFE use --url; --dry-run needs no cluster",
     )
 
 
@@ -63,10 +67,10 @@ def _read_kubeconfig_files(files: list[str], context: str | None, namespace: str
             current = current or content.get("current-context") or ""
             contexts = {each["name"]: each.get("context") or {} for each in content.get("contexts") or ()} | contexts
         except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
-            raise UsageError(f"{file}: not a kubeconfig: {type(error).__name__}") from None
+            raise UsageError(f"{file} is not a valid kubeconfig: {type(error).__name__}") from None
     if current not in contexts:
         problem = f"no context '{current}'" if current else "no current context"
-        raise UsageError(f"{':'.join(files)}: {problem}", f"--context {'|'.join(contexts) or 'NAME'}")
+        raise UsageError(f"{':'.join(files)}: {problem}", f"use --context {'|'.join(contexts) or 'NAME'}")
     chosen = namespace or contexts[current].get("namespace") or "default"
     return {
         "kubeconfig": ":".join(str(Path(file).absolute()) for file in files),
@@ -76,7 +80,7 @@ def _read_kubeconfig_files(files: list[str], context: str | None, namespace: str
 
 
 class KubernetesClient:
-    """An API server, as a user of a kubeconfig."""
+    """Client of an API server, with the account of a kubeconfig or of the pod that it runs in."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -100,7 +104,7 @@ class KubernetesClient:
         return [self._check_object(each) for each in found["items"] or ()]
 
     def create_object(self, path: str, value: Mapping[str, Any]) -> Any:
-        """Make an object; asked twice, since the answer to the first request may be lost, its name makes it one."""
+        """Create an object."""
         return self._request_json("POST", path, body=value)
 
     def patch_object(self, path: str, value: Mapping[str, Any]) -> Any:
@@ -108,7 +112,7 @@ class KubernetesClient:
         return self._request_json("PATCH", path, body=value, kind="application/merge-patch+json")
 
     def delete_object(self, path: str) -> bool:
-        """Remove an object with what it owns; gives whether it was there."""
+        """Delete an object and what it owns; gives whether it existed."""
         try:
             self._request_json("DELETE", path, body={"propagationPolicy": "Background"})
         except RequestRefused as error:
@@ -118,7 +122,7 @@ class KubernetesClient:
         return True
 
     def stream_lines(self, path: str, **query: str) -> Iterator[str]:
-        """The lines at `path` as they come, until the server ends or the connection does."""
+        """Lines at `path` as they arrive, until the server or the network closes the connection."""
         from urllib3.exceptions import HTTPError
 
         response = self._request_with_retries("GET", path, None, query, "application/json", is_stream=True)
@@ -128,7 +132,7 @@ class KubernetesClient:
                 *whole, rest = (rest + piece).split(b"\n")
                 yield from (line.decode(errors="replace") + "\n" for line in whole)
         except (HTTPError, OSError):
-            return  # the last line may be cut; it is asked for again
+            return  # the last line may be incomplete; the next call reads it again
         finally:
             response.close()
         if rest:
@@ -150,30 +154,27 @@ class KubernetesClient:
             raise self._build_foreign_answer_error() from None
 
     def _check_object(self, value: Any) -> Any:
-        """`value`, which has the metadata of an object of Kubernetes.
+        """`value`, checked to be a Kubernetes object.
 
         Raises:
-            PrimusError: It has none.
+            PrimusError: It has no metadata.
         """
         if not isinstance(value, dict) or not isinstance(value.get("metadata"), dict):
             raise self._build_foreign_answer_error()
         return value
 
     def _build_foreign_answer_error(self) -> PrimusError:
-        hint = (
-            f"a proxy, or another server, may answer in its place; is this the right cluster? "
-            f"{self._describe_account()}"
-        )
-        return PrimusError(f"{self._host}: the answer is not one of a Kubernetes API server", hint)
+        hint = f"a proxy may have answered; check that this is the right cluster: {self._describe_account()}"
+        return PrimusError(f"{self._host}: the response is not from a Kubernetes API server", hint)
 
     def _request_with_retries(
         self, method: str, path: str, body: str | None, query: Mapping[str, str], kind: str, *, is_stream: bool = False
     ) -> BaseHTTPResponse:
-        """The answer to a request that succeeded, at the latest at the last attempt.
+        """Response of a request that has succeeded, after at most five attempts.
 
         Raises:
             PrimusError: The server cannot be reached.
-            Refused: It has refused the request.
+            RequestRefused: It has rejected the request.
         """
         from urllib3.exceptions import HTTPError, LocationParseError, SSLError
 
@@ -187,8 +188,8 @@ class KubernetesClient:
                 break
             except HTTPError as error:
                 problem, wait = error, delay
-            except ValueError:  # its message shows them
-                reason = "the credentials hold what no header of HTTP may, such as a line break"
+            except ValueError:  # raised by http.client, with the credentials in its message
+                reason = "the credentials contain a character that HTTP headers do not allow, such as a line break"
                 raise UsageError(f"{self._host}: {reason}", f"log in again ({self._describe_account()})") from None
             else:
                 if answer.status < HTTPStatus.BAD_REQUEST:
@@ -222,19 +223,19 @@ class KubernetesClient:
         reason = re.sub(lead, "", str(problem))
         return PrimusError(
             f"{self._host} cannot be reached: {reason}",
-            f"is this the right cluster? context {self._describe_account()}",
+            f"check that this is the right cluster: context {self._describe_account()}",
         )
 
     def _build_refusal(self, answer: BaseHTTPResponse, path: str) -> RequestRefused:
-        """What the server says, and what to do about it."""
+        """Error with the server's message and a hint."""
         message = _read_error_message(answer.data)
         hints = {
-            401: f"your credentials are not valid, or no more: log in again ({self._describe_account()})",
-            403: f"your account may not do this there: ask for a role, or choose another --namespace "
+            401: f"your credentials are invalid or have expired: log in again ({self._describe_account()})",
+            403: f"your account has no permission: ask for a role, or choose another --namespace "
             f"({self._describe_account()})",
             404: _hint_missing_object(path, message),
             409: "choose another --name, or delete the job that has it",
-            422: "the server does not take this job as it is",
+            422: "the server rejects a field of the job: see its message",
         }
         return RequestRefused(f"{self._host}: {answer.status} {message}", hints.get(answer.status, ""), answer.status)
 
@@ -244,14 +245,14 @@ class KubernetesClient:
 
 
 def _create_api_client(place: Place) -> Any:
-    """A client of the `kubernetes` package, which knows every way to log in."""
+    """A client of the `kubernetes` package, which supports all kinds of login in a kubeconfig."""
     try:
         client: Any = importlib.import_module("kubernetes.client")
         config: Any = importlib.import_module("kubernetes.config")
     except ImportError:
         raise UnfitError(
             "the Kubernetes API needs the Python package 'kubernetes'",
-            "pip install 'primus[kubernetes]'; --dry-run needs none, and prints what kubectl takes",
+            "pip install 'primus[kubernetes]'; or use --dry-run, whose output kubectl accepts",
         ) from None
     try:
         if "kubeconfig" in place:
@@ -268,7 +269,7 @@ def _read_retry_after(answer: BaseHTTPResponse, delay: float) -> float:
 
 
 def _read_error_message(data: bytes | None) -> str:
-    """The server's own words."""
+    """Message of the server."""
     text = (data or b"").decode(errors="replace").strip()
     try:
         status = json.loads(text)
@@ -279,10 +280,10 @@ def _read_error_message(data: bytes | None) -> str:
 
 def _hint_missing_object(path: str, message: str) -> str:
     if "namespaces" in message:
-        return "there is no such namespace: choose another one with --namespace"
+        return "the namespace does not exist: choose another one with --namespace"
     is_unknown_kind = "page not found" in message or "could not find the requested resource" in message
     if is_unknown_kind and "jobset.x-k8s.io" in path:
-        return "this cluster has no JobSet: install its controller, see jobset.sigs.k8s.io"
+        return "JobSet is not installed in this cluster: install its controller, see jobset.sigs.k8s.io"
     if is_unknown_kind:
-        return "this cluster has no Kubeflow Trainer of version 2: see www.kubeflow.org/docs/components/trainer"
-    return "'kubernetes list' shows the jobs"
+        return "Kubeflow Trainer 2 is not installed in this cluster: see www.kubeflow.org/docs/components/trainer"
+    return "to list jobs: kubernetes list"

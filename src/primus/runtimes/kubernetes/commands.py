@@ -1,4 +1,4 @@
-"""What the Kubernetes runtime does by itself: get, list, logs, delete, nodes, wait."""
+"""Commands of the Kubernetes runtime that need no task: get, list, logs, delete, nodes, wait."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from primus.launch.jobs import job_states, submissions
 from primus.launch.jobs.job_states import JobState
 from primus.launch.jobs.submissions import Submission
 from primus.runtimes.kubernetes import status
-from primus.runtimes.kubernetes.options import OF_A_JOB, Options
+from primus.runtimes.kubernetes.options import JOB_COMMANDS, Options
 from primus.runtimes.kubernetes.target import JobView, KubernetesTarget, NodeView, Place, RequestRefused
 from primus.task import TaskContext
 
 POLL_S = 2.0
-ILL = HTTPStatus.INTERNAL_SERVER_ERROR
-"""The first status of a server that is not well; those below are refusals."""
+SERVER_ERROR = HTTPStatus.INTERNAL_SERVER_ERROR
+"""Status from which an answer is a fault of the server, which may be transient; those below are rejections."""
 MODULES = {"jobset": "objects", "trainjob": "objects", "safe": "safe_client"}
 
 
@@ -31,20 +31,20 @@ def load_target(name: str) -> KubernetesTarget:
 
 
 def run(options: Options, context: TaskContext) -> int:
-    """Do a command; gives the exit code.
+    """Run a command; gives the exit code.
 
     Raises:
-        UsageError: The job is not named, or there is none of this name.
-        PrimusError: The server refuses, or cannot be reached.
+        UsageError: No job is given, or it does not exist.
+        PrimusError: The server rejects the request, or cannot be reached.
     """
-    if options.command in OF_A_JOB and not options.job_id:
-        raise UsageError(f"kubernetes {options.command} needs the name of a job", "'kubernetes list' shows them")
+    if options.command in JOB_COMMANDS and not options.job_id:
+        raise UsageError(f"kubernetes {options.command} needs the name of a job", "to list jobs: kubernetes list")
     if options.command == "create":
-        raise UsageError("kubernetes create needs a task", "create --exp FILE, or create [options] -- <task>")
+        raise UsageError("kubernetes create needs a task", "write create --exp FILE, or create [options] -- <task>")
     if context.dry_run:
         context.result(
             {"command": options.command, "target": options.target_name, "job": options.job_id},
-            f"would ask {options.url or 'the Kubernetes API'}: {options.command} {options.job_id}".rstrip(),
+            f"would send to {options.url or 'the Kubernetes API'}: {options.command} {options.job_id}".rstrip(),
         )
         return EXIT_OK
     place = resolve_job_place(options, context.environ)
@@ -59,22 +59,22 @@ def run(options: Options, context: TaskContext) -> int:
 
 
 def resolve_job_place(options: Options, environ: Mapping[str, str]) -> Place:
-    """Where the job is that `options` name: as they say, else as was remembered of its submission."""
+    """Place of the job in `options`: from the options, else from the record of its submission."""
     typed = (options.url, options.target, options.namespace, options.context, options.kubeconfig, options.workspace)
     known = submissions.list_submissions(environ) if options.job_id and not any(typed) else []
-    here = [each for each in known if each.runtime == "kubernetes" and each.id == options.job_id]
-    if here:
-        return dict(here[-1].place)
+    recorded = [each for each in known if each.runtime == "kubernetes" and each.id == options.job_id]
+    if recorded:
+        return dict(recorded[-1].place)
     place = load_target(options.target_name).resolve_place(options, environ)
     is_open = options.job_id and options.target is None and MODULES[place["target"]] == "objects"
     return _find_place_of_job(place, options.job_id, environ) if is_open else place
 
 
 def _find_place_of_job(place: Place, job: str, environ: Mapping[str, str]) -> Place:
-    """`place` with the kind of which there is a job of this name; the default one where there is none."""
+    """`place` with the kind of the job; the default kind if there is no job of this name."""
     for kind in (name for name, module in MODULES.items() if module == "objects"):
         candidate = {**place, "target": kind}
-        with suppress(UsageError, RequestRefused):  # there is none, or the cluster does not have this kind
+        with suppress(UsageError, RequestRefused):  # no such job, or the cluster does not have this kind
             load_target(kind).get_job(candidate, job, environ)
             return candidate
     return place
@@ -103,7 +103,7 @@ def _print_jobs(server: KubernetesTarget, place: Place, options: Options, contex
         )
         for each in views
     ]
-    head = ("JOB", "KIND", "STATE", "SAID", "NODES", "RESTARTS", "RUN", "CREATED")
+    head = ("JOB", "KIND", "STATE", "STATUS", "NODES", "RESTARTS", "RUN", "CREATED")
     context.result(
         views, _format_columns(head, rows) if rows else f"no jobs in {place.get('namespace') or place.get('url')}"
     )
@@ -111,10 +111,10 @@ def _print_jobs(server: KubernetesTarget, place: Place, options: Options, contex
 
 
 def _list_jobs_of_all_kinds(place: Place, context: TaskContext) -> list[JobView]:
-    """The jobs of all kinds that primus makes at `place`; a kind that the cluster does not have is left out.
+    """The jobs of all kinds that primus creates at `place`; kinds that the cluster does not have are skipped.
 
     Raises:
-        PrimusError: The server cannot be reached, or refuses all of them.
+        PrimusError: The server cannot be reached, or rejects the requests for all kinds.
     """
     kinds = [name for name, module in MODULES.items() if module == MODULES[place["target"]]]
     found: list[JobView] = []
@@ -130,7 +130,7 @@ def _list_jobs_of_all_kinds(place: Place, context: TaskContext) -> list[JobView]
         raise refused[0]
     for each in refused:
         if each.status == HTTPStatus.FORBIDDEN:
-            context.say(f"left out: {each.problem}")
+            context.say(f"skipped: {each.problem}")
     return sorted(found, key=lambda view: (view.created, view.id))
 
 
@@ -148,51 +148,57 @@ def write_log(
     follow: bool,
     tail: int | None,
 ) -> None:
-    """Print the log of a node; with `follow` also what comes, over restarts, until the job ends.
+    """Print the log of a node; with `follow` also new lines, across restarts, until the job ends.
 
     Raises:
-        UsageError: There is no such job, or no such node.
+        UsageError: The job or the node does not exist.
     """
     reader = server.open_log_reader(place, job, environ, _write_to_stdout, tail)
-    patience = _OutageTolerance()
+    outage = _OutageTolerance()
     while True:
-        with patience.tolerate_outage():
+        with outage.tolerate_outage():
             view = server.get_job(place, job, environ)
             if view.replicas is not None and not 0 <= rank < view.replicas:
-                raise UsageError(f"'{job}' has no node {rank}", f"--rank 0 to {view.replicas - 1}")
+                raise UsageError(f"job '{job}' has no node {rank}", f"use --rank 0 to {view.replicas - 1}")
             pod = status.find_newest_pod(view.pods, rank)
             is_over = not follow or view.state.state in job_states.ENDED
             if pod is not None:
                 reader.read(pod.name, follow=not is_over)
             elif not follow:
                 reason = view.message or view.state.reason or view.state.raw
-                raise UsageError(f"node {rank} of '{job}' has no pod: {reason}", "'kubernetes get' says more")
+                raise UsageError(f"node {rank} of '{job}' has no pod: {reason}", f"for details: kubernetes get {job}")
             if is_over:
                 return
         time.sleep(POLL_S)
 
 
 class _OutageTolerance:
-    """Goes on asking a server that has answered once; what is wrong with it meanwhile is said."""
+    """Retries a server that has responded once, and reports each new problem.
+
+    A problem before the first response is an error at once, since it is most likely a wrong address or account. After
+    it, a rolling upgrade of the control plane or a lost network may take minutes, while the job runs on.
+    """
 
     def __init__(self) -> None:
-        self._has_answered = False
+        self._has_responded = False
         self._problem = ""
 
     @contextmanager
     def tolerate_outage(self) -> Iterator[None]:
-        """Do one round of questions, without its rest where the server is ill or out of reach."""
+        """Run one round of requests; stop the round if the server is unhealthy or out of reach."""
         try:
             yield
         except PrimusError as error:
-            is_refusal = isinstance(error, UsageError) or (isinstance(error, RequestRefused) and error.status < ILL)
-            if is_refusal or not self._has_answered:
+            is_refusal = isinstance(error, UsageError) or (
+                isinstance(error, RequestRefused) and error.status < SERVER_ERROR
+            )
+            if is_refusal or not self._has_responded:
                 raise
             if error.problem != self._problem:
                 print(f"{error.problem}; retrying", file=sys.stderr, flush=True)
             self._problem = error.problem
         else:
-            self._has_answered, self._problem = True, ""
+            self._has_responded, self._problem = True, ""
 
 
 def _write_to_stdout(text: str) -> None:
@@ -202,7 +208,7 @@ def _write_to_stdout(text: str) -> None:
 
 def _delete_job(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
     if not options.yes and sys.stdin.isatty():
-        context.say(f"delete {options.job_id}, its pods and what was made for it? [y/N]")
+        context.say(f"delete {options.job_id}, its pods and the objects that were created for it? [y/N]")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             context.say("nothing was deleted")
             return EXIT_FAILED
@@ -216,7 +222,7 @@ def _delete_job(server: KubernetesTarget, place: Place, options: Options, contex
 def _print_nodes(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
     views = server.list_nodes(place, context.environ)
     rows = [_node_row(each) for each in views]
-    context.result(views, _format_columns(("NODE", "READY", "GPUS", "USED", "MODEL", "SAID"), rows))
+    context.result(views, _format_columns(("NODE", "READY", "GPUS", "USED", "MODEL", "MESSAGE"), rows))
     return EXIT_OK
 
 
@@ -226,11 +232,11 @@ def _node_row(node: NodeView) -> tuple[str, ...]:
 
 
 SERVER = ("url", "kubeconfig", "context", "namespace")
-"""What tells one server's jobs from another's; both may have one of the same id."""
+"""Keys of a place that identify the server; two servers may have jobs of the same id."""
 
 
 def _find_submissions(job: str, place: Place, environ: Mapping[str, str]) -> list[Submission]:
-    """What was remembered of the submission of `job` at `place` from here."""
+    """The newest record of a submission of `job` at `place`, or an empty list."""
 
     def is_meant(each: Submission) -> bool:
         is_there = all(each.place.get(key) == place.get(key) for key in SERVER)
@@ -240,7 +246,7 @@ def _find_submissions(job: str, place: Place, environ: Mapping[str, str]) -> lis
 
 
 def _wait_for_job(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
-    """Wait for the job's end; the exit code of its run, or 124 where it takes longer than is waited for."""
+    """Wait until the job ends; gives the exit code of its run, or 124 after --timeout."""
     with job_states.detach_on_signal(
         options.job_id, f"kubernetes delete {options.job_id}", _print_to_stderr
     ) as waiting:
@@ -254,10 +260,10 @@ def _print_to_stderr(text: str) -> None:
 
 def _poll_until_ended(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
-    patience, said = _OutageTolerance(), ""
+    outage, shown = _OutageTolerance(), ""
     while True:
-        with patience.tolerate_outage():
-            state = _query_job_state(server, place, options, context, was_there=bool(said))
+        with outage.tolerate_outage():
+            state = _query_job_state(server, place, options, context, was_there=bool(shown))
             if state.state in job_states.ENDED:
                 context.result(state, f"{options.job_id}: {_state_text(state)}")
                 known = _find_submissions(options.job_id, place, context.environ)
@@ -265,11 +271,11 @@ def _poll_until_ended(server: KubernetesTarget, place: Place, options: Options, 
                     return job_states.find_exit_code_of_job(state)
                 job_states.record_end(known[0], state)
                 return job_states.report_end(known[0], state, _print_to_stderr)
-            if state.raw != said:
-                said = state.raw
+            if state.raw != shown:
+                shown = state.raw
                 print(f"{options.job_id}: {state.raw}", file=sys.stderr, flush=True)
         if deadline is not None and time.monotonic() >= deadline:
-            print(f"primus-cli: {options.job_id} is still {said}", file=sys.stderr)
+            print(f"primus-cli: {options.job_id} is still {shown}", file=sys.stderr)
             return EXIT_TIMED_OUT
         time.sleep(POLL_S if deadline is None else max(0.0, min(POLL_S, deadline - time.monotonic())))
 
@@ -281,7 +287,7 @@ def _query_job_state(
         return server.get_job(place, options.job_id, context.environ).state
     except UsageError as error:
         if was_there:
-            problem = f"{options.job_id} was removed while it was waited for"
+            problem = f"{options.job_id} was deleted while waiting for it"
             raise RequestRefused(problem, error.hint, HTTPStatus.NOT_FOUND) from None
         raise
 
@@ -297,14 +303,14 @@ def _job_text(view: JobView) -> str:
         for pod in view.pods
     ]
     return "\n".join(
-        [*lines, "", _format_columns(("RANK", "POD", "PHASE", "NODE", "EXIT", "SAID"), rows)] if rows else lines
+        [*lines, "", _format_columns(("RANK", "POD", "PHASE", "NODE", "EXIT", "MESSAGE"), rows)] if rows else lines
     )
 
 
 def _state_text(state: JobState) -> str:
-    said = f" ({state.raw})" if state.raw and state.raw.lower() != state.state else ""
+    raw = f" ({state.raw})" if state.raw and state.raw.lower() != state.state else ""
     code = f", exit code {state.exit_code}" if state.exit_code is not None else ""
-    return f"{state.state}{said}{code}" + (f": {state.reason}" if state.reason else "")
+    return f"{state.state}{raw}{code}" + (f": {state.reason}" if state.reason else "")
 
 
 def _or_dash(value: Any) -> str:

@@ -1,5 +1,7 @@
-"""Requests to a Primus-SaFE server: time limits, what is tried again, and what its refusals mean.
+"""Requests to a Primus-SaFE server, with time limits, retries, and hints for rejected requests.
 
+A POST is not retried after a lost answer, since the server would create a second workload: the caller looks for the
+workload first. The client uses the standard library, so that a server is reachable without the package `kubernetes`.
 Source of paths, headers and error codes: AMD-AGI/Primus-SaFE, SaFE/apiserver/pkg/handlers and SaFE/docs/apis.
 """
 
@@ -25,35 +27,35 @@ BASE = "/api/v1"
 TOKEN_VARIABLE = "PRIMUS_SAFE_TOKEN"  # noqa: S105  # its name
 TIMEOUT_S = 30.0
 DELAYS_S = (0.5, 1.0, 2.0, 4.0)
-"""Waits between the attempts of one request."""
+"""Pauses between the attempts of one request."""
 LONGEST_DELAY_S = 30.0
-"""A server may ask for a wait; not for a longer one."""
+"""Maximum of a pause that the server requests (Retry-After)."""
 BUSY = frozenset((429, 502, 503, 504))
-"""Answers that another attempt may better."""
+"""Statuses that may be transient."""
 LARGEST_ANSWER_BYTES = 64 << 20
 QUOTA = "Primus.00008"
-"""Told with 503, and no better the next time."""
+"""Error code of an exhausted quota; it comes with 503, but is not transient."""
 
 HINTS = {
-    401: f"set {TOKEN_VARIABLE}, or give --token-file FILE, to an API key (ak-...) that has not expired",
-    403: "the key's user may not do this in this workspace",
-    404: "'kubernetes list' shows the jobs; is --workspace right?",
-    409: "'kubernetes list' shows what is there",
+    401: f"set {TOKEN_VARIABLE} or --token-file FILE to a valid API key (ak-...)",
+    403: "the user of the key has no permission in this workspace",
+    404: "check --workspace; to list jobs: kubernetes list",
+    409: "to list existing jobs: kubernetes list",
     413: "the experiment's files are too large for the server",
 }
 
 
 class UncertainRequestError(PrimusError):
-    """No answer came, or one that does not tell whether the request was done."""
+    """The request may have been carried out: the answer was lost, or does not tell."""
 
 
 class SafeServer:
-    """A Primus-SaFE server, as the user of a key.
+    """Client of a Primus-SaFE server, with the account of an API key.
 
     Args:
-        place: Where it is.
+        place: Address of the server.
         environ: Variables, among them the key.
-        hidden: Values that its messages must not repeat.
+        hidden: Values to redact in the server's messages.
     """
 
     def __init__(self, place: Place, environ: Mapping[str, str], hidden: Sequence[str] = ()) -> None:
@@ -65,37 +67,37 @@ class SafeServer:
         if place["api"] == "legacy":
             self._headers["userId"] = hashlib.md5(place["user"].encode(), usedforsecurity=False).hexdigest()
         elif not token:
-            raise UsageError(f"{self.url} needs a key", HINTS[401])
+            raise UsageError(f"{self.url} needs an API key", HINTS[401])
         self._hidden = [value for value in (token, *hidden) if value]
         self._opener = urllib.request.build_opener(_NoRedirect)
 
     def get_json(self, path: str, **query: object) -> dict[str, Any]:
-        """The answer to a question, asked again where the server is busy.
+        """Response to a GET request, with retries.
 
         Raises:
-            Refused: The server says no.
+            RequestRefused: The server rejects the request.
             PrimusError: It cannot be reached.
         """
         given = {name: value for name, value in query.items() if value is not None}
         found = self._request_with_retries("GET", f"{path}?{urlencode(given)}" if given else path)
         if not isinstance(found, dict):
-            raise self.build_foreign_answer_error("no JSON object")
+            raise self.build_foreign_answer_error("not a JSON object")
         return found
 
     def build_foreign_answer_error(self, what: str) -> PrimusError:
-        """The error that the server's answer is `what`."""
-        return PrimusError(f"{self.url}: the answer is {what}", "is this a Primus-SaFE server?")
+        """The error for a response that is `what`."""
+        return PrimusError(f"{self.url}: the response is {what}", "check that --url is a Primus-SaFE server")
 
     def delete_resource(self, path: str) -> None:
-        """Have something removed; it may be gone when this is asked again."""
+        """Delete a resource, with retries; after a lost answer it may already be deleted."""
         self._request_with_retries("DELETE", path)
 
     def post_json(self, path: str, body: Any) -> Any:
-        """Ask once for something to be made, again only where the server was too busy to begin.
+        """Create a resource; retries only after 429, with which the server has not begun.
 
         Raises:
-            Uncertain: It may have been made.
-            Refused: The server says no.
+            UncertainRequestError: The resource may have been created.
+            RequestRefused: The server rejects the request.
         """
         for delay in (*DELAYS_S, None):
             try:
@@ -148,46 +150,45 @@ class SafeServer:
             raise self.build_foreign_answer_error("not JSON") from None
 
     def _build_refusal_error(self, error: urllib.error.HTTPError) -> PrimusError:
-        """What an answer with an error means."""
+        """The error for a response with an error status."""
         code, message = "", ""
         try:
-            told = json.loads(error.read(1 << 20) or b"{}")
-            code, message = str(told.get("errorCode") or ""), str(told.get("errorMessage") or "")
+            body = json.loads(error.read(1 << 20) or b"{}")
+            code, message = str(body.get("errorCode") or ""), str(body.get("errorMessage") or "")
         except (ValueError, AttributeError, OSError, http.client.HTTPException):
             pass
         for value in self._hidden:
             message = message.replace(value, MASK)
-        said = f"{message or error.reason} ({code or f'HTTP {error.code}'})"
-        problem = f"{self.url}: {said}"
+        problem = f"{self.url}: {message or error.reason} ({code or f'HTTP {error.code}'})"
         if error.code in BUSY and code != QUOTA:
             return _Busy(problem, error.code, _read_retry_after_s(error.headers.get("Retry-After")))
         if 300 <= error.code < 400:
             target = error.headers.get("Location", "elsewhere")
-            return RequestRefused(f"{self.url} sends us to {target}", "give that address as --url", error.code)
-        hint = "ask for fewer nodes, or wait: the workspace's quota is used up" if code == QUOTA else ""
+            return RequestRefused(f"{self.url} redirects to {target}", "use that address as --url", error.code)
+        hint = "the quota of the workspace is exhausted: request fewer nodes, or wait" if code == QUOTA else ""
         return RequestRefused(problem, hint or HINTS.get(error.code, ""), error.code)
 
 
 def quote_path_segment(text: str) -> str:
-    """`text` as one part of a path."""
+    """`text` quoted as one segment of a path."""
     return quote(text, safe="")
 
 
 def check_url(text: str) -> str:
-    """`text` as the address of a server.
+    """`text`, checked to be the address of a server.
 
     Raises:
-        UsageError: It is none, or holds a password.
+        UsageError: It is not, or it contains a password.
     """
     try:
         parts = urlsplit(text)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets without an address, or no port
+    except ValueError:  # brackets without an address, or an invalid port
         is_address = False
     if not is_address or parts.query or parts.fragment:
-        raise UsageError("--url is not the address of a server", "such as https://safe.example.org")
+        raise UsageError("--url is not the address of a server", "for example https://safe.example.org")
     if parts.username or parts.password:
-        raise UsageError("--url holds a user or password", f"the key goes in {TOKEN_VARIABLE}")
+        raise UsageError("--url contains a user or password", f"put the API key in {TOKEN_VARIABLE}")
     return text.rstrip("/").removesuffix(BASE)
 
 
@@ -201,18 +202,18 @@ def _read_token(place: Place, environ: Mapping[str, str]) -> str:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise UsageError(f"--token-file {file}: {reason}") from None
     if not token:
-        raise UsageError(f"--token-file {file} does not hold one key")
+        raise UsageError(f"--token-file {file} is empty", "write the API key into it")
     return _one_key(token, f"--token-file {file}")
 
 
 def _one_key(token: str, where: str) -> str:
-    """`token`, which can stand in a header of HTTP; an error of that would show it.
+    """`token`, checked to be valid in an HTTP header; the error of http.client would contain it.
 
     Raises:
-        UsageError: It cannot.
+        UsageError: It is not valid.
     """
     if len(token.split()) > 1 or not token.isascii() or not token.isprintable():
-        raise UsageError(f"{where} does not hold one key")
+        raise UsageError(f"{where} does not contain exactly one API key")
     return token
 
 
@@ -227,12 +228,12 @@ class _NoAnswer(PrimusError):
     wait_s: float | None = None
 
     def __init__(self, problem: str, *, is_unsent: bool = False) -> None:
-        super().__init__(problem, "is --url right, and can this machine reach it?")
+        super().__init__(problem, "check --url, and that this machine can reach it")
         self.is_unsent = is_unsent
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection: it would carry the key to another server."""
+    """Follows no redirection, which would send the key to another server."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -240,7 +241,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _describe_error(error: object) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer within {TIMEOUT_S:.0f} s"
+        return f"no response within {TIMEOUT_S:.0f} s"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(text)
 

@@ -1,4 +1,4 @@
-"""A planned task as the order of a job: its name, the run folder inside the pods, what they do and their variables."""
+"""Build the spec of a job from a planned task: name, run folder in the pods, command and variables."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from primus.runtimes.kubernetes.options import Options
 from primus.runtimes.kubernetes.target import JobSpec
 
 LONGEST_LABEL = 63
-"""RFC 1123; the name of a pod is its host name."""
+"""RFC 1123; the name of a pod is also its host name."""
 SAFE_LABEL = 44
 """Longest name of a PyTorchJob of Primus-SaFE: 63 less the 5 random characters and the dash of a generated name, less
 the 13 of its pods (MaxPytorchJobNameLen in SaFE/common/pkg/utils/utils.go of AMD-AGI/Primus-SaFE). Its webhook refuses
 longer ones, and those of a single character (DisplayNameRule in SaFE/webhooks/pkg/utils.go)."""
 NO_VOLUME = PurePosixPath("/primus/output")
-"""Where run folders are that end with their pod."""
-LEFT_HERE = ("launch.", submissions.RECORD)
-"""How the names of files of a run folder begin that are about this machine."""
+"""Folder of run folders that are deleted with their pod."""
+LOCAL_FILES = ("launch.", submissions.RECORD)
+"""Prefixes of files in a run folder that are not sent, because they concern this machine."""
 LARGEST_FILE_BYTES = 1 << 20
-"""A larger file of a run folder is no configuration."""
+"""Maximum size of a file that is sent: that of a whole ConfigMap."""
 
 
 def build_job_spec(remote: RemoteLaunch, options: Options, files: Mapping[str, str]) -> JobSpec:
-    """The job that `remote` asks for, with `files` in its run folder."""
+    """The spec of the job for `remote`, with `files` in its run folder."""
     inside = locate_run_folder_in_pod(options, remote.context)
     env, secrets = collect_pod_variables(options, remote.plan, remote.context)
     return JobSpec(
@@ -52,24 +52,24 @@ def build_job_spec(remote: RemoteLaunch, options: Options, files: Mapping[str, s
 
 
 def pod_command(options: Options, context: PlanContext) -> tuple[str, ...]:
-    """What a pod does: the rest of the chain, by the image's own `primus-cli` in the run folder as it is called there.
+    """Command of a pod: the rest of the command line, with `primus-cli` and the run folder at their paths in the pod.
 
     Raises:
-        UsageError: The rest of the chain would start a container in the pod.
+        UsageError: The rest would start a container in the pod.
     """
     _, *words = context.there
     runtimes = [word for word in words if not word.startswith("--")]
     if registry.load_plug_in(RUNTIMES, runtimes[0]).LEVEL != "node":
         raise UsageError(
-            f"the pod is the container: '{runtimes[0]}' cannot run inside 'kubernetes'",
-            "leave it out, and name its image: kubernetes create --image IMAGE -- <task>",
+            f"'{runtimes[0]}' cannot run inside 'kubernetes': the pod is the container",
+            f"remove '{runtimes[0]}', and set the image of the pod: kubernetes create --image IMAGE -- <task>",
         )
     inside = str(locate_run_folder_in_pod(options, context))
     return (options.entry, *(inside if word == context.directory else word for word in words))
 
 
 def locate_run_folder_in_pod(options: Options, context: PlanContext) -> PurePosixPath:
-    """The run folder as the pods see it: the same path below a volume for writing, else one below the first."""
+    """Path of the run folder in the pods: the same path if a writable volume covers it, else below the first volume."""
     here = PurePosixPath(context.directory)
     above = [volume for volume in volumes.parse_volumes(options.volume) if here.is_relative_to(volume.path)]
     if above and not max(above, key=lambda volume: len(volume.path)).is_read_only:
@@ -81,10 +81,10 @@ def locate_run_folder_in_pod(options: Options, context: PlanContext) -> PurePosi
 def collect_pod_variables(
     options: Options, plan: LaunchPlan, context: PlanContext
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Variables of the pods, and the secret ones among them apart.
+    """Variables of the pods: those without secrets, and the secret ones.
 
     Raises:
-        UsageError: A name is none, or has no value here.
+        UsageError: A name is invalid, or the variable is not set.
     """
     found = {name: variable.value for name, variable in plan.env.items()}
     hidden = {name for name, variable in plan.env.items() if variable.is_secret}
@@ -105,32 +105,30 @@ def collect_pod_variables(
 
 def _read_shell_variable(name: str, environ: Mapping[str, str]) -> str:
     if name not in environ:
-        raise UsageError(f"--env {name}: this shell has no such variable", "--env NAME=VALUE, or set it")
+        raise UsageError(f"--env {name}: the variable is not set", "set it, or write --env NAME=VALUE")
     return environ[name]
 
 
 def secret_references(options: Options) -> dict[str, tuple[str, str]]:
-    """Variables that come from Secrets which exist: the Secret's name and key.
+    """Variables from existing Secrets: name and key of the Secret.
 
     Raises:
-        UsageError: A word is not NAME=SECRET/KEY.
+        UsageError: A value is not NAME=SECRET/KEY.
     """
     found = {}
     for word in options.secret:
         name, _, reference = word.partition("=")
         secret, _, key = reference.partition("/")
         if not (is_name(name) and secret and key):
-            raise UsageError(
-                "--secret takes NAME=SECRET/KEY: a variable, and the Secret and the key that hold its value"
-            )
+            raise UsageError(f"--secret {word}: expected NAME=SECRET/KEY", "for example --secret HF_TOKEN=hub/token")
         found[name] = (secret, key)
     return found
 
 
 def job_name(options: Options, name: str, run_id: str) -> str:
-    """The name of a job, unique by its run where none was typed; what is no label of DNS is made one.
+    """The name of a job, as a DNS label; by default unique, since it contains the run's id.
 
-    The longest name that is made of it is that of a pod: JOB-node-0-NUMBER-abcde; Primus-SaFE has a limit of its own.
+    The longest derived name is that of a pod: JOB-node-0-NUMBER-abcde. Primus-SaFE has a limit of its own.
     """
     is_safe = options.target_name == "safe"
     longest = SAFE_LABEL if is_safe else LONGEST_LABEL - len(f"-node-0-{options.replica - 1}-abcde")
@@ -145,35 +143,35 @@ def job_name(options: Options, name: str, run_id: str) -> str:
 
 
 def _format_dns_label(text: str) -> str:
-    """`text` in lower case, digits and dashes; it begins with a letter, as the name of a Service must (RFC 1035)."""
+    """`text` as lower-case letters, digits and dashes; it starts with a letter, as a Service name must (RFC 1035)."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return plain if not plain or plain[0].isalpha() or re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", plain) else f"p{plain}"
 
 
 def planned_files(remote: RemoteLaunch) -> dict[str, str]:
-    """Files of the run folder as a dry run shows them: those that would be made, or are there already."""
+    """Files of the run folder for a dry run: those that would be created, or exist already."""
     if remote.job.resume:
         return existing_files(remote)
     return run_folder.format_files(Path(remote.directory), remote.job, remote.request, remote.command)
 
 
 def existing_files(remote: RemoteLaunch) -> dict[str, str]:
-    """What a node needs of the run folder that was made here: what was asked, not what was done.
+    """Files of the run folder that a node needs: the request and the configuration, without logs and results.
 
     Raises:
-        UsageError: A file of it is no text, or too large.
+        UsageError: A file is not text, or too large.
     """
     directory = Path(remote.directory)
     named = [directory / name for name in remote.job.files]
     found = {*named, *directory.glob("*.json"), *(directory / "config").rglob("*")}
-    kept = sorted(path for path in found if path.is_file() and not path.name.startswith(LEFT_HERE))
+    kept = sorted(path for path in found if path.is_file() and not path.name.startswith(LOCAL_FILES))
     return {str(path.relative_to(directory)): _read_text_file(path) for path in kept}
 
 
 def _read_text_file(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise UsageError(f"{path}: too large to be sent along with a job", "put it where the pods find it")
+            raise UsageError(f"{path} is too large to send with a job", "put it on a volume of the pods")
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise UsageError(f"{path}: not UTF-8 text, so it cannot be sent along with a job") from None
+        raise UsageError(f"{path} is not UTF-8 text and cannot be sent with a job", "put it on a volume") from None

@@ -1,4 +1,4 @@
-"""Manifests as text that kubectl takes."""
+"""Format manifests as YAML for kubectl."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from primus.runtimes.kubernetes.pod import Manifest
 
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _WORDS = frozenset("y n yes no on off true false null nan inf".split())
-"""Words that some reader of YAML 1.1 takes for something else than text."""
+"""Words that parsers of YAML 1.1 read as something other than text."""
 
 
 class _ManifestDumper(yaml.SafeDumper):
-    """Lists stand below their key, and no value is shared by reference."""
+    """Indents lists below their key, and writes no aliases."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -26,7 +26,7 @@ class _ManifestDumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    """A string that every reader of YAML takes for the same: in quotes unless it is a plain word, or a plain block."""
+    """A string that all YAML parsers read alike: quoted, unless it is a plain word or a plain block."""
     is_plain = bool(_PLAIN.fullmatch(value)) and value.lower() not in _WORDS
     is_block = "\n" in value and not value[0].isspace() and value.isascii() and "\t" not in value
     style = None if is_plain else "|" if is_block else '"'

@@ -1,11 +1,11 @@
-"""Names of what is made for a job, and the labels by which it is found."""
+"""Names and labels of the objects of a job."""
 
 from __future__ import annotations
 
 OURS = "app.kubernetes.io/managed-by"
 RUN = "primus.run"
 JOB_OF_POD = "jobset.sigs.k8s.io/jobset-name"
-"""Label of a pod; a TrainJob's JobSet is called as the TrainJob."""
+"""Label of a pod; the JobSet of a TrainJob has the TrainJob's name."""
 RANK_OF_POD = "batch.kubernetes.io/job-completion-index"
 COORDINATOR = "jobset.sigs.k8s.io/coordinator"
 NODE_NAME = "kubernetes.io/hostname"
@@ -13,7 +13,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 FRAMEWORK = "trainer.kubeflow.org/framework"
 REPLICATED_JOB = "node"
-"""Of a JobSet, and of its one container."""
+"""Name of the replicated job in a JobSet, and of its container."""
 
 
 def name_run_files(job: str) -> str:

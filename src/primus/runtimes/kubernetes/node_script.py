@@ -1,14 +1,18 @@
-"""What a pod does first: make its run folder of the files that came with the job."""
+"""Script of a pod: create the run folder from the job's files, then start the command.
+
+It has to be shell, because the image may have no Python outside of primus' environment, and the run folder must exist
+before `primus-cli direct --run` reads it.
+"""
 
 RUN_FILES = "/primus/run"
-"""Where a pod sees the files that came with its job; they are read-only."""
+"""Folder in the pod with the job's files, read-only."""
 SCRIPT = "node.sh"
 RUN_SCRIPT = f"{RUN_FILES}/{SCRIPT}"
 
 TEXT = """\
 #!/bin/sh
-# node.sh FOLDER WORKDIR COMMAND...: makes the run folder of the files beside this script where it is not there yet, and
-# becomes COMMAND. All pods do so at once: each makes a copy, and the first one to rename its own has made the folder.
+# node.sh FOLDER WORKDIR COMMAND...: creates the run folder from the files next to this script, and becomes COMMAND.
+# All pods do so at once. Each makes a copy and renames it; the first rename wins, and the others delete their copies.
 set -eu
 folder=$1 workdir=$2
 shift 2
@@ -19,13 +23,13 @@ if [ ! -e "$folder/metadata.json" ]; then
     cp -RL "$(dirname "$0")/files/." "$copy"
     mv -T "$copy" "$folder" 2>/dev/null || rm -rf "$copy"
     if [ ! -e "$folder/metadata.json" ]; then
-        echo "node.sh: $folder cannot be made" >&2
+        echo "node.sh: $folder cannot be created" >&2
         exit 1
     fi
 fi
 cd "$workdir"
 exec "$@"
 """
-"""`mv -T` renames a folder or fails where the other one is not empty: rename(2)."""
+"""`mv -T` renames a folder, or fails if the target is not empty: rename(2)."""
 FILES = "files"
-"""Folder beside the script with the run folder's files."""
+"""Folder next to the script with the run folder's files."""

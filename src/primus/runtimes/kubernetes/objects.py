@@ -37,127 +37,129 @@ KINDS = {"jobset": "JobSet", "trainjob": "TrainJob"}
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
 """k8s.io/apimachinery/pkg/api/resource, without exponents."""
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-"""Of an object (RFC 1123)."""
+"""Name of an object (RFC 1123)."""
 
 
 def resolve_place(options: Options, environ: Mapping[str, str]) -> Place:
-    """Where `options` say.
+    """Place in `options`.
 
     Raises:
-        UsageError: There is no cluster.
+        UsageError: No cluster is configured.
     """
     namespace = options.namespace or options.workspace
     return {"target": options.target_name, **resolve_cluster(options.kubeconfig, options.context, namespace, environ)}
 
 
 def check(options: Options) -> None:
-    """Refuse what JobSet and TrainJob cannot honour.
+    """Reject options that JobSet and TrainJob do not support.
 
     Raises:
-        UsageError: There is such an option, or one is wrong.
+        UsageError: An option is not supported, missing or invalid.
     """
     volumes.parse_volumes(options.volume)
     build_resources(options)
     secret_references(options)
     if not options.image:
-        raise UsageError("kubernetes create needs --image", "an image that has primus-cli, such as rocm/primus:v25.10")
+        raise UsageError(
+            "kubernetes create needs --image", "use an image with primus-cli, for example rocm/primus:v25.10"
+        )
     foreign = {"--priority": options.priority is not None, "--api": options.api != "current"}
     foreign |= {"--token-file": options.token_file is not None}
     if options.target_name == "trainjob":
         reserved = [word.partition("=")[0] for word in options.env if word.startswith("PET_")]
-        foreign |= {f"--env {name}, which the trainer sets itself": True for name in reserved}
+        foreign |= {f"--env {name}, which Kubeflow Trainer sets itself": True for name in reserved}
         foreign |= {"--ttl": options.ttl is not None, "--port": options.port != Options().port}
     for name, is_given in foreign.items():
         if is_given:
-            raise UsageError(f"--target {options.target_name} has no {name}", "leave it out")
+            raise UsageError(f"--target {options.target_name} does not support {name}", "remove it")
     for name in ("cpu", "memory", "shm"):
         value = getattr(options, name)
         if value is not None and not _QUANTITY.fullmatch(value):
-            raise UsageError(f"--{name} {value}: not an amount", "such as 96, or 1024Gi")
+            raise UsageError(f"--{name} {value} is not a quantity", "for example 96, or 1024Gi")
     if options.vendor not in (None, "none") and options.gpu == 0:
-        raise UsageError(f"--vendor {options.vendor} without GPUs", "give --gpu N, or leave it out")
+        raise UsageError(f"--vendor {options.vendor} needs GPUs", "add --gpu N, or remove --vendor")
 
 
-def format_job(order: JobSpec, *, as_json: bool) -> str:
-    """What `create` would send; of a Secret only that it is made."""
+def format_job(job_spec: JobSpec, *, as_json: bool) -> str:
+    """The objects that `create` would send, without the values of the Secret."""
     import json
 
     from primus.runtimes.kubernetes import manifest_yaml
 
-    made = manifests.build_manifests(order)
+    made = manifests.build_manifests(job_spec)
     if as_json:
         return json.dumps({"apiVersion": "v1", "kind": "List", "items": made}, indent=2)
-    return _describe_secret(order) + manifest_yaml.format_yaml_documents(made).rstrip("\n")
+    return _describe_secret(job_spec) + manifest_yaml.format_yaml_documents(made).rstrip("\n")
 
 
-def _describe_secret(order: JobSpec) -> str:
-    if not order.secrets:
+def _describe_secret(job_spec: JobSpec) -> str:
+    if not job_spec.secrets:
         return ""
-    name = names.name_secret(order.name)
-    keys = sorted(order.secrets)
+    name = names.name_secret(job_spec.name)
+    keys = sorted(job_spec.secrets)
     by_hand = " ".join(f"--from-file={key}=FILE" for key in keys)
     return (
-        f"# Secret {name} with {', '.join(keys)} is made at creation; its values are not shown.\n"
-        f"# By hand: kubectl create secret generic {name} {by_hand}\n---\n"
+        f"# `create` also creates the Secret {name} with {', '.join(keys)}; its values are not shown.\n"
+        f"# To create it yourself: kubectl create secret generic {name} {by_hand}\n---\n"
     )
 
 
-def create_job(order: JobSpec, place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
-    """Make the job and what belongs to it, which is removed with it; gives its name.
+def create_job(job_spec: JobSpec, place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
+    """Create the job and its parts, which are deleted with it; gives its name.
 
     Raises:
-        PrimusError: The server refuses, or cannot be reached; what was made is removed.
+        PrimusError: The server rejects a request, or cannot be reached; objects that were created are deleted.
     """
     server = KubernetesClient(place)
-    *before, job = manifests.build_manifests(order)
-    hidden = manifests.build_secret_manifest(order)
+    *before, job = manifests.build_manifests(job_spec)
+    hidden = manifests.build_secret_manifest(job_spec)
     wanted = [*before, *([hidden] if hidden else []), job]
     paths = [f"{PATHS[each['kind']].format(server.namespace)}/{each['metadata']['name']}" for each in wanted]
-    begun: list[str] = []
+    created: list[str] = []  # also the one whose answer has not come
     try:
         for path, each in zip(paths, wanted, strict=True):
-            begun.append(path)
-            _create_or_verify(server, path, each, order)
+            created.append(path)
+            _create_or_verify(server, path, each, job_spec)
     except PrimusError as error:
-        _delete_created_objects(server, begun, order)
-        if len(begun) > 1 and not isinstance(error, RequestRefused):  # the server was there before
+        _delete_created_objects(server, created, job_spec)
+        if len(created) > 1 and not isinstance(error, RequestRefused):  # the server had responded before
             raise SubmissionUncertain(
-                error.problem, f"look for {order.name} with 'kubernetes list' before you try again"
+                error.problem, f"look for {job_spec.name} with 'kubernetes list' before you try again"
             ) from None
         raise
     except BaseException:
-        _delete_created_objects(server, begun, order)
+        _delete_created_objects(server, created, job_spec)
         raise
     _set_owner_references(server, paths[:-1], job, paths[-1], say)
-    return order.name
+    return job_spec.name
 
 
-def _create_or_verify(server: KubernetesClient, path: str, each: Manifest, order: JobSpec) -> None:
-    """Make an object; one of the same run that is there already was made by a request whose answer was lost."""
+def _create_or_verify(server: KubernetesClient, path: str, each: Manifest, job_spec: JobSpec) -> None:
+    """Create an object; one of the same run that exists already is from a request whose answer was lost."""
     try:
         server.create_object(path.rpartition("/")[0], each)
     except RequestRefused as error:
-        if error.status != HTTPStatus.CONFLICT or not _is_created_by_run(server, path, order):
+        if error.status != HTTPStatus.CONFLICT or not _is_created_by_run(server, path, job_spec):
             raise
 
 
-def _delete_created_objects(server: KubernetesClient, paths: Sequence[str], order: JobSpec) -> None:
-    """Remove what was made, also where the answer was lost; what another run has made stays."""
+def _delete_created_objects(server: KubernetesClient, paths: Sequence[str], job_spec: JobSpec) -> None:
+    """Delete the objects of this run, also those whose answer was lost; objects of other runs are kept."""
     for path in reversed(paths):
         with contextlib.suppress(PrimusError):
-            if _is_created_by_run(server, path, order):
+            if _is_created_by_run(server, path, job_spec):
                 server.delete_object(path)
 
 
-def _is_created_by_run(server: KubernetesClient, path: str, order: JobSpec) -> bool:
-    found: bool = server.get_object(path)["metadata"].get("labels", {}).get(names.RUN) == order.run_id
+def _is_created_by_run(server: KubernetesClient, path: str, job_spec: JobSpec) -> bool:
+    found: bool = server.get_object(path)["metadata"].get("labels", {}).get(names.RUN) == job_spec.run_id
     return found
 
 
 def _set_owner_references(
     server: KubernetesClient, paths: Sequence[str], job: Manifest, job_path: str, say: Callable[[str], None]
 ) -> None:
-    """Make the job own what belongs to it, so that it goes when the job goes."""
+    """Make the job the owner of its parts, so that Kubernetes deletes them with it."""
     try:
         uid = server.get_object(job_path)["metadata"]["uid"]
         owner = {
@@ -169,26 +171,24 @@ def _set_owner_references(
         for path in paths:
             server.patch_object(path, {"metadata": {"ownerReferences": [owner]}})
     except PrimusError as error:
-        say(f"the job is made, but what belongs to it stays after its end until it is deleted: {error.problem}")
+        say(f"the job is created, but its ConfigMap and Secret are kept until `kubernetes delete`: {error.problem}")
 
 
 def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-    """How jobs stand; `gone` for one that is not there."""
+    """States of jobs; `gone` for a job that does not exist."""
     found = {each.id: each.state for each in list_jobs(place, environ)}
-    reason = "it was deleted, or its time to be kept is over"
+    reason = "it was deleted, or its --ttl has expired"
     gone = JobState(state="gone", raw="NotFound", is_deleted=True, reason=reason)
     return {each: found.get(each, gone) for each in ids}
 
 
 def list_jobs(place: Place, environ: Mapping[str, str]) -> list[JobView]:
-    """The jobs that primus made, without their pods; newest last."""
+    """The jobs that primus created, without their pods; newest last."""
     server = KubernetesClient(place)
     kind = KINDS[place["target"]]
     items = server.list_items(PATHS[kind].format(server.namespace), labelSelector=f"{names.OURS}=primus")
-    own = [each for each in items if not each["metadata"].get("ownerReferences")]  # a TrainJob makes a JobSet
-    views = [
-        status.build_job_view({"kind": kind, **each}, (), ()) for each in own
-    ]  # items of a list do not name their kind
+    own = [each for each in items if not each["metadata"].get("ownerReferences")]  # a TrainJob creates a JobSet
+    views = [status.build_job_view({"kind": kind, **each}, (), ()) for each in own]  # items of a list have no kind
     return sorted(views, key=lambda view: (view.created, view.id))
 
 
@@ -196,7 +196,7 @@ def get_job(place: Place, job: str, environ: Mapping[str, str]) -> JobView:
     """One job with its pods.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The job does not exist.
     """
     server = KubernetesClient(place)
     found = _get_job_object(server, place, job)
@@ -217,14 +217,15 @@ def _get_job_object(server: KubernetesClient, place: Place, job: str) -> Any:
         ):
             raise
         raise UsageError(
-            f"no {kind} '{job}' in namespace {server.namespace}", "'kubernetes list' shows them; --namespace has others"
+            f"no {kind} '{job}' in namespace {server.namespace}",
+            "to list jobs: kubernetes list; --namespace selects others",
         ) from None
 
 
 def _check_job_name(job: str) -> str:
-    """`job`, which becomes part of an address."""
+    """`job`, checked because it becomes part of a path."""
     if not _NAME.fullmatch(job):
-        raise UsageError(f"{job!r} is not the name of a job", "'kubernetes list' shows them")
+        raise UsageError(f"{job!r} is not the name of a job", "to list jobs: kubernetes list")
     return job
 
 
@@ -235,7 +236,7 @@ def _list_job_pods(server: KubernetesClient, job: str) -> list[Any]:
 
 
 def _list_warning_events(server: KubernetesClient, job: str) -> list[Any]:
-    """What the cluster complains of about the job and its pods, such as a quota; nothing where that may not be read."""
+    """Warning events of the job and its pods, such as an exceeded quota; empty if the user may not read events."""
     try:
         found = server.list_items(f"/api/v1/namespaces/{server.namespace}/events", fieldSelector="type=Warning")
     except RequestRefused:
@@ -249,17 +250,17 @@ def _list_warning_events(server: KubernetesClient, job: str) -> list[Any]:
 
 
 def open_log_reader(place: Place, job: str, environ: Mapping[str, str], write: Write, tail: int | None) -> LogReader:
-    """What writes the log of a node, over lost connections and restarts."""
+    """A reader of the log of a node, across lost connections and restarts."""
     from primus.runtimes.kubernetes import pod_log
 
     return pod_log.PodLogFollower(KubernetesClient(place), write, tail)
 
 
 def delete_job(place: Place, job: str, environ: Mapping[str, str]) -> None:
-    """Remove a job, its pods and what belongs to it.
+    """Delete a job, its pods and its parts.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The job does not exist.
     """
     server = KubernetesClient(place)
     name = _check_job_name(job)
@@ -270,7 +271,7 @@ def delete_job(place: Place, job: str, environ: Mapping[str, str]) -> None:
     if place["target"] == "trainjob":
         found.append(server.delete_object(f"{paths['TrainingRuntime']}/{names.name_training_runtime(name)}"))
     if not any(found):
-        raise UsageError(f"no job '{job}' in namespace {server.namespace}", "'kubernetes list' shows them")
+        raise UsageError(f"no job '{job}' in namespace {server.namespace}", "to list jobs: kubernetes list")
 
 
 def list_nodes(place: Place, environ: Mapping[str, str]) -> list[NodeView]:
@@ -279,6 +280,6 @@ def list_nodes(place: Place, environ: Mapping[str, str]) -> list[NodeView]:
     items = server.list_items("/api/v1/nodes")
     try:
         pods = server.list_items("/api/v1/pods", fieldSelector="status.phase!=Succeeded,status.phase!=Failed")
-    except RequestRefused:  # a user may see the nodes, and not what others run there
+    except RequestRefused:  # many users may list nodes, but not the pods of other namespaces
         pods = None
     return sorted((status.build_node_view(each, pods) for each in items), key=lambda node: node.name)

@@ -1,4 +1,4 @@
-"""Options of the Kubernetes runtime, and how its words are read."""
+"""Options of the Kubernetes runtime, and the parsing of its arguments."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Count = Annotated[int, Meta(ge=0)]
 
 COMMANDS = {
     "create": "Start a job: create [options] --exp FILE, or create [options] -- <task>.",
-    "get": "How a job stands: its pods, their nodes and exit codes, and why it waits.",
-    "list": "The jobs that primus started, or all that the server has with --url.",
-    "logs": "What node 0 of a job prints, or another one with --rank; --follow, --tail.",
-    "delete": "End a job, and remove it with all that was made for it.",
-    "nodes": "Nodes: whether they are ready, and their GPUs, all and used.",
-    "wait": "Wait for the end of a job; ends with its exit code.",
+    "get": "Show a job: state, pods with their nodes and exit codes, and why it is waiting.",
+    "list": "List the jobs that primus started; with --url, all jobs of the server.",
+    "logs": "Print the log of node 0, or of another node with --rank; --follow, --tail.",
+    "delete": "Cancel a job, and delete it with everything that was created for it.",
+    "nodes": "List nodes: ready or not, number of GPUs, GPUs in use.",
+    "wait": "Wait until a job ends, and exit with its exit code.",
 }
-"""What the runtime does by itself."""
-OF_A_JOB = ("get", "logs", "delete", "wait")
+"""Commands that need no task."""
+JOB_COMMANDS = ("get", "logs", "delete", "wait")
 """Commands that take the name of a job."""
 WHERE = ("command", "job", "url", "target", "token_file", "namespace", "context", "kubeconfig", "workspace", "api")
 """Options of every command."""
@@ -38,149 +38,149 @@ OF_COMMANDS = {
     "nodes": (),
     "wait": ("workload_id", "timeout"),
 }
-"""Options that the commands besides `create` take as well."""
-OF_THE_TASK = ("--exp", "--data_path", "--data-path", "--backend")
+"""Further options of the commands except `create`."""
+TASK_OPTIONS = ("--exp", "--data_path", "--data-path", "--backend")
 """Options that name the task."""
 REFERENCES = ("--secret", "--pull-secret", "--pull_secret")
-"""Options whose values name Secrets that exist."""
+"""Options whose values name existing Secrets."""
 
 
 class Options(Struct, frozen=True, kw_only=True):
-    """Run on Kubernetes; `k8s` for short."""
+    """Run on Kubernetes (short name: k8s)."""
 
     command: Positional = ""
-    """One of create, get, list, logs, delete, nodes, wait; create where a task follows."""
+    """create, get, list, logs, delete, nodes or wait (default: create, if a task follows)."""
     job: Positional = ""
     """Name or id of the job, for get, logs, delete and wait."""
     # where
     url: str | None = None
-    """Primus-SaFE server, such as https://safe.example.org; the job goes there (--target safe)."""
+    """Primus-SaFE server to send the job to, for example https://safe.example.org (implies --target safe)."""
     target: TargetName | None = None
-    """Kind of job; jobset, and safe with --url."""
+    """Kind of job (default: jobset; safe with --url)."""
     token_file: str | None = None
-    """Primus-SaFE: file with the API key; PRIMUS_SAFE_TOKEN otherwise."""
+    """Primus-SaFE: file with the API key (default: PRIMUS_SAFE_TOKEN)."""
     namespace: Annotated[str | None, Meta(extra={"short": ("-n",)})] = None
-    """Namespace; that of the kubeconfig's context, else default."""
+    """Namespace (default: that of the kubeconfig's context, else default)."""
     context: str | None = None
-    """Context of the kubeconfig; its current one."""
+    """Context of the kubeconfig (default: the current one)."""
     kubeconfig: str | None = None
-    """Kubeconfig; KUBECONFIG, else ~/.kube/config, else the account of the pod that this runs in."""
+    """Kubeconfig file (default: KUBECONFIG, else ~/.kube/config, else the service account of this pod)."""
     workspace: str | None = None
-    """Workspace of Primus-SaFE; elsewhere the same as --namespace."""
+    """Workspace of Primus-SaFE; for other targets the same as --namespace."""
     api: Literal["current", "legacy"] = "current"
-    """Primus-SaFE: legacy for servers from before 2026."""
+    """Primus-SaFE: use legacy for servers from before 2026."""
     # what
     replica: Annotated[int, Meta(ge=1)] = 1
-    """Nodes, one pod on each."""
+    """Number of nodes, with one pod on each."""
     gpu: Count = 8
-    """GPUs of each node; 0 for none."""
+    """GPUs per node; 0 for none."""
     cpu: str = "96"
-    """CPUs of each node; 0 sets no limit."""
+    """CPUs per node; 0 for no limit."""
     memory: str | None = None
-    """Memory of each node, such as 1024Gi."""
+    """Memory per node, for example 1024Gi."""
     shm: str | None = None
-    """Size of /dev/shm, such as 512Gi; as much as the memory limit allows where it is not given."""
+    """Size of /dev/shm, for example 512Gi (default: bounded by the memory limit)."""
     vendor: Vendor | None = None
-    """Whose GPUs; amd, and none with --gpu 0."""
+    """Vendor of the GPUs (default: amd; none with --gpu 0)."""
     rdma: tuple[str, ...] = ()
-    """RESOURCE=N, such as rdma/hca=8; may be repeated."""
+    """RDMA devices per node as RESOURCE=N, for example rdma/hca=8; may be repeated."""
     image: str | None = None
-    """Container image, which has primus-cli."""
+    """Container image that contains primus-cli."""
     pull_secret: tuple[str, ...] = ()
-    """Secret with the registry's credentials; may be repeated."""
+    """Secret with the credentials of the registry; may be repeated."""
     volume: tuple[str, ...] = ()
-    """CLAIM:/path, a volume claim, or /on/node:/path; the first one holds the run folders; may be repeated."""
+    """CLAIM:/path for a volume claim, or /on/node:/path; the first one stores the run folders; may be repeated."""
     entry: str = "primus-cli"
-    """primus-cli in the image."""
+    """Path of primus-cli in the image."""
     workdir: str | None = None
-    """Folder in the image where the task starts."""
+    """Folder in the image in which the task starts."""
     name: str | None = None
-    """Name of the job; made of the experiment's and the run's id."""
+    """Name of the job (default: the experiment's name and the run's id)."""
     env: tuple[str, ...] = ()
-    """NAME=VALUE, or a NAME that this shell has; secrets become a Secret; may be repeated."""
+    """Environment variable: NAME=VALUE, or NAME of a variable that is set; secrets become a Secret; may be repeated."""
     hf_token: str | None = None
-    """Hugging Face token, HF_TOKEN; better set in the shell, which is passed on."""
+    """Hugging Face token; prefer to set HF_TOKEN in the shell, which is passed on."""
     secret: tuple[str, ...] = ()
-    """NAME=SECRET/KEY, the variable NAME from a Secret that exists; may be repeated."""
+    """NAME=SECRET/KEY sets variable NAME from an existing Secret; may be repeated."""
     exp: str | None = None
-    """Experiment file; the same as `-- train pretrain --config FILE`."""
+    """Experiment file; short for `-- train pretrain --config FILE`."""
     data_path: str | None = None
-    """With --exp: folder of the data, where the pods see it."""
+    """With --exp: folder of the data in the pods."""
     backend: str | None = None
     """With --exp: framework of the trainer."""
     # how
     nodelist: tuple[str, ...] = ()
-    """Nodes that may be used, NODE,NODE; may be repeated."""
+    """Nodes to choose from, as NODE,NODE; may be repeated."""
     exclude: tuple[str, ...] = ()
-    """Nodes that must not be used, NODE,NODE; may be repeated."""
+    """Nodes that are not used, as NODE,NODE; may be repeated."""
     queue: str | None = None
     """Kueue queue that admits the job."""
     priority_class: str | None = None
     """Priority class of the pods."""
     priority: int | None = None
-    """Primus-SaFE: 0 to 2."""
+    """Primus-SaFE: priority from 0 to 2."""
     service_account: str | None = None
     """Service account of the pods."""
     host_network: bool = False
-    """Use the network of the nodes, as RDMA without a secondary network needs."""
+    """Use the network of the nodes; RDMA needs it without a secondary network."""
     port: Annotated[int, Meta(ge=1, le=65535)] = 29500
-    """Port of the rendezvous on node 0."""
+    """Rendezvous port on node 0."""
     max_restarts: Count | None = None
-    """Restarts of all pods after a failure; preemption does not count. 3 where it is not given."""
+    """Maximum restarts of all pods after a failure; preemption does not count (default: 3)."""
     ttl: Count | None = None
-    """Seconds that the job is kept after its end."""
+    """Seconds after which an ended job is deleted."""
     grace: Count = 600
-    """Seconds that pods have to save and end when they are asked to."""
+    """Seconds for pods to save and exit after SIGTERM."""
     # commands
     workload_id: str | None = None
-    """The job of get, logs, delete and wait, as the server calls it."""
+    """Id of the job for get, logs, delete and wait."""
     rank: Count | None = None
-    """Number of the node whose log is shown; 0 where it is not given."""
+    """logs: rank of the node (default: 0)."""
     follow: Annotated[bool, Meta(extra={"short": ("-f",)})] = False
-    """Logs: go on until the job ends."""
+    """logs: print new lines until the job ends."""
     tail: Count | None = None
-    """Logs: the last N lines of each node."""
+    """logs: print only the last N lines of a node."""
     timeout: Annotated[float, Meta(ge=0)] | None = None
-    """Wait: seconds after which it is given up, with exit code 124."""
+    """wait: stop waiting after this many seconds, with exit code 124."""
     yes: Annotated[bool, Meta(extra={"short": ("-y",)})] = False
-    """Delete without asking."""
+    """delete: do not ask for confirmation."""
 
     @property
     def target_name(self) -> TargetName:
-        """The target that is meant."""
+        """The target, given or implied."""
         return self.target or ("safe" if self.url else "jobset")
 
     @property
     def gpu_vendor(self) -> Vendor:
-        """Whose GPUs the pods ask for."""
+        """Vendor of the GPUs that the pods request."""
         return "none" if self.gpu == 0 else self.vendor or "amd"
 
     @property
     def job_id(self) -> str:
-        """The job that a command is about; empty where none is named."""
+        """Id of the job for a command; empty if none is given."""
         return self.workload_id or self.job
 
     @property
     def allowed_nodes(self) -> tuple[str, ...]:
-        """Every node of --nodelist, each once."""
+        """Nodes of --nodelist, without repetitions."""
         return _split_names(self.nodelist)
 
     @property
     def usable_nodes(self) -> tuple[str, ...]:
-        """Those of them that are not excluded."""
+        """Nodes of --nodelist that are not excluded."""
         return tuple(name for name in self.allowed_nodes if name not in self.excluded_nodes)
 
     @property
     def excluded_nodes(self) -> tuple[str, ...]:
-        """Every node of --exclude, each once."""
+        """Nodes of --exclude, without repetitions."""
         return _split_names(self.exclude)
 
 
 def parse(words: Sequence[str]) -> Options:
-    """Read `words`, in which command and job may stand anywhere.
+    """Parse `words`; command and job may be anywhere among the options.
 
     Raises:
-        UsageError: A word is wrong, or options exclude each other.
+        UsageError: An argument is invalid, or options cannot be combined.
     """
     options, more = flags.parse_options(Options, _one_each(words), WHAT, extra=True)
     unknown = [word for word in more if word.startswith("-")]
@@ -192,10 +192,10 @@ def parse(words: Sequence[str]) -> Options:
 
 
 def implied(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """`words` with a command in front, as the task of --exp without the words that name it; and the task's words.
+    """`words` with the command in front and without --exp and its options, and the task that --exp means.
 
     Raises:
-        UsageError: A word is wrong.
+        UsageError: An argument is invalid.
     """
     options = parse(words)
     if options.exp is None:
@@ -208,7 +208,7 @@ def implied(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     rest = iter(words)
     for word in rest:
         flag, equals, _ = word.partition("=")
-        if flag not in OF_THE_TASK:
+        if flag not in TASK_OPTIONS:
             kept.append(word)
         elif not equals:
             next(rest, None)
@@ -221,18 +221,18 @@ def _remove_word(words: Sequence[str], word: str) -> tuple[str, ...]:
 
 
 def _assign_positional_words(options: Options, typed: list[str]) -> Options:
-    """`options` with the words that are no flags in their places."""
+    """`options` with command and job from the positional arguments."""
     command = typed.pop(0) if typed else ""
     if command and command not in COMMANDS:
-        raise UsageError(f"{WHAT}: no command '{command}'", did_you_mean(command, COMMANDS))
-    job = typed.pop(0) if typed and command in OF_A_JOB else ""
+        raise UsageError(f"{WHAT}: unknown command '{command}'", did_you_mean(command, COMMANDS))
+    job = typed.pop(0) if typed and command in JOB_COMMANDS else ""
     if typed:
-        raise UsageError(f"{WHAT}: unexpected word '{typed[0]}'", "separate runtimes and task by ' -- '")
+        raise UsageError(f"{WHAT}: unexpected argument '{typed[0]}'", "write ' -- ' between runtimes and task")
     return structs.replace(options, command=command, job=job)
 
 
 def _one_each(words: Sequence[str]) -> list[str]:
-    """`words` with each option that may be repeated tied to its value: it takes one, whatever that begins with."""
+    """`words` with repeatable options joined to their value (`--env=X`), which may begin with a dash."""
     lists = {name for flag in flags.list_flags(Options) if flag.is_list for name in flag.names}
     tied: list[str] = []
     rest = iter(words)
@@ -247,17 +247,17 @@ def _split_names(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def takes(words: Sequence[str], name: str) -> bool:
-    """Whether the command in `words` takes the option `name`, which a launcher file has for whatever takes it."""
+    """Whether the command in `words` supports the option `name`; defaults of launcher files apply only then."""
     command = next((word for word in words if word in COMMANDS), "create")
     return _is_taken(command, name.removeprefix("--").replace("-", "_"))
 
 
 def _check_command(options: Options) -> None:
-    """Refuse options of another command than the one that is given."""
+    """Reject options of other commands."""
     command = options.command or "create"
     for field in structs.fields(Options):
         if getattr(options, field.name) != field.default and not _is_taken(command, field.name):
-            raise UsageError(f"{WHAT}: {command} takes no --{field.name.replace('_', '-')}", "leave it out")
+            raise UsageError(f"{WHAT}: {command} does not support --{field.name.replace('_', '-')}", "remove it")
 
 
 def _is_taken(command: str, field: str) -> bool:
@@ -266,20 +266,22 @@ def _is_taken(command: str, field: str) -> bool:
 
 
 def _check_options(options: Options) -> None:
-    """Refuse what cannot be meant."""
+    """Reject options that contradict each other."""
     _check_command(options)
     if options.url and options.target_name != "safe":
-        raise UsageError(f"--url is a Primus-SaFE server, and --target {options.target} is not", "leave one out")
+        raise UsageError(f"--url (Primus-SaFE) cannot be combined with --target {options.target}", "remove one of them")
     if options.target_name == "safe" and not options.url:
-        raise UsageError("--target safe needs --url", "--url https://SERVER")
+        raise UsageError("--target safe needs --url", "add --url https://SERVER")
     for name in ("nodelist", "exclude"):
         if getattr(options, name) and not _split_names(getattr(options, name)):
-            raise UsageError(f"{WHAT}: --{name} names no node", f"--{name} NODE,NODE")
+            raise UsageError(f"{WHAT}: --{name} contains no node", f"write --{name} NODE,NODE")
     if options.nodelist and len(options.usable_nodes) < options.replica:
         usable = f"{len(options.usable_nodes)} nodes of --nodelist"
-        raise UsageError(f"{WHAT}: --replica {options.replica} on {usable}", "name at least as many nodes")
+        raise UsageError(f"{WHAT}: --replica {options.replica} needs more than {usable}", "list at least as many nodes")
     of_the_task = [name for name in ("data_path", "backend") if getattr(options, name) is not None]
     if of_the_task and options.exp is None:
-        raise UsageError(f"{WHAT}: --{of_the_task[0]} goes with --exp", "give it to the task, after ' -- '")
+        raise UsageError(f"{WHAT}: --{of_the_task[0]} needs --exp", "write it after the task, behind ' -- '")
     if options.workload_id and options.job and options.workload_id != options.job:
-        raise UsageError(f"{WHAT}: '{options.job}' and --workload-id {options.workload_id} are two jobs")
+        raise UsageError(
+            f"{WHAT}: '{options.job}' and --workload-id {options.workload_id} are different jobs", "remove one of them"
+        )

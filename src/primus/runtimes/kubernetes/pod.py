@@ -1,4 +1,4 @@
-"""The pod of one node of a job."""
+"""Build the pod of one node of a job."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from primus.runtimes.kubernetes.target import JobSpec
 
 Manifest = dict[str, Any]
 GPU_RESOURCE = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}
-"""What the vendors' device plug-ins call a GPU; it is also the key of the taint of their nodes."""
+"""Resource name of a GPU in the vendors' device plug-ins; it is also the key of the taint of their nodes."""
 CAPABILITIES = ["IPC_LOCK", "SYS_PTRACE"]
-"""To pin memory for RDMA, as a pod has no ulimits; to write the stacks of a process that hangs."""
+"""IPC_LOCK pins memory for RDMA, as a pod has no ulimits; SYS_PTRACE reads the stacks of a process that hangs."""
 
 
-def build_pod_template(order: JobSpec, container: Manifest) -> Manifest:
+def build_pod_template(job_spec: JobSpec, container: Manifest) -> Manifest:
     """The template of the pods, which run `container`."""
-    options = order.options
-    spec: Manifest = {"restartPolicy": "Never", "containers": [container], **build_pod_spec_override(order)}
+    options = job_spec.options
+    spec: Manifest = {"restartPolicy": "Never", "containers": [container], **build_pod_spec_override(job_spec)}
     if options.host_network:
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if options.priority_class:
         spec["priorityClassName"] = options.priority_class
-    return {"metadata": {"labels": build_labels(order)}, "spec": spec}
+    return {"metadata": {"labels": build_labels(job_spec)}, "spec": spec}
 
 
-def build_labels(order: JobSpec) -> dict[str, str]:
-    """By which what was made for a run is found."""
-    return {names.OURS: "primus", names.RUN: order.run_id}
+def build_labels(job_spec: JobSpec) -> dict[str, str]:
+    """Labels of all objects of a run."""
+    return {names.OURS: "primus", names.RUN: job_spec.run_id}
 
 
-def build_pod_spec_override(order: JobSpec) -> Manifest:
-    """What a TrainJob may change of its runtime's pods, without the containers."""
-    options = order.options
+def build_pod_spec_override(job_spec: JobSpec) -> Manifest:
+    """Fields of the pod that a TrainJob may override in its runtime, without containers."""
+    options = job_spec.options
     vendor = GPU_RESOURCE.get(options.gpu_vendor)
-    spec: Manifest = {"terminationGracePeriodSeconds": options.grace, "volumes": _build_volumes(order)}
+    spec: Manifest = {"terminationGracePeriodSeconds": options.grace, "volumes": _build_volumes(job_spec)}
     if vendor:
         spec["tolerations"] = [{"key": vendor, "operator": "Exists", "effect": "NoSchedule"}]
-    if affinity := _build_node_affinity(order):
+    if affinity := _build_node_affinity(job_spec):
         spec["affinity"] = affinity
     if options.service_account:
         spec["serviceAccountName"] = options.service_account
@@ -50,58 +50,58 @@ def build_pod_spec_override(order: JobSpec) -> Manifest:
     return spec
 
 
-def runtime_container(order: JobSpec) -> Manifest:
-    """The container of a TrainingRuntime's pods; what it starts, with what, is the TrainJob's to say."""
-    return {"name": names.REPLICATED_JOB, "image": order.options.image, **build_container_override(order)}
+def runtime_container(job_spec: JobSpec) -> Manifest:
+    """The container of a TrainingRuntime's pods; the TrainJob sets its command and variables."""
+    return {"name": names.REPLICATED_JOB, "image": job_spec.options.image, **build_container_override(job_spec)}
 
 
-def build_container(order: JobSpec) -> Manifest:
+def build_container(job_spec: JobSpec) -> Manifest:
     """The container of a JobSet's pods."""
-    options = order.options
+    options = job_spec.options
     return {
         "name": names.REPLICATED_JOB,
         "image": options.image,
-        "command": build_container_command(order),
-        "env": [each for each in _build_rank_variables(options) if each["name"] not in order.env]
-        + build_container_variables(order),
+        "command": build_container_command(job_spec),
+        "env": [each for each in _build_rank_variables(options) if each["name"] not in job_spec.env]
+        + build_container_variables(job_spec),
         "ports": [{"containerPort": options.port}],
         "resources": build_resources(options),
-        **build_container_override(order),
+        **build_container_override(job_spec),
     }
 
 
-def build_container_override(order: JobSpec) -> Manifest:
-    """What a TrainJob may change of its runtime's container."""
+def build_container_override(job_spec: JobSpec) -> Manifest:
+    """Fields of the container that a TrainJob may override in its runtime."""
     mounts = [
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # the pod's, not ours
         {"name": "run", "mountPath": node_script.RUN_FILES, "readOnly": True},
     ]
-    for number, volume in enumerate(volumes.parse_volumes(order.options.volume)):
+    for number, volume in enumerate(volumes.parse_volumes(job_spec.options.volume)):
         mount: Manifest = {"name": f"volume-{number}", "mountPath": volume.path}
         mounts.append(mount | {"readOnly": True} if volume.is_read_only else mount)
-    if not volumes.list_writable_volumes(order.options.volume):
+    if not volumes.list_writable_volumes(job_spec.options.volume):
         mounts.append({"name": "output", "mountPath": str(NO_VOLUME)})
     return {"volumeMounts": mounts, "securityContext": {"capabilities": {"add": CAPABILITIES}}}
 
 
-def build_container_command(order: JobSpec) -> list[str]:
-    """What the container starts."""
-    words = ("sh", node_script.RUN_SCRIPT, order.inside, order.options.workdir or ".", *order.command)
+def build_container_command(job_spec: JobSpec) -> list[str]:
+    """Command of the container."""
+    words = ("sh", node_script.RUN_SCRIPT, job_spec.inside, job_spec.options.workdir or ".", *job_spec.command)
     return [escape_variable_references(word) for word in words]
 
 
-def build_container_variables(order: JobSpec) -> list[Manifest]:
-    """The variables of a container: values, and references to Secrets."""
+def build_container_variables(job_spec: JobSpec) -> list[Manifest]:
+    """Variables of the container: values, and references to Secrets."""
     env: list[Manifest] = [{"name": "PRIMUS_NO_RESTART_CODE", "value": str(NO_RESTART_CODE)}]
-    env += [{"name": name, "value": escape_variable_references(value)} for name, value in sorted(order.env.items())]
-    own = {name: (names.name_secret(order.name), name) for name in order.secrets}
-    for name, (secret, key) in sorted((own | secret_references(order.options)).items()):
+    env += [{"name": name, "value": escape_variable_references(value)} for name, value in sorted(job_spec.env.items())]
+    own = {name: (names.name_secret(job_spec.name), name) for name in job_spec.secrets}
+    for name, (secret, key) in sorted((own | secret_references(job_spec.options)).items()):
         env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
     return env
 
 
 def build_resources(options: Options) -> Manifest:
-    """Limits of a pod; those of devices are also its requests."""
+    """Limits of the pod; for devices they are also its requests."""
     vendor = GPU_RESOURCE.get(options.gpu_vendor)
     limits = {vendor: str(options.gpu)} if vendor else {}
     limits |= _parse_rdma_resources(options)
@@ -111,7 +111,7 @@ def build_resources(options: Options) -> Manifest:
 
 
 def escape_variable_references(value: str) -> str:
-    """`value` as Kubernetes gives it to the process: it replaces $(NAME), and $$ by $, in commands and variables.
+    """`value` with `$` doubled: Kubernetes expands $(NAME), and $$ to $, in commands and variables.
 
     Source: k8s.io/kubernetes/third_party/forked/golang/expansion.
     """
@@ -123,13 +123,13 @@ def _parse_rdma_resources(options: Options) -> dict[str, str]:
     for word in options.rdma:
         name, _, count = word.partition("=")
         if "/" not in name or not count.isdigit():
-            raise UsageError(f"--rdma {word}: expected RESOURCE=N", "--rdma rdma/hca=8")
+            raise UsageError(f"--rdma {word}: expected RESOURCE=N", "for example --rdma rdma/hca=8")
         found[name] = count
     return found
 
 
 def _build_rank_variables(options: Options) -> list[Manifest]:
-    """Variables that tell a node its place among the others."""
+    """Variables with the node's rank and the rendezvous address."""
     annotation = {"fieldPath": f"metadata.annotations['{names.RANK_OF_POD}']"}
     coordinator = {"fieldPath": f"metadata.annotations['{names.COORDINATOR}']"}
     return [
@@ -141,10 +141,10 @@ def _build_rank_variables(options: Options) -> list[Manifest]:
     ]
 
 
-def _build_volumes(order: JobSpec) -> list[Manifest]:
-    options = order.options
+def _build_volumes(job_spec: JobSpec) -> list[Manifest]:
+    options = job_spec.options
     memory = {"medium": "Memory", **({"sizeLimit": options.shm} if options.shm else {})}
-    found: list[Manifest] = [{"name": "shm", "emptyDir": memory}, {"name": "run", "configMap": run_files(order)}]
+    found: list[Manifest] = [{"name": "shm", "emptyDir": memory}, {"name": "run", "configMap": run_files(job_spec)}]
     for number, volume in enumerate(volumes.parse_volumes(options.volume)):
         is_claim = not volume.source.startswith("/")
         where = (
@@ -158,17 +158,17 @@ def _refer_to_pod_field(path: str) -> Manifest:
     return {"hostPath": {"path": path, "type": "Directory"}}
 
 
-def run_files(order: JobSpec) -> Manifest:
-    """The run folder's files as a volume: their keys, and where they are below it."""
+def run_files(job_spec: JobSpec) -> Manifest:
+    """Volume source with the run folder's files: key and path of each."""
     items = [{"key": node_script.SCRIPT, "path": node_script.SCRIPT}]
-    items += [{"key": key, "path": f"{node_script.FILES}/{name}"} for key, name in list_run_file_keys(order).items()]
-    return {"name": names.name_run_files(order.name), "items": items}
+    items += [{"key": key, "path": f"{node_script.FILES}/{name}"} for key, name in list_run_file_keys(job_spec).items()]
+    return {"name": names.name_run_files(job_spec.name), "items": items}
 
 
-def list_run_file_keys(order: JobSpec) -> dict[str, str]:
-    """Keys of the run folder's files, which may hold letters, digits, dots and dashes only, and their paths."""
+def list_run_file_keys(job_spec: JobSpec) -> dict[str, str]:
+    """Paths of the run folder's files by ConfigMap key; keys allow letters, digits, `.`, `-` and `_` only."""
     found: dict[str, str] = {}
-    for number, name in enumerate(sorted(order.files)):
+    for number, name in enumerate(sorted(job_spec.files)):
         plain = "".join(
             letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "." for letter in name
         )
@@ -177,16 +177,16 @@ def list_run_file_keys(order: JobSpec) -> dict[str, str]:
     return found
 
 
-def _build_node_affinity(order: JobSpec) -> Manifest:
-    """Every node of the list may be used, and each for one pod."""
-    allowed, excluded = order.options.allowed_nodes, order.options.excluded_nodes
+def _build_node_affinity(job_spec: JobSpec) -> Manifest:
+    """Affinity to the nodes of the list, and anti-affinity between the pods: one pod per node."""
+    allowed, excluded = job_spec.options.allowed_nodes, job_spec.options.excluded_nodes
     wanted = [{"key": names.NODE_NAME, "operator": "In", "values": list(allowed)}] if allowed else []
     wanted += [{"key": names.NODE_NAME, "operator": "NotIn", "values": list(excluded)}] if excluded else []
     found: Manifest = {}
     if wanted:
         terms = {"nodeSelectorTerms": [{"matchExpressions": wanted}]}
         found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
-    if order.options.replica > 1:
-        alone = {"labelSelector": {"matchLabels": {names.JOB_OF_POD: order.name}}, "topologyKey": names.NODE_NAME}
+    if job_spec.options.replica > 1:
+        alone = {"labelSelector": {"matchLabels": {names.JOB_OF_POD: job_spec.name}}, "topologyKey": names.NODE_NAME}
         found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [alone]}
     return found

@@ -1,4 +1,8 @@
-"""The log of a pod, followed over lost connections."""
+"""Follow the log of a pod across lost connections.
+
+The server can resume a log at a time (sinceTime), which it rounds down to the second. Lines carry timestamps, so the
+follower remembers the last timestamp and the number of lines with it, and skips what it has written.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ RECONNECT_S = 1.0
 
 
 class PodLogFollower:
-    """Writes each line of the pods of one node once."""
+    """Writes each line of the pods of one node exactly once."""
 
     def __init__(self, server: KubernetesClient, write: Write, tail: int | None) -> None:
         self._server = server
@@ -24,10 +28,10 @@ class PodLogFollower:
         self._pod = ""
         self._last = ""
         self._num_at_last = 0
-        """Lines of the last moment that are written."""
+        """Lines with the last timestamp that are written."""
 
     def read(self, pod: str, *, follow: bool) -> None:
-        """Write the lines of `pod` that are new; with `follow` until the connection ends, maybe long before the pod."""
+        """Write the new lines of `pod`; with `follow`, until the connection ends, possibly long before the pod does."""
         if pod != self._pod:
             self._write_last_lines()
             self._pod, self._last, self._num_at_last = pod, "", 0
@@ -43,16 +47,16 @@ class PodLogFollower:
         except RequestRefused as error:
             if error.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND) or not follow:
                 raise
-            time.sleep(RECONNECT_S)  # its container waits to be started, or the pod has been replaced
+            time.sleep(RECONNECT_S)  # the container has not started yet, or the pod has been replaced
 
     def _write_last_lines(self) -> None:
-        """Write the last lines of the pod before, where it is still there."""
+        """Write the last lines of the previous pod, if it still exists."""
         if self._pod:
             with contextlib.suppress(RequestRefused):
                 self.read(self._pod, follow=False)
 
     def _write_new(self, lines: Iterable[str]) -> None:
-        """Write `lines` without those that were written before a connection was lost: they come by the second."""
+        """Write `lines`, except those that were written before a connection was lost."""
         known, num_known = self._last, self._num_at_last
         for line in lines:
             moment, _, text = line.partition(" ")

@@ -1,4 +1,4 @@
-"""Workloads of Primus-SaFE through its REST API, of servers from before and after it took a list of resources."""
+"""Workloads of Primus-SaFE through its REST API, for current servers and those from before 2026 (--api legacy)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from primus.runtimes.kubernetes.target import (
 
 PAGE = 100
 NUM_LOG_LINES = 1000
-"""Lines of a log that are asked for at once, as the server does by itself."""
+"""Lines of a log per request, the server's own default."""
 PHASES: dict[str, State] = {
     "Pending": "queued",
     "Running": "running",
@@ -49,10 +49,10 @@ PHASES: dict[str, State] = {
 
 
 def resolve_place(options: Options, environ: Mapping[str, str]) -> Place:
-    """Where `options` say.
+    """Place in `options`.
 
     Raises:
-        UsageError: --url is no address.
+        UsageError: --url is not an address.
     """
     found = {"target": "safe", "url": check_url(options.url or ""), "api": options.api}
     if options.workspace:
@@ -65,10 +65,10 @@ def resolve_place(options: Options, environ: Mapping[str, str]) -> Place:
 
 
 def check(options: Options) -> None:
-    """Refuse what Primus-SaFE cannot honour.
+    """Reject options that Primus-SaFE does not support.
 
     Raises:
-        UsageError: There is such an option, or one is missing or wrong.
+        UsageError: An option is not supported, missing or invalid.
     """
     check_url(options.url or "")
     for name in ("workspace", "image"):
@@ -77,71 +77,71 @@ def check(options: Options) -> None:
     default = Options()
     for name, reason in _NOT_OURS.items():
         if getattr(options, name) != getattr(default, name):
-            raise UsageError(f"--target safe has no --{name.replace('_', '-')}: {reason}", "leave it out")
+            raise UsageError(f"--target safe does not support --{name.replace('_', '-')}: {reason}", "remove it")
     for volume in volumes.parse_volumes(options.volume):
         if volume.source != volume.path or volume.is_read_only:
             raise UsageError(
-                f"--volume {volume.source}:{volume.path}: a workspace mounts its volumes itself",
-                "name the folder where it does: --volume /shared:/shared",
+                f"--volume {volume.source}:{volume.path}: the workspace mounts its volumes itself",
+                "use the folder at which it mounts one: --volume /shared:/shared",
             )
     if options.vendor == "nvidia":
-        raise UsageError("--target safe has no --vendor nvidia", "its clusters are AMD's")
+        raise UsageError("--target safe does not support --vendor nvidia", "its clusters have AMD GPUs: remove it")
     if options.priority is not None and not 0 <= options.priority <= 2:
-        raise UsageError(f"--priority {options.priority}: use 0 to 2")
+        raise UsageError(f"--priority {options.priority} is out of range", "use 0 to 2")
     if options.api == "legacy":
         _check_legacy(options)
 
 
 _NOT_OURS = {
-    "namespace": "a workspace has its own (--workspace)",
-    "context": "it is reached by its URL",
-    "kubeconfig": "it is reached by its URL",
-    "rdma": "it adds rdma/hca to jobs of several nodes with all GPUs",
+    "namespace": "a workspace has its own namespace (use --workspace)",
+    "context": "the server is given by --url",
+    "kubeconfig": "the server is given by --url",
+    "rdma": "the server adds rdma/hca to jobs that use all GPUs of several nodes",
     "pull_secret": "a workspace has its own",
-    "secret": "it cannot set a variable from a secret; --env NAME sends the value of your shell",
-    "queue": "it has its own queue",
+    "secret": "the server cannot set a variable from a secret; --env NAME sends the value of your shell",
+    "queue": "the server has its own queue",
     "priority_class": "use --priority",
-    "service_account": "it has its own",
-    "port": "it chooses the port",
-    "grace": "it gives a pod 5 s to end",
+    "service_account": "the server chooses it",
+    "port": "the server chooses it",
+    "grace": "the server stops a pod after 5 s",
 }
-"""Options that Primus-SaFE cannot honour, and why."""
+"""Options that Primus-SaFE does not support, and why."""
 
 
 def _check_legacy(options: Options) -> None:
     if len(options.usable_nodes) > 1:
         raise UsageError(
-            f"--api legacy: an old server keeps one node of --nodelist, not {len(options.usable_nodes)}",
-            "name one, or use --exclude on a current server",
+            f"--api legacy supports one node in --nodelist, not {len(options.usable_nodes)}",
+            "use one node, or --exclude on a current server",
         )
     for name in ("exclude", "host_network", "priority", "shm"):
         if getattr(options, name) != getattr(Options(), name):
-            raise UsageError(f"--api legacy has no --{name.replace('_', '-')}", "leave it out")
+            raise UsageError(f"--api legacy does not support --{name.replace('_', '-')}", "remove it")
 
 
-def format_job(order: JobSpec, *, as_json: bool) -> str:
-    """What `create` would send; values of secrets are masked."""
-    body = build_workload_request(order)
-    body["env"] = body["env"] | dict.fromkeys(order.secrets, MASK)
+def format_job(job_spec: JobSpec, *, as_json: bool) -> str:
+    """The request that `create` would send, with secrets masked."""
+    body = build_workload_request(job_spec)
+    body["env"] = body["env"] | dict.fromkeys(job_spec.secrets, MASK)
     if as_json:
         return json.dumps(body, indent=2)
-    text = build_node_script(order)
-    lines = [f"POST {check_url(order.options.url or '')}/api/v1/workloads"]
+    text = build_node_script(job_spec)
+    lines = [f"POST {check_url(job_spec.options.url or '')}/api/v1/workloads"]
     for key in ("entryPoint", "entryPoints"):
         if key in body:
             body[key] = f"(the script below, {len(text)} bytes)"
-    files = [f"#   {name}" for name in sorted(order.files)]
+    files = [f"#   {name}" for name in sorted(job_spec.files)]
     return "\n".join([*lines, json.dumps(body, indent=2), "", text.rstrip("\n"), "# with these files:", *files])
 
 
-def create_job(order: JobSpec, place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
-    """Start the workload; gives its id. Where no answer came it is looked up before it is asked for again.
+def create_job(job_spec: JobSpec, place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
+    """Create the workload; gives its id. After a lost answer, look for the workload before the next attempt.
 
     Raises:
-        PrimusError: The server refuses it, or cannot be reached.
+        PrimusError: The server rejects it, or cannot be reached.
     """
-    server = SafeServer(place, environ, hidden=tuple(order.secrets.values()))
-    body = build_workload_request(order)
+    server = SafeServer(place, environ, hidden=tuple(job_spec.secrets.values()))
+    body = build_workload_request(job_spec)
     problem: PrimusError | None = None
     for delay in (*DELAYS_S[:2], 0.0):
         try:
@@ -149,34 +149,34 @@ def create_job(order: JobSpec, place: Place, environ: Mapping[str, str], say: Ca
         except UncertainRequestError as error:
             problem = error
             time.sleep(delay)
-            found = _find_workload(server, place, order)
+            found = _find_workload(server, place, job_spec)
             if found:
-                say("the server gave no answer, but has made the job")
+                say("the response was lost, but the server has created the job")
                 return found
         except (KeyError, TypeError):
-            raise PrimusError(f"{place['url']}: the answer has no workloadId", "is --api right?") from None
+            raise PrimusError(f"{place['url']}: the response has no workloadId", "check --api") from None
     assert problem
-    hint = f"it may be there all the same: look for {order.name} with 'kubernetes list' before you try again"
+    hint = f"the job may exist: look for {job_spec.name} with 'kubernetes list' before you try again"
     raise SubmissionUncertain(problem.problem, hint)
 
 
-def _find_workload(server: SafeServer, place: Place, order: JobSpec) -> str | None:
-    """Id of the workload that was made for `order`, whose name has the run's id and is given once."""
-    for item in _list_workloads(server, place, description=f"primus run {order.run_id}"):
-        if item.get("displayName") == order.name:
+def _find_workload(server: SafeServer, place: Place, job_spec: JobSpec) -> str | None:
+    """Id of the workload of this run; its name contains the run's id, so it is unique."""
+    for item in _list_workloads(server, place, description=f"primus run {job_spec.run_id}"):
+        if item.get("displayName") == job_spec.name:
             return str(item["workloadId"])
     return None
 
 
 def _list_workloads(server: SafeServer, place: Place, **query: object) -> Iterator[dict[str, Any]]:
-    """All workloads that the server lists, page by page, the newest first."""
+    """All workloads of the server, page by page, the newest first."""
     offset = 0
     where = {"workspaceId": place.get("workspace"), **query}
     while True:
         answer = server.get_json("/workloads", **where, offset=offset, limit=PAGE, sortBy="creationTime", order="desc")
         items = _read_workload_page(server, answer)
         if not all("workloadId" in item for item in items):
-            raise server.build_foreign_answer_error("no list of workloads")
+            raise server.build_foreign_answer_error("not a list of workloads")
         yield from items
         offset += len(items)
         if not items or offset >= answer.get("totalCount", 0):
@@ -184,21 +184,21 @@ def _list_workloads(server: SafeServer, place: Place, **query: object) -> Iterat
 
 
 def _read_workload_page(server: SafeServer, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a page lists; an empty one may have `null` there.
+    """Items of a page; null, which stands for an empty page, is an empty list.
 
     Raises:
-        PrimusError: It is no page.
+        PrimusError: The response is not a page.
     """
     items = answer.get("items", "")
     if items is None:
         return []
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise server.build_foreign_answer_error("no list")
+        raise server.build_foreign_answer_error("not a list")
     return items
 
 
 def states(place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-    """How jobs stand; `gone` for one that is not there."""
+    """States of jobs; `gone` for a job that does not exist."""
     missing = set(ids)
     found = {}
     for item in _list_workloads(SafeServer(place, environ), place):
@@ -219,7 +219,7 @@ def get_job(place: Place, job: str, environ: Mapping[str, str]) -> JobView:
     """One job with its pods.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The job does not exist.
     """
     return _build_job_view(_get_workload(SafeServer(place, environ), job))
 
@@ -230,23 +230,23 @@ def _get_workload(server: SafeServer, job: str) -> dict[str, Any]:
     except RequestRefused as error:
         raise _build_missing_job_error(server, job, error) from None
     if "workloadId" not in found:
-        raise server.build_foreign_answer_error("no workload")
+        raise server.build_foreign_answer_error("not a workload")
     return found
 
 
 def _build_missing_job_error(server: SafeServer, job: str, error: RequestRefused) -> PrimusError:
     if error.status != 404:
         return error
-    return UsageError(f"no job '{job}' at {server.url}", "'kubernetes list --url URL' shows them")
+    return UsageError(f"no job '{job}' at {server.url}", "to list jobs: kubernetes list --url URL")
 
 
 def open_log_reader(place: Place, job: str, environ: Mapping[str, str], write: Write, tail: int | None) -> LogReader:
-    """What writes the log of a node."""
+    """A reader of the log of a node."""
     return _SafeLogReader(SafeServer(place, environ), job, write, tail or NUM_LOG_LINES)
 
 
 class _SafeLogReader:
-    """Asks for the last lines again and again, and writes those that are new."""
+    """Requests the last lines repeatedly, and writes the new ones; the server cannot stream."""
 
     def __init__(self, server: SafeServer, job: str, write: Write, num_lines: int) -> None:
         self._server = server
@@ -265,7 +265,7 @@ class _SafeLogReader:
 
 
 def _count_overlap(seen: Sequence[str], new: Sequence[str]) -> int:
-    """How many lines at the head of `new` are the last ones of `seen`."""
+    """Number of lines at the head of `new` that are the last ones of `seen`."""
     for length in range(min(len(seen), len(new)), 0, -1):
         if seen[-length:] == new[:length]:
             return length
@@ -273,10 +273,10 @@ def _count_overlap(seen: Sequence[str], new: Sequence[str]) -> int:
 
 
 def delete_job(place: Place, job: str, environ: Mapping[str, str]) -> None:
-    """End a job and remove it.
+    """Cancel and delete a job.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The job does not exist.
     """
     server = SafeServer(place, environ)
     try:
@@ -286,7 +286,7 @@ def delete_job(place: Place, job: str, environ: Mapping[str, str]) -> None:
 
 
 def list_nodes(place: Place, environ: Mapping[str, str]) -> list[NodeView]:
-    """The nodes of the workspace, else all that the user may see, by name."""
+    """The nodes of the workspace, or all nodes that the user may see, by name."""
     server = SafeServer(place, environ)
     answer = server.get_json("/nodes", workspaceId=place.get("workspace"), offset=0, limit=-1)
     return sorted((_build_node_view(item) for item in _read_workload_page(server, answer)), key=lambda node: node.name)
@@ -330,7 +330,7 @@ def _read_job_state(item: Mapping[str, Any], pods: Sequence[PodView] = ()) -> Jo
     phase = str(item.get("phase") or "")
     state = PHASES.get(phase, "unknown")
     position = item.get("queuePosition")
-    reason = f"number {position} in the queue" if state == "queued" and position else str(item.get("message") or "")
+    reason = f"position {position} in the queue" if state == "queued" and position else str(item.get("message") or "")
     codes = [pod.exit_code for pod in pods if pod.exit_code]
     return JobState(
         state=state,
@@ -345,7 +345,7 @@ def _read_job_state(item: Mapping[str, Any], pods: Sequence[PodView] = ()) -> Jo
 def _build_pod_view(item: Mapping[str, Any]) -> PodView:
     containers = item.get("containers") or ()
     codes = [each["exitCode"] for each in containers if each.get("exitCode") is not None]
-    said = [str(each["message"]) for each in containers if each.get("message")]
+    messages = [str(each["message"]) for each in containers if each.get("message")]
     rank = str(item.get("rank", ""))
     return PodView(
         name=str(item.get("podId") or ""),
@@ -353,7 +353,7 @@ def _build_pod_view(item: Mapping[str, Any]) -> PodView:
         node=str(item.get("adminNodeName") or item.get("hostIP") or ""),
         phase=str(item.get("phase") or ""),
         exit_code=next((code for code in codes if code), codes[0] if codes else None),
-        message=said[0] if said else "",
+        message=messages[0] if messages else "",
     )
 
 

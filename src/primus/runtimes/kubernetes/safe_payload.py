@@ -1,4 +1,4 @@
-"""What Primus-SaFE is told of a job: its request, and the script that every pod runs."""
+"""Build the request for a job on Primus-SaFE, and the script that every pod runs."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from primus.runtimes.kubernetes import node_script
 from primus.runtimes.kubernetes.target import JobSpec
 
 LARGEST_ENTRY_BYTES = 128 * 1024 - 1
-"""Of the encoded script: it may become one argument of a program, and Linux takes no longer ones (execve(2))."""
+"""Maximum of the encoded script: it may become one argument of a program (execve(2), MAX_ARG_STRLEN)."""
 MEMORY = "1024Gi"
 EPHEMERAL_STORAGE = "100Gi"
 TTL_S = 36000
-"""As in the existing system's script, examples/run_k8s_pretrain.sh of AMD-AGI/Primus; the server's own is 60 s."""
+"""As in examples/run_k8s_pretrain.sh of AMD-AGI/Primus; the server's default is 60 s."""
 MAX_RETRIES = 3
 
 
-def build_workload_request(order: JobSpec) -> dict[str, Any]:
-    """The body of the request, values of secrets among its variables.
+def build_workload_request(job_spec: JobSpec) -> dict[str, Any]:
+    """The body of the request; its variables contain the values of secrets.
 
     Raises:
         UsageError: The script is too large.
     """
-    return _build_legacy_request(order) if order.options.api == "legacy" else _build_current_request(order)
+    return _build_legacy_request(job_spec) if job_spec.options.api == "legacy" else _build_current_request(job_spec)
 
 
-def _build_current_request(order: JobSpec) -> dict[str, Any]:
-    """A PyTorchJob with a master, and with workers where there are several nodes; the arrays are equally long."""
-    options = order.options
+def _build_current_request(job_spec: JobSpec) -> dict[str, Any]:
+    """A PyTorchJob with a master, and with workers if there are several nodes; all lists have the same length."""
+    options = job_spec.options
     counts = [1] if options.replica == 1 else [1, options.replica - 1]
-    body = _build_common_fields(order) | {
+    body = _build_common_fields(job_spec) | {
         "workspaceId": options.workspace,
         "groupVersionKind": {"kind": "PyTorchJob", "version": "v1"},
         "images": [options.image] * len(counts),
-        "entryPoints": [_encode_script(order)] * len(counts),
-        "resources": [_build_pod_resources(order, count) for count in counts],
+        "entryPoints": [_encode_script(job_spec)] * len(counts),
+        "resources": [_build_pod_resources(job_spec, count) for count in counts],
         "isSupervised": False,
         "timeout": 0,
     }
@@ -52,60 +52,60 @@ def _build_current_request(order: JobSpec) -> dict[str, Any]:
     return body | ({"excludedNodes": list(options.excluded_nodes)} if options.excluded_nodes else {})
 
 
-def _build_legacy_request(order: JobSpec) -> dict[str, Any]:
-    options = order.options
+def _build_legacy_request(job_spec: JobSpec) -> dict[str, Any]:
+    options = job_spec.options
     usable = options.usable_nodes
     labels = {"customerLabels": {"kubernetes.io/hostname": usable[0]}} if usable else {}
-    return _build_common_fields(order) | {
+    return _build_common_fields(job_spec) | {
         "workspace": options.workspace,
         "groupVersionKind": {"group": "kubeflow.org", "kind": "PyTorchJob", "version": "v1"},
         "image": options.image,
-        "entryPoint": f"echo {_encode_script(order)} | base64 -d >/tmp/primus-entry.sh && sh /tmp/primus-entry.sh",
-        "resource": _build_pod_resources(order, options.replica),
+        "entryPoint": f"echo {_encode_script(job_spec)} | base64 -d >/tmp/primus-entry.sh && sh /tmp/primus-entry.sh",
+        "resource": _build_pod_resources(job_spec, options.replica),
         **labels,
     }
 
 
-def _build_common_fields(order: JobSpec) -> dict[str, Any]:
-    options = order.options
+def _build_common_fields(job_spec: JobSpec) -> dict[str, Any]:
+    options = job_spec.options
     return {
-        "displayName": order.name,
-        "description": f"primus run {order.run_id}",
-        "env": {**order.env, **order.secrets},
+        "displayName": job_spec.name,
+        "description": f"primus run {job_spec.run_id}",
+        "env": {**job_spec.env, **job_spec.secrets},
         "maxRetry": MAX_RETRIES if options.max_restarts is None else options.max_restarts,
         "ttlSecondsAfterFinished": TTL_S if options.ttl is None else options.ttl,
     }
 
 
-def _build_pod_resources(order: JobSpec, count: int) -> dict[str, Any]:
-    """What each of `count` pods gets; of shared memory the server gives half the memory."""
-    options = order.options
+def _build_pod_resources(job_spec: JobSpec, count: int) -> dict[str, Any]:
+    """Resources of each of `count` pods; the server's default for shared memory is half the memory."""
+    options = job_spec.options
     amounts = {"replica": count, "cpu": options.cpu, "gpu": str(options.gpu), "memory": options.memory or MEMORY}
     amounts |= {"ephemeralStorage": EPHEMERAL_STORAGE}
     amounts |= {"sharedMemory": options.shm} if options.shm else {}
     return {name: amount for name, amount in amounts.items() if (name, amount) != ("gpu", "0")}
 
 
-def _encode_script(order: JobSpec) -> str:
-    text = base64.b64encode(build_node_script(order).encode("utf-8", "surrogateescape")).decode()
+def _encode_script(job_spec: JobSpec) -> str:
+    text = base64.b64encode(build_node_script(job_spec).encode("utf-8", "surrogateescape")).decode()
     if len(text) > LARGEST_ENTRY_BYTES:
         raise UsageError(
-            f"the job's script with the experiment's files has {len(text)} bytes, of {LARGEST_ENTRY_BYTES} at most",
-            "put large files on a volume of the workspace, and name them by their path there",
+            f"the script with the experiment's files has {len(text)} bytes, the limit is {LARGEST_ENTRY_BYTES}",
+            "put large files on a volume of the workspace, and use their paths there",
         )
     return text
 
 
-def build_node_script(order: JobSpec) -> str:
-    """What every pod runs: it unpacks the run folder's files, and starts its node; ranks come from PET_*."""
-    words = shlex.join((order.inside, order.options.workdir or ".", *order.command))
+def build_node_script(job_spec: JobSpec) -> str:
+    """Script of every pod: it unpacks the run folder's files and starts the node; ranks come from PET_*."""
+    words = shlex.join((job_spec.inside, job_spec.options.workdir or ".", *job_spec.command))
     return f"""\
 #!/bin/sh
 set -eu
 place=$(mktemp -d)
 mkdir "$place/{node_script.FILES}"
 base64 -d <<'PRIMUS_END' | tar -xz -C "$place/{node_script.FILES}"
-{_encode_archive(order.files)}
+{_encode_archive(job_spec.files)}
 PRIMUS_END
 cat >"$place/{node_script.SCRIPT}" <<'PRIMUS_END'
 {node_script.TEXT}PRIMUS_END
@@ -114,7 +114,7 @@ exec sh "$place/{node_script.SCRIPT}" {words}
 
 
 def _encode_archive(files: Mapping[str, str]) -> str:
-    """`files` as a compressed archive, the same for the same files, in lines."""
+    """`files` as a compressed archive in base64 lines, reproducible for the same files."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, text in sorted(files.items()):

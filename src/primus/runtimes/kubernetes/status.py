@@ -1,4 +1,4 @@
-"""How jobs, pods and nodes stand, from the objects of the Kubernetes API."""
+"""Read the states of jobs, pods and nodes from objects of the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MODEL_LABELS = (
     "beta.amd.com/gpu.product-name",
     "amd.com/gpu.family",
 )
-"""Labels of the vendors' feature discovery with the model of a node's GPUs."""
+"""Labels with the model of a node's GPUs, set by the vendors' feature discovery."""
 ENDS: dict[str, State] = {"Completed": "done", "Complete": "done", "Failed": "failed"}
-"""Conditions of a JobSet and of a TrainJob that are final."""
+"""Final conditions of a JobSet and of a TrainJob."""
 
 
 def build_job_view(job: Any, pods: Sequence[Any], warnings: Sequence[Any]) -> JobView:
-    """A JobSet or TrainJob with its pods and what the cluster complains of."""
+    """A JobSet or TrainJob with its pods and warning events."""
     views = tuple(sorted(map(build_pod_view, pods), key=lambda pod: pod.rank or 0))
     state = _read_job_state(job, views)
     waits = [f"{pod.name}: {pod.message}" for pod in views if pod.message and pod.phase in ("Pending", "Running")]
-    said = [str(each.get("message", "")) for each in sorted(warnings, key=_read_event_time)]
+    messages = [str(each.get("message", "")) for each in sorted(warnings, key=_read_event_time)]
     meta = job["metadata"]
     return JobView(
         id=meta["name"],
@@ -38,47 +38,49 @@ def build_job_view(job: Any, pods: Sequence[Any], warnings: Sequence[Any]) -> Jo
         created=meta.get("creationTimestamp") or "",
         run=meta.get("labels", {}).get(names.RUN, ""),
         pods=views,
-        message=next(iter(waits or reversed(said)), "") or state.reason,
+        message=next(iter(waits or reversed(messages)), "") or state.reason,
     )
 
 
 def build_pod_view(pod: Any) -> PodView:
-    """A pod."""
-    meta, told = pod["metadata"], pod.get("status", {})
+    """A pod of a job."""
+    meta, reported = pod["metadata"], pod.get("status", {})
     rank = meta.get("annotations", {}).get(names.RANK_OF_POD, meta.get("labels", {}).get(names.RANK_OF_POD))
-    containers = told.get("containerStatuses") or ()
+    containers = reported.get("containerStatuses") or ()
     own: Any = next((each for each in containers if each["name"] == names.REPLICATED_JOB), {})
     ended = own.get("state", {}).get("terminated") or {}
     return PodView(
         name=meta["name"],
         rank=int(rank) if rank is not None else None,
         node=pod.get("spec", {}).get("nodeName") or "",
-        phase="Terminating" if meta.get("deletionTimestamp") else told.get("phase", ""),
+        phase="Terminating" if meta.get("deletionTimestamp") else reported.get("phase", ""),
         exit_code=ended.get("exitCode"),
         restarts=own.get("restartCount", 0),
-        message=_explain_pod_state(told, own, ended),
+        message=_explain_pod_state(reported, own, ended),
     )
 
 
-def _explain_pod_state(told: Any, own: Any, ended: Any) -> str:
-    """Why a pod waits or ended."""
+def _explain_pod_state(reported: Any, own: Any, ended: Any) -> str:
+    """Why a pod is waiting, or how it ended."""
     waiting = own.get("state", {}).get("waiting") or {}
     for each in (waiting, ended):
         if each.get("reason") not in (None, "Completed", "ContainerCreating"):
             return ": ".join(filter(None, (each["reason"], each.get("message", ""))))
     refused = [
-        each for each in told.get("conditions") or () if each["type"] == "PodScheduled" and each["status"] == "False"
+        each
+        for each in reported.get("conditions") or ()
+        if each["type"] == "PodScheduled" and each["status"] == "False"
     ]
     if refused:
         return str(refused[0].get("message") or refused[0].get("reason") or "not scheduled")
-    return ": ".join(filter(None, (told.get("reason", ""), told.get("message", ""))))
+    return ": ".join(filter(None, (reported.get("reason", ""), reported.get("message", ""))))
 
 
 def _read_job_state(job: Any, pods: Sequence[PodView]) -> JobState:
-    told = job.get("status") or {}
-    conditions = {each["type"]: each for each in told.get("conditions") or () if each["status"] == "True"}
-    ended = next((kind for kind in ENDS if kind in conditions or kind == told.get("terminalState")), None)
-    restarts = told.get("restarts", 0)
+    reported = job.get("status") or {}
+    conditions = {each["type"]: each for each in reported.get("conditions") or () if each["status"] == "True"}
+    ended = next((kind for kind in ENDS if kind in conditions or kind == reported.get("terminalState")), None)
+    restarts = reported.get("restarts", 0)
     nodes = tuple(dict.fromkeys(pod.node for pod in pods if pod.node))
     if ended:
         reason = conditions.get(ended, {}).get("message", "")
@@ -89,14 +91,14 @@ def _read_job_state(job: Any, pods: Sequence[PodView]) -> JobState:
     if "Suspended" in conditions or job["spec"].get("suspend"):
         reason = conditions.get("Suspended", {}).get("message", "")
         return JobState(state="queued", raw="Suspended", reason=reason, nodes=nodes, restarts=restarts)
-    groups = told.get("replicatedJobsStatus") or told.get("jobsStatus") or ()
+    groups = reported.get("replicatedJobsStatus") or reported.get("jobsStatus") or ()
     is_running = any(pod.phase == "Running" for pod in pods) or any(each.get("ready") for each in groups)
     raw = "Running" if is_running else "Pending"
     return JobState(state="running" if is_running else "queued", raw=raw, nodes=nodes, restarts=restarts)
 
 
 def _exit_code(pods: Sequence[PodView]) -> int:
-    """The exit code that says most: that by which a pod asks for no restart, else the first one that is not 0."""
+    """Exit code of the job: NO_RESTART_CODE if a pod has it, else the first that is not 0."""
     codes = [pod.exit_code for pod in pods if pod.exit_code]
     return NO_RESTART_CODE if NO_RESTART_CODE in codes else codes[0] if codes else 1
 
@@ -114,25 +116,25 @@ def _read_event_time(event: Any) -> str:
 
 
 def find_newest_pod(pods: Sequence[PodView], rank: int) -> PodView | None:
-    """The pod of a node that is there now, or was the last."""
+    """The running pod of a node, or its last one."""
     alive = [pod for pod in pods if (pod.rank or 0) == rank and pod.phase != "Terminating"]
     return alive[-1] if alive else None
 
 
 def build_node_view(node: Any, pods: Sequence[Any] | None) -> NodeView:
-    """A node, and which of its GPUs `pods` have; None where that is not known."""
-    meta, told = node["metadata"], node.get("status", {})
-    ready: Any = next((each for each in told.get("conditions") or () if each["type"] == "Ready"), {})
+    """A node, and the number of its GPUs that `pods` use; None if the pods are not known."""
+    meta, reported = node["metadata"], node.get("status", {})
+    ready: Any = next((each for each in reported.get("conditions") or () if each["type"] == "Ready"), {})
     here = None if pods is None else [pod for pod in pods if pod.get("spec", {}).get("nodeName") == meta["name"]]
     is_closed = bool(node.get("spec", {}).get("unschedulable"))
     labels = meta.get("labels", {})
     return NodeView(
         name=meta["name"],
         is_ready=ready.get("status") == "True" and not is_closed,
-        gpus=_sum_gpus(told.get("allocatable") or {}),
+        gpus=_sum_gpus(reported.get("allocatable") or {}),
         gpus_used=None if here is None else sum(map(_count_pod_gpus, here)),
         model=next((labels[name] for name in MODEL_LABELS if name in labels), ""),
-        message="closed for new jobs"
+        message="cordoned: accepts no new pods"
         if is_closed
         else ""
         if ready.get("status") == "True"

@@ -1,9 +1,8 @@
-"""What every target of the Kubernetes runtime gives, and what it is given.
+"""Contract of the targets of the Kubernetes runtime.
 
-A target is a module: `objects` (JobSet and TrainJob through the Kubernetes API) or `safe` (Primus-SaFE's REST API). It
-has the functions of `Target`. Each query is given its place alone, so that a job is found again from what was
-remembered of its submission. A query that fails raises PrimusError with the server's own message; it never changes a
-job.
+A target is a module: `objects` (JobSet and TrainJob through the Kubernetes API) or `safe_client` (REST API of
+Primus-SaFE). It has the functions of `KubernetesTarget`. A query takes a place only, so that a job can be found from
+the record of its submission. A query that fails raises PrimusError with the server's message, and never changes a job.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from primus.launch.jobs.job_states import JobState
 from primus.runtimes.kubernetes.options import Options
 
 Place = dict[str, str]
-"""Where jobs are: `target` (jobset, trainjob, safe) with `url` (and `workspace`, `api`), or `kubeconfig`, `context` and
-`namespace`. It is kept with a submission, so it holds no secrets."""
+"""Location of jobs: `target` (jobset, trainjob, safe) with `url` (and `workspace`, `api`), or `kubeconfig`, `context`
+and `namespace`. It is recorded with a submission, so it contains no secrets."""
 
 
 class RequestRefused(PrimusError):
-    """The server has refused a request."""
+    """The server has rejected a request."""
 
     def __init__(self, problem: str, hint: str, status: int) -> None:
         super().__init__(problem, hint)
@@ -31,32 +30,32 @@ class RequestRefused(PrimusError):
 
 
 class SubmissionUncertain(PrimusError):
-    """The job may have been made, though that could not be heard."""
+    """The job may have been created: the answer was lost."""
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
-    """A task that is to become a job."""
+    """A job to create."""
 
     options: Options
-    """As they were typed; `env` and `hf_token` are not to be read here: their values are in `env` and `secrets`."""
+    """Options as typed. Read `env` and `secrets` below instead of its `env` and `hf_token`."""
     name: str
-    """What the job is called: unique, lower case, a label of DNS (RFC 1123) with room for the names of its pods."""
+    """Name of the job: unique, a DNS label (RFC 1123) with room for the suffixes of its pods."""
     run_id: str
     directory: str
-    """Run folder here."""
+    """Run folder on this machine."""
     inside: str
-    """Run folder as the pods see it."""
+    """Run folder in the pods."""
     command: tuple[str, ...]
-    """What each pod does: ``primus-cli direct -- train pretrain --run INSIDE``."""
+    """Command of each pod: ``primus-cli direct -- train pretrain --run INSIDE``."""
     files: dict[str, str] = {}
-    """Files of the run folder by relative path, to be copied to `inside` where it does not exist."""
+    """Files of the run folder by relative path, which a pod copies to `inside` if that does not exist."""
     env: dict[str, str] = {}
-    """Variables of the pods; no secrets, and none that tells a node its place among the others."""
+    """Variables of the pods, without secrets and node ranks."""
     secrets: dict[str, str] = {}
-    """Secret variables of the pods and their values: never shown, kept or put where people see them."""
+    """Secret variables of the pods with their values: never shown, recorded or written to a file."""
 
     def __repr__(self) -> str:
-        return f"Order(name={self.name!r})"
+        return f"JobSpec(name={self.name!r})"
 
 
 class PodView(Struct, frozen=True, kw_only=True):
@@ -64,17 +63,17 @@ class PodView(Struct, frozen=True, kw_only=True):
 
     name: str
     rank: int | None = None
-    """Number of its node among the job's."""
+    """Rank of its node."""
     node: str = ""
     phase: str = ""
     exit_code: int | None = None
     restarts: int = 0
     message: str = ""
-    """Why it waits, or ended."""
+    """Why it is waiting, or how it ended."""
 
 
 class JobView(Struct, frozen=True, kw_only=True):
-    """A job as its server tells."""
+    """A job, as reported by its server."""
 
     id: str
     name: str = ""
@@ -85,10 +84,10 @@ class JobView(Struct, frozen=True, kw_only=True):
     created: str = ""
     """As the server writes it."""
     run: str = ""
-    """Id of its run, where the server knows it."""
+    """Id of its run, if the server stores it."""
     pods: tuple[PodView, ...] = ()
     message: str = ""
-    """The last thing that the server says of it, such as why it waits."""
+    """Newest message of the server, such as why the job is waiting."""
 
 
 class NodeView(Struct, frozen=True, kw_only=True):
@@ -97,13 +96,13 @@ class NodeView(Struct, frozen=True, kw_only=True):
     name: str
     is_ready: bool
     gpus: int = 0
-    """That jobs may have."""
+    """GPUs that jobs can use."""
     gpus_used: int | None = None
-    """None where the server does not tell."""
+    """None if the server does not report it."""
     model: str = ""
-    """Of its GPUs, as its labels say."""
+    """Model of its GPUs, from its labels."""
     message: str = ""
-    """Why it is not ready, or takes no jobs."""
+    """Why the node is not ready, or accepts no jobs."""
 
 
 Write = Callable[[str], None]
@@ -113,40 +112,42 @@ class LogReader(Protocol):
     """The log of a node."""
 
     def read(self, pod: str, *, follow: bool) -> None:
-        """Write the lines of `pod` that are new; with `follow` maybe also those that come."""
+        """Write the new lines of `pod`; with `follow`, the reader may also wait for further lines."""
 
 
 class KubernetesTarget(Protocol):
     """The functions of a target's module."""
 
     def resolve_place(self, options: Options, environ: Mapping[str, str]) -> Place:
-        """Where `options` say; UsageError with a hint where there is no cluster. Opens no connection."""
+        """Place in `options`; UsageError with a hint if no cluster is configured. Opens no connection."""
 
     def check(self, options: Options) -> None:
-        """UsageError for options that this target cannot honour; nothing that was typed is ignored. Pure."""
+        """UsageError for options that this target does not support; no option is ignored. No side effects."""
 
-    def format_job(self, order: JobSpec, *, as_json: bool) -> str:
-        """What `create` would send, for people or for another program, secrets left out. Pure."""
+    def format_job(self, job_spec: JobSpec, *, as_json: bool) -> str:
+        """The request that `create` would send, as text or JSON, without secrets. No side effects."""
 
-    def create_job(self, order: JobSpec, place: Place, environ: Mapping[str, str], say: Callable[[str], None]) -> str:
-        """Start the job; gives its id. What it has made is removed again where it fails half way."""
+    def create_job(
+        self, job_spec: JobSpec, place: Place, environ: Mapping[str, str], say: Callable[[str], None]
+    ) -> str:
+        """Create the job; gives its id. After a failure, deletes the objects that it has created."""
 
     def states(self, place: Place, ids: Sequence[str], environ: Mapping[str, str]) -> dict[str, JobState]:
-        """How jobs stand; `gone` for one that is not there."""
+        """States of jobs; `gone` for a job that does not exist."""
 
     def list_jobs(self, place: Place, environ: Mapping[str, str]) -> list[JobView]:
         """All jobs, without their pods; newest last."""
 
     def get_job(self, place: Place, job: str, environ: Mapping[str, str]) -> JobView:
-        """One job with its pods; UsageError where there is none."""
+        """One job with its pods; UsageError if it does not exist."""
 
     def open_log_reader(
         self, place: Place, job: str, environ: Mapping[str, str], write: Write, tail: int | None
     ) -> LogReader:
-        """What gives the lines of the log of one node to `write`, each with its newline; at first the last `tail`."""
+        """A reader that passes the lines of a node's log to `write`, with newlines, starting with the last `tail`."""
 
     def delete_job(self, place: Place, job: str, environ: Mapping[str, str]) -> None:
-        """End a job and remove what was made for it; UsageError where there is none."""
+        """Cancel a job and delete the objects created for it; UsageError if it does not exist."""
 
     def list_nodes(self, place: Place, environ: Mapping[str, str]) -> list[NodeView]:
         """The nodes of the cluster, by name."""

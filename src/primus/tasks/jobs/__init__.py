@@ -1,1 +1,1 @@
-"""Tasks about jobs that were given to a scheduler."""
+"""Tasks for jobs of a scheduler."""

@@ -1,4 +1,4 @@
-"""End a job; its processes are told first, and save."""
+"""Cancel a job; its processes receive SIGTERM and save a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `jobs cancel`."""
 
     job: Positional
-    """Id, run folder, run id, or a name for the newest job of that name."""
+    """Job id, run folder, run id, or name (the newest job of that name)."""
 
 
 def run(options: Options, context: TaskContext) -> None:
-    """Ask the scheduler to end the job.
+    """Cancel the job.
 
     Raises:
-        PrimusError: There is no such job, or the scheduler does not do it.
+        PrimusError: The job does not exist, or the scheduler does not cancel it.
     """
     submission = submissions.find_submission(options.job, context.environ)
     state = job_states.query_state(submission, context.environ)

@@ -1,4 +1,4 @@
-"""List the jobs that were submitted from here."""
+"""List the jobs that were submitted from this home folder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `jobs list`."""
 
     all: bool = False
-    """Those that have ended too, or are gone."""
+    """Include ended jobs, and jobs that the scheduler no longer knows."""
 
 
 def run(options: Options, context: TaskContext) -> int:
-    """Print one line a job, oldest first; a scheduler that does not answer leaves its jobs unknown."""
+    """Print one line per job, oldest first; jobs of a scheduler that does not respond are `unknown`."""
     found, problems = [], []
     known = submissions.list_submissions(context.environ)
     for runtime in sorted({each.runtime for each in known}):
@@ -58,4 +58,6 @@ def _format_job_table(listed: list[tuple[Submission, JobState]]) -> str:
 
 
 def _explain_empty_list(num_known: int) -> str:
-    return f"no job waits or runs; {num_known} have ended: --all" if num_known else "no jobs were submitted from here"
+    if num_known:
+        return f"no queued or running jobs; to list the {num_known} ended ones: jobs list --all"
+    return "no jobs were submitted from this home folder"

@@ -1,4 +1,4 @@
-"""Print the log of a job, also while it grows."""
+"""Print the log of a job; --follow prints new lines as they arrive."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `jobs logs`."""
 
     job: Positional
-    """Id, run folder, run id, or a name for the newest job of that name."""
+    """Job id, run folder, run id, or name (the newest job of that name)."""
     follow: bool = False
-    """Go on printing until the job ends; Ctrl-C leaves the job running."""
+    """Print new lines until the job ends; Ctrl-C leaves the job running."""
     tail: int | None = None
-    """Begin with the last lines, this many."""
+    """Start with the last N lines."""
     rank: int | None = None
-    """The log of one rank rather than the scheduler's."""
+    """Print the log of this rank instead of the scheduler's log."""
 
 
 def run(options: Options, context: TaskContext) -> int:
     """Print the log.
 
     Raises:
-        UsageError: There is no such job, or no log of it yet.
+        UsageError: The job does not exist, or has no log yet.
     """
     submission = submissions.find_submission(options.job, context.environ)
     if options.tail is not None and options.tail < 0:
-        raise UsageError(f"--tail {options.tail}: not a number of lines")
+        raise UsageError(f"--tail {options.tail} is not a number of lines", "use a number from 0")
     runtime = registry.load_plug_in(JOB_RUNTIMES, submission.runtime)
     if runtime.logs and options.rank is None:
         runtime.logs(submission, options.follow, options.tail)
@@ -58,7 +58,7 @@ def _follow_job_log(submission: Submission, options: Options, context: TaskConte
     try:
         logs.follow_logs(submission, context.environ, sys.stdout, say, tail=options.tail, rank=options.rank)
     except KeyboardInterrupt:
-        say(f"job {submission.id} goes on")
+        say(f"job {submission.id} continues to run")
     return EXIT_OK
 
 
@@ -68,5 +68,5 @@ def _build_missing_log_error(submission: Submission, options: Options, context: 
     if state.state in (*ENDED, "gone"):
         return UsageError(f"job {submission.id} has {what}; it is {job_states.format_state(state)}")
     return UsageError(
-        f"job {submission.id} has {what} yet; it is {job_states.format_state(state)}", "--follow waits for it"
+        f"job {submission.id} has {what} yet; it is {job_states.format_state(state)}", "to wait for it: --follow"
     )

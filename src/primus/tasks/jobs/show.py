@@ -1,4 +1,4 @@
-"""Show one job: how it stands, where, and what it was asked."""
+"""Show one job: state, nodes, command and run folder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `jobs show`."""
 
     job: Positional
-    """Id, run folder, run id, or a name for the newest job of that name."""
+    """Job id, run folder, run id, or name (the newest job of that name)."""
 
 
 def run(options: Options, context: TaskContext) -> None:
     """Print the job.
 
     Raises:
-        PrimusError: There is no such job, or its scheduler does not answer.
+        PrimusError: The job does not exist, or its scheduler does not respond.
     """
     submission = submissions.find_submission(options.job, context.environ)
     state = job_states.query_state(submission, context.environ)

@@ -1,4 +1,4 @@
-"""Wait for the end of a job, and end with its exit code."""
+"""Wait until a job ends, and exit with its exit code."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `jobs wait`."""
 
     job: Positional
-    """Id, run folder, run id, or a name for the newest job of that name."""
+    """Job id, run folder, run id, or name (the newest job of that name)."""
     timeout: float | None = None
-    """Seconds after which the command ends with exit code 124; the job goes on."""
+    """Seconds after which to stop waiting, with exit code 124; the job continues to run."""
 
 
 def run(options: Options, context: TaskContext) -> int:
-    """Wait, and give the exit code of the job's run, which is 130 where it was cancelled before it began.
+    """Wait, and give the exit code of the job's run.
 
-    It is 124 where the job's time or `--timeout` is over.
+    It is 130 if the job was cancelled before it started, and 124 after the job's time limit or `--timeout`.
 
     Raises:
-        UsageError: There is no such job.
+        UsageError: The job does not exist.
     """
     submission = submissions.find_submission(options.job, context.environ)
 
