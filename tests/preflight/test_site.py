@@ -208,7 +208,7 @@ def test_the_command_writes_a_file_that_the_same_node_meets_and_another_does_not
 
 def test_the_example_of_the_documentation_is_read(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/preflight.md").read_text()
-    example = page.partition("## What a site expects")[2].partition("```yaml\n")[2].partition("```")[0]
+    example = page.partition("## Site file")[2].partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "site.yaml").write_text(example)
     read = site.load(tmp_path / "site.yaml")
     assert read.mounts["/shared"].min_free_gib == 500

@@ -78,10 +78,10 @@ def _report_timeout(group: Group, check: Check, limit_s: float) -> CheckFinding:
     return CheckFinding(
         check=f"{group}.{check.__name__.removeprefix('check_')}",
         status="fail",
-        measured=f"no end within {limit_s:g} s",
+        measured=f"not finished within {limit_s:g} s",
         expected="an answer",
-        reason="a file system or a driver that hangs holds every process that asks it",
-        advice="see the kernel log; look for a mount that does not answer: `df`",
+        reason="a hung file system or driver blocks every process that queries it",
+        advice="see the kernel log; find a hung mount with `df`",
     )
 
 
@@ -94,9 +94,10 @@ def _run_check(group: Group, check: Check, node: PreflightNode) -> Sequence[Chec
             CheckFinding(
                 check=f"{group}.{check.__name__.removeprefix('check_')}",
                 status="fail",
-                measured=f"the check broke off: {type(error).__name__}: {error} ({format_error_place(error)})",
+                measured=f"the check failed with an internal error: {type(error).__name__}: {error} "
+                f"({format_error_place(error)})",
                 expected="it ends",
-                advice="report it; --preflight-ignore leaves it out",
+                advice="report it; --preflight-ignore skips the check",
             )
         ]
 

@@ -126,15 +126,15 @@ def _find_drift(name: str, values: Mapping[str, str]) -> Iterator[CheckFinding]:
             value,
             shown if not is_tie else _format_votes(counts),
             f"nodes of one job have the same {name}",
-            "see its own findings, or leave the node out"
+            "see the node's findings, or exclude it"
             if is_count
-            else "install what the others have, or leave it out",
+            else "install the same version as the others, or exclude the node",
             host=host,
         )
 
 
 def _format_votes(counts: Mapping[str, int]) -> str:
-    return "one value; there are " + format_names(f"{value} on {count}" for value, count in sorted(counts.items()))
+    return "one value, found " + format_names(f"{value} on {count}" for value, count in sorted(counts.items()))
 
 
 def report_missing_nodes(names: Iterable[str], limit_s: float) -> Iterator[CheckFinding]:
@@ -146,7 +146,7 @@ def report_missing_nodes(names: Iterable[str], limit_s: float) -> Iterator[Check
             "cluster.missing",
             f"no report within {limit_s:g} s",
             "a report of every node",
-            "a node that cannot say how it is cannot take part",
-            "is it up, was the command started there, and does it reach the master's port?",
+            "a node without a report cannot take part",
+            "check that the node is up, that the command runs there, and that it reaches the master's port",
             host=host,
         )

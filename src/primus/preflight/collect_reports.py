@@ -129,8 +129,8 @@ def _report_unreachable_nodes(
             "cluster.connect",
             measured,
             "every pair of nodes connects",
-            "workers of one job connect to each other on ports of their choice",
-            "open the ports between nodes; check its route and firewall",
+            "workers connect to each other on arbitrary ports",
+            "open the ports between nodes; check routes and firewall",
             host=host,
         )
 

@@ -17,7 +17,7 @@ from primus.report import table
 
 SLOW_ON_CPU = 0.9
 """Relative distance below what is usual that a pair of CPU processes is named for: they share cores with all else."""
-ALONE = "nobody to communicate with: start several processes"
+ALONE = "a single process: start several"
 
 
 class CommunicationJudge:
@@ -46,7 +46,7 @@ class CommunicationJudge:
         if missing > 0:
             yield report_unknown(
                 "performance.collectives", f"not measured in {missing} of {self._report_group_count()} groups of ranks",
-                "every group", "what was not measured is not known to be healthy", "see why the tests ended early",
+                "every group", "unmeasured devices may be faulty", "find out why the tests ended early",
             )  # fmt: skip
 
     def _report_group_count(self) -> int:
@@ -101,8 +101,8 @@ class CommunicationJudge:
         count = sum(entry.count for entry in wrong)
         yield judge_value(
             False, "fail", check, f"{count} wrong elements{self._format_suspects(wrong, met, bad)}", "none",
-            "small integers, whose sums are exact, by nccl-tests' way of checking",
-            "take the named node out; without a name, look at the pairs", **about,
+            "exact sums of small integers, as nccl-tests checks",
+            "remove the named node; if none is named, see the pairs", **about,
         )  # fmt: skip
 
     def _format_suspects(
@@ -114,7 +114,7 @@ class CommunicationJudge:
         """Who sent or received wrong elements; of a sum that is wrong everywhere nobody can say whose part it was."""
         blamed = fault_localization.find_culprits(met, bad)
         if blamed:
-            return f"; to blame: {format_names(self._yardstick.format_rank_name(rank) for rank in blamed)}"
+            return f"; attributed to: {format_names(self._yardstick.format_rank_name(rank) for rank in blamed)}"
         receivers = sorted({entry.rank for entry in wrong})
         return f" received by {format_names(self._yardstick.format_rank_name(rank) for rank in receivers)}"
 
@@ -129,7 +129,7 @@ class CommunicationJudge:
                 expected = f"{format_floor(floor)} at {table.format_size(found.size_bytes)}"
                 return judge_value(
                     False, "fail", check, f"busbw {_format_busbw(found)}", expected, floor.source,
-                    "look at the links between the devices, and at the library's settings in `env show`",
+                    "check the links between the devices and the library settings in `env show`",
                     value=found.busbw_gb_per_s, **about,
                 )  # fmt: skip
         if not floored:
@@ -150,8 +150,8 @@ class CommunicationJudge:
                 False, "warn", f"{check}_dip",
                 f"{drop:.0%} lower at {table.format_size(large)} than at {table.format_size(small)}",
                 "no drop above 5 %",
-                "bandwidth grows with the size until it stays (ROCm/cvs)",
-                "measure again; then look at the algorithm and protocol that the library chooses there", **about,
+                "bandwidth grows with size, then stays constant (ROCm/cvs)",
+                "measure again; then check the algorithm and protocol of the library at this size", **about,
             )  # fmt: skip
 
     def judge_pairs(self) -> Iterator[CheckFinding]:
@@ -162,7 +162,7 @@ class CommunicationJudge:
             if len(found) < expected:
                 yield report_unknown(
                     _name_pair_check(between_nodes), f"{expected - len(found)} of {expected} pairs were not measured",
-                    "every pair", "what was not measured is not known to be healthy", "see why the tests ended early",
+                    "every pair", "unmeasured devices may be faulty", "find out why the tests ended early",
                 )  # fmt: skip
             if found:
                 yield from self._judge_pairs(found, between_nodes)
@@ -194,7 +194,7 @@ class CommunicationJudge:
         )
         if not bad:
             yield judge_value(
-                True, "fail", check, f"{len(scan)} pairs, {shown}", "each right, and about as fast as the others",
+                True, "fail", check, f"{len(scan)} pairs, {shown}", "correct, and of similar speed",
                 "circle method: each two once, as many at once as there can be", "", value=min(rates),
             )  # fmt: skip
             return
@@ -213,8 +213,8 @@ class CommunicationJudge:
         partners = format_names(f"rank {pair.second if pair.first == name else pair.first}" for pair in bad)
         return judge_value(
             False, "fail" if is_wrong or self._on_gpu else "warn", check,
-            f"{what} with {partners}, where all pairs have {shown}", "as its partners with others",
-            "the bad pairs have this member in common", "leave the node out, and look at its network",
+            f"{what} with {partners}, where all pairs have {shown}", "as its partners reach with others",
+            "all bad pairs include this member", "exclude the node and check its network",
             subject=self._yardstick.format_rank_name(name), host=self._yardstick.find_host(name), value=slowest,
         )  # fmt: skip
 
@@ -222,8 +222,8 @@ class CommunicationJudge:
         what = f"{pair.wrong} wrong elements" if pair.wrong else f"{table.format_number(pair.gb_per_s)} GB/s"
         return judge_value(
             False, "fail" if pair.wrong else "warn", check, f"{what}, where all pairs have {shown}",
-            "as the other pairs", "both are well with others: it is the way between them",
-            "look at the cables and switches between them",
+            "as the other pairs", "both are normal with others: the path between them is bad",
+            "check the cables and switches between them",
             subject=" with ".join(self._yardstick.format_rank_name(rank) for rank in (pair.first, pair.second)),
             value=pair.gb_per_s,
         )  # fmt: skip

@@ -77,18 +77,18 @@ def find_grown_counts(before: Counts, after: Counts) -> Iterator[CheckFinding]:
         rising = format_names(f"{place.counter} +{count}" for place, count in counts.items())
         yield judge_value(
             False, "fail" if is_lost else "warn", check, f"{rising} under load", "none new under load",
-            "what fails under a short load fails in a long job", _advise(check), subject=subject,
+            "errors under a short load recur in a long job", _advise(check), subject=subject,
             value=sum(counts.values()),
         )  # fmt: skip
 
 
 def _advise(check: str) -> str:
     return {
-        "host.memory_errors": "have the module replaced; `ras-mc-ctl --errors` names it",
+        "host.memory_errors": "replace the module; `ras-mc-ctl --errors` names it",
         "host.pcie_errors": "reseat the device, its riser or cable; see the kernel log for AER",
-        "gpu.ras_errors": "reset the device; have it replaced where they come again",
-        "gpu.nvlink_errors": "reset the device; see the kernel log for Xid 74; have the board checked",
-        "network.link_flaps": "clean or change the cable and the transceiver; see the switch's port",
+        "gpu.ras_errors": "reset the device; replace it if the errors return",
+        "gpu.nvlink_errors": "reset the device; see the kernel log for Xid 74; have the board inspected",
+        "network.link_flaps": "clean or replace the cable and transceiver; check the switch port",
     }[check]
 
 
@@ -187,7 +187,7 @@ def check_host_memory(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_pcie(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Errors of PCIe on the way to devices and network adapters since boot."""
+    """Errors of PCIe on the route to devices and network adapters since boot."""
     counts = dict(_read_pcie_counts(node))
     lost, corrected = _sum_by_subject(counts)
     subjects = dict.fromkeys(place.subject for place in counts)
@@ -231,8 +231,8 @@ def judge_nvlink_counts(counts: Mapping[ErrorCounter, int]) -> Iterator[CheckFin
     for subject in dict.fromkeys(place.subject for place in counts):
         bad = [f"{place.counter} {count}" for place, count in counts.items() if place.subject == subject and count]
         yield judge_value(
-            not lost[subject], "warn", "gpu.nvlink_errors", format_names(bad) or "none", "no link was recovered",
-            "a link that is trained again stops the collectives that use it (NVML API, nvmlNvLinkErrorCounter)",
+            not lost[subject], "warn", "gpu.nvlink_errors", format_names(bad) or "none", "no link recovery",
+            "retraining a link stops the collectives that use it (NVML API, nvmlNvLinkErrorCounter)",
             _advise("gpu.nvlink_errors"), subject=subject, value=lost[subject] + corrected[subject],
         )  # fmt: skip
 
@@ -256,9 +256,9 @@ def judge_fabric(said: str) -> Iterator[CheckFinding]:
             yield judge_value(
                 is_ready and not unhealthy, "fail", "gpu.fabric", ", ".join(shown),
                 "Completed, Success, or N/A without NVLink switches",
-                "without the fabric manager CUDA does not start on devices behind NVLink switches "
+                "CUDA does not start behind NVLink switches without the fabric manager "
                 "(NVIDIA Fabric Manager user guide)",
-                "`systemctl status nvidia-fabricmanager`; its version must be the driver's", subject=f"GPU {number}",
+                "`systemctl status nvidia-fabricmanager`; its version must match the driver", subject=f"GPU {number}",
             )  # fmt: skip
 
 
@@ -277,7 +277,7 @@ def _report_since_boot(
     return judge_value(
         not lost and corrected <= limit, fatal if lost else "warn", check,
         f"{lost} uncorrectable, {corrected} correctable since boot", f"0 uncorrectable, <= {limit} correctable",
-        f"what has failed fails again ({source})", _advise(check), subject=subject, value=lost + corrected,
+        f"failed parts tend to fail again ({source})", _advise(check), subject=subject, value=lost + corrected,
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def check_count(node: PreflightNode) -> Iterator[CheckFinding]:
             text,
             str(asked),
             "--expected-gpus",
-            "see the kernel log for a device that fell off the bus; boot the node again",
+            "see the kernel log for a device that fell off the bus; reboot the node",
             value=there,
         )
     seen = visible.count_devices(node.environ, node.tree.root)
@@ -49,7 +49,7 @@ def check_count(node: PreflightNode) -> Iterator[CheckFinding]:
         "gpu.visible",
         f"{seen} of {there}",
         "at least one",
-        "processes see what *_VISIBLE_DEVICES leaves them",
+        "processes see only the devices in *_VISIBLE_DEVICES",
         "unset ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES",
         value=seen,
     )
@@ -68,7 +68,7 @@ def _find_usual_count(node: PreflightNode, text: str) -> CheckFinding:
         text,
         f"servers of {' or '.join(map(str, sizes))}, or --expected-gpus" if sizes else "at least one",
         "a card may have fallen off the bus",
-        "see the kernel log; say --expected-gpus where fewer are right",
+        "see the kernel log; set --expected-gpus if fewer are correct",
         value=len(node.facts.partitions),
     )
 
@@ -84,8 +84,8 @@ def check_undriven(node: PreflightNode) -> Iterator[CheckFinding]:
         "gpu.driver",
         f"no driver shows {format_names(f'{_name_device(device)} ({device.bdf})' for device in without)}",
         "the driver shows every card on the bus",
-        "a card whose driver gave up, or one that this job or container is not given",
-        "see the kernel log for these addresses; boot the node again",
+        "the driver gave up on a GPU, or it is not assigned to this job or container",
+        "see the kernel log for these addresses; reboot the node",
         value=len(without),
     )
 
@@ -97,15 +97,15 @@ def _is_given(node: PreflightNode) -> bool:
 
 def _report_no_devices(cards: int, asked: int | None) -> CheckFinding:
     if not asked and not cards:
-        return report_info("gpu.count", "none: CPU only", "a node without accelerators is fit for work that needs none")
+        return report_info("gpu.count", "none: CPU only", "a node without GPUs is fit for CPU work")
     return judge_value(
         False,
         "fail",
         "gpu.count",
         f"0, of {cards} cards on the bus" if cards else "0",
         str(asked or "at least one"),
-        "--expected-gpus" if asked else "no process can use these cards",
-        "is the driver loaded (lsmod), and does the container get /dev/kfd and /dev/dri, or --gpus all?",
+        "--expected-gpus" if asked else "no process can use these GPUs",
+        "load the driver (lsmod); pass /dev/kfd and /dev/dri, or --gpus all, to the container",
         value=0,
     )
 
@@ -128,7 +128,7 @@ def check_model(node: PreflightNode) -> Iterator[CheckFinding]:
         "gpu.model",
         format_names(models),
         "one model",
-        "a job runs at the pace of its slowest device",
+        "the slowest device sets the pace of the job",
         "start processes on devices of one model: *_VISIBLE_DEVICES",
     )
     for device in node.facts.devices:
@@ -138,7 +138,7 @@ def check_model(node: PreflightNode) -> Iterator[CheckFinding]:
                 "gpu.profile",
                 f"no profile describes {name}",
                 "a known model",
-                "floors and settings come from it",
+                "floors and settings come from the profile",
                 "--preflight-ignore gpu.profile, or add a profile of this model",
                 subject=_name_device(device),
             )
@@ -152,7 +152,7 @@ def check_memory(node: PreflightNode) -> Iterator[CheckFinding]:
             continue
         expected = f"about {table.format_size(profile.memory_bytes)}"
         if device.memory_bytes is None:
-            yield report_info("gpu.memory", "not told by the driver", expected, subject=_name_device(device))
+            yield report_info("gpu.memory", "not reported by the driver", expected, subject=_name_device(device))
             continue
         yield judge_value(
             device.memory_bytes >= least,
@@ -161,7 +161,7 @@ def check_memory(node: PreflightNode) -> Iterator[CheckFinding]:
             table.format_size(device.memory_bytes),
             expected,
             f"what {profile.model} has, by its profile",
-            "boot the node again; pages may be retired",
+            "reboot the node; pages may be retired",
             subject=_name_device(device),
             value=device.memory_bytes,
         )
@@ -179,9 +179,9 @@ def check_partitions(node: PreflightNode) -> Iterator[CheckFinding]:
             "fail",
             "gpu.partition_mode",
             format_names(sorted(modes)),
-            "the same on every card",
-            "ranks would have different devices",
-            "`amd-smi set --compute-partition SPX`, on all cards",
+            "the same on every GPU",
+            "ranks would get different devices",
+            "`amd-smi set --compute-partition SPX`, on all GPUs",
         )
     usual = Counter(len(device.partitions) for device in devices).most_common(1)[0][0]
     profiles = {device.index: profile for device, profile in node.list_profiles}
@@ -196,8 +196,8 @@ def check_partitions(node: PreflightNode) -> Iterator[CheckFinding]:
             "gpu.partitions",
             f"{there} of {wanted}",
             str(wanted),
-            f"{device.partition_mode or 'as the other cards'}",
-            "set the partition mode again; boot the node again",
+            f"{device.partition_mode or 'as the other GPUs'}",
+            "set the partition mode again; reboot the node",
             subject=_name_device(device),
             value=there,
         )
@@ -221,9 +221,9 @@ def check_pcie_link(node: PreflightNode) -> Iterator[CheckFinding]:
 
 def _judge_pcie_link(device: Device, profile: Profile | None) -> CheckFinding:
     link, subject = device.pcie, _name_device(device)
-    reason = f"copies from the host run over it ({SAFE})"
+    reason = f"host copies use this link ({SAFE})"
     if link.speed_gts is None or link.width is None:
-        return report_info("gpu.pcie_link", "not told by the kernel", reason, subject=subject)
+        return report_info("gpu.pcie_link", "not reported by the kernel", reason, subject=subject)
     speed, width = profile.pcie_gts if profile else None, profile.pcie_width if profile else None
     allowed_speed, allowed_width = link.max_speed_gts or speed, link.max_width or width
     shown = format_pcie(link)
@@ -238,8 +238,8 @@ def _judge_pcie_link(device: Device, profile: Profile | None) -> CheckFinding:
             "gpu.pcie_link",
             shown,
             f"{allowed_speed:g} GT/s x{allowed_width}",
-            "an idle NVIDIA device lowers its speed to save power" if saves_power else reason,
-            "reseat the card or its riser; see `lspci -vv` for the port that limits it",
+            "an idle NVIDIA GPU lowers its link speed to save power" if saves_power else reason,
+            "reseat the GPU or its riser; `lspci -vv` shows the limiting port",
             subject=subject,
         )
     return judge_value(
@@ -248,8 +248,8 @@ def _judge_pcie_link(device: Device, profile: Profile | None) -> CheckFinding:
         "gpu.pcie_link",
         shown,
         f"{speed or allowed_speed:g} GT/s x{width or allowed_width}, as the card can",
-        f"the slot allows less than the card; {reason}",
-        "move the card to another slot, or look at the firmware's settings of this one",
+        f"the slot supports less than the GPU; {reason}",
+        "move the GPU to another slot, or check the firmware settings of this slot",
         subject=subject,
     )
 
@@ -262,7 +262,7 @@ def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
     size = max(profile.hive_size or 1 for _, profile in node.list_profiles)
     kind = "NVLink" if cards[0].vendor == "nvidia" else "xGMI"
     layout = relations.describe_link_layout(cards[0])
-    reason = f"collectives run over {kind}; a usual server of this model has hives of {size}"
+    reason = f"collectives run over {kind}; a typical server of this model has hives of {size}"
     direct = relations.list_direct_links(node.facts)
     if not direct and layout == "bridge" and not any(device.hive for device in cards):
         yield report_info("gpu.links", f"no {kind} link: cards without a bridge", "a bridge is optional on this model")
@@ -284,10 +284,10 @@ def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
         not problem,
         "fail",
         "gpu.links",
-        problem or (f"every pair by {kind}" if layout == "mesh" else f"every card linked alike by {kind}"),
-        "every pair of a hive" if layout == "mesh" else "every card of a hive linked as often as the others",
+        problem or (f"every pair by {kind}" if layout == "mesh" else f"every GPU linked alike by {kind}"),
+        "every pair of a hive" if layout == "mesh" else "the same number of links for every GPU of a hive",
         reason,
-        "boot the node again; a card or its bridge may be loose",
+        "reboot the node; a GPU or its bridge may be loose",
         value=len(direct),
     )
     weak = relations.find_weak_links(node.facts)
@@ -299,7 +299,7 @@ def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
             f"fewer {kind}s between {format_names(f'{first}-{second}' for first, second in weak)}",
             "as many links between every two",
             reason,
-            "boot the node again; a link may be down",
+            "reboot the node; a link may be down",
             value=len(weak),
         )
     wanted = -(-len(cards) // size)
@@ -307,10 +307,10 @@ def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
         len(hives) <= wanted or layout == "bridge",
         "fail",
         "gpu.hives",
-        f"cards by hive: {format_names(map(len, hives.values()))}",
+        f"GPUs by hive: {format_names(map(len, hives.values()))}",
         f"{wanted} of up to {size}",
         reason,
-        "boot the node again; the firmware builds hives",
+        "reboot the node; the firmware builds hives",
         value=len(hives),
     )
 
@@ -338,7 +338,7 @@ def _find_lacking_gpus(node: PreflightNode, hives: Mapping[str, Sequence[int]]) 
         if len(hive) > 1 and not any(index in island and set(hive) <= set(island) for island in islands)
     ]
     parts = [f"GPU {index} has {number} of {usual} links" for index, number, usual in weak]
-    parts += [f"GPU {index} does not reach all of its hive" for index in apart]
+    parts += [f"GPU {index} does not reach its whole hive" for index in apart]
     return format_names(parts, 4)
 
 
@@ -355,10 +355,10 @@ def check_affinity(node: PreflightNode) -> Iterator[CheckFinding]:
             "gpu.nic_affinity",
             f"no active NIC near {format_names(map(_name_device, apart))}"
             if apart
-            else "an active NIC on every card's NUMA node",
-            "an active NIC on every card's NUMA node",
-            "transfers between nodes otherwise cross the sockets",
-            "bring that NIC up, or place it at the other root",
+            else "an active NIC on the NUMA node of every GPU",
+            "an active NIC on the NUMA node of every GPU",
+            "otherwise transfers between nodes cross CPU sockets",
+            "bring that NIC up, or move it to the other PCIe root",
         )
 
 
@@ -371,9 +371,9 @@ def check_readings(node: PreflightNode) -> Iterator[CheckFinding]:
                 "warn",
                 "gpu.reading",
                 problem.problem,
-                "read, and the same by every source",
-                "decisions are made from it",
-                "run as root, or look at the device with its own tool",
+                "readable, and equal in all sources",
+                "decisions depend on it",
+                "run as root, or query the device with the vendor's tool",
                 subject=problem.where,
             )
 

@@ -56,10 +56,14 @@ def judge_health(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
 def judge_tools(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
     """A management tool answers, and soon."""
     limit, warn = node.limits.smi_limit_s, node.limits.smi_warn_s
-    expected, reason = f"an answer within {warn:g} s", f"a tool that hangs stands for a hung driver ({SMOKE})"
+    expected, reason = f"an answer within {warn:g} s", f"a hung tool indicates a hung driver ({SMOKE})"
     lacking = [said for name, said in REQUIRED.items() if any(_is_lacking(one, name) for one in read.devices)]
     without: Status = "unknown" if lacking else "warn"
-    so = f"; not known: {format_names(lacking)}" if lacking else "; the kernel or another tool tells what matters"
+    so = (
+        f"; not known: {format_names(lacking)}"
+        if lacking
+        else "; the kernel or another tool reports the essential values"
+    )
     if not read.calls:
         if node.tree.is_live:
             advice = "install amd-smi, rocm-smi or nvidia-smi, or mount it in the container"
@@ -76,13 +80,13 @@ def judge_tools(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
             f"{format_names(call.tool for call in hung)}: no answer in {limit:g} s",
             expected,
             reason,
-            "see the kernel log; drain the node and boot it again",
+            "see the kernel log; drain and reboot the node",
             value=limit,
         )
         return
     for call in read.calls:
         if call.problem:
-            advice = "run it by hand; heat, errors and processes are not known without it"
+            advice = "run it by hand; temperature, errors and processes are unknown without it"
             yield judge_value(
                 False, without, "gpu.tool", call.problem + so, expected, reason, advice, subject=call.tool
             )
@@ -94,7 +98,7 @@ def judge_tools(node: PreflightNode, read: Health) -> Iterator[CheckFinding]:
         f"{fastest.tool} {fastest.seconds:.1f} s",
         expected,
         reason,
-        "ask again; see the kernel log where it stays slow",
+        "run it again; see the kernel log if it stays slow",
         value=round(fastest.seconds, 1),
     )
 
@@ -105,10 +109,11 @@ def _is_lacking(device: DeviceHealth, name: str) -> bool:
 
 def judge_processes(node: PreflightNode, devices: Sequence[DeviceHealth]) -> CheckFinding:
     """Nobody else uses the devices; a process that holds no memory counts as well."""
-    expected, reason = "none but watchers", f"who shares a device slows the job, or takes its memory ({SMOKE})"
+    expected = "monitoring processes only"
+    reason = f"a process that shares a GPU slows the job or takes its memory ({SMOKE})"
     if all(device.processes is None for device in devices):
         if not node.tree.is_live:
-            return report_info("gpu.processes", "not told by a recorded machine", reason)
+            return report_info("gpu.processes", "not recorded", reason)
         return report_unknown("gpu.processes", "not known", expected, reason, "install the vendor's management tool")
     using = {process.pid: process for device in devices for process in device.processes or ()}
     foreign = [
@@ -125,7 +130,7 @@ def judge_processes(node: PreflightNode, devices: Sequence[DeviceHealth]) -> Che
         format_names(foreign) or "none",
         expected,
         reason,
-        "end them, or name them with --allowed-procs; names of the host's processes need its PID namespace",
+        "end them, or allow them with --allowed-procs; host process names need the host's PID namespace",
         value=len(foreign),
     )
 
@@ -139,7 +144,7 @@ def _judge_use(node: PreflightNode, device: DeviceHealth, subject: str, *, is_as
     """Whether a device is free; one of which an answering tool says nothing is lost, and never ok."""
     limits = node.limits
     if device.shares_host_memory and device.memory_used_bytes is None:
-        yield report_info("gpu.memory_used", "it has no memory of its own: it uses the host's", subject=subject)
+        yield report_info("gpu.memory_used", "it has no separate memory; it uses host memory", subject=subject)
     elif device.memory_used_bytes is not None:
         yield judge_value(
             device.memory_used_bytes < limits.gpu_busy_gib * GIB,
@@ -147,15 +152,16 @@ def _judge_use(node: PreflightNode, device: DeviceHealth, subject: str, *, is_as
             "gpu.memory_used",
             table.format_size(device.memory_used_bytes),
             f"< {limits.gpu_busy_gib:g} GiB",
-            f"before we touch the device; a process that died may hold it ({SMOKE})",
-            "end what holds it; reset the device where nothing does",
+            f"before the test; a dead process may hold it ({SMOKE})",
+            "end the process that holds it; if there is none, reset the device",
             subject=subject,
             value=device.memory_used_bytes,
         )
     elif node.tree.is_live and (device.sources or is_asked):
         yield report_unknown(
-            "gpu.memory_used", "not told", f"< {limits.gpu_busy_gib:g} GiB", "a device that does not answer is not fit",
-            "see the kernel log; boot the node again", subject=subject,
+            "gpu.memory_used", "not told", f"< {limits.gpu_busy_gib:g} GiB",
+            "a device that does not respond is not fit",
+            "see the kernel log; reboot the node", subject=subject,
         )  # fmt: skip
     if device.activity_percent is not None:
         yield judge_value(
@@ -164,8 +170,8 @@ def _judge_use(node: PreflightNode, device: DeviceHealth, subject: str, *, is_as
             "gpu.activity",
             f"{device.activity_percent:g} %",
             f"< {limits.gpu_activity_percent:g} %",
-            f"before we touch the device ({SMOKE})",
-            "see who uses it: gpu.processes",
+            f"before the test ({SMOKE})",
+            "see gpu.processes for the user",
             subject=subject,
             value=device.activity_percent,
         )
@@ -180,7 +186,7 @@ def _judge_heat_and_power(node: PreflightNode, device: DeviceHealth, subject: st
             "gpu.temperature",
             f"{device.temperature_c:g} C",
             f"< {limits.temperature_c:g} C",
-            f"of the hottest spot; hotter devices throttle ({SAFE})",
+            f"hotspot; hotter GPUs throttle ({SAFE})",
             "check the fans and the cooling of the rack",
             subject=subject,
             value=device.temperature_c,
@@ -193,7 +199,7 @@ def _judge_heat_and_power(node: PreflightNode, device: DeviceHealth, subject: st
             "gpu.throttle",
             format_names(held) or "none",
             "no thermal or hardware limit",
-            "a device whose clocks are held down slows all",
+            "a throttled GPU slows all ranks",
             "check its cooling and its power supply",
             subject=subject,
         )
@@ -235,8 +241,8 @@ def _judge_error_sums(node: PreflightNode, devices: Sequence[DeviceHealth]) -> I
             f"gpu.{name}",
             f"{sum(told)}, most of them on GPU {worst}" if sum(told) else "0",
             f"<= {most} on the whole node",
-            f"many of them announce a failure ({SAFE})",
-            f"watch GPU {worst}, and have it replaced once errors are not mended",
+            f"many correctable errors precede a failure ({SAFE})",
+            f"watch GPU {worst}, and replace it when errors become uncorrectable",
             value=sum(told),
         )
 

@@ -17,7 +17,7 @@ from primus.preflight.node import judge_value, report_info
 SAFE = "AMD-AGI/Primus-SaFE node monitors"
 NVIDIA = "NVIDIA GPU Memory Error Management"
 AMD = "Linux amdgpu, bad_page_threshold"
-RETURN = "have the card replaced (RMA)"
+RETURN = "replace the GPU (RMA)"
 
 
 def judge_errors(device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
@@ -35,11 +35,11 @@ def _judge_uncorrectable_errors(device: DeviceHealth, subject: str) -> Iterator[
         return
     is_settled = device.recovery_action == "None"
     reason = (
-        f"since the driver was loaded; the driver wants nothing done: the errors were contained ({NVIDIA})"
+        f"since the driver was loaded; contained: the driver needs no action ({NVIDIA})"
         if is_settled
-        else f"since the driver was loaded; memory that has failed fails again ({SAFE})"
+        else f"since the driver was loaded; failed memory tends to fail again ({SAFE})"
     )
-    advice = "reset the device; have it replaced where they come again"
+    advice = "reset the device; replace it if the errors return"
     status: Status = "warn" if is_settled else "fail"
     yield judge_value(
         count == 0, status, "gpu.ecc_uncorrectable", str(count), "0", reason, advice, subject=subject, value=count
@@ -55,8 +55,8 @@ def _judge_recovery_action(device: DeviceHealth, subject: str) -> Iterator[Check
             "gpu.recovery_action",
             action,
             "None",
-            f"the driver asks for it before the device is used again ({NVIDIA})",
-            "stop what uses the device, then `nvidia-smi -r`; boot the node again where it says Reboot",
+            f"the driver requires it before further use ({NVIDIA})",
+            "stop what uses the device, then `nvidia-smi -r`; reboot the node if it says Reboot",
             subject=subject,
         )
     if device.has_exceeded_sram_errors is not None:
@@ -83,7 +83,7 @@ def _judge_pages(device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
             "gpu.pending_pages",
             str(device.pending_pages),
             "0",
-            f"they are taken out of use soon {source}",
+            f"they will be retired {source}",
             "reset the device once it is idle",
             subject=subject,
             value=device.pending_pages,
@@ -95,8 +95,8 @@ def _judge_pages(device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
             "gpu.unreservable_pages",
             str(device.unreservable_pages),
             "0",
-            f"memory that failed is still in use {source}",
-            "boot the node again; have the card replaced where they stay",
+            f"failed memory is still in use {source}",
+            "reboot the node; replace the GPU if they remain",
             subject=subject,
             value=device.unreservable_pages,
         )
@@ -115,8 +115,8 @@ def _judge_bad_pages(device: DeviceHealth, subject: str) -> CheckFinding:
         "gpu.bad_pages",
         unnumbered if count is None else str(count),
         "0" if not has_exceeded else f"fewer than {limit}",
-        f"pages that failed are no longer used ({AMD})",
-        RETURN if has_exceeded else f"watch their number: the card is to be replaced from {limit} on",
+        f"failed pages are retired ({AMD})",
+        RETURN if has_exceeded else f"watch the number; replace the GPU at {limit} on",
         subject=subject,
         value=count,
     )
@@ -125,7 +125,7 @@ def _judge_bad_pages(device: DeviceHealth, subject: str) -> CheckFinding:
 def _judge_rows(remapping: RowRemapping, subject: str) -> Iterator[CheckFinding]:
     counts = [count for count in (remapping.corrected, remapping.uncorrected) if count is not None]
     if counts:
-        reason = f"replaced by spare rows, which is a repair ({NVIDIA})"
+        reason = f"repaired with spare rows ({NVIDIA})"
         yield report_info("gpu.remapped_rows", str(sum(counts)), reason, subject=subject, value=sum(counts))
     if remapping.has_failed is not None:
         yield judge_value(
@@ -134,7 +134,7 @@ def _judge_rows(remapping: RowRemapping, subject: str) -> Iterator[CheckFinding]
             "gpu.remap_failure",
             "a row could not be replaced" if remapping.has_failed else "none",
             "none",
-            f"the flag by which a card is returned ({NVIDIA})",
+            f"the RMA flag ({NVIDIA})",
             RETURN,
             subject=subject,
         )
@@ -145,7 +145,7 @@ def _judge_rows(remapping: RowRemapping, subject: str) -> Iterator[CheckFinding]
             "gpu.remap_pending",
             "a row is replaced at the next reset" if remapping.is_pending else "none",
             "none",
-            f"until then the row is not used, and work may go on ({NVIDIA})",
+            f"until then the row is unused, and work can continue ({NVIDIA})",
             "reset the device once it is idle: `nvidia-smi -r`",
             subject=subject,
         )
@@ -157,8 +157,8 @@ def _judge_rows(remapping: RowRemapping, subject: str) -> Iterator[CheckFinding]
             "gpu.remap_reserve",
             ", ".join(f"{count} banks with {_SPARE[level]}" for level, count in scarce.items()) or "enough spare rows",
             "enough spare rows in each bank",
-            f"the next error in such a bank may not be repaired ({NVIDIA})",
-            "watch gpu.remap_failure; plan to have the card replaced",
+            f"the next error in such a bank may be unrepairable ({NVIDIA})",
+            "watch gpu.remap_failure; plan a replacement",
             subject=subject,
             value=sum(scarce.values()),
         )

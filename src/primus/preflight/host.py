@@ -64,7 +64,7 @@ def check_memory(node: PreflightNode) -> Iterator[CheckFinding]:
         text,
         f">= {least:g} %",
         reason,
-        "end what else runs here: `ps aux --sort=-rss`",
+        "end other processes: `ps aux --sort=-rss`",
         value=round(percent, 1),
     )
     yield report_info("host.swap", "none" if held.swap_bytes == 0 else table.format_size(held.swap_bytes or 0))
@@ -82,7 +82,7 @@ def check_limits(node: PreflightNode) -> Iterator[CheckFinding]:
         f">= {asked.memlock_gib:g} GiB or unlimited",
         f"RDMA locks the buffers that it registers ({SMOKE})"
         if node.has_rdma
-        else "it counts once RDMA registers buffers; no RDMA port is active here",
+        else "needed only for RDMA; no RDMA port is active here",
         "`ulimit -l unlimited`; in a container --ulimit memlock=-1; under Slurm PropagateResourceLimitsExcept=MEMLOCK",
     )
     yield judge_value(
@@ -93,7 +93,7 @@ def check_limits(node: PreflightNode) -> Iterator[CheckFinding]:
         f">= {asked.shm_gib:g} GiB",
         f"NCCL, RCCL and data loaders exchange data there ({SMOKE})"
         if node.has_devices
-        else "data loaders exchange data there; less does for a small job",
+        else "data loaders exchange data there; a small job needs less",
         "in a container --shm-size or --ipc=host; else `mount -o remount,size=16G /dev/shm`",
     )
     yield report_info("host.nofile", "unlimited" if held.nofile is None else str(held.nofile))
@@ -120,7 +120,7 @@ def check_governors(node: PreflightNode) -> Iterator[CheckFinding]:
         "host.governor",
         counted if is_good or not named else named,
         "performance on every CPU",
-        f"a slow processor holds up launches and data loading ({SAFE})",
+        f"a slow CPU delays launches and data loading ({SAFE})",
         "`cpupower frequency-set -g performance`",
     )
 
@@ -137,7 +137,7 @@ def check_kernel_settings(node: PreflightNode) -> Iterator[CheckFinding]:
             "host.numa_balancing",
             balancing,
             "0",
-            f"the kernel's moving of pages disturbs device transfers ({SAFE})",
+            f"automatic page migration disturbs device transfers ({SAFE})",
             "`sysctl -w kernel.numa_balancing=0`",
         )
     pages = node.tree.read_text("sys/kernel/mm/transparent_hugepage/enabled")
@@ -151,7 +151,7 @@ def check_kernel_settings(node: PreflightNode) -> Iterator[CheckFinding]:
         "host.hugepages",
         chosen[1],
         "always or madvise",
-        f"large host buffers cost many page-table entries otherwise ({SAFE})",
+        f"large host buffers otherwise need many page-table entries ({SAFE})",
         "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`",
     )
 
@@ -175,8 +175,8 @@ def check_boot_arguments(node: PreflightNode) -> Iterator[CheckFinding]:
         "host.boot_arguments",
         f"without {format_names(missing)}" if missing else "as expected",
         expected,
-        f"devices reach each other's memory through the IOMMU ({SAFE})",
-        "add them to the kernel's command line and boot again",
+        f"peer-to-peer transfers pass the IOMMU ({SAFE})",
+        "add them to the kernel command line and reboot",
     )
 
 
@@ -184,9 +184,9 @@ def check_access_control(node: PreflightNode) -> Iterator[CheckFinding]:
     """PCIe bridges that redirect traffic between devices to the root (ACS)."""
     if not node.has_devices or not node.tree.is_live:
         return
-    reason = f"ACS sends traffic between devices through the root complex ({SAFE})"
+    reason = f"ACS routes peer-to-peer traffic through the root complex ({SAFE})"
     if not node.is_root:
-        yield report_info("host.pcie_acs", "not read: lspci shows it to root only", reason)
+        yield report_info("host.pcie_acs", "not read: needs root (lspci)", reason)
         return
     answer = node.run_program(["lspci", "-vvv"])
     if answer.state != "ok":
@@ -198,7 +198,7 @@ def check_access_control(node: PreflightNode) -> Iterator[CheckFinding]:
 def judge_acs(bridges: list[str], reason: str) -> CheckFinding:
     """What bridges that redirect traffic between devices mean."""
     text = f"on {len(bridges)} bridges: {format_names(bridges, 4)}" if bridges else "off on every bridge"
-    advice = "switch ACS off in the firmware, or with setpci on these bridges"
+    advice = "disable ACS in the firmware, or with setpci on these bridges"
     return judge_value(not bridges, "warn", "host.pcie_acs", text, "off on every bridge", reason, advice)
 
 
@@ -216,12 +216,12 @@ def check_clock(node: PreflightNode) -> Iterator[CheckFinding]:
     """Whether something keeps the clock right."""
     running = {node.tree.read_text(f"proc/{pid}/comm") or "" for pid in node.tree.list_names("proc") if pid.isdecimal()}
     daemons = sorted(running & set(CLOCK_DAEMONS))
-    reason = "logs and certificates of several nodes need one time"
+    reason = "logs and certificates need synchronized clocks"
     if daemons:
         yield report_ok("host.clock", format_names(daemons), "a clock daemon", reason)
     elif node.facts.container:
         yield report_info(
-            "host.clock", f"no daemon seen from inside {node.facts.container}", "the host's own may be hidden"
+            "host.clock", f"no daemon visible inside {node.facts.container}", "the host's daemon may be hidden"
         )
     else:
         yield judge_value(
@@ -249,7 +249,9 @@ def check_drives(node: PreflightNode) -> Iterator[CheckFinding]:
     if not names or not node.tree.is_live:
         return
     if not node.is_root:
-        yield report_info("host.drives", f"{len(names)} NVMe drives, health not read", "drives tell it to root only")
+        yield report_info(
+            "host.drives", f"{len(names)} NVMe drives, health not read", "reading drive health needs root"
+        )
         return
     for name in names:
         answer = node.run_program(["nvme", "smart-log", f"/dev/{name}", "-o", "json"])
@@ -267,7 +269,7 @@ def judge_drive(name: str, smart_log: str, most_entries: int) -> CheckFinding:
     except msgspec.MsgspecError:
         return report_unknown(
             "host.drives",
-            "nvme gave no log that can be read",
+            "nvme returned no readable log",
             expected,
             f"({SAFE})",
             f"try `nvme smart-log /dev/{name}`",
@@ -280,7 +282,7 @@ def judge_drive(name: str, smart_log: str, most_entries: int) -> CheckFinding:
         f"{log.num_err_log_entries} failed entries"
     )
     is_good = not is_broken and log.num_err_log_entries <= most_entries
-    advice = "move data away and have the drive replaced"
+    advice = "move the data and replace the drive"
     return judge_value(
         is_good, status, "host.drives", text, expected, f"a failing drive stops a job ({SAFE})", advice, subject=name
     )

@@ -47,15 +47,11 @@ def check_kernel_log(node: PreflightNode) -> Iterator[CheckFinding]:
         return
     lines, problem = _read_log(node)
     if lines is None:
-        yield report_info(
-            CHECK, f"not read: {problem}", "only root may, on many systems", advice="run preflight as root"
-        )
+        yield report_info(CHECK, f"not read: {problem}", "many systems require root", advice="run preflight as root")
         return
     hours = node.limits.kernel_log_hours
     found = list(find_signatures(lines, hours))
-    yield from found or [
-        report_ok(CHECK, f"{len(lines)} lines of the last {hours:g} h", "none of the known signs of damage")
-    ]
+    yield from found or [report_ok(CHECK, f"{len(lines)} lines of the last {hours:g} h", "no known sign of damage")]
 
 
 def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding]:
@@ -87,8 +83,8 @@ def find_signatures(lines: Iterable[str], hours: float) -> Iterator[CheckFinding
             [line for line in suspects if re.search(pattern, line, re.IGNORECASE)],
             1,
             "warn",
-            reason="it may be a sign of damage (AMD-AGI/Primus node_smoke)",
-            advice="look at the device that it names; drain the node where it comes again",
+            reason="it may indicate damage (AMD-AGI/Primus node_smoke)",
+            advice="check the named device; drain the node if it recurs",
             subject=pattern,
         )
 

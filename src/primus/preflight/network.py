@@ -1,4 +1,4 @@
-"""Checks of the network: interfaces, the way to the other nodes, and what the environment says of it."""
+"""Checks of the network: interfaces, the route to the other nodes, and what the environment says of it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def check_expressions(node: PreflightNode) -> Iterator[CheckFinding]:
             "fail",
             "network.interface" if is_socket else "network.hca",
             "; ".join(wrong) or text,
-            "interfaces that are up and lead outside" if is_socket else "active ports",
-            "workers connect over what it selects",
+            "interfaces that are up and not loopback" if is_socket else "active ports",
+            "workers connect over the selected interface",
             f"unset it, or name one of {format_names(_list_candidates(node))}"
             if is_socket
             else "unset it, or name active ports of /sys/class/infiniband",
@@ -46,7 +46,7 @@ def check_route(node: PreflightNode) -> Iterator[CheckFinding]:
     is_here = (_resolve_address(node.layout.master_addr) or "").startswith(("127.", "::1"))
     if node.layout.nnodes == 1 or node.layout.node_rank == 0 or is_here:
         return
-    reason = f"the way to {node.layout.master_addr}"
+    reason = f"the route to {node.layout.master_addr}"
     if used is None:
         yield report_unknown(
             "network.route", "not known", "an interface that is up", reason, "`ip route get` for that address"
@@ -60,7 +60,7 @@ def check_route(node: PreflightNode) -> Iterator[CheckFinding]:
         used,
         chosen or "any",
         reason,
-        f"NCCL_SOCKET_IFNAME={used} takes the same way",
+        f"NCCL_SOCKET_IFNAME={used} uses the same route",
     )
 
 
@@ -101,7 +101,7 @@ def check_rendezvous(node: PreflightNode) -> Iterator[CheckFinding]:
             "network.port",
             f"port {port} is {'free' if _is_free(port) else 'in use'}",
             "free",
-            "nodes meet there",
+            "the rendezvous uses it",
             "choose another --master-port, the same on every node",
         )
 
@@ -134,7 +134,7 @@ def check_interfaces(node: PreflightNode) -> Iterator[CheckFinding]:
             "network.interfaces",
             format_names(shown) or "none is up",
             "one that is up",
-            "nodes talk over it",
+            "nodes communicate over it",
             "`ip link` shows them; in a container use --network host",
         )
     else:
@@ -151,7 +151,7 @@ def check_environment(node: PreflightNode) -> Iterator[CheckFinding]:
             "network.environment",
             problem,
             "no contradiction",
-            "what a worker inherits",
+            "inherited by workers",
             advice,
             subject=subject,
         )
@@ -182,7 +182,7 @@ def _find_contradictions(node: PreflightNode) -> Iterator[tuple[str, str, str]]:
             yield (
                 "NCCL_IB_GID_INDEX",
                 f"{index}, which {format_names(lacking)} does not have",
-                "unset it, or name one that all have",
+                "unset it, or name an interface that all nodes have",
             )
 
 

@@ -72,8 +72,8 @@ def find_grown_counters(before: Counters, after: Counters, *, is_loaded: bool = 
                 "network.errors",
                 format_names(rising) or f"none new; since boot {format_names(totals) or 'none'}",
                 "none new",
-                "a cable or a switch that loses packets, or holds senders up (PFC)",
-                "clean or change the cable and the transceiver; see who sends; watch the port",
+                "packet loss or flow-control pauses (PFC) of a cable or switch",
+                "clean or replace the cable and transceiver; check for congestion; watch the port",
                 subject=subject,
             )
 
@@ -92,7 +92,7 @@ def check_self_test(node: PreflightNode) -> Iterator[CheckFinding]:
     """What adapters find when they test themselves without stopping traffic; root may ask."""
     names = _list_interfaces(node)
     if names and not node.is_root:
-        yield report_info("network.self_test", f"not asked of {format_names(names)}", "only root may")
+        yield report_info("network.self_test", f"not run on {format_names(names)}", "only root may")
         return
     for name in names:
         answer = node.run_program(["ethtool", "-t", name, "online"], SELF_TEST_LIMIT_S)
@@ -108,7 +108,7 @@ def judge_self_test(interface: str, said: str, problem: str) -> CheckFinding:
     """What the output of ``ethtool -t`` means; many drivers offer no test."""
     result = re.search(r"test result is (PASS|FAIL)", said)
     if result is None:
-        return report_info("network.self_test", problem or "the driver offers none", subject=interface)
+        return report_info("network.self_test", problem or "the driver has no self test", subject=interface)
     failed = [name.strip() for name, value in re.findall(r"^(.+?)\s+(-?\d+)\s*$", said, re.MULTILINE) if value != "0"]
     return judge_value(
         result[1] == "PASS",
@@ -117,7 +117,7 @@ def judge_self_test(interface: str, said: str, problem: str) -> CheckFinding:
         f"{result[1]}{f': {format_names(failed)}' if failed else ''}",
         "PASS",
         "ethtool -t, without the tests that stop traffic (AMD-AGI/Primus-SaFE node monitors)",
-        "see the kernel log for the adapter; flash its firmware, or have it replaced",
+        "see the kernel log for the NIC; update its firmware or replace it",
         subject=interface,
     )
 

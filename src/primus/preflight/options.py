@@ -41,110 +41,110 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `preflight`."""
 
     action: Annotated[Literal["check"], Meta(extra={"positional": True})] = "check"
-    """Look and judge, which is all there is to do."""
+    """Check without load."""
     host: bool = False
-    """Check the host: processors, memory, limits, kernel, clock, drives. Without any of these five, all are checked."""
+    """Check the host: CPUs, memory, limits, kernel, clock, drives. Without a group option, check all five groups."""
     gpu: bool = False
-    """Check the devices: number, model, memory, links, errors, heat, who uses them."""
+    """Check the GPUs: number, model, memory, links, errors, temperature, processes."""
     network: bool = False
     """Check the network: RDMA ports, interfaces, names, variables."""
     storage: bool = False
     """Check the folders of runs, data and models."""
     software: bool = False
-    """Check what is installed."""
+    """Check installed software."""
     perf: Annotated[bool, Meta(extra={"aliases": ("--perf-test", "--tier2-perf")})] = False
-    """Measure matrix products, memory and collectives as well."""
+    """Also measure matrix products, memory and collectives."""
     level: Literal["quick", "full", "soak"] | None = None
-    """quick: no load; full: measure, as --perf does; soak: also load all devices for --minutes, and compare results."""
+    """quick: no load; full: measure, like --perf; soak: also load all devices for --minutes and compare results."""
     minutes: Annotated[float, Meta(gt=0, le=1440)] | None = None
-    """How long the burn-in of --level soak loads the devices (default: 10)."""
+    """Duration of the burn-in of --level soak (default: 10)."""
     quick: bool = False
-    """Measure with short times and few sizes; looking is quick anyway."""
+    """Measure briefly, with few sizes."""
     tests: str | None = None
-    """What to measure, separated by commas: sanity, gemm, memory, copies, collectives, pairs, host_memory, quickstart,
+    """Tests to run, separated by commas: sanity, gemm, memory, copies, collectives, pairs, host_memory, quickstart,
     burn_in, rdma, storage; implies --perf."""
     comm_sizes_mb: str | None = None
     """Sizes of the collectives in MiB, separated by commas."""
     report: Annotated[str | None, Meta(extra={"aliases": ("--dump-path",)})] = None
-    """Folder for the report; each preflight makes a folder of its own in it."""
+    """Folder for reports; each preflight creates a subfolder."""
     report_file_name: str | None = None
-    """Name of that folder, where it must be known."""
+    """Name of that subfolder."""
     strict: bool = False
-    """Warnings make a node unfit."""
+    """Treat warnings as failures."""
     ignore: Annotated[tuple[str, ...], Meta(extra={"aliases": ("--preflight-ignore",)})] = ()
-    """Checks that do not count, such as host.memlock; the report names them."""
+    """Checks to ignore, such as host.memlock; the report lists them."""
     thresholds: str | None = None
-    """YAML file with other limits than the defaults."""
+    """YAML file with limits that override the defaults."""
     expect: str | None = None
-    """YAML file with what every node of the site must have: counts, memory, firmware, versions, mounts, limits."""
+    """YAML file with what every node must have: counts, memory, firmware, versions, mounts, limits."""
     write_expect: str | None = None
-    """Write such a file from this node, where it is found to be fit."""
+    """Write such a file from this node, if it is fit."""
     expected_gpus: Annotated[int, Meta(ge=0)] | None = None
-    """Devices that every node must have."""
+    """Number of GPUs that every node must have."""
     expected_rdma_nics: Annotated[int, Meta(ge=0)] | None = None
-    """RDMA devices that must be active on every node."""
+    """Number of RDMA devices that must be active on every node."""
     rdma_nic_allowlist: str | None = None
-    """Which RDMA devices count, written as NCCL_IB_HCA."""
+    """RDMA devices to check, in the syntax of NCCL_IB_HCA."""
     expected_nodes: str | None = None
-    """Names of the nodes that must report, as Slurm lists them: node[01-04]."""
+    """Nodes that must report, as a Slurm host list: node[01-04]."""
     require_tools: tuple[str, ...] = ()
-    """Programs that must be there."""
+    """Programs that must be installed."""
     allowed_procs: tuple[str, ...] = ()
-    """Programs that may use devices besides the usual watchers."""
+    """Programs that may use GPUs, besides common monitoring agents."""
     allow_foreign_procs: bool = False
-    """Any program may use the devices."""
+    """Allow any program to use the GPUs."""
     skip_dmesg: bool = False
-    """Leave the kernel log unread."""
+    """Do not read the kernel log."""
     dmesg_minutes: Annotated[float, Meta(gt=0)] | None = None
-    """How far back the kernel log counts, in minutes (default: 720, since boot at most)."""
+    """Minutes of kernel log to check, at most since boot (default: 720)."""
     time_limit: Annotated[
         float, Meta(gt=0, extra={"aliases": ("--dist-timeout-sec", "--rccl-timeout-sec", "--wait-timeout-sec")})
     ] = 120.0
-    """Seconds for the nodes to meet, and for each measurement."""
+    """Time limit of the rendezvous and of each measurement, in seconds."""
     per_gpu_timeout_sec: Annotated[float, Meta(gt=0)] | None = None
-    """Seconds for each measurement of one device, where that is less."""
+    """Time limit of each measurement of one device, in seconds, if lower."""
     ulimit_l_min_gb: Annotated[float, Meta(ge=0)] | None = None
-    """Least memory that may be locked, in GiB (default: 32)."""
+    """Minimum locked-memory limit, in GiB (default: 32)."""
     shm_min_gb: Annotated[float, Meta(ge=0)] | None = None
-    """Least size of /dev/shm, in GiB (default: 8)."""
+    """Minimum size of /dev/shm, in GiB (default: 8)."""
     rocm_smi_timeout_sec: Annotated[
         Annotated[float, Meta(gt=0)] | None, Meta(extra={"aliases": ("--smi-timeout-sec",)})
     ] = None
-    """Seconds after which a management tool counts as hung (default: 30)."""
+    """Timeout of a management tool, in seconds (default: 30)."""
     rocm_smi_warn_sec: Annotated[float, Meta(ge=0)] | None = None
-    """Seconds after which a management tool counts as slow (default: 1)."""
+    """Time after which a management tool is reported as slow, in seconds (default: 1)."""
     hbm_busy_threshold_gib: Annotated[float, Meta(ge=0)] | None = None
-    """Device memory that may be in use, in GiB (default: 2)."""
+    """Maximum GPU memory in use, in GiB (default: 2)."""
     gpu_activity_warn_pct: Annotated[float, Meta(ge=0)] | None = None
-    """Device activity that is normal, in per cent (default: 20)."""
+    """Maximum GPU activity, in percent (default: 20)."""
     clock_skew_warn_sec: Annotated[float, Meta(ge=0)] | None = None
-    """Seconds that clocks may differ (default: 30)."""
+    """Maximum clock difference between nodes, in seconds (default: 30)."""
     gemm_tflops_min: Annotated[float, Meta(ge=0)] | None = None
-    """Least speed of the matrix product of every device, in TFLOP/s."""
+    """Minimum matrix-product speed of each GPU, in TFLOP/s."""
     hbm_gbs_min: Annotated[float, Meta(ge=0)] | None = None
-    """Least copy rate of every device's memory, in GB/s."""
+    """Minimum memory copy rate of each GPU, in GB/s."""
     rccl_size_mb: Annotated[int, Meta(gt=0)] = 64
-    """Size at which --rccl-gbs-min holds, in MiB."""
+    """Message size of --rccl-gbs-min, in MiB."""
     rccl_gbs_min: Annotated[float, Meta(ge=0)] | None = None
-    """Least bus bandwidth of a node's all_reduce, in GB/s."""
+    """Minimum bus bandwidth of a node's all_reduce, in GB/s."""
     disable_pdf: bool = False
-    """Accepted, and without effect: the report is Markdown, HTML and JSON."""
+    """Ignored: the report is Markdown, HTML and JSON."""
     plot: bool = False
-    """Accepted, and without effect: the report's tables hold the numbers."""
+    """Ignored: the report contains tables."""
     no_clean_dump_path: bool = False
-    """Accepted, and without effect: nothing older is ever read or removed."""
+    """Ignored: older reports are neither read nor removed."""
     intra_group_sizes: str | None = None
-    """Collectives among so many processes of a node as well, separated by commas; all of a node are always measured."""
+    """Also run collectives among this many processes of a node, separated by commas."""
     inter_group_sizes: str | None = None
-    """Collectives among so many nodes as well, separated by commas; all nodes are always measured."""
+    """Also run collectives among this many nodes, separated by commas."""
     ring_p2p_sizes_mb: str | None = None
-    """Sizes in MiB, separated by commas, of what each process sends to the next at once."""
+    """Sizes of send_recv in MiB, separated by commas."""
     data: str | None = None
-    """Folder of the training data, which is checked as well."""
+    """Folder of the training data; also checked."""
     device: DeviceKind = "auto"
-    """What is measured: the accelerators, or the CPU where there is none; cpu measures the CPU in any case."""
+    """Device to measure: GPUs, or the CPU if there are none; cpu always measures the CPU."""
     workspace: str = "./output"
-    """Folder of all run folders; what is measured makes one there."""
+    """Folder of all run folders; measurements create a run there."""
 
     @property
     def measures(self) -> bool:

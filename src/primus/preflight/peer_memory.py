@@ -19,7 +19,7 @@ DMABUF_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
 """Kernel options without which RCCL does not register device memory by DMA-BUF (ROCm/rccl, rocmwrap)."""
 DMABUF_KERNEL = (5, 12)
 """First kernel whose RDMA core registers DMA-BUF memory (Linux 5.12, ibv_reg_dmabuf_mr)."""
-REASON = "without it data between nodes passes through host memory, at a fraction of the bandwidth"
+REASON = "without it, inter-node data passes through host memory at a fraction of the bandwidth"
 
 
 def check_peer_memory(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -35,7 +35,7 @@ def check_peer_memory(node: PreflightNode) -> Iterator[CheckFinding]:
         else "`modprobe nvidia-peermem`, or install NVIDIA's open kernel modules for DMA-BUF"
     )
     if not ways and is_amd and not _read_kernel_options(node):
-        yield report_info("network.peer_memory", "not known: the kernel's configuration is not readable here", REASON)
+        yield report_info("network.peer_memory", "unknown: the kernel configuration is not readable", REASON)
         return
     yield judge_value(
         bool(ways), "fail", "network.peer_memory", ", ".join(ways) or "none", "a peer memory module, or DMA-BUF",

@@ -54,7 +54,7 @@ BUFFERS_SHARE = 6
 KERNELS = ("copy", "mul", "add", "triad", "dot")
 JUDGED_BY_SOAK = (*measurements.SOAK_TESTS, "host_triad")
 NO_FLOOR = "no floor is known for this device"
-CPU_FLOOR = "a CPU's figures have no floor: they depend on who else uses its cores"
+CPU_FLOOR = "CPUs have no floor: results depend on other processes"
 
 
 def complete_demands(environ: Mapping[str, str], given: Demands) -> Demands:
@@ -172,8 +172,8 @@ class PerformanceJudge:
             "performance.complete",
             results.problem or f"results of {len(results.ranks)} of {results.world_size} ranks",
             f"all tests of {results.world_size} ranks",
-            "what was not measured is not known to be healthy",
-            "see logs/ of the run: the rank that failed first, or that never spoke",
+            "unmeasured devices may be faulty",
+            "see logs/ of the run for the rank that failed first or did not respond",
         )
 
     def _list_expected_tests(self) -> list[str]:
@@ -218,31 +218,31 @@ class PerformanceJudge:
         return self._on_gpu and test != "sanity"
 
     def _find_fault(self, rank: RankResult, test: str, figure: MeasuredFigure | None) -> CheckFinding | None:
-        """What is wrong with one device in itself."""
+        """Problems with one device in itself."""
         about = {"subject": format_device_name(rank), "host": self._yardstick.find_host(rank.rank)}
         check, floor, peak = f"performance.{test}", self._yardstick.find_floor(test), self._yardstick.find_peak(test)
         if figure is None:
             return report_unknown(
-                check, "not measured", "a figure", "a device that was not tested is not known to be healthy",
-                "see why the tests ended early", **about,
+                check, "not measured", "a figure", "untested devices may be faulty",
+                "find out why the tests ended early", **about,
             )  # fmt: skip
         if figure.wrong or figure.value is None:
             return judge_value(
                 False, "fail", check, figure.problem or "no figure", "the right result",
-                "a device that computes or copies wrongly spoils a training silently",
-                "take the node out; run the vendor's diagnosis of the device", value=figure.value, **about,
+                "wrong results corrupt a training run silently",
+                "remove the node; run the vendor's diagnostics", value=figure.value, **about,
             )  # fmt: skip
         if peak is not None and figure.value > peak:
             return report_unknown(
                 check, _format_figure(figure), f"at most {table.format_number(peak)} {figure.unit}, the peak",
-                "measured above the peak: the clock or the convention is wrong",
+                "measured above the peak: wrong clock or wrong FLOP convention",
                 "report it with report/performance.json of the run", value=figure.value, **about,
             )  # fmt: skip
         if floor is not None and figure.value < floor.value:
             return judge_value(
                 False, "warn" if test == "sanity" else "fail", check, _format_figure(figure), format_floor(floor),
                 floor.source,
-                "look at its clocks, temperature and power cap, and at who else uses it", value=figure.value, **about,
+                "check clocks, temperature, power cap and other processes", value=figure.value, **about,
             )  # fmt: skip
         return None
 
@@ -263,8 +263,8 @@ class PerformanceJudge:
             f"{table.format_number(values[rank])} {shown_unit}, {outlier.below:.0%} below the median of "
             f"{len(values)} devices",
             f"within {self._yardstick.demands.outlier_percent:g} % of {table.format_number(median)} {shown_unit}",
-            "a job runs at the pace of its slowest device",
-            "look at its clocks, temperature and power cap; leave the node out if it stays so",
+            "the slowest device sets the pace of the job",
+            "check clocks, temperature and power cap; exclude the node if it persists",
             subject=format_device_name(self._ranks[rank]),
             host=self._yardstick.find_host(rank),
             value=values[rank],

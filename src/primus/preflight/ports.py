@@ -72,7 +72,9 @@ def check_rdma(node: PreflightNode) -> Iterator[CheckFinding]:
     needs_rdma = wanted in ("1", "true", "yes")
     if left_out:
         yield report_info(
-            "network.rdma_excluded", format_names(left_out), "an allow-list, NCCL_IB_HCA, or a management port"
+            "network.rdma_excluded",
+            format_names(left_out),
+            "excluded by an allowlist or NCCL_IB_HCA, or a management port",
         )
     if asked is not None or needs_rdma or (node.facts.rdma and not kept):
         active = {device.name for device, port in kept if port.is_active}
@@ -90,7 +92,7 @@ def check_rdma(node: PreflightNode) -> Iterator[CheckFinding]:
             value=len(active),
         )
     elif not node.facts.rdma:
-        yield report_info("network.rdma_count", "none", "nodes then talk over sockets", value=0)
+        yield report_info("network.rdma_count", "none", "nodes then communicate over TCP sockets", value=0)
     else:
         yield report_ok("network.rdma_count", f"{len(kept)} ports", "at least one", value=len(kept))
     yield from _report_disabled_nics(node, kept)
@@ -119,9 +121,9 @@ def _report_disabled_nics(node: PreflightNode, kept: list[tuple[RdmaDevice, Rdma
             "warn",
             "network.rdma_disabled",
             f"{len(used)} of {cards}: {format_names(device.name for device in off)} disabled",
-            "an adapter for each GPU",
-            "as many adapters of this kind are installed as there are GPUs",
-            "enable the port, or say with --expected-rdma-nics that it is meant so",
+            "one NIC for each GPU",
+            "the node has one such NIC per GPU",
+            "enable the port, or set --expected-rdma-nics to the intended number",
         )
 
 
@@ -139,8 +141,8 @@ def _judge_port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[
         "network.rdma_port",
         f"{port.state}, {port.physical_state}{rate}",
         "ACTIVE, LinkUp",
-        "a job waits for every port that it counts on",
-        "check the cable, the transceiver and the switch's port; leave it out with NCCL_IB_HCA or an allow-list",
+        "a job needs every port",
+        "check the cable, transceiver and switch port; exclude it with NCCL_IB_HCA or an allowlist",
         subject=subject,
     )
     if not port.is_active:
@@ -167,7 +169,7 @@ def _judge_port(device: RdmaDevice, port: RdmaPort, fastest: float) -> Iterator[
         "network.gid",
         f"{'RoCE v2' if is_ethernet else 'valid'} at {indexes}" if usable else f"none of {len(port.gids)} is usable",
         "a RoCE v2 GID" if is_ethernet else "a valid GID",
-        "connections between nodes are addressed by it",
+        "connections between nodes use it as address",
         "give the interface an address; load rdma_cm",
         subject=subject,
     )
@@ -194,8 +196,8 @@ def check_firmware(node: PreflightNode) -> Iterator[CheckFinding]:
             "network.firmware",
             text,
             "one version",
-            "adapters that differ behave differently",
-            "flash the same firmware on all",
+            "different firmware behaves differently",
+            "install the same firmware on all",
             subject=kind,
         )
 
@@ -223,8 +225,8 @@ def _judge_pcie_link(device: RdmaDevice, rate_gbps: float) -> CheckFinding:
             "network.pcie_link",
             format_pcie(link),
             f"{link.max_speed_gts or speed:g} GT/s x{link.max_width or width}",
-            "all that the adapter sends crosses it",
-            "reseat the adapter or its riser; see `lspci -vv` for the port that limits it",
+            "all traffic of the NIC uses this link",
+            "reseat the NIC or its riser; `lspci -vv` shows the limiting port",
             subject=device.name,
         )
     return judge_value(
@@ -233,8 +235,8 @@ def _judge_pcie_link(device: RdmaDevice, rate_gbps: float) -> CheckFinding:
         "network.pcie_link",
         f"{format_pcie(link)}, {carries_gbps:.0f} Gb/s",
         f"at least {rate_gbps:g} Gb/s, as its port",
-        "all that the adapter sends crosses it",
-        "move the adapter to a slot of its speed",
+        "all traffic of the NIC uses this link",
+        "move the NIC to a slot of its speed",
         subject=device.name,
     )
 

@@ -106,7 +106,7 @@ class Tournament:
         if not transfers:
             return []
         found = self._transfer(transfers)
-        lost = TransferReading(problem="no answer of the node")
+        lost = TransferReading(problem="no response from the node")
         for transfer in transfers:
             self._readings[transfer].append(found.get(transfer, lost))
         return [self._compute_share(transfer, found.get(transfer, lost)) for transfer in transfers]
@@ -204,21 +204,21 @@ def report_tournament(
         yield judge_value(
             False, "fail", CHECK, f"{_format_reached_rate(member, readings)} with every partner",
             _format_expected_rate(rails[member]),
-            "no known-good partner is left on this rail: it, or its partners, are slow", ADVICE,
+            "no known-good partner on this rail: it or its partners are slow", ADVICE,
             subject=_format_subject(member, rails), host=hosts.get(member.node, ""),
         )  # fmt: skip
     for member in outcome.cleared:
         yield judge_value(
             False, "warn", CHECK,
-            f"{_format_reached_rate(member, readings)} in the tournament, well with known-good partners",
-            _format_expected_rate(rails[member]), "the way to some nodes is slow, or was for a while",
-            "measure again; look at the switches between the nodes", subject=_format_subject(member, rails),
+            f"{_format_reached_rate(member, readings)} in the tournament, normal with known-good partners",
+            _format_expected_rate(rails[member]), "the path to some nodes is or was slow",
+            "measure again; check the switches between the nodes", subject=_format_subject(member, rails),
             host=hosts.get(member.node, ""),
         )  # fmt: skip
     for node in lost:
         yield report_unknown(
-            CHECK, "the node gave no answer", "measured", "what was not measured is not known to be healthy",
-            "see what the command says there", host=hosts.get(node, ""),
+            CHECK, "the node did not respond", "measured", "unmeasured devices may be faulty",
+            "see the command's output there", host=hosts.get(node, ""),
         )  # fmt: skip
     for node, one in inventories.items():
         own = [member for member in rails if member.node == node and member not in bad]
@@ -226,7 +226,7 @@ def report_tournament(
             yield _report_healthy_ports(own, one, readings, hosts.get(node, ""))
 
 
-ADVICE = "look at its cable, its transceiver, its PCIe link (network.pcie_link) and the switch's port"
+ADVICE = "check its cable, transceiver, PCIe link (network.pcie_link) and switch port"
 
 
 def _report_slow_ports(
@@ -243,8 +243,8 @@ def _report_slow_ports(
     return judge_value(
         False, "fail", CHECK, f"{_format_reached_rate(member, readings)}{together}{failed}",
         _format_expected_rate(rails[member]),
-        "known-good partners reach more with each other" if len(readings) > 1 else "of its rate",
-        "look at the links and switches that they share" if others else ADVICE,
+        "known-good partners reach more between themselves" if len(readings) > 1 else "of its rate",
+        "check the links and switches that they share" if others else ADVICE,
         subject=_format_subject(member, rails), host=hosts.get(member.node, ""),
         value=_find_least_value(member, readings),
     )  # fmt: skip

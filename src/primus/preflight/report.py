@@ -83,7 +83,7 @@ def format_headline(report: ClusterReport) -> str:
 def _count_statuses(findings: Sequence[CheckFinding]) -> str:
     numbers = {status: sum(finding.status == status for finding in findings) for status in ("fail", "unknown", "warn")}
     shown = ", ".join(f"{number} {status}" for status, number in numbers.items() if number)
-    return shown or f"{len(findings)} checks, nothing to complain of"
+    return shown or f"{len(findings)} checks passed"
 
 
 def list_rows(report: ClusterReport, group: str) -> list[Row]:
@@ -222,7 +222,7 @@ def _list_unfit_hosts(report: ClusterReport) -> list[str]:
 def _list_causes(report: ClusterReport) -> list[tuple[str, Verdict, list[str]]]:
     """What makes nodes unfit, and what is wrong with no node in particular: who, how, and why.
 
-    What is wrong with several nodes is said once for all of them.
+    Problems with several nodes is said once for all of them.
     """
     rows = _select_unfit_rows(
         report, [(host, each) for host in _list_unfit_hosts(report) for each in report.list_host_findings(host)]
@@ -279,7 +279,7 @@ def format_html(report: ClusterReport) -> str:
         ("Nodes", page.make_table(NODE_HEADER, nodes, right=(2, 3, 4, 8))),
     ]
     if causes := _list_causes(report):
-        sections.append(("What is wrong", page.join_fragments(*(_format_html_cause(*cause) for cause in causes))))
+        sections.append(("Problems", page.join_fragments(*(_format_html_cause(*cause) for cause in causes))))
     for group, title in TITLES.items():
         if rows := list_rows(report, group):
             sections.append((title, _format_html_lines(group_lines(rows))))
@@ -301,7 +301,7 @@ def _format_html_lines(shown: Sequence[ReportLine]) -> page.Html:
         parts.append(page.make_table(LINE_HEADER, [_format_html_cells(line) for line in urgent]))
     if calm:
         rows = [_format_html_cells(line)[:-1] for line in calm]
-        title = f"{len(calm)} without complaint"
+        title = f"{len(calm)} without findings"
         parts.append(page.make_details(title, page.make_table(LINE_HEADER[:-1], rows), is_open=not urgent))
     return page.join_fragments(*parts)
 

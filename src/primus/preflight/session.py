@@ -149,7 +149,7 @@ def _run_leader(own: NodeReport, node: PreflightNode, options: Options, context:
         return _report_result(first, node, options, context)
     if not decision.goes_on:
         skipped = report_unknown(
-            RUN, "not measured", "measured on all nodes", "a node is missing", "start it, and run again"
+            RUN, "not measured", "measured on all nodes", "a node is missing", "start it and run again"
         )
         return _report_result(structs.replace(first, findings=(*first.findings, skipped)), node, options, context)
     found, is_interrupted = _run_measurements(node, decision.hosts, options, context)
@@ -197,8 +197,8 @@ def _run_follower(own: NodeReport, node: PreflightNode, options: Options, contex
         decision = collect_reports.send_report(own, node.layout, time.time(), limit_s)
     if decision is None:
         raise PrimusError(
-            "node 0 gave no answer: it has ended, or another node has come with this rank",
-            "see what node 0 says; give each node its own --node-rank",
+            "node 0 did not respond: it exited, or another node uses this rank",
+            "see node 0's output; give each node a unique --node-rank",
         )
     host = decision.hosts.get(node.layout.node_rank, own.host)
     verdict = decision.verdicts.get(host, "fail")
@@ -304,7 +304,7 @@ def _judge_workers(
 ) -> list[CheckFinding]:
     """Findings of what the workers measured."""
     if isinstance(started, PrimusError):
-        advice = started.hint or "correct it, and measure again"
+        advice = started.hint or "fix it and measure again"
         return [report_unknown(RUN, started.problem, "measured", "the workers did not start", advice)]
     run_folder, outcome = started
     asked = build_measurement_plan(options, context, node.facts)
@@ -367,7 +367,7 @@ def _report_failed_run(outcome: RunOutcome, host: str, run: Run) -> CheckFinding
     failure = outcome.first_failure
     who = f"rank {failure.rank}" if failure else ""
     log = f"{run.directory}/{failure.log}" if failure and failure.log else f"{run.directory}/logs"
-    expected, reason = "all tests end", "of several ranks that failed it was the first"
+    expected, reason = "all tests end", "it failed first"
     return judge_value(
         False, "fail", RUN, outcome.reason or outcome.state, expected, reason, f"see {log}", subject=who, host=host
     )
@@ -394,8 +394,8 @@ def _report_unmeasured_nodes(complete: Set[int], hosts: Mapping[int, str], nproc
                 "performance.results",
                 f"not all of rank {format_ranges(short)}",
                 "of every rank",
-                "what was not measured is not known to be healthy",
-                "see which rank failed first, and measure again without its node",
+                "unmeasured devices may be faulty",
+                "find the rank that failed first, and measure again without its node",
                 host=host,
             )
 

@@ -131,7 +131,7 @@ def _check_each_module(
         return
     expected = f"{least:g} {unit} each"
     if any(value is None for _, value in values):
-        yield report_unknown(check, "not read: only root may ask dmidecode", expected, REASON, "run as root")
+        yield report_unknown(check, "not read: dmidecode needs root", expected, REASON, "run as root")
         return
     below = [f"{slot} {value:g} {unit}" for slot, value in values if (value or 0) < least]
     advice = "reseat or replace the module; see the firmware's memory settings"
@@ -186,7 +186,7 @@ def _check_mount(mount: MountedFileSystem, wanted: MountExpectation) -> CheckFin
     expected = [*wanted.type, *([wanted.source] if wanted.source else []), *wanted.options]
     return judge_value(
         not wrong, "fail", "storage.expect_mount", format_names(wrong) or f"{mount.type} from {mount.source}",
-        format_names(expected) or "mounted", REASON, "mount it as the others are: /etc/fstab, the client's settings",
+        format_names(expected) or "mounted", REASON, "mount it like the others: /etc/fstab, client settings",
         subject=mount.point,
     )  # fmt: skip
 
@@ -302,7 +302,7 @@ def _group_versions(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ..
 def _compare_value(check: str, value: object, wanted: object, unit: str = "", **more: Any) -> Iterator[CheckFinding]:
     if wanted is None:
         return
-    advice = "see its own findings, or leave the node out; correct the file where the site has changed"
+    advice = "see the node's findings, or exclude it; update the file if the site changed"
     shown = "not known" if value is None else f"{value} {unit}".strip()
     yield judge_value(
         str(value).casefold() == str(wanted).casefold(),
@@ -323,7 +323,7 @@ def _compare_minimum(
         return
     least = wanted if is_exact else wanted * (1 - TOLERANCE)
     shown = "not known" if value is None else f"{value:.6g} {unit}"
-    advice = "see its own findings, or leave the node out; correct the file where the site has changed"
+    advice = "see the node's findings, or exclude it; update the file if the site changed"
     yield judge_value(
         value is not None and value >= least, "fail", check, shown, f"{wanted:g} {unit}", REASON, advice, **more
     )

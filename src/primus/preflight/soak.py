@@ -21,8 +21,8 @@ SLOWER = 0.05
 """Loss of speed over time that is conspicuous: the variance rule of microsoft/superbenchmark."""
 SLOW_HOST = 0.15
 """Relative distance below the median of the nodes: a host's memory bandwidth varies more than a device's."""
-SILENT = "wrong results without an error message spoil a training unnoticed (silent data corruption)"
-TAKE_OUT = "take the node out; run the vendor's diagnosis of the device; have it replaced"
+SILENT = "silent data corruption: wrong results without an error message"
+TAKE_OUT = "remove the node; run the vendor's diagnostics; replace the device"
 
 
 class SoakJudge:
@@ -66,10 +66,10 @@ class SoakJudge:
         problem = next((figure.problem for figure in rank.figures if figure.test == test), "")
         about = self._describe_rank(rank)
         if problem:
-            return judge_value(False, "fail", check, problem, "an end without an error", SILENT, TAKE_OUT, **about)
+            return judge_value(False, "fail", check, problem, "completion without error", SILENT, TAKE_OUT, **about)
         return report_unknown(
-            check, "not measured", "a result", "a device that was not tested is not known to be healthy",
-            "see why the tests ended early", **about,
+            check, "not measured", "a result", "untested devices may be faulty",
+            "find out why the tests ended early", **about,
         )  # fmt: skip
 
     def _describe_rank(self, rank: RankResult) -> dict[str, Any]:
@@ -86,20 +86,20 @@ class SoakJudge:
             )  # fmt: skip
         if result.wrong_words and is_software:
             yield report_unknown(
-                "performance.burn_in", f"no device repeats its products{when}", "the same bits each time",
-                "all devices at once point to a library whose kernels do not repeat themselves",
-                "compare with another version of the library; look at one device with RVS or DCGM", **about,
+                "performance.burn_in", f"no device repeats its products{when}", "bit-identical each time",
+                "if all devices differ, a library has non-deterministic kernels",
+                "try another version of the library; test one device with RVS or DCGM", **about,
             )  # fmt: skip
         elif result.wrong_words:
             yield judge_value(
                 False, "fail", "performance.burn_in",
                 f"{result.wrong_words} elements of {result.products} products differ from the first time{when}",
-                "the same bits each time", SILENT, TAKE_OUT, value=result.wrong_words, **about,
+                "bit-identical each time", SILENT, TAKE_OUT, value=result.wrong_words, **about,
             )  # fmt: skip
         if result.wrong_memory:
             yield judge_value(
                 False, "fail", "performance.burn_in_memory", f"{result.wrong_memory} words lost their pattern{when}",
-                "memory keeps what is written", SILENT, TAKE_OUT, value=result.wrong_memory, **about,
+                "memory keeps its content", SILENT, TAKE_OUT, value=result.wrong_memory, **about,
             )  # fmt: skip
 
     def _report_disputed_results(
@@ -107,7 +107,7 @@ class SoakJudge:
     ) -> Iterator[CheckFinding]:
         if rank.rank in disputed:
             yield judge_value(
-                False, "fail", check, disputed[rank.rank], "the bits of the other devices of its model",
+                False, "fail", check, disputed[rank.rank], "bit-identical to the other devices of its model",
                 SILENT, TAKE_OUT, **self._describe_rank(rank),
             )  # fmt: skip
 
@@ -121,9 +121,9 @@ class SoakJudge:
                 False, status, "performance.burn_in_slowdown",
                 f"{_format_tflops(last)} at the end, {_format_tflops(first)} at the beginning: "
                 f"{1 - last / first:.0%} slower",
-                f"at most {SLOWER:.0%} slower", "a device that cannot shed its heat, or its power, slows all others"
-                if self._on_gpu else "a CPU's speed depends on what else runs on it",
-                "look at its temperature and throttling (performance.telemetry), fans and power supply",
+                f"at most {SLOWER:.0%} slower", "a device with a cooling or power problem slows all others"
+                if self._on_gpu else "CPU speed depends on other processes",
+                "check temperature and throttling (performance.telemetry), fans and power supply",
                 value=last, **self._describe_rank(rank),
             )  # fmt: skip
         if rank.rank in slow:
@@ -131,8 +131,8 @@ class SoakJudge:
             yield judge_value(
                 False, "fail" if outlier.z > fault_localization.ROBUST_Z else "warn", "performance.burn_in_speed",
                 f"{_format_tflops(_compute_rate(result.windows))}, {outlier.below:.0%} below the median of the devices",
-                "as the other devices", "a job runs at the pace of its slowest device",
-                "look at its clocks, temperature and power cap; leave the node out if it stays so",
+                "as the other devices", "the slowest device sets the pace of the job",
+                "check clocks, temperature and power cap; exclude the node if it persists",
                 value=_compute_rate(result.windows), **self._describe_rank(rank),
             )  # fmt: skip
 
@@ -143,7 +143,7 @@ class SoakJudge:
         return judge_value(
             True, "fail", "performance.burn_in",
             f"{len(ranks)} devices, {table.format_duration(seconds)}, {products} products of the same bits, "
-            f"{_format_tflops(min(rates))} - {_format_tflops(max(rates))}", "the same bits each time", SILENT, "",
+            f"{_format_tflops(min(rates))} - {_format_tflops(max(rates))}", "bit-identical each time", SILENT, "",
             host=self._yardstick.find_host(ranks[0]), value=min(rates),
         )  # fmt: skip
 
@@ -159,11 +159,11 @@ class SoakJudge:
             yield judge_value(
                 not bad, "fail" if held else "warn", "performance.telemetry",
                 format_names([*bad, *_format_telemetry(card)]),
-                "no thermal or hardware throttling, no new errors, clocks as the others", "sampled under load",
+                "no thermal or hardware throttling, no new errors, normal clocks", "sampled under load",
                 "check its cooling and its power supply; see the kernel log", value=card.clock_mean_mhz, **about,
             )  # fmt: skip
         if self._on_gpu and not cards:
-            reason = "neither the kernel's files nor a management tool told clocks and power"
+            reason = "neither the kernel nor a management tool reports clocks and power"
             yield report_info("performance.telemetry", "no samples", reason)
 
     def judge_quickstart(self) -> Iterator[CheckFinding]:
@@ -185,7 +185,7 @@ class SoakJudge:
                     False, "fail", check, "the loss is not finite", "a finite loss", SILENT, TAKE_OUT, **about
                 )
             elif number in restless:
-                what = "the same training gives other bits the second time"
+                what = "the second run is not bit-identical"
                 status: Status = "unknown" if is_software else "fail"
                 yield judge_value(False, status, check, what, "the same bits", SILENT, TAKE_OUT, **about)
             elif number in disputed:
@@ -196,7 +196,7 @@ class SoakJudge:
             digests = {done[rank][0].digest for rank in ranks}
             yield judge_value(
                 True, "fail", check, f"{len(ranks)} devices, losses and weights {format_names(sorted(digests))}",
-                "the same bits on devices of one model", SILENT, "", host=self._yardstick.find_host(ranks[0]),
+                "bit-identical on devices of one model", SILENT, "", host=self._yardstick.find_host(ranks[0]),
             )  # fmt: skip
 
     def judge_host_memory(self) -> Iterator[CheckFinding]:
@@ -211,18 +211,20 @@ class SoakJudge:
         for host, rate in rates.items():
             about: dict[str, Any] = {"host": host, "value": rate}
             shown = f"{table.format_number(rate)} GB/s"
-            advice = "look at the memory modules (host.expect_dimms), the firmware's NUMA settings, and who else runs"
+            advice = (
+                "check the memory modules (host.expect_dimms), the NUMA settings of the firmware, and other processes"
+            )
             if floor and rate < floor.value:
                 yield judge_value(False, "warn", check, shown, format_floor(floor), floor.source, advice, **about)
             elif host in slow:
                 shown += f", {slow[host].below:.0%} below the median of {len(rates)} nodes"
                 expected = f"within {SLOW_HOST:.0%} of the others"
-                reason = "data loading and host copies take its bandwidth"
+                reason = "data loading and host copies need this bandwidth"
                 yield judge_value(False, "warn", check, shown, expected, reason, advice, **about)
             elif floor:
                 yield judge_value(True, "warn", check, shown, format_floor(floor), floor.source, "", **about)
             else:
-                yield report_info(check, shown, "no floor: the speed of the modules is known to root only", **about)
+                yield report_info(check, shown, "no floor: the module speed needs root", **about)
 
     def _list_host_rates(self) -> dict[str, float]:
         rates: dict[str, float] = defaultdict(float)

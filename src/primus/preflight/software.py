@@ -80,7 +80,7 @@ def judge_torch(node: PreflightNode, found: TorchInstallation | None) -> Iterato
         "software.torch",
         text,
         f"built for {wanted}",
-        f"the devices are of {vendor}, and training needs it",
+        f"the GPUs are from {vendor}, and training needs it",
         f"install the build for {wanted} (pytorch.org/get-started); ./primus-cli setup installs a default one",
     )
     if found is None:
@@ -143,7 +143,7 @@ def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
         "software.collectives",
         path if answer.state == "ok" else answer.problem,
         f"{name} loads",
-        "processes on devices talk through it",
+        "GPU processes communicate through it",
         "install the build of PyTorch for these devices, or set LD_LIBRARY_PATH",
     )
     plugin = node.environ.get("NCCL_NET_PLUGIN")
@@ -184,7 +184,7 @@ def _list_nic_plugins(node: PreflightNode) -> Iterator[CheckFinding]:
             "software.net_plugin",
             loads or f"none of {format_names(found.plugins)} loads",
             f"a plug-in for {found.title}",
-            "nodes otherwise talk over sockets, which is slow",
+            "nodes otherwise communicate over slow TCP sockets",
             "install aws-ofi-rccl or aws-ofi-nccl, and set LD_LIBRARY_PATH to its folder",
         )
 

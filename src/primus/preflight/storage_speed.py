@@ -84,7 +84,7 @@ def judge_speed(speed: StorageSpeed, subject: str, least: float) -> CheckFinding
         return report_info("performance.storage", f"{shown} ({speed.how})", subject=subject, value=slowest)
     return judge_value(
         slowest >= least, "warn", "performance.storage", f"{shown} ({speed.how})", f">= {least:g} MB/s",
-        "all devices wait while a checkpoint is written", "look at the file system's servers and at who else uses it; "
+        "all devices wait for checkpoint writes", "look at the file system's servers and at who else uses it; "
         "keep caches and checkpoints elsewhere", subject=subject, value=slowest,
     )  # fmt: skip
 

@@ -18,8 +18,10 @@ LIMIT_S = 60.0
 USUAL_DEVICES = 8
 DEVICE_LIMIT_S = 1.0
 """For each further device, such as the 64 partitions of a node in CPX mode."""
-REASON = "ranks take their devices from PyTorch"
-ADVICE = "is PyTorch built for this driver (see software.torch), and may this user open /dev/kfd and /dev/dri?"
+REASON = "ranks get their devices from PyTorch"
+ADVICE = (
+    "check that PyTorch is built for this driver (software.torch) and that this user may open /dev/kfd and /dev/dri"
+)
 PROGRAM = """\
 import json, torch
 n = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -64,9 +66,9 @@ def check_torch_devices(node: PreflightNode, python: str = sys.executable) -> It
 def judge_peers(node: PreflightNode, view: TorchDeviceView) -> CheckFinding:
     """Whether devices of one hive reach each other's memory."""
     hives = _list_hives(node, view.count)
-    reason = "collectives inside a node copy from device to device"
+    reason = "intra-node collectives copy between devices"
     if hives is None:
-        shown = f"{len(view.apart)} pairs do not reach each other" if view.apart else "every pair"
+        shown = f"{len(view.apart)} pairs have no peer access" if view.apart else "every pair"
         return report_info("gpu.peer_access", shown, reason)
     apart = [f"{first}-{second}" for first, second in view.apart if hives[first] == hives[second]]
     return judge_value(
@@ -76,7 +78,7 @@ def judge_peers(node: PreflightNode, view: TorchDeviceView) -> CheckFinding:
         f"none between {format_names(apart)}" if apart else "between all devices of a hive",
         "between all devices of a hive",
         reason,
-        "boot with iommu=pt, switch PCIe ACS off; `nvidia-smi topo -p2p r` or `amd-smi topology` shows the pairs",
+        "boot with iommu=pt and disable PCIe ACS; `nvidia-smi topo -p2p r` or `amd-smi topology` shows the pairs",
         value=len(apart),
     )
 
