@@ -245,7 +245,8 @@ def _add_log_ending(
     host = diagnosis.first_host or evidence.find_host(rank)
     has_reason = bool(evidence.failures or (diagnosis.reason and diagnosis.first_rank is not None))
     diagnosis = structs.replace(diagnosis, tail=tail, tail_file=ending.log.name, first_rank=rank, first_host=host)
-    if ending.signature and not ending.is_known:
+    has_effects = any(cause.role == "cascade" and not cause.survived for cause in diagnosis.causes)
+    if ending.signature and not ending.is_known and (ending.exception or not has_effects):
         cause = _build_ending_cause(ending, ending.signature, diagnosis)
         reason = diagnosis.reason if has_reason else cause.summary
         return structs.replace(diagnosis, causes=(cause, *diagnosis.causes), reason=reason)
