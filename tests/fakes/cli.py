@@ -75,7 +75,7 @@ def _default_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20) -> None:
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
     """Returns once `condition` holds; fails when it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
