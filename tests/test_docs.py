@@ -1,0 +1,41 @@
+"""Links and paths in the documentation lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+SOURCE = re.compile(r"`(src/primus/[\w./]+)`")
+
+
+def list_anchors(page: Path) -> set[str]:
+    """Anchors of the headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ +(.*?)\s*$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_and_path_of_a_page_leads_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    wrong = []
+    for target, anchor in LINK.findall(re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)):
+        if target.startswith(("http:", "https:", "mailto:")):
+            continue
+        file = (page.parent / target).resolve() if target else page
+        if not file.exists():
+            wrong.append(target)
+        elif anchor and file.suffix == ".md" and anchor not in list_anchors(file):
+            wrong.append(f"{target}#{anchor}")
+    wrong += [path for path in SOURCE.findall(text) if not (ROOT / path).exists()]
+    assert not wrong
+
+
+def test_a_missing_anchor_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# One, two\n\n```\n# Not a heading\n```\n")
+    assert list_anchors(tmp_path / "a.md") == {"one-two"}
