@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_type_hints
 
 import pytest
 
 from primus import registry
 from primus.backend import BACKENDS
 from primus.callback import CALLBACKS
-from primus.contract import PlugInKind, list_members
+from primus.contract import PlugInKind, complete_module, list_members
 from primus.data.source import SOURCES
 from primus.errors import PrimusError, UsageError
 from primus.machine.framework import FRAMEWORKS
+from primus.machine.profile import ARCHITECTURE_MODULES, NIC_MODULES, PROFILE_MODULES
 from primus.patch import PATCHES
 from primus.runtime import JOB_RUNTIMES, RUNTIMES
 from primus.task import TASKS
@@ -110,7 +112,7 @@ def test_functions_may_name_their_arguments_freely_and_take_more_with_defaults(w
 
 
 def test_a_task_of_a_folder_may_be_a_package(write: Write) -> None:
-    write("tasks/my_group/my_pack/__init__.py", '"""Mine."""\nOptions = run = print\n')
+    write("tasks/my_group/my_pack/__init__.py", '"""Mine."""\nfrom msgspec import Struct as Options\nrun = print\n')
     assert "my-group my-pack" in registry.list_plug_ins("tasks")
     assert registry.load_plug_in(TASKS, "my-group my-pack").run is print
 
@@ -169,19 +171,19 @@ def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, p
         ),
         (
             TASKS,
-            "Options = 1\ndef prepare(options, context): ...\n",
+            "from msgspec import Struct as Options\ndef prepare(options, context): ...\n",
             "task 'bad' has no work",
             "work(attempt: Attempt) -> None",
         ),
         (
             RUNTIMES,
-            "LEVEL = Options = 1\nwrap = print\nCOMMANDS = ('list',)\n",
+            "from msgspec import Struct as Options\nLEVEL = 'node'\nwrap = print\nCOMMANDS = ('list',)\n",
             "runtime 'bad' has no run",
             "run(options: Any, context: TaskContext) -> int | None",
         ),
         (
             RUNTIMES,
-            "LEVEL = Options = 1\nwrap = print\ndef start(remote): ...\n",
+            "from msgspec import Struct as Options\nLEVEL = 'node'\nwrap = print\ndef start(remote): ...\n",
             "runtime 'bad': start(remote): too many positional arguments",
             "start(remote: RemoteLaunch, run: Run | None, say: Say) -> int",
         ),
@@ -191,6 +193,25 @@ def test_a_broken_plug_in_is_named_with_file_and_line(write: Write, text: str, p
             "runtime 'bad' has no cancel",
             "cancel(submission: Submission) -> None",
         ),
+        (
+            TASKS,
+            "Options = int\nrun = print\n",
+            "task 'bad': Options has the wrong type, type",
+            "define Options: type[Struct]",
+        ),
+        (
+            BACKENDS,
+            "check = train = print\nKEYS = 'stride'\n",
+            "backend 'bad': KEYS has the wrong type, str",
+            "define KEYS: Collection[str]",
+        ),
+        (
+            SOURCES,
+            "DATASET = 'owner/name'\n",
+            "source 'bad': DATASET has the wrong type, str",
+            "define DATASET: HubDataset",
+        ),
+        (PATCHES, "PATCH = 1\napply = print\n", "patch 'bad': PATCH has the wrong type, int", "PATCH: Patch"),
         (PATCHES, "def apply(): ...\n", "patch 'bad' has no PATCH", "PATCH: Patch"),
         (FRAMEWORKS, "LIBRARIES = ()\n", "framework 'bad' has no settings", "settings(workload: JobWorkload"),
     ],
@@ -207,7 +228,7 @@ def test_a_member_that_breaks_the_contract_is_named_with_its_signature(
 
 
 def test_members_that_a_file_leaves_out_get_the_defaults_of_the_contract(write: Write) -> None:
-    write("runtimes/box.py", "LEVEL = 'container'\nOptions = object\nwrap = print\n")
+    write("runtimes/box.py", "from msgspec import Struct as Options\nLEVEL = 'container'\nwrap = print\n")
     runtime = registry.load_plug_in(RUNTIMES, "box")
     assert (runtime.parse, runtime.start, runtime.COMMANDS, runtime.SPELLINGS) == (None, None, (), None)
     assert runtime.implied(("a", "b")) == (("a", "b"), ())
@@ -225,3 +246,33 @@ def test_a_file_that_is_not_text_is_listed_and_refused_when_loaded(write: Write)
     assert registry.read_summary("backends", "odd") == ""
     with pytest.raises(PrimusError, match=r"odd\.py"):
         registry.load_plug_in(BACKENDS, "odd")
+
+
+def test_an_entry_point_may_name_an_object_and_one_that_cannot_be_completed_is_refused() -> None:
+    plug_in: Any = SimpleNamespace(check=print, train=print)
+    complete_module(BACKENDS, plug_in, "backend 'x'", "package:x", is_built_in=False)
+    assert (plug_in.KEYS, plug_in.USES_TORCH) == ((), False)
+
+    class Slotted:
+        __slots__ = ()
+        check = train = staticmethod(print)
+
+    slotted: Any = Slotted()
+    with pytest.raises(PrimusError) as caught:
+        complete_module(BACKENDS, slotted, "backend 'x'", "package:x", is_built_in=False)
+    assert caught.value.problem.startswith("package:x: backend 'x': ")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [*KINDS, JOB_RUNTIMES, PROFILE_MODULES, ARCHITECTURE_MODULES, NIC_MODULES],
+    ids=lambda kind: kind.contract.__name__,
+)
+def test_every_contract_can_be_compared_at_run_time(kind: PlugInKind[Any]) -> None:
+    members = list_members(kind.contract)
+    assert members
+    for member in members:
+        assert member.documentation
+        assert member.format_signature().startswith(member.name)
+        if member.read_signature() is None:
+            assert get_type_hints(member.function)["return"]

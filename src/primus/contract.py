@@ -7,10 +7,10 @@ the body in the Protocol is its default. Functions take their arguments by posit
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from types import MethodType, ModuleType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from types import MethodType, ModuleType, UnionType
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from primus.errors import PrimusError
 
@@ -121,23 +121,47 @@ def list_members(contract: type) -> tuple[ContractMember, ...]:
     return tuple(found.values())
 
 
-@cache
-def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file: str, is_built_in: bool) -> ModuleType:
+_COMPLETE: dict[tuple[int, int], tuple[object, object]] = {}
+"""Kind and module of each completed plug-in by their `id`, since an entry point may name an object without a hash. The
+values keep both alive, so that no `id` is used twice."""
+
+
+def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file: str, is_built_in: bool) -> None:
     """Check that `module` implements the contract of `kind`, and give it the defaults of what it leaves out.
 
-    A module is checked once for each kind that it is loaded as: defaults that are added must not count as its own.
+    A module is checked once for each kind that it is loaded as: defaults that were added must not count as its own.
 
     Args:
         kind: The kind that the module is loaded as.
-        module: The imported plug-in.
+        module: The imported plug-in; an entry point may name another object with the same members.
         label: The plug-in in messages: ``runtime 'box'``.
         file: Its file in messages.
-        is_built_in: Whether it is part of this package, whose functions a type checker has compared already.
+        is_built_in: Whether it is part of this package, whose members a test compares with the contract.
 
     Raises:
-        PrimusError: A member is missing or takes other arguments; the message names file, member and signature.
+        PrimusError: A member is missing, has another type or takes other arguments; the message names file, member and
+            signature.
     """
+    if (id(kind), id(module)) in _COMPLETE:
+        return
     members = list_members(kind.contract)
+    _check_presence(kind, members, module, label, file)
+    for member in members:
+        if hasattr(module, member.name) and not is_built_in:
+            _check_member(member, getattr(module, member.name), label, file)
+    for member in members:
+        if not hasattr(module, member.name):
+            default = member.function(module) if member.is_property else MethodType(member.function, module)
+            try:
+                setattr(module, member.name, default)
+            except (AttributeError, TypeError) as error:
+                raise PrimusError(f"{file}: {label}: {error}", "let the entry point name a module") from None
+    _COMPLETE[id(kind), id(module)] = (kind, module)
+
+
+def _check_presence(
+    kind: PlugInKind[Any], members: Sequence[ContractMember], module: ModuleType, label: str, file: str
+) -> None:
     missing = [each for each in members if not each.is_optional and not hasattr(module, each.name)]
     if not missing and not any(hasattr(module, name) for name in kind.one_of):
         missing = [each for each in members if each.name in kind.one_of][:1]
@@ -149,22 +173,22 @@ def complete_module(kind: PlugInKind[Any], module: ModuleType, label: str, file:
             problem = f"{file}: {label} has neither {' nor '.join(kind.one_of)}"
         signatures = "; ".join(each.format_signature() for each in missing)
         raise PrimusError(problem, f"define {signatures} (see {DOCUMENTATION})")
-    for member in members:
-        if hasattr(module, member.name) and not is_built_in:
-            _check_member(member, getattr(module, member.name), label, file)
-    for member in members:
-        if not hasattr(module, member.name):
-            default = member.function(module) if member.is_property else MethodType(member.function, module)
-            setattr(module, member.name, default)
-    return module
 
 
 def _check_member(member: ContractMember, value: object, label: str, file: str) -> None:
-    """Refuse a function that cannot be called as its contract says; types are left to a type checker."""
+    """Refuse a constant of another type, and a function that cannot be called as its contract says.
+
+    The types of parameters and results are left to a type checker.
+    """
     expected = member.read_signature()
-    if expected is None or (value is None and member.is_property):
-        return
     hint = f"define {member.format_signature()} (see {DOCUMENTATION})"
+    if expected is None:
+        kind = get_type_hints(member.function)["return"]
+        if not _is_instance(value, kind):
+            raise PrimusError(f"{file}: {label}: {member.name} has the wrong type, {type(value).__name__}", hint)
+        return
+    if value is None and member.is_property:
+        return
     if not callable(value):
         raise PrimusError(f"{file}: {label}: {member.name} is not a function", hint)
     import inspect
@@ -179,3 +203,15 @@ def _check_member(member: ContractMember, value: object, label: str, file: str) 
         code = getattr(value, "__code__", None)
         where = f"{code.co_filename}:{code.co_firstlineno}" if code else file
         raise PrimusError(f"{where}: {label}: {member.name}{signature}: {error}", hint) from None
+
+
+def _is_instance(value: object, kind: Any) -> bool:
+    """Whether a constant has the type of its annotation; the types of elements are left to a type checker."""
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        return any(_is_instance(value, each) for each in get_args(kind))
+    if origin is type:
+        return isinstance(value, type) and issubclass(value, get_args(kind)[0])
+    if origin in (Collection, tuple):  # a list works where the contract has a tuple; text is a collection of letters
+        return isinstance(value, Collection) and not isinstance(value, str)
+    return isinstance(value, origin or kind)

@@ -93,7 +93,8 @@ def load_plug_in(kind: PlugInKind[ContractT], name: str) -> ContractT:
     else:
         module, origin = _import_foreign(label, lambda: _load_file(kind.name, name, file)), str(file)
     is_built_in = file is not None and file.is_relative_to(PACKAGE)
-    return cast("ContractT", complete_module(kind, module, label, origin, is_built_in))
+    complete_module(kind, module, label, origin, is_built_in)
+    return cast("ContractT", module)
 
 
 def read_summary(kind: str, name: str) -> str:
