@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 from msgspec import Struct
-from primus.launch.jobs.scheduler_jobs import JobState, Submission, remember_submission
+from primus.launch.jobs.job_states import JobState
+from primus.launch.jobs.submissions import Submission, remember_submission
 
 from primus.errors import EXIT_OK
 from primus.launch.plan import LaunchPlan, PlanContext

@@ -1,4 +1,4 @@
-"""Check this node by the options of the existing system's node smoke test: the same as `preflight`."""
+"""Check this node with the options of Primus' node smoke test; the checks are those of `preflight`."""
 
 from __future__ import annotations
 
