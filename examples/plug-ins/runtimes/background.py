@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 from msgspec import Struct
-from primus.launch.jobs.job_states import JobState
-from primus.launch.jobs.submissions import Submission, remember_submission
 
 from primus.errors import EXIT_OK
+from primus.launch.jobs.job_states import JobState
+from primus.launch.jobs.submissions import Submission, remember_submission
 from primus.launch.plan import LaunchPlan, PlanContext
 from primus.launch.run_remote import RemoteLaunch, Say
 from primus.redaction import redact_args
