@@ -333,7 +333,7 @@ def test_a_name_that_is_taken_is_refused_and_nothing_is_left(api: Api, workplace
         (
             ("--kubeconfig", "absent"),
             2,
-            ("no Kubernetes cluster is configured: there is no file absent", "--dry-run needs none"),
+            ("no Kubernetes cluster is configured: absent does not exist", "--dry-run needs no cluster"),
         ),
     ],
 )
@@ -365,7 +365,7 @@ def test_a_cluster_without_the_controller_says_what_it_lacks(api: Api, workplace
     api.ask("DELETE", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
     cli.wait_for(lambda: _is_gone(api), "the kind is gone")
     words = ("create", "--target", "trainjob", "--host-network", "--image", "X", "--exp", "night.yaml")
-    assert "this cluster has no Kubeflow Trainer" in k8s(api, workplace, *words, code=1).stderr
+    assert "Kubeflow Trainer 2 is not installed in this cluster" in k8s(api, workplace, *words, code=1).stderr
     assert [each for each in api.ask("GET", MAPS)["items"] if each["metadata"]["name"] != "kube-root-ca.crt"] == []
 
 
