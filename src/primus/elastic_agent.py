@@ -85,6 +85,7 @@ class ReportingAgent(LocalElasticAgent):
             for worker in worker_group.workers
             if worker.global_rank not in known and (code := _find_exit_code(worker.id)) is not None
         ]
+        # Written at once: from here the launcher may kill this process at any time.
         self._last_look = time.time()
         if ended:
             self._writer.update(exits=(*exits, *ended))
@@ -128,7 +129,7 @@ def main(argv: list[str]) -> int:
         except Exception as error:
             writer.update(error=f"{type(error).__name__}: {error}")
             raise
-        spec.rdzv_handler.shutdown()
+        spec.rdzv_handler.shutdown()  # not after a signal: that would end the rendezvous for other nodes, which save
     return EXIT_OK if result is not None and result.state == WorkerState.SUCCEEDED else EXIT_FAILED
 
 

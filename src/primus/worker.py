@@ -35,7 +35,7 @@ every 0.1 s, and so sees the killed rank end before its peers."""
 
 def main(argv: list[str], environ: Mapping[str, str]) -> int:
     """Run this rank; gives the exit code. All output goes to the rank's log."""
-    learn(environ)
+    learn(environ)  # secrets, before the first line of output
     run, number = Run(Path(argv[0])), int(argv[1])
     rank = int(environ.get("RANK", "0"))
     console = _redirect_output(run.attempt_folder(number) / f"rank_{rank}.log")
@@ -43,7 +43,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     write_stacks_when_asked(run.attempt_folder(number), rank)
     attempt = Attempt(run, number, rank, local_rank, world_size, console)
     attempt.listen_for_signals()
-    exclude_working_folder_of_children()
+    exclude_working_folder_of_children()  # data loaders start children of their own
     try:
         request = read_json(run.directory / "request.json", LaunchRequest)
         _apply_patches(attempt, environ)
@@ -96,7 +96,7 @@ def _redirect_output(log: Path) -> TextIO:
     console = redacting(os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", errors="backslashreplace"))
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        stream.flush()  # text in the buffer belongs to the console
         os.dup2(file, stream.fileno())
     os.close(file)
     sys.stdout, sys.stderr = redacting(sys.stdout), redacting(sys.stderr)

@@ -68,7 +68,7 @@ def run_node(launch: Launch, say: Say, leaving: ExitStack) -> tuple[Run, RunOutc
     shape = launch.plan.layout
     assert shape is not None
     nodes = _NodeConnections(launch, shape)
-    leaving.push(nodes.leave_job)
+    leaving.push(nodes.leave_job)  # also after an error: other nodes wait for this one
     if shape.node_rank > 0:
         return _run_other_node(launch, shape, say, nodes)
     if shape.master_port is not None:
@@ -146,6 +146,7 @@ def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: _NodeC
                 _make_session(pending.launch, run, nodes.control_channel, say, keeps_record=True), pending.launch, say
             )
         except PrimusError as error:
+            # Hooks after a failure may take long; without the channel, the other nodes would time this one out.
             nodes.open_channel()
             _finish_run(pending.launch, context, runner.outcome_of(error), run)
             raise
@@ -165,7 +166,7 @@ def _run_other_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: _Node
     except PrimusError as error:
         nodes.open_channel()
         _run_after_hooks(pending.launch, context, runner.outcome_of(error), None)
-        if not any(context.logs.glob("*.log")):
+        if not any(context.logs.glob("*.log")):  # logs of hooks are kept: there is no run folder to move them to
             shutil.rmtree(private)
         raise
     run = _open_run(launch)
@@ -204,6 +205,7 @@ class _PendingLaunch:
         Raises:
             UsageError: It is invalid.
         """
+        # At once, because the next hook sees the variables of this one.
         self.launch = amend_launch(self.launch, given.env, given.extra)
         remarks = self._share_settings(given) if self._nnodes > 1 else []
         if self._run and given.extra and not self.launch.job.resume:
@@ -277,6 +279,7 @@ def _finish_run(
         run.update_metadata(ended=time.time(), outcome=outcome)
         log = EventLog(run.events)
         values = {"state": outcome.state, "exit_code": outcome.exit_code, "reason": outcome.reason}
+        # The attempt of this start, or the last restart in it.
         newest = max(launch.attempt, run.read_metadata().attempts - 1)
         log.append("run_ended", attempt=newest, **values)
         log.close()
@@ -343,8 +346,10 @@ def _join_run(pending: _PendingLaunch, shape: ClusterLayout, nodes: _NodeConnect
     reply = rendezvous.join_rendezvous(
         *head, _compute_fingerprint(pending.per_node, shape), _patience_s(pending.launch), nodes.kept
     )
+    # Planned again in that folder; then the settings that node 0 made for all nodes are applied.
     launch = pending.launch
     directory = Path(launch.directory).parent / reply.run_id
+    # On a shared file system node 0 has made the folder already; otherwise this node makes its own, of the same name.
     job = structs.replace(launch.job, resume=str(directory) if directory.exists() else None)
     there = plan_attempt(job, launch.request, launch.command, launch.context, directory, reply.attempt)
     return amend_launch(there, reply.env, reply.extra)
@@ -352,6 +357,7 @@ def _join_run(pending: _PendingLaunch, shape: ClusterLayout, nodes: _NodeConnect
 
 def _compute_fingerprint(launch: Launch, shape: ClusterLayout) -> str:
     """Hash of what must be equal on all nodes: the configuration and the number of processes."""
+    # Not the hosts, devices or variables: nodes of one job may differ in them.
     digest = hashlib.sha256(f"{shape.nnodes} {shape.nproc} {launch.request.task}".encode())
     for name, text in sorted(launch.job.files.items()):
         digest.update(f"{name}\0{text}\0".encode())

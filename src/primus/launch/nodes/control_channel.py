@@ -83,6 +83,7 @@ class ControlChannel:
         self._selector = selectors.DefaultSelector()
         for rank, stream in self._streams.items():
             self._selector.register(stream, selectors.EVENT_READ, rank)
+        # A thread, because the main thread blocks for minutes in hooks, while other nodes must know that it is alive.
         self._thread = threading.Thread(target=self._receive_loop, name="control-channel", daemon=True)
         if self._streams:
             self._thread.start()
@@ -100,6 +101,7 @@ class ControlChannel:
     def send_message(self, message: ControlMessage, to: Iterable[int] | None = None) -> None:
         """Send to all working nodes, or to those of `to` that are connected; a node that cannot be reached is lost."""
         for rank in self.ranks if to is None else set(to) & self.connected_ranks:
+            # The thread and the main thread send; a stream keeps their messages apart.
             try:
                 self._streams[rank].send(message, SEND_LIMIT_S)
             except OSError as error:
@@ -116,10 +118,11 @@ class ControlChannel:
 
     def close(self, patience_s: float = 0.0) -> None:
         """Close the connections; with patience once the other sides have, so that they have read everything."""
+        # Closing with unread data resets the connection, and the other side loses what it has not read yet.
         deadline = Deadline(patience_s)
         while self.connected_ranks and not deadline.is_over:
             time.sleep(0.01)
-        self._closed.set()
+        self._closed.set()  # the thread may be in `select`: it sees this after SELECT_S at most
         if self._thread.is_alive():
             self._thread.join(SEND_LIMIT_S)
         for stream in self._streams.values():
@@ -139,6 +142,7 @@ class ControlChannel:
                 sent_at = now
             for key, _ in self._selector.select(timeout=SELECT_S):
                 self._handle_messages(key.data, self._streams[key.data].receive_available(ControlMessage))
+            # Not only the end of a connection: a host that loses power or network never closes any.
             for rank in self.connected_ranks:
                 if now - self._received_at[rank] > HEARTBEAT_TIMEOUT_S:
                     self._disconnect(rank, f"no message for {HEARTBEAT_TIMEOUT_S:.0f} s")
@@ -147,8 +151,9 @@ class ControlChannel:
         if messages is None:
             self._disconnect(rank, "its launcher has died")
             return
-        self._received_at[rank] = time.monotonic()
+        self._received_at[rank] = time.monotonic()  # any bytes show that the node lives
         for message in messages:
+            # A lost node stays connected: it runs its hooks, and the exit barrier waits for it.
             if message.kind == "lost":
                 self._mark_lost(rank, message.text)
             elif message.kind == "finished":
@@ -160,7 +165,7 @@ class ControlChannel:
         """A node is not there any more; a reason that it sent before remains."""
         if rank in self._disconnected:
             return
-        self._disconnected.add(rank)
+        self._disconnected.add(rank)  # first, so that two threads do not report it twice
         with contextlib.suppress(KeyError, ValueError):  # closed by another thread in the meantime
             self._selector.unregister(self._streams[rank])
         self._mark_lost(rank, reason)

@@ -31,9 +31,11 @@ CLOSE_LIMIT_S = 2.0
 def wait_for_all_nodes(channel: ControlChannel, node_rank: int, limit_s: float) -> None:
     """Wait until all nodes have finished, at most `limit_s`, and close the connections to them."""
     if channel.connected_ranks:
+        # Open only now: a signal before ended the work, and must not also end the wait for the hooks of other nodes.
         with StopSignals() as signals:
             (_release_nodes if node_rank == 0 else _wait_for_release)(channel, signals, Deadline(limit_s))
         _ignore_signals()
+    # Node 0 closes last: for the others the end of its connection is the release that they wait for.
     channel.close(CLOSE_LIMIT_S if node_rank == 0 else 0.0)
 
 
@@ -46,6 +48,7 @@ def _release_nodes(channel: ControlChannel, signals: StopSignals, deadline: Dead
 
 def _wait_for_release(channel: ControlChannel, signals: StopSignals, deadline: Deadline) -> None:
     """Another node: report that it has finished, and wait until node 0 releases it."""
+    # To connected ranks, not only to working ones: a node that failed also reports that its hooks are done.
     channel.send_message(ControlMessage(kind="finished"), to=channel.connected_ranks)
     while channel.connected_ranks and not deadline.is_over and not signals.insists:
         if any(message.kind == "leave" for _, message in channel.receive_messages(RECEIVE_S)):

@@ -65,17 +65,19 @@ class MessageStream:
         Raises:
             OSError: The other side is gone, or does not read within the limit.
         """
+        # The time limit belongs to the socket, and a large message takes several writes: one sender at a time.
         with self._sending:
             self._connection.settimeout(limit_s)
             self._connection.sendall(msgspec.json.encode(message) + b"\n")
 
     def receive(self, kind: type[Message], deadline: Deadline) -> Message | None:
         """The next message as a `kind`; None where the other side is gone, is late or sends something else."""
-        searched = 0
+        searched = 0  # where to continue the search: a report of megabytes arrives in many parts
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
             if deadline.is_over or searched > MAX_MESSAGE_BYTES:
                 return None
+            # The limit of each part is what is left of the whole: a slow sender cannot extend it.
             try:
                 self._connection.settimeout(deadline.remaining_s)
                 part = self._connection.recv(PART_BYTES)
@@ -94,7 +96,7 @@ class MessageStream:
             return []
         except OSError:
             return None
-        self._buffer += part
+        self._buffer += part  # an incomplete line stays until its rest arrives
         return self.take_buffered(kind) if part else None
 
     def take_buffered(self, kind: type[Message]) -> list[Message]:
@@ -108,6 +110,7 @@ class MessageStream:
 
     def is_open(self) -> bool:
         """Whether the other side is still there, while it has nothing to send."""
+        # A peek takes nothing from the stream: no bytes and no error means that the other side closed it.
         self._connection.setblocking(False)
         try:
             return self._connection.recv(1, socket.MSG_PEEK) != b""
@@ -120,7 +123,7 @@ class MessageStream:
 
     def close(self) -> None:
         """End the connection; a thread that still receives gets None."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # not connected any more
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
@@ -179,6 +182,7 @@ def converse_with_head(
         except OSError as error:
             reason = error.strerror or str(error)
         else:
+            # Something listens: another program, a node 0 that was killed meanwhile, or torchelastic of an earlier job.
             reason = "the program that listens there does not answer"
             with contextlib.suppress(OSError):
                 found = converse(stream, deadline)

@@ -74,6 +74,7 @@ class NodeFailed(PrimusError):
 
 def check_port_free(port: int) -> None:
     """Raises PrimusError where another program listens on `port` of this machine."""
+    # Checked before hooks run, which may take an hour; the rendezvous opens the port again.
     open_listener(port).close()
 
 
@@ -103,6 +104,7 @@ def lead_rendezvous(
         try:
             _accept_peers(listener, nnodes, fingerprint, timeout_s, waiting, kept)
         except NodeFailed as error:
+            # Others may not have connected yet: they get the reason too, instead of a time-out after ten minutes.
             _send_abort(listener, nnodes, error.problem, error.exit_code, waiting, kept)
             raise
         except PrimusError as error:
@@ -138,7 +140,7 @@ def _send_abort(
     """Tell the nodes that wait, and those that connect within a short time, that nothing starts."""
     reply = JoinReply("", 0, failure=failure, exit_code=exit_code)
     _send_replies(waiting, reply, kept)
-    informed = set(waiting)
+    informed = set(waiting)  # by rank: a node that is started again counts once
     deadline = Deadline(ABORT_REPLY_S)
     while len(informed) < nnodes - 1 and not deadline.is_over:
         request, peer = _accept_request(listener, deadline)
@@ -172,6 +174,7 @@ def _accept_peers(
 ) -> None:
     """Fill `waiting` with a connection of each other node; that of a node that is refused goes to `kept`."""
     deadline = Deadline(timeout_s)
+    # A node may die while it waits, so every round checks the connections again.
     while missing := [rank for rank in range(1, nnodes) if not _is_connected(waiting.get(rank))]:
         if deadline.is_over:
             raise PrimusError(
@@ -181,12 +184,13 @@ def _accept_peers(
         request, peer = _accept_request(listener, deadline)
         if request is None or peer is None:
             continue
+        # Refused, and not kept: a second copy of a node that is here, or a node of another job.
         rank = request.node_rank
         if rank not in range(1, nnodes) or _is_connected(waiting.get(rank)):
             refusal = f"the nodes are 1 to {nnodes - 1}, each started once"
             _send_replies({rank: peer}, JoinReply("", 0, refusal))
         elif request.failure:
-            waiting[rank] = peer
+            waiting[rank] = peer  # it gets the reply too, and takes part in the exit barrier
             raise NodeFailed(request.failure, request.exit_code)
         elif request.fingerprint != fingerprint:
             _send_replies({rank: peer}, JoinReply("", 0, "its configuration differs from that of node 0"), kept)
@@ -207,7 +211,7 @@ def _send_replies(
     for rank, peer in peers.items():
         with contextlib.suppress(OSError):  # the control channel finds out that a node is gone
             peer.stream.send(reply, REPLY_LIMIT_S)
-        if kept is None:
+        if kept is None:  # the caller has no control channel
             peer.stream.close()
         else:
             kept[rank] = peer
@@ -272,7 +276,7 @@ def _request_join(
 ) -> JoinReply:
     def ask_for_run(stream: MessageStream, deadline: Deadline) -> JoinReply | None:
         stream.send(request, REQUEST_LIMIT_S)
-        return stream.receive(JoinReply, deadline)
+        return stream.receive(JoinReply, deadline)  # node 0 replies once all nodes have joined
 
     stream, reply = converse_with_head(address, port, timeout_s, ask_for_run)
     if kept is None:

@@ -90,6 +90,7 @@ def find_unreachable_peers(peers: tuple[Peer, ...], own_rank: int) -> tuple[int,
         except OSError:
             failed.append(peer.node_rank)
 
+    # All at once: one after the other, unreachable peers of a large job would use up the limit.
     threads = [
         threading.Thread(target=attempt, args=(peer,), daemon=True) for peer in peers if peer.node_rank != own_rank
     ]
@@ -121,6 +122,7 @@ def deliver_report(address: str, port: int, arrival: NodeArrival, report: bytes,
             peers = stream.receive(tuple[Peer, ...], deadline)
             if peers is None:
                 return None
+            # Node 0 does not know the address by which others reach it; here it is the one that just worked.
             known = tuple(msgspec.structs.replace(peer, address=peer.address or address) for peer in peers)
             unreached = find_unreachable_peers(known, arrival.node_rank)
             delivery = ReportDelivery(report=msgspec.Raw(report), unreached=unreached)
@@ -184,6 +186,7 @@ class ReportCollector:
             own = Peer(node_rank=0, host=own_host, address="", port=own_port)
             nodes = [node for _, node in sorted(self._nodes.items())]
             peers = (own, *(node.peer for node in nodes))
+            # Nodes probe each other while node 0 probes them: the probe ports of all are open until the last report.
             threads = [_start_thread(node.exchange_messages, peers, self._deadline) for node in nodes]
             self.unreached = find_unreachable_peers(peers, 0)
             for thread in threads:
@@ -201,6 +204,7 @@ class ReportCollector:
         while len(self._nodes) < self._nnodes - 1 and not self._arrival_deadline.is_over:
             accepted = accept_stream(self._server, Deadline(ACCEPT_S))
             if accepted is not None:
+                # A connection that stays silent must not delay the nodes behind it.
                 _start_thread(self._admit_connection, *accepted)
 
     def _admit_connection(self, stream: MessageStream, address: str) -> None:
@@ -226,7 +230,7 @@ class _ReportingNode:
         self.stream = stream
         self.peer = Peer(node_rank=arrival.node_rank, host=arrival.host, address=address, port=arrival.port)
         self._delivery: ReportDelivery | None = None
-        self._offset_s = arrival.time - time.time()
+        self._offset_s = arrival.time - time.time()  # includes the time of the message, milliseconds
 
     def exchange_messages(self, peers: tuple[Peer, ...], deadline: Deadline) -> None:
         with contextlib.suppress(OSError):  # its missing report shows that the node is gone

@@ -31,6 +31,7 @@ def read_attempt_results(run: Run) -> list[AttemptResult]:
     """Results of the attempts so far, in order; the last one of an attempt that is recorded twice."""
     found = {}
     for event in events.read_events(run.events):
+        # An attempt is recorded twice where a node is lost during the back-off: the second result is the newer.
         if event["kind"] == KIND:
             result = msgspec.convert({**event, "kind": event.get("end")}, AttemptResult)
             found[result.attempt] = result

@@ -70,6 +70,7 @@ def supervise_attempts(session: NodeSession, launch: Launch) -> RunOutcome:
         try:
             return run_attempts(session, launch, signals)
         except PrimusError as error:
+            # The other nodes stop with this reason; this one still runs its hooks, connected.
             session.channel.send_message(ControlMessage(kind="lost", text=error.problem))
             raise
 
@@ -115,6 +116,7 @@ def _run_attempt(session: NodeSession, launch: Launch, signals: StopSignals) -> 
     own = _run_node_attempt(session, launch, monitor)
     _collect_node_results(session, monitor, own, signals)
     channel = session.channel
+    # By host name: ranks of nodes change when a scheduler starts the job again.
     lost = {channel.hosts.get(rank, f"node {rank}"): reason for rank, reason in channel.lost.items()}
     if monitor.failed_at is not None:
         late = channel.ranks - set(monitor.node_results)
@@ -127,6 +129,7 @@ def _run_attempt(session: NodeSession, launch: Launch, signals: StopSignals) -> 
         lost=lost,
         saved=attempt_history.find_newest_checkpoint(session.run),
     )
+    # Before the result is recorded: the cause decides the action, which the restart depends on.
     if outcome.state == "failed":
         outcome, result = _diagnose_failure(session, outcome, result)
     with _ignore_write_errors():
@@ -140,6 +143,7 @@ def _run_node_attempt(session: NodeSession, launch: Launch, monitor: AttemptMoni
     except OSError as error:  # a disk that is full, or that was unmounted
         raise PrimusError(f"attempt {launch.attempt} cannot start: {error.strerror or error}") from error
     finally:
+        # Named pipes are outside of the run folder, so nothing else would remove them.
         pipe = launch.plan.env.get(flight_recorder.PIPE_VARIABLE)
         if pipe is not None and pipe.source == flight_recorder.SOURCE:
             shutil.rmtree(Path(pipe.value).parent, ignore_errors=True)
@@ -147,7 +151,7 @@ def _run_node_attempt(session: NodeSession, launch: Launch, monitor: AttemptMoni
 
 def _collect_node_results(session: NodeSession, monitor: AttemptMonitor, own: NodeResult, signals: StopSignals) -> None:
     """Wait until all other nodes have sent their result or are lost, or a second signal ends the wait."""
-    if own.returncode:
+    if own.returncode:  # the monitor may have seen nothing, for example where the agent failed before any rank
         monitor.report_failure()
     while session.channel.ranks - set(monitor.node_results):
         monitor.wait_for_others(RECEIVE_S)
@@ -164,6 +168,7 @@ def _diagnose_failure(
     diagnosis = _find_causes(session, result.attempt)
     first, fields = outcome.first_failure, {}
     if first is not None:
+        # A hang keeps the rank that the inspection blames: logs of hanging ranks show time-outs of all others.
         if result.kind == "failed":
             first = _blame_rank(session.run.attempt_folder(result.attempt), first, diagnosis)
         first = _add_cause(first, diagnosis)
@@ -216,7 +221,7 @@ def _blame_rank(folder: Path, first: RankFailure, diagnosis: diagnose.Diagnosis)
 def _explain_decision(
     session: NodeSession, policy: RestartPolicy, outcome: RunOutcome, decision: RestartDecision
 ) -> None:
-    """Print why there is no restart, if restarts were requested."""
+    """Print the reason not to restart, if restarts were requested."""
     if outcome.state == "failed" and (policy.max_restarts or decision.is_final) and decision.reason:
         session.say(f"no restart: {decision.reason}")
 
@@ -249,6 +254,7 @@ def _back_off(session: NodeSession, signals: StopSignals, delay_s: float, result
             name = signal.Signals(signals.first_signal).name
             reason = f"{name}, before the next attempt; the last one failed: {result.reason}"
             return RunOutcome(state="interrupted", exit_code=128 + signals.first_signal, reason=reason)
+        # No attempt can start without the node, and the recorded result lets a scheduler exclude it.
         if session.channel.lost:
             rank, why = next(iter(session.channel.lost.items()))
             host = session.channel.hosts.get(rank, f"node {rank}")
@@ -273,6 +279,7 @@ def _follow_decisions(session: NodeSession, launch: Launch, signals: StopSignals
             return _read_outcome(session, decision, signals)
         restart = decision.restart
         session.say(f"attempt {launch.attempt + 1} starts in {restart.delay_s:g} s ({restart.reason})")
+        # Node 0 may still stop instead, for a signal or a node that is lost during the back-off.
         decision = _wait_for_decision(session, monitor, signals)
         if decision is None or decision.start is None:
             return _read_outcome(session, decision, signals)
@@ -310,9 +317,11 @@ def plan_next_attempt(launch: Launch, run: Run, number: int) -> Launch:
 def _make_monitor(session: NodeSession, launch: Launch, signals: StopSignals) -> AttemptMonitor:
     shape, policy = launch.plan.layout, launch.plan.policy or RestartPolicy()
     assert shape
+    # With c10d, node k need not have the ranks k*n to k*n + n - 1: its heartbeats show which it has.
     is_numbered_by_rendezvous = shape.nnodes > 1 and "--rdzv-backend=c10d" in launch.plan.argv
     first = shape.node_rank * shape.nproc
     environ = dict(session.environ) | {name: variable.value for name, variable in launch.plan.env.items()}
+    # PyTorch does not make the folders of its dumps and pipes.
     for name in (*flight_recorder.DUMP_VARIABLES, flight_recorder.PIPE_VARIABLE):
         if name in launch.plan.env:
             with contextlib.suppress(OSError):

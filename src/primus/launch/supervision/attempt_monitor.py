@@ -81,7 +81,7 @@ class AttemptMonitor:
         channel: The other nodes.
         signals: What asks the job to stop.
         record: For events.
-        say: For people.
+        say: Prints a line.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class AttemptMonitor:
 
     def is_over(self, now: float) -> bool:
         """Whether the launcher must kill the processes of this node now."""
+        # Messages first: a failure elsewhere decides what the rest of this look means.
         self.receive_messages()
         if now - self._processes_at > PROCESSES_INTERVAL_S:
             self._processes_at = now
@@ -144,6 +145,7 @@ class AttemptMonitor:
 
     def wait_for_others(self, timeout_s: float) -> None:
         """Receive messages once the processes of this node have ended."""
+        # Ranks that ended here are no reason to wait for; node 0 still judges the hangs of other nodes.
         self._hangs.end_all_ranks()
         self.receive_messages(timeout_s)
         self._conclude_inspection(time.monotonic())
@@ -154,6 +156,7 @@ class AttemptMonitor:
             self._handle_message(rank, message)
         number = self._signals.first_signal
         if number is not None and not self._has_forwarded_signal:
+            # Once: the other nodes forward it too, and a signal that repeats means "kill at once".
             self._has_forwarded_signal = True
             self._channel.send_message(ControlMessage(kind="signal", number=number))
 
@@ -204,13 +207,14 @@ class AttemptMonitor:
             return False
         if self._stopping_at is None:
             self._stopping_at = now
-            self._heartbeats = self.read_heartbeats()
+            self._heartbeats = self.read_heartbeats()  # up to a second newer than the last look
         # Ranks that start meanwhile get the signal with a later heartbeat, each rank once: a second signal kills it.
         new = {rank: beat for rank, beat in self._heartbeats.items() if rank not in self._signaled_ranks}
         heartbeats.signal_ranks(new, number)
         self._signaled_ranks |= set(new)
         if self._signals.is_urgent:
             self._urgent_at = self._urgent_at or now
+        # SIGUSR1 alone sets no limit: its sender enforces one, and a large checkpoint may need all of it.
         is_late = self._urgent_at is not None and now - self._urgent_at > GRACE_S
         has_no_ranks = not self._signaled_ranks  # none has started, so there is nothing to save
         return has_no_ranks or self._signals.insists or is_late
@@ -222,12 +226,14 @@ class AttemptMonitor:
             if rank not in self._ended_ranks and not process_state(beat.pid)
         }
         self._alive_at |= dict.fromkeys(set(self._heartbeats) - ended, time.time())
+        # The rank may have ended well after the last look: then its newest heartbeat has the phase `exit`.
         newest = self.read_heartbeats() if ended else {}
         for rank in ended:
             self._ended_ranks.add(rank)
             self._hangs.end_rank(rank)
             if rank in newest and newest[rank].phase != "exit":
                 self.dead[rank] = self._alive_at.get(rank, time.time())
+        # A rank writes its error before it exits, so this is often known before its process has ended.
         if self.failed_at is None and (self.dead or heartbeats.read_failures(self._attempt.folder, self._heartbeats)):
             self.report_failure()
 
@@ -236,10 +242,12 @@ class AttemptMonitor:
         alive = {rank: beat for rank, beat in self._heartbeats.items() if rank not in self._ended_ranks}
         self._hangs.observe_heartbeats(now, alive)
         self._stragglers.observe_heartbeats(now, alive)
+        # Ranks that save or fail make no progress, and do not hang.
         is_running = self.failed_at is None and self._signals.first_signal is None
         if not is_running or not self._hangs.is_hanging(now):
             return
         if not self._is_head:
+            # The lowest step decides which ranks of other nodes these may wait for.
             statuses = self._hangs.make_rank_statuses(now, socket.gethostname())
             step = min(each.step for each in statuses)
             self._channel.send_message(ControlMessage(kind="hang", number=step))
@@ -264,6 +272,7 @@ class AttemptMonitor:
             return
         if self._channel.ranks - set(self._inspections) and now < self._inspection_deadline:
             return
+        # Without the nodes that are late: a hung host is often why, and the others show which rank they wait for.
         statuses = [each for found in self._inspections.values() for each in found]
         self.hang = _describe_hang(statuses, self._attempt)
         event = _format_hang_event(self.hang, statuses)
@@ -285,9 +294,9 @@ def _describe_hang(statuses: list[RankStatus], attempt: NodeAttempt) -> RankFail
     return RankFailure(
         rank=blamed.rank,
         host=blamed.host,
-        time=time.time() - blamed.idle_s,
+        time=time.time() - blamed.idle_s,  # ahead of errors that other ranks report because of it
         problem=f"rank {blamed.rank} hangs: no progress for {blamed.idle_s:.0f} s, {where}{stopped}",
-        hint=f"read logs/attempt_{number}/{stack.name}, its stacks, and the stacks of the other ranks beside it",
+        hint=f"read logs/attempt_{number}/{stack.name}, its stacks, and the stacks of the other ranks in this folder",
         log=f"logs/attempt_{number}/rank_{blamed.rank}.log",
     )
 

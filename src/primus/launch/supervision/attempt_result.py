@@ -48,7 +48,7 @@ def combine_node_results(
     lost: Mapping[str, str],
     saved: int | None,
 ) -> tuple[RunOutcome, AttemptResult]:
-    """The outcome of attempt `number` for people, and its result for the decision about a restart.
+    """The outcome of attempt `number` for the user, and its result for the decision about a restart.
 
     The first of these that applies: a signal, a lost node, success, a hang, the first failure.
 
@@ -66,6 +66,7 @@ def combine_node_results(
     # Somebody may signal the ranks alone: that is an interruption only where nothing else went wrong.
     if received_signal is not None or (interruption and is_clean and not lost and not hang):
         return _make_interruption(number, received_signal, interruption, saved)
+    # Before failures: the ranks of the other nodes fail because a node is lost.
     if lost:
         reason = "; ".join(f"{host} was lost: {why}" for host, why in lost.items())
         outcome = RunOutcome(state="failed", exit_code=EXIT_FAILED, reason=reason)

@@ -60,8 +60,10 @@ class HangDetector:
     def observe_heartbeats(self, now: float, heartbeats: Mapping[int, RankHeartbeat]) -> None:
         """Note the current heartbeats, without those of ranks that have ended."""
         for rank, new in heartbeats.items():
+            # A heartbeat is rewritten every second; only a changed phase, step or progress time is progress.
             since, old = self._progress.get(rank, (now, None))
             if old is None or _progress_key(old) != _progress_key(new):
+                # Steps between two looks share their time; phases such as an evaluation do not count as steps.
                 if old is not None and old.phase == new.phase == "train" and new.step > old.step:
                     self._intervals.append((now - since) / (new.step - old.step))
                 self._progress[rank] = (now, new)
@@ -81,6 +83,7 @@ class HangDetector:
 
     def is_hanging(self, now: float) -> bool:
         """Whether a rank is late, and does not wait for one that is not."""
+        # A late rank with the lowest step, or with only late ranks at or below its step, waits for nobody.
         late = self._find_late_ranks(now)
         return any(
             is_late and all(late[other] for other in late if self._current_step(other) <= self._current_step(rank))
@@ -140,7 +143,7 @@ def find_culprit(statuses: Iterable[RankStatus]) -> RankStatus:
         [each for each in ranks if each.waits is False],
         _find_outliers(ranks),
     ):
-        if 0 < len(suspects) < len(ranks):
+        if 0 < len(suspects) < len(ranks):  # none and all are the same: the rule does not tell ranks apart
             return _find_last_rank(suspects)
     return _find_last_rank(ranks)
 

@@ -49,6 +49,7 @@ def read_own_heartbeats(folder: Path, expected: Collection[int] = ()) -> dict[in
     host, launcher, found = socket.gethostname(), os.getpid(), {}
     files = [heartbeat_file(folder, rank) for rank in expected] or folder.glob(heartbeat_file(folder, "*").name)
     for path in files:
+        # A rank may replace the file, or end, while it is read: the next look is a second later.
         with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
             heartbeat = msgspec.json.decode(path.read_bytes(), type=RankHeartbeat)
             if heartbeat.host == host and heartbeat.launcher == launcher:
@@ -74,6 +75,6 @@ def signal_ranks(heartbeats: Mapping[int, RankHeartbeat], number: int) -> None:
     """Send a signal to the ranks that are at work; in place of SIGHUP, which ranks do not handle, SIGTERM."""
     number = signal.SIGTERM if number == signal.SIGHUP else number
     for heartbeat in heartbeats.values():
-        if heartbeat.phase != "exit":
+        if heartbeat.phase != "exit":  # its process may have ended, and another one may have its number
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(heartbeat.pid, signal.Signals(number))

@@ -65,6 +65,7 @@ def decide_restart(
         return RestartDecision(
             action="restart", exclude=_find_bad_hosts(results) if can_exclude else (), reason="preempted"
         )
+    # Before the number of restarts: this holds also where restarts are left.
     if last.action == "stop":
         return RestartDecision(action="stop", is_final=True, reason="it would fail in the same way again")
     used, without_progress = count_failures(results)
@@ -94,6 +95,7 @@ def count_failures(results: Sequence[AttemptResult]) -> tuple[int, int]:
     A failure after a newer checkpoint is the first of a new count. Preemptions are skipped, but a checkpoint that a
     preempted attempt wrote is progress.
     """
+    # `counted_from` is the newest checkpoint at the last failure, `newest` that of all attempts so far.
     used, without_progress, counted_from, newest = 0, 0, -1, -1
     for result in results:
         newest = max(newest, -1 if result.step is None else result.step)
@@ -106,6 +108,7 @@ def count_failures(results: Sequence[AttemptResult]) -> tuple[int, int]:
 
 def _find_bad_hosts(results: Sequence[AttemptResult], *, only_last: bool = False) -> tuple[str, ...]:
     """Nodes that were lost, should be excluded, or hung twice; with `only_last` those that the last result adds."""
+    # One hang may be any rank's fault; a second one on the same node is not a coincidence.
     hangs = Counter(host for result in results if result.kind == "hang" for host in result.hosts)
     bad: dict[str, None] = {}
     for result in results[-1:] if only_last else results:

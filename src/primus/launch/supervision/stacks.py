@@ -51,6 +51,7 @@ def inspect_ranks(
         lambda: _write_device_state(folder / f"devices.node_{node_rank}.txt", environ),
         lambda: _write_kernel_messages(folder / f"kernel.node_{node_rank}.txt"),
     ]
+    # First, and without waiting: the ranks write their dumps while stacks are read.
     _request_flight_records(statuses, environ)
     with ThreadPoolExecutor(max_workers=len(statuses) + len(jobs)) as pool:
         others = [pool.submit(job) for job in jobs]
@@ -64,6 +65,7 @@ def _inspect_rank(status: RankStatus, folder: Path, environ: Mapping[str, str]) 
     if not status.pid:
         return status
     state = process_state(status.pid)
+    # py-spy first: SIGUSR2 needs a process that runs, and may interrupt a system call of the rank.
     text = _dump_stacks(status.pid, environ)
     file = stacks_file(folder, status.rank)
     if text:
@@ -127,6 +129,7 @@ def _request_flight_records(statuses: Sequence[RankStatus], environ: Mapping[str
     prefix = environ.get(PIPE_VARIABLE)
     for each in statuses if prefix else ():
         with contextlib.suppress(OSError):
+            # Non-blocking: opening a pipe that no recorder reads would wait for one.
             pipe = os.open(f"{prefix}{each.rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
             os.write(pipe, b"1\n")
             os.close(pipe)
@@ -135,7 +138,7 @@ def _request_flight_records(statuses: Sequence[RankStatus], environ: Mapping[str
 def _write_device_state(file: Path, environ: Mapping[str, str]) -> None:
     for tool in TOOLS:
         answer = process.run_command([tool], environ=environ, limit_s=TOOL_LIMIT_S)
-        if answer.state != "missing":
+        if answer.state != "missing":  # a tool that fails or blocks is also a finding
             return write_text(file, answer.text or answer.problem + "\n")
     return None
 

@@ -53,7 +53,7 @@ class StragglerMonitor:
         now: The clock at the start of the attempt.
         is_head: Whether this is node 0.
         record: For events.
-        say: For people.
+        say: Prints a line.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class StragglerMonitor:
     def _compare_ranks(self) -> None:
         for finding in self._detector.compare_samples(self._samples.values()):
             self._report_finding(finding)
-        self._samples = {}
+        self._samples = {}  # a node that sends nothing in the next window must not be compared by old values
 
     def _report_finding(self, found: StragglerFinding) -> None:
         where = f"rank {found.rank} (local rank {found.local_rank} on {found.host})"
@@ -141,7 +141,7 @@ class StragglerDetector:
     def compare_samples(self, samples: Iterable[ComputeTimeSample]) -> list[StragglerFinding]:
         """Ranks that change their state with this window."""
         ranks = list(samples)
-        if len(ranks) < 2:
+        if len(ranks) < 2:  # no rank can be slow compared with itself
             return []
         typical = median(each.compute_time_s for each in ranks)
         if typical <= 0:
@@ -150,6 +150,7 @@ class StragglerDetector:
 
     def _judge_sample(self, sample: ComputeTimeSample, ratio: float) -> StragglerFinding | None:
         rank, is_slow = sample.rank, ratio > STRAGGLER_RATIO
+        # In a row: one window of the other kind starts the count again.
         self._slow_windows[rank] = self._slow_windows[rank] + 1 if is_slow else 0
         self._fast_windows[rank] = 0 if is_slow else self._fast_windows[rank] + 1
         kind: Literal["straggler", "straggler_over"]

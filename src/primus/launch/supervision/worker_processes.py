@@ -74,7 +74,7 @@ def run_worker_processes(
     for path, text in plan.files.items():
         write_text(Path(path), text)
     mark = f"{run.id}.{number}.{os.getpid()}.{os.urandom(4).hex()}"
-    kills = oom.read_oom_kills()
+    kills = oom.read_oom_kills()  # counters only grow: kills of this attempt are the difference
     child = _start_processes(plan, run, dict(environ) | {MARK: mark})
     returncode: int | None = None
     try:
@@ -99,7 +99,7 @@ def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> 
     env = without_empty_python_path({**environ, **{name: variable.value for name, variable in plan.env.items()}})
     for name in RANK_VARIABLES:
         env.pop(name, None)
-    env[LAUNCHER_VARIABLE] = str(os.getpid())
+    env[LAUNCHER_VARIABLE] = str(os.getpid())  # by which a rank knows that its launcher is gone
     with launch_log(run, plan).open("ab") as log:
         try:
             return subprocess.Popen(
@@ -107,7 +107,7 @@ def _start_processes(plan: LaunchPlan, run: Run, environ: Mapping[str, str]) -> 
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stderr=log,
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, which then lets the ranks save
                 preexec_fn=_prepare_child,
             )
         except OSError as error:
@@ -143,7 +143,7 @@ def _link_logs(run: Run, plan: LaunchPlan, number: int) -> None:
         temporary = link.with_name(f".{link.name}.tmp.{os.getpid()}")
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(f"attempt_{number}/rank_{rank}.log")
-        os.replace(temporary, link)
+        os.replace(temporary, link)  # in one step: somebody may follow the log
 
 
 def _make_node_result(
@@ -165,6 +165,7 @@ def _make_node_result(
         failures = _find_failures(report, run, number, monitor, kills)
     if returncode and not failures and not report.signal:
         failures = [_make_agent_failure(returncode, report, run, plan)]
+    # Ranks that saved and exited well because the agent was signaled: an interruption, not a failure.
     is_agent_signaled = bool(report.signal) and not failures
     if returncode is None:
         returncode = -signal.SIGKILL
