@@ -11,7 +11,7 @@ from primus.launch.signals import INSISTS_AFTER_S, TOGETHER_S, StopSignals
 
 
 @pytest.mark.parametrize("numbers", [(signal.SIGUSR1, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)])
-def test_a_warning_counts_that_comes_together_with_the_end(numbers: tuple[int, int]) -> None:
+def test_sigusr1_counts_if_it_arrives_together_with_sigterm(numbers: tuple[int, int]) -> None:
     with StopSignals() as signals:
         assert signals.first_signal is None
         for number in numbers:
@@ -21,7 +21,7 @@ def test_a_warning_counts_that_comes_together_with_the_end(numbers: tuple[int, i
     assert not signals.insists
 
 
-def test_otherwise_the_first_counts() -> None:
+def test_otherwise_the_first_signal_counts() -> None:
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
         time.sleep(2 * TOGETHER_S)
@@ -30,7 +30,7 @@ def test_otherwise_the_first_counts() -> None:
 
 
 @pytest.mark.parametrize(("number", "insists"), [(signal.SIGTERM, True), (signal.SIGUSR1, False)])
-def test_somebody_insists_by_repeating_an_end_and_not_a_warning(number: int, insists: bool) -> None:
+def test_repeating_sigterm_insists_and_repeating_sigusr1_does_not(number: int, insists: bool) -> None:
     with StopSignals() as signals:
         signal.raise_signal(number)
         assert not signals.insists

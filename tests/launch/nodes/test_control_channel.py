@@ -1,4 +1,4 @@
-"""Connections between nodes tell at once who has gone."""
+"""Connections between nodes show at once which node is lost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_node_whose_process_ends_is_lost_at_once(pair: tuple[ControlChannel, C
     head.send_message(ControlMessage(kind="end"))  # to nobody
 
 
-def test_a_node_that_is_mute_is_lost_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_node_is_lost_after_the_heartbeat_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_channel, "HEARTBEAT_TIMEOUT_S", 0.5)
     ours, theirs = socket.socketpair()
     with closing(theirs):
@@ -67,7 +67,7 @@ def test_a_node_that_is_mute_is_lost_after_a_while(monkeypatch: pytest.MonkeyPat
         head.close()
 
 
-def test_nodes_that_say_each_second_that_they_are_there_are_not_lost(
+def test_nodes_that_send_heartbeats_are_not_lost(
     monkeypatch: pytest.MonkeyPatch, pair: tuple[ControlChannel, ControlChannel]
 ) -> None:
     monkeypatch.setattr(control_channel, "HEARTBEAT_TIMEOUT_S", 1.5)
@@ -75,14 +75,14 @@ def test_nodes_that_say_each_second_that_they_are_there_are_not_lost(
     assert not pair[0].lost and not pair[1].lost
 
 
-def test_why_a_node_gives_up_is_told(pair: tuple[ControlChannel, ControlChannel]) -> None:
+def test_a_failing_node_sends_its_reason(pair: tuple[ControlChannel, ControlChannel]) -> None:
     head, other = pair
     other.send_message(ControlMessage(kind="lost", text="no space left"))
     cli.wait_for(lambda: head.lost, "the loss")
     assert head.lost == {1: "no space left"}
 
 
-def test_strange_lines_are_passed_over() -> None:
+def test_invalid_lines_are_skipped() -> None:
     ours, theirs = socket.socketpair()
     with closing(theirs):
         head = ControlChannel({1: MessageStream(ours)}, {1: "b"})
@@ -93,18 +93,18 @@ def test_strange_lines_are_passed_over() -> None:
         head.close()
 
 
-def test_the_port_of_the_meeting_is_free_while_its_connections_stay() -> None:
+def test_the_rendezvous_port_is_free_while_its_connections_stay_open() -> None:
     with closing(socket.create_server(("", 0))) as probe:
         port = probe.getsockname()[1]
     kept: dict[int, rendezvous.RendezvousPeer] = {}
     theirs: dict[int, rendezvous.RendezvousPeer] = {}
 
-    welcome = rendezvous.JoinReply("run", 0, host="a")
+    reply = rendezvous.JoinReply("run", 0, host="a")
     node = threading.Thread(target=lambda: rendezvous.join_rendezvous("localhost", port, 1, "same", 10, theirs))
     node.start()
-    rendezvous.lead_rendezvous(port, 2, welcome, "same", 10, kept)
+    rendezvous.lead_rendezvous(port, 2, reply, "same", 10, kept)
     node.join(10)
     rendezvous.check_port_free(port)
     assert (kept[1].host, theirs[0].host) == (socket.gethostname(), "a")
-    for guest in (kept[1], theirs[0]):
-        guest.stream.close()
+    for peer in (kept[1], theirs[0]):
+        peer.stream.close()

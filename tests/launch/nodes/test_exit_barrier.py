@@ -1,4 +1,4 @@
-"""The nodes of a job leave together: nobody is kept by one that is gone, nor for ever by one that does not finish."""
+"""The nodes of a job exit together; a lost node delays no other, and one that does not finish only up to a limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from primus.launch.signals import StopSignals
 
 @pytest.fixture(autouse=True)
 def restored_signal_handlers() -> Iterator[None]:
-    """A node that has left ignores signals; this process goes on with other tests."""
+    """A node that exits ignores signals; this process runs other tests afterwards."""
     before = {number: signal.getsignal(number) for number in StopSignals.HANDLED}
     yield
     for number, handler in before.items():
@@ -37,8 +37,8 @@ def three() -> Iterator[tuple[ControlChannel, ControlChannel, ControlChannel]]:
         each.close()
 
 
-def leaving(bond: ControlChannel, rank: int, limit_s: float = 20.0) -> threading.Thread:
-    thread = threading.Thread(target=exit_barrier.wait_for_all_nodes, args=(bond, rank, limit_s))
+def leaving(channel: ControlChannel, rank: int, limit_s: float = 20.0) -> threading.Thread:
+    thread = threading.Thread(target=exit_barrier.wait_for_all_nodes, args=(channel, rank, limit_s))
     thread.start()
     return thread
 
@@ -47,7 +47,7 @@ def is_over(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
-def test_nobody_leaves_before_all_have_finished(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
+def test_no_node_exits_before_all_have_finished(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
     head, first, second = three
     early = leaving(first, 1)
     leader = leaving(head, 0)
@@ -59,7 +59,7 @@ def test_nobody_leaves_before_all_have_finished(three: tuple[ControlChannel, Con
         assert is_over(thread)
 
 
-def test_the_others_wait_for_node_0(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
+def test_other_nodes_wait_for_node_0(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
     head, first, second = three
     threads = [leaving(first, 1), leaving(second, 2)]
     cli.wait_for(lambda: head.finished == {1, 2}, "both have finished")
@@ -70,7 +70,7 @@ def test_the_others_wait_for_node_0(three: tuple[ControlChannel, ControlChannel,
         assert is_over(thread)
 
 
-def test_a_node_that_has_gone_keeps_nobody(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
+def test_a_disconnected_node_delays_no_other_node(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
     head, first, second = three
     second.close()
     threads = [leaving(first, 1), leaving(head, 0)]
@@ -79,7 +79,7 @@ def test_a_node_that_has_gone_keeps_nobody(three: tuple[ControlChannel, ControlC
         assert is_over(thread)
 
 
-def test_without_node_0_the_others_leave(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
+def test_other_nodes_exit_when_node_0_disconnects(three: tuple[ControlChannel, ControlChannel, ControlChannel]) -> None:
     head, first, second = three
     threads = [leaving(first, 1), leaving(second, 2)]
     cli.wait_for(lambda: head.finished == {1, 2}, "both have finished")
@@ -89,10 +89,10 @@ def test_without_node_0_the_others_leave(three: tuple[ControlChannel, ControlCha
         assert is_over(thread)
 
 
-def test_a_node_that_has_given_up_the_work_is_waited_for(
+def test_a_failed_node_that_is_connected_is_waited_for(
     three: tuple[ControlChannel, ControlChannel, ControlChannel],
 ) -> None:
-    """It has its hooks to do, as others have."""
+    """It runs its hooks, as others do."""
     head, first, second = three
     first.send_message(ControlMessage(kind="lost", text="no disk"))
     cli.wait_for(lambda: head.lost == {1: "no disk"}, "that it has given up")
@@ -108,7 +108,7 @@ def test_a_node_that_has_given_up_the_work_is_waited_for(
     assert head.lost[1] == "no disk"
 
 
-def test_a_node_that_does_not_finish_keeps_the_others_for_a_limited_time(
+def test_a_node_that_does_not_finish_delays_the_others_up_to_the_limit(
     three: tuple[ControlChannel, ControlChannel, ControlChannel],
 ) -> None:
     head, first, _ = three

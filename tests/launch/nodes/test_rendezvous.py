@@ -18,7 +18,7 @@ from primus.errors import PrimusError, UsageError
 from primus.launch.nodes import rendezvous
 from primus.launch.nodes.rendezvous import JoinReply
 
-WELCOME = JoinReply("20260101_000000-abcd", 0)
+REPLY = JoinReply("20260101_000000-abcd", 0)
 
 
 @pytest.fixture
@@ -53,22 +53,22 @@ def test_every_node_gets_the_run_of_node_0(port: int) -> None:
     nodes = [
         in_thread(lambda rank=rank: rendezvous.join_rendezvous("localhost", port, rank, "same", 10)) for rank in (1, 2)
     ]
-    rendezvous.lead_rendezvous(port, 3, WELCOME, "same", 10)
-    assert [node() for node in nodes] == [WELCOME, WELCOME]
+    rendezvous.lead_rendezvous(port, 3, REPLY, "same", 10)
+    assert [node() for node in nodes] == [REPLY, REPLY]
 
 
-def test_a_node_that_comes_first_waits_for_node_0(port: int) -> None:
+def test_a_node_that_starts_first_waits_for_node_0(port: int) -> None:
     node = in_thread(lambda: rendezvous.join_rendezvous("localhost", port, 1, "same", 10))
     with pytest.raises(PrimusError, match=f"node 0 at localhost:{port} was not reached in 0.3 s"):
         rendezvous.join_rendezvous("localhost", port, 1, "same", 0.3)
-    rendezvous.lead_rendezvous(port, 2, WELCOME, "same", 10)
-    assert node() == WELCOME
+    rendezvous.lead_rendezvous(port, 2, REPLY, "same", 10)
+    assert node() == REPLY
 
 
-def test_another_configuration_is_refused_on_both_sides(port: int) -> None:
+def test_a_different_configuration_fails_on_both_nodes(port: int) -> None:
     node = in_thread(lambda: rendezvous.join_rendezvous("localhost", port, 1, "other", 10))
     with pytest.raises(UsageError, match="node 1 was started with another configuration than node 0"):
-        rendezvous.lead_rendezvous(port, 2, WELCOME, "same", 10)
+        rendezvous.lead_rendezvous(port, 2, REPLY, "same", 10)
     refusal = node()
     assert isinstance(refusal, UsageError)
     assert "node 0 refuses node 1: its configuration differs from that of node 0" in refusal.problem
@@ -77,14 +77,14 @@ def test_another_configuration_is_refused_on_both_sides(port: int) -> None:
 def test_a_missing_node_is_named_on_every_node_and_nothing_starts(port: int) -> None:
     node = in_thread(lambda: rendezvous.join_rendezvous("localhost", port, 2, "same", 10))
     with pytest.raises(PrimusError, match="node 1, 3 of 4 did not join within 1 s") as caught:
-        rendezvous.lead_rendezvous(port, 4, WELCOME, "same", 1)
+        rendezvous.lead_rendezvous(port, 4, REPLY, "same", 1)
     assert f"port {port}" in caught.value.hint
     assert "node 0 refuses node 2: node 1, 3 of 4 did not join within 1 s" in str(node())
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b'{"node_rank": "x"}\n', b"\x00\xff\n"])
-def test_a_stranger_on_the_port_is_passed_over(port: int, said: bytes) -> None:
-    leader = in_thread(lambda: rendezvous.lead_rendezvous(port, 2, WELCOME, "same", 10))
+def test_another_program_that_connects_is_ignored(port: int, said: bytes) -> None:
+    leader = in_thread(lambda: rendezvous.lead_rendezvous(port, 2, REPLY, "same", 10))
 
     def greet() -> bool:
         try:
@@ -97,13 +97,13 @@ def test_a_stranger_on_the_port_is_passed_over(port: int, said: bytes) -> None:
             return False
 
     cli.wait_for(greet, "node 0 listening")
-    assert rendezvous.join_rendezvous("localhost", port, 1, "same", 10) == WELCOME
+    assert rendezvous.join_rendezvous("localhost", port, 1, "same", 10) == REPLY
     assert leader() is None
 
 
 @pytest.mark.parametrize("rank", [0, 2, 7, -1])
 def test_a_node_whose_rank_does_not_exist_or_is_taken_is_refused(port: int, rank: int) -> None:
-    leader = in_thread(lambda: rendezvous.lead_rendezvous(port, 3, WELCOME, "same", 10))
+    leader = in_thread(lambda: rendezvous.lead_rendezvous(port, 3, REPLY, "same", 10))
     second = in_thread(lambda: rendezvous.join_rendezvous("localhost", port, 2, "same", 10))
 
     def refusal() -> str:
@@ -113,12 +113,12 @@ def test_a_node_whose_rank_does_not_exist_or_is_taken_is_refused(port: int, rank
 
     time.sleep(0.5)  # for the real node 2; were it later, it would be the one refused
     assert refusal() == f"node 0 refuses node {rank}: the nodes are 1 to 2, each started once"
-    assert rendezvous.join_rendezvous("localhost", port, 1, "same", 10) == WELCOME
-    assert (leader(), second()) == (None, WELCOME)
+    assert rendezvous.join_rendezvous("localhost", port, 1, "same", 10) == REPLY
+    assert (leader(), second()) == (None, REPLY)
 
 
-def test_a_node_that_was_restarted_is_taken_again(port: int) -> None:
-    leader = in_thread(lambda: rendezvous.lead_rendezvous(port, 3, WELCOME, "same", 10))
+def test_a_restarted_node_joins_again(port: int) -> None:
+    leader = in_thread(lambda: rendezvous.lead_rendezvous(port, 3, REPLY, "same", 10))
 
     def come_and_go() -> bool:
         try:
@@ -130,11 +130,11 @@ def test_a_node_that_was_restarted_is_taken_again(port: int) -> None:
 
     cli.wait_for(come_and_go, "node 0 listening")
     again = in_thread(lambda: rendezvous.join_rendezvous("localhost", port, 1, "same", 10))
-    assert rendezvous.join_rendezvous("localhost", port, 2, "same", 10) == WELCOME
-    assert (leader(), again()) == (None, WELCOME)
+    assert rendezvous.join_rendezvous("localhost", port, 2, "same", 10) == REPLY
+    assert (leader(), again()) == (None, REPLY)
 
 
-def test_a_port_in_use_is_one_message(port: int, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_message(port: int, tmp_path: Path) -> None:
     with closing(socket.create_server(("", port))):
         with pytest.raises(PrimusError, match=f"port {port} cannot be used: Address already in use"):
             rendezvous.check_port_free(port)
@@ -190,8 +190,8 @@ def test_two_nodes_with_a_workspace_each_write_the_same_run(tmp_path: Path, port
     assert outcome["state"] == "done"
     assert (runs[1] / "env/node_1/system_info.json").exists()
     assert (runs[1] / "logs/launch.node_1.log").exists()
-    told = json.loads((runs[1] / "metadata.json").read_text())["outcome"]["state"]
-    assert told == "done", "each folder tells how the run ended"
+    state = json.loads((runs[1] / "metadata.json").read_text())["outcome"]["state"]
+    assert state == "done", "each folder has the outcome"
 
 
 def test_a_failing_node_is_named_by_its_global_rank_on_every_node(tmp_path: Path, port: int) -> None:

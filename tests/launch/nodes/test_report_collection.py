@@ -55,7 +55,7 @@ def met(port: int, nnodes: int, limit_s: float = 10) -> list[CollectedReport]:
 
 
 @pytest.mark.parametrize("nnodes", [2, 3, 6])
-def test_everybody_is_heard_and_answered_whatever_their_number(port: int, nnodes: int) -> None:
+def test_all_nodes_report_and_get_the_answer(port: int, nnodes: int) -> None:
     answers = [node(port, rank) for rank in range(nnodes - 1, 0, -1)]
     found = met(port, nnodes)
     assert [(one.node_rank, json.loads(one.report or b""), one.unreached) for one in found] == [
@@ -64,7 +64,7 @@ def test_everybody_is_heard_and_answered_whatever_their_number(port: int, nnodes
     assert [answer() for answer in answers] == [b'"decided"'] * (nnodes - 1)
 
 
-def test_a_node_that_never_comes_costs_the_limit_and_no_more(port: int) -> None:
+def test_a_missing_node_costs_the_limit_and_no_more(port: int) -> None:
     answer = node(port, 2)
     began = time.monotonic()
     found = met(port, 3, limit_s=1.0)
@@ -73,7 +73,7 @@ def test_a_node_that_never_comes_costs_the_limit_and_no_more(port: int) -> None:
     assert answer() == b'"decided"'
 
 
-def test_a_node_that_dies_after_it_came_has_no_report(port: int) -> None:
+def test_a_node_that_dies_after_its_arrival_has_no_report(port: int) -> None:
     def come_and_go() -> None:
         with closing(report_collection.connect_to_head("localhost", port, 5)) as stream:
             stream.send(arrival(1), 5)
@@ -84,7 +84,7 @@ def test_a_node_that_dies_after_it_came_has_no_report(port: int) -> None:
     assert (found.host, found.report) == ("n1", None)
 
 
-def test_strangers_and_nodes_that_come_twice_disturb_nobody(port: int) -> None:
+def test_other_programs_and_duplicate_nodes_are_ignored(port: int) -> None:
     with ReportCollector(port, 2, 10) as meeting:
         silent = socket.create_connection(("localhost", port))
         loud = socket.create_connection(("localhost", port))
@@ -112,7 +112,7 @@ def test_peers_that_cannot_be_reached_are_named(port: int) -> None:
         assert report_collection.find_unreachable_peers(tuple(peers), 0) == (2,)
 
 
-def test_node_0_that_does_not_listen_is_an_error_in_time(port: int) -> None:
+def test_node_0_that_does_not_listen_is_an_error_within_the_limit(port: int) -> None:
     began = time.monotonic()
     with pytest.raises(PrimusError, match=f"node 0 at localhost:{port} was not reached"):
         report_collection.deliver_report("localhost", port, arrival(1), b"{}", 0.5)

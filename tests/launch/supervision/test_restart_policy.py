@@ -1,4 +1,4 @@
-"""What follows the end of an attempt is decided by a table."""
+"""Whether a job is restarted is decided by a table."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from primus.launch.supervision.restart_policy import (
 MANY = RestartPolicy(max_restarts=100, backoff_s=30)
 
 
-def ends(*told: str | AttemptResult, **common: Any) -> list[AttemptResult]:
-    """Ends in order: `failed`, or `failed@20` where checkpoint 20 is the newest."""
+def make_results(*results: str | AttemptResult, **common: Any) -> list[AttemptResult]:
+    """Results in order: `failed`, or `failed@20` where checkpoint 20 is the newest."""
     found = []
-    for number, each in enumerate(told):
+    for number, each in enumerate(results):
         if isinstance(each, str):
             kind, _, step = each.partition("@")
             each = AttemptResult(attempt=number, kind=kind, step=int(step) if step else None, **common)  # type: ignore[arg-type]
@@ -33,7 +33,7 @@ def ends(*told: str | AttemptResult, **common: Any) -> list[AttemptResult]:
 
 
 @pytest.mark.parametrize(
-    ("told", "action", "delay_s"),
+    ("results", "action", "delay_s"),
     [
         (["done"], "finish", 0),
         (["failed@1", "done"], "finish", 0),
@@ -52,51 +52,51 @@ def ends(*told: str | AttemptResult, **common: Any) -> list[AttemptResult]:
         (["preempted"] * 50, "restart", 0),
     ],
 )
-def test_each_row_of_the_table_has_its_action_and_its_back_off(told: list[str], action: str, delay_s: float) -> None:
-    found = decide_restart(MANY, ends(*told))
+def test_each_row_of_the_table_has_its_action_and_its_back_off(results: list[str], action: str, delay_s: float) -> None:
+    found = decide_restart(MANY, make_results(*results))
     assert (found.action, found.delay_s) == (action, delay_s)
 
 
-def test_without_restarts_a_failure_is_the_end_and_says_how_to_ask_for_them() -> None:
-    found = decide_restart(RestartPolicy(), ends("failed@3"))
+def test_without_restarts_a_failure_stops_the_job_and_names_the_option() -> None:
+    found = decide_restart(RestartPolicy(), make_results("failed@3"))
     assert found == RestartDecision(action="stop", reason="restarts are off; set --max-restarts to enable them")
 
 
-def test_restarts_are_used_up_where_there_is_no_progress_and_given_back_where_there_is() -> None:
+def test_progress_resets_the_number_of_restarts() -> None:
     policy = RestartPolicy(max_restarts=1, backoff_s=1)
-    assert decide_restart(policy, ends("failed@1")).action == "restart"
-    assert decide_restart(policy, ends("failed@1", "failed@1")).reason == "the only restart is used"
-    assert decide_restart(policy, ends("failed@1", "failed@2")).action == "restart"
+    assert decide_restart(policy, make_results("failed@1")).action == "restart"
+    assert decide_restart(policy, make_results("failed@1", "failed@1")).reason == "the only restart is used"
+    assert decide_restart(policy, make_results("failed@1", "failed@2")).action == "restart"
 
 
-def test_three_attempts_without_a_newer_checkpoint_are_the_end_everywhere() -> None:
-    found = decide_restart(MANY, ends("failed", "hang", "failed"))
+def test_three_attempts_without_a_newer_checkpoint_stop_the_job_for_every_scheduler() -> None:
+    found = decide_restart(MANY, make_results("failed", "hang", "failed"))
     assert (found.action, found.is_final) == ("stop", True)
     assert found.reason == "no progress: 3 attempts in a row wrote no newer checkpoint"
 
 
-def test_a_failure_that_comes_again_is_not_tried_again() -> None:
-    found = decide_restart(MANY, ends("failed", action="stop"))
+def test_a_failure_that_needs_operator_action_is_not_retried() -> None:
+    found = decide_restart(MANY, make_results("failed", action="stop"))
     assert (found.action, found.is_final) == ("stop", True)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "results",
     [
         [AttemptResult(attempt=0, kind="lost node", hosts=("b",))],
         [AttemptResult(attempt=0, kind="failed", action="exclude", hosts=("b",))],
         [AttemptResult(attempt=0, kind="hang", hosts=("b",)), AttemptResult(attempt=1, kind="hang", hosts=("b",))],
     ],
 )
-def test_a_bad_node_is_left_out_where_another_can_be_had(told: list[AttemptResult]) -> None:
-    assert decide_restart(MANY, told, can_exclude=True).exclude == ("b",)
-    assert decide_restart(MANY, told, can_exclude=True).action == "restart"
-    without = decide_restart(MANY, told)
+def test_a_bad_node_is_excluded_if_another_is_available(results: list[AttemptResult]) -> None:
+    assert decide_restart(MANY, results, can_exclude=True).exclude == ("b",)
+    assert decide_restart(MANY, results, can_exclude=True).action == "restart"
+    without = decide_restart(MANY, results)
     assert (without.action, without.is_final) == ("stop", False)
     assert without.reason == "b should be excluded, and no other node is available"
 
 
-def test_a_node_that_hangs_once_stays_and_one_that_was_left_out_stays_out() -> None:
+def test_a_node_that_hangs_once_stays_and_an_excluded_node_stays_excluded() -> None:
     lost, hung = (
         AttemptResult(attempt=0, kind="lost node", hosts=("b",), step=5),
         AttemptResult(attempt=1, kind="hang", hosts=("c",)),
@@ -107,10 +107,10 @@ def test_a_node_that_hangs_once_stays_and_one_that_was_left_out_stays_out() -> N
     assert decide_restart(MANY, [lost, hung, preempted], can_exclude=True).exclude == ("b",)
 
 
-def test_a_node_that_hangs_again_after_progress_is_left_out_but_stops_nothing() -> None:
-    told = [AttemptResult(attempt=n, kind="hang", hosts=("b",), step=10 * n + 10) for n in range(2)]
-    assert decide_restart(MANY, told, can_exclude=True).exclude == ("b",)
-    assert decide_restart(MANY, told).action == "restart"
+def test_a_node_that_hangs_again_after_progress_is_excluded_but_does_not_stop_the_job() -> None:
+    results = [AttemptResult(attempt=n, kind="hang", hosts=("b",), step=10 * n + 10) for n in range(2)]
+    assert decide_restart(MANY, results, can_exclude=True).exclude == ("b",)
+    assert decide_restart(MANY, results).action == "restart"
 
 
 END = st.builds(
@@ -124,31 +124,31 @@ END = st.builds(
 
 
 @given(st.lists(END, min_size=1, max_size=12), st.integers(0, 5), st.booleans())
-def test_whatever_happened_the_limits_hold(told: list[AttemptResult], max_restarts: int, can_exclude: bool) -> None:
+def test_limits_hold_for_any_history(results: list[AttemptResult], max_restarts: int, can_exclude: bool) -> None:
     policy = RestartPolicy(max_restarts=max_restarts, backoff_s=10)
-    found = decide_restart(policy, told, can_exclude=can_exclude)
-    used, barren = count_failures(told)
-    if told[-1].kind == "preempted":
+    found = decide_restart(policy, results, can_exclude=can_exclude)
+    used, without_progress = count_failures(results)
+    if results[-1].kind == "preempted":
         assert (found.action, found.delay_s) == ("restart", 0)
     elif found.action == "restart":
-        assert 1 <= used <= max_restarts and barren < MAX_WITHOUT_PROGRESS
+        assert 1 <= used <= max_restarts and without_progress < MAX_WITHOUT_PROGRESS
         assert 10 <= found.delay_s <= 10 * 2**6
-        assert told[-1].action != "stop"
+        assert results[-1].action != "stop"
     assert can_exclude or not found.exclude
     assert found.reason
 
 
 @given(st.lists(END, min_size=1, max_size=12), st.integers(0, 12))
-def test_preemptions_are_never_counted(told: list[AttemptResult], place: int) -> None:
-    newest = max((end.step for end in told[:place] if end.step is not None), default=None)
-    more = [*told[:place], AttemptResult(attempt=0, kind="preempted", step=newest), *told[place:]]
-    if any(end.kind in FAILURES for end in told):
-        assert count_failures(more) == count_failures(told)
+def test_preemptions_are_never_counted(results: list[AttemptResult], place: int) -> None:
+    newest = max((end.step for end in results[:place] if end.step is not None), default=None)
+    more = [*results[:place], AttemptResult(attempt=0, kind="preempted", step=newest), *results[place:]]
+    if any(end.kind in FAILURES for end in results):
+        assert count_failures(more) == count_failures(results)
 
 
 @given(st.integers(1, 30))
-def test_a_job_that_never_saves_ends_after_three_attempts(max_restarts: int) -> None:
-    policy, told = RestartPolicy(max_restarts=max_restarts), ends("failed")
-    while decide_restart(policy, told).action == "restart":
-        told.append(AttemptResult(attempt=len(told), kind="failed"))
-    assert len(told) == min(max_restarts + 1, MAX_WITHOUT_PROGRESS)
+def test_a_job_that_never_saves_stops_after_three_attempts(max_restarts: int) -> None:
+    policy, results = RestartPolicy(max_restarts=max_restarts), make_results("failed")
+    while decide_restart(policy, results).action == "restart":
+        results.append(AttemptResult(attempt=len(results), kind="failed"))
+    assert len(results) == min(max_restarts + 1, MAX_WITHOUT_PROGRESS)

@@ -1,4 +1,4 @@
-"""Nodes of one job are supervised together: what ends one is known on all at once, and node 0 decides what follows."""
+"""Nodes of one job are supervised together: a failure is known on all nodes at once, and node 0 decides."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def nodes(folder: Path, port: int, *options: str, acts: str = "none", task: tupl
 LONG = ("--steps", "2000")
 
 
-def test_a_killed_rank_is_decided_on_within_five_seconds_and_both_nodes_go_on(tmp_path: Path, port: int) -> None:
+def test_a_killed_rank_restarts_both_nodes_within_five_seconds(tmp_path: Path, port: int) -> None:
     task = ("--steps", "250", "--save", "10")
     with nodes(tmp_path, port, "--max-restarts", "1", "--restart-delay", "0.5", task=task) as both:
         pids = [both.pid(rank) for rank in (0, 1)]
@@ -132,7 +132,7 @@ def test_a_launcher_that_dies_ends_the_other_node_at_once(tmp_path: Path, port: 
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_warning_to_one_node_has_all_ranks_save_and_end(tmp_path: Path, port: int, node: int) -> None:
+def test_sigusr1_to_one_node_lets_all_ranks_save_and_exit(tmp_path: Path, port: int, node: int) -> None:
     with nodes(tmp_path, port, task=LONG) as both:
         for rank in (0, 1):
             both.pid(rank)
@@ -143,7 +143,7 @@ def test_a_warning_to_one_node_has_all_ranks_save_and_end(tmp_path: Path, port: 
     assert both.events("checkpoint_saved")
 
 
-def test_a_rank_of_another_node_that_hangs_is_named(tmp_path: Path, port: int) -> None:
+def test_a_hanging_rank_of_another_node_is_blamed(tmp_path: Path, port: int) -> None:
     with nodes(
         tmp_path, port, "--hang-timeout", "6", acts="stop@20", task=(*LONG, "--rank", "1", "--step-s", "0.1")
     ) as both:
@@ -154,7 +154,7 @@ def test_a_rank_of_another_node_that_hangs_is_named(tmp_path: Path, port: int) -
     assert "its process is stopped" in results[0][2] and "its process is stopped" in results[1][2]
 
 
-def test_c10d_meets_again_in_a_second_attempt(tmp_path: Path, port: int) -> None:
+def test_c10d_rendezvous_works_in_a_second_attempt(tmp_path: Path, port: int) -> None:
     options = ("--rdzv-backend", "c10d", "--max-restarts", "1", "--restart-delay", "0")
     with nodes(tmp_path, port, *options, acts="kill@4", task=("--steps", "8")) as both:
         results = both.ended(60)
