@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
 from msgspec import structs
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from primus.errors import EXIT_FAILED, EXIT_OK
@@ -39,6 +38,18 @@ STOP_LIMIT_S = 24 * 3600
 scheduler leaves as much time as the scheduler wants. The launcher ends the wait."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that torchelastic handles (PContext.start)."""
+
+
+class InheritedOutput(LogsSpecs):
+    """Ranks inherit the agent's output, and write their own logs and errors: torchelastic makes no files."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        none = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=none, stderrs=none, error_files=none)
+
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull
 
 
 class ReportWriter:
@@ -60,7 +71,7 @@ class ReportingAgent(LocalElasticAgent):
     `_shutdown` once afterwards. A signal raises `SignalException` in between, anywhere.
     """
 
-    def __init__(self, spec: WorkerSpec, logs_specs: DefaultLogsSpecs, writer: ReportWriter) -> None:
+    def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, writer: ReportWriter) -> None:
         super().__init__(spec, logs_specs)
         self._writer = writer
         self._last_look = time.time()
@@ -118,18 +129,16 @@ def main(argv: list[str]) -> int:
     """Run the ranks of this node until all have ended; gives the exit code."""
     options = _parse_arguments(argv)
     writer = ReportWriter(options.report)
-    # torchelastic wants a folder for the error files of its @record; our ranks write theirs to the run folder.
-    with tempfile.TemporaryDirectory(prefix="primus-agent-") as folder:
-        try:
-            spec = _make_worker_spec(options)
-            result = ReportingAgent(spec, DefaultLogsSpecs(log_dir=folder), writer).run()
-        except SignalException as error:
-            writer.update(signal=error.sigval.name)
-            return 128 + error.sigval
-        except Exception as error:
-            writer.update(error=f"{type(error).__name__}: {error}")
-            raise
-        spec.rdzv_handler.shutdown()  # not after a signal: that would end the rendezvous for other nodes, which save
+    try:
+        spec = _make_worker_spec(options)
+        result = ReportingAgent(spec, InheritedOutput(), writer).run()
+    except SignalException as error:
+        writer.update(signal=error.sigval.name)
+        return 128 + error.sigval
+    except Exception as error:
+        writer.update(error=f"{type(error).__name__}: {error}")
+        raise
+    spec.rdzv_handler.shutdown()  # not after a signal: that would end the rendezvous for other nodes, which save
     return EXIT_OK if result is not None and result.state == WorkerState.SUCCEEDED else EXIT_FAILED
 
 

@@ -105,6 +105,14 @@ def test_a_hangup_of_the_launcher_has_its_ranks_save(tmp_path: Path, ranks: int)
     assert (process.returncode, errors) == (129, "primus-cli: run interrupted: SIGHUP; saved at step 3\n")
 
 
+def test_the_agent_leaves_no_temporary_files(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    for act in ("end", "kill"):
+        cli.run("direct", "--nproc", "2", "--", "tiny", act, cwd=tmp_path, TMPDIR=str(temporary))
+    assert not list(temporary.iterdir())
+
+
 def test_an_error_of_the_agent_itself_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     words = [f"--report={file}", "--nproc-per-node=2", "--nnodes=1", "--rdzv-backend=pigeon", "--rdzv-endpoint=a:1"]
