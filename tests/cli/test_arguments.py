@@ -36,10 +36,10 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         ("runs list", "'runs' is a task; a runtime comes first", "primus-cli direct -- runs list"),
         ("train pretrain --config e.yaml", "'train' is a task; a runtime comes first", f"primus-cli direct {PRETRAIN}"),
         ("--drv-run direct", "unknown option --drv-run", "did you mean '--dry-run'?"),
-        ("direct train pretrain", "'train' is a task: ' -- ' must stand before it", "primus-cli direct -- train ..."),
+        ("direct train pretrain", "'train' is a task: put ' -- ' before it", "primus-cli direct -- train ..."),
         (
             "direct --nproc 2 runs list",
-            "'runs' is a task: ' -- ' must stand before it",
+            "'runs' is a task: put ' -- ' before it",
             "primus-cli direct -- runs ...",
         ),
         (
@@ -70,8 +70,8 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         ("direct --nproc 2.5 -- runs list", "runtime 'direct': --nproc 2.5: expected int, got str", ""),
         ("direct --single --nproc 2 -- runs list", "--single runs one process", "remove --nproc"),
         ("direct --nnodes 2 -- runs list", "2 nodes need the address of node 0", "give --master-addr"),
-        ("direct --env A -- runs list", "--env A: No such file or directory", "give NAME=VALUE"),
-        ("direct --env 1A=x -- runs list", "--env: '1A' is not the name of a variable", ""),
+        ("direct --env A -- runs list", "--env A: No such file or directory", "pass NAME=VALUE"),
+        ("direct --env 1A=x -- runs list", "--env: '1A' is not a valid variable name", ""),
         ("box --image -- runs list", "runtime 'box': argument --image", "expected one argument"),
         ("grid -N 0 -- runs list", "runtime 'grid': -N 0: expected int >= 1", ""),
         ("direct -- runs list stray", "task 'runs list': unexpected word 'stray'", ""),
@@ -80,9 +80,9 @@ PRETRAIN = "-- train pretrain --config e.yaml"
             "task 'runs list': unknown option --workspce",
             "did you mean '--workspace'?",
         ),
-        ("direct -- runs show", "task 'runs show' needs run", "Run folder, id"),
+        ("direct -- runs show", "task 'runs show' needs run", "Run folder, run id"),
         ("direct -- runs diff a", "task 'runs diff' needs b", "Second run."),
-        ("direct -- runs show nothing", "no run 'nothing' in output", "no runs there yet"),
+        ("direct -- runs show nothing", "no run 'nothing' in output", "the workspace has no runs"),
         ("direct -- runs clean", "runs clean needs a condition", "--keep N"),
         ("direct -- runs clean --keep -1", "task 'runs clean': --keep -1: expected int >= 0", ""),
         (
@@ -113,13 +113,13 @@ PRETRAIN = "-- train pretrain --config e.yaml"
         (
             "direct -- train pretrain e.yaml",
             "task 'train pretrain': unexpected word 'e.yaml'",
-            "given as --config e.yaml",
+            "pass an experiment file as --config e.yaml",
         ),
         ("direct -- config show none.toml --lr 1", "task 'config show': unexpected word 'none.toml'", "--config none"),
         (
             f"direct {PRETRAIN} --nproc 2",
             "task 'train pretrain': --nproc is an option of the runtime 'direct'",
-            "it belongs before the --: primus-cli direct --nproc 2 -- train pretrain ...",
+            "put it before the --: primus-cli direct --nproc 2 -- train pretrain ...",
         ),
         (f"direct {PRETRAIN} --nproc_per_node=8", "task 'train pretrain': --nproc_per_node is an option", "--nproc 8"),
         (

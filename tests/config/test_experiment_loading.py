@@ -197,7 +197,7 @@ def test_an_empty_extends_extends_nothing(write: Write, text: str) -> None:
         ("env: {X: [1]}\n" + SMALL, "exp.yaml:1: env.X: a variable's value must be a scalar", ""),
         ("env: {X: {a: b}}\n" + SMALL, "exp.yaml:1: env.X: a variable's value must be a scalar", ""),
         ('env: {X: "a\\0b"}\n' + SMALL, "exp.yaml:1: env.X: a variable cannot hold a NUL character", ""),
-        ("env: {A=B: 1}\n" + SMALL, "exp.yaml:1: env: 'A=B' is not the name of a variable", ""),
+        ("env: {A=B: 1}\n" + SMALL, "exp.yaml:1: env: 'A=B' is not a valid variable name", ""),
     ],
 )
 def test_a_wrong_key_is_named_with_its_line_and_the_nearest_name(

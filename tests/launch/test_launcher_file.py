@@ -92,11 +92,11 @@ def test_the_dead_key_of_the_existing_system_lives(tmp_path: Path) -> None:
         ("slrm:\n  nodes: 1", r"~/.primus.yaml:2: unknown section 'slrm'\n  did you mean 'slurm'\?"),
         ("main: {debugg: true}", r"~/.primus.yaml:1: unknown key 'main.debugg'"),
         ("main: {debug: 3}", "true or false"),
-        ("slurm: 3", "holds no options"),
-        ("container:\n  options: [a]", "~/.primus.yaml:2: 'container.options' holds no options"),
+        ("slurm: 3", "must be a mapping of options"),
+        ("container:\n  options: [a]", "~/.primus.yaml:2: 'container.options' must be a mapping of options"),
         ("slrum: {}", "~/.primus.yaml: unknown section 'slrum'"),
         ("direct: {nproc: [1, 2]}", "takes one value, not a list"),
-        ("direct: {nproc: {a: 1}}", "takes no keys"),
+        ("direct: {nproc: {a: 1}}", "must be a value, not a mapping"),
     ],
 )
 def test_what_means_nothing_is_refused_with_its_place(text: str, problem: str, tmp_path: Path) -> None:

@@ -85,9 +85,9 @@ def test_a_run_is_found_by_folder_id_beginning_or_experiment(make: Make, name: s
 @pytest.mark.parametrize(
     ("name", "problem", "hint"),
     [
-        ("2025", "'2025' begins 2 runs", "such as 20250101_000000-aaaa and 20250101_000000-cccc"),
+        ("2025", "'2025' matches 2 runs", "for example 20250101_000000-aaaa and 20250101_000000-cccc"),
         ("nigth", "no run 'nigth' in out", "did you mean 'night'?"),
-        ("", "'' begins 2 runs", "such as"),
+        ("", "'' matches 2 runs", "for example"),
         ("x" * 300, "no run 'xxx", "valid: "),
     ],
 )

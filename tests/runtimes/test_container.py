@@ -250,7 +250,7 @@ def test_what_cannot_be_is_refused(words: str, problem: str) -> None:
         ("--mount /a:/b:/c:ro", "expected SRC"),
         ("--mount /a:b", "with an absolute DST"),
         ("--mount :", "expected SRC"),
-        ("--env=", "'' is not the name of a variable"),
+        ("--env=", "'' is not a valid variable name"),
         ("--mount /a:/b:rx", "expected SRC"),
         ("--name -x --engine docker", "letters, digits"),
         ("--name x/y --engine docker", "letters, digits"),
@@ -377,5 +377,5 @@ def test_a_shell_without_a_task_stands_alone() -> None:
     assert parse_command(["container", "--image", "img", "--shell"]).request.task == ""
     assert parse_command(["container", "--shell", "--", "runs", "list"]).request.task == "runs list"
     assert parse_command(["container", "--clean"]).request.task == ""
-    with pytest.raises(UsageError, match="stands alone"):
+    with pytest.raises(UsageError, match="cannot run inside"):
         parse_command(["slurm", "srun", "--", "container", "--image", "img", "--shell"])

@@ -109,8 +109,8 @@ def test_a_file_of_variables_is_read(tmp_path: Path, text: str, variables: dict[
     ("content", "problem"),
     [
         (b"A=1\nB\n", ":2: expected NAME=VALUE"),
-        (b"1A=1\n", ":1: '1A' is not the name of a variable"),
-        (b"=1\n", ":1: '' is not the name of a variable"),
+        (b"1A=1\n", ":1: '1A' is not a valid variable name"),
+        (b"=1\n", ":1: '' is not a valid variable name"),
         (b"A=\xff\n", ": not UTF-8 text"),
     ],
 )

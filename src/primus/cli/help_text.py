@@ -10,7 +10,29 @@ from primus.launch.command import GlobalOptions
 from primus.launch.request import LaunchRequest
 from primus.runtime import RUNTIMES
 
+TASK_GROUPS = {
+    "training": ("train pretrain", "config init", "config check", "config show", "config schema"),
+    "data": (
+        *("data prepare", "data fetch", "data clean", "data dedup", "data encode"),
+        *("data verify", "data inspect", "data fingerprint"),
+    ),
+    "runs and jobs": (
+        *("runs list", "runs show", "runs diff", "runs clean", "diagnose"),
+        *("jobs list", "jobs show", "jobs logs", "jobs wait", "jobs cancel"),
+    ),
+    "machine": ("preflight", "env show", "analyze topology", "hooks list", "patches list", "node-smoke"),
+}
+"""Tasks in the order of the help: most used first in each group. A task that is named nowhere follows the tasks with
+the same first word; of those with a new first word the last group is made."""
+OTHER_GROUP = "other tasks"
+RUNTIME_ORDER = ("direct", "container", "slurm", "kubernetes", "ssh")
+
 USAGE = "primus-cli [options] <runtime> [options] [-- <runtime> [options]] -- <task> [options]"
+EXAMPLES = (
+    "primus-cli direct -- train pretrain --config examples/quickstart.yaml",
+    "primus-cli slurm sbatch -N 4 -- container --image IMAGE -- train pretrain --config FILE",
+    "primus-cli --dry-run direct -- train pretrain --config FILE",
+)
 
 
 def format_overview() -> str:
@@ -18,22 +40,32 @@ def format_overview() -> str:
     docs = field_docs(GlobalOptions)
     options = [(f"--{name.replace('_', '-')}", text) for name, text in docs.items()]
     options += [
-        ("--config FILE", "Launcher file, over ~/.primus.yaml: default options of the runtimes."),
+        ("--config FILE", "File of default options of the runtimes; overrides ~/.primus.yaml."),
         ("--version", "Print the version."),
-        ("-h, --help", "Print help, of a runtime or a task where one is named."),
+        ("-h, --help", "Print help; of a runtime or task if one is given."),
     ]
-    sections = [
-        (
-            "runtimes (where)",
-            [(name, registry.read_summary("runtimes", name)) for name in registry.list_plug_ins("runtimes")],
-        ),
-        ("tasks (what)", _list_task_summaries()),
-        ("options", options),
+    runtimes = sorted(registry.list_plug_ins("runtimes"), key=lambda name: _find_position(name, RUNTIME_ORDER))
+    sections = [("runtimes (where to run)", [(name, registry.read_summary("runtimes", name)) for name in runtimes])]
+    sections += [(f"tasks: {group}", rows) for group, rows in _group_tasks()]
+    width = max(len(name) for _, rows in sections for name, _ in rows)
+    blocks = [
+        f"usage: {USAGE}",
+        "One entry point for LLM training work: the runtime says where, the task says what.",
+        "examples:\n" + "\n".join(f"  {example}" for example in EXAMPLES),
+        *(f"{title}:\n{_format_table(rows, width)}" for title, rows in sections),
+        f"options:\n{_format_table(options)}",
+        "Options of a runtime or task: primus-cli <runtime> --help, primus-cli <runtime> -- <task> --help",
     ]
-    blocks = [f"usage: {USAGE}", "One entry point for LLM training work: the runtime says where, the task says what."]
-    blocks += [f"{title}:\n{_format_table(rows)}" for title, rows in sections]
-    blocks.append("first steps:\n  primus-cli direct -- train pretrain --config examples/quickstart.yaml")
     return "\n\n".join(blocks)
+
+
+def _group_tasks() -> list[tuple[str, list[tuple[str, str]]]]:
+    """Groups of tasks with their summaries; tasks of plug-ins follow those with the same first word."""
+    heads = {name.split()[0]: group for group, names in TASK_GROUPS.items() for name in names}
+    groups: dict[str, list[tuple[str, str]]] = {group: [] for group in (*TASK_GROUPS, OTHER_GROUP)}
+    for name, text in _list_task_summaries():
+        groups[heads.get(name.split()[0], OTHER_GROUP)].append((name, text))
+    return [(group, rows) for group, rows in groups.items() if rows]
 
 
 def format_help(request: LaunchRequest) -> str:
@@ -48,9 +80,19 @@ def format_help(request: LaunchRequest) -> str:
 
 
 def _list_task_summaries() -> list[tuple[str, str]]:
-    """Tasks with the first line of their documentation; those that only primus itself calls say so there."""
-    tasks = [(name, registry.read_summary("tasks", name)) for name in registry.list_plug_ins("tasks")]
+    """Tasks in the order of the help, without those that only primus itself calls: their summaries say so."""
+    order = [name for names in TASK_GROUPS.values() for name in names]
+    names = sorted(registry.list_plug_ins("tasks"), key=lambda name: _find_position(name, order))
+    tasks = [(name, registry.read_summary("tasks", name)) for name in names]
     return [(name, text) for name, text in tasks if not text.endswith("(internal).")]
+
+
+def _find_position(name: str, order: Sequence[str]) -> float:
+    """Where `name` is listed: in `order`, else behind the last one that has the same first word, else at the end."""
+    if name in order:
+        return order.index(name)
+    same = [number for number, each in enumerate(order) if each.split()[0] == name.split()[0]]
+    return same[-1] + 0.5 if same else len(order)
 
 
 def _format_runtime_help(name: str) -> str:
@@ -76,14 +118,14 @@ def _format_task_help(runtime: str, name: str) -> str:
     blocks += [f"options:\n{_format_table(rows)}"] if rows else []
     if module.OVERRIDES:
         blocks.append(
-            "Any key of the experiment may follow: --train_iters 10, --lr=1e-4, seq_length=512, --no-bf16.\n"
+            "Any key of the experiment can be overridden: --train_iters 10, --lr=1e-4, seq_length=512, --no-bf16.\n"
             "All keys: primus-cli direct -- config schema --text"
         )
     return "\n\n".join(blocks)
 
 
-def _format_table(rows: Sequence[tuple[str, str]]) -> str:
-    width = min(30, max((len(left) for left, _ in rows), default=0))
+def _format_table(rows: Sequence[tuple[str, str]], width: int = 0) -> str:
+    width = width or min(30, max((len(left) for left, _ in rows), default=0))
     return "\n".join(_format_row(left, right, width) for left, right in rows)
 
 

@@ -91,7 +91,7 @@ def _is_of_a_backend(name: str) -> bool:
 def _check_file(word: str, own: Sequence[str], request: LaunchRequest) -> None:
     if "--config" in own and PurePath(word).suffix.lower() in FILES:
         raise UsageError(
-            f"task '{request.task}': unexpected word {word!r}", f"an experiment file is given as --config {word}"
+            f"task '{request.task}': unexpected word {word!r}", f"pass an experiment file as --config {word}"
         )
 
 
@@ -105,7 +105,7 @@ def _check_runtimes(stray: _StrayArgument, name: str, request: LaunchRequest) ->
         typed = shlex.join([spelling, *_list_values(stray)])
         raise UsageError(
             f"task '{request.task}': {name} is an option of the runtime '{runtime}'",
-            f"it belongs before the --: primus-cli {runtime} {typed} -- {request.task} ...",
+            f"put it before the --: primus-cli {runtime} {typed} -- {request.task} ...",
         )
 
 

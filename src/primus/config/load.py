@@ -313,7 +313,7 @@ def _make_experiment(
         if not isinstance(item, Leaf) or isinstance(item.value, list):
             raise UsageError(f"{find_origin(item)}: env.{name}: a variable's value must be a scalar")
         if not name or "=" in name or "\0" in name:
-            raise UsageError(f"{find_origin(item)}: env: {name!r} is not the name of a variable")
+            raise UsageError(f"{find_origin(item)}: env: {name!r} is not a valid variable name")
         if "\0" in item.text:
             raise UsageError(f"{find_origin(item)}: env.{name}: a variable cannot hold a NUL character")
     origins |= {f"env.{name}": find_origin(item) for name, item in env.items()}

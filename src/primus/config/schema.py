@@ -429,7 +429,7 @@ class Experiment(ConfigGroup, frozen=True, kw_only=True):
     exp_name: str
     """Name of the experiment; run folders are `<workspace>/<exp_name>/<run id>`."""
     workspace: str = "./output"
-    """Folder of all run folders."""
+    """Folder that holds all run folders."""
     env: dict[str, str] = {}
     """Environment variables of the workers."""
     stage: Stage = "pre_trainer"
@@ -461,7 +461,7 @@ class ExperimentFile(ConfigGroup, frozen=True, kw_only=True):
     exp_name: str | UnsetType = UNSET
     """Name of the experiment."""
     workspace: str | UnsetType = UNSET
-    """Folder of all run folders."""
+    """Folder that holds all run folders."""
     env: dict[str, str] = {}
     """Environment variables of the workers."""
     extends: str | list[str] = field(default_factory=list)

@@ -33,13 +33,13 @@ class GlobalOptions(Struct, frozen=True, kw_only=True):
     """Options before the runtime."""
 
     dry_run: bool = False
-    """Print what would be done, at every level, and do nothing."""
+    """Print the plan of every level and do nothing."""
     debug: bool = False
-    """Show where an error comes from."""
+    """Show the traceback of an error."""
     json: bool = False
     """Print results as JSON."""
     no_config: bool = False
-    """Read no launcher file."""
+    """Ignore launcher files."""
 
 
 class Command(Struct, frozen=True):
@@ -76,7 +76,7 @@ def parse_command(argv: Sequence[str]) -> Command:
         runtimes[-1], rest = _complete_segment(runtimes[-1])
     if not rest and not is_help and _is_command(runtimes[-1]):
         if len(runtimes) > 1:
-            raise UsageError(f"'{runtimes[-1].name}' without a task stands alone, not inside '{runtimes[0].name}'")
+            raise UsageError(f"'{runtimes[-1].name}' without a task cannot run inside '{runtimes[0].name}'")
         _check_order(runtimes)
         return Command(GlobalOptions(**given), LaunchRequest(runtimes=tuple(runtimes), task=""))
     task, own = _find_task(rest, runtimes, is_help)
@@ -216,7 +216,7 @@ def _make_task_error(words: Sequence[str], runtimes: list[RequestSegment], tasks
     stray = [word for segment in runtimes for word in segment.words if word in {t.split()[0] for t in tasks}]
     if not words and stray:
         return UsageError(
-            f"'{stray[0]}' is a task: ' -- ' must stand before it", f"primus-cli {runtimes[-1].name} -- {stray[0]} ..."
+            f"'{stray[0]}' is a task: put ' -- ' before it", f"primus-cli {runtimes[-1].name} -- {stray[0]} ..."
         )
     if not words:
         for segment in runtimes:  # a word that is none of its options says more

@@ -73,7 +73,7 @@ def take_choice(words: Sequence[str]) -> tuple[list[str], LauncherFileChoice]:
             if not file or file == "--":
                 raise UsageError("--config needs a file", "primus-cli --config FILE <runtime> -- <task>")
             if choice.given not in (None, file):
-                raise UsageError(f"--config is given twice: {choice.given} and {file}", "leave one out")
+                raise UsageError(f"--config is given twice: {choice.given} and {file}", "remove one of them")
             choice = structs.replace(choice, given=file)
         else:
             kept.append(word)
@@ -147,7 +147,7 @@ def _is_file(path: Path, shown: str) -> bool:
     try:
         return path.is_file()
     except OSError as error:
-        raise UsageError(f"{shown}: cannot be read: {error.strerror}", "--no-config does without") from None
+        raise UsageError(f"{shown}: cannot be read: {error.strerror}", "--no-config skips the launcher files") from None
 
 
 def _find_section(name: str, tree: Any, shown: str) -> str:
@@ -156,7 +156,7 @@ def _find_section(name: str, tree: Any, shown: str) -> str:
     if section not in known:
         raise UsageError(f"{_find_origin(tree) or shown}: unknown section '{name}'", did_you_mean(name, known))
     if not isinstance(tree, dict):
-        raise UsageError(f"{tree.origin}: section '{name}' holds no options", "write KEY: VALUE below it")
+        raise UsageError(f"{tree.origin}: section '{name}' must be a mapping of options", "write KEY: VALUE below it")
     return section
 
 
@@ -176,7 +176,9 @@ def _flatten_section(section: str, tree: Mapping[str, Any], leaf: Any) -> dict[s
         name = key.replace("_", "-")
         name = OTHER_NAMES.get(section, {}).get(name, name)
         if key == "options" and not isinstance(value, dict):
-            raise UsageError(f"{value.origin}: '{section}.options' holds no options", "write KEY: VALUE below it")
+            raise UsageError(
+                f"{value.origin}: '{section}.options' must be a mapping of options", "write KEY: VALUE below it"
+            )
         if not isinstance(value, dict):
             found[name] = value
         elif key == "options":
@@ -184,7 +186,9 @@ def _flatten_section(section: str, tree: Mapping[str, Any], leaf: Any) -> dict[s
         elif key == "env":
             found[name] = leaf([f"{each}={_format_scalar(item)}" for each, item in value.items()], _find_origin(value))
         else:
-            raise UsageError(f"{_find_origin(value)}: '{section}.{key}' takes no keys", "give one value, or a list")
+            raise UsageError(
+                f"{_find_origin(value)}: '{section}.{key}' must be a value, not a mapping", "write one value, or a list"
+            )
     if section == "main":
         for name, item in found.items():
             if name.replace("-", "_") not in GLOBALS:
@@ -196,7 +200,7 @@ def _is_on(section: Mapping[str, Any], name: str) -> bool:
     item = section.get(name.replace("_", "-"))
     if item is None or isinstance(item.value, bool | None):
         return bool(item and item.value)
-    raise UsageError(f"{item.origin}: 'main.{name}' is true or false")
+    raise UsageError(f"{item.origin}: 'main.{name}' must be true or false")
 
 
 def _complete_chain(request: LaunchRequest, sections: Mapping[str, Any]) -> tuple[RequestSegment, ...]:

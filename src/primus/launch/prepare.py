@@ -108,7 +108,7 @@ def amend_launch(launch: Launch, env: Mapping[str, Variable], extra: tuple[str, 
     job = launch.job
     if extra:
         if job.amend is None:
-            raise UsageError(f"task '{launch.request.task}' takes no settings from hooks, so no {extra[0]}")
+            raise UsageError(f"task '{launch.request.task}' does not accept settings from hooks: {extra[0]}")
         job = structs.replace(job.amend(extra), resume=job.resume)
     context = structs.replace(launch.context, settings={**launch.context.settings, **env})
     return plan_attempt(job, launch.request, launch.command, context, Path(launch.directory), launch.attempt)

@@ -141,8 +141,8 @@ def _without_secrets(words: tuple[str, ...], references: Collection[str] = ()) -
     for before, word, safe in zip(("", *words), words, redact_args(words), strict=False):
         if word != safe and before not in references and word.partition("=")[0] not in references:
             raise UsageError(
-                f"a secret must not stand in the command line of another program: {safe}",
-                "set it as a variable of your shell, and pass it on by its name: --env NAME",
+                f"refusing to put a secret on the command line of another program: {safe}",
+                "set it as an environment variable, and pass it by name: --env NAME",
             )
     return words
 
@@ -185,8 +185,8 @@ def _run_outermost(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
     for path, text in remote.plan.files.items():
         if holds_secret(text):
             raise UsageError(
-                f"{Path(path).name}: a secret would stand in this script: {redact(_first_secret_line(text))}",
-                "set it as a variable of your shell, and pass it on by its name: --env NAME",
+                f"{Path(path).name}: refusing to write a secret into this script: {redact(_first_secret_line(text))}",
+                "set it as an environment variable, and pass it by name: --env NAME",
             )
         write_text(Path(path), text)
     if run:

@@ -39,7 +39,7 @@ def check_name(name: str, where: str) -> str:
         UsageError: They cannot; `where` it stands is said.
     """
     if not is_name(name):
-        raise UsageError(f"{where}: {name!r} is not the name of a variable")
+        raise UsageError(f"{where}: {name!r} is not a valid variable name")
     return name
 
 
@@ -54,7 +54,8 @@ def _read_variables(file: str, flag: str) -> dict[str, Variable]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(
-            f"{flag} {file}: {reason}", "give NAME=VALUE, a NAME that is set, or a file of such lines"
+            f"{flag} {file}: {reason}",
+            "pass NAME=VALUE, the NAME of a variable that is set, or a file of such lines",
         ) from None
     variables = {}
     for number, line in enumerate(lines, start=1):

@@ -95,12 +95,14 @@ def list_copies(run: Run) -> tuple[str, ...]:
 def _check_intact(path: Path, record: PatchRecord) -> Path:
     if record.is_masked:
         raise UsageError(
-            f"the run's patch {record.file} held a secret, which its copy lacks", "give the file itself with --patch"
+            f"the copy of patch {record.file} in the run folder lacks a secret", "pass the original file with --patch"
         )
     try:
         found = hash_patch(path.read_bytes())
     except OSError as error:
-        raise PrimusError(f"{path}: cannot be read: {error.strerror}", "give the file itself with --patch") from None
+        raise PrimusError(f"{path}: cannot be read: {error.strerror}", "pass the original file with --patch") from None
     if found != record.sha256:
-        raise PrimusError(f"{path}: damaged: it is not the patch that the run had", "give the file itself with --patch")
+        raise PrimusError(
+            f"{path}: damaged: it differs from the patch that the run used", "pass the original file with --patch"
+        )
     return path

@@ -214,6 +214,8 @@ def find_run(name: str, workspace: Path) -> Run:
     if len(matching) == 1:
         return matching[0]
     if matching:
-        raise UsageError(f"'{name}' begins {len(matching)} runs", f"such as {matching[0].id} and {matching[1].id}")
+        raise UsageError(f"'{name}' matches {len(matching)} runs", f"for example {matching[0].id} and {matching[1].id}")
     known = [run.id for run in runs] + [run.directory.parent.name for run in runs]
-    raise UsageError(f"no run '{name}' in {workspace}", did_you_mean(name, known) if known else "no runs there yet")
+    raise UsageError(
+        f"no run '{name}' in {workspace}", did_you_mean(name, known) if known else "the workspace has no runs"
+    )

@@ -132,7 +132,7 @@ def test_the_users_time_limit_is_everyones(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("line", "problem", "hint"),
     [
-        ("# primus: onec", "hooks/1_a.sh:1: '# primus:' takes no 'onec'", "did you mean 'once'?"),
+        ("# primus: onec", "hooks/1_a.sh:1: '# primus:' has no setting 'onec'", "did you mean 'once'?"),
         ("# primus: timeout=0", "hooks/1_a.sh:1: '0' is not a time limit", "give seconds above 0"),
         ("# primus: timeout=nan", "hooks/1_a.sh:1: 'nan' is not a time limit", "give seconds above 0"),
     ],
@@ -187,9 +187,9 @@ def test_decorated_functions_are_found_without_running_the_file(environ: dict[st
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        ("stage='befor'", "no stage 'befor'"),
-        ("once=ONCE", "must be a plain value"),
-        ("limit=3", "@hook takes no 'limit'"),
+        ("stage='befor'", "unknown stage 'befor'"),
+        ("once=ONCE", "must be a literal"),
+        ("limit=3", "@hook has no argument 'limit'"),
         ("timeout_s=-1", "'-1' is not a time limit"),
     ],
 )
@@ -205,7 +205,7 @@ def test_a_decorator_that_cannot_be_read_is_an_error(environ: dict[str, str], ca
 )
 def test_only_plain_functions_are_decorated(environ: dict[str, str], text: str) -> None:
     write("hooks/1_a.py", f"from primus.hook import *\n{text}\n")
-    with pytest.raises(UsageError, match=r"hooks/1_a\.py:[23]: @hook is for plain functions at the top level"):
+    with pytest.raises(UsageError, match=r"hooks/1_a\.py:[23]: @hook supports only plain functions at the top level"):
         found(environ)
 
 

@@ -127,7 +127,7 @@ def test_what_the_launcher_gives_each_rank_is_not_for_hooks(tmp_path: Path, name
     write(tmp_path, hooks__1_a_sh=f"echo env.{name}=5\n")
     done = launched(tmp_path, *words, "--", "tiny")
     assert done.returncode == 1
-    assert f"hook hooks/1_a.sh: {name} is what the launcher gives each rank" in done.stderr
+    assert f"hook hooks/1_a.sh: {name} is set by the launcher for each rank" in done.stderr
 
 
 def test_a_rank_that_the_shell_has_left_over_misleads_nobody(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_task_without_an_experiment_takes_no_settings(tmp_path: Path) -> None:
     write(tmp_path, hooks__1_a_sh="echo extra.lr=2\n")
     done = launched(tmp_path, "--", "tiny")
     assert done.returncode == 2
-    assert "hook hooks/1_a.sh: task 'tiny' takes no settings from hooks, so no --lr=2" in done.stderr
+    assert "hook hooks/1_a.sh: task 'tiny' does not accept settings from hooks: --lr=2" in done.stderr
 
 
 def test_a_run_that_hooks_have_changed_is_continued_and_replayed(tmp_path: Path) -> None:
@@ -532,7 +532,7 @@ def test_a_replay_applies_the_patches_of_the_run(tmp_path: Path) -> None:
     (first / "env/patches/0_a.sh").write_text("echo evil\n")
     damaged = launched(tmp_path, *replay)
     assert damaged.returncode == 1
-    assert "env/patches/0_a.sh: damaged: it is not the patch that the run had" in damaged.stderr
+    assert "env/patches/0_a.sh: damaged: it differs from the patch that the run used" in damaged.stderr
 
 
 def test_no_copy_of_a_patch_has_secrets_of_hooks_or_its_own(tmp_path: Path) -> None:
@@ -554,7 +554,7 @@ def test_a_secret_in_a_patch_is_not_recorded_and_its_replay_asks_for_the_file(tm
     first = latest(tmp_path)
     refused = launched(tmp_path, "--", "train", "pretrain", "--replay", str(first))
     assert refused.returncode == 2
-    assert "the run's patch a.sh held a secret, which its copy lacks" in refused.stderr
+    assert "the copy of patch a.sh in the run folder lacks a secret" in refused.stderr
     given = launched(tmp_path, "--patch", "a.sh", "--", "train", "pretrain", "--replay", str(first))
     assert given.returncode == 0, given.stderr
 

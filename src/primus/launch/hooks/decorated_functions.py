@@ -46,7 +46,7 @@ def find_functions(path: Path, text: str, plain: Action) -> list[HookFunction]:
                 continue
             where = f"{path}:{decorator.lineno}"
             if not isinstance(node, ast.FunctionDef) or node not in tree.body:
-                raise UsageError(f"{where}: @hook is for plain functions at the top level of a file")
+                raise UsageError(f"{where}: @hook supports only plain functions at the top level of a file")
             found.append(HookFunction(node.name, _read_decorator(plain, call, where)))
     return found
 
@@ -105,13 +105,17 @@ def _read_decorator(plain: Action, call: ast.Call | None, where: str) -> Action:
     changes = {}
     for keyword in call.keywords if call else ():
         if keyword.arg not in _ARGUMENTS:
-            raise UsageError(f"{where}: @hook takes no '{keyword.arg}'", did_you_mean(str(keyword.arg), _ARGUMENTS))
+            raise UsageError(
+                f"{where}: @hook has no argument '{keyword.arg}'", did_you_mean(str(keyword.arg), _ARGUMENTS)
+            )
         try:
             value = ast.literal_eval(keyword.value)
         except ValueError:
-            raise UsageError(f"{where}: @hook({keyword.arg}=...) must be a plain value: it is read, not run") from None
+            raise UsageError(
+                f"{where}: @hook({keyword.arg}=...) must be a literal: the file is parsed, not executed"
+            ) from None
         if keyword.arg == "stage" and value not in (None, *STAGES):
-            raise UsageError(f"{where}: no stage {value!r}", did_you_mean(str(value), STAGES))
+            raise UsageError(f"{where}: unknown stage {value!r}", did_you_mean(str(value), STAGES))
         if keyword.arg == "timeout_s" and value is not None:
             value = parse_seconds(str(value), where)
         if value is not None:

@@ -142,7 +142,7 @@ def _apply_marker(action: Action, word: str, where: str) -> Action:
         return structs.replace(action, locked=True)
     if word.startswith("timeout="):
         return structs.replace(action, timeout_s=parse_seconds(word.removeprefix("timeout="), where))
-    raise UsageError(f"{where}: '# primus:' takes no '{word}'", did_you_mean(word, MARKERS))
+    raise UsageError(f"{where}: '# primus:' has no setting '{word}'", did_you_mean(word, MARKERS))
 
 
 def _list_levels(words: tuple[str, ...], starts_workers: bool) -> list[tuple[int, tuple[str, ...]]]:
@@ -190,14 +190,14 @@ def _list_folder(folder: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise UsageError(f"hooks {folder}: {error.strerror}", "--no-hooks does without") from None
+        raise UsageError(f"hooks {folder}: {error.strerror}", "--no-hooks skips the hooks") from None
 
 
 def _read_script(path: Path, kind: str) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        hint = "--no-hooks does without" if kind == "hook" else ""
+        hint = "--no-hooks skips the hooks" if kind == "hook" else ""
         raise UsageError(f"{kind} {path}: cannot be read: {error.strerror}", hint) from None
 
 

@@ -26,7 +26,7 @@ def plan_patch_files(files: Sequence[str], environ: Mapping[str, str]) -> tuple[
 def _find_script(file: str) -> Path:
     path = Path(file).expanduser()
     if path.suffix not in (".sh", ".py"):
-        raise UsageError(f"--patch {file}: a patch is a .sh or a .py file")
+        raise UsageError(f"--patch {file}: a patch must be a .sh or .py file")
     if not path.is_file():
         raise UsageError(f"--patch {file}: no such file")
     return path

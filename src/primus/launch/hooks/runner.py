@@ -197,19 +197,19 @@ def _read_result(action: Action, reply: HookReply) -> HookResult:
     decided = [name for name in reply.env if name in RANK_VARIABLES]
     if decided:
         raise PrimusError(
-            f"{what}: {decided[0]} is what the launcher gives each rank",
-            "--nproc and --nnodes decide how many there are",
+            f"{what}: {decided[0]} is set by the launcher for each rank",
+            "set the numbers of processes and nodes by --nproc and --nnodes",
         )
     wrong = [name for name, value in reply.env.items() if not (name.isidentifier() and name.isascii()) or "\0" in value]
     if wrong:
-        raise PrimusError(f"{what}: {wrong[0]!r} with its value is no variable of the environment")
+        raise PrimusError(f"{what}: {wrong[0]!r} is not a valid environment variable")
     source = f"{action.kind}:{action.file}"
     env = {name: Variable(value, source, is_secret=holds_secret(value)) for name, value in reply.env.items()}
     secrets = [name for name, value in reply.extra.items() if is_secret_name(name) or holds_secret(value)]
     if secrets:
         raise PrimusError(
-            f"{what}: extra.{secrets[0]} holds a secret, which the run folder would show",
-            "secrets travel as variables: env.NAME=VALUE",
+            f"{what}: extra.{secrets[0]} holds a secret, which the run folder would expose",
+            "pass secrets as variables: env.NAME=VALUE",
         )
     return HookResult(action=action, env=env, extra=tuple(f"--{name}={value}" for name, value in reply.extra.items()))
 
@@ -311,5 +311,5 @@ def _lock_file() -> Path:
     folder = Path(tempfile.gettempdir()) / f"primus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise PrimusError(f"{folder} belongs to another user", "set TMPDIR to a folder of your own")
+        raise PrimusError(f"{folder} belongs to another user", "set TMPDIR to a folder that you own")
     return folder / "hooks.lock"

@@ -19,7 +19,7 @@ class Options(Struct, frozen=True, kw_only=True):
     config: Annotated[str, Meta(extra={"aliases": ("--exp",)})]
     """Experiment file."""
     stage: str | None = None
-    """Module to check, such as post_trainer; the file's only one by default."""
+    """Module to check, such as post_trainer (default: the only one in the file)."""
 
 
 def run(options: Options, context: TaskContext) -> None:

@@ -21,9 +21,9 @@ class Options(Struct, frozen=True, kw_only=True):
     model: Positional
     """Model preset, such as llama3.1_8B."""
     output: str | None = None
-    """File to write; standard output when it is left out."""
+    """Output file (default: standard output)."""
     force: bool = False
-    """Replace the file if it exists."""
+    """Overwrite an existing file."""
 
 
 def run(options: Options, context: TaskContext) -> None:

@@ -1,4 +1,4 @@
-"""Print the schema of experiment files: JSON Schema for editors, or every key with its meaning."""
+"""Print the schema of experiment files: JSON Schema for editors, or every key as Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `config schema`."""
 
     text: bool = False
-    """Every key with its type, default and meaning, as Markdown."""
+    """Print every key with its type, default and meaning as Markdown."""
 
 
 def run(options: Options, context: TaskContext) -> None:

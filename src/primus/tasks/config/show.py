@@ -1,4 +1,4 @@
-"""Print every resolved value of an experiment with its origin."""
+"""Print every resolved value of an experiment and where it was set."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Options(Struct, frozen=True, kw_only=True):
     config: Annotated[str, Meta(extra={"aliases": ("--exp",)})]
     """Experiment file."""
     stage: str | None = None
-    """Module to show, such as post_trainer; the file's only one by default."""
+    """Module to show, such as post_trainer (default: the only one in the file)."""
     changed: bool = False
-    """Leave out what has its default value."""
+    """Omit values that equal their defaults."""
 
 
 def run(options: Options, context: TaskContext) -> None:

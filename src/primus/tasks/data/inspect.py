@@ -51,7 +51,7 @@ class Options(Struct, frozen=True, kw_only=True):
     run: str | None = None
     """Run whose step is shown: its folder, id, or an experiment's name for its newest run."""
     workspace: str = "./output"
-    """Folder of all run folders."""
+    """Folder that holds all run folders."""
     step: Annotated[int, Meta(ge=1)] | None = None
     """Step, counted from 1."""
     sample: tuple[Annotated[int, Meta(ge=0)], ...] = ()

@@ -1,4 +1,4 @@
-"""List the hooks that would run around a task, in running order."""
+"""List the hooks of tasks in the order in which they run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `hooks list`."""
 
     task: Positional = ""
-    """Task, such as `train`; every task that has hooks by default."""
+    """Task, such as `train` (default: all tasks that have hooks)."""
     subtask: Positional = ""
-    """Its second word, such as `pretrain`."""
+    """Second word of the task, such as `pretrain`."""
     framework: Positional = ""
-    """Backend of the experiment, such as `native`; every one that has hooks by default."""
+    """Backend of the experiment, such as `native` (default: all backends that have hooks)."""
 
 
 class HookListing(Struct, frozen=True):

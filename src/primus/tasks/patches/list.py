@@ -1,4 +1,4 @@
-"""List the patches of upstream packages, and the files of --patch."""
+"""List the patches of upstream packages and the files of --patch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `patches list`."""
 
     run: str | None = None
-    """Run whose patches are shown, instead of those of this machine."""
+    """Show the patches of this run instead of those of this machine."""
     workspace: str = "./output"
-    """Folder of all run folders."""
+    """Folder that holds all run folders."""
 
 
 class PatchFile(Struct, frozen=True):

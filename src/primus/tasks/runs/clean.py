@@ -1,4 +1,4 @@
-"""Delete run folders that are no longer needed; shows them first."""
+"""Delete run folders that match conditions; without --yes, only list them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `runs clean`."""
 
     workspace: str = "./output"
-    """Folder of all run folders."""
+    """Folder that holds all run folders."""
     name: str | None = None
-    """Only the runs of this experiment."""
+    """Only runs of this experiment."""
     failed: bool = False
     """Only runs that failed, died or were interrupted."""
     damaged: bool = False
-    """Only runs whose metadata cannot be read; without this option they are kept."""
+    """Only runs with unreadable metadata; they are kept unless this option is given."""
     keep: Annotated[int, Meta(ge=0)] = 0
     """Keep the newest N runs of each experiment."""
     older_than_days: Annotated[float, Meta(ge=0)] = 0.0
-    """Only runs that were created longer ago than this."""
+    """Only runs created more than this many days ago."""
     yes: bool = False
-    """Delete; without it the runs are only listed."""
+    """Delete the runs instead of listing them."""
 
 
 def run(options: Options, context: TaskContext) -> None:

@@ -19,11 +19,11 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `runs diff`."""
 
     a: Positional
-    """First run: a folder, an id or the beginning of one, or an experiment's name."""
+    """First run: folder, id or its beginning, or name of an experiment (its newest run)."""
     b: Positional
     """Second run."""
     workspace: str = "./output"
-    """Folder of all run folders."""
+    """Folder that holds all run folders."""
 
 
 class RunDifference(Struct, frozen=True):

@@ -15,9 +15,9 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `runs list`."""
 
     workspace: str = "./output"
-    """Folder of all run folders."""
+    """Folder that holds all run folders."""
     name: str | None = None
-    """Only the runs of this experiment."""
+    """Only runs of this experiment."""
 
 
 def run(options: Options, context: TaskContext) -> None:

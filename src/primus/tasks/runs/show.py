@@ -1,4 +1,4 @@
-"""Show what one run was asked, how it went and what it left."""
+"""Show the request, progress and results of one run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `runs show`."""
 
     run: Positional
-    """Run folder, id or the beginning of one, or an experiment's name for its newest run."""
+    """Run folder, run id or its beginning, or name of an experiment (its newest run)."""
     workspace: str = "./output"
-    """Folder of all run folders."""
+    """Folder that holds all run folders."""
 
 
 def run(options: Options, context: TaskContext) -> None:

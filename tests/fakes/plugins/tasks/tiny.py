@@ -34,7 +34,7 @@ class Options(Struct, frozen=True, kw_only=True):
     name: str = "tiny"
     """Name of the runs."""
     workspace: str = "out"
-    """Folder of all run folders."""
+    """Folder that holds all run folders."""
     setting: str = ""
     """Part of the configuration."""
     variable: str | None = None
