@@ -28,17 +28,15 @@ def compute_gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     if not gradients or gradients[0].device.type != "cpu":
         norm = torch.nn.utils.get_total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
-    parts = [_local_part(gradient) for gradient in gradients]
-    buffer = torch.empty(min(BLOCK_ELEMENTS, max(part.numel() for part in parts)), dtype=torch.float64)
-    # One total for each set of processes that share a tensor: an all-reduce must not add up copies of one.
-    totals: dict[tuple[dist.ProcessGroup, ...], Tensor] = {}
-    for gradient, part in zip(gradients, parts, strict=True):
-        groups = _groups_of_shards(gradient)
-        totals[groups] = totals.get(groups, 0.0) + _sum_of_squares(part, buffer)
-    for groups, total in totals.items():
+    # One total for each set of processes that share tensors: an all-reduce must not add up copies of one.
+    parts: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
+    for gradient in gradients:
+        parts.setdefault(_groups_of_shards(gradient), []).append(_local_part(gradient).detach().flatten())
+    totals = [_sum_of_squares(shared) for shared in parts.values()]
+    for groups, total in zip(parts, totals, strict=True):
         for group in groups:
             dist.all_reduce(total, group=group)
-    return torch.stack(list(totals.values())).sum().sqrt()
+    return torch.stack(totals).sum().sqrt()
 
 
 def _groups_of_shards(gradient: Tensor) -> tuple[dist.ProcessGroup, ...]:
@@ -53,13 +51,25 @@ def _local_part(gradient: Tensor) -> Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
-def _sum_of_squares(values: Tensor, buffer: Tensor) -> Tensor:
-    """The sum of squares in float64; `buffer` is overwritten."""
+def _sum_of_squares(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of squares of flat tensors in float64, as if they were one: small ones share a block."""
     total = torch.zeros((), dtype=torch.float64)
-    for block in values.detach().flatten().split(BLOCK_ELEMENTS):
-        squares = buffer[: block.numel()]
-        squares.copy_(block).square_()
-        whole = block.numel() // ROW_ELEMENTS * ROW_ELEMENTS
-        total += squares[:whole].view(-1, ROW_ELEMENTS).sum(1).sum()
-        total += squares[whole:].sum()
-    return total
+    block = torch.empty(min(BLOCK_ELEMENTS, sum(part.numel() for part in parts)), dtype=torch.float64)
+    used = 0
+    for part in parts:
+        start = 0
+        while start < part.numel():
+            end = min(start + block.numel() - used, part.numel())
+            block[used : used + end - start].copy_(part[start:end])
+            start, used = end, used + end - start
+            if used == block.numel():
+                total += _sum_block(block)
+                used = 0
+    return total + _sum_block(block[:used]) if used else total
+
+
+def _sum_block(values: Tensor) -> Tensor:
+    """The sum of squares; `values` is overwritten."""
+    values.square_()
+    whole = values.numel() // ROW_ELEMENTS * ROW_ELEMENTS
+    return values[:whole].view(-1, ROW_ELEMENTS).sum(1).sum() + values[whole:].sum()
