@@ -51,6 +51,7 @@ def read_health(
         if tree.is_live:
             for source, vitals, made in kind.read_tool_vitals(gpus, environ, timeout_s):
                 devices, calls = _fill_devices(devices, vitals, source), [*calls, *made]
+            # NVML is called in this process, where a hung driver cannot be killed: not if a tool has hung.
             if vendor == "nvidia" and _is_incomplete(devices, gpus) and not _has_hung(calls, timeout_s):
                 devices = _fill_devices(devices, health_nvidia.read_library_vitals(tree, gpus), "nvml")
     return Health(devices=devices, calls=tuple(calls), problems=tuple(tree.problems))

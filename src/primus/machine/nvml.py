@@ -91,6 +91,7 @@ def _ask_devices(tree: FileTree, library: str, of_gpu: Callable[[_NvmlLibrary, i
         except (OSError, AttributeError, _NvmlError) as error:
             failure[:] = [str(error)]
 
+    # A thread, since a call into a hung driver cannot be interrupted; as a daemon it does not delay the exit.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(LIMIT_S)

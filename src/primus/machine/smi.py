@@ -65,9 +65,11 @@ def ask_source(
     for question in source.questions:
         answer = run_command(question, environ, limit_s)
         is_slow = is_slow or answer.state == "slow"
+        # Output of a failed command is used too: tools fail as a whole if one of many devices does.
         texts.append(answer.text if answer.state in ("ok", "failed") else "")
         if answer.state in ("slow", "failed"):
             problems.append(MachineProblem(source.tool, f"{' '.join(question[:3])}: {answer.problem}"))
+        # Further commands of a tool that hangs would each take the full limit.
         if answer.state in ("slow", "missing"):
             break
     texts += [""] * (len(source.questions) - len(texts))

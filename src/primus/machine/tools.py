@@ -27,6 +27,7 @@ def add_tool_values(
     vendors: tuple[Vendor, ...] = (devices[0].vendor,) if devices else ("amd", "nvidia")
     for vendor in vendors:
         for source in smi.SOURCES[vendor]:
+            # Evaluated before each tool: the first one usually completes the values, and torch takes seconds.
             is_wanted = ask_all or is_incomplete(tree, devices)
             is_other = devices and devices[0].vendor != vendor
             if not is_wanted or is_other or (source.tool == "torch" and not devices):

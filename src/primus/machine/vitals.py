@@ -99,6 +99,7 @@ def ask_tools(
 ) -> tuple[list[str], list[ToolCall]]:
     """Outputs of commands that run concurrently, empty for failed ones; and the calls of the tools that are
     installed."""
+    # Each command takes seconds on a node in CPX mode; run_command kills a hung one, so the pool always ends.
     with ThreadPoolExecutor(len(questions)) as pool:
         answers = list(pool.map(lambda argv: run_command(argv, environ, timeout_s), questions))
     calls = [

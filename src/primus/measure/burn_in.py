@@ -58,13 +58,14 @@ def run(
         is_stopped: Returns whether to stop early.
     """
     window_s = min(LONGEST_WINDOW_S, duration_s / WINDOWS)
+    # A batch of at most half a window, so that a short burn-in still ends on time.
     load = _BurnInLoad(device, size, dtype, clock, memory_bytes, multiply, min(BATCH_S, window_s / 2))
-    begun = time.monotonic()
+    started = time.monotonic()
     result = BurnIn(key=comparable_key(device, size, dtype), digest=load.digest, wrong_at_first=load.wrong_at_first)
     while True:
         before = time.monotonic()
         rate = load.run_window(window_s)
-        now = time.monotonic() - begun
+        now = time.monotonic() - started
         is_wrong = bool(load.wrong_words or load.wrong_memory)
         result = structs.replace(
             result,
@@ -73,8 +74,9 @@ def run(
             wrong_words=load.wrong_words,
             wrong_memory=load.wrong_memory,
             first_wrong_s=now if is_wrong and result.first_wrong_s is None else result.first_wrong_s,
-            windows=(*result.windows, LoadWindow(begin_s=before - begun, tflops=rate)),
+            windows=(*result.windows, LoadWindow(begin_s=before - started, tflops=rate)),
         )
+        # The result is passed on after every window: a device that hangs later loses only the current window.
         on_window(result)
         if now >= duration_s or is_stopped():
             return result
@@ -98,6 +100,7 @@ class _BurnInLoad:
         self._flop = gemm.count_flop(size, size, size)
         self._words = WORDS[gemm.DTYPES[dtype].itemsize]
         self._memory = torch.empty(max(2, memory_bytes // 4), dtype=torch.int32, device=device)
+        # Counted on the device: reading it after each product would make the device wait for the host.
         self._differing = torch.zeros((), dtype=torch.int64, device=device)
         self.products = self.wrong_words = self.wrong_memory = self._num_windows = 0
         for one in self._sets:
@@ -118,6 +121,7 @@ class _BurnInLoad:
 
     def run_window(self, seconds: float) -> float:
         """Fill the memory, multiply for one window, check both; returns TFLOP/s."""
+        # Another pattern for each window, so that every bit holds 0 and 1 in the course of the burn-in.
         pattern = PATTERNS[self._num_windows % len(PATTERNS)]
         self._num_windows += 1
         _fill_memory(self._memory, pattern)
@@ -127,6 +131,7 @@ class _BurnInLoad:
             calls = self._calls
             for call in range(calls):
                 self._multiply_and_compare(call)
+            # Waits once per batch: within it the queue is never empty and the device stays under full load.
             self._clock.synchronize()
             products += calls
             spent = time.perf_counter() - begin
@@ -141,6 +146,7 @@ class _BurnInLoad:
         index = call % len(self._sets)
         one = self._sets[index]
         self._multiply(*one)
+        # Integer views compare bits: NaN equals itself, so that a product with NaN is not reported again and again.
         self._differing += (one.out.view(self._words) != self._first[index].view(self._words)).sum()
 
 

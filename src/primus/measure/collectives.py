@@ -239,13 +239,15 @@ def run(name: str, size_bytes: int, group: RankGroup, longest_s: float, launch: 
     try:
         launch(buffers, group)
     except RuntimeError as error:
+        # All ranks raise alike for an operation that the backend lacks, so none of them waits for the others.
         if "support" not in str(error).lower():
             raise
         return structs.replace(described, problem=f"not offered by {dist.get_backend(group.handle)}: {error}")
+    # Checked before the timed loop, whose calls reduce the same buffers again.
     wrong = _gathered_wrong(_wrong_by_source(operation, buffers, group), group)
     calls = CALLS_OF_SMALL if size_bytes < SMALL_BYTES else CALLS
     calls, times_s = time_calls(lambda: launch(buffers, group), group, WARM_UP_CALLS, calls, longest_s)
-    time_s = max(times_s)
+    time_s = max(times_s)  # a collective has ended when its slowest rank has
     return structs.replace(
         described,
         iterations=calls,
@@ -288,12 +290,14 @@ def time_calls(
     """Number of calls, equal on all ranks, and each rank's seconds per call."""
     clock = create_clock(group.device)
     warm_s = max(_time_loop(call, clock, warm_up_calls, group))
+    # Every rank computes the same number from the slowest rank's time: a different number of calls would deadlock.
     calls = max(FEWEST_CALLS, min(calls, math.ceil(longest_s / warm_s)))
     return calls, _time_loop(call, clock, calls, group)
 
 
 def barrier(group: RankGroup) -> None:
     """Wait for all members."""
+    # The gathered values are read on the host, so the device's queue is empty afterwards as well.
     gather_from_all(0.0, group)
 
 
@@ -309,14 +313,15 @@ def gather_from_all(value: float, group: RankGroup) -> list[float]:
 
 def _time_loop(call: Callable[[], object], clock: Clock, calls: int, group: RankGroup) -> list[float]:
     """Seconds per call of each rank; all ranks start together."""
+    # Without a common start the first call would measure how late the last rank is.
     barrier(group)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     begin = clock.record_mark()
     for _ in range(calls):
         call()
     end = clock.record_mark()
     clock.synchronize()
-    wall_s = time.perf_counter() - begun
+    wall_s = time.perf_counter() - started
     seconds = clock.compute_seconds(begin, end)
     return gather_from_all((seconds if seconds > 0 else wall_s) / calls, group)
 
@@ -335,6 +340,7 @@ def _wrong_by_source(operation: Operation, buffers: Buffers, group: RankGroup) -
 
 def _gathered_wrong(own: dict[int | None, int], group: RankGroup) -> list[WrongElements]:
     """Findings of all ranks, without empty ones."""
+    # One number per rank in the usual case; the details are pickled objects, which are slow to gather.
     if not any(gather_from_all(float(sum(own.values())), group)):
         return []
     every: list[dict[int | None, int] | None] = [None] * group.size

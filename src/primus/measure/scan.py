@@ -44,6 +44,7 @@ def run_round(
         exchange: The exchange to measure.
     """
     partners = dict(meeting) | {second: first for first, second in meeting}
+    # All pairs of a round start together, so that they share switches and links as in a real job.
     collectives.barrier(group)
     seconds, wrong = _measure_exchange(partners.get(group.member), group, size_bytes, exchange)
     times_s, wrongs = collectives.gather_from_all(seconds, group), collectives.gather_from_all(float(wrong), group)
@@ -68,7 +69,7 @@ def _measure_exchange(partner: int | None, group: RankGroup, size_bytes: int, ex
     index = torch.arange(size_bytes // collectives.ITEM_BYTES, device=group.device)
     send = collectives.encode_element(group.member, partner, index).to(collectives.DTYPE)
     buffers = Buffers(send, torch.full_like(send, -1.0))
-    exchange(buffers, group, partner)
+    exchange(buffers, group, partner)  # also creates the connection, which takes longer than many messages
     wrong = collectives.count_wrong(buffers.receive, lambda i: collectives.encode_element(partner, group.member, i))
     for _ in range(WARM_UP_CALLS):
         exchange(buffers, group, partner)

@@ -85,7 +85,7 @@ class Suite:
     """Runs the tests of one rank and holds its results so far."""
 
     def __init__(self, attempt: Attempt, asked: MeasurementPlan, workload: EnduranceWorkload = WORKLOAD) -> None:
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
         self._attempt = attempt
         self._asked = asked
         self._workload = workload
@@ -108,6 +108,7 @@ class Suite:
 
     def run(self) -> None:
         """All tests, in order."""
+        # Groups are created first and by all ranks in the same order, as torch.distributed requires.
         with self._limit_collective_part("the rendezvous of the ranks"):
             everyone = self._join_all_ranks()
             nodes = _find_nodes(collectives.gather_from_all(self._attempt.rank - self._attempt.local_rank, everyone))
@@ -243,6 +244,7 @@ class Suite:
                     endurance.run(name, place, self._part.rank, lambda rank: self._write_part(rank=rank))
                 except RuntimeError as error:
                     self._keep_figure(MeasuredFigure(test=name, problem=_first_line(error)))
+            # A signal ends the tests here, between two parts, so that all ranks leave at the same place.
             if self._attempt.stop_signal:
                 raise PrimusError(f"interrupted by {self._attempt.stop_signal}", "partial results are reported")
 
@@ -256,6 +258,8 @@ class Suite:
                 with self._limit_collective_part(f"{name} of {table.format_size(size_bytes)}{_format_scope(group)}"):
                     if group:
                         found = collectives.run(name, size_bytes, group, longest_s)
+                    # All groups finish a size before any starts the next, so that groups do not disturb each other
+                    # and a hang is attributed to one operation and size.
                     collectives.barrier(everyone)
                 if group and found and group.member == 0:
                     self._write_part(collectives=(*self._part.collectives, found))
@@ -292,7 +296,7 @@ class Suite:
             results,
             backend=dist.get_backend() if everyone.size > 1 else "",
             libraries=_read_library_versions(),
-            duration_s=time.monotonic() - self._begun,
+            duration_s=time.monotonic() - self._started,
         )
         write_json(self._attempt.run.directory / measurements.FILE, results)
         self._attempt.event("preflight_measured", duration_s=results.duration_s)

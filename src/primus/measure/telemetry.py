@@ -50,6 +50,7 @@ class TelemetrySampler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # A hung tool must not delay the tests: after one interval the daemon thread is abandoned.
         self._is_over.set()
         self._thread.join(self._interval_s)
 

@@ -123,6 +123,7 @@ def measure_call(call: Callable[[], object], clock: Clock, effort: Effort) -> Ti
     calls, sample_s = _calls_a_sample(call, clock)
     num_samples = max(effort.fewest_calls, min(effort.calls, math.ceil(effort.measure_s / sample_s)))
     samples, wall_s = _take_samples(call, clock, num_samples, calls)
+    # HIP events may report 0 for short intervals; one such sample makes the minimum and percentiles meaningless.
     if min(samples) <= 0:  # the clock did not advance: only the time of the whole loop is known
         samples = [wall_s / num_samples] * num_samples
     return summarise_samples([sample / calls for sample in samples], calls, wall_s / (num_samples * calls), is_settled)
@@ -158,13 +159,14 @@ def compute_percentile(ordered: Sequence[float], percent: float) -> float:
 
 def _warm_up(call: Callable[[], object], clock: Clock, effort: Effort) -> bool:
     """Call until times are steady; returns whether they became steady."""
-    begun, calls, before_s = time.perf_counter(), 0, math.inf
+    started, calls, before_s = time.perf_counter(), 0, math.inf
     while True:
         median_s = statistics.median(_take_samples(call, clock, ROUND, 1)[0])
         calls += ROUND
         is_settled = abs(median_s - before_s) <= SETTLED_WITHIN * median_s
-        before_s, spent_s = median_s, time.perf_counter() - begun
+        before_s, spent_s = median_s, time.perf_counter() - started
         is_warm = calls >= effort.warm_up_calls or spent_s >= effort.warm_up_s
+        # Both are required: clocks may be steady before a device is warm, and the limit ends a drifting warm-up.
         if (is_warm and is_settled) or spent_s >= effort.longest_warm_up_s:
             return is_settled
 
@@ -173,6 +175,7 @@ def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, floa
     """Number of calls that take long enough for the clock, and their seconds."""
     calls = 1
     while True:
+        # Of three samples the shortest: the first one may include a lazy initialisation.
         samples, wall_s = _take_samples(call, clock, 3, calls)
         if min(samples) >= SHORTEST_SAMPLE_S:
             return calls, min(samples)
@@ -183,7 +186,7 @@ def _calls_a_sample(call: Callable[[], object], clock: Clock) -> tuple[int, floa
 
 def _take_samples(call: Callable[[], object], clock: Clock, num_samples: int, calls: int) -> tuple[list[float], float]:
     """Seconds of each of `num_samples` samples of `calls` calls, and of the whole loop by the host's clock."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     found: list[float] = []
     queued: deque[tuple[object, object]] = deque()
     for _ in range(num_samples):
@@ -192,8 +195,9 @@ def _take_samples(call: Callable[[], object], clock: Clock, num_samples: int, ca
             call()
         queued.append((begin, clock.record_mark()))
         if len(queued) == MOST_QUEUED:
+            # Wait for the older half only: the device keeps working on the other half meanwhile.
             clock.wait(queued[MOST_QUEUED // 2 - 1][1])
             found += [clock.compute_seconds(*queued.popleft()) for _ in range(MOST_QUEUED // 2)]
     clock.synchronize()
-    wall_s = time.perf_counter() - begun
+    wall_s = time.perf_counter() - started
     return found + [clock.compute_seconds(begin, end) for begin, end in queued], wall_s

@@ -27,7 +27,7 @@ class Watchdog:
         """Limit the time of the body, which does `what` in a number of parts."""
         limit_s = self._limit_s * num_parts
         timer = threading.Timer(limit_s, self._end_process, [what, limit_s])
-        timer.daemon = True
+        timer.daemon = True  # a timer that is still pending must not keep the process alive
         timer.start()
         try:
             yield
@@ -43,4 +43,5 @@ class Watchdog:
                 )
             )
         finally:
+            # Not sys.exit: it would end only the timer's thread, and exit handlers may wait for the hung call.
             os._exit(EXIT_TIMED_OUT)
