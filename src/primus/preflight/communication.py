@@ -23,10 +23,10 @@ ALONE = "a single process: start several"
 class CommunicationJudge:
     """The findings of what ranks did together."""
 
-    def __init__(self, yardstick: PerformanceBaseline) -> None:
-        self._yardstick = yardstick
-        self._results = yardstick.results
-        self._on_gpu = yardstick.on_gpu
+    def __init__(self, baseline: PerformanceBaseline) -> None:
+        self._baseline = baseline
+        self._results = baseline.results
+        self._on_gpu = baseline.on_gpu
 
     def judge_collectives(self) -> Iterator[CheckFinding]:
         """What each operation reached in each group of ranks, and who is to blame for wrong elements."""
@@ -40,7 +40,7 @@ class CommunicationJudge:
         for _, ranks in sorted(groups):
             if len(ranks) == 1:
                 yield report_info(
-                    "performance.collectives", "single rank", ALONE, host=self._yardstick.find_host(ranks[0])
+                    "performance.collectives", "single rank", ALONE, host=self._baseline.find_host(ranks[0])
                 )
         missing = self._report_group_count() - len(groups)
         if missing > 0:
@@ -77,11 +77,11 @@ class CommunicationJudge:
         about = {"subject": f"ranks {format_ranges(found.ranks)}"} if self._is_part(found) else {}
         if found.scope == "all":
             return f"performance.{found.operation}_between_nodes", about
-        return f"performance.{found.operation}", {**about, "host": self._yardstick.find_host(found.ranks[0])}
+        return f"performance.{found.operation}", {**about, "host": self._baseline.find_host(found.ranks[0])}
 
     def _is_part(self, found: Collective) -> bool:
         """Whether it ran among some of the ranks only that there are, on the node or in all."""
-        first = self._yardstick.ranks.get(found.ranks[0])
+        first = self._baseline.ranks.get(found.ranks[0])
         there = [rank for rank in self._results.ranks if found.scope == "all" or (first and rank.node == first.node)]
         return len(found.ranks) < len(there)
 
@@ -114,15 +114,15 @@ class CommunicationJudge:
         """Who sent or received wrong elements; of a sum that is wrong everywhere nobody can say whose part it was."""
         blamed = fault_localization.find_culprits(met, bad)
         if blamed:
-            return f"; attributed to: {format_names(self._yardstick.format_rank_name(rank) for rank in blamed)}"
+            return f"; attributed to: {format_names(self._baseline.format_rank_name(rank) for rank in blamed)}"
         receivers = sorted({entry.rank for entry in wrong})
-        return f" received by {format_names(self._yardstick.format_rank_name(rank) for rank in receivers)}"
+        return f" received by {format_names(self._baseline.format_rank_name(rank) for rank in receivers)}"
 
     def _judge_bandwidth(self, check: str, timed: Sequence[Collective], about: Mapping[str, Any]) -> CheckFinding:
         """The bus bandwidth of the largest size and the time of the smallest, beside the floor where there is one."""
         shown = f"busbw {_format_busbw(timed[-1])}, {_format_latency(timed[0])}, {len(timed[0].ranks)} ranks"
         floored = [
-            (found, floor) for found in timed for floor in [self._yardstick.find_collective_floor(found)] if floor
+            (found, floor) for found in timed for floor in [self._baseline.find_collective_floor(found)] if floor
         ]
         for found, floor in floored:
             if (found.busbw_gb_per_s or 0.0) < floor.value:
@@ -182,7 +182,7 @@ class CommunicationJudge:
             fault_localization.PairResult(pair.first, pair.second, None if pair.wrong else pair.gb_per_s): pair
             for pair in scan
         }
-        below = self._yardstick.demands.outlier_percent / 100 if self._on_gpu else SLOW_ON_CPU
+        below = self._baseline.demands.outlier_percent / 100 if self._on_gpu else SLOW_ON_CPU
         bad = fault_localization.find_bad_pairs(results, below=below)
         blamed = fault_localization.find_culprits(results, bad)
         if not self._on_gpu:  # one slow pair says nothing where they share cores
@@ -215,7 +215,7 @@ class CommunicationJudge:
             False, "fail" if is_wrong or self._on_gpu else "warn", check,
             f"{what} with {partners}, where all pairs have {shown}", "as its partners reach with others",
             "all bad pairs include this member", "exclude the node and check its network",
-            subject=self._yardstick.format_rank_name(name), host=self._yardstick.find_host(name), value=slowest,
+            subject=self._baseline.format_rank_name(name), host=self._baseline.find_host(name), value=slowest,
         )  # fmt: skip
 
     def _report_bad_link(self, check: str, pair: Pair, shown: str) -> CheckFinding:
@@ -224,7 +224,7 @@ class CommunicationJudge:
             False, "fail" if pair.wrong else "warn", check, f"{what}, where all pairs have {shown}",
             "as the other pairs", "both are normal with others: the path between them is bad",
             "check the cables and switches between them",
-            subject=" with ".join(self._yardstick.format_rank_name(rank) for rank in (pair.first, pair.second)),
+            subject=" with ".join(self._baseline.format_rank_name(rank) for rank in (pair.first, pair.second)),
             value=pair.gb_per_s,
         )  # fmt: skip
 

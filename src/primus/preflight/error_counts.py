@@ -104,7 +104,7 @@ def _read_host_memory_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter
 
 def _read_pcie_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, int]]:
     """Of the devices that carry a job's data, and of the bridges above them."""
-    own = [(f"GPU {card.index}", card.bdf, card.pci_path) for card in node.facts.devices]
+    own = [(f"GPU {gpu.index}", gpu.bdf, gpu.pci_path) for gpu in node.facts.devices]
     own += [(device.name, device.bdf, device.pci_path) for device in node.facts.rdma]
     named = {bdf: name for name, bdf, _ in own if bdf}
     above = {
@@ -139,13 +139,13 @@ def _read_nvlink_counts(node: PreflightNode) -> Iterator[tuple[ErrorCounter, int
 
 
 def parse_nvlink_counts(said: str) -> Counts:
-    """The counters in the output of ``nvidia-smi nvlink -e``, summed over the links of a card by kind."""
+    """The counters in the output of ``nvidia-smi nvlink -e``, summed over the links of a GPU by kind."""
     found: Counts = {}
     subject = ""
     for line in said.splitlines():
-        card = re.match(r"GPU (\d+):", line.strip())
-        if card:
-            subject = f"GPU {card[1]}"
+        gpu = re.match(r"GPU (\d+):", line.strip())
+        if gpu:
+            subject = f"GPU {gpu[1]}"
             continue
         match = NVLINK_LINE.search(line)
         if match and subject:
@@ -187,7 +187,7 @@ def check_host_memory(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_pcie(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Errors of PCIe on the route to devices and network adapters since boot."""
+    """Errors of PCIe on the route to devices and NICs since boot."""
     counts = dict(_read_pcie_counts(node))
     lost, corrected = _sum_by_subject(counts)
     subjects = dict.fromkeys(place.subject for place in counts)
@@ -245,8 +245,8 @@ def check_fabric(node: PreflightNode) -> Iterator[CheckFinding]:
 
 def judge_fabric(said: str) -> Iterator[CheckFinding]:
     """What the sections ``Fabric`` in the output of ``nvidia-smi -q`` mean; drivers before R525 print none."""
-    for number, card in enumerate(re.split(r"^GPU [0-9A-Fa-f:.]+$", said, flags=re.MULTILINE)[1:]):
-        section = re.search(r"^    Fabric\n((?: {8}.*\n?)+)", card, re.MULTILINE)
+    for number, gpu in enumerate(re.split(r"^GPU [0-9A-Fa-f:.]+$", said, flags=re.MULTILINE)[1:]):
+        section = re.search(r"^    Fabric\n((?: {8}.*\n?)+)", gpu, re.MULTILINE)
         values = dict(re.findall(r"^ +([^:\n]+?) *: (.*?) *$", section[1] if section else "", re.MULTILINE))
         state, status = values.get("State", "N/A"), values.get("Status", "N/A")
         is_ready = state.lower() in FABRIC_READY and status.lower() in ("success", "n/a", "not supported")

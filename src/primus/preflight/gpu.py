@@ -16,7 +16,7 @@ from primus.report import table
 
 SAFE = "AMD-AGI/Primus-SaFE node monitors"
 MODE_PARTITIONS = {"SPX": 1, "DPX": 2, "TPX": 3, "QPX": 4}
-"""Partitions of a card by its mode; in CPX every accelerator die is one (AMD, MI300X partitioning guide)."""
+"""Partitions of a GPU by its mode; in CPX every accelerator die is one (AMD, MI300X partitioning guide)."""
 MEMORY_TOLERANCE = 0.05
 """Part of the memory that firmware and error correction may keep to themselves."""
 
@@ -57,24 +57,24 @@ def check_count(node: PreflightNode) -> Iterator[CheckFinding]:
 
 def _find_usual_count(node: PreflightNode, text: str) -> CheckFinding:
     """Where nobody says how many: a server is whole, or a part of one is given away by a hypervisor."""
-    cards = len(node.facts.devices)
+    gpus = len(node.facts.devices)
     sizes = sorted({size for _, profile in node.list_profiles for size in profile.server_sizes})
-    is_whole = not sizes or cards == 1 or any(cards % size == 0 for size in sizes)
-    is_share = any(size % cards == 0 for size in sizes)
+    is_whole = not sizes or gpus == 1 or any(gpus % size == 0 for size in sizes)
+    is_share = any(size % gpus == 0 for size in sizes)
     return judge_value(
         is_whole,
         "warn" if is_share else "fail",
         "gpu.count",
         text,
         f"servers of {' or '.join(map(str, sizes))}, or --expected-gpus" if sizes else "at least one",
-        "a card may have fallen off the bus",
+        "a GPU may have fallen off the bus",
         "see the kernel log; set --expected-gpus if fewer are correct",
         value=len(node.facts.partitions),
     )
 
 
 def check_undriven(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Every card on the bus can be used. A job or a container sees all cards of its host, and may be given a part."""
+    """Every GPU on the bus can be used. A job or a container sees all GPUs of its host, and may be given a part."""
     without = [device for device in node.facts.devices if not device.partitions]
     if not without or len(without) == len(node.facts.devices):
         return
@@ -83,7 +83,7 @@ def check_undriven(node: PreflightNode) -> Iterator[CheckFinding]:
         "warn" if node.facts.container or _is_given(node) else "fail",
         "gpu.driver",
         f"no driver shows {format_names(f'{_name_device(device)} ({device.bdf})' for device in without)}",
-        "the driver shows every card on the bus",
+        "the driver shows every GPU on the bus",
         "the driver gave up on a GPU, or it is not assigned to this job or container",
         "see the kernel log for these addresses; reboot the node",
         value=len(without),
@@ -95,14 +95,14 @@ def _is_given(node: PreflightNode) -> bool:
     return node.environ.get("SLURM_GPUS_ON_NODE") == str(len(node.facts.partitions))
 
 
-def _report_no_devices(cards: int, asked: int | None) -> CheckFinding:
-    if not asked and not cards:
+def _report_no_devices(gpus: int, asked: int | None) -> CheckFinding:
+    if not asked and not gpus:
         return report_info("gpu.count", "none: CPU only", "a node without GPUs is fit for CPU work")
     return judge_value(
         False,
         "fail",
         "gpu.count",
-        f"0, of {cards} cards on the bus" if cards else "0",
+        f"0, of {gpus} GPUs on the bus" if gpus else "0",
         str(asked or "at least one"),
         "--expected-gpus" if asked else "no process can use these GPUs",
         "load the driver (lsmod); pass /dev/kfd and /dev/dri, or --gpus all, to the container",
@@ -111,8 +111,8 @@ def _report_no_devices(cards: int, asked: int | None) -> CheckFinding:
 
 
 def _describe_devices(node: PreflightNode) -> str:
-    cards = Counter(device.model or device.name or "unknown model" for device in node.facts.devices)
-    text = ", ".join(f"{number} x {model}" for model, number in sorted(cards.items()))
+    gpus = Counter(device.model or device.name or "unknown model" for device in node.facts.devices)
+    text = ", ".join(f"{number} x {model}" for model, number in sorted(gpus.items()))
     partitions = len(node.facts.partitions)
     return text if partitions == len(node.facts.devices) else f"{text}, {partitions} devices"
 
@@ -168,7 +168,7 @@ def check_memory(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_partitions(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Every card divided alike, and no part of one missing."""
+    """Every GPU divided alike, and no part of one missing."""
     devices = node.facts.devices
     if not devices:
         return
@@ -213,7 +213,7 @@ def _count_wanted_partitions(device: Device, profile: Profile | None, usual: int
 
 
 def check_pcie_link(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The slowest link between the host and each card as fast and as wide as its ports allow."""
+    """The slowest link between the host and each GPU as fast and as wide as its ports allow."""
     known = {device.index: profile for device, profile in node.list_profiles}
     for device in node.facts.devices:
         yield _judge_pcie_link(device, known.get(device.index))
@@ -247,7 +247,7 @@ def _judge_pcie_link(device: Device, profile: Profile | None) -> CheckFinding:
         "warn",
         "gpu.pcie_link",
         shown,
-        f"{speed or allowed_speed:g} GT/s x{width or allowed_width}, as the card can",
+        f"{speed or allowed_speed:g} GT/s x{width or allowed_width}, as the GPU can",
         f"the slot supports less than the GPU; {reason}",
         "move the GPU to another slot, or check the firmware settings of this slot",
         subject=subject,
@@ -255,17 +255,17 @@ def _judge_pcie_link(device: Device, profile: Profile | None) -> CheckFinding:
 
 
 def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The cards of a hive are linked as their model is."""
-    cards = [device for device, profile in node.list_profiles if (profile.hive_size or 1) > 1]
-    if len(cards) < 2:
+    """The GPUs of a hive are linked as their model is."""
+    gpus = [device for device, profile in node.list_profiles if (profile.hive_size or 1) > 1]
+    if len(gpus) < 2:
         return
     size = max(profile.hive_size or 1 for _, profile in node.list_profiles)
-    kind = "NVLink" if cards[0].vendor == "nvidia" else "xGMI"
-    layout = relations.describe_link_layout(cards[0])
+    kind = "NVLink" if gpus[0].vendor == "nvidia" else "xGMI"
+    layout = relations.describe_link_layout(gpus[0])
     reason = f"collectives run over {kind}; a typical server of this model has hives of {size}"
     direct = relations.list_direct_links(node.facts)
-    if not direct and layout == "bridge" and not any(device.hive for device in cards):
-        yield report_info("gpu.links", f"no {kind} link: cards without a bridge", "a bridge is optional on this model")
+    if not direct and layout == "bridge" and not any(device.hive for device in gpus):
+        yield report_info("gpu.links", f"no {kind} link: GPUs without a bridge", "a bridge is optional on this model")
         return
     if not direct:
         yield report_unknown(
@@ -277,7 +277,7 @@ def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
         )
         return
     hives: dict[str, list[int]] = {}
-    for device in cards:
+    for device in gpus:
         hives.setdefault(device.hive or f"{kind} node", []).append(device.index)
     problem = _find_lacking_pairs(hives, direct) if layout == "mesh" else _find_lacking_gpus(node, hives)
     yield judge_value(
@@ -302,7 +302,7 @@ def check_links(node: PreflightNode) -> Iterator[CheckFinding]:
             "reboot the node; a link may be down",
             value=len(weak),
         )
-    wanted = -(-len(cards) // size)
+    wanted = -(-len(gpus) // size)
     yield judge_value(
         len(hives) <= wanted or layout == "bridge",
         "fail",
@@ -328,7 +328,7 @@ def _find_lacking_pairs(hives: Mapping[str, Sequence[int]], direct: Sequence[Lin
 
 
 def _find_lacking_gpus(node: PreflightNode, hives: Mapping[str, Sequence[int]]) -> str:
-    """Cards that have fewer links than the others of their hive, or no way to some; empty where there are none."""
+    """GPUs that have fewer links than the others of their hive, or no way to some; empty where there are none."""
     weak = relations.find_weakly_linked_gpus(node.facts)
     islands = relations.build_topology(node.facts).islands
     apart = [
@@ -343,7 +343,7 @@ def _find_lacking_gpus(node: PreflightNode, hives: Mapping[str, Sequence[int]]) 
 
 
 def check_affinity(node: PreflightNode) -> Iterator[CheckFinding]:
-    """An RDMA device on the NUMA node of each card."""
+    """An RDMA device on the NUMA node of each GPU."""
     if not node.has_rdma:
         return
     near = {nic.numa_node for nic in node.facts.rdma if any(port.is_active for port in nic.ports)}

@@ -207,7 +207,7 @@ def _judge_heat_and_power(node: PreflightNode, device: DeviceHealth, subject: st
 
 
 def _judge_power_cap(node: PreflightNode, device: DeviceHealth, subject: str) -> Iterator[CheckFinding]:
-    known = {card.index: profile for card, profile in node.list_profiles}
+    known = {gpu.index: profile for gpu, profile in node.list_profiles}
     profile = known.get(device.index)
     if device.power_cap_w is None or profile is None or profile.power_w is None:
         return

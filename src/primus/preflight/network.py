@@ -15,7 +15,7 @@ from primus.preflight.ports import list_counted_ports
 
 
 def check_expressions(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Interfaces and adapters that the environment names are there and up."""
+    """Interfaces and NICs that the environment names are there and up."""
     for name in (*SOCKET_VARIABLES, "NCCL_IB_HCA"):
         text = node.environ.get(name)
         if not text:

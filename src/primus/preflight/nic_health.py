@@ -1,4 +1,4 @@
-"""Checks of what the adapters of the network count: errors and pauses of their ports, and their self test."""
+"""Checks of what the NICs of the network count: errors and pauses of their ports, and their self test."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def check_errors(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_self_test(node: PreflightNode) -> Iterator[CheckFinding]:
-    """What adapters find when they test themselves without stopping traffic; root may ask."""
+    """What NICs find when they test themselves without stopping traffic; root may ask."""
     names = _list_interfaces(node)
     if names and not node.is_root:
         yield report_info("network.self_test", f"not run on {format_names(names)}", "only root may")

@@ -1,4 +1,4 @@
-"""Check that network adapters can reach device memory directly: a kernel module, or DMA-BUF."""
+"""Check that NICs can reach device memory directly: a kernel module, or DMA-BUF."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from primus.preflight.finding import CheckFinding
 from primus.preflight.node import PreflightNode, judge_value, report_info
 
 NVIDIA_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
-"""NVIDIA GPUDirect RDMA documentation; its former name; that of Amazon's EFA adapters (amzn-drivers)."""
+"""NVIDIA GPUDirect RDMA documentation; its former name; that of Amazon's EFA NICs (amzn-drivers)."""
 AMD_PEERS = "sys/kernel/mm/memory_peers/amdkfd/version"
 """Made by the peer memory client of amdgpu with MLNX_OFED (ROCm/rccl, net_ib)."""
 AMD_SYMBOL = re.compile(r"\bib_register_peer_memory_client\b")
@@ -23,7 +23,7 @@ REASON = "without it, inter-node data passes through host memory at a fraction o
 
 
 def check_peer_memory(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Device memory can be registered with the RDMA adapters, where a node has both."""
+    """Device memory can be registered with the RDMA NICs, where a node has both."""
     if not node.has_devices or not node.has_rdma:
         return
     is_amd = any(device.vendor == "amd" for device in node.facts.devices)

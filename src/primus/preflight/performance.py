@@ -138,11 +138,11 @@ def _parse_number(environ: Mapping[str, str], name: str) -> float | None:
 class PerformanceJudge:
     """The findings of one run."""
 
-    def __init__(self, yardstick: PerformanceBaseline) -> None:
-        self._yardstick = yardstick
-        self._results = yardstick.results
-        self._ranks = yardstick.ranks
-        self._on_gpu = yardstick.on_gpu
+    def __init__(self, baseline: PerformanceBaseline) -> None:
+        self._baseline = baseline
+        self._results = baseline.results
+        self._ranks = baseline.ranks
+        self._on_gpu = baseline.on_gpu
 
     def judge_all(self) -> Iterator[CheckFinding]:
         """Everything, devices first."""
@@ -151,13 +151,13 @@ class PerformanceJudge:
             for test in self._list_expected_tests():
                 yield from self._judge_device_test(test)
         if "collectives" in self._results.asked.tests:
-            yield from CommunicationJudge(self._yardstick).judge_collectives()
+            yield from CommunicationJudge(self._baseline).judge_collectives()
         if "pairs" in self._results.asked.tests:
-            yield from CommunicationJudge(self._yardstick).judge_pairs()
+            yield from CommunicationJudge(self._baseline).judge_pairs()
         yield from self._judge_soak()
 
     def _judge_soak(self) -> Iterator[CheckFinding]:
-        soak = SoakJudge(self._yardstick)
+        soak = SoakJudge(self._baseline)
         tests = {
             "host_memory": soak.judge_host_memory, "quickstart": soak.judge_quickstart, "burn_in": soak.judge_burn_in
         }  # fmt: skip
@@ -197,7 +197,7 @@ class PerformanceJudge:
             if figure and figure.value is not None and not figure.wrong
         }
         outliers = (
-            fault_localization.find_outliers(values, self._yardstick.demands.outlier_percent / 100)
+            fault_localization.find_outliers(values, self._baseline.demands.outlier_percent / 100)
             if self._is_compared(test)
             else {}
         )
@@ -219,8 +219,8 @@ class PerformanceJudge:
 
     def _find_fault(self, rank: RankResult, test: str, figure: MeasuredFigure | None) -> CheckFinding | None:
         """Problems with one device in itself."""
-        about = {"subject": format_device_name(rank), "host": self._yardstick.find_host(rank.rank)}
-        check, floor, peak = f"performance.{test}", self._yardstick.find_floor(test), self._yardstick.find_peak(test)
+        about = {"subject": format_device_name(rank), "host": self._baseline.find_host(rank.rank)}
+        check, floor, peak = f"performance.{test}", self._baseline.find_floor(test), self._baseline.find_peak(test)
         if figure is None:
             return report_unknown(
                 check, "not measured", "a figure", "untested devices may be faulty",
@@ -254,7 +254,7 @@ class PerformanceJudge:
         outlier, median, shown_unit = (
             outliers[rank],
             statistics.median(values.values()),
-            self._yardstick.find_unit(test),
+            self._baseline.find_unit(test),
         )
         return judge_value(
             False,
@@ -262,29 +262,29 @@ class PerformanceJudge:
             f"performance.{test}",
             f"{table.format_number(values[rank])} {shown_unit}, {outlier.below:.0%} below the median of "
             f"{len(values)} devices",
-            f"within {self._yardstick.demands.outlier_percent:g} % of {table.format_number(median)} {shown_unit}",
+            f"within {self._baseline.demands.outlier_percent:g} % of {table.format_number(median)} {shown_unit}",
             "the slowest device sets the pace of the job",
             "check clocks, temperature and power cap; exclude the node if it persists",
             subject=format_device_name(self._ranks[rank]),
-            host=self._yardstick.find_host(rank),
+            host=self._baseline.find_host(rank),
             value=values[rank],
         )
 
     def _report_usual_figures(self, test: str, ranks: Sequence[int], values: Sequence[float]) -> CheckFinding:
         """What the healthy devices of one node reached."""
-        first, floor, peak = self._ranks[ranks[0]], self._yardstick.find_floor(test), self._yardstick.find_peak(test)
+        first, floor, peak = self._ranks[ranks[0]], self._baseline.find_floor(test), self._baseline.find_peak(test)
         low, high, median = min(values), max(values), statistics.median(values)
         spread = (
             ""
             if len(values) == 1
             else f" ({table.format_number(low)} - {table.format_number(high)}, {len(values)} devices)"
         )
-        shown = f"{table.format_number(median)} {self._yardstick.find_unit(test)}{spread}" + (
+        shown = f"{table.format_number(median)} {self._baseline.find_unit(test)}{spread}" + (
             f", {median / peak:.0%} of peak" if peak else ""
         )
-        best = self._yardstick.find_best(test)
+        best = self._baseline.find_best(test)
         shown += f", {median / best:.0%} of the best measured" if best else ""
-        about = {"host": self._yardstick.find_host(first.rank), "value": median}
+        about = {"host": self._baseline.find_host(first.rank), "value": median}
         if floor is None and test == "sanity":
             return judge_value(
                 True, "fail", "performance.sanity", shown, "a right product", "compared with fp64", "", **about

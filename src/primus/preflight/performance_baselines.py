@@ -68,7 +68,7 @@ class PerformanceBaseline:
         self._profile = profile
         self._facts = facts
         self._of_card = len(facts.devices) / len(facts.partitions) if facts.partitions else 1.0
-        """Part of a card that a process has."""
+        """Part of a GPU that a process has."""
 
     def find_unit(self, test: str) -> str:
         """Unit of a test's figures."""
@@ -132,7 +132,7 @@ class PerformanceBaseline:
         return structs.replace(floor, value=floor.value * LARGE_SHARE, source=source)
 
     def _find_inter_node_floor(self, found: Collective) -> Floor | None:
-        """By the network adapters of each node, unless the links inside a node are slower; for whole nodes of 8."""
+        """By the NICs of each node, unless the links inside a node are slower; for whole nodes of 8."""
         nodes = {rank.node for rank in self.ranks.values() if rank.rank in found.ranks}
         is_whole = len(nodes) > 1 and len(found.ranks) == FLOOR_RANKS * len(nodes)
         inside, network = self._find_known_floor("all_reduce"), self._compute_network_gb_per_s()

@@ -1,4 +1,4 @@
-"""Checks of the RDMA ports: which count, whether they are up, and what they and their adapters complain of."""
+"""Checks of the RDMA ports: which count, whether they are up, and what they and their NICs complain of."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_counted_ports(node: PreflightNode) -> tuple[list[tuple[RdmaDevice, Rdma
     """The RDMA ports that a job would use, and the others with the reason why not.
 
     An allow-list decides, else NCCL_IB_HCA, else what is known of ports: disabled ones, members of a bond, and slow
-    ones beside fast ones are for management. A slower port of the adapters that are fast is one of them, and degraded;
+    ones beside fast ones are for management. A slower port of the NICs that are fast is one of them, and degraded;
     while it is down its rate says nothing.
     """
     ports = [(device, port) for device in node.facts.rdma for port in device.ports]
@@ -102,11 +102,11 @@ def check_rdma(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def _report_disabled_nics(node: PreflightNode, kept: list[tuple[RdmaDevice, RdmaPort]]) -> Iterator[CheckFinding]:
-    """Disabled adapters of the kind that carries data, where that leaves fewer of them than GPUs: nobody says that
-    they should be off. The second port of an adapter may be."""
+    """Disabled NICs of the kind that carries data, where that leaves fewer of them than GPUs: nobody says that
+    they should be off. The second port of a NIC may be."""
     if node.expected.rdma_nics is not None or node.expected.rdma_nic_allowlist or node.environ.get("NCCL_IB_HCA"):
         return
-    cards, used = len(node.facts.devices), {_find_nic(device) for device, _ in kept}
+    gpus, used = len(node.facts.devices), {_find_nic(device) for device, _ in kept}
     kinds = {_find_kind(device) for device, _ in kept}
     off = [
         device
@@ -115,12 +115,12 @@ def _report_disabled_nics(node: PreflightNode, kept: list[tuple[RdmaDevice, Rdma
         and _find_nic(device) not in used
         and all(port.physical_state in ("Disabled", "Sleep") for port in device.ports)
     ]
-    if off and len(used) < cards <= len(used) + len(off):
+    if off and len(used) < gpus <= len(used) + len(off):
         yield judge_value(
             False,
             "warn",
             "network.rdma_disabled",
-            f"{len(used)} of {cards}: {format_names(device.name for device in off)} disabled",
+            f"{len(used)} of {gpus}: {format_names(device.name for device in off)} disabled",
             "one NIC for each GPU",
             "the node has one such NIC per GPU",
             "enable the port, or set --expected-rdma-nics to the intended number",
@@ -128,7 +128,7 @@ def _report_disabled_nics(node: PreflightNode, kept: list[tuple[RdmaDevice, Rdma
 
 
 def _find_nic(device: RdmaDevice) -> str:
-    """What the ports of one adapter have in common: the place on the bus without the function."""
+    """What the ports of one NIC have in common: the place on the bus without the function."""
     return (device.bdf or device.name).partition(".")[0]
 
 
@@ -181,7 +181,7 @@ def format_port_name(device: RdmaDevice, port: RdmaPort) -> str:
 
 
 def check_firmware(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Adapters of one kind have one firmware."""
+    """NICs of one kind have one firmware."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for device in node.facts.rdma:
         if device.firmware:
@@ -203,7 +203,7 @@ def check_firmware(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def check_pcie_link(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The slowest PCIe link between the host and each adapter as its ports allow, and enough for the adapter's rate."""
+    """The slowest PCIe link between the host and each NIC as its ports allow, and enough for the NIC's rate."""
     rates: dict[str, float] = {}
     counted = [pair for pair in list_counted_ports(node)[0] if pair[1].is_active]
     for device, port in counted:

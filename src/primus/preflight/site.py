@@ -21,10 +21,10 @@ class GpuExpectation(Struct, frozen=True, kw_only=True):
     """The devices of a node."""
 
     count: int | None = None
-    """Cards."""
+    """GPUs."""
     model: str | None = None
     memory_gib: float | None = None
-    """Of each card; 1 % less is accepted, as driver versions count reserved memory or not."""
+    """Of each GPU; 1 % less is accepted, as driver versions count reserved memory or not."""
     partition_mode: str | None = None
     firmware: dict[str, tuple[str, ...]] = {}
     """Accepted versions by firmware: ``vbios``, ``mec``."""

@@ -45,23 +45,23 @@ class MountedFileSystem(Struct, frozen=True, kw_only=True):
 
 
 def check_gpus(node: PreflightNode) -> Iterator[CheckFinding]:
-    """Number, model, memory, partition mode and firmware of the cards."""
+    """Number, model, memory, partition mode and firmware of the GPUs."""
     site = node.expected.site
     if site is None:
         return
-    wanted, cards = site.gpus, node.facts.devices
-    yield from _compare_value("gpu.expect_count", len(cards), wanted.count, "cards")
-    for card in cards:
-        subject = f"GPU {card.index}"
-        yield from _compare_value("gpu.expect_model", card.model or card.name, wanted.model, subject=subject)
+    wanted, gpus = site.gpus, node.facts.devices
+    yield from _compare_value("gpu.expect_count", len(gpus), wanted.count, "cards")
+    for gpu in gpus:
+        subject = f"GPU {gpu.index}"
+        yield from _compare_value("gpu.expect_model", gpu.model or gpu.name, wanted.model, subject=subject)
         yield from _compare_value(
-            "gpu.expect_partition_mode", card.partition_mode, wanted.partition_mode, subject=subject
+            "gpu.expect_partition_mode", gpu.partition_mode, wanted.partition_mode, subject=subject
         )
-        memory_gib = None if card.memory_bytes is None else card.memory_bytes / GIB
+        memory_gib = None if gpu.memory_bytes is None else gpu.memory_bytes / GIB
         yield from _compare_minimum("gpu.expect_memory", memory_gib, wanted.memory_gib, "GiB", subject=subject)
         for name, versions in wanted.firmware.items():
             check = "gpu.expect_firmware"
-            yield from _compare_version(check, card.firmware.get(name), versions, "warn", subject=f"{subject} {name}")
+            yield from _compare_version(check, gpu.firmware.get(name), versions, "warn", subject=f"{subject} {name}")
 
 
 def check_nics(node: PreflightNode) -> Iterator[CheckFinding]:
@@ -234,8 +234,8 @@ def read_dimms(node: PreflightNode) -> tuple[list[Dimm], str]:
 def build_expectations(node: PreflightNode) -> SiteExpectations:
     """What this node has, as expectations of others like it."""
     facts, cpu, held = node.facts, node.facts.cpu, node.facts.software
-    cards, counted = facts.devices, list_counted_ports(node)[0]
-    memories = [card.memory_bytes for card in cards if card.memory_bytes]
+    gpus, counted = facts.devices, list_counted_ports(node)[0]
+    memories = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]
     rates = [port.rate_gbps for _, port in counted if port.is_active and port.rate_gbps]
     found, _ = read_dimms(node)
     speeds = [dimm.speed_mts for dimm in found]
@@ -243,11 +243,11 @@ def build_expectations(node: PreflightNode) -> SiteExpectations:
     locked = UNLIMITED if limits.memlock_bytes is None else _round_down(limits.memlock_bytes / GIB)
     return SiteExpectations(
         gpus=GpuExpectation(
-            count=len(cards),
+            count=len(gpus),
             model=facts.model,
             memory_gib=round(min(memories) / GIB, 2) if memories else None,
-            partition_mode=_find_common_value(card.partition_mode for card in cards),
-            firmware=_group_versions((name, version) for card in cards for name, version in card.firmware.items()),
+            partition_mode=_find_common_value(gpu.partition_mode for gpu in gpus),
+            firmware=_group_versions((name, version) for gpu in gpus for name, version in gpu.firmware.items()),
         ),
         nics=NicExpectation(
             count=len({device.name for device, port in counted if port.is_active}),

@@ -28,13 +28,13 @@ TAKE_OUT = "remove the node; run the vendor's diagnostics; replace the device"
 class SoakJudge:
     """The findings of the tests that take long."""
 
-    def __init__(self, yardstick: PerformanceBaseline) -> None:
-        self._yardstick = yardstick
-        self._ranks = sorted(yardstick.ranks.values(), key=lambda rank: rank.rank)
-        self._on_gpu = yardstick.on_gpu
+    def __init__(self, baseline: PerformanceBaseline) -> None:
+        self._baseline = baseline
+        self._ranks = sorted(baseline.ranks.values(), key=lambda rank: rank.rank)
+        self._on_gpu = baseline.on_gpu
 
     def judge_burn_in(self) -> Iterator[CheckFinding]:
-        """Each device's results, speed over time, and what its card's telemetry says."""
+        """Each device's results, speed over time, and what its GPU's telemetry says."""
         done = {rank.rank: rank.burn_in for rank in self._ranks if rank.burn_in and rank.burn_in.windows}
         for rank in self._ranks:
             if rank.rank not in done:
@@ -49,7 +49,7 @@ class SoakJudge:
         )
         healthy: dict[int, list[int]] = defaultdict(list)
         for number, result in done.items():
-            rank = self._yardstick.ranks[number]
+            rank = self._baseline.ranks[number]
             bad = [
                 *self._report_wrong_results(rank, result, is_software=is_software),
                 *self._report_disputed_results("performance.burn_in_compared", rank, disputed),
@@ -73,7 +73,7 @@ class SoakJudge:
         )  # fmt: skip
 
     def _describe_rank(self, rank: RankResult) -> dict[str, Any]:
-        return {"subject": format_device_name(rank), "host": self._yardstick.find_host(rank.rank)}
+        return {"subject": format_device_name(rank), "host": self._baseline.find_host(rank.rank)}
 
     def _report_wrong_results(self, rank: RankResult, result: BurnIn, *, is_software: bool) -> Iterator[CheckFinding]:
         about = self._describe_rank(rank)
@@ -144,25 +144,25 @@ class SoakJudge:
             True, "fail", "performance.burn_in",
             f"{len(ranks)} devices, {table.format_duration(seconds)}, {products} products of the same bits, "
             f"{_format_tflops(min(rates))} - {_format_tflops(max(rates))}", "bit-identical each time", SILENT, "",
-            host=self._yardstick.find_host(ranks[0]), value=min(rates),
+            host=self._baseline.find_host(ranks[0]), value=min(rates),
         )  # fmt: skip
 
     def _judge_telemetry(self) -> Iterator[CheckFinding]:
-        """Throttling, heat and errors under load of each card, and cards whose clocks stand out."""
-        cards = {(rank.node, card.gpu): (rank, card) for rank in self._ranks for card in rank.telemetry}
-        clocks = {name: card.clock_mean_mhz for name, (_, card) in cards.items() if card.clock_mean_mhz}
+        """Throttling, heat and errors under load of each GPU, and GPUs whose clocks stand out."""
+        gpus = {(rank.node, gpu.gpu): (rank, gpu) for rank in self._ranks for gpu in rank.telemetry}
+        clocks = {name: gpu.clock_mean_mhz for name, (_, gpu) in gpus.items() if gpu.clock_mean_mhz}
         low = fault_localization.find_outliers(clocks)
-        for name, (rank, card) in cards.items():
-            about = {"subject": f"GPU {card.gpu}", "host": self._yardstick.find_host(rank.rank)}
-            held = _list_health_problems(card)
+        for name, (rank, gpu) in gpus.items():
+            about = {"subject": f"GPU {gpu.gpu}", "host": self._baseline.find_host(rank.rank)}
+            held = _list_health_problems(gpu)
             bad = [*held, *([f"clock {low[name].below:.0%} below the median"] if name in low else [])]
             yield judge_value(
                 not bad, "fail" if held else "warn", "performance.telemetry",
-                format_names([*bad, *_format_telemetry(card)]),
+                format_names([*bad, *_format_telemetry(gpu)]),
                 "no thermal or hardware throttling, no new errors, normal clocks", "sampled under load",
-                "check its cooling and its power supply; see the kernel log", value=card.clock_mean_mhz, **about,
+                "check its cooling and its power supply; see the kernel log", value=gpu.clock_mean_mhz, **about,
             )  # fmt: skip
-        if self._on_gpu and not cards:
+        if self._on_gpu and not gpus:
             reason = "neither the kernel nor a management tool reports clocks and power"
             yield report_info("performance.telemetry", "no samples", reason)
 
@@ -179,7 +179,7 @@ class SoakJudge:
         disputed = find_minority({rank: value for rank, value in first.items() if rank not in restless})
         equal: dict[int, list[int]] = defaultdict(list)
         for number, trainings in done.items():
-            rank, about = self._yardstick.ranks[number], self._describe_rank(self._yardstick.ranks[number])
+            rank, about = self._baseline.ranks[number], self._describe_rank(self._baseline.ranks[number])
             if any(one.last_loss is None for one in trainings):
                 yield judge_value(
                     False, "fail", check, "the loss is not finite", "a finite loss", SILENT, TAKE_OUT, **about
@@ -196,7 +196,7 @@ class SoakJudge:
             digests = {done[rank][0].digest for rank in ranks}
             yield judge_value(
                 True, "fail", check, f"{len(ranks)} devices, losses and weights {format_names(sorted(digests))}",
-                "bit-identical on devices of one model", SILENT, "", host=self._yardstick.find_host(ranks[0]),
+                "bit-identical on devices of one model", SILENT, "", host=self._baseline.find_host(ranks[0]),
             )  # fmt: skip
 
     def judge_host_memory(self) -> Iterator[CheckFinding]:
@@ -206,7 +206,7 @@ class SoakJudge:
             figure = next((one for one in rank.figures if one.test == "host_triad"), None)
             if figure is None or figure.wrong:
                 yield self._report_not_measured(check, rank, "host_triad" if figure else "host_memory")
-        floor = self._yardstick.demands.host_gb_per_s_min
+        floor = self._baseline.demands.host_gb_per_s_min
         slow = fault_localization.find_outliers(rates, SLOW_HOST)
         for host, rate in rates.items():
             about: dict[str, Any] = {"host": host, "value": rate}
@@ -231,7 +231,7 @@ class SoakJudge:
         for rank in self._ranks:
             for figure in rank.figures:
                 if figure.test == "host_triad" and figure.value and not figure.wrong:
-                    rates[self._yardstick.find_host(rank.rank)] += figure.value
+                    rates[self._baseline.find_host(rank.rank)] += figure.value
         return dict(rates)
 
 
@@ -278,17 +278,17 @@ def _format_tflops(value: float) -> str:
     return f"{table.format_number(value)} TFLOP/s"
 
 
-def _list_health_problems(card: Telemetry) -> list[str]:
-    held = {name: count for name, count in card.throttled.items() if name.lower() not in POWER_THROTTLES}
-    found = [f"throttled by {name} in {count} of {card.num_samples} samples" for name, count in held.items()]
-    return found + ([f"{card.new_uncorrectable} new uncorrectable errors"] if card.new_uncorrectable else [])
+def _list_health_problems(gpu: Telemetry) -> list[str]:
+    held = {name: count for name, count in gpu.throttled.items() if name.lower() not in POWER_THROTTLES}
+    found = [f"throttled by {name} in {count} of {gpu.num_samples} samples" for name, count in held.items()]
+    return found + ([f"{gpu.new_uncorrectable} new uncorrectable errors"] if gpu.new_uncorrectable else [])
 
 
-def _format_telemetry(card: Telemetry) -> Iterator[str]:
-    if card.clock_mean_mhz is not None and card.clock_min_mhz is not None:
-        yield f"clock {card.clock_mean_mhz:.0f} MHz (least {card.clock_min_mhz:.0f})"
-    if card.power_mean_w is not None and card.power_max_w is not None:
-        yield f"{card.power_mean_w:.0f} W (most {card.power_max_w:.0f})"
-    if card.temperature_max_c is not None:
-        yield f"up to {card.temperature_max_c:.0f} C"
-    yield f"{card.num_samples} samples"
+def _format_telemetry(gpu: Telemetry) -> Iterator[str]:
+    if gpu.clock_mean_mhz is not None and gpu.clock_min_mhz is not None:
+        yield f"clock {gpu.clock_mean_mhz:.0f} MHz (least {gpu.clock_min_mhz:.0f})"
+    if gpu.power_mean_w is not None and gpu.power_max_w is not None:
+        yield f"{gpu.power_mean_w:.0f} W (most {gpu.power_max_w:.0f})"
+    if gpu.temperature_max_c is not None:
+        yield f"up to {gpu.temperature_max_c:.0f} C"
+    yield f"{gpu.num_samples} samples"

@@ -166,7 +166,7 @@ def check_libraries(node: PreflightNode) -> Iterator[CheckFinding]:
 
 
 def _list_nic_plugins(node: PreflightNode) -> Iterator[CheckFinding]:
-    """The library that NCCL or RCCL needs for adapters which it does not reach by itself."""
+    """The library that NCCL or RCCL needs for NICs which it does not reach by itself."""
     kinds = {device.kind for device in node.facts.rdma if any(port.is_active for port in device.ports)}
     for found in (profile.load_nic(kind) for kind in sorted(filter(None, kinds))):
         if found is None or not found.plugins:

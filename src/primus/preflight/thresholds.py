@@ -63,7 +63,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     """A device this far below the median of all is named."""
     floors: dict[str, dict[str, float]] = {}
     """Floors by device model and test (``gemm_bf16`` in TFLOP/s, ``memory_copy`` and ``all_reduce_64m`` in GB/s), over
-    those of the model's profile, of a whole card; ``default`` holds those of any model."""
+    those of the model's profile, of a whole GPU; ``default`` holds those of any model."""
 
     def list_floors(self, model: str | None) -> dict[str, float]:
         """The floors that the file gives for a device model, by test."""
