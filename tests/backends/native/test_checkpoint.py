@@ -76,7 +76,7 @@ def test_older_checkpoints_are_deleted_once_the_new_one_is_complete(tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_failed_write_says_so_and_leaves_the_checkpoint_before_it(tmp_path: Path, is_async: bool) -> None:
+def test_a_failed_write_is_an_error_and_keeps_the_checkpoint_before_it(tmp_path: Path, is_async: bool) -> None:
     weight = torch.ones(3_000_000)
     writer, saved = saver(tmp_path, keep_last_n=1, is_async=is_async)
     writer.save({"model.weight": weight}, step=1, consumed_samples=1)
@@ -95,7 +95,7 @@ def test_a_failed_write_says_so_and_leaves_the_checkpoint_before_it(tmp_path: Pa
     assert torch.equal(loaded(tmp_path / "step_00000001", weight), weight)
 
 
-def test_a_checkpoint_that_cannot_fit_is_not_begun(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_on_disk_is_not_started(tmp_path: Path) -> None:
     writer, _ = saver(tmp_path)
     huge = torch.empty(1 << 50, device="meta")
     with pytest.raises(PrimusError, match=r"step 3 .* no space left: it needs 4194304.000 GiB, and .* are free"):

@@ -66,7 +66,7 @@ def test_only_the_first_process_speaks_and_records(make_run: MakeRun, start_work
     assert "iteration        1/       2" in workers.log(1), "each has a log of its own"
 
 
-def test_processes_that_cannot_meet_say_where_they_tried() -> None:
+def test_a_failed_rendezvous_names_the_address() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])

@@ -75,7 +75,7 @@ def test_data_that_changed_since_the_run_is_refused(
     assert "the data is not what the run was trained on" in capsys.readouterr().err
 
 
-def test_a_step_that_the_run_has_not_reached_is_said(
+def test_a_step_that_the_run_has_not_reached_is_an_error(
     trained: tuple[Run, list[list[NDArray[np.int64]]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _ = trained

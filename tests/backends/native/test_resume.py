@@ -1,4 +1,4 @@
-"""A run goes on where it stopped: the same losses, bit by bit, whatever ended it."""
+"""A run resumes where it stopped, with bit-identical losses, whatever ended it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def kinds(run: Run, kind: str) -> list[events.Event]:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_killed_run_goes_on_with_the_losses_of_an_undisturbed_one(
+def test_a_killed_run_resumes_with_the_losses_of_an_uninterrupted_one(
     make_run: MakeRun, train: Train, start_workers: Callable[..., Any], is_async: bool
 ) -> None:
     settings = {"train_iters": 80, "save_interval": 5, "global_batch_size": 6, "async_save": is_async}
@@ -50,7 +50,7 @@ def test_a_killed_run_goes_on_with_the_losses_of_an_undisturbed_one(
 
 
 @pytest.mark.slow
-def test_two_processes_killed_go_on_with_the_losses_of_undisturbed_ones(
+def test_two_killed_processes_resume_with_the_losses_of_uninterrupted_ones(
     make_run: MakeRun, start_workers: Callable[..., Any]
 ) -> None:
     settings = {"train_iters": 40, "save_interval": 5, "global_batch_size": 8}
@@ -69,7 +69,7 @@ def test_two_processes_killed_go_on_with_the_losses_of_undisturbed_ones(
     assert len(losses(killed)) == 40
 
 
-def test_another_number_of_processes_goes_on_within_rounding(
+def test_another_number_of_processes_resumes_within_rounding(
     make_run: MakeRun, train: Train, start_workers: Callable[..., Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"train_iters": 8, "save_interval": 4, "global_batch_size": 4}
@@ -136,7 +136,7 @@ def test_a_checkpoint_without_its_manifest_does_not_count(make_run: MakeRun, tra
     assert losses(run) == before
 
 
-def test_without_a_usable_checkpoint_it_starts_over_and_says_so(
+def test_a_run_without_a_usable_checkpoint_starts_from_scratch_and_reports_it(
     make_run: MakeRun, train: Train, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run()
@@ -221,7 +221,7 @@ def test_a_folder_with_checkpoints_of_another_run_is_refused(make_run: MakeRun, 
         train(make_run("second", save=shared))
 
 
-def test_a_run_does_not_go_on_with_other_data(make_run: MakeRun, train: Train) -> None:
+def test_a_run_does_not_resume_with_other_data(make_run: MakeRun, train: Train) -> None:
     run = make_run(save_interval=4)
     train(run)
     (run.checkpoints / "step_00000008" / "manifest.json").unlink()
@@ -231,7 +231,7 @@ def test_a_run_does_not_go_on_with_other_data(make_run: MakeRun, train: Train) -
         train(run, number=1)
 
 
-def test_a_run_does_not_go_on_in_the_order_of_another_version(make_run: MakeRun, train: Train) -> None:
+def test_a_run_does_not_resume_in_the_order_of_another_version(make_run: MakeRun, train: Train) -> None:
     run = make_run(save_interval=4)
     train(run)
     for manifest in run.checkpoints.glob("step_*/manifest.json"):
@@ -250,7 +250,7 @@ def _damage(checkpoint: Path) -> None:
     file.write_bytes(content)
 
 
-def test_a_checkpoint_of_other_data_is_continued_only_where_that_is_said(make_run: MakeRun, train: Train) -> None:
+def test_a_checkpoint_of_other_data_is_loaded_only_with_allow_other_data(make_run: MakeRun, train: Train) -> None:
     first = make_run("first")
     train(first)
     settings: dict[str, Any] = {"load": str(first.directory), "seq_length": 16, "train_iters": 10}
@@ -265,7 +265,7 @@ def test_a_checkpoint_of_other_data_is_continued_only_where_that_is_said(make_ru
     assert losses(fourth)[0][0] == 1
 
 
-def test_a_run_that_keeps_documents_apart_goes_on_with_the_same_losses(make_run: MakeRun, train: Train) -> None:
+def test_a_run_that_keeps_documents_apart_resumes_with_the_same_losses(make_run: MakeRun, train: Train) -> None:
     settings: dict[str, Any] = {"vocab_size": 16, "reset_position_ids": True, "reset_attention_mask": True}
     whole, plain = make_run("whole", save_interval=4, **settings), make_run("plain", vocab_size=16)
     train(whole)

@@ -63,7 +63,7 @@ def test_without_a_policy_a_spike_is_a_step_like_others(make_run: MakeRun, train
     assert not any(json.loads(path.read_text())["recent_losses"] for path in run.checkpoints.glob("*/manifest.json"))
 
 
-def test_a_batch_whose_loss_is_a_spike_is_left_out(make_run: MakeRun, train: Train, tmp_path: Path) -> None:
+def test_a_batch_whose_loss_is_a_spike_is_skipped(make_run: MakeRun, train: Train, tmp_path: Path) -> None:
     settings = spiky.settings(tmp_path)
     skipping, careless = make_run("skipping", **settings, loss_spike_policy="skip"), make_run("careless", **settings)
     train(skipping)
@@ -74,7 +74,7 @@ def test_a_batch_whose_loss_is_a_spike_is_left_out(make_run: MakeRun, train: Tra
     assert losses(skipping)[bad + 1] < losses(careless)[bad + 1], "one has not learnt from it"
 
 
-def test_a_run_that_skips_a_spike_goes_on_after_a_checkpoint_as_if_it_had_not_stopped(
+def test_a_run_that_skips_a_spike_resumes_as_if_it_had_not_stopped(
     make_run: MakeRun, train: Train, tmp_path: Path
 ) -> None:
     run = make_run(**spiky.settings(tmp_path, loss_spike_policy="skip", save_interval=1))
@@ -129,7 +129,7 @@ def test_a_run_rewinds_to_its_initial_weights_before_its_first_checkpoint(
     assert losses(fresh) == losses(run)
 
 
-def test_what_is_said_and_shown_of_a_rewind(
+def test_a_rewind_is_printed_and_recorded(
     make_run: MakeRun, train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -151,7 +151,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("module", "name"), [(rewind, "_rename_checkpoint"), (rewind, "set_aside_undone"), (recovery, "_rewind_to_start")]
 )
-def test_a_run_that_is_killed_while_it_rewinds_does_not_meet_the_spike_again(
+def test_a_run_that_is_killed_while_it_rewinds_does_not_reach_the_spike_again(
     make_run: MakeRun, train: Train, tmp_path: Path, module: Any, name: str
 ) -> None:
     settings = spiky.settings(tmp_path, save_interval=1, nonfinite_policy="rewind", max_nonfinite_steps=3)
@@ -177,7 +177,7 @@ def test_a_run_that_is_killed_while_it_rewinds_does_not_meet_the_spike_again(
 
 
 @pytest.mark.slow
-def test_two_processes_killed_after_a_rewind_go_on_as_undisturbed_ones(
+def test_two_processes_killed_after_a_rewind_resume_as_uninterrupted_ones(
     make_run: MakeRun, start_workers: StartWorkers, reference: Any, tmp_path: Path
 ) -> None:
     settings = spiky.settings(tmp_path, loss_spike_policy="rewind", train_iters=45)
@@ -228,7 +228,7 @@ def poison(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(trainer, "train_step", train_step)
 
 
-def test_a_rewind_passes_over_data_whose_loss_is_not_finite(
+def test_a_rewind_skips_data_whose_loss_is_not_finite(
     make_run: MakeRun, train: Train, reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = spiky.settings(tmp_path, save_interval=1, nonfinite_policy="rewind", max_nonfinite_steps=3)
@@ -276,7 +276,7 @@ def test_rewinds_that_do_not_help_end_the_run(make_run: MakeRun, train: Train) -
     assert not [path for path in run.checkpoints.glob("step_????????") if int(path.name[5:]) >= good]
 
 
-def test_a_run_without_a_good_checkpoint_left_ends_and_says_so(
+def test_a_run_without_a_good_checkpoint_left_ends_with_an_error(
     make_run: MakeRun, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"save_interval": 1, "keep_last_n": 1, "nonfinite_policy": "rewind", "max_nonfinite_steps": 3}
@@ -306,7 +306,7 @@ def rewound(first: int, end: int) -> Rewind:
     )
 
 
-def test_data_is_passed_over_wherever_a_rewind_ends() -> None:
+def test_data_of_all_rewinds_is_skipped() -> None:
     rewinds = [rewound(10, 20), rewound(10, 30), rewound(30, 40), rewound(60, 70)]
     assert [find_next_sample(sample, rewinds) for sample in (0, 9, 10, 19, 25, 40, 60, 70)] == [
         0,
@@ -320,7 +320,7 @@ def test_data_is_passed_over_wherever_a_rewind_ends() -> None:
     ]
 
 
-def test_a_state_is_undone_where_it_has_consumed_what_is_passed_over() -> None:
+def test_a_state_that_has_consumed_skipped_data_is_undone() -> None:
     rewinds = [rewound(10, 20)]
     assert [is_undone(sample, rewinds) for sample in (9, 10, 11, 20, 21)] == [False, False, True, True, False]
 

@@ -46,7 +46,7 @@ def test_a_loss_that_is_not_finite_does_not_enter_the_window() -> None:
     assert taken(window, [*NOISE, math.nan, math.inf, 3.9])[-1] is True
 
 
-def test_a_spike_does_not_hide_the_next_one_and_a_new_level_is_none_for_long() -> None:
+def test_a_spike_does_not_hide_the_next_one_and_a_new_level_stops_being_one() -> None:
     found = taken(LossWindow(8, 6.0, CPU), [*NOISE, 9.0, *[8.5 + 0.1 * (index % 3) for index in range(8)]])
     assert found[8:11] == [True] * 3
     assert not any(found[8 + 5 :]), "half a window later it is the usual loss"
@@ -98,14 +98,14 @@ def report(step: int, loss: float = 3.0, skipped: bool = False, spike: bool = Fa
 
 
 @pytest.mark.parametrize("policy", ["rewind", "stop"])
-def test_a_spike_ends_what_may_not_go_on_after_it(policy: str) -> None:
+def test_a_spike_raises_under_the_policies_rewind_and_stop(policy: str) -> None:
     watch = watching(loss_spike_policy=policy)
     with pytest.raises(BadSteps, match=r"step 9: a loss spike: 9.0000, after a median of 3.0000 in the last 8") as bad:
         watch.after_report(report(9, 9.0, skipped=True, spike=True))
     assert bad.value.answer == policy and bad.value.first == 9 and bad.value.last.consumed_samples == 18
 
 
-def test_a_spike_that_is_left_out_has_no_consequences() -> None:
+def test_a_skipped_spike_has_no_consequences() -> None:
     watch = watching(loss_spike_policy="skip", max_nonfinite_steps=1)
     watch.after_report(report(9, 9.0, skipped=True, spike=True))
     assert watch.losses == [*NOISE[1:], 9.0]

@@ -95,7 +95,7 @@ def test_a_step_clips_the_global_norm_before_adamw() -> None:
         torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_gradient_is_gone_after_a_step() -> None:
+def test_the_gradient_is_cleared_after_a_step() -> None:
     prepared, optimizer = trainable()
     step(prepared, optimizer, batches(1))
     assert all(parameter.grad is None for parameter in prepared.model.parameters())

@@ -431,7 +431,7 @@ def test_a_long_run_is_compiled_and_a_short_one_is_not() -> None:
     assert decide(True).compiled and not decide(False, flops=1e17).compiled
 
 
-def test_a_run_that_goes_on_is_compiled_as_before() -> None:
+def test_a_resumed_run_is_compiled_as_before() -> None:
     assert decide("auto", before=True, flops=1e12).compiled
     assert not decide("auto", before=False, flops=1e17).compiled
 

@@ -5,7 +5,7 @@ files, compute their checksums, gather them, write the manifest (the first proce
 manifest is the last file, written by rename: a folder without one was interrupted, and no reader loads it.
 
 The copy is taken on the training thread, so the checkpoint is that of its step. Writing runs in a daemon thread with a
-process group of its own: collectives of training and of the writer must not mix on one group. At most one checkpoint is
+separate process group: collectives of training and of the writer must not mix on one group. At most one checkpoint is
 in writing; the next `save` waits for it.
 """
 

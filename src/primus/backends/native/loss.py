@@ -77,7 +77,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, hidden_TD: Tensor, master_VD: Tensor, targets_T: Tensor, scale: Tensor, chunk: int) -> Tensor:
         weight_VD = master_VD.to(hidden_TD.dtype)
         counted_T1 = (targets_T != IGNORED).unsqueeze(1)
-        # IGNORED is no row of the vocabulary; the weight 0 of its row removes what index 0 gives.
+        # IGNORED is not a row of the vocabulary; the weight 0 of its row removes what index 0 gives.
         index_T1 = targets_T.clamp_min(0).unsqueeze(1)
         losses, grad_hidden, grad_weight_VD = [], [], None
         for rows in _split_spans(hidden_TD.shape[0], chunk):

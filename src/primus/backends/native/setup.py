@@ -67,12 +67,7 @@ def set_up_training(
     start = _find_start(search, attempt, data)
     # After the search: a resumed run is compiled if the checkpoint's was, since rounding differs.
     decision = _decide_compile(trainer, processes, global_batch_size, start, environ)
-    trainable = _build_trainable(
-        trainer, processes, decision.compiled, build_document_handling(trainer.data, data.eod_id)
-    )
-    optimizer = build_optimizer(trainable.model, trainer.optimizer)
-    if start is not None:
-        restore_state(start, trainable.model, optimizer, processes)
+    trainable, optimizer = _build_model_and_optimizer(trainer, processes, decision.compiled, data, start)
     bad_steps = BadStepDetector(trainer.training, processes.device)
     if start is not None:
         bad_steps.restart_after(start.step, start.recent_losses)
@@ -188,6 +183,18 @@ def _decide_compile(
         threads=torch.get_num_threads(),
         environ=environ,
     )
+
+
+def _build_model_and_optimizer(
+    trainer: Trainer, processes: Processes, compiled: bool, data: Datasets, start: ResumePoint | None
+) -> tuple[Trainable, torch.optim.AdamW]:
+    """The model and its optimizer, with their initial state or that of the checkpoint."""
+    documents = build_document_handling(trainer.data, data.eod_id)
+    trainable = _build_trainable(trainer, processes, compiled, documents)
+    optimizer = build_optimizer(trainable.model, trainer.optimizer)
+    if start is not None:
+        restore_state(start, trainable.model, optimizer, processes)
+    return trainable, optimizer
 
 
 def _build_trainable(
