@@ -1,9 +1,9 @@
-"""What a diagnosis costs: the logs of 2,048 ranks, and of 8 while a job waits for the decision.
+"""Measure the time of a diagnosis: of the logs of 2,048 ranks, and of 8 while a job waits for the decision.
 
     python benchmarks/diagnosis_time.py --rounds 3
 
-The logs are made first: training lines as Megatron and Primus print them, NCCL's own, then one root at one rank and
-what follows from it at all others. They were just written, so that most of them come from memory, not from a disk.
+The logs are generated: training lines of Megatron and Primus, lines of NCCL, then one root cause at one rank and its
+effects at all others. As they have just been written, most of them are read from memory, not from a disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from train_speed import machine
 RANKS = 2048
 PER_NODE = 8
 SMALLEST, LARGEST = 300_000, 2_000_000
-"""Bytes of a rank's log, before the failure."""
+"""Bytes of a rank's log before the failure."""
 BAD_RANK = 1357
 STEP = (
     "[20251121 {clock}][rank-{rank}/{ranks}][INFO ] [--------trainer.py:2488] :  iteration {step:8}/   36000 "
@@ -66,17 +66,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=RANKS)
-    parser.add_argument("--machine", default=f"cpu-{os.cpu_count()}-cores", help="class of machine, in the file's name")
-    parser.add_argument("--folder", help="where the logs are made, for a while")
-    parser.add_argument("--output", type=Path, help="where the record goes, instead of results/")
+    parser.add_argument(
+        "--machine", default=f"cpu-{os.cpu_count()}-cores", help="machine class in the name of the file"
+    )
+    parser.add_argument("--folder", help="folder of the temporary logs")
+    parser.add_argument("--output", type=Path, help="file of the record, instead of one in results/")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="primus-logs-", dir=options.folder))
     try:
         record = {
             "machine": machine(os.cpu_count()),
             "rounds": options.rounds,
-            "all": measured(folder / "all", options.ranks, min(BAD_RANK, options.ranks - 1), options.rounds),
-            "one_node": measured(folder / "node", PER_NODE, 5, options.rounds) | quick(folder / "node", options.rounds),
+            "all": measure(folder / "all", options.ranks, min(BAD_RANK, options.ranks - 1), options.rounds),
+            "one_node": measure(folder / "node", PER_NODE, 5, options.rounds)
+            | measure_quick_diagnosis(folder / "node", options.rounds),
         }
     finally:
         shutil.rmtree(folder)
@@ -86,34 +89,34 @@ def main() -> None:
     print(f"{text}\nwritten: {output}")
 
 
-def measured(run: Path, ranks: int, bad: int, rounds: int) -> dict[str, object]:
-    """Make the logs of a run and diagnose it as a person does."""
-    size = make(run, ranks, bad)
-    taken = [command(run, bad) for _ in range(rounds)]
+def measure(run: Path, ranks: int, bad: int, rounds: int) -> dict[str, object]:
+    """Generate the logs of a run, and time the command on it."""
+    size = write_run(run, ranks, bad)
+    taken = [run_command(run, bad) for _ in range(rounds)]
     return {
         "ranks": ranks,
         "logs_bytes": size,
-        "command_wall_s": summary([wall for wall, _, _ in taken]),
-        "command_cpu_s": summary([cpu for _, cpu, _ in taken]),
+        "command_wall_s": summarize([wall for wall, _, _ in taken]),
+        "command_cpu_s": summarize([cpu for _, cpu, _ in taken]),
         "peak_memory_mib": max(memory for _, _, memory in taken),
     }
 
 
-def make(run: Path, ranks: int, bad: int) -> int:
-    """A run folder of an attempt that `bad` failed of first; gives the bytes of its logs."""
+def write_run(run: Path, ranks: int, bad: int) -> int:
+    """Write a run folder of an attempt in which rank `bad` failed first. Returns the bytes of its logs."""
     randomness = random.Random(7)
     folder = run / "logs" / "attempt_0"
     folder.mkdir(parents=True)
     metadata = {"id": run.name, "name": "bench", "task": "train pretrain", "created": 1.0, "attempts": 1}
     (run / "metadata.json").write_text(json.dumps(metadata | {"outcome": {"state": "failed", "exit_code": 1}}))
-    steps = [step(number, randomness) for number in range(LARGEST // 450)]
+    steps = [format_step(number, randomness) for number in range(LARGEST // 450)]
     total = 0
     for rank in range(ranks):
-        total += write(folder / f"rank_{rank}.log", rank, ranks, rank == bad, steps, randomness)
+        total += write_log(folder / f"rank_{rank}.log", rank, ranks, rank == bad, steps, randomness)
     return total
 
 
-def step(number: int, randomness: random.Random) -> str:
+def format_step(number: int, randomness: random.Random) -> str:
     return STEP.format(
         clock=f"{10 + number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}",
         rank="{rank}",
@@ -128,7 +131,7 @@ def step(number: int, randomness: random.Random) -> str:
     )
 
 
-def write(path: Path, rank: int, ranks: int, is_bad: bool, steps: list[str], randomness: random.Random) -> int:
+def write_log(path: Path, rank: int, ranks: int, is_bad: bool, steps: list[str], randomness: random.Random) -> int:
     place = {"node": rank // PER_NODE, "local": rank % PER_NODE, "rank": rank, "pid": 4000 + rank, "other": rank + 1}
     head = "".join(INFO.format(channel=channel, **place) for channel in range(64))
     begin, size = randomness.randrange(500), randomness.randrange(SMALLEST, LARGEST)
@@ -139,8 +142,8 @@ def write(path: Path, rank: int, ranks: int, is_bad: bool, steps: list[str], ran
     return len(data)
 
 
-def command(run: Path, bad: int) -> tuple[float, float, int]:
-    """Wall time, CPU and peak memory of the whole command, whose answer must be right."""
+def run_command(run: Path, bad: int) -> tuple[float, float, int]:
+    """Wall time, CPU time and peak memory of the whole command, whose answer must be right."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
     words = [*COMMAND, "direct", "--", "diagnose", str(run), "--json"]
@@ -154,7 +157,7 @@ def command(run: Path, bad: int) -> tuple[float, float, int]:
     return wall, cpu, after.ru_maxrss // 1024
 
 
-QUICK = (
+QUICK_DIAGNOSIS = (
     "import sys, time; from pathlib import Path; begin = time.perf_counter()\n"
     "from primus.diagnosis.diagnose import diagnose_run; from primus.runs.store import Run\n"
     "loaded = time.perf_counter()\n"
@@ -163,17 +166,17 @@ QUICK = (
 )
 
 
-def quick(run: Path, rounds: int) -> dict[str, object]:
-    """What the launcher waits for at a failure, and what it loads for it."""
+def measure_quick_diagnosis(run: Path, rounds: int) -> dict[str, object]:
+    """Times for which a launcher waits at a failure: of the diagnosis, and of its imports."""
     taken = []
     for _ in range(rounds):
-        words = [sys.executable, "-c", QUICK, str(run)]
+        words = [sys.executable, "-c", QUICK_DIAGNOSIS, str(run)]
         done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=True)
         taken.append([float(word) for word in done.stdout.split()])
-    return {"of_run_s": summary([each[0] for each in taken]), "imports_s": summary([each[1] for each in taken])}
+    return {"of_run_s": summarize([each[0] for each in taken]), "imports_s": summarize([each[1] for each in taken])}
 
 
-def summary(values: list[float]) -> dict[str, float]:
+def summarize(values: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}
 
 

@@ -134,7 +134,9 @@ def _strip_digits(text: str) -> bytes:
     return text.encode().translate(None, _DIGITS)
 
 
-_WORLD_SIZE = re.compile(rb"(?i)\b(?:nranks|world[_ ]size)\W{1,4}(\d{1,7})\b")
+_WORLD_SIZE = re.compile(rb"\b(?:n[Rr]anks|NRANKS|[Ww]orld[_ ][Ss]ize|WORLD[_ ]SIZE)\W{1,4}(\d{1,7})\b")
+_WORLD_SIZE_TEXTS = (b"Ranks", b"ranks", b"RANKS", b"orld", b"ORLD")
+"""One of them is in each match of `_WORLD_SIZE`; the search for them is many times faster."""
 
 
 class _PatternIndex(Struct, frozen=True):
@@ -190,14 +192,19 @@ class LogScanner:
             progress = {shape: each.is_done for shape, each in found.items() if each.is_progress}
             survived = _find_progress(scan.log, window, shapes, progress)
             _collect_hits(scan, window, shapes, interesting, survived, self._table)
-            size = _WORLD_SIZE.search(window.data)
-            scan.world_size = max(scan.world_size, int(size[1]) if size else 0)
+            scan.world_size = max(scan.world_size, _find_world_size(window.data))
 
     def _classify_shapes(self, unknown: list[bytes]) -> None:
         if len(self._shapes) > MOST_SHAPES:
             self._shapes.clear()
         self._shapes.update(dict.fromkeys(unknown, _DULL))
         self._shapes.update(_find_meaningful_shapes(unknown, self._index))
+
+
+def _find_world_size(data: bytes) -> int:
+    """Ranks of the job, as `data` says first; 0 if it does not say."""
+    found = _WORLD_SIZE.search(data) if any(text in data for text in _WORLD_SIZE_TEXTS) else None
+    return int(found[1]) if found else 0
 
 
 def is_message(text: str) -> bool:
