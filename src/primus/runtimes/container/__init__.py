@@ -30,7 +30,7 @@ def wrap(plan: LaunchPlan, options: ContainerArguments, context: PlanContext) ->
     """`plan` in a container.
 
     Raises:
-        UsageError: An option is invalid, or there is no image.
+        UsageError: An option is invalid, or no image is given.
     """
     return container_plan.plan_container(plan, options, context)[0]
 

@@ -52,7 +52,7 @@ def plan_container(
         root: Root of the file system, another folder in tests.
 
     Raises:
-        UsageError: An option is wrong, or there is no image.
+        UsageError: An option is invalid, or no image is given.
     """
     options = limit_shell_grace(options)
     container, notes = build_container(options, context, root)

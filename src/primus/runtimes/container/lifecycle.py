@@ -112,6 +112,7 @@ def _run_engine(launch: ContainerLaunch, argv: Sequence[str]) -> int:
     ]
     environ = {**launch.environ, MARK: token}
     _raise_limits(engine)
+    # The order matters: the watchdog runs before the engine does, so that no container is without one, and leaves last.
     with (
         _stop_container_if_killed(launch, label, token),
         image_record.record_image(launch.run, launch.container, launch.environ),
@@ -122,6 +123,7 @@ def _run_engine(launch: ContainerLaunch, argv: Sequence[str]) -> int:
         except BaseException:
             _stop_leftover_container(launch, label)
             raise
+        # With code 0 the task itself has ended and --rm has removed its container; other codes may be the client's.
         if code and label:
             _stop_leftover_container(launch, label)
     _explain_exit_code(launch, code)
@@ -172,7 +174,7 @@ def _kill_container_after_grace(launch: ContainerLaunch, label: str) -> Iterator
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(before)  # first, so that no signal writes to a closed pipe
         os.write(write, b"\0")
         watcher.join()
         os.close(read)
@@ -180,7 +182,7 @@ def _kill_container_after_grace(launch: ContainerLaunch, label: str) -> Iterator
 
 
 def _wait_for_deadline(launch: ContainerLaunch, label: str, read: int) -> None:
-    deadline = None
+    deadline = None  # set by the first stop signal; a second one does not extend it
     while True:
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not select.select([read], [], [], left_s)[0]:
@@ -188,7 +190,7 @@ def _wait_for_deadline(launch: ContainerLaunch, label: str, read: int) -> None:
             _kill_container(launch, label)
             return
         heard = os.read(read, 64)
-        if 0 in heard:
+        if 0 in heard:  # written by the main thread: the container has ended (signal numbers start at 1)
             return
         if deadline is None and set(heard) & {int(number) for number in STOP_SIGNALS}:
             deadline = time.monotonic() + launch.grace_s

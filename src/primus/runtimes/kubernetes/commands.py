@@ -155,12 +155,14 @@ def write_log(
     """
     reader = server.open_log_reader(place, job, environ, _write_to_stdout, tail)
     outage = _OutageTolerance()
+    # A restart replaces the pods, so each round looks for the node's newest pod; the reader writes each line once.
     while True:
         with outage.tolerate_outage():
             view = server.get_job(place, job, environ)
             if view.replicas is not None and not 0 <= rank < view.replicas:
                 raise UsageError(f"job '{job}' has no node {rank}", f"use --rank 0 to {view.replicas - 1}")
             pod = status.find_newest_pod(view.pods, rank)
+            # Decided before reading: lines that arrive after a final state was seen are read in this round.
             is_over = not follow or view.state.state in job_states.ENDED
             if pod is not None:
                 reader.read(pod.name, follow=not is_over)
@@ -261,6 +263,7 @@ def _print_to_stderr(text: str) -> None:
 def _poll_until_ended(server: KubernetesTarget, place: Place, options: Options, context: TaskContext) -> int:
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
     outage, shown = _OutageTolerance(), ""
+    # Each round queries the state once. An outage ends the round early and keeps what was known.
     while True:
         with outage.tolerate_outage():
             state = _query_job_state(server, place, options, context, was_there=bool(shown))

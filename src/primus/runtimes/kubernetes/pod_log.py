@@ -60,7 +60,7 @@ class PodLogFollower:
         known, num_known = self._last, self._num_at_last
         for line in lines:
             moment, _, text = line.partition(" ")
-            if moment < known:
+            if moment < known:  # timestamps (RFC 3339, nine digits) compare as text
                 continue
             if moment == known and num_known:
                 num_known -= 1

@@ -123,7 +123,7 @@ class BatchJobSupervisor:
                 return decision.exit_code
             excluded = decision.exclude
             self._wait_for_restart(decision.delay_s)
-            if self._is_warned:
+            if self._is_warned:  # the time that is left is for a checkpoint, and there is nothing to save
                 return self._requeue(code)
 
     def _run_step(self, excluded: tuple[str, ...], warning: signal.Signals) -> int:
@@ -137,18 +137,20 @@ class BatchJobSupervisor:
         # --overlap: the step before may still count as running on a node that is lost.
         nodes = [f"--nodes={number}", f"--ntasks={number}", "--overlap"]
         nodes += [f"--exclude={','.join(excluded)}"] if excluded else []
+        # Created before srun starts, so that it reports events of this step only.
         follower = EventFollower(job.run.events) if job.run else None
         try:
             child = subprocess.Popen([program, *nodes, *options], env=self._environ, stdin=subprocess.DEVNULL)
         except OSError as error:
             raise PrimusError(f"{program}: cannot be started: {error.strerror}") from None
+        # srun stays in this process group: Slurm finds a job's processes by it with ProctrackType=proctrack/pgid.
         with child:
             code = self._watch_step(child, warning, follower)
         return code if code >= 0 else 128 - code
 
     def _watch_step(self, child: Child, warning: signal.Signals, follower: EventFollower | None) -> int:
         """Wait for srun: pass a warning on once, and end an srun that outlives its launchers."""
-        is_passed_on = False
+        is_passed_on = False  # a second SIGUSR1 to the launchers would say nothing new
         next_look = time.monotonic()
         while (code := _wait_for_child(child, POLL_S)) is None:
             if self._is_warned and not is_passed_on:

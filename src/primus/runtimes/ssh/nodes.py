@@ -145,7 +145,7 @@ class SshConnection:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        self.send_signal_name(None)
+        self.send_signal_name(None)  # ends the writer thread, which would wait for a word forever
         self.join_reader()
 
     def join_reader(self) -> None:
@@ -157,6 +157,7 @@ class SshConnection:
         with contextlib.suppress(OSError):  # ssh has ended; its exit code tells why
             self.process.stdin.write(first)
             self.process.stdin.flush()
+            # The script ends here; standard input stays open for the names of signals.
             for word in iter(self._words.get, None):
                 self.process.stdin.write(f"{word}\n".encode())
                 self.process.stdin.flush()
@@ -184,13 +185,16 @@ def _wait_for_nodes(connections: Sequence[SshConnection], signals: _SshSignalHan
     failure: SshNodeFailure | None = None
     num_passed_on = 0
     end_at = cut_at = math.inf
+    # end_at: when the nodes that are left get SIGTERM; cut_at: when their connections are closed. Infinity: not set.
     while any(connection.process.poll() is None for connection in connections):
         now = time.monotonic()
         for number in signals.seen[num_passed_on:]:
             _signal_all_nodes(connections, signal.Signals(number).name.removeprefix("SIG"))
             num_passed_on += 1
+            # SIGUSR1 and SIGUSR2 leave the end to the launchers: they are warnings of a scheduler further out.
             if number in STOP_SIGNALS:
                 cut_at = min(cut_at, now + GRACE_S)
+        # After a signal, nodes exit with codes other than 0 on purpose: only an unsignalled end is a failure.
         if failure is None and not signals.seen:
             failure = _first_failure(connections)
             if failure:  # the others would wait for an unreachable host until the rendezvous times out
