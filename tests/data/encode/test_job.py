@@ -326,27 +326,6 @@ def test_nothing_of_a_fast_way_that_proved_wrong_is_taken_without_it(
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gigatoken") is None, reason="gigatoken is not installed")
-def test_a_run_that_lost_the_process_of_the_library_says_so_and_goes_on_when_started_again(
-    tmp_path: Path, tokenizer_file: Path, prose: Prose, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "SMALLEST_SHARD_BYTES", 2_000)
-    lines = write_lines(tmp_path / "a.jsonl", [prose(200, seed) for seed in range(5)])
-    run, before = EncodeStage.run, psutil.Process().children()
-
-    def without_the_library(self: EncodeStage, shard: shards.Shard, output: shard_queue.ShardOutput) -> None:
-        for each in {*psutil.Process(os.getppid()).children()} - {psutil.Process(), *before}:
-            each.kill()
-        run(self, shard, output)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(EncodeStage, "run", without_the_library)
-        with pytest.raises(PrimusError, match="the process of the tokenizer's library was killed"):
-            make(lines, tokenizer_file, tmp_path / "out", workers=1)
-    made, other = (make(lines, tokenizer_file, tmp_path / name, workers=1) for name in ("out", "other"))
-    assert (made.manifest.bin, made.manifest.idx) == (other.manifest.bin, other.manifest.idx)
-
-
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:
     lines = write_lines(tmp_path / "a.jsonl", [prose(20)])
     make(lines, tokenizer_file, tmp_path / "out")

@@ -97,7 +97,7 @@ def prepare_token_files(
         PrimusError: A document is bad, a file damaged, or the output cannot be written.
     """
     _check_job(job)
-    tokenizer = None if trained.is_trained(job.tokenizer) else load_job_tokenizer(job, in_parallel=True)
+    tokenizer = None if trained.is_trained(job.tokenizer) else load_job_tokenizer(job)
     if tokenizer and job.recipe.append_eod and (note := _note_end(job, tokenizer)):
         say(note)
     text = inputs.open_input(job.inputs, job.dataset, job.output, job.recipe.text_documents, is_folder=False)
@@ -132,14 +132,14 @@ def _check_job(job: EncodeJob) -> None:
         trained.check(job.tokenizer, job.eod)
 
 
-def load_job_tokenizer(job: EncodeJob, in_parallel: bool = False) -> Tokenizer:
+def load_job_tokenizer(job: EncodeJob) -> Tokenizer:
     """The tokenizer of a job that trains none.
 
     Raises:
         UsageError: There is no such tokenizer, or no token that ends its documents.
     """
     parse = job.recipe.parse_special_tokens
-    tokenizer = load_tokenizer(job.tokenizer, job.eod, parse, job.fast, in_parallel, job.follow_declared)
+    tokenizer = load_tokenizer(job.tokenizer, job.eod, parse, job.fast, job.follow_declared)
     if not job.recipe.append_eod:
         return tokenizer
     if tokenizer.eod is None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from primus.data.tokenizers import tokenizer_json, tokenizer_subprocess
+from primus.data.tokenizers import tokenizer_json
 from primus.data.tokenizers.content import fingerprint_described
 from primus.data.tokenizers.cuts import is_cuttable
 from primus.data.tokenizers.document_ends import EndChoice, find_begin_of_document, find_end_of_document
-from primus.data.tokenizers.fast import build_for_json, is_installed, is_known
-from primus.data.tokenizers.tokenizer import Batch, FastTokenizerEngine, Tokenizer, TokenizerEngine
-from primus.data.tokenizers.tokenizer_subprocess import TokenizerSubprocess
+from primus.data.tokenizers.fast import build_for_json
+from primus.data.tokenizers.tokenizer import Batch, Tokenizer
 from primus.errors import PrimusError, UsageError
 
 
@@ -100,22 +99,18 @@ class HuggingFaceEngine:
         return text
 
 
-def build_tokenizer(
-    content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool, in_parallel: bool
-) -> Tokenizer:
+def build_tokenizer(content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool) -> Tokenizer:
     """The tokenizer that a tokenizer.json describes; see `primus.data.tokenizers.load.load_tokenizer`.
 
     Raises:
         UsageError: It is damaged, has no such end of document, or the library would number its tokens differently.
     """
     library = HuggingFaceEngine(content, name, parse_special_tokens)
-    may_fork = fast and in_parallel and is_installed() and tokenizer_subprocess.is_possible()
-    other = TokenizerSubprocess(library, partial(library.load, end)) if may_fork else None
     try:
         outline = tokenizer_json.decode_outline(content)
     except msgspec.MsgspecError as error:
         raise _build_damage_error(name, error) from None
-    facts, exact, engine = _load_engines(library, other, end, outline if fast else {})
+    facts = library.load(end)
     added = outline.get("added_tokens", [])
     return Tokenizer(
         name=name,
@@ -131,32 +126,9 @@ def build_tokenizer(
         special_strings=tuple(token["content"] for token in added if token.get("special")),
         parse_special_tokens=parse_special_tokens,
         cuttable=is_cuttable(outline),
-        exact=exact,
-        fast=engine,
+        exact=library,
+        fast=build_for_json(library, outline, parse_special_tokens) if fast else None,
     )
-
-
-def _load_engines(
-    library: HuggingFaceEngine,
-    other: TokenizerSubprocess[VocabularyFacts] | None,
-    end: EndChoice,
-    outline: dict[str, Any],
-) -> tuple[VocabularyFacts, TokenizerEngine, FastTokenizerEngine | None]:
-    """What is known of the vocabulary, the engine that defines the ids, and the fast one where there is one.
-
-    Args:
-        library: The library in this process.
-        other: The library in a process of its own, which has begun to load it: neither library lets another thread of
-            its process do anything meanwhile.
-        end: Which token ends a document.
-        outline: The file; empty where there is to be no fast engine.
-    """
-    if other and is_known(outline):
-        engine = build_for_json(other, outline, library.parse_special_tokens)
-        facts = other.wait_until_loaded()
-        return (facts, other, engine) if engine else (facts, library, None)
-    facts = library.load(end)
-    return facts, library, build_for_json(library, outline, library.parse_special_tokens)
 
 
 def find_lone_surrogate(texts: Sequence[str], error: Exception) -> Exception:

@@ -21,7 +21,6 @@ def load_tokenizer(
     eod: str | None = None,
     parse_special_tokens: bool = False,
     fast: bool = True,
-    in_parallel: bool = False,
     follow_declared: bool = False,
 ) -> Tokenizer:
     """The tokenizer at a path or of a name.
@@ -35,8 +34,6 @@ def load_tokenizer(
         parse_special_tokens: Whether a special token that a text spells out becomes its id, which lets a text forge the
             end of a document, instead of plain text.
         fast: Whether to encode the fast way where it knows the tokenizer.
-        in_parallel: Whether the library that defines the ids may load in a process of its own, which is forked from
-            this one and answers for it, while the fast way loads here.
         follow_declared: Whether what the files beside the tokenizer declare comes first, as in Megatron-LM.
 
     Raises:
@@ -45,7 +42,7 @@ def load_tokenizer(
     """
     content = locate.read_tokenizer(str(name))
     end = EndChoice(eod, locate.find_declared_end(str(name), ask_hub=follow_declared), follow_declared)
-    return _load_content(content, str(name), end, parse_special_tokens, fast, in_parallel)
+    return _load_content(content, str(name), end, parse_special_tokens, fast)
 
 
 def parse_tokenizer(
@@ -54,18 +51,15 @@ def parse_tokenizer(
     eod: str | None = None,
     parse_special_tokens: bool = False,
     fast: bool = True,
-    in_parallel: bool = False,
 ) -> Tokenizer:
     """The tokenizer that a file's content describes; see `load_tokenizer`."""
-    return _load_content(content, name, EndChoice(eod), parse_special_tokens, fast, in_parallel)
+    return _load_content(content, name, EndChoice(eod), parse_special_tokens, fast)
 
 
-def _load_content(
-    content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool, in_parallel: bool
-) -> Tokenizer:
+def _load_content(content: bytes, name: str, end: EndChoice, parse_special_tokens: bool, fast: bool) -> Tokenizer:
     with pause_garbage_collection():
         if is_json(content):
-            return huggingface.build_tokenizer(content, name, end, parse_special_tokens, fast, in_parallel)
+            return huggingface.build_tokenizer(content, name, end, parse_special_tokens, fast)
         return sentencepiece.build_tokenizer(content, name, end, parse_special_tokens, fast)
 
 
