@@ -43,7 +43,7 @@ def test_a_dataset_is_fetched_from_the_command_line_once(tmp_path: Path) -> None
         )
         done = data(*words, hub=hub.url)
         assert (done.returncode, done.stdout) == (0, f"--input {tmp_path}/out\n"), done.stderr
-        assert "left out 1 bad documents" in done.stderr
+        assert "skipped 1 bad documents" in done.stderr
         assert re.search(r"train-1\.jsonl:2: not JSON", done.stderr)
         assert "the dataset has only 21 documents" in done.stderr
     again = data(*words, json_wanted=True)  # the hub is gone
@@ -61,7 +61,7 @@ def test_the_named_datasets_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "name a dataset"),
+        ([], 2, "give a dataset"),
         (["finewep"], 2, "did you mean 'fineweb'?"),
         (["c4", "--num-samples", "5"], 2, "give --output FOLDER"),
         (["c4", "--output", "{}/x"], 1, "allenai/c4: http://127.0.0.1:9 cannot be reached"),

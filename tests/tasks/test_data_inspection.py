@@ -100,7 +100,7 @@ def test_an_option_that_means_nothing_is_an_error(
 ) -> None:
     words = [str(made) if word == "PREFIX" else word for word in words]
     assert main(["direct", "--", "data", "inspect", *words]) == 2
-    assert f"{option} means nothing with" in capsys.readouterr().err
+    assert f"{option} has no effect with" in capsys.readouterr().err
 
 
 def test_fingerprint_compares_the_tokens_with_the_manifest(run: Run, made: Path, tmp_path: Path) -> None:

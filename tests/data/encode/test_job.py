@@ -95,7 +95,7 @@ def test_the_same_job_again_does_nothing_and_another_is_refused(
     assert all(file.stat().st_mtime_ns == time for file, time in times.items() if file != lines)
 
     write_lines(lines, [prose(20), prose(30)])
-    with pytest.raises(UsageError, match=r"made otherwise: .*a.jsonl is new, gone or changed") as caught:
+    with pytest.raises(UsageError, match=r"differs: .*a.jsonl is new, gone or changed") as caught:
         prepare_token_files(job)
     assert "--overwrite" in caught.value.hint
     with pytest.raises(UsageError, match="its append_eod is True"):
@@ -115,7 +115,7 @@ def test_overwriting_makes_anew_what_is_damaged_and_nothing_else(
     job = EncodeJob(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out", existing="replace")
     said: list[str] = []
     assert not prepare_token_files(job, said.append)[0].made
-    assert said == [f"{made.prefix}: nothing to do, it was made from the same input before, and is as it was written"]
+    assert said == [f"{made.prefix}: nothing to do, it was made from the same input before, and its checksums match"]
     for end, problem in {
         "bin": "is damaged, its checksum is another",
         "idx": "is damaged, its checksum is another",
@@ -127,7 +127,7 @@ def test_overwriting_makes_anew_what_is_damaged_and_nothing_else(
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if end in ("bin", "idx") else content[:9])
         said.clear()
         assert prepare_token_files(job, said.append)[0].made
-        assert len([line for line in said if "made anew: " in line and f"{path}" in line and problem in line]) == 1
+        assert len([line for line in said if "replaced: " in line and f"{path}" in line and problem in line]) == 1
         assert content_of(tmp_path) == before
 
 
@@ -224,9 +224,9 @@ def test_bad_documents_that_are_allowed_are_listed(tmp_path: Path, tokenizer_fil
     assert (made.manifest.documents, made.manifest.bad_documents) == (2, 2)
     listed = [json.loads(line) for line in (tmp_path / "out_text_document.bad.jsonl").read_text().splitlines()]
     assert [entry["where"] for entry in listed] == [f"{lines}:2", f"{lines}:4"]
-    assert any("left out 2 bad documents" in line for line in said)
+    assert any("skipped 2 bad documents" in line for line in said)
     assert not make(lines, tokenizer_file, tmp_path / "out", max_bad=3).made
-    with pytest.raises(UsageError, match="2 bad documents were left out"):
+    with pytest.raises(UsageError, match="2 bad documents were skipped"):
         make(lines, tokenizer_file, tmp_path / "out", max_bad=1)
 
 
@@ -270,7 +270,7 @@ def test_an_interrupt_tells_what_is_kept(
         prepare_token_files(
             EncodeJob(inputs=(str(lines),), tokenizer=str(tokenizer_file), output=tmp_path / "out"), said.append
         )
-    assert said == ["2 of 3 shards are done: the same command goes on with the others"]
+    assert said == ["2 of 3 shards are finished: run the same command again to resume"]
 
 
 def test_input_that_changes_while_it_is_read_is_an_error(tmp_path: Path, tokenizer_file: Path, prose: Prose) -> None:

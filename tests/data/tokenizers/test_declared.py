@@ -129,7 +129,9 @@ def test_encoding_says_which_end_it_takes(folder: Path, tmp_path: Path) -> None:
     eod, said = encoded("named", eod="</s>")
     assert (eod, "documents end" in said) == ("</s>", False)
     (folder / "tokenizer_config.json").write_text(json.dumps(QWEN | {"eos_token": "<|nowhere|>"}))
-    with pytest.raises(UsageError, match=r"says that <\|nowhere\|> ends a text, but the vocabulary has no such token"):
+    with pytest.raises(
+        UsageError, match=r"declares <\|nowhere\|> as the end of a text, but the vocabulary does not have it"
+    ):
         encoded("unknown", follow_declared=True)
     assert encoded("without", follow_declared=True, recipe=EncodeRecipe(append_eod=False))[0] == "<|endoftext|>"
 

@@ -1,4 +1,4 @@
-"""Token files from text, made by any number of processes; what goes wrong leaves everything as it was."""
+"""Tokenize text into token files, in any number of processes. A failed run leaves existing files unchanged."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class PreparedTokens:
 def prepare_token_files(
     job: EncodeJob, say: Say = lambda text: None, show: Show = lambda progress: None
 ) -> list[PreparedTokens]:
-    """Make the token files of a job, one pair for each JSON key; the same job again finds them made.
+    """Write the token files of a job, a pair for each JSON key; existing files of the same job are reused.
 
-    Any number of processes may do the same job at once, on any machines that share the output's folder; a job that was
-    stopped goes on where it was. Files appear complete or not at all, the manifest last.
+    Any number of processes may run the same job at once, on any machines that share the output's folder. An interrupted
+    job resumes. Files appear complete or not at all, the manifest last.
 
     Args:
         job: What to prepare.
@@ -143,14 +143,12 @@ def load_job_tokenizer(job: EncodeJob) -> Tokenizer:
     if not job.recipe.append_eod:
         return tokenizer
     if tokenizer.eod is None:
-        raise UsageError(
-            f"{tokenizer.name}: no token that ends a document", "name it with --eod, or use --no-append-eod"
-        )
+        raise UsageError(f"{tokenizer.name}: no end-of-document token", "give one with --eod, or use --no-append-eod")
     end = tokenizer.declared_end
     if job.follow_declared and job.eod is None and end and tokenizer.declared_eod is None:
         raise UsageError(
-            f"{end.source}: it says that {end} ends a text, but the vocabulary has no such token",
-            "name the end of a document with --eod, or correct the file",
+            f"{end.source}: declares {end} as the end of a text, but the vocabulary does not have it",
+            "give the end-of-document token with --eod, or correct the file",
         )
     return tokenizer
 
@@ -194,7 +192,7 @@ class _Preparation:
 
     def _prepare_all(self) -> list[PreparedTokens]:
         found = {key: self._find_prepared(key) for key in self.job.json_keys}
-        intact = ", and is as it was written" if self.job.existing == "replace" else ""
+        intact = ", and its checksums match" if self.job.existing == "replace" else ""
         for each in found.values():
             if each:
                 self.say(f"{each.prefix}: nothing to do, it was made from the same input before{intact}")
@@ -222,18 +220,22 @@ class _Preparation:
             return executors.run(board, self.job.executor, self._num_workers(board), f"encoding {key}", self.show)
         except KeyboardInterrupt:
             if done := len(board.list_results()):
-                self.say(f"{done} of {len(board.shards)} shards are done: the same command goes on with the others")
+                self.say(f"{done} of {len(board.shards)} shards are finished: run the same command again to resume")
             raise
 
     def _publish_token_files(self, key: str, board: ShardQueue, rows: list[ShardResult]) -> PreparedTokens:
         if not board.folder.is_dir():
-            raise PrimusError(f"{board.folder}: removed by somebody, with what was done", "run the same command again")
+            raise PrimusError(
+                f"{board.folder}: deleted by another program, with the finished shards", "run the same command again"
+            )
         if not any(row.counts.get("tokens") for row in rows):
             atomic.remove_folder(board.folder)
             bad = next((item for row in rows for item in row.bad), None)
             raise UsageError(
                 f"no text in {self.text}",
-                f"every document is empty or bad, as {bad.where}: {bad.reason}" if bad else "every document is empty",
+                f"every document is empty or bad, for example {bad.where}: {bad.reason}"
+                if bad
+                else "every document is empty",
             )
         prefix, stage = self._build_prefix(key), board.stage
         assert isinstance(stage, EncodeStage)
@@ -272,7 +274,7 @@ class _Preparation:
             difference = "it has no manifest" if idx_path(prefix).exists() or bin_path(prefix).exists() else ""
         if not replaces and difference:
             raise UsageError(
-                f"{prefix}.bin is there already and was made otherwise: {difference}",
+                f"{prefix}.bin exists and differs: {difference}",
                 "give another --output, or replace it with --overwrite",
             )
         if replaces and manifest:
@@ -285,7 +287,7 @@ class _Preparation:
         """Say once why what is there is made anew."""
         if key not in self._reported:
             self._reported.add(key)
-            self.say(f"{self._build_prefix(key)}: made anew: {reason}")
+            self.say(f"{self._build_prefix(key)}: replaced: {reason}")
 
     def _find_difference(self, key: str, manifest: TokenFileManifest) -> str:
         """Why what is there did not come from this job; empty if it did."""
@@ -298,7 +300,7 @@ class _Preparation:
             if name != "max_bad" and getattr(recipe, name) != getattr(manifest.recipe, name):
                 return f"its {name} is {getattr(manifest.recipe, name)}"
         if manifest.bad_documents > recipe.max_bad:
-            return f"{manifest.bad_documents} bad documents were left out"
+            return f"{manifest.bad_documents} bad documents were skipped"
         return self.text.describe_difference(manifest.inputs)
 
     def _load_or_train_tokenizer(self) -> Tokenizer:

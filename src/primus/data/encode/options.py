@@ -1,4 +1,4 @@
-"""Options that the tasks have in common which make token files."""
+"""Options that `data encode` and `data prepare` share."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ class EncodeOptions(Struct, frozen=True, kw_only=True):
     """What to tokenize, and how."""
 
     input: tuple[str, ...] = ()
-    """Files (.txt, .jsonl, .csv, .parquet, also compressed, source files), folders, patterns and URLs."""
+    """Files (.jsonl, .txt, .csv, .parquet, compressed or not, source code), folders, glob patterns and URLs."""
     tokenizer: str = ""
-    """A tokenizer.json, SentencePiece .model or .tiktoken file, a folder, a hub name, or bpe:VOCAB to train one."""
+    """A tokenizer.json, SentencePiece .model or .tiktoken file, a folder, a Hub name, or bpe:VOCAB to train one."""
     output: str | None = None
-    """Prefix of the files: PREFIX_text_document.bin and .idx, as Megatron-LM names them."""
+    """Prefix of the output files: PREFIX_text_document.bin and .idx, as in Megatron-LM."""
     json_keys: tuple[str, ...] = ()
-    """Fields of a record, or columns, that hold text; each becomes a pair of files; text, or else the only one."""
+    """Fields or columns that hold text; each becomes a pair of files. Default: "text", or the only text column."""
     append_eod: bool | None = None
-    """End each document with the end-of-document token; on unless --output-prefix is given."""
+    """End each document with the end-of-document token; default: yes, unless --output-prefix is given."""
     eod: str | None = None
-    """End-of-document token; found in the vocabulary by default."""
+    """End-of-document token; by default, found in the vocabulary."""
     add_special_tokens: bool = False
-    """Add what the tokenizer's own template puts around a text, such as a beginning-of-text token."""
+    """Apply the tokenizer's template, which adds tokens such as beginning-of-text."""
     parse_special_tokens: bool = False
-    """Turn a special token that a text spells out into its id; by default it stays plain text."""
+    """Encode special tokens that occur in a text as their ids; by default they stay plain text."""
     text_documents: Literal["file", "paragraph", "line"] = "file"
     """What is a document in a .txt file."""
     max_bad: Annotated[int, Meta(ge=0)] = 0
-    """Bad documents (broken JSON, no such field, null, not UTF-8) that may be left out; they are listed in a file."""
+    """Maximum number of bad documents (broken JSON, missing or null text, not UTF-8) to skip and list in a file."""
     shuffle: bool = False
-    """Write the documents in a random order, the same for any number of workers."""
+    """Shuffle the documents; the order does not depend on the number of workers."""
     shuffle_seed: Annotated[int, Meta(ge=0)] | None = None
-    """Seed of that order; 0 by default."""
+    """Seed of the shuffle; default: 0."""
     workers: Annotated[int, Meta(ge=1)] | None = None
-    """Processes that tokenize; all cores for a large input by default."""
+    """Number of processes; by default all cores for a large input."""
     executor: Literal["local", "ray"] = "local"
-    """Who does the work: processes of this machine, or the Ray cluster that $RAY_ADDRESS names."""
+    """Run on this machine, or on the Ray cluster at $RAY_ADDRESS."""
     fast: bool = True
-    """Tokenize the fast way where the tokenizer has one; the tokens are the same."""
+    """Use the fast tokenizer where it supports the vocabulary; the tokens are the same."""
     overwrite: bool = False
     """Replace other or damaged data at the output."""
 

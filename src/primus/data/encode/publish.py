@@ -79,12 +79,12 @@ def find_damage(prefix: Path, manifest: TokenFileManifest) -> str:
 def report_prepared(
     prefix: Path, manifest: TokenFileManifest, rows: Sequence[ShardResult], say: Callable[[str], None]
 ) -> None:
-    """Say what was made, what was left out, and what went otherwise than it was meant."""
+    """Print the counts, what was skipped, and warnings."""
     say(f"{prefix}: {manifest.tokens:,} tokens in {manifest.documents:,} documents ({manifest.dtype})")
     if manifest.empty_documents:
-        say(f"  left out {manifest.empty_documents:,} documents without text")
+        say(f"  skipped {manifest.empty_documents:,} documents without text")
     if manifest.bad_documents:
-        say(f"  left out {manifest.bad_documents:,} bad documents, listed in {_bad_path(prefix)}")
+        say(f"  skipped {manifest.bad_documents:,} bad documents, listed in {_bad_path(prefix)}")
     if manifest.special_strings:
         became = "its id" if manifest.recipe.parse_special_tokens else "plain text"
         say(f"  {manifest.tokenizer.eod} occurs {manifest.special_strings:,} times in the text and became {became}")

@@ -1,4 +1,4 @@
-"""Remove documents by quality rules (C4, Gopher, FineWeb, language, lists), with a report of what each rule removed."""
+"""Remove low-quality documents by rules (C4, Gopher, FineWeb, language, lists) and report the removals of each rule."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Options(FilterOptions, frozen=True, kw_only=True):
     """Options of `data clean`."""
 
     recipe: str = ""
-    """c4, fineweb, gopher, minimal, tprimat, or a .yaml file with rules and thresholds; see --list."""
+    """c4, fineweb, gopher, minimal, tprimat (see --list), or a .yaml file with rules and thresholds."""
     list: bool = False
-    """Print the recipes, rules and thresholds."""
+    """List the recipes with their rules and thresholds."""
     language: str | None = None
-    """Keep only documents in this language, like en."""
+    """Keep only documents in this language, such as en."""
     language_share: Annotated[float, Meta(ge=0, le=1)] = 0.65
-    """Share of a document that must be in --language."""
+    """Minimum share of a document in --language."""
     compression: Literal["zst", "gz", "none"] = "zst"
-    """Of the files that are written."""
+    """Compression of the written files."""
     keep_removed: bool = False
-    """Write what is removed, with the reason, into OUTPUT.removed."""
+    """Also write the removed documents, with the reason of each, into OUTPUT.removed."""
 
 
 def run(options: Options, context: TaskContext) -> None:
-    """Clean documents and tell what was removed, or print the recipes.
+    """Clean documents and print the counts, or list the recipes.
 
     Raises:
         PrimusError: See `primus.data.filter.result_folder.filter_documents`.

@@ -1,4 +1,4 @@
-"""Remove documents that repeat earlier ones, exactly or nearly (MinHash), with a report and samples."""
+"""Remove exact duplicates and near-duplicates (MinHash), with a report and samples."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Options(FilterOptions, frozen=True, kw_only=True):
     """Options of `data dedup`."""
 
     method: Literal["exact", "minhash"] = "minhash"
-    """Remove equal documents only, or near copies too."""
+    """Remove exact duplicates only, or near-duplicates too."""
     bands: Annotated[int, Meta(ge=1)] = 14
-    """Bands of the MinHash signature: documents that agree in one are copies."""
+    """Number of bands of the MinHash signature; documents that share a band are duplicates."""
     rows: Annotated[int, Meta(ge=1)] = 8
-    """Hashes in a band; more of them find only what is more alike."""
+    """Number of hashes in a band; more hashes raise the similarity threshold."""
     ngram: Annotated[int, Meta(ge=1)] = 5
-    """Words of a shingle."""
+    """Number of words in a shingle."""
     seed: Annotated[int, Meta(ge=0)] = 1
-    """Of the hash functions."""
+    """Seed of the hash functions."""
     normalize: bool = False
-    """With the exact method: compare without case, accents, punctuation and spacing, and take any number as 0."""
+    """With --method exact: ignore case, accents, punctuation, spacing and the values of numbers."""
     normalize_numbers: bool = True
-    """Where words are compared, take any number as 0, also within a word, as datatrove does."""
+    """Ignore the values of numbers when words are compared, also within a word, as datatrove does."""
 
 
 def run(options: Options, context: TaskContext) -> None:
-    """Remove copies and tell how many there were.
+    """Remove duplicates and print the counts.
 
     Raises:
         PrimusError: See `primus.data.filter.result_folder.filter_documents`.

@@ -1,4 +1,4 @@
-"""Tokenize text into Megatron .bin/.idx files; takes the options of Megatron-LM's preprocess_data.py too."""
+"""Tokenize text into Megatron .bin/.idx files; also accepts the options of Megatron-LM's preprocess_data.py."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ class Options(EncodeOptions, frozen=True, kw_only=True):
     """Options of `data encode`."""
 
     output_prefix: str | None = None
-    """The same as --output, but without --append-eod documents have no end, as in Megatron-LM."""
+    """Like --output, but documents get an end-of-document token only with --append-eod, as in Megatron-LM."""
     tokenizer_type: str | None = None
-    """Megatron-LM's name of a kind of tokenizer, such as HuggingFaceTokenizer or GPT2BPETokenizer."""
+    """Tokenizer type in Megatron-LM, such as HuggingFaceTokenizer or GPT2BPETokenizer."""
     tokenizer_model: str | None = None
-    """The same as --tokenizer."""
+    """Same as --tokenizer."""
     vocab_file: str | None = None
     """vocab.json of a GPT-2 tokenizer, with --merge-file."""
     merge_file: str | None = None
     """merges.txt of a GPT-2 tokenizer, with --vocab-file."""
     split_sentences: bool = False
-    """Divide documents into sentences by nltk's Punkt, each a sequence; the files are PREFIX_text_sentence."""
+    """Split documents into sentences with nltk's Punkt; each is a sequence. The files are PREFIX_text_sentence."""
     keep_newlines: bool = False
     """With --split-sentences: keep white space between sentences."""
     lang: str | None = None
-    """With --split-sentences: language of the text; english by default."""
+    """With --split-sentences: language of the text; default: english."""
     tiktoken_pattern: Literal["v1", "v2"] | None = None
-    """With --tokenizer-type TikTokenizer: pattern that splits a text; v2 by default."""
+    """With --tokenizer-type TikTokenizer: split pattern; default: v2."""
     partitions: int | None = None
-    """No effect: the work is always divided."""
+    """No effect: the input is always divided into shards."""
     keep_sequential_samples: bool = False
-    """No effect: without --shuffle, documents have the order of the input."""
+    """No effect: documents keep the order of the input unless --shuffle is given."""
     tokenizer_hf_no_include_special_tokens: bool = False
     """No effect: without --add-special-tokens, the tokenizer's template is not applied."""
     tokenizer_hf_no_use_fast: bool = False
-    """No effect: the tokens are those of the tokenizer's file."""
+    """No effect: the tokenizer's file defines the tokens."""
     make_vocab_size_divisible_by: int | None = None
-    """No effect: a setting of the model."""
+    """No effect: it is a model setting."""
     log_interval: int | None = None
-    """No effect: a terminal shows how far it is."""
+    """No effect: the terminal shows the progress."""
 
 
 def run(options: Options, context: TaskContext) -> None:

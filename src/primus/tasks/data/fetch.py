@@ -1,4 +1,4 @@
-"""Bring a dataset of the Hugging Face hub, or its first documents, into a folder; nothing is fetched twice."""
+"""Download a dataset from the Hugging Face Hub; resumes and skips files already present."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `data fetch`."""
 
     dataset: Annotated[str | None, Meta(extra={"positional": True})] = None
-    """A named dataset (see --list) or OWNER/NAME of the hub, with :CONFIG where there are several."""
+    """A named dataset (see --list) or OWNER/NAME on the Hub, with :CONFIG to select a configuration."""
     list: bool = False
-    """Print the named datasets."""
+    """List the named datasets."""
     split: str = "train"
-    """Split of the dataset, or as of the package datasets: train+test, train[:1%], train[:1000000]."""
+    """Split, in the syntax of the package datasets: train+test, train[:1%], train[:1000000]."""
     output: str | None = None
-    """Folder of the files; below --data-path by default."""
+    """Folder for the files; by default, below --data-path."""
     data_path: str = "./data"
     """Folder of named datasets."""
     num_samples: Annotated[int, Meta(ge=1)] | None = None
-    """Take the first documents only, as compressed JSON lines."""
+    """Fetch only the first N documents, as compressed JSON lines."""
     streaming: bool = False
-    """Read the dataset's files without storing them; what is kept are compressed JSON lines."""
+    """Do not store the dataset's own files; write the documents as compressed JSON lines."""
     revision: str | None = None
-    """Commit, branch or tag of the dataset; its newest commit by default."""
+    """Commit, branch or tag; by default the newest commit."""
     workers: Annotated[int, Meta(ge=1, le=64)] = 4
-    """Files that are downloaded at a time."""
+    """Number of concurrent downloads."""
 
 
 def run(options: Options, context: TaskContext) -> None:
@@ -53,7 +53,7 @@ def run(options: Options, context: TaskContext) -> None:
         context.result(*list_named_datasets())
         return
     if not options.dataset:
-        raise UsageError("nothing to fetch", "name a dataset, such as fineweb or OWNER/NAME (see --list)")
+        raise UsageError("nothing to fetch", "give a dataset, such as fineweb or OWNER/NAME (see --list)")
     from primus.data.catalog.fetch import FetchJob, fetch_dataset, find_dataset_folder
     from primus.data.shards.display import ProgressDisplay
 
@@ -90,7 +90,7 @@ def _list_remarks(fetched: FetchedDataset, num_samples: int | None) -> list[str]
     """What a person should know of what was fetched."""
     documents = sum(each.documents for each in fetched.done)
     bad = [item for each in fetched.done for item in each.bad]
-    remarks = [f"{fetched.folder}: left out {len(bad):,} bad documents"] if bad else []
+    remarks = [f"{fetched.folder}: skipped {len(bad):,} bad documents"] if bad else []
     remarks += [f"  {item.where}: {item.reason}" for item in bad[:SHOWN_BAD]]
     if num_samples and documents < num_samples:
         remarks.append(f"{fetched.folder}: the dataset has only {documents:,} documents")

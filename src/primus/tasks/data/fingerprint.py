@@ -1,4 +1,4 @@
-"""Print the identity of the tokens and documents in token files, the same however they are split into files."""
+"""Print the fingerprint of the tokens and documents in token files, for any division into files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `data fingerprint`."""
 
     prefix: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
-    """Prefixes of .bin and .idx in the order of the stream, patterns of them, or folders."""
+    """Prefixes of .bin and .idx files in the order of the stream, glob patterns, or folders."""
     quick: bool = False
-    """Print what the manifests say instead of reading the tokens."""
+    """Print the fingerprints in the manifests; do not read the tokens."""
     workers: Annotated[int, Meta(ge=1)] = 1
-    """Processes that read."""
+    """Number of reading processes."""
 
 
 class FingerprintComparison(Struct, kw_only=True):
@@ -39,7 +39,7 @@ def run(options: Options, context: TaskContext) -> int:
     """Print the fingerprint of each pair of files, and of several also that of all as one stream.
 
     Returns:
-        1 where the tokens are not those of a manifest.
+        1 if tokens differ from their manifest.
 
     Raises:
         UsageError: There are no such files, or --quick finds no manifest.

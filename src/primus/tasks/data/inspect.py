@@ -33,33 +33,33 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `data inspect`."""
 
     prefix: Annotated[str | None, Meta(extra={"positional": True})] = None
-    """Prefix of a .bin and .idx."""
+    """Prefix of the .bin and .idx files."""
     samples: Annotated[int, Meta(ge=0)] = 0
-    """Documents to print, drawn at random."""
+    """Number of random documents to print."""
     seed: int = 0
-    """Decides which."""
+    """Seed that selects the documents."""
     document: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     """Numbers of documents to print, counted from 0."""
     tokenizer: str | None = None
-    """Tokenizer that decodes; the copy beside the files by default."""
+    """Tokenizer for decoding; by default the copy beside the files."""
     output: str | None = None
-    """File for a picture of the lengths of documents: a page (.html), or the picture alone (.svg)."""
+    """Write a histogram of document lengths to this file, as a page (.html) or an image (.svg)."""
     config: Annotated[str | None, Meta(extra={"aliases": ("--exp",)})] = None
-    """Experiment file whose step is shown."""
+    """Show a step of this experiment file."""
     set: tuple[str, ...] = ()
-    """Changes of the experiment, as KEY=VALUE."""
+    """Override keys of the experiment, as KEY=VALUE."""
     run: str | None = None
-    """Run whose step is shown: its folder, id, or an experiment's name for its newest run."""
+    """Show a step of this run: its folder, its id, or the name of an experiment for the newest run."""
     workspace: str = "./output"
     """Folder that holds all run folders."""
     step: Annotated[int, Meta(ge=1)] | None = None
     """Step, counted from 1."""
     sample: tuple[Annotated[int, Meta(ge=0)], ...] = ()
-    """Only these samples of the step, by their number in the order of the run; the first one's step by default."""
+    """Show only these samples, by their number in the run; without --step, the step of the first one."""
     rank: Annotated[int, Meta(ge=0)] | None = None
-    """Only what this data-parallel rank trains on."""
+    """Show only the samples of this data-parallel rank."""
     world_size: Annotated[int, Meta(ge=1)] = 1
-    """Processes of a run of --config; --run knows its own."""
+    """Number of ranks for --config; a run records its own."""
     full: bool = False
     """Print whole texts."""
 
@@ -80,7 +80,7 @@ def run(options: Options, context: TaskContext) -> None:
         _inspect_files(options, context)
         return
     if options.step is None and not options.sample:
-        raise UsageError(f"--{named[0]} without --step or --sample", "say which step to show, like --step 1234")
+        raise UsageError(f"--{named[0]} without --step or --sample", "give the step to show, like --step 1234")
     _inspect_step(options, context)
 
 
@@ -91,7 +91,7 @@ def _check_unused(options: Options, source: str) -> None:
         if getattr(options, name) != default and source not in meant:
             option, given = name.replace("_", "-"), SOURCES[source]
             raise UsageError(
-                f"--{option} means nothing with {given}", f"it goes with {' or '.join(SOURCES[each] for each in meant)}"
+                f"--{option} has no effect with {given}", f"use it with {' or '.join(SOURCES[each] for each in meant)}"
             )
 
 
@@ -187,7 +187,7 @@ def _list_survey_facts(found: TokenSurvey) -> list[tuple[str, str]]:
         ("tokenizer", f"{tokenizer.name}, {tokenizer.vocab_size:,} tokens{end}"),
         ("made from", inputs),
         ("recipe", ", ".join(changed)),
-        ("left out", f"{manifest.empty_documents:,} empty and {manifest.bad_documents:,} bad documents"),
+        ("skipped", f"{manifest.empty_documents:,} empty and {manifest.bad_documents:,} bad documents"),
         *(("", bad) for bad in found.bad),
         ("identity", manifest.fingerprint),
     ]

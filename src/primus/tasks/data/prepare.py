@@ -1,4 +1,4 @@
-"""Make Megatron .bin/.idx token files from text, step by step: fetch, clean, remove copies, tokenize, verify."""
+"""Make Megatron .bin/.idx token files from text: fetch, clean, deduplicate, tokenize and verify."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Options(EncodeOptions, frozen=True, kw_only=True):
     """Options of `data prepare`."""
 
     dataset: str | None = None
-    """Named dataset, or OWNER/NAME[:CONFIG] on the Hugging Face hub, instead of files; see --list."""
+    """Named dataset (see --list), or OWNER/NAME[:CONFIG] on the Hugging Face Hub, instead of files."""
     split: str = "train"
-    """Split of a dataset of the hub, or as of the package datasets: train+test, train[:1%], train[:1000000]."""
+    """Split of a dataset on the Hub, in the syntax of the package datasets: train+test, train[:1%], train[:1000000]."""
     num_samples: Annotated[int, Meta(ge=1)] | None = None
-    """Take the first documents of a dataset of the hub only."""
+    """Use only the first N documents of a dataset on the Hub."""
     list: bool = False
-    """Print the named datasets."""
+    """List the named datasets."""
     data_path: str = "./data"
-    """Folder of a dataset, and of its tokens where --output is not given."""
+    """Folder for named datasets, and for their token files without --output."""
     clean: str | None = None
-    """Recipe of cleaning rules, such as fineweb or a file; what is kept is put into PREFIX.clean."""
+    """Clean the text first by this recipe, such as fineweb or a file; the result is in PREFIX.clean."""
     dedup: Literal["none", "exact", "minhash"] = "none"
-    """Remove documents that repeat earlier ones, exactly or nearly; what is kept is put into PREFIX.unique."""
+    """Remove exact duplicates, or near-duplicates too; the result is in PREFIX.unique."""
     verify: bool = True
-    """Read the token files again and check them."""
+    """Verify the token files afterwards."""
 
 
 def run(options: Options, context: TaskContext) -> None:

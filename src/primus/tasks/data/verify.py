@@ -1,4 +1,4 @@
-"""Find damage in token files: index, token range, ends of documents, checksums, manifest and tokenizer."""
+"""Check token files for damage: index, token range, document ends, checksums, manifest and tokenizer."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ class Options(Struct, frozen=True, kw_only=True):
     """Options of `data verify`."""
 
     prefix: Annotated[tuple[str, ...], Meta(extra={"positional": True})]
-    """Prefixes of .bin and .idx, patterns of them, or folders."""
+    """Prefixes of .bin and .idx files, glob patterns, or folders."""
     tokenizer: str | None = None
-    """Tokenizer that the tokens should be of; the copy beside the files by default."""
+    """Expected tokenizer; by default the copy beside the files."""
     vocab_size: Annotated[int, Meta(ge=1)] | None = None
-    """Every token id must be below; the tokenizer's size by default."""
+    """Upper bound of the token ids; by default the tokenizer's size."""
     eod_id: Annotated[int, Meta(ge=-1)] | None = None
-    """Token that ends every document, -1 for none; by default what the manifest says or almost all documents show."""
+    """Id of the end-of-document token, -1 for none; by default from the manifest, or inferred from the documents."""
     padding: bool = False
-    """Zeros are padding: pages full of them are no damage."""
+    """Accept pages of zeros, which are padding."""
     samples: Annotated[int, Meta(ge=0, le=16)] = 0
-    """Decoded documents to print."""
+    """Number of decoded documents to print."""
     seed: int = 0
-    """Decides which."""
+    """Seed that selects the documents."""
     workers: Annotated[int, Meta(ge=1)] = 1
-    """Processes that read."""
+    """Number of reading processes."""
 
 
 def run(options: Options, context: TaskContext) -> int:
-    """Check all files, and say everything that is wrong.
+    """Check all files and print every finding.
 
     Returns:
-        1 where something is wrong.
+        1 if there are findings.
 
     Raises:
         UsageError: There are no such files.
