@@ -1,4 +1,4 @@
-"""Look into token files, or at the exact samples that a step of training consists of."""
+"""Show statistics and documents of token files, or the exact samples of a training step."""
 
 from __future__ import annotations
 
