@@ -182,7 +182,8 @@ class PackedDataset:
     def __getitem__(self, index: int) -> NDArray[np.int64]:
         epoch, start = self._locate_sample(index)
         tokens = self._read_stream(epoch, start, self.seq_length + 1)
-        if self.vocab_size is not None and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
+        # As unsigned numbers, negative ids are the largest: one pass checks both bounds.
+        if self.vocab_size is not None and tokens.view(np.uint64).max() >= self.vocab_size:
             raise _outside_vocabulary(self.tokens, tokens, self.vocab_size)
         return tokens
 
@@ -274,8 +275,9 @@ def _copy_run(tokens: NDArray[Any], run: BlockRun, out: NDArray[np.int64]) -> No
         out[:] = tokens[places]
         return
     done = start
-    for end, shift in zip(ends[first : last + 1].tolist(), shifts[first : last + 1].tolist(), strict=True):
-        end = min(end, stop)
+    stops = ends[first : last + 1].tolist()
+    stops[-1] = stop  # the run ends within its last document
+    for end, shift in zip(stops, shifts[first : last + 1].tolist(), strict=True):
         out[done - start : end - start] = tokens[done + shift : end + shift]
         done = end
 
