@@ -59,7 +59,7 @@ def run_node(launch: Launch, say: Say, leaving: ExitStack) -> tuple[Run, RunOutc
 
     Args:
         launch: What is executed.
-        say: For people.
+        say: Prints a line.
         leaving: Closed by the caller after its last output; then the nodes of the job exit together.
 
     Raises:
@@ -135,6 +135,7 @@ def _run_head_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: _NodeC
             raise PrimusError(
                 f"{run.directory} is being executed by another process", "wait until it has ended, or start a new run"
             )
+        # Again before each attempt; written here for readers that look while hooks run.
         write_json(run.directory / "plan.json", plan.redact_plan(launch.plan))
         context = _make_hook_context(launch, shape, run.directory, run, say)
         nodes.run = run
@@ -166,13 +167,14 @@ def _run_other_node(launch: Launch, shape: ClusterLayout, say: Say, nodes: _Node
     except PrimusError as error:
         nodes.open_channel()
         _run_after_hooks(pending.launch, context, runner.outcome_of(error), None)
-        if not any(context.logs.glob("*.log")):  # logs of hooks are kept: there is no run folder to move them to
+        if not any(context.logs.glob("*.log")):  # logs of hooks are kept here, without a run folder
             shutil.rmtree(private)
         raise
     run = _open_run(launch)
     _move_files(private, run.directory, shape)
     shutil.rmtree(private)
     context = _make_hook_context(launch, shape, run.directory, run, say)
+    # Nodes may share the folder: the one that holds the lock keeps the record, usually node 0.
     with run.hold_lock() as is_ours:
         try:
             outcome = _run_workers(
@@ -200,7 +202,7 @@ class _PendingLaunch:
         self._nnodes = launch.plan.layout.nnodes if launch.plan.layout else 1
 
     def accept_result(self, given: HookResult) -> list[str]:
-        """Apply what a hook or patch sets; gives remarks for people.
+        """Apply what a hook or patch sets; gives remarks to print.
 
         Raises:
             UsageError: It is invalid.
@@ -257,10 +259,10 @@ def _report_error(error: PrimusError, launch: Launch, shape: ClusterLayout, node
         return
     with contextlib.suppress(PrimusError):  # the failure of this node is the better message
         head = (shape.master_addr, shape.master_port, shape.node_rank)
-        rendezvous.abort_join(*head, reason, error.exit_code, _patience_s(launch), nodes.kept)
+        rendezvous.abort_join(*head, reason, error.exit_code, _rendezvous_timeout_s(launch), nodes.kept)
 
 
-def _patience_s(launch: Launch) -> float:
+def _rendezvous_timeout_s(launch: Launch) -> float:
     """Seconds that nodes wait for each other: for the start of all of them, and for their hooks.
 
     Of hooks with long limits, such as a folder of AMD-AGI/Primus, only one counts in full: a missing node must not
@@ -344,7 +346,7 @@ def _join_run(pending: _PendingLaunch, shape: ClusterLayout, nodes: _NodeConnect
     assert shape.master_port is not None
     head = (shape.master_addr, shape.master_port, shape.node_rank)
     reply = rendezvous.join_rendezvous(
-        *head, _compute_fingerprint(pending.per_node, shape), _patience_s(pending.launch), nodes.kept
+        *head, _compute_fingerprint(pending.per_node, shape), _rendezvous_timeout_s(pending.launch), nodes.kept
     )
     # Planned again in that folder; then the settings that node 0 made for all nodes are applied.
     launch = pending.launch
@@ -391,9 +393,9 @@ def _wait_for_nodes(pending: _PendingLaunch, run: Run, shape: ClusterLayout, nod
     assert shape.master_port is not None
     host = socket.gethostname()
     reply = rendezvous.JoinReply(run.id, pending.launch.attempt, env=pending.env, extra=pending.extra, host=host)
-    patience_s = _patience_s(pending.launch)
+    timeout_s = _rendezvous_timeout_s(pending.launch)
     rendezvous.lead_rendezvous(
-        shape.master_port, shape.nnodes, reply, _compute_fingerprint(pending.per_node, shape), patience_s, nodes.kept
+        shape.master_port, shape.nnodes, reply, _compute_fingerprint(pending.per_node, shape), timeout_s, nodes.kept
     )
 
 

@@ -41,6 +41,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         is_main = threading.current_thread() is threading.main_thread()
+        # Only the main thread may set handlers (Python's signal module); elsewhere this class notes nothing by itself.
         handled = [number for number in self.HANDLED if signal.getsignal(number) is not signal.SIG_IGN]  # by nohup
         self._before = {number: signal.signal(number, self._on_signal) for number in handled} if is_main else {}
         return self
@@ -54,6 +55,7 @@ class StopSignals:
         """The first signal; SIGUSR1 if it came together with others, so that the job counts as preempted."""
         if not self._noted:
             return None
+        # By time; but a warning that came within the same moments explains the other signals.
         number = min(self._noted, key=self._noted.__getitem__)
         warned_at = self._noted.get(signal.SIGUSR1, math.inf)
         return signal.SIGUSR1 if warned_at - self._noted[number] < TOGETHER_S else number
@@ -64,6 +66,7 @@ class StopSignals:
         self.is_urgent |= number != signal.SIGUSR1
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # A repeated SIGUSR1 is only another warning: schedulers send one for each limit.
         now = time.monotonic()
         if number != signal.SIGUSR1 and now - self._received.setdefault(number, now) > INSISTS_AFTER_S:
             self.insists = True
@@ -90,6 +93,7 @@ def raise_on_signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise Terminated(number)
 
+    # Signals that are ignored stay so, as `nohup` sets SIGHUP.
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
     before = {each: signal.signal(each, stop) for each in numbers if signal.getsignal(each) is not signal.SIG_IGN}
