@@ -73,7 +73,7 @@ class Choice:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Install the checkout; the exit code tells the caller whether another Python is worth a try."""
+    """Install the checkout; the exit code tells `primus-cli` whether another Python may succeed."""
     parser = argparse.ArgumentParser()
     for name in ("root", "extras", "log", "base", "least"):
         parser.add_argument(f"--{name}", default="")
@@ -88,7 +88,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Installation:
-    """One installation: what is wanted, what is here, and what is done about it."""
+    """One installation into the environment of the running interpreter.
+
+    Steps: reuse a PyTorch that works on this machine, else choose a build and its source; install the packages; test
+    PyTorch. A build that fails the test is removed again.
+    """
 
     def __init__(self, given: argparse.Namespace, log: TextIO) -> None:
         self.root, self.extras, self.base = Path(given.root), given.extras.split(","), given.base
@@ -110,11 +114,13 @@ class Installation:
         constraints.write_text("".join(f"{line}\n" for line in self._constraints(choice, shared)), encoding="utf-8")
         extras = [extra for extra in self.extras if not (extra == "native" and self.wish == "none")]
         words = ["--constraint", str(constraints), "--editable", f".[{','.join(extras)}]"]
-        uv = None if shared else packages.find_uv()  # uv does not see packages of shared folders
+        uv = (
+            None if shared else packages.find_uv()
+        )  # uv ignores packages in shared folders, and would install PyTorch again
         self._say(f"installing the packages that primus needs with {'uv' if uv else 'pip'}: a few minutes at most")
         installed = packages.installed_version("torch")
         if choice and installed and installed != choice.version:
-            packages.uninstall("torch", self.log)  # an installed 2.13.0+cpu would do for a wanted 2.13.0
+            packages.uninstall("torch", self.log)  # for pip, an installed 2.13.0+cpu satisfies the requirement 2.13.0
         code = packages.install(self.root, words, choice.options if choice else (), self.config, uv, self.log)
         if code:
             return FAILED
@@ -126,7 +132,7 @@ class Installation:
     def _say(self, text: str) -> None:
         print(f"primus-cli: {text}", file=sys.stderr, flush=True)
 
-    # A PyTorch that is here already
+    # Reuse an installed PyTorch
 
     def _share(self) -> list[str]:
         """Folders of the interpreter that the environment shares, because their PyTorch works on this machine."""
@@ -159,7 +165,7 @@ class Installation:
             return f"PRIMUS_TORCH={self.wish} asks for another build"
         return torch_builds.find_mismatch(build, self.hardware)
 
-    # Another one
+    # Choose a build
 
     def _choose(self) -> Choice:
         """The build to install.

@@ -1,7 +1,8 @@
-"""Run a program in this terminal, as if its user had started it.
+"""Run a program in the foreground and forward signals to it.
 
-The program gets a session of its own, so that the terminal's signals reach this process alone, and the program through
-it: once, and in the form that it takes for what the user means. A program that reads the keyboard stays in ours.
+The program runs in its own session: the terminal then signals this process only, which forwards each signal once, in
+the form that the program expects (docker stop, scancel). A program that reads the keyboard must stay in the session of
+the terminal, and receives Ctrl-C from it directly.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import TypeAlias
 from primus.errors import PrimusError
 
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are meant for the program, besides the terminal's SIGINT."""
+"""Forwarded signals, in addition to SIGINT."""
 POLL_S = 0.1
-"""Time that a signal may take until it is passed on; a second one counts as such after `signals.INSISTS_AFTER_S`."""
+"""Longest delay of a forwarded signal. It is below `signals.INSISTS_AFTER_S`, so that two signals stay two."""
 
 Child: TypeAlias = "subprocess.Popen[bytes]"
 
@@ -39,14 +40,14 @@ def run_in_foreground(
     deliver: Callable[[Child, int], None] = send_signal,
     prepare: Callable[[], None] | None = None,
 ) -> int:
-    """Run `argv` until its end, passing signals on; gives its exit code, 128 + N where signal N ended it.
+    """Run `argv` to its end and forward signals; gives its exit code, or 128 + N if signal N ended it.
 
     Args:
         argv: Program and arguments.
         environ: Its variables.
-        has_terminal: Whether it reads the keyboard, and hears the terminal's signals itself.
-        deliver: Passes a signal on; called between the handlers, so that it may take its time.
-        prepare: Called in the child before the program is.
+        has_terminal: Whether it reads the keyboard, and receives the signals of the terminal itself.
+        deliver: Forwards a signal; called outside of signal handlers, so that it may block.
+        prepare: Called in the child before exec.
 
     Raises:
         PrimusError: It cannot be started.

@@ -17,7 +17,7 @@ NAMES = frozenset(
     "ENABLE_NUMA_BINDING SDMA_ALL_GATHER PATCH_TE_FLASH_ATTN DUMP_HLO DUMP_HLO_DIR".split()
 )
 """With the families, what a run reads: facts of the launch, the libraries' and the trackers' settings (from the
-existing system's documentation, and the libraries' own)."""
+documentation of AMD-AGI/Primus, and that of the libraries)."""
 KEPT_OUT = frozenset(
     "CUDA_HOME CUDA_PATH CUDA_ROOT HIP_PATH HSA_PATH PRIMUS_PYTHON PRIMUS_CONTAINER_ENGINE PRIMUS_LAUNCHER_FILE "
     "PRIMUS_LAUNCHER_PID PRIMUS_PROGRESS PRIMUS_SAFE_TOKEN SLURM_JWT SLURM_CONF".split()

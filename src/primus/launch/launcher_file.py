@@ -32,7 +32,7 @@ VARIABLE = "PRIMUS_LAUNCHER_FILE"
 GLOBALS = ("debug", "dry_run", "json")
 """Keys of the section `main`."""
 OTHER_NAMES = {"direct": {"gpus-per-node": "nproc"}}
-"""Keys of the existing system that we call otherwise."""
+"""Keys of AMD-AGI/Primus that have another name here."""
 
 
 class LauncherFileChoice(Struct, frozen=True):
@@ -250,7 +250,7 @@ def _normalise_option(word: str, spellings: Mapping[str, str]) -> str:
 
 
 def _check_known(runtime: str, key: str, item: Any, spellings: Mapping[str, str], module: Runtime) -> None:
-    """Refuse a key that is no option; what a container's engine takes is its own to know."""
+    """Reject unknown keys; those of a container are not checked, because each engine has its own options."""
     is_open = module.parse and module.SPELLINGS is None and module.LEVEL == "container"
     if is_open or f"--{key}" in spellings:
         return

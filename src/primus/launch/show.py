@@ -1,4 +1,4 @@
-"""A plan for people: every level, complete, with the source of each variable and without secrets."""
+"""A plan as text: every level, with the source of each variable and without secrets."""
 
 from __future__ import annotations
 

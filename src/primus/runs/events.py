@@ -20,6 +20,8 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         _end_half_line(path)
+        # Unbuffered and in append mode: each event is one write(2) at the end of the file, so that events of several
+        # processes do not mix, and a process that is killed loses none.
         self._file = path.open("ab", buffering=0)
         self._encode = msgspec.json.Encoder().encode
 
@@ -34,7 +36,7 @@ class EventLog:
 def read_events(path: Path) -> Iterator[Event]:
     """All complete events of `path`; nothing where the file does not exist.
 
-    A half line, left by a writer that was killed, is passed over.
+    An incomplete line, left by a writer that was killed, is skipped.
     """
     if not path.exists():
         return

@@ -25,6 +25,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _replace_file(path: Path, text: str) -> None:
+    # In the same folder, since a rename is atomic only within one file system. The process id keeps writers on one host
+    # apart.
     temporary = path.with_name(f".{path.name}.tmp.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

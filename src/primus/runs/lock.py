@@ -4,9 +4,9 @@ flock(2) decides among the processes of one kernel, and ends with its holder how
 keep it to one host (Lustre without `-o flock`, NFS with `local_lock`), so the holder also writes a record into the
 lock file, which it renews every few seconds and empties when it ends in order. States of that record:
 
-    empty                          nobody executes the run, or never did
-    of this host                   says nothing: flock knows better
-    of another host, renewed       the run is executed there
+    empty                          the run is not executing
+    of this host                   ignored: flock decides
+    of another host, renewed       the run is executing there
     of another host, not renewed   its holder has died
 """
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 FILE = ".lock"
 RENEWAL_S = 2.0
 STALE_S = 300.0
-"""Age at which a record of another host counts as left by the dead; the clocks of hosts may differ by minutes."""
+"""Age from which the record of another host is stale; generous, because clocks of hosts may differ by minutes."""
 WATCH_S = 10.0
-"""Time that a record is watched for a renewal: five renewals, since network file systems cache attributes for 3 s
+"""Time to watch a record for a renewal: five renewals, since network file systems cache attributes for at least 3 s
 (nfs(5), acregmin)."""
 POLL_S = 0.25
 RECORD_BYTES = 512
-"""Every record has this size, blanks at its end, so that a reader finds the old one or the new one."""
+"""Every record has this size, padded with blanks, so that one write replaces it: readers see the old or the new."""
 
 
 class LockHolder(Struct, frozen=True, kw_only=True):
@@ -52,7 +52,10 @@ class LockHolder(Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def hold_run(directory: Path) -> Iterator[bool]:
-    """Hold the run while it is being executed; gives False where another process of this host holds it."""
+    """Hold the run while it executes; gives False if another process of this host holds it.
+
+    The record is written while flock is held, and emptied before the lock is released.
+    """
     with os.fdopen(os.open(directory / FILE, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
         if not _lock_file(file, fcntl.LOCK_EX):
             yield False
@@ -73,9 +76,9 @@ def hold_run(directory: Path) -> Iterator[bool]:
 
 
 def find_holder(directory: Path) -> LockHolder | None:
-    """Who executes the run now, as far as files tell at a glance; changes nothing and does not wait.
+    """The process that executes the run; changes nothing and does not wait.
 
-    A holder on another host that has died in the last minutes is still given.
+    For `STALE_S` after its death a holder on another host is still returned: `is_renewed` tells the two apart.
     """
     path = directory / FILE
     record = read_record(path)
@@ -104,7 +107,7 @@ def is_renewed(directory: Path, holder: LockHolder) -> bool:
 
 
 def read_record(path: Path) -> LockHolder | None:
-    """The record of a lock file; opened anew each time, which is when NFS asks its server (nfs(5), close-to-open)."""
+    """The record of a lock file; opening the file each time makes NFS ask its server (nfs(5), close-to-open)."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=LockHolder)
     except (OSError, msgspec.MsgspecError):
@@ -126,7 +129,7 @@ def _write_record(file: int, renewal: int) -> None:
 
 
 def _lock_file(file: TextIO, kind: int, tries: int = 10) -> bool:
-    """Lock `file` until it is closed; a few tries, since who only asks whether it is locked holds it for a moment."""
+    """Lock `file` until it is closed. Several tries, because `find_holder` holds a shared lock for a moment."""
     for _ in range(tries):
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)

@@ -385,7 +385,7 @@ def test_a_hook_that_asks_for_it_is_alone_on_its_node(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         refused = launched(tmp_path, "--", "tiny")
     assert refused.returncode == 1
-    assert "another launch's hook held this node's lock" in refused.stderr
+    assert "timed out waiting for the lock of this node" in refused.stderr
     assert launched(tmp_path, "--", "tiny").returncode == 0
 
 
@@ -422,7 +422,7 @@ def test_decorated_functions_set_and_stop(tmp_path: Path) -> None:
         ("raise Stop('no licence', 'buy one')", "it stopped the launch: no licence", "  | buy one\n"),
         ("return 3", "exit code 1", "  | TypeError: f returned int, not primus.hook.Settings or None\n"),
         ("1 / 0", "exit code 1", "  | ZeroDivisionError: division by zero\n"),
-        ("raise SystemExit(0)", "it ended before its functions returned", "log: "),
+        ("raise SystemExit(0)", "it exited before its functions returned", "log: "),
         ("return Settings(env={'A B': 1})", "", "'A B' with its value is no variable"),
     ],
 )

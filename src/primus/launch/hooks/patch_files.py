@@ -16,7 +16,7 @@ def plan_patch_files(files: Sequence[str], environ: Mapping[str, str]) -> tuple[
     """The patch files in their order, as actions of every node.
 
     Raises:
-        UsageError: A file is missing, or is no script.
+        UsageError: A file is missing, or is not a script.
     """
     limit_s = discovery.time_limit(environ)
     found = [discovery.read_declaration(_find_script(file), "patch") for file in files]

@@ -1,4 +1,9 @@
-"""Performs the hooks and patches of a launch: one after the other, each told what is known, its wishes collected."""
+"""Run the hooks and patches of a launch one after the other, and collect what they set.
+
+Order of a launch on each node: hooks of the stage `before`, patches, the workers or the task, then the hooks of `after`
+or `failure`. A failing `before` hook ends the launch; a failing hook of the other stages is only reported, because the
+outcome of the run is decided by then.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ from primus.redaction import holds_secret, is_secret_name, learn, learn_args, le
 from primus.runs.store import Run, RunOutcome, State
 
 SKIPPED = 2
-"""Exit code by which a patch says that it does not apply, as in the existing system."""
+"""Exit code of a patch that does not apply, as in AMD-AGI/Primus (runner/helpers/execute_patches.sh)."""
 LOCK_POLL_S = 0.1
 
 
@@ -43,13 +48,13 @@ class Interrupted(PrimusError):
 
 
 def outcome_of(error: PrimusError) -> RunOutcome:
-    """How a launch has ended that raised `error`."""
+    """Outcome of a launch that raised `error`."""
     state: State = "interrupted" if isinstance(error, Interrupted) else "failed"
     return RunOutcome(state=state, exit_code=error.exit_code, reason=error.problem)
 
 
 class HookResult(Struct, frozen=True, kw_only=True):
-    """What one hook or patch wants set."""
+    """What one hook or patch sets."""
 
     action: Action
     env: dict[str, Variable]
@@ -58,7 +63,7 @@ class HookResult(Struct, frozen=True, kw_only=True):
 
 
 class HookContextFacts(Struct, frozen=True, kw_only=True):
-    """What every hook and patch of a launch is told, and where it is logged."""
+    """What every hook and patch of a launch gets as variables and arguments, and where its output goes."""
 
     task: str
     words: tuple[str, ...]
@@ -67,9 +72,9 @@ class HookContextFacts(Struct, frozen=True, kw_only=True):
     logs: Path
     """Folder of the logs."""
     records: Path | None = None
-    """The run folder, or what stands for it until it is known; None where nothing is kept, the logs neither."""
+    """The run folder, or its stand-in until the rendezvous; None if nothing is kept, not even logs."""
     run: Run | None = None
-    """The run, where it is known already."""
+    """None until the run folder is known."""
     config: Path | None = None
     """The resolved experiment."""
     say: Callable[[str], None] = lambda text: None
@@ -77,107 +82,108 @@ class HookContextFacts(Struct, frozen=True, kw_only=True):
 
 def run_before_hooks(
     actions: Sequence[Action],
-    scene: HookContextFacts,
+    context: HookContextFacts,
     environ: Callable[[], Mapping[str, str]],
     accept: Callable[[HookResult], Sequence[str]],
 ) -> None:
-    """Perform the hooks that come before the task, and the patches.
+    """Run the hooks of the stage `before`, and the patches.
 
     Args:
-        actions: All that are planned.
-        scene: What they are told.
-        environ: Variables as they are now, with what was accepted.
-        accept: Takes what each of them wants set; gives what it has to say about that.
+        actions: All planned hooks and patches.
+        context: What they get.
+        environ: Returns the current variables, including what earlier hooks have set.
+        accept: Applies what a hook sets; returns remarks for its log.
 
     Raises:
-        PrimusError: One of them failed, or wants something that cannot be; the message names it.
-        Interrupted: A signal came.
+        PrimusError: A hook fails, or sets something invalid; the message names the hook.
+        Interrupted: A signal arrived.
     """
-    recorder = PatchRecorder(scene.records, scene.layout.node_rank)
+    # A run killed during a patch leaves a record of its start: the node may be half-patched.
+    recorder = PatchRecorder(context.records, context.layout.node_rank)
     with StopSignals() as signals:
-        for action in _select_stage(actions, "before", scene.layout):
-            scene.say(f"{action.kind} {action.file}")
+        for action in _select_stage(actions, "before", context.layout):
+            context.say(f"{action.kind} {action.file}")
             if action.kind == "patch":
                 learn(environ())
                 recorder.record_start(action)
-            ended, reply = _run_action(action, scene, signals, environ())
+            ended, reply = _run_action(action, context, signals, environ())
             is_skipped = action.kind == "patch" and ended.exit_code == SKIPPED
             if action.kind == "patch":
                 recorder.record_end(
                     "skipped" if is_skipped else "failed" if ended.problem else "applied", ended.exit_code
                 )
             if is_skipped:
-                scene.say(f"patch {action.file} does not apply")
+                context.say(f"patch {action.file} does not apply")
             elif ended.problem:
-                raise _make_failure(action, scene, ended)
+                raise _make_failure(action, context, ended)
             else:
-                _accept_result(_read_result(action, reply), scene, accept)
-        if signals.first_signal is not None:  # between two of them, or after the last
+                _accept_result(_read_result(action, reply), context, accept)
+        if signals.first_signal is not None:  # it arrived between two hooks, where no script could react to it
             raise Interrupted(f"interrupted by {signal.Signals(signals.first_signal).name}", signals.first_signal)
 
 
 def run_after_hooks(
-    actions: Sequence[Action], scene: HookContextFacts, environ: Mapping[str, str], outcome: RunOutcome
+    actions: Sequence[Action], context: HookContextFacts, environ: Mapping[str, str], outcome: RunOutcome
 ) -> list[str]:
-    """Perform the hooks of `after/` where the task is done, else those of `failure/`; gives what failed."""
+    """Run the hooks of `after/` if the task succeeded, else those of `failure/`; gives the failures."""
     stage: Stage = "after" if outcome.state == "done" else "failure"
-    told = {
+    variables = {
         "PRIMUS_OUTCOME": outcome.state,
         "PRIMUS_EXIT_CODE": str(outcome.exit_code if outcome.exit_code is not None else ""),
         "PRIMUS_REASON": outcome.reason,
     }
     problems = []
     with StopSignals() as signals:
-        for action in _select_stage(actions, stage, scene.layout):
-            scene.say(f"{stage} hook {action.file}")
-            ended, _ = _run_action(action, scene, signals, {**environ, **told})
+        for action in _select_stage(actions, stage, context.layout):
+            context.say(f"{stage} hook {action.file}")
+            ended, _ = _run_action(action, context, signals, {**environ, **variables})
             if ended.problem:
-                problems.append(str(_make_failure(action, scene, ended)))
+                problems.append(str(_make_failure(action, context, ended)))
                 print(f"primus-cli: {problems[-1]}", file=sys.stderr, flush=True)
     return problems
 
 
 def _select_stage(actions: Sequence[Action], stage: Stage, layout: ClusterLayout) -> list[Action]:
-    """Those that this node performs."""
+    """Actions of a stage that run on this node."""
     return [each for each in actions if each.stage == stage and (layout.node_rank == 0 or not each.once)]
 
 
-def _accept_result(given: HookResult, scene: HookContextFacts, accept: Callable[[HookResult], Sequence[str]]) -> None:
+def _accept_result(given: HookResult, context: HookContextFacts, accept: Callable[[HookResult], Sequence[str]]) -> None:
     action = given.action
     try:
         for remark in accept(given):
-            scene.say(f"{action.kind} {action.file}: {remark}")
-            with (scene.logs / _log_name(action, scene.layout)).open("a", encoding="utf-8") as log:
+            context.say(f"{action.kind} {action.file}: {remark}")
+            with (context.logs / _log_name(action, context.layout)).open("a", encoding="utf-8") as log:
                 log.write(f"[{remark}]\n")
     except UsageError as error:
         raise UsageError(f"{action.kind} {action.file}: {error.problem}", error.hint) from None
 
 
 def _run_action(
-    action: Action, scene: HookContextFacts, signals: StopSignals, environ: Mapping[str, str]
+    action: Action, context: HookContextFacts, signals: StopSignals, environ: Mapping[str, str]
 ) -> tuple[ScriptResult, HookReply]:
-    """Run one; gives how it ended, and what it wants set."""
+    """Run one action; gives its result, and what it sets."""
     learn(environ)
-    learn_args(scene.words)
-    with contextlib.suppress(OSError):  # it cannot be read: it cannot be run either, which is said below
+    learn_args(context.words)
+    with contextlib.suppress(OSError):  # an unreadable file cannot be run either, and running it gives the message
         learn_value(Path(action.file).read_text(encoding="utf-8", errors="replace"), is_secret=False)
-    log = scene.logs / _log_name(action, scene.layout)
+    log = context.logs / _log_name(action, context.layout)
     with _hold_node_lock(action, signals) as refused, tempfile.TemporaryDirectory(prefix="primus-hook-") as private:
         result = Path(private) / "result.json"
         own = discovery.primus_variables(Path(action.file), environ) if action.kind == "hook" else {}
-        env = {**environ, **_make_hook_variables(action, scene), **own, RESULT_VARIABLE: str(result)}
-        speaks = action.stage == "before" and not action.functions
+        env = {**environ, **_make_hook_variables(action, context), **own, RESULT_VARIABLE: str(result)}
+        reads_settings = action.stage == "before" and not action.functions
         ended = refused or scripts.run(
-            _make_argv(action, scene),
+            _make_argv(action, context),
             env,
             action.timeout_s,
             log,
-            speaks=speaks,
+            reads_settings=reads_settings,
             interrupted=lambda: signals.first_signal,
         )
         reply = _read_reply(result) if action.functions else HookReply(env=ended.env, extra=ended.extra)
     if reply is None:
-        ended = structs.replace(ended, problem=ended.problem or "it ended before its functions returned")
+        ended = structs.replace(ended, problem=ended.problem or "it exited before its functions returned")
         return ended, HookReply()
     learn(reply.env)
     if reply.stop:
@@ -191,7 +197,7 @@ def _read_result(action: Action, reply: HookReply) -> HookResult:
     """The reply as variables and words.
 
     Raises:
-        PrimusError: It names what cannot be a variable, or shows a secret.
+        PrimusError: It sets an invalid variable, or a setting that holds a secret.
     """
     what = f"{action.kind} {action.file}"
     decided = [name for name in reply.env if name in RANK_VARIABLES]
@@ -215,7 +221,7 @@ def _read_result(action: Action, reply: HookReply) -> HookResult:
 
 
 def _read_reply(file: Path) -> HookReply | None:
-    """What functions said; None where they did not come to it."""
+    """Reply of decorated functions; None if the process exited before it wrote one."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=HookReply)
     except FileNotFoundError:
@@ -226,32 +232,35 @@ FUNCTIONS = Path(__file__).with_name("hook_functions.sh")
 """Runs a command whose shells have the functions that hooks of AMD-AGI/Primus use."""
 
 
-def _make_argv(action: Action, scene: HookContextFacts) -> tuple[str, ...]:
-    """The command of one. A script is told the task's name first, as AMD-AGI/Primus tells its hooks; those look for a
-    configuration in their checkout, and are told where it is."""
+def _make_argv(action: Action, context: HookContextFacts) -> tuple[str, ...]:
+    """Command line of an action.
+
+    A script gets the name of the task first, as in AMD-AGI/Primus. Hooks of a Primus checkout look for
+    the experiment file in their checkout, so that they get its path as an absolute one.
+    """
     if action.functions:
         return interpreter.module_command(
-            scene.python, "primus.hook", action.file, ",".join(action.functions), *scene.words
+            context.python, "primus.hook", action.file, ",".join(action.functions), *context.words
         )
-    words = (*scene.task.split(), *scene.words) if action.kind == "hook" else scene.words
+    words = (*context.task.split(), *context.words) if action.kind == "hook" else context.words
     if action.kind == "hook" and discovery.is_primus_hook(Path(action.file)):
         words = tuple(
             os.path.abspath(word) if before == "--config" else word
             for before, word in zip(("", *words), words, strict=False)
         )
     bash = shutil.which("bash")
-    program = scene.python if action.file.endswith(".py") else bash or "sh"
+    program = context.python if action.file.endswith(".py") else bash or "sh"
     return (*((bash, str(FUNCTIONS)) if bash else ()), program, action.file, *words)
 
 
-def _make_hook_variables(action: Action, scene: HookContextFacts) -> dict[str, str]:
-    shape = scene.layout
+def _make_hook_variables(action: Action, context: HookContextFacts) -> dict[str, str]:
+    shape = context.layout
     known = {
-        "PRIMUS_RUN_DIR": str(scene.run.directory) if scene.run else "",
-        "PRIMUS_CONFIG": str(scene.config) if scene.config and scene.config.is_file() else "",
+        "PRIMUS_RUN_DIR": str(context.run.directory) if context.run else "",
+        "PRIMUS_CONFIG": str(context.config) if context.config and context.config.is_file() else "",
     }
     return {
-        "PRIMUS_TASK": scene.task,
+        "PRIMUS_TASK": context.task,
         "PRIMUS_HOOK_STAGE": action.stage,
         "PRIMUS_NODE_RANK": str(shape.node_rank),
         "PRIMUS_NNODES": str(shape.nnodes),
@@ -269,19 +278,23 @@ def _log_name(action: Action, layout: ClusterLayout) -> str:
     return f"{first}_{Path(action.file).stem}.node_{layout.node_rank}.log"
 
 
-def _make_failure(action: Action, scene: HookContextFacts, ended: ScriptResult) -> PrimusError:
-    """The error that a failed hook or patch ends the launch with."""
+def _make_failure(action: Action, context: HookContextFacts, ended: ScriptResult) -> PrimusError:
+    """The error for a failed hook or patch."""
     problem = f"{action.kind} {action.file} failed: {ended.problem}"
     if ended.signal is not None:
         return Interrupted(problem, ended.signal)
-    log = scene.logs / _log_name(action, scene.layout)
-    where = (f"log: {log}",) if scene.records else ()
+    log = context.logs / _log_name(action, context.layout)
+    where = (f"log: {log}",) if context.records else ()
     return PrimusError(problem, "\n  ".join([*(f"| {line}" for line in ended.tail), *where]))
 
 
 @contextlib.contextmanager
 def _hold_node_lock(action: Action, signals: StopSignals) -> Iterator[ScriptResult | None]:
-    """Hold this node's lock while a script runs that asks for it; gives why it could not be had."""
+    """Hold the lock of this node while an action with `lock` runs; gives the failure if the lock stays taken.
+
+    flock(2) is released when its holder dies, so that a killed launch never blocks the next one. It is polled because a
+    blocking flock could not be ended by a time limit or a signal.
+    """
     if not action.locked:
         yield None
         return
@@ -295,7 +308,8 @@ def _hold_node_lock(action: Action, signals: StopSignals) -> Iterator[ScriptResu
                     time.sleep(LOCK_POLL_S)
                     continue
                 yield ScriptResult(
-                    problem="another launch's hook held this node's lock all the time", signal=signals.first_signal
+                    problem="timed out waiting for the lock of this node, which a hook of another launch holds",
+                    signal=signals.first_signal,
                 )
                 return
             yield None
@@ -303,10 +317,10 @@ def _hold_node_lock(action: Action, signals: StopSignals) -> Iterator[ScriptResu
 
 
 def _lock_file() -> Path:
-    """The user's lock on this node; home may be shared by all nodes.
+    """Lock file of the user on this node; not in the home directory, which nodes may share.
 
     Raises:
-        PrimusError: Somebody else has made its folder.
+        PrimusError: The folder belongs to another user, who could delete or replace the lock.
     """
     folder = Path(tempfile.gettempdir()) / f"primus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Run one script of a hook or patch: in a session of its own, for a limited time, its output read, redacted and kept.
+"""Run one script of a hook or patch in its own session, with a time limit, and log its output without secrets.
 
-A script says what it wants set by lines on its standard output, as in the existing system:
+A script sets something by lines on its standard output, as in AMD-AGI/Primus:
 
     env.NAME=VALUE            a variable for the workers
     extra.dotted.name=VALUE   a setting of the experiment
@@ -30,28 +30,29 @@ from primus import process, redaction
 LOG_LIMIT_BYTES = 8 * 2**20
 LINE_LIMIT_BYTES = 64 * 2**10
 LONGEST_SECRET_BYTES = 4 * 2**10
-"""How far a line is read beyond its limit, so that no secret is cut in two."""
+"""Bytes that are read beyond the limit of a line, so that redaction sees a secret at the limit as a whole."""
 TAIL_LINES = 10
 POLL_S = 0.05
 GRACE_S = 2.0
-"""Time that a script has to end after it is asked to."""
+"""Time between SIGTERM and SIGKILL."""
 DRAIN_S = 0.5
-"""Time that is left to read what an ended script has written; what holds its output open has left its session."""
+"""Time to read the remaining output of a script that has exited: a daemon that left its session may hold the pipe open,
+so that end of file may never come."""
 
 MARK = "PRIMUS_SCRIPT"
-"""Variable whose value only one script, and what it starts, has."""
+"""Variable with a value unique to one script: it finds processes of the script that have left its session."""
 
 ENV_LINE = re.compile(r"env\.([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 EXTRA_LINE = re.compile(r"extra\.([A-Za-z_](?:[A-Za-z0-9_.]*[A-Za-z0-9_])?)=(.*)")
 
 
 class ScriptResult(Struct, frozen=True, kw_only=True):
-    """How a script ended, and what it wants set."""
+    """How a script ended, and what it sets."""
 
     exit_code: int | None = None
-    """None where it was ended by a signal, its own or ours."""
+    """None if a signal ended it."""
     problem: str = ""
-    """``exit code 3``, ``it was not over after 600 s``; empty where all went well."""
+    """``exit code 3``, ``it was not over after 600 s``; empty on success."""
     signal: int | None = None
     """Signal to the launcher that ended it."""
     env: dict[str, str] = {}
@@ -61,7 +62,7 @@ class ScriptResult(Struct, frozen=True, kw_only=True):
 
 
 class ScriptLog:
-    """The log of one script: lines are redacted, and only so many are kept."""
+    """The log of one script: redacted, and limited in size."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -69,12 +70,12 @@ class ScriptLog:
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
 
     def append_line(self, line: bytes) -> None:
-        """Append a line of the script; beyond the limit only the last ones are remembered."""
+        """Append a line of the script; beyond the size limit only the tail is kept, in memory."""
         self._tail.append(line)
         if self._left_bytes > 0:
             data = self._format_line(line).encode() + b"\n"
             self._left_bytes -= len(data)
-            self._file.write(data if self._left_bytes > 0 else b"[further output was left out]\n")
+            self._file.write(data if self._left_bytes > 0 else b"[further output is not logged]\n")
 
     def append_note(self, text: str) -> None:
         """Append a line of the launcher itself."""
@@ -97,7 +98,7 @@ def run(
     timeout_s: float,
     file: Path,
     *,
-    speaks: bool = True,
+    reads_settings: bool = True,
     interrupted: Callable[[], int | None] = lambda: None,
 ) -> ScriptResult:
     """Run a script until its end, its time limit or a signal to the launcher.
@@ -109,7 +110,7 @@ def run(
         environ: Its whole environment.
         timeout_s: Time limit in seconds.
         file: Log to append to.
-        speaks: Whether lines of its standard output may set something.
+        reads_settings: Whether lines of its standard output may set something.
         interrupted: The signal that asks the launcher to stop, if there was one.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +118,7 @@ def run(
         log = ScriptLog(handle)
         log.append_note(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(redaction.redact_args(argv))}")
         started = time.monotonic()
-        output = _ScriptOutput(log, speaks=speaks)
+        output = _ScriptOutput(log, reads_settings=reads_settings)
         mark = f"{os.getpid()}.{time.time_ns()}"
         try:
             child = _start_script(argv, {**environ, MARK: mark})
@@ -195,11 +196,11 @@ def _describe_exit_code(returncode: int) -> str:
 class _ScriptOutput:
     """Lines of both streams: what they set is collected, all else is logged."""
 
-    def __init__(self, log: ScriptLog, *, speaks: bool) -> None:
+    def __init__(self, log: ScriptLog, *, reads_settings: bool) -> None:
         self.env: dict[str, str] = {}
         self.extra: dict[str, str] = {}
         self._log = log
-        self._speaks = speaks
+        self._speaks = reads_settings
         self._begun = {True: b"", False: b""}
 
     def read(self, stream: IO[bytes], *, is_stdout: bool) -> bool:
