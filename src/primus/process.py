@@ -81,7 +81,7 @@ def run_command(
     if not child.returncode:
         return CommandResult(state="ok", text=text, duration_s=duration_s)
     said = (complaint.strip() or text.strip()).rpartition("\n")[2]
-    problem = said or f"{argv[0]} ended with exit code {child.returncode}"
+    problem = said or f"{argv[0]} exited with code {child.returncode}"
     return CommandResult(state="failed", text=text, problem=problem[:200], duration_s=duration_s)
 
 

@@ -90,7 +90,7 @@ def test_an_interrupt_withdraws_a_step_that_waits_for_nodes(cluster: Cluster) ->
             assert one.ended(40) == 130, one.shown
         outcome = run_of(cluster, "waits").read_metadata().outcome
         assert (outcome.state, outcome.exit_code) == ("interrupted", 130)
-        assert outcome.reason == "SIGINT, before any node had begun"
+        assert outcome.reason == "SIGINT, before any node started"
         assert cluster.ask("squeue", "--noheader", "--format=%i").stdout.split() == [job]
     finally:
         cluster.ask("scancel", job)

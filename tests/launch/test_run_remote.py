@@ -149,7 +149,7 @@ def test_a_program_that_ends_before_any_node_begins_is_recorded(workplace: Path)
     assert done.returncode == 7
     outcome = only_run(workplace).read_metadata().outcome
     assert (outcome.state, outcome.exit_code) == ("failed", 7)
-    assert outcome.reason == "gsub ended with exit code 7, before any node had begun"
+    assert outcome.reason == "gsub exited with code 7, before any node started"
 
 
 def test_a_missing_program_is_one_message(workplace: Path) -> None:

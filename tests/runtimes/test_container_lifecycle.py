@@ -150,7 +150,7 @@ def test_the_exit_code_is_the_program_s(engines: Engines, tmp_path: Path) -> Non
     done = cli.run(*container("docker"), "--", *TRAIN, cwd=tmp_path)
     assert done.returncode == 7
     metadata = json.loads(next(tmp_path.glob("output/night/2*/metadata.json")).read_text())
-    assert metadata["outcome"]["reason"] == "docker exited with code 7, before any node had begun"
+    assert metadata["outcome"]["reason"] == "docker exited with code 7, before any node started"
 
 
 @pytest.mark.parametrize(

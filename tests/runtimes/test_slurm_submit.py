@@ -277,4 +277,4 @@ def test_an_interrupt_leaves_the_job_running(place: Place) -> None:
 def test_a_step_that_never_began_is_recorded(place: Place) -> None:
     place.slurm.answers(srun="exit 5")
     place.primus("slurm", "-N", "2", *TASK, code=5)
-    assert place.metadata.outcome.reason == "srun exited with code 5, before any node had begun"
+    assert place.metadata.outcome.reason == "srun exited with code 5, before any node started"

@@ -1,8 +1,7 @@
-"""Do a task in another place than this process: in a container, on the nodes of a cluster.
+"""Run a task in a container, or on the nodes of a cluster.
 
-The outermost level of the plan is performed here. Inside it `primus-cli` is started again with the rest of the chain,
-which ends in `primus-cli direct -- <task>` on each node. A job with a run folder is planned here and done there by
-`--run DIR`.
+This process starts the outermost level of the plan. Inside it `primus-cli` starts with the rest of the chain, down
+to `primus-cli direct -- <task>` on each node. A job with a run folder is planned here; the nodes run it by `--run DIR`.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from primus.runs.store import Run, RunMetadata, RunOutcome, State, new_id
 from primus.runtime import RUNTIMES
 
 RANKS = ("NODE_RANK", "PET_NODE_RANK", "SLURM_NODEID")
-"""Variables that tell a node its place among the others."""
+"""Variables with the rank of a node."""
 WORKSPACE = "output"
-"""Folder of run folders for tasks that are in no experiment."""
+"""Folder of run folders for tasks without an experiment."""
 Say = Callable[[str], None]
 
 
 class RemoteLaunch(Struct, frozen=True, kw_only=True):
-    """A task in another place, planned."""
+    """The plan of a task that runs elsewhere."""
 
     job: LaunchJob
     request: LaunchRequest
@@ -64,7 +63,7 @@ def prepare_remote(invocation: Invocation) -> RemoteLaunch:
     """Plan a task for another place without touching anything.
 
     Raises:
-        UsageError: An option of a runtime is wrong, or a secret would stand in the command line of another program.
+        UsageError: An option of a runtime is wrong, or a secret would be an argument of another program.
     """
     job, request, given = invocation.job, invocation.request, invocation.command.options
     is_planned = job is not None and job.elsewhere is not None
@@ -196,11 +195,11 @@ def _run_outermost(remote: RemoteLaunch, run: Run | None, say: Say) -> int:
         return runtime.start(remote, run, say)
     before = run.read_metadata() if run else None
     code = foreground.run_in_foreground(remote.plan.argv, remote.make_environ)
-    return conclude_remote(run, before, code, f"{remote.plan.argv[0]} ended with exit code {code}")
+    return conclude_remote(run, before, code, f"{remote.plan.argv[0]} exited with code {code}")
 
 
 class SubmissionRejected(PrimusError):
-    """A scheduler has refused a job: the run folder that was made for it is removed."""
+    """A scheduler rejected a job; its new run folder is removed."""
 
     @classmethod
     def from_error(cls, error: PrimusError) -> SubmissionRejected:
@@ -211,7 +210,7 @@ class SubmissionRejected(PrimusError):
 
 
 class QueryOnly(Exception):
-    """A scheduler was asked and nothing was submitted: the run folder that was made for it is removed."""
+    """A scheduler was queried and nothing was submitted; the new run folder is removed."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -219,7 +218,7 @@ class QueryOnly(Exception):
 
 
 def _read_latest(remote: RemoteLaunch) -> str:
-    """Which run of the experiment `latest` names before there is another one."""
+    """Target of `latest` before the new run replaces it."""
     try:
         return os.readlink(Path(remote.directory).parent / "latest")
     except OSError:
@@ -227,17 +226,17 @@ def _read_latest(remote: RemoteLaunch) -> str:
 
 
 def _remove_run(remote: RemoteLaunch, run: Run | None, latest: str) -> None:
-    """Remove the run folder, where it was made for this; `latest` is what it was, unless another run has it by now."""
+    """Remove a new run folder and restore `latest`, unless another run has replaced it in the meantime."""
     if run is None or remote.job.resume:
         return
-    beside = run.directory.parent
+    experiment = run.directory.parent
     shutil.rmtree(run.directory, ignore_errors=True)
     with contextlib.suppress(OSError):
         if _read_latest(remote) == run.id:
-            (beside / "latest").unlink()
+            (experiment / "latest").unlink()
             if latest:
-                (beside / "latest").symlink_to(latest)
-        beside.rmdir()  # where nothing else is in it
+                (experiment / "latest").symlink_to(latest)
+        experiment.rmdir()  # fails if it has other runs
 
 
 def _first_secret_line(text: str) -> str:
@@ -272,27 +271,31 @@ def conclude_remote(
     state: State | None = None,
     is_said: bool = False,
 ) -> int:
-    """Give the exit code of what was started elsewhere: that of the run, not of the tool that carried it.
+    """Give the exit code of a run on other machines: that of the run, not of the tool that started it.
 
-    A node that records how the run has ended says so as well. Where none could, because none had begun or their
-    launchers died, that is recorded and said here.
+    Usually node 0 records and reports the outcome. If no node started, or all launchers were killed, the outcome is
+    recorded and reported here.
 
     Args:
         run: The run; None where there is no run folder.
-        before: Its metadata before the start: what has not changed since is of an earlier start.
+        before: Its metadata before the start; an outcome that is unchanged belongs to an earlier attempt.
         code: Exit code of the tool.
-        reason: What the tool says of the end.
-        state: How it has ended, where its exit code does not tell.
-        is_said: Whether people know the reason already.
+        reason: How the tool ended.
+        state: State of the run, if the exit code does not tell.
+        is_said: Whether the reason was printed already.
     """
     if run is None or before is None:
         return code
-    told = read_reported_outcome(run, before)
-    if told is not None:
-        return EXIT_OK if told.state == "done" else told.exit_code or code or EXIT_FAILED
+    reported = read_reported_outcome(run, before)
+    if reported is not None:
+        return EXIT_OK if reported.state == "done" else reported.exit_code or code or EXIT_FAILED
     if code == EXIT_OK:
         return code
-    nodes = "before any node had begun" if run.read_metadata().attempts == before.attempts else "and no node said why"
+    nodes = (
+        "before any node started"
+        if run.read_metadata().attempts == before.attempts
+        else "and no node recorded a reason"
+    )
     how: State = state or ("interrupted" if code > 128 and code != 128 + signal.SIGKILL else "failed")
     outcome = RunOutcome(state=how, exit_code=code, reason=reason if is_said else f"{reason}, {nodes}")
     run.update_metadata(ended=time.time(), outcome=outcome)
@@ -302,13 +305,13 @@ def conclude_remote(
 
 
 def read_reported_outcome(run: Run, before: RunMetadata) -> RunOutcome | None:
-    """How the run has ended as its nodes have recorded since `before`; None where they have not."""
+    """Outcome that the nodes recorded since `before`; None if they recorded none."""
     now = run.read_metadata()
     is_new = (now.ended, now.outcome) != (before.ended, before.outcome)
     return now.outcome if is_new and now.outcome.state not in ("planned", "running") else None
 
 
 def format_end(outcome: RunOutcome) -> None:
-    """Say how a run has ended, in the line that its nodes use."""
+    """Print the outcome of a run, in the format of its nodes."""
     if outcome.state != "done":
         print(f"primus-cli: run {outcome.state}: {outcome.reason}", file=sys.stderr, flush=True)
