@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primus import model_checks
-from primus.callback import choose_callbacks
 from primus.config.schema import Experiment, ModelSpec, ParallelConfig, Trainer
 from primus.errors import PrimusError, UsageError
 
@@ -33,7 +32,10 @@ def check_experiment(experiment: Experiment) -> None:
         )
     _check_rewinds(trainer)
     _check_load(trainer)
-    choose_callbacks(trainer.training.callbacks)
+    if trainer.training.callbacks:
+        from primus.callback import choose_callbacks  # not for experiments without callbacks
+
+        choose_callbacks(trainer.training.callbacks)
     if trainer.backend_args:
         names = ", ".join(sorted(trainer.backend_args))
         raise UsageError(f"backend_args: native takes no backend arguments, found {names}", "remove them")
