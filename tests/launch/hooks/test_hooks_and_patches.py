@@ -423,7 +423,7 @@ def test_decorated_functions_set_and_stop(tmp_path: Path) -> None:
         ("return 3", "exit code 1", "  | TypeError: f returned int, not primus.hook.Settings or None\n"),
         ("1 / 0", "exit code 1", "  | ZeroDivisionError: division by zero\n"),
         ("raise SystemExit(0)", "it exited before its functions returned", "log: "),
-        ("return Settings(env={'A B': 1})", "", "'A B' with its value is no variable"),
+        ("return Settings(env={'A B': 1})", "", "'A B' is not a valid environment variable"),
     ],
 )
 def test_a_function_that_fails_stops_the_launch(tmp_path: Path, body: str, problem: str, line: str) -> None:
