@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and a lock for those who would write the same ones."""
+"""Write files atomically (temporary name, sync, rename), and lock files between processes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def remove_stale(folder: Path, name: str) -> None:
 def remove_folder(folder: Path) -> None:
     """Delete a folder so that it is gone at once for whoever still looks into it."""
     gone = build_temporary_path(folder)
+    # Deleting takes time; a rename is atomic, so that no process sees a folder with some of its files.
     try:
         os.replace(folder, gone)
     except FileNotFoundError:
@@ -40,7 +41,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def publish_file(written: Path, path: Path) -> None:
-    """Rename a file that is on disk (see `sync`) to its final name."""
+    """Rename a file that is on disk (see `sync_to_disk`) to its final name, and wait until the name is on disk."""
     os.replace(written, path)
     sync_to_disk(path.parent)
 
@@ -94,6 +95,7 @@ def hold_lock(path: Path, timeout_s: float, waiting: Callable[[str], None] = lam
     try:
         yield
     finally:
+        # Unlink before the lock is released: nobody can lock a file that is about to lose its name.
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
@@ -107,7 +109,7 @@ def remove_lock(path: Path) -> None:
 
 @contextmanager
 def hold_in_use(path: Path) -> Iterator[None]:
-    """Say by a file that something is in use; any number may say so at once, and none beyond its death.
+    """Mark something as in use by a shared lock, which ends with the process; several processes can hold it at once.
 
     Raises:
         PrimusError: The file system has no locks.
@@ -121,7 +123,7 @@ def hold_in_use(path: Path) -> Iterator[None]:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether anybody says so; see `in_use`."""
+    """Whether a process holds `hold_in_use` on the file."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -155,7 +157,7 @@ def build_write_error(output: Path, error: OSError) -> PrimusError:
     folder = next(each for each in (output, *output.parents) if each.is_dir())
     return PrimusError(
         f"{output}: cannot be written, {reason} ({shutil.disk_usage(folder).free / 1e6:,.0f} MB are free)",
-        "free some space or give an --output on another disk; what was there before is as it was",
+        "free some space or give an --output on another disk; existing files are unchanged",
     )
 
 
@@ -181,6 +183,8 @@ def _try_lock(descriptor: int, path: Path) -> bool:
     except PrimusError:
         os.close(descriptor)
         raise
+    # The holder may have unlinked the file between our open and our lock: then the lock is on a nameless file, which
+    # protects nothing, and another process may hold a lock on a new file of the same name.
     try:
         return os.fstat(descriptor).st_ino == path.stat().st_ino
     except FileNotFoundError:

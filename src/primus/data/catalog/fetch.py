@@ -354,6 +354,8 @@ def _download_files(
     show: Callable[[FetchProgress], None],
 ) -> Iterator[FetchedFile]:
     """Download what is missing, several files at a time."""
+    # Not `huggingface_hub.snapshot_download`: it verifies no checksums, cannot record each file when it is complete,
+    # and repeats the listing of the repository, so that it would replace only the pool of threads below.
     missing = [file for file in listing.files if file.path not in done]
 
     def count(num_bytes: int) -> None:

@@ -1,9 +1,12 @@
-"""Shards done by processes of this machine and of others, which know of each other only through a folder.
+"""The shard queue: processes on any machines share the shards of a stage through a folder.
 
-For shard 12 the folder has ``000012.json``, its row, written last: where it is, the shard is done. Its files are
-``000012.SUFFIX``, and while somebody works on it there is ``000012.claim``, a file lock, which the kernel frees when
-its holder dies. So any number of processes that run the same command share the work, and the same command again does
-only what is not done. Whoever has made use of all files removes the folder; for the others the work is over then.
+States of shard 12, by the files in the folder:
+    open      no ``000012.json``, and no lock on ``000012.claim``
+    claimed   a process holds the file lock ``000012.claim``; the kernel releases it when the process dies
+    done      ``000012.json``, the result, exists; it is written last, after the files ``000012.SUFFIX``
+
+A process that repeats the command skips the shards that are done. The process that publishes the output deletes the
+folder; the others take a missing folder as the end of the work.
 """
 
 from __future__ import annotations
@@ -108,6 +111,7 @@ class ShardOutput:
     def commit(self, shard: Shard) -> ShardResult:
         """Give the files their names, then write the row."""
         files = {}
+        # Data before result: a crash between the two leaves an open shard, never a result without its files.
         for suffix, written in self._written.items():
             files[suffix] = FileFacts(bytes=written.stat().st_size, xxh3=compute_checksum(written))
             if self.durable:
@@ -187,10 +191,11 @@ class ShardQueue:
         if self.find_result(shard):
             return None
         try:
+            # The result is looked up again under the claim: its holder may have finished since the first look.
             with _claim_shard(_shard_file(self.stem(shard), "claim")) as ours:
                 return self._run_stage(shard, report) if ours and not self.find_result(shard) else None
         except OSError as error:
-            if not self.folder.is_dir():
+            if not self.folder.is_dir():  # another process has published the output
                 return None
             raise atomic.build_write_error(self.output or self.folder, error) from None
 
@@ -271,6 +276,7 @@ def _claim_shard(path: Path) -> Iterator[bool]:
         yield descriptor is not None
     finally:
         if descriptor is not None:
+            # Unlink while locked: a process that opens the path afterwards creates and locks a new file.
             path.unlink(missing_ok=True)
             os.close(descriptor)
 

@@ -1,4 +1,8 @@
-"""The hidden folder beside an output in which processes share the work on it, ``.NAME.work``, gone when it is done."""
+"""The hidden folder ``.NAME.work`` beside an output, in which processes share the work; deleted at the end.
+
+It has a folder for each shard queue, ``QUEUE.used`` with a shared lock of every process that works on the queue, and
+``KEY.publishing`` while the files of a key are renamed. A queue is deleted only while nobody holds its lock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Processes of this machine that do the shards of a board."""
+"""Run the shards of a queue in processes of this machine.
+
+The parent starts the workers and reads their messages, one pipe a worker: ``counts`` and ``row`` for shards, then
+``problem`` (a PrimusError) or ``failure`` (a traceback), then the end of the pipe. Workers claim shards by the locks of
+the queue; the parent assigns none.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +29,13 @@ GROWTH_BYTES = 128 << 20
 """Memory of its own at which a process ends after a shard and another takes its place: caches of libraries grow."""
 
 SHOW_EVERY_S = 0.2
+"""Interval of the progress display, in which a person still sees steady movement."""
 GRACE_S = 5.0
+"""Time for a worker to exit after SIGTERM before SIGKILL; a worker has nothing to save, so that it exits at once."""
 POLL_S = 0.2
+"""Interval of the look for shards that other processes finish; each look reads one folder."""
 PATIENCE_S = 24 * 3600.0
-"""How long to wait for shards that another process holds."""
+"""Longest wait for shards that another process holds: a shard of 32 MB takes minutes, a stopped process forever."""
 
 
 @dataclass
@@ -187,6 +195,7 @@ def _manage_workers() -> Iterator[list[_Worker]]:
     try:
         yield team
     finally:
+        # All workers get SIGTERM before the parent waits for any of them: the grace period passes once, not per worker.
         for worker in team:
             worker.process.terminate()
         deadline = time.monotonic() + GRACE_S
@@ -203,7 +212,7 @@ def _start_worker(board: ShardQueue) -> _Worker:
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_run_worker, args=(board, sending), daemon=True)
     process.start()
-    sending.close()
+    sending.close()  # else the parent would hold the pipe open, and never read the end of it
     return _Worker(process, receiving)
 
 

@@ -77,6 +77,8 @@ class Batches:
         self.global_batch_size, self.micro_batch_size = global_batch_size, micro_batch_size
         self.rank, self.world_size = rank, world_size
         self.consumed_samples = consumed_samples
+        # Two positions: what the caller has taken (the state that a checkpoint saves), and what the threads have been
+        # asked for, which is ahead of it and is never saved.
         self._requested = consumed_samples
         self._depth = num_workers + 1
         self._ahead: deque[Future[MicroBatches]] = deque()
@@ -92,6 +94,7 @@ class Batches:
             while len(self._ahead) < self._depth:
                 self._ahead.append(self._threads.submit(self._read_step, self._requested))
                 self._requested += self.global_batch_size
+            # Steps are taken in the order of submission, whichever thread finishes first.
             step = self._ahead.popleft().result()
         self.consumed_samples += self.global_batch_size
         return step
