@@ -79,7 +79,7 @@ def test_a_killed_rank_changes_no_loss(folder: Path) -> None:
 
 
 def test_a_stopped_rank_is_named_and_both_stacks_are_there(folder: Path) -> None:
-    with started(folder, "--hang-timeout", "3", iters=100_000) as process:
+    with started(folder, "--hang-timeout", "10", iters=100_000) as process:  # loading PyTorch may take a while
         cli.wait_for(lambda: (folder / "out").exists() and len(events(folder, "step")) > 20, "steps", 60)
         found = pids(folder)
         os.kill(found[1], signal.SIGSTOP)
