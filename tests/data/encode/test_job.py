@@ -240,7 +240,7 @@ def test_input_of_bad_documents_only_is_an_error_that_names_one(tmp_path: Path, 
     lines = write_lines(tmp_path / "a.jsonl", [None, ""])
     with pytest.raises(UsageError, match="no text in") as caught:
         make(lines, tokenizer_file, tmp_path / "out", max_bad=2)
-    assert f"empty or bad, as {lines}:1: " in caught.value.hint
+    assert f"empty or bad, for example {lines}:1: " in caught.value.hint
     assert sorted(content_of(tmp_path)) == ["a.jsonl"]
 
 
