@@ -175,7 +175,7 @@ def test_a_token_is_named_and_not_shown(workplace: Path, words: tuple[str, ...])
         (("create", *EXP, "--rdma", "8"), "expected RESOURCE=N"),
         (("create", *EXP, "--secret", "X=Y"), "expected NAME=SECRET/KEY"),
         (("create", *EXP, "--env", "NOT_SET_HERE"), "the variable is not set"),
-        (("create", *EXP, "--env", "a b=c"), "not the name of a variable"),
+        (("create", *EXP, "--env", "a b=c"), "not a valid variable name"),
         (("create", *EXP, "--target", "trainjob", "--ttl", "5"), "trainjob does not support --ttl"),
         (("create", *EXP, "--target", "trainjob", "--env", "PET_NNODES=2"), "which Kubeflow Trainer sets itself"),
         (("create", *EXP, "--target", "safe"), "needs --url"),
