@@ -86,7 +86,7 @@ def test_a_source_without_texts_is_an_error(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "hollow.py").write_text('"""Nothing."""\n')
     monkeypatch.setenv("PRIMUS_PLUGINS", str(tmp_path))
-    with pytest.raises(PrimusError, match=r"hollow.py: source 'hollow' has no documents\(\)"):
+    with pytest.raises(PrimusError, match=r"hollow.py: source 'hollow' has neither documents nor DATASET"):
         fetch_dataset(FetchJob(dataset="hollow", output=tmp_path / "out"))
 
 
