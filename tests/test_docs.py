@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
-SOURCE = re.compile(r"`(src/primus/[\w./]+)`")
+SOURCE = re.compile(r"`(src/primus/[\w./]+)(?:\*\.yaml)?`")
 
 
 def list_anchors(page: Path) -> set[str]:
