@@ -1,9 +1,9 @@
-"""Seeded random orders: of a stored range, and of a huge range, of which any point is computed alone.
+"""Seeded random orders: stored for small ranges, computed point by point for large ranges.
 
-A stored order sorts a pseudo-random number of each element (SplitMix64: Steele, Lea and Flood, 2014), so that every
-permutation is as likely as any other. It does not depend on the version of NumPy, whose generators may change their
-streams (NEP 19). A range above `LARGEST_STORED` takes a generalised Feistel network over a grid of a x b >= n points,
-walking the cycle until the value is in range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+A stored order sorts a pseudo-random number of each element (SplitMix64: Steele, Lea and Flood, 2014), so that all
+permutations are equally likely. It does not depend on the version of NumPy, whose generators may change their streams
+(NEP 19). A range above `LARGEST_STORED` uses a generalised Feistel network over a grid of a x b >= n points, and walks
+the cycle until the value is in range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
-"""Distance of the states of SplitMix64."""
+"""Increment of the state of SplitMix64."""
 
 LARGEST_STORED = 1 << 16
-"""Size up to which `permute` takes the stored order: a network over so few points is not uniform."""
+"""Maximum size of a stored order in `permute_position`: a network over so few points is not uniform."""
 
 STORED_ORDERS = 64
-"""Most orders that `permute` keeps, of at most 128 KiB each."""
+"""Maximum number of orders that `permute_position` stores, of at most 128 KiB each."""
 
 ROUNDS = 8
-"""Of the network. Four do for an adversary with few questions (Luby and Rackoff, 1988); here every point is used."""
+"""Rounds of the network. Four suffice against few queries (Luby and Rackoff, 1988); here every point is queried."""
 
 
 def mix_numbers(*words: int) -> int:
@@ -37,12 +37,13 @@ def mix_numbers(*words: int) -> int:
 
 
 def create_permutation(size: int, key: int) -> NDArray[np.int64]:
-    """A uniformly random order [size] of 0..size-1, which `key` decides."""
+    """A uniformly random order [size] of 0..size-1, determined by `key`."""
+    # All words differ, because the finaliser is a bijection: the order does not depend on the sort algorithm.
     return np.argsort(random_words(size, key), kind="stable")
 
 
 def random_words(size: int, key: int) -> NDArray[np.uint64]:
-    """Random numbers [size] of 64 bits, all different, which `key` decides."""
+    """Distinct random numbers [size] of 64 bits, determined by `key`."""
     states = np.arange(1, size + 1, dtype=np.uint64)
     states *= np.uint64(GAMMA)
     states += np.uint64(_finalise_word(key & MASK))
@@ -52,15 +53,18 @@ def random_words(size: int, key: int) -> NDArray[np.uint64]:
 def permute_position(position: int, size: int, key: int) -> int:
     """The element at `position` of a random order of 0..size-1, in constant memory.
 
-    Up to `LARGEST_STORED` it is that of `permutation`; above, of another order that `key` decides.
+    Up to `LARGEST_STORED` the order is that of `create_permutation`; above, `key` determines another order.
     """
     if size < 2:
         return position
     if size <= LARGEST_STORED:
         return int(_build_stored_order(size, key)[position])
+    # The grid has at most width - 1 points too many, so that the walk below nearly always ends at the first step.
     width = math.isqrt(size - 1) + 1
     height = -(-size // width)
     value = _apply_feistel(position, width, height, key)
+    # Cycle walking: the network permutes the grid, so that following it from a point in range returns to the range, and
+    # no two points meet.
     while value >= size:
         value = _apply_feistel(value, width, height, key)
     return value
@@ -68,13 +72,15 @@ def permute_position(position: int, size: int, key: int) -> int:
 
 @lru_cache(maxsize=STORED_ORDERS)
 def _build_stored_order(size: int, key: int) -> NDArray[np.uint16]:
+    # uint16 has room for positions below LARGEST_STORED.
     return create_permutation(size, key).astype(np.uint16)
 
 
 def _apply_feistel(value: int, width: int, height: int, key: int) -> int:
-    """One pass: a point's row and column are moved in turn, each by a hash of the other."""
+    """One pass of the network: the row and the column of a point move in turn, each by a hash of the other."""
     row, column = divmod(value, width)
     for number, round_key in enumerate(_round_keys(key)):
+        # Each round is invertible, whatever the hash: it adds a function of one coordinate to the other.
         if number % 2:
             row = (row + _finalise_word(column + round_key & MASK)) % height
         else:
@@ -88,13 +94,14 @@ def _round_keys(key: int) -> tuple[int, ...]:
 
 
 def _finalise_word(word: int) -> int:
+    # The finaliser of SplitMix64. Python's integers do not wrap around, so that the mask keeps 64 bits.
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & MASK
     word = (word ^ word >> 27) * 0x94D049BB133111EB & MASK
     return word ^ word >> 31
 
 
 def _finalise_all(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`_finalise` of each word, in place."""
+    """Apply `_finalise_word` to each word, in place."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         words ^= words >> np.uint64(shift)
         words *= np.uint64(factor)

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub in a folder: whole files or the first documents, each complete or not there."""
+"""Fetches datasets of the Hugging Face Hub into a folder: whole files or documents, each file complete or absent."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ LOCK_TIMEOUT_S = 3600.0
 CHUNK = 1 << 20
 SHOWN_EVERY = 1000
 NOTES = ".fetch"
-"""Folder in the output that says what is there; hidden, so that no reader takes it for text."""
+"""Folder in the output that records the complete files; hidden, so that readers of the folder skip it."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FetchJob:
-    """What to fetch and where to."""
+    """Dataset to fetch, and the folder for it."""
 
     dataset: str
-    """A named source or OWNER/NAME, with ``:CONFIG`` where there are several."""
+    """A named source or OWNER/NAME, with ``:CONFIG`` if there are several configurations."""
     output: Path
-    """Folder of the files."""
+    """Folder for the files."""
     split: str = "train"
     """Split of the dataset, several, or rows of them; see `primus.data.catalog.splits`."""
     revision: str | None = None
     """Commit, branch or tag; the newest commit when None."""
     num_samples: int | None = None
-    """Take the first documents only, as compressed JSON lines."""
+    """Number of first documents to fetch, as compressed JSON lines; None for all files."""
     streaming: bool = False
     """Read the dataset's files without storing them."""
     workers: int = 4
-    """Files that are downloaded at a time."""
+    """Number of concurrent downloads."""
 
 
 class FileSlice(Struct, frozen=True, kw_only=True):
@@ -69,12 +69,12 @@ class FileSlice(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Stands for it in the notes."""
+        """Name of the slice in the notes."""
         return f"{self.file.path}[{self.first}:{self.last}]"
 
 
 class FetchRequest(Struct, frozen=True, kw_only=True):
-    """What a folder was asked to hold and which files that means; another request needs another folder."""
+    """The request that a folder was made for, with its files; another request needs another folder."""
 
     version: int = 1
     dataset: str
@@ -83,30 +83,30 @@ class FetchRequest(Struct, frozen=True, kw_only=True):
     num_samples: int | None
     streaming: bool
     listing: SplitListing
-    """Files of the hub, at one commit however long fetching takes."""
+    """Files on the hub, at one commit for the whole request."""
     slices: tuple[FileSlice, ...] | None = None
-    """Rows of these files, where the split names rows that are not its first ones."""
+    """Rows of these files; None if the split names all or its first rows."""
 
 
 class FetchedFile(Struct, frozen=True, kw_only=True):
-    """One file that is complete."""
+    """A complete file."""
 
     file: str
-    """In the folder."""
+    """Path in the folder."""
     source: str
-    """In the repository."""
+    """Path in the repository."""
     bytes: int
     checksum: str
-    """The hub's own checksum, verified; empty for a file that was made from part of another."""
+    """Verified checksum of the hub; empty for a file that was written from a part of another."""
     documents: int = 0
-    """Documents, where they were counted."""
+    """Number of documents, if counted."""
     bad: list[BadItem] = []
-    """Bad documents that were left out."""
+    """Bad documents, skipped."""
 
 
 @dataclass
 class FetchProgress:
-    """How far fetching is."""
+    """Progress of a fetch."""
 
     files: int = 0
     num_files: int = 0
@@ -117,14 +117,14 @@ class FetchProgress:
 
 @dataclass(frozen=True)
 class FetchedDataset:
-    """What is in the folder."""
+    """Contents of the folder."""
 
     folder: Path
     request: FetchRequest
     done: list[FetchedFile]
-    """In the order of the dataset."""
+    """Complete files, in the order of the dataset."""
     made: bool
-    """Whether anything had to be done."""
+    """Whether this call fetched anything."""
 
     @property
     def files(self) -> list[str]:
@@ -135,16 +135,16 @@ class FetchedDataset:
 def fetch_dataset(
     job: FetchJob, say: Say = lambda text: None, show: Callable[[FetchProgress], None] = lambda progress: None
 ) -> FetchedDataset:
-    """Bring a split of a dataset of the hub into a folder; what is there already is not fetched again.
+    """Fetch a split of a dataset of the hub into a folder; complete files are skipped.
 
     Args:
         job: What to fetch.
-        say: Receives lines for people.
+        say: Receives messages.
         show: Receives the progress, also from other threads.
 
     Raises:
-        UsageError: There is no such dataset, configuration or split, or the folder holds something else.
-        PrimusError: The hub does not answer, a file came damaged, or the folder cannot be written.
+        UsageError: The dataset, configuration or split is unknown, or the folder was made for another request.
+        PrimusError: The hub does not respond, a download is damaged, or the folder cannot be written.
     """
     if not hub.is_hub(job.dataset):
         raise UsageError(f"{job.dataset}: nothing to fetch, it is on this machine", "use it with --dataset right away")
@@ -161,27 +161,27 @@ def fetch_dataset(
 
 
 def find_dataset_folder(data_path: Path, dataset: str, split: str) -> Path:
-    """Where a dataset of the hub lies in the data folder when no other place is named."""
+    """Default folder of a dataset of the hub in the data folder."""
     return Path(os.path.expanduser(data_path)) / name_dataset_folder(dataset) / f"raw-{_name_split_folder(split)}"
 
 
 def _name_split_folder(split: str) -> str:
-    """A split as part of a folder's name, without what shells and patterns take for theirs."""
+    """A split as part of a folder name, without special characters of shells and patterns."""
     if re.fullmatch(r"[\w.-]+", split):
         return split
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', split).strip('-')}-{hashlib.sha256(split.encode()).hexdigest()[:8]}"
 
 
 def name_dataset_folder(dataset: str) -> str:
-    """Name of a dataset as that of a folder: ``owner--name-config`` of ``OWNER/NAME:CONFIG``."""
+    """Folder name of a dataset: ``owner--name-config`` for ``OWNER/NAME:CONFIG``."""
     return dataset.lower().replace("_", "-").replace("/", "--").replace(":", "-")
 
 
 def _check_folder(folder: Path) -> None:
-    """Make sure that no file in the folder is taken for one of a download that was not finished, and replaced.
+    """Check that the folder has no other files, which the download of files with the same names would replace.
 
     Raises:
-        UsageError: There are files that nobody has fetched.
+        UsageError: The folder has files that were not fetched.
     """
     if folder.is_dir() and not (folder / NOTES).is_dir() and any(folder.iterdir()):
         raise UsageError(f"{folder}: holds other files, which may have the same names", "give another --output")
@@ -191,7 +191,7 @@ def _fetch_locked(job: FetchJob, say: Say, show: Callable[[FetchProgress], None]
     request = _load_request(job, say)
     listing, folder = request.listing, job.output
     for left in (folder / ".cache" / "huggingface").rglob("*.incomplete"):
-        left.unlink()  # of a download that was killed; the hub's library uses none twice
+        left.unlink()  # of a killed download; the hub's library does not reuse it
     for left in folder.glob("part-*.tmp.*"):
         left.unlink()
     done = _find_present_files(folder, request)
@@ -214,10 +214,10 @@ def _fetch_locked(job: FetchJob, say: Say, show: Callable[[FetchProgress], None]
 
 
 def _load_request(job: FetchJob, say: Say) -> FetchRequest:
-    """What the folder is to hold: as it was noted there, else found out and noted.
+    """The request of the folder, read from its notes; the first call resolves and records it.
 
     Raises:
-        UsageError: The folder was asked to hold something else.
+        UsageError: The folder was made for another request.
     """
     path = job.output / NOTES / "request.json"
     try:
@@ -241,7 +241,7 @@ def _load_request(job: FetchJob, say: Say) -> FetchRequest:
 
 
 def _list_files(job: FetchJob, say: Say) -> tuple[SplitListing, tuple[FileSlice, ...] | None]:
-    """The files of all splits that are named, and which of their rows, where that is not all or the first ones."""
+    """Files of all named splits, and slices of them if the splits name other rows than all or the first ones."""
     parts = splits.parse_split(job.split)
     if job.num_samples is not None and not all(part.is_whole for part in parts):
         raise UsageError(f"--num-samples with --split '{job.split}'", "leave one of them out")
@@ -269,7 +269,7 @@ def _list_files(job: FetchJob, say: Say) -> tuple[SplitListing, tuple[FileSlice,
 def _list_slices(
     parts: Iterable[SplitPart], listings: dict[str, SplitListing], counts: dict[str, int]
 ) -> Iterator[FileSlice]:
-    """The rows of files that parts of splits are."""
+    """Rows of files for the parts of splits."""
     for part in parts:
         files, before = listings[part.split].files, 0
         rows = part.select_rows(sum(counts[file.path] for file in files))
@@ -281,7 +281,7 @@ def _list_slices(
 
 
 def _count_rows(job: FetchJob, listing: SplitListing, file: HubFile) -> int:
-    """Rows of a file: of parquet what its end says, which is all that is read of it; else by reading the file."""
+    """Count the rows of a file: from the footer of a parquet file, else by reading the whole file."""
     if detect_kind(file.path) == ".parquet":
         return columns.count_rows(_stream_url(listing, file))
     source = _choose_source(job, listing, file)
@@ -291,7 +291,7 @@ def _count_rows(job: FetchJob, listing: SplitListing, file: HubFile) -> int:
 
 
 def _limit_documents(job: FetchJob | FetchRequest) -> int | None:
-    """How many of the first documents are wanted, where that is known beforehand."""
+    """Number of first documents to fetch; None if the request needs all or other ones."""
     if job.num_samples is not None:
         return job.num_samples
     parts = splits.parse_split(job.split)
@@ -310,7 +310,7 @@ def _is_complete(request: FetchRequest, done: dict[str, FetchedFile]) -> bool:
 
 
 def _list_names(request: FetchRequest) -> list[str]:
-    """What is to be fetched, in order: files, or rows of files."""
+    """Names of the files or slices to fetch, in order."""
     if request.slices is not None:
         return [each.name for each in request.slices]
     return [file.path for file in request.listing.files]
@@ -324,11 +324,12 @@ def _record_file(folder: Path, done: FetchedFile) -> None:
     with (folder / NOTES / "done.jsonl").open("ab") as notes:
         notes.write(msgspec.json.encode(done) + b"\n")
         notes.flush()
+        # A file counts as complete only after its record is on disk: after a crash it is fetched again, not trusted.
         os.fsync(notes.fileno())
 
 
 def _find_present_files(folder: Path, request: FetchRequest) -> dict[str, FetchedFile]:
-    """Files that are noted as complete and have their size; a killed writer's last note may be broken."""
+    """Files that are recorded as complete and have the recorded size."""
     path = folder / NOTES / "done.jsonl"
     known = set(_list_names(request))
     found: dict[str, FetchedFile] = {}
@@ -353,9 +354,9 @@ def _download_files(
     progress: FetchProgress,
     show: Callable[[FetchProgress], None],
 ) -> Iterator[FetchedFile]:
-    """Download what is missing, several files at a time."""
-    # Not `huggingface_hub.snapshot_download`: it verifies no checksums, cannot record each file when it is complete,
-    # and repeats the listing of the repository, so that it would replace only the pool of threads below.
+    """Download the missing files, several at a time."""
+    # `huggingface_hub.snapshot_download` does not verify checksums, does not report each complete file, and lists the
+    # repository again. It would replace only the thread pool below.
     missing = [file for file in listing.files if file.path not in done]
 
     def count(num_bytes: int) -> None:
@@ -374,14 +375,14 @@ def _download_files(
 def _download_file(listing: SplitListing, file: HubFile, folder: Path, count: Callable[[int], None]) -> FetchedFile:
     path = folder / file.path
     if path.exists():
-        path.unlink()  # it is not noted as complete
+        path.unlink()  # not recorded as complete
     _download_from_hub(listing, file, count, local_dir=str(folder))
     _verify_file(path, file)
     return FetchedFile(file=file.path, source=file.path, bytes=file.bytes, checksum=file.checksum)
 
 
 def _download_from_hub(listing: SplitListing, file: HubFile, count: Callable[[int], None], **where: str) -> Path:
-    """Download a file to a folder or into the hub's cache; an interrupted download goes on where it was."""
+    """Download a file to a folder or into the hub's cache; an interrupted download resumes."""
     library = hub.import_hub_library(listing.repo)
 
     def download() -> str:
@@ -417,7 +418,7 @@ def _verify_file(path: Path, file: HubFile) -> None:
     """Compare a file with the hub's size and checksum.
 
     Raises:
-        PrimusError: It differs; it is removed.
+        PrimusError: The file differs and was removed.
     """
     kind, _, expected = file.checksum.partition(":")
     digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % file.bytes, usedforsecurity=False)
@@ -438,7 +439,7 @@ def _write_samples(
     progress: FetchProgress,
     show: Callable[[FetchProgress], None],
 ) -> Iterator[FetchedFile]:
-    """Documents of each file as compressed JSON lines, up to the number that was asked for."""
+    """Write the documents of each file as compressed JSON lines, up to the requested number."""
     listing, limit = request.listing, _limit_documents(request)
     progress.documents = sum(each.documents for each in done.values())
     wanted = request.slices or [FileSlice(file=file, first=0, last=-1) for file in listing.files]
@@ -456,7 +457,7 @@ def _write_samples(
 
 
 def _choose_source(job: FetchJob, listing: SplitListing, file: HubFile) -> str:
-    """Where a file is read that is not kept: on the hub, or in the hub's cache."""
+    """URL or path for reading a file: on the hub with `streaming`, else in the hub's cache."""
     return (
         _stream_url(listing, file) if job.streaming else str(_download_from_hub(listing, file, lambda num_bytes: None))
     )
@@ -477,10 +478,10 @@ class _FileSample:
     rows: range | None
     """Rows to take; all when None."""
     name: str
-    """What stands for it in the notes."""
+    """Name of the sample in the notes."""
 
     def write(self, file: HubFile, progress: FetchProgress, show: Callable[[FetchProgress], None]) -> FetchedFile:
-        """Make the file of these documents, complete or not at all."""
+        """Write the file of these documents; it is complete or absent."""
         key = self.text or documents.choose_text_column([self.source])
         import_zstandard(str(self.path))
         written, bad = atomic.build_temporary_path(self.path), list[BadItem]()

@@ -1,4 +1,4 @@
-"""Which files of a dataset on the Hugging Face hub hold a split of it, and how each is recognised."""
+"""Finds the files of a split of a dataset on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from primus.errors import PrimusError, UsageError, did_you_mean
 CONVERTED = "refs/convert/parquet"
 """Branch on which the hub keeps its own parquet files of a dataset, as CONFIG/SPLIT/0000.parquet."""
 PARTIAL = "partial-"
-"""Begins the name of a split of that branch which has only the first 5 GB."""
+"""Prefix of the name of a split on that branch that has only the first 5 GB."""
 
 TIMEOUT_S = 15.0
 PATHS_OF_A_REQUEST = 200
@@ -33,18 +33,18 @@ SPLIT_NAMES = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-"""Words in file names by which the hub tells splits apart (its documentation, "File names and splits")."""
+"""Words in file names that identify a split on the hub (its documentation, "File names and splits")."""
 
 
 class HubFile(Struct, frozen=True):
     """One file of a repository."""
 
     path: str
-    """In the repository."""
+    """Path in the repository."""
     bytes: int
-    """Its size."""
+    """Size in bytes."""
     checksum: str
-    """``sha256:...`` of large files, ``git-sha1:...`` (with git's header) of small ones; empty where not told."""
+    """``sha256:...`` of large files, ``git-sha1:...`` (with git's header) of small ones; empty if unknown."""
 
 
 class SplitListing(Struct, frozen=True, kw_only=True):
@@ -52,21 +52,21 @@ class SplitListing(Struct, frozen=True, kw_only=True):
 
     repo: str
     revision: str
-    """Commit that they are from."""
+    """Commit of the files."""
     config: str
     split: str
     files: tuple[HubFile, ...]
     text: str | None = None
     note: str = ""
-    """What a person should know about where they come from."""
+    """Note to the user about the origin of the files."""
 
 
 def is_hub(name: str) -> bool:
-    """Whether a dataset's name means one on the hub: OWNER/NAME[:CONFIG], or a source that declares one.
+    """Whether the name of a dataset is that of one on the hub: OWNER/NAME[:CONFIG], or a source that declares one.
 
     Raises:
-        UsageError: There is no such source.
-        PrimusError: It cannot be loaded.
+        UsageError: The source is unknown.
+        PrimusError: The source cannot be loaded.
     """
     if "/" in name:
         return True
@@ -79,14 +79,14 @@ def list_split_files(
     """The files of a split of a dataset, at its newest commit unless `revision` names another.
 
     Args:
-        name: OWNER/NAME or a source that declares one, then ``:CONFIG`` where it has several.
+        name: OWNER/NAME or a source that declares one, then ``:CONFIG`` if it has several.
         split: Name of the split.
         revision: Commit, branch or tag.
-        say: Receives lines for people, where the hub asks to wait.
+        say: Receives messages, for example if the hub asks to wait.
 
     Raises:
-        UsageError: There is no such dataset, configuration or split; the message lists what there is.
-        PrimusError: The hub does not answer, or does not let this user read the dataset.
+        UsageError: The dataset, configuration or split is unknown; the message lists the valid names.
+        PrimusError: The hub does not respond, or this user may not read the dataset.
     """
     source, _, config = name.partition(":")
     dataset = HubDataset(repo=source) if "/" in source else registry.load_plug_in(SOURCES, source).DATASET
@@ -100,7 +100,7 @@ def import_hub_library(name: str) -> Any:
     """The package huggingface_hub.
 
     Raises:
-        UsageError: It is not installed.
+        UsageError: The package is not installed.
     """
     try:
         import huggingface_hub
@@ -111,7 +111,7 @@ def import_hub_library(name: str) -> Any:
 
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
-    """Turn what the hub's library raises into an error that says what to do."""
+    """Convert errors of the hub's library into errors with a hint."""
     import_hub_library(repo)
     from huggingface_hub import errors
 
@@ -167,6 +167,7 @@ def _list_files(dataset: HubDataset, config: str, split: str, revision: str | No
     api = import_hub_library(dataset.repo).HfApi(endpoint=read_hub_endpoint())
     info = api.dataset_info(dataset.repo, revision=revision, timeout=TIMEOUT_S)
     names = sorted(sibling.rfilename for sibling in info.siblings or ())
+    # In the order of their reliability; the parquet branch is the last resort, because it may have only the first 5 GB.
     for find in (_find_declared, _find_in_card, _find_by_name):
         found = find(dataset, info, names, config, split)
         if found:
@@ -179,11 +180,11 @@ def _list_files(dataset: HubDataset, config: str, split: str, revision: str | No
 
 
 Found = tuple[list[str], str]
-"""Paths and the configuration that they are of."""
+"""Paths, and the configuration that they belong to."""
 
 
 def _find_declared(dataset: HubDataset, info: Any, names: list[str], config: str, split: str) -> Found | None:
-    """What the source itself says."""
+    """Files by the patterns that the source declares."""
     config = config or next(iter(dataset.files), "")
     for each, pattern in dataset.files.items():
         if fnmatchcase(config, each):
@@ -195,7 +196,7 @@ def _find_declared(dataset: HubDataset, info: Any, names: list[str], config: str
 
 
 def _find_in_card(dataset: HubDataset, info: Any, names: list[str], config: str, split: str) -> Found | None:
-    """What the header of the dataset's README says."""
+    """Files by the header of the dataset's README."""
     configs = {str(each.get("config_name", "default")): each for each in _list_configs(info) if "data_files" in each}
     if not configs:
         return None
@@ -212,7 +213,7 @@ def _find_in_card(dataset: HubDataset, info: Any, names: list[str], config: str,
 
 
 def _find_by_name(dataset: HubDataset, info: Any, names: list[str], config: str, split: str) -> Found | None:
-    """What the names of the files say, where there is only one configuration and no program that makes it."""
+    """Files by their names, for a dataset with one configuration and without a loading script."""
     data = [name for name in names if detect_kind(name) in RECORDS | COLUMNS | TABLES | {".txt"}]
     data = [name for name in data if not PurePosixPath(name).name.startswith(("dataset_info", "README", "."))]
     if config or not data or _find_script(dataset.repo) in names:
@@ -228,7 +229,7 @@ def _find_by_name(dataset: HubDataset, info: Any, names: list[str], config: str,
 
 
 def _find_converted(api: Any, dataset: HubDataset, names: list[str], config: str, split: str) -> SplitListing:
-    """The parquet files that the hub has made of a dataset."""
+    """Parquet files that the hub generated from the dataset."""
     from huggingface_hub import errors
 
     repo = dataset.repo
@@ -280,7 +281,7 @@ def _require_split(repo: str, found: list[str], config: str, split: str) -> list
 
 
 def _choose_config(repo: str, asked: str, configs: list[str], preferred: list[str]) -> str:
-    """The configuration that was asked for, else the default one."""
+    """The requested configuration, or the default one."""
     if asked and asked not in configs:
         raise UsageError(f"{repo}: no configuration '{asked}'", did_you_mean(asked, configs))
     default = preferred + [name for name in ("default",) if name in configs] + (configs if len(configs) == 1 else [])
@@ -297,7 +298,7 @@ def _list_configs(info: Any) -> list[dict[str, Any]]:
 
 
 def _list_splits(data_files: Any) -> dict[str, list[str]]:
-    """Patterns of each split from any form that a README may have: a pattern, a list of them, or one with splits."""
+    """Patterns of each split, from any form in a README: a pattern, a list of patterns, or a list with splits."""
     if isinstance(data_files, str):
         return {"train": [data_files]}
     splits: dict[str, list[str]] = {}
@@ -308,23 +309,23 @@ def _list_splits(data_files: Any) -> dict[str, list[str]]:
 
 
 def _match_patterns(names: list[str], patterns: list[str]) -> list[str]:
-    """Names that match any of the patterns, of known kinds, in order."""
+    """Names of known kinds that match any of the patterns, in order."""
     matchers: list[Callable[[str], Any]] = [re.compile(_compile_pattern(pattern)).fullmatch for pattern in patterns]
     return [name for name in names if detect_kind(name) and any(match(name) for match in matchers)]
 
 
 def _compile_pattern(pattern: str) -> str:
-    """A regular expression of a pattern in which ``*`` stays in a folder and ``**`` does not."""
+    """Convert a pattern to a regular expression. ``*`` does not match a slash; ``**`` does."""
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(parts.get(part) or re.escape(part) for part in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", pattern))
 
 
 def _detect_split(name: str) -> str:
-    """Split that a file's path tells, empty if none."""
+    """Split according to the path of a file; empty if unknown."""
     words = re.split(r"[-_. /\d]+", name.lower())
     return next((split for split, names in SPLIT_NAMES.items() if set(names) & set(words)), "")
 
 
 def _find_script(repo: str) -> str:
-    """The program that made a dataset in the days when 'datasets' ran such programs."""
+    """Name of the loading script of a dataset, which versions of 'datasets' before 4 ran."""
     return f"{repo.split('/')[-1]}.py"

@@ -1,6 +1,6 @@
-"""The split syntax of the package `datasets`: ``train``, ``train+test``, ``train[:1%]``, ``train[-100:]``.
+"""Parses the split syntax of the package `datasets`: ``train``, ``train+test``, ``train[:1%]``, ``train[-100:]``.
 
-https://huggingface.co/docs/datasets/loading#slice-splits; the rules of rounding are those of its arrow_reader.py.
+https://huggingface.co/docs/datasets/loading#slice-splits. Percents are rounded as in its arrow_reader.py.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ class SplitPart(Struct, frozen=True, kw_only=True):
     """A split, or consecutive rows of it."""
 
     split: str
-    """Its name."""
+    """Name of the split."""
     first: int | None = None
-    """First row, or percent of the rows before it; from the end where negative; the beginning when None."""
+    """First row, or percent of the rows before it. Negative values count from the end; None is the beginning."""
     last: int | None = None
-    """One past the last; the end when None."""
+    """One past the last row; None is the end."""
     is_percent: bool = False
-    """Whether both are percent."""
+    """Whether `first` and `last` are percents."""
     drops_remainder: bool = False
-    """Whether a percent is a whole number of rows, so that equal percents have equally many."""
+    """Whether a percent is a whole number of rows, so that equal percents have equal numbers of rows."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a split as a whole."""
+        """Whether the part is the whole split."""
         return self.first is None and self.last is None
 
     @property
     def num_first(self) -> int | None:
-        """How many of the first rows it is, where that is known without their number."""
+        """Number of rows if the part is the first rows of the split; None if it depends on the size of the split."""
         is_known = not self.is_percent and not self.first and self.last is not None and self.last >= 0
         return self.last if is_known else None
 
     def select_rows(self, num_rows: int) -> range:
-        """The rows that it means of a split of `num_rows`.
+        """The rows of the part in a split of `num_rows`.
 
         Raises:
             UsageError: One percent is less than a row.
@@ -65,10 +65,10 @@ class SplitPart(Struct, frozen=True, kw_only=True):
 
 
 def parse_split(text: str) -> list[SplitPart]:
-    """The parts that a split names, in order.
+    """Parse a split into its parts, in order.
 
     Raises:
-        UsageError: It is not written so, or says the same twice.
+        UsageError: The syntax is wrong, or rows are named twice.
     """
     parts = [_parse_part(text, each.strip()) for each in text.split("+")]
     for index, part in enumerate(parts):

@@ -1,1 +1,1 @@
-"""Leave documents out: cleaning by rules, and removal of duplicates."""
+"""Filters documents: cleaning by rules, and removal of duplicates."""

@@ -28,26 +28,26 @@ class FinishedElsewhere(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class FilterJob(Generic[Report]):
-    """What to read, where to write, and which processes do the work. A subclass says how documents are filtered."""
+    """Input, output and processes of a filter. A subclass defines how documents are filtered."""
 
     report_type: ClassVar[type[FilterReport]] = FilterReport
     report_name: ClassVar[str] = "report.json"
-    """Name of the report's file in the output."""
+    """File name of the report in the output."""
 
     inputs: tuple[str, ...] = ()
     """Files, folders, glob patterns and URLs."""
     dataset: str | None = None
     """Named dataset instead of files."""
     output: Path
-    """Folder of the documents that are kept; the readable report is ``OUTPUT.report.md`` and ``.html``."""
+    """Folder for the kept documents; the human-readable report is ``OUTPUT.report.md`` and ``.html``."""
     json_key: str = "text"
     """Field or column of the text."""
     text_documents: str = "file"
-    """What is a document in a .txt file."""
+    """Unit that is a document in a .txt file."""
     max_bad: int = 0
-    """Most bad documents to skip."""
+    """Maximum number of bad documents to skip."""
     workers: int | None = None
-    """Processes; all cores when None."""
+    """Number of processes; all cores when None."""
     executor: Executor = "local"
     """Processes of this machine or tasks of a Ray cluster."""
     existing: Literal["check", "replace"] = "check"
@@ -58,7 +58,7 @@ class FilterJob(Generic[Report]):
         raise NotImplementedError
 
     def describe_difference(self, report: Report) -> str | None:
-        """How the recipe of an existing report differs from this job's; None where it does not."""
+        """Describe how the recipe of an existing report differs from this job's; None if it does not."""
         return None
 
     def is_complete(self, report: Report) -> bool:
@@ -80,10 +80,10 @@ class FilterJob(Generic[Report]):
         raise NotImplementedError
 
     def open_input(self) -> Inputs:
-        """The input.
+        """Open the input.
 
         Raises:
-            UsageError: It is missing or unknown, or the output lies in it.
+            UsageError: The input is missing or unknown, or the output lies in it.
         """
         if bool(self.inputs) == bool(self.dataset):
             raise UsageError("both an input and a dataset" if self.inputs else "no input", "give one of them")
@@ -97,7 +97,7 @@ class FilterJob(Generic[Report]):
 
 
 def choose_text_key(paths: tuple[str, ...]) -> str:
-    """Field or column of the text of an input for which none is given.
+    """Choose the field or column of the text for an input without a given one.
 
     Raises:
         UsageError: There are several candidates, or the input is missing or unknown.

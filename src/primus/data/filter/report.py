@@ -1,4 +1,4 @@
-"""The report of a filter job: what every filter counts, formatted as text, Markdown and HTML."""
+"""The report of a filter job: counts of all filters, formatted as text, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class ReportTable(Struct, frozen=True, kw_only=True):
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: Sequence[int] = ()
-    """Columns that are aligned to the right."""
+    """Right-aligned columns."""
     brief: bool = True
-    """Whether the summary on the terminal has the table."""
+    """Whether the summary on the terminal contains the table."""
 
 
 class ReportSample(Struct, frozen=True, kw_only=True):
-    """A removed document, as the pages show it."""
+    """A removed document, as shown on the pages."""
 
     title: str
     """Where the document is and why it was removed."""
@@ -38,18 +38,18 @@ class ReportSample(Struct, frozen=True, kw_only=True):
 
 
 class FilterReport(Struct, frozen=True, kw_only=True):
-    """What every filter counts. The report is written last: if it exists, all files of the result exist."""
+    """Counts of all filters. The report is written last: if it exists, all files of the result exist."""
 
     primus: str
     """Version of the package that wrote it."""
     identity: str
     """Hash of the recipe and of all settings that change the result."""
     inputs: list[InputFacts]
-    """What was read."""
+    """Files or dataset of the input."""
     documents: int
     """Documents with text."""
     kept: int
-    """Documents that were written."""
+    """Written documents."""
     empty: int = 0
     """Documents without text, skipped."""
     bad: list[BadItem] = []
@@ -84,7 +84,7 @@ class FilterReport(Struct, frozen=True, kw_only=True):
         return []
 
     def draw_chart(self) -> Html | None:
-        """A chart for the HTML page; None where a filter has none."""
+        """A chart for the HTML page; None if the filter has none."""
         return None
 
     def collect_settings(self) -> dict[str, Any]:

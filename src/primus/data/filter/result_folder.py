@@ -1,4 +1,4 @@
-"""Run a filter job, or reuse its result: the output folder is renamed into place as a whole."""
+"""Runs a filter job, or reuses its result. A rename publishes the output folder as a whole."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class JobResult(Generic[Report]):
     folder: Path
     """The job's output."""
     files: list[Path]
-    """Files of the documents that were kept, in the order of the input."""
+    """Files of the kept documents, in the order of the input."""
     report: Report
     """Counts and samples."""
     made: bool
@@ -52,7 +52,7 @@ def filter_documents(
     share its shards, and the result does not depend on their number.
 
     Args:
-        job: What to do.
+        job: Input, output and filter.
         say: Receives lines of text.
         show: Receives the progress.
 
@@ -71,7 +71,7 @@ def filter_documents(
 class ResultFolder(Generic[Report]):
     """The output of a job: finds an existing result, or runs the job and publishes the result.
 
-    States of an output, in order: absent; a work folder with finished shards; the final folder beside the work folder
+    States of an output, in order: absent; a work folder with finished shards; the final folder next to the work folder
     (a process was killed between the rename and the cleanup); the final folder with its pages. Every process moves the
     output to the next state under the lock, so that each of them may be killed at any moment.
     """
@@ -174,6 +174,7 @@ class ResultFolder(Generic[Report]):
             content = msgspec.json.format(msgspec.json.encode(redact_tree(msgspec.to_builtins(report))), indent=1)
             with atomic.stage_files({list(folders.values())[-1] / self.job.report_name: content}) as publish:
                 publish()
+            # The report goes into the output before the rename, so that a folder with the final name always has one.
             # The output is the last folder: once it has its name, the result is complete.
             for place, folder in folders.items():
                 _move_folder(folder, place, self.work)
@@ -181,7 +182,7 @@ class ResultFolder(Generic[Report]):
         return self._build_result(report, made=True)
 
     def _complete_result(self, found: JobResult[Report]) -> JobResult[Report]:
-        """Write the pages and clean up, where a process was killed after it had renamed the output."""
+        """Write the pages and clean up, if a process was killed after it renamed the output."""
         left = self.work.exists() or self._lock_path().exists()
         if left or not all(self.job.page_path(kind).exists() for kind in ("md", "html")):
             with atomic.hold_lock(self._lock_path(), PUBLISH_TIMEOUT_S):
@@ -210,15 +211,16 @@ def has_files(folder: Path, files: dict[str, FileFacts]) -> bool:
 def collect_files(
     board: ShardQueue, rows: Sequence[ShardResult], suffix: str, name: str, ending: str
 ) -> tuple[Path, dict[str, FileFacts]]:
-    """A folder beside a board with names for its files, which keep the old ones so that nobody does them again.
+    """Link the files of a shard queue into a new folder next to it. The queue keeps its files: no shard runs again.
 
     Args:
-        board: The board.
-        rows: Its rows.
-        suffix: Which file of each row.
+        board: The shard queue.
+        rows: Its results.
+        suffix: Suffix of the file to take from each result.
         name: Name of the folder.
-        ending: What the names end in, after the number of the shard.
+        ending: Suffix of the new names, after the number of the shard.
     """
+    # One folder per process: several processes may collect at the same time.
     folder = board.folder.with_name(f"{name}.{os.getpid()}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -235,7 +237,7 @@ def collect_files(
 
 
 def _move_folder(folder: Path, place: Path, work: Path) -> None:
-    """Give a folder its name; what is there, and is to be replaced, goes into the work folder."""
+    """Rename a folder to its final name. An existing folder is replaced: it moves into the work folder."""
     if place.exists():
         with suppress(OSError):
             place.rmdir()

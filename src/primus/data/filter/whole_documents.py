@@ -1,4 +1,4 @@
-"""Whole documents of a shard, each with content, in an order that never changes, so that they can be numbered."""
+"""Reads whole, non-empty documents of a shard in a fixed order, so that they can be numbered."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from primus.data.readers.shard import FilePart, Shard
 from primus.data.shards import inputs
 
 LONGEST_DOCUMENT = documents.LONGEST_LINE
-"""Bytes of a text file that is one document; it is held in memory, as a record is."""
+"""Maximum size of a text file that is one document. Like a record, it is read into memory."""
 
 
 @dataclass
 class DocumentReader:
-    """Reads documents, and tells of what is none."""
+    """Reads documents, counts empty ones, and reports bad ones."""
 
     key: str
     """Field or column of the text."""
     text_documents: str = "file"
-    """What is a document in a .txt file."""
+    """Unit that is a document in a .txt file."""
     fields: bool = False
-    """Whether to read what else a record has."""
+    """Whether to read the other fields of records."""
     bad: Callable[[str, str], None] = lambda where, reason: None
     """Called with place and reason of each bad document."""
     empty: int = field(default=0, init=False)
-    """Documents without text so far."""
+    """Number of documents without text so far."""
 
     def read(self, shard: Shard) -> Iterator[TextDocument]:
-        """The documents of a shard that have text."""
+        """Yield the documents of a shard that have text."""
         for part in shard.parts:
             for item in _join_pieces(self._read(part)):
                 if isinstance(item, BadDocument):
@@ -51,7 +51,7 @@ class DocumentReader:
 def batch_documents(
     documents: Iterable[TextDocument], characters: int, most: int | None = None
 ) -> Iterator[list[TextDocument]]:
-    """Documents some at a time: as many as have `characters` together, or `most` of them."""
+    """Yield documents in batches of at least `characters` characters or of `most` documents."""
     held: list[TextDocument] = []
     size = 0
     for document in documents:
@@ -65,7 +65,7 @@ def batch_documents(
 
 
 def _join_pieces(items: Iterable[TextDocument | BadDocument]) -> Iterator[TextDocument | BadDocument]:
-    """Documents that came in pieces as one."""
+    """Join the pieces of documents that the reader splits."""
     pieces: list[str] = []
     size = 0
     for item in items:
@@ -76,6 +76,7 @@ def _join_pieces(items: Iterable[TextDocument | BadDocument]) -> Iterator[TextDo
             pieces, size = [], 0
             start = item
         size += len(item.text)
+        # Beyond the maximum the pieces are dropped, and only their size is counted until the document ends.
         if size <= LONGEST_DOCUMENT:
             pieces.append(item.text)
         else:

@@ -24,24 +24,24 @@ SKIPPED = frozenset(
         "tests",
     }
 )
-"""Folders that are no part of the library, or no text that is worth learning."""
+"""Folders that are not part of the library, or have no useful text."""
 
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
-"""Files and folders that list how this interpreter was built."""
+"""Prefixes of files and folders with the build settings of this interpreter."""
 
 FEWEST_FILES = 100
 
 
 def version() -> str:
-    """Implementation and version whose library this is."""
+    """Implementation and version of the interpreter."""
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 
 def documents() -> Iterator[str]:
-    """Each module and each topic of the language reference, in an order that mixes packages.
+    """Yield each module and each topic of the language reference, in an order that mixes packages.
 
     Raises:
-        PrimusError: This interpreter has no library in source form.
+        PrimusError: This interpreter has no sources of the standard library.
     """
     root = Path(sysconfig.get_path("stdlib"))
     texts = {f"topic {name}": text for name, text in _read_topics().items()}
@@ -53,7 +53,7 @@ def documents() -> Iterator[str]:
 
 
 def _shuffle_key(name: str) -> str:
-    """Sort key of a fixed order in which neighbours have nothing in common, so that any part is a fair sample."""
+    """Sort key of a fixed order with unrelated neighbours, so that any part is a fair sample."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
@@ -70,13 +70,13 @@ def _list_modules(folder: Path) -> Iterator[Path]:
 
 
 def _read_source(path: Path) -> str:
-    """A module's text, in the encoding that it declares."""
+    """Read a module in the encoding that it declares."""
     with tokenize.open(path) as file:
         return file.read()
 
 
 def _read_topics() -> dict[str, str]:
-    """Topics of the language reference that ``help()`` shows; none where the interpreter comes without them."""
+    """Topics of the language reference that ``help()`` shows; empty if the interpreter has none."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

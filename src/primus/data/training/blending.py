@@ -1,8 +1,8 @@
-"""Samples of several datasets in exact proportions, computed from the number of the sample alone.
+"""Blends samples of several datasets in exact proportions, computed from the number of the sample alone.
 
-Sample n belongs to the dataset in whose share of [0, 1) the number n, written in binary and mirrored at the binary
-point, falls (the van der Corput sequence). Every stretch of such numbers is spread evenly, so that after any n samples
-each dataset has had its weight x n, but for about log2(n) samples; and how many it has had is a sum over the bits of n.
+The van der Corput sequence mirrors the binary number n at the binary point. Each dataset has a share of [0, 1), and
+sample n belongs to the dataset in whose share the mirrored number falls. The sequence is spread evenly: after any n
+samples, each dataset has had its weight x n samples, up to about log2(n). The exact number is a sum over the bits of n.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from primus.data.training.packing import Dataset, Piece, TokenFileProgress
 from primus.errors import UsageError
 
 BITS = 64
-"""Binary places of a share's border."""
+"""Binary places of the borders of shares."""
 
 STRETCH_BITS = 16
 STRETCH = 1 << STRETCH_BITS
-"""Consecutive samples whose datasets are looked up together."""
+"""Consecutive samples whose datasets are computed together."""
 
 
 class Stretch(NamedTuple):
@@ -41,8 +41,8 @@ class BlendedDataset:
     """Samples of several datasets in fixed proportions, spread evenly; each dataset is read in its own order.
 
     Args:
-        datasets: What to blend.
-        weights: Share of each, in any unit; every one positive.
+        datasets: Datasets to blend.
+        weights: Positive weight of each dataset, in any unit.
 
     Raises:
         UsageError: A weight is not a number above 0.
@@ -64,12 +64,12 @@ class BlendedDataset:
         return self.datasets[owner].find_pieces(number)
 
     def compute_progress(self, num_samples: int) -> list[TokenFileProgress]:
-        """What the first `num_samples` have taken from each token file."""
+        """Progress in each token file after the first `num_samples`."""
         counts = zip(self.datasets, self.count_samples(num_samples), strict=True)
         return [progress for dataset, count in counts for progress in dataset.compute_progress(count)]
 
     def locate_sample(self, index: int) -> tuple[int, int]:
-        """Which dataset a sample is of, and its number there."""
+        """Dataset of a sample, and the number of the sample in it."""
         if index < 0:
             raise IndexError(index)
         number, slot = divmod(index, STRETCH)
@@ -82,11 +82,13 @@ class BlendedDataset:
         return [end - start for start, end in pairwise(below)]
 
     def _lay_out(self, number: int) -> Stretch:
-        high = int(f"{number:0{BITS - STRETCH_BITS}b}"[::-1], 2)  # the stretch's number, mirrored: the low places
+        high = int(f"{number:0{BITS - STRETCH_BITS}b}"[::-1], 2)  # mirrored, these are the low places
         mirrored = (_mirrored_slots() << np.uint64(BITS - STRETCH_BITS)) | np.uint64(high)
+        # Without 0 and 2 ** BITS: the latter does not fit into uint64, and neither separates two datasets.
         inner = np.array(self._borders[1:-1], dtype=np.uint64)
         owner = np.searchsorted(inner, mirrored, side="right").astype(np.int32)
         rank = np.empty(STRETCH, dtype=np.int64)
+        # Ranks continue from the exact count before the stretch, so that a stretch needs no earlier one.
         for dataset, before in enumerate(self.count_samples(number * STRETCH)):
             own = np.flatnonzero(owner == dataset)
             rank[own] = np.arange(before, before + len(own))
@@ -94,10 +96,11 @@ class BlendedDataset:
 
 
 def _compute_borders(weights: Sequence[float]) -> list[int]:
-    """Where each dataset's share of [0, 1) begins, and the end, in units of 2 to the -BITS."""
+    """Border of each dataset's share of [0, 1), and the end, in units of 2 to the -BITS."""
     if not all(weight > 0 and math.isfinite(weight) for weight in weights):
         found = ", ".join(str(weight) for weight in weights)
         raise UsageError(f"the weights of a blend are {found}", "every weight must be a number above 0")
+    # Fractions are exact: the borders do not depend on the order of floating-point operations.
     ends = list(accumulate(Fraction(weight) for weight in weights))
     borders = [0, *(int(end / ends[-1] * 2**BITS) for end in ends)]
     if any(end == start for start, end in pairwise(borders)):
@@ -106,9 +109,9 @@ def _compute_borders(weights: Sequence[float]) -> list[int]:
 
 
 def _count_below(count: int, border: int) -> int:
-    """How many of the numbers 0 .. count - 1, mirrored, are below `border`.
+    """Number of mirrored numbers of 0 .. count - 1 that are below `border`.
 
-    Each set bit k of `count` stands for 2^k numbers with the same high bits: mirrored, they are evenly spaced.
+    Each set bit k of `count` represents 2^k numbers with the same high bits, which are evenly spaced when mirrored.
     """
     total = 0
     for bit in range(count.bit_length()):
@@ -116,6 +119,7 @@ def _count_below(count: int, border: int) -> int:
             fixed = count >> (bit + 1) << (bit + 1)
             offset = int(f"{fixed:0{BITS}b}"[::-1], 2)
             spacing = 1 << (BITS - bit)
+            # Numbers at offset + j * spacing below the border: the quotient rounded up, from 0 to 2^k.
             total += min(max(-((offset - border) // spacing), 0), 1 << bit)
     return total
 

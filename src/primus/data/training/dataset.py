@@ -1,4 +1,4 @@
-"""Training, validation and test samples of an experiment, from its data settings."""
+"""Opens the training, validation and test samples of an experiment."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ from primus.data.training.packing import CACHED_BLOCKS, ORDER, Dataset, PackedDa
 from primus.errors import UsageError
 
 VALID_SEED, TEST_SEED = 1, 2
-"""Added to the seed for the order of the validation and of the test data."""
+"""Offsets of the seed for the order of validation and test data."""
 
 MOCK_EOD = 0
-"""Token that ends a document of random tokens, where documents matter."""
+"""End-of-document token of random tokens, for settings that need documents."""
 
 NEED_ENDS = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "fim_rate")
 """Keys that need documents to end with the end-of-document token."""
 
 LOOKED_AT, LOOKED_AT_TOKENS = 256, 4096
-"""Parts of a file, and their tokens, in which that token is looked for where no manifest says that it is there."""
+"""Parts of a file, and tokens of each, that are searched for the end-of-document token if no manifest states it."""
 
 FEWEST_CACHED_BLOCKS = 64
-"""Blocks that each of many corpora keeps in memory."""
+"""Minimum blocks that each corpus of a blend keeps in memory."""
 
 
 @dataclass(frozen=True)
 class Datasets:
-    """What an experiment trains on, validates with and is tested with."""
+    """Samples of an experiment for training, validation and test."""
 
     train: Dataset
     """Training samples."""
     valid: Dataset | None
-    """Validation samples; None where there are none."""
+    """Validation samples; None if there are none."""
     no_valid: str
-    """Why there are none."""
+    """Reason for the absence of validation samples."""
     test: Dataset | None
-    """Test samples; None where there are none."""
+    """Test samples; None if there are none."""
     tokenizer_path: str | None
-    """What `load_tokenizer` takes to load the tokenizer of the data; None if it is unknown."""
+    """Argument of `load_tokenizer` for the tokenizer of the data; None if it is unknown."""
     eod_id: int | None
-    """Id of the token that ends a document; None where it is not known."""
+    """Id of the end-of-document token; None if it is unknown."""
     fingerprint: str
-    """Identity of the tokens, of their split and of the way in which they are ordered."""
+    """Hash of the tokens and their split, with the version of the order."""
 
 
 @dataclass(frozen=True)
 class TokenFile:
-    """One opened prefix with what is known about it."""
+    """An opened token file with its manifest and weight."""
 
     tokens: IndexedTokens
     manifest: TokenFileManifest | None
@@ -72,13 +72,14 @@ class TokenFile:
 
 
 def open_datasets(data: DataConfig, vocab_size: int, seq_length: int, seed: int) -> Datasets:
-    """Samples of ``seq_length + 1`` tokens as `data` asks for, whose ids are below `vocab_size`.
+    """Open the samples of `data`: ``seq_length + 1`` tokens each, with ids below `vocab_size`.
 
-    A named dataset is prepared on first use; of several processes that start together one does it and the others wait.
+    A named dataset is prepared on first use. Of several processes that start together, one prepares it and the others
+    wait.
 
     Raises:
-        UsageError: The settings contradict each other, files are missing or damaged, there are too few tokens, or the
-            tokenizer is not that of the data or larger than the model's vocabulary.
+        UsageError: The settings contradict each other, a file is missing or damaged, there are too few tokens, or the
+            tokenizer differs from that of the data or exceeds the model's vocabulary.
     """
     if data.create_attention_mask_in_dataloader:
         raise UsageError(
@@ -115,7 +116,7 @@ def open_datasets(data: DataConfig, vocab_size: int, seq_length: int, seed: int)
 
 
 def describe_change(before: str, now: str) -> str:
-    """What is not the same about data of two different fingerprints."""
+    """Describe the difference between two fingerprints."""
     if before.partition("-")[0] == now.partition("-")[0]:
         return "the order of samples is that of another version of primus"
     return "the training data is another"
@@ -164,7 +165,7 @@ def _open_token_file(prefix: Path, weight: float | None) -> TokenFile:
 def _held_out(
     train: list[TokenFile], own: list[TokenFile], shares: Sequence[float] | None, share: int, settings: _DatasetSettings
 ) -> tuple[Dataset | None, str]:
-    """Validation or test samples, or why there are none; too few are no error before somebody asks for them."""
+    """Validation or test samples, or the reason for their absence. Too few tokens are an error only on use."""
     if own:
         return _blend_files(own, None, 0, settings), ""
     if shares is None or shares[share] == 0:
@@ -204,9 +205,10 @@ def _pack_file(
 
 
 def split_borders(count: int, shares: Sequence[float]) -> list[int]:
-    """First of `count` sequences of each share, and the end; a share above 0 has at least one where there are enough.
+    """First of `count` sequences of each share, and the end.
 
-    Otherwise rounded as in Megatron-LM (megatron/core/datasets/blended_megatron_dataset_builder.py).
+    The borders are rounded as in Megatron-LM (megatron/core/datasets/blended_megatron_dataset_builder.py), but a share
+    above 0 has at least one sequence if there are enough.
     """
     ends = [round(count * sum(shares[: index + 1])) for index in range(len(shares))]
     sizes = [end - start for start, end in pairwise([0, *ends])]
@@ -218,7 +220,7 @@ def split_borders(count: int, shares: Sequence[float]) -> list[int]:
 
 
 def _build_infilling(data: DataConfig, tokenizer: str | None, eod_id: int | None, vocab_size: int) -> Infilling | None:
-    """What `fim_rate` and the keys beside it ask for; None where it is 0."""
+    """Infilling of the `fim_` settings; None if `fim_rate` is 0."""
     if data.fim_rate == 0:
         return None
     assert tokenizer is not None and eod_id is not None, "_check_ends has found them"
@@ -230,7 +232,7 @@ def _build_infilling(data: DataConfig, tokenizer: str | None, eod_id: int | None
 
 
 def _token_id(data: DataConfig, key: str, tokenizer: str, vocab_size: int) -> int:
-    """Id of the token that a key names."""
+    """Id of the token that a setting names."""
     token = getattr(data, key)
     try:
         token_id = load_tokenizer(tokenizer, eod=token, fast=False).eod_id
@@ -243,10 +245,10 @@ def _token_id(data: DataConfig, key: str, tokenizer: str, vocab_size: int) -> in
 
 
 def _check_tokenizer(data: DataConfig, files: list[TokenFile], vocab_size: int) -> tuple[str | None, int | None]:
-    """What to load the data's tokenizer from, and its end-of-document id.
+    """Argument of `load_tokenizer` for the tokenizer of the data, and its end-of-document id.
 
     Raises:
-        UsageError: The data has several tokenizers, another one than the experiment, or one larger than the model.
+        UsageError: The data has several tokenizers, another than the experiment's, or one larger than the model.
     """
     known = [(file.tokens.prefix, file.manifest.tokenizer) for file in files if file.manifest]
     asked = _asked_tokenizer(data, [facts.name for _, facts in known])
@@ -275,7 +277,11 @@ def _check_tokenizer(data: DataConfig, files: list[TokenFile], vocab_size: int) 
 
 
 def _check_ends(data: DataConfig, files: list[TokenFile], eod_id: int | None) -> None:
-    """Raises UsageError where a key needs the ends of documents, and they are not known or not in the files."""
+    """Check that the files have end-of-document tokens, if a setting needs them.
+
+    Raises:
+        UsageError: The token is unknown, or is not in a file.
+    """
     key = next((key for key in NEED_ENDS if getattr(data, key)), None)
     if key is None:
         return
@@ -291,7 +297,7 @@ def _check_ends(data: DataConfig, files: list[TokenFile], eod_id: int | None) ->
 
 
 def _contains_token(tokens: NDArray[Any], token: int) -> bool:
-    """Whether a token is in a small file, or in evenly spread parts of a large one, its end among them."""
+    """Whether a token occurs in a small file, or in evenly spread parts of a large one, including its end."""
     if len(tokens) <= LOOKED_AT * LOOKED_AT_TOKENS:
         return bool((tokens == token).any())
     starts = np.linspace(0, len(tokens) - LOOKED_AT_TOKENS, LOOKED_AT).astype(np.int64).tolist()
@@ -299,7 +305,7 @@ def _contains_token(tokens: NDArray[Any], token: int) -> bool:
 
 
 def _asked_tokenizer(data: DataConfig, known_names: list[str]) -> Tokenizer | None:
-    """The tokenizer that the experiment names, unless it is a hub name under which all of the data was prepared."""
+    """The tokenizer that the experiment names; None if it is the hub name with which all data was prepared."""
     name = data.tokenizer_model
     if not name or (known_names and set(known_names) == {name} and not is_local(name)):
         return None

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: documents rearranged so that a model learns to write what lies between two texts.
+"""Fill-in-the-middle: rearranges documents so that a model learns to write the text between two others.
 
 Source: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (arXiv 2207.14255); the two
 orders and the names of the settings are those of Megatron-LM's GPTFIMDataset.
@@ -15,20 +15,20 @@ from primus.data.permutation import mix_numbers
 from primus.data.training.packing import Dataset, Piece, TokenFileProgress
 
 MARKERS = 3
-"""Tokens that rearranging adds."""
+"""Number of marker tokens in a rearranged document."""
 
 INFILLING_KEY = 0x46494D
-"""Sets the random numbers of this module apart from others of the same seed."""
+"""Separates the random numbers of this module from others of the same seed."""
 
 
 @dataclass(frozen=True)
 class Infilling:
-    """How documents are rearranged."""
+    """Settings of fill-in-the-middle."""
 
     rate: float
     """Share of documents that are rearranged."""
     spm_rate: float
-    """Share of those in which the suffix comes first."""
+    """Share of the rearranged documents in which the suffix precedes the prefix."""
     prefix_id: int
     """Token before the prefix."""
     middle_id: int
@@ -40,15 +40,15 @@ class Infilling:
 
 
 class InfilledDataset:
-    """Samples of another dataset, some of whose documents are rearranged; a function of the seed and the sample only.
+    """Rearranges some documents in the samples of another dataset, as a function of the seed and the sample.
 
-    What a sample has of a document keeps its place and length: its last three tokens make room for the markers. The
-    end-of-document tokens stay where they are.
+    The part of a document in a sample keeps its place and length: the markers replace its last three tokens. The
+    end-of-document tokens stay at their positions.
 
     Args:
-        dataset: The samples.
-        infilling: What is done to them.
-        seed: Seed of what is rearranged, and where it is cut.
+        dataset: Dataset of the samples.
+        infilling: How documents are rearranged.
+        seed: Seed for the choice of documents and of the cuts.
     """
 
     def __init__(self, dataset: Dataset, infilling: Infilling, seed: int) -> None:
@@ -60,20 +60,21 @@ class InfilledDataset:
         return rearrange_documents(self.dataset[index], self.infilling, random)
 
     def find_pieces(self, index: int) -> list[Piece]:
-        """Where the S + 1 tokens of a sample come from, in the order before they are rearranged."""
+        """Where the S + 1 tokens of a sample come from, in the order before rearrangement."""
         return self.dataset.find_pieces(index)
 
     def compute_progress(self, num_samples: int) -> list[TokenFileProgress]:
-        """What the first `num_samples` have taken from each token file."""
+        """Progress in each token file after the first `num_samples`."""
         return self.dataset.compute_progress(num_samples)
 
 
 def rearrange_documents(
     tokens: NDArray[np.int64], infilling: Infilling, random: np.random.Generator
 ) -> NDArray[np.int64]:
-    """A copy of `tokens` with some of its documents as prefix, suffix, middle, or suffix, prefix, middle."""
+    """Copy `tokens`, with some documents in the order prefix, suffix, middle, or suffix, prefix, middle."""
     out = tokens.copy()
     ends = [*np.flatnonzero(tokens == infilling.eod_id).tolist(), len(tokens)]
+    # Four numbers for every document, also for those that stay: the numbers of a document do not depend on the others.
     drawn = random.random((len(ends), 4))
     start = 0
     for end, (chosen, order, one, other) in zip(ends, drawn.tolist(), strict=True):

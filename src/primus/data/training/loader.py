@@ -1,4 +1,4 @@
-"""Steps of micro batches for one rank, read ahead by threads, resumable from the number of samples consumed."""
+"""Reads the micro batches of each step for one rank, ahead with threads; resumes from the consumed samples."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def num_micro_batches(global_batch_size: int, micro_batch_size: int, world_size:
 
 
 def samples_of_step(step: int, global_batch_size: int) -> range:
-    """Numbers of the samples that a run's step trains on; steps are counted from 1, as in its log.
+    """Numbers of the samples of a step; steps are counted from 1, as in the log of a run.
 
-    A run that has skipped data after a loss spike is ahead of this by what it skipped.
+    A run that skipped data after a loss spike is ahead of this range by the number of skipped samples.
     """
     return range((step - 1) * global_batch_size, step * global_batch_size)
 
@@ -45,8 +45,11 @@ def samples_of_step(step: int, global_batch_size: int) -> range:
 class Batches:
     """An endless iterator over steps; step g covers the samples from ``consumed_samples + g * global_batch_size``.
 
-    Which samples a step has depends on nothing else, so a run may continue with another number of ranks: micro batch m
-    of rank r has samples ``(m * world_size + r) * B ...`` of the step.
+    The samples of a step depend on nothing else, so that a run may resume with another number of ranks. Micro batch m
+    of rank r has the B samples of the step from ``(m * world_size + r) * B``.
+
+    Only ``consumed_samples`` is state. A checkpoint saves it, and a new iterator with the same value returns the next
+    step. One thread at a time may call ``next``.
 
     Args:
         dataset: Samples by number.
@@ -55,7 +58,7 @@ class Batches:
         rank: Data-parallel rank of this process.
         world_size: Number of data-parallel ranks.
         consumed_samples: Samples that earlier steps of the run took.
-        num_workers: Threads that read ahead; 0 reads inside ``next``.
+        num_workers: Threads that read ahead; with 0, ``next`` reads.
 
     Raises:
         UsageError: The global batch does not divide.
@@ -77,9 +80,10 @@ class Batches:
         self.global_batch_size, self.micro_batch_size = global_batch_size, micro_batch_size
         self.rank, self.world_size = rank, world_size
         self.consumed_samples = consumed_samples
-        # Two positions: what the caller has taken (the state that a checkpoint saves), and what the threads have been
-        # asked for, which is ahead of it and is never saved.
+        # Two positions: `consumed_samples` is what the caller took, which a checkpoint saves. `_requested` is what the
+        # threads were asked for; it is ahead and is never saved, so that a resumed run reads those steps again.
         self._requested = consumed_samples
+        # One step more than threads: every thread stays busy while the caller holds a finished step.
         self._depth = num_workers + 1
         self._ahead: deque[Future[MicroBatches]] = deque()
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="batches") if num_workers else None
@@ -94,7 +98,7 @@ class Batches:
             while len(self._ahead) < self._depth:
                 self._ahead.append(self._threads.submit(self._read_step, self._requested))
                 self._requested += self.global_batch_size
-            # Steps are taken in the order of submission, whichever thread finishes first.
+            # Steps are returned in the order of submission. An error in a thread is raised here, at its step.
             step = self._ahead.popleft().result()
         self.consumed_samples += self.global_batch_size
         return step
@@ -106,11 +110,13 @@ class Batches:
         self.close()
 
     def close(self) -> None:
-        """End the threads; the iterator cannot be used afterwards."""
+        """Stop the threads. The iterator cannot be used afterwards."""
         if self._threads:
             self._threads.shutdown(cancel_futures=True)
 
     def _read_step(self, first: int) -> MicroBatches:
         size, stride = self.micro_batch_size, self.micro_batch_size * self.world_size
+        # Ranks take micro batches in turn, so that the order of samples in a step does not depend on the number of
+        # ranks.
         starts = range(first + self.rank * size, first + self.global_batch_size, stride)
         return [np.stack([self.dataset[sample] for sample in range(start, start + size)]) for start in starts]

@@ -1,4 +1,4 @@
-"""What is learnt of a batch: each token from those before it, but for what follows the end of a document.
+"""Splits batches into inputs and targets, and masks the targets after the end of a document.
 
 Shape suffixes: B batch, S sequence.
 """
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 def split_inputs_and_targets(
     tokens_BS1: NDArray[np.int64], masked_input: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Inputs [B, S] and targets [B, S] of a batch [B, S + 1]; a target of -100 is left out of the loss.
+    """Inputs [B, S] and targets [B, S] of a batch [B, S + 1]. The loss ignores a target of -100.
 
     Args:
         tokens_BS1: Samples of S + 1 tokens.
-        masked_input: Token id after which nothing is to be predicted. The end-of-document token for `eod_mask_loss`,
-            which in Megatron-LM masks the positions whose input is that token (`_get_ltor_masks_and_position_ids` in
-            megatron/core/datasets/gpt_dataset.py): what follows belongs to an unrelated document.
+        masked_input: Input token whose targets are masked: the end-of-document token for `eod_mask_loss`, because the
+            next token belongs to an unrelated document. As in Megatron-LM (`_get_ltor_masks_and_position_ids` in
+            megatron/core/datasets/gpt_dataset.py), the input decides, not the target.
     """
     inputs, targets = tokens_BS1[..., :-1], tokens_BS1[..., 1:]
     if masked_input is None:

@@ -1,4 +1,4 @@
-"""Random tokens instead of data, for measuring speed."""
+"""Random tokens instead of data, for speed measurements."""
 
 from __future__ import annotations
 

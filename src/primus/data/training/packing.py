@@ -1,11 +1,11 @@
-"""Sequences of equal length from documents: ``dataset[i]`` is a pure function of the data, the seed and `i`.
+"""Packs documents into samples of equal length: ``dataset[i]`` is a pure function of the data, the seed and `i`.
 
-Blocks of documents are shuffled, and the documents within each block; they are joined into one stream of tokens and cut
-every S tokens. Samples are then shuffled within windows, so that reads stay close together. Both are bounded in tokens:
-a block holds few, a window spans many blocks, however long documents are. Nothing is stored but the place of each
-block, so that opening is instant and memory small whatever the size.
+Blocks of documents are shuffled, and so are the documents in each block. They form one stream of tokens, which is cut
+every S tokens. Samples are then shuffled within windows, so that reads stay close together. Blocks and windows are
+bounded in tokens: for documents of any length, a block has few tokens and a window spans many blocks. Only the place of
+each block is stored, so that opening a file is instant and memory stays small for any size.
 
-Legend: S sequence length, N sequences (documents) of the split, T their tokens.
+Legend: S sequence length, N sequences (documents) of the split, T tokens of the split.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from primus.data.permutation import create_permutation, mix_numbers, permute_pos
 from primus.errors import PrimusError, UsageError
 
 ORDER = 2
-"""Changes with whatever decides the order of samples: a run does not resume in another order."""
+"""Version of the order of samples. It changes with the order, because a run must not resume in another order."""
 
 BLOCK = 512
-"""Most consecutive documents that keep together in the stream; their lengths are in memory while they are read."""
+"""Maximum consecutive documents in a block. Their lengths are in memory while the block is read."""
 
 BLOCK_TOKENS = 1 << 18
-"""Tokens at which a block of fewer documents is complete. 512 documents of 500 tokens have as many."""
+"""Tokens that complete a block of fewer documents, as many as in 512 documents of 500 tokens."""
 
 WINDOW = 16384
-"""Fewest samples that are shuffled among each other, and read while their blocks are in memory."""
+"""Minimum samples of a window, which are shuffled together and read while their blocks are in memory."""
 
 BLOCKS_OF_WINDOW = 256
-"""Fewest blocks that a window spans on average: many places of the corpus meet in it."""
+"""Minimum blocks of a window on average, so that it mixes many places of the corpus."""
 
 CACHED_BLOCKS = 2048
-"""Most blocks in memory, 17 bytes a document: 18 MB."""
+"""Maximum blocks in memory: 18 MB at 17 bytes a document."""
 
 FEW_PIECES = 32
-"""Documents in a sample up to which copying one after the other is faster than gathering their tokens by index."""
+"""Below this number of documents in a run, copying one after the other is faster than gathering tokens by index."""
 
 MAPPED_POINTERS = 1 << 20
-"""Pointers of the index that are mapped at a time while blocks are measured: 8 MB."""
+"""Pointers of the index that are mapped at a time to measure blocks: 8 MB."""
 
 BLOCK_ORDER, DOCUMENT_ORDER, WINDOW_ORDER, SAMPLE_ORDER = range(4)
 
@@ -66,18 +66,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class TokenFileProgress:
-    """What has been taken from a token file."""
+    """Progress in a token file."""
 
     prefix: Path
     """The token file."""
     samples: int
     """Samples taken."""
     epochs: float
-    """How often its tokens have been seen."""
+    """Number of epochs over its tokens."""
 
 
 class Dataset(Protocol):
-    """Samples without end; those of an epoch are `samples_per_epoch`."""
+    """An endless sequence of samples, `samples_per_epoch` in each epoch."""
 
     samples_per_epoch: int
 
@@ -88,7 +88,7 @@ class Dataset(Protocol):
         """Where the S + 1 tokens of a sample come from, in their order; empty where they come from no file."""
 
     def compute_progress(self, num_samples: int) -> list[TokenFileProgress]:
-        """What the first `num_samples` have taken from each token file."""
+        """Progress in each token file after the first `num_samples`."""
 
 
 class Epoch(NamedTuple):
@@ -97,7 +97,7 @@ class Epoch(NamedTuple):
     blocks: NDArray[np.int64]
     """Block at each position of the stream."""
     ends: NDArray[np.int64]
-    """Stream position, in tokens, at which each of them ends."""
+    """End of each block in the stream, in tokens."""
 
 
 class PackingBlock(NamedTuple):
@@ -106,23 +106,23 @@ class PackingBlock(NamedTuple):
     order: NDArray[np.int64]
     """Number of each document within the block, in order."""
     ends: NDArray[np.int64]
-    """Position within the block, in tokens, at which each document ends, in order."""
+    """End of each document within the block, in tokens, in order."""
     shifts: NDArray[np.int64]
-    """What to add to a position within each document to have the token's place in the .bin."""
+    """Difference between the place of a token in the .bin and its position in the block, for each document."""
 
 
 class PackingWindow(NamedTuple):
-    """Samples that are shuffled among each other."""
+    """Samples that are shuffled together."""
 
     first: int
-    """First of them, in the order of the stream."""
+    """First sample, in the order of the stream."""
     size: int
     key: int
     """Key of their order."""
 
 
 class BlockRun(NamedTuple):
-    """A part of a block that is read at once."""
+    """A part of a block that is read in one step."""
 
     layout: PackingBlock
     number: int
@@ -136,7 +136,7 @@ class BlockRun(NamedTuple):
 class PackedDataset:
     """Samples of S + 1 tokens, packed from a range of the sequences of a token file.
 
-    Every token of an epoch is seen once, but for a tail of fewer than S; each epoch has another order.
+    An epoch has every token once, except for a tail of fewer than S; each epoch has another order.
 
     Args:
         tokens: The token file.
@@ -145,7 +145,7 @@ class PackedDataset:
         first: First sequence of the range.
         last: One past the last sequence of the range; all when None.
         vocab_size: A sample with a token id at or above it is an error.
-        cached_blocks: Most blocks in memory.
+        cached_blocks: Maximum blocks in memory.
 
     Raises:
         UsageError: The range has fewer than S + 1 tokens.
@@ -164,8 +164,10 @@ class PackedDataset:
         self.tokens, self.seq_length, self.seed = tokens, seq_length, seed
         self.first, self.last = first, len(tokens) if last is None else last
         self.vocab_size = vocab_size
+        # Memory that grows with the file: 16 bytes for each block here, and as many for each cached epoch.
         self._block_starts, self._block_sizes = _find_blocks(tokens, self.first, self.last)
         self.num_tokens = int(self._block_sizes.sum())
+        # Samples overlap by one token: the last target of a sample is the first input of the next.
         self.samples_per_epoch = (self.num_tokens - 1) // seq_length
         if self.samples_per_epoch < 1:
             raise UsageError(
@@ -176,6 +178,8 @@ class PackedDataset:
         self._window_samples = _window_samples(self.num_tokens, len(self._block_sizes), seq_length)
         self._num_windows = max(1, self.samples_per_epoch // self._window_samples)
         self._epoch = lru_cache(maxsize=2)(self._lay_out_epoch)
+        # Samples are read nearly in order. The second epoch and window are for the threads that read ahead across a
+        # border.
         self._window = lru_cache(maxsize=4)(self._lay_out_window)
         self._block = lru_cache(maxsize=cached_blocks)(self._lay_out_block)
 
@@ -195,7 +199,7 @@ class PackedDataset:
         ]
 
     def compute_progress(self, num_samples: int) -> list[TokenFileProgress]:
-        """What the first `num_samples` have taken from the token file."""
+        """Progress in the token file after the first `num_samples`."""
         return [TokenFileProgress(self.tokens.prefix, num_samples, num_samples / self.samples_per_epoch)]
 
     def _locate_sample(self, index: int) -> tuple[int, int]:
@@ -203,6 +207,7 @@ class PackedDataset:
         if index < 0:
             raise IndexError(index)
         epoch, position = divmod(index, self.samples_per_epoch)
+        # The last window also has the remainder, so that it may be up to twice as large.
         number = min(position // self._window_samples, self._num_windows - 1)
         inside = position - number * self._window_samples
         window = self._window(epoch, number)
@@ -218,8 +223,9 @@ class PackedDataset:
         return out
 
     def _split_runs(self, epoch: int, start: int, count: int) -> Iterator[BlockRun]:
-        """The parts of blocks that make `count` tokens of the stream of an epoch from `start`."""
+        """Parts of blocks that have the `count` tokens from `start` of the stream of an epoch."""
         layout = self._epoch(epoch)
+        # side="right" skips blocks that end at `start`, also those without tokens.
         position = int(layout.ends.searchsorted(start, side="right"))
         offset = start - (int(layout.ends[position - 1]) if position else 0)
         while count:
@@ -246,10 +252,12 @@ class PackedDataset:
         return Epoch(blocks, np.cumsum(self._block_sizes[blocks]))
 
     def _lay_out_window(self, epoch: int, number: int) -> PackingWindow:
-        """Window at a position of an epoch: equal windows are shuffled; the last, with the rest, stays last."""
+        """Window at a position of an epoch. The last one, with the remainder, stays last; the others are shuffled."""
         key = mix_numbers(self.seed, epoch)
         size = self._window_samples
         if number < self._num_windows - 1:
+            # Every order has a key of seed, epoch and a constant, so that no two orders are correlated and none is
+            # stored.
             number = permute_position(number, self._num_windows - 1, mix_numbers(key, WINDOW_ORDER))
         else:
             size = self.samples_per_epoch - number * self._window_samples
@@ -258,6 +266,8 @@ class PackedDataset:
     def _lay_out_block(self, epoch: int, block: int) -> PackingBlock:
         first, last = self._block_starts[block : block + 2].tolist()
         lengths = self.tokens.block_lengths(first, last)
+        # Lengths are in the order of the file, `ends` in the order of the stream. The difference of the starts is the
+        # shift.
         starts = self.tokens.find_offset(first) + np.cumsum(lengths) - lengths
         order = create_permutation(len(lengths), mix_numbers(self.seed, epoch, DOCUMENT_ORDER, block))
         ends = np.cumsum(lengths[order])
@@ -265,9 +275,10 @@ class PackedDataset:
 
 
 def _copy_run(tokens: NDArray[Any], run: BlockRun, out: NDArray[np.int64]) -> None:
-    """Fill `out` with the tokens of a run, document by document or all at once, whichever is faster."""
+    """Fill `out` with the tokens of a run, by the faster way for its number of documents."""
     ends, shifts, start, stop = run.layout.ends, run.layout.shifts, run.start, run.stop
     first, last = ends.searchsorted((start, stop - 1), side="right").tolist()
+    # Many short documents: one gather over an index of all tokens. Few long ones: one slice each.
     if last - first >= FEW_PIECES:
         borders = np.minimum(ends[first : last + 1], stop)
         places = np.repeat(shifts[first : last + 1], np.diff(borders, prepend=start))
@@ -283,19 +294,20 @@ def _copy_run(tokens: NDArray[Any], run: BlockRun, out: NDArray[np.int64]) -> No
 
 
 def _window_samples(num_tokens: int, num_blocks: int, seq_length: int) -> int:
-    """Samples of a window: `WINDOW`, or more where these would come from fewer than `BLOCKS_OF_WINDOW` blocks."""
+    """Samples of a window: `WINDOW`, or more if these come from fewer than `BLOCKS_OF_WINDOW` blocks."""
     return max(WINDOW, -(-BLOCKS_OF_WINDOW * num_tokens // (num_blocks * seq_length)))
 
 
 def _find_blocks(tokens: IndexedTokens, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First sequence of each block of the range, and then `last`; and the tokens of each block.
+    """First sequence of each block of the range, followed by `last`; and the tokens of each block.
 
-    A part of the index at a time is mapped, since every page of it that is touched counts as memory of the process.
+    One part of the index is mapped at a time, because every page that is read counts as memory of the process.
     """
     base = HEADER.size + 4 * tokens.num_sequences
     end = tokens.find_offset(last) * tokens.dtype.itemsize
     starts, places = [], []
     for start in range(first, last, MAPPED_POINTERS):
+        # MAPPED_POINTERS is a multiple of BLOCK, so that the parts do not change where blocks begin.
         size = min(MAPPED_POINTERS, last - start)
         more = int(start + size < last)  # the pointer after them says where they end
         mapped = np.asarray(
@@ -314,13 +326,14 @@ def _find_blocks(tokens: IndexedTokens, first: int, last: int) -> tuple[NDArray[
 
 
 def _block_heads(pointers: NDArray[np.int64], end: int, token_bytes: int) -> NDArray[np.int64]:
-    """First sequence of each block, given where sequences begin and end in the .bin.
+    """First sequence of each block, from the places of the sequences in the .bin.
 
-    Every `BLOCK` sequences begin a block, and where these have more than `BLOCK_TOKENS`, so does each sequence that
-    comes first after a multiple of that.
+    A block begins every `BLOCK` sequences. If these have more than `BLOCK_TOKENS`, a block also begins at the first
+    sequence after each multiple of `BLOCK_TOKENS`.
     """
     groups = np.arange(0, len(pointers), BLOCK)
     sizes = np.diff(pointers[groups], append=end)
+    # Additional cuts of each group of BLOCK sequences; 0 for documents of usual length, which return here.
     cuts = np.maximum(0, (sizes - 1) // (BLOCK_TOKENS * token_bytes))
     if not cuts.any():
         return groups
@@ -328,17 +341,19 @@ def _block_heads(pointers: NDArray[np.int64], end: int, token_bytes: int) -> NDA
     targets = np.repeat(pointers[groups], cuts) + numbers * (BLOCK_TOKENS * token_bytes)
     begin, stop = np.repeat(groups, cuts), np.repeat(np.append(groups[1:], len(pointers)), cuts)
     found = _first_at_or_after(pointers, targets, begin, stop)
+    # A document longer than BLOCK_TOKENS satisfies several targets; the union keeps its successor once.
     return np.union1d(groups, found[found < stop])
 
 
 def _first_at_or_after(
     pointers: NDArray[np.int64], targets: NDArray[np.int64], begin: NDArray[np.int64], stop: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """First place from `begin` on with a pointer of at least the target; `stop` where there is none before it.
+    """First index from `begin` with a pointer of at least the target; `stop` if there is none before it.
 
-    `np.searchsorted` would copy the pointers, which are not aligned in the file.
+    A binary search, because `np.searchsorted` copies the pointers, which are not aligned in the file.
     """
     low, high = begin.copy(), stop.copy()
+    # A group has at most BLOCK sequences, so that this number of halvings finishes all searches, which run in parallel.
     for _ in range(BLOCK.bit_length()):
         middle = (low + high) // 2
         is_before = pointers[np.minimum(middle, len(pointers) - 1)] < targets

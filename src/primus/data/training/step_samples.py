@@ -1,4 +1,4 @@
-"""The samples that a step of training consists of: where their tokens come from, and what is not learnt of them."""
+"""Lists the samples of a training step: the source of their tokens, and the masked positions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from primus.runs.store import Run
 
 
 class InspectedStep(Struct, frozen=True, kw_only=True):
-    """Which samples a step has, and how they are divided."""
+    """The samples of a step, and their division among ranks and micro batches."""
 
     step: int
     """Number of the step, counted from 1."""
@@ -33,11 +33,11 @@ class InspectedStep(Struct, frozen=True, kw_only=True):
     global_batch_size: int
     """Samples."""
     micro_batch_size: int
-    """Samples of a micro batch."""
+    """Samples in a micro batch."""
     world_size: int
     """Data-parallel ranks."""
     recorded: bool
-    """Whether a run has recorded this; else it follows from the experiment."""
+    """Whether the values are recorded by a run; else they follow from the experiment."""
 
     def locate_sample(self, sample: int) -> tuple[int, int]:
         """Rank and micro batch of a sample."""
@@ -53,34 +53,34 @@ class SampleSpan(Struct, frozen=True, kw_only=True):
     document: int
     """Number of the document in it."""
     sequence: int
-    """Number of the sequence in it; another than the document's where long documents are cut."""
+    """Number of the sequence in it, which differs from the document's if long documents are cut."""
     first_token: int
     """First token within the sequence."""
     tokens: int
-    """How many."""
+    """Number of tokens."""
 
 
 class TrainingSample(Struct, frozen=True, kw_only=True):
     """One sample."""
 
     sample: int
-    """Its number in the order of the run."""
+    """Number of the sample in the order of the run."""
     rank: int
     """Data-parallel rank that trains on it."""
     micro_batch: int
     """Micro batch of the step."""
     parts: list[SampleSpan]
-    """Where its tokens come from, in order; none for random tokens."""
+    """Where its tokens come from, in order; empty for random tokens."""
     ids: list[int]
     """Its seq_length + 1 tokens: inputs, and targets one later."""
     masked: list[int]
-    """Positions of inputs after which nothing is to be predicted."""
+    """Positions of inputs whose target is masked."""
     text: str | None
-    """Decoded, where the tokenizer is known."""
+    """Decoded text; None if the tokenizer is unknown."""
 
 
 def plan_step(experiment: Experiment, step: int, world_size: int) -> InspectedStep:
-    """The samples of a step as the experiment says, of a run that passes over no data.
+    """The samples of a step according to the experiment, for a run that skips no data.
 
     Raises:
         UsageError: The batch does not divide among the ranks.
@@ -103,7 +103,7 @@ def find_step_of_sample(run: Run, sample: int) -> int:
     """The step in which a run trained on a sample.
 
     Raises:
-        UsageError: There is none.
+        UsageError: No step has this sample.
     """
     for event in events.read_steps(run.events):
         if event["consumed_samples"] - event["global_batch_size"] <= sample < event["consumed_samples"]:
@@ -112,10 +112,10 @@ def find_step_of_sample(run: Run, sample: int) -> int:
 
 
 def find_recorded_step(run: Run, experiment: Experiment, step: int) -> tuple[InspectedStep, str]:
-    """The samples of a step as a run has recorded them, and the fingerprint of its data.
+    """The samples of a step as recorded by a run, and the fingerprint of its data.
 
     Raises:
-        UsageError: The run has not come to this step.
+        UsageError: The run has not reached this step.
     """
     started: events.Event = {}
     found: tuple[events.Event, events.Event] | None = None
@@ -123,9 +123,11 @@ def find_recorded_step(run: Run, experiment: Experiment, step: int) -> tuple[Ins
     for event in events.read_events(run.events):
         if event["kind"] == "run_started":
             started = event
+        # A rewind discards the steps after its target: a record of the step from before the rewind is not valid.
         elif event["kind"] == "rewind" and found and event.get("to_step", step) < step:
             found = None
         elif event["kind"] == "step":
+            # A restarted run records a step again; the last record is the valid one.
             last = max(last, event["step"])
             found = (event, started) if event["step"] == step else found
     if not found:
@@ -152,10 +154,10 @@ def open_data(trainer: Trainer, recorded: str = "") -> Datasets:
 
     Args:
         trainer: Its settings.
-        recorded: Fingerprint of the data that a run had; not compared where empty.
+        recorded: Fingerprint of the data of a run; not compared if empty.
 
     Raises:
-        UnfitError: The data is not what the run had.
+        UnfitError: The data differs from that of the run.
         UsageError: See `primus.data.training.dataset.open_datasets`.
     """
     training = trainer.training
@@ -172,7 +174,7 @@ def open_data(trainer: Trainer, recorded: str = "") -> Datasets:
 def read_samples(
     step: InspectedStep, data: Datasets, trainer: Trainer, numbers: Sequence[int]
 ) -> Iterator[TrainingSample]:
-    """The samples with these numbers, exactly as they are trained on."""
+    """Yield the samples with these numbers, exactly as training reads them."""
     tokenizer = load_tokenizer(data.tokenizer_path, fast=False) if data.tokenizer_path else None
     masked_input = data.eod_id if trainer.data.eod_mask_loss else None
     for number in numbers:

@@ -1,1 +1,1 @@
-"""Everything that can be wrong with token files."""
+"""Checks of token files."""

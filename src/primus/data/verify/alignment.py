@@ -1,7 +1,7 @@
-"""Whether tokens begin where they should: a stream that has lost or gained a byte is read as other tokens.
+"""Checks the alignment of tokens: in a stream that lost or gained a byte, the bytes form other tokens.
 
-The bytes of a token depend on each other, and those of neighbours hardly do. So a stream that is read from the wrong
-byte has a higher entropy than from the right one; and where all tokens are small, its values are multiples of 256.
+The bytes of a token depend on each other, and those of neighbouring tokens hardly do. A stream that is read from a
+wrong byte therefore has a higher entropy. If all tokens are small, its values are multiples of 256.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from primus.data.megatron.indexed_dataset import bin_path
 from primus.data.verify.findings import DamagePlace, TokenFileFinding, build_finding
 
 WINDOWS, WINDOW_TOKENS = 16, 1 << 17
-"""Evenly spread parts of a file that are looked at, and the tokens of each."""
+"""Evenly spread parts of a file that are read, and tokens of each."""
 
 FEWEST_TOKENS = 2048
-"""Fewer tokens show nothing."""
+"""Minimum tokens for a significant result."""
 
 FEWEST_VALUES = 16
-"""So do fewer different values."""
+"""Minimum different values for a significant result."""
 
 LOST_BITS = 0.2
-"""Bits of entropy per token that another first byte must save. Text in tokens of GPT-2 saves more than two."""
+"""Minimum bits of entropy per token that another first byte saves. Text in GPT-2 tokens saves more than two."""
 
 
 def check(prefix: Path, dtype: np.dtype[np.generic], num_tokens: int) -> list[TokenFileFinding]:
-    """Findings for parts of a .bin whose tokens begin at another byte.
+    """Find parts of a .bin whose tokens begin at another byte.
 
     Args:
         prefix: Path without extension.
         dtype: Type of the tokens.
-        num_tokens: How many there are.
+        num_tokens: Number of tokens.
     """
     if dtype.kind not in "iu" or dtype.itemsize == 1 or num_tokens < FEWEST_TOKENS:
         return []
@@ -63,6 +63,7 @@ def _is_shifted(content: NDArray[np.uint8], dtype: np.dtype[np.generic]) -> bool
         return False
     if not (values % 256).any():
         return True
+    # Only within the window, so that each shift has the same number of tokens.
     size = len(content) - width
     others = (content[offset : offset + size].view(f"<u{width}") for offset in range(1, width))
     return min(map(_compute_entropy, others)) < _compute_entropy(tokens) - LOST_BITS

@@ -1,4 +1,4 @@
-"""What is wrong with token files, and where: each kind of damage once, with its first places and their number."""
+"""Findings about token files: one for each kind of damage, with its first places and their number."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 from msgspec import Struct
 
 MAX_PLACES = 5
-"""Places of one kind of damage that are told."""
+"""Maximum places that a finding lists."""
 
 
 class DamagePlace(Struct, frozen=True, kw_only=True):
-    """Where something is wrong."""
+    """A damaged place."""
 
     byte: int
     """Offset in the file."""
     document: int | None = None
-    """Number of the document, where it is known."""
+    """Number of the document, if known."""
     sequence: int | None = None
-    """Number of the sequence, where that is what is wrong."""
+    """Number of the sequence, if the entry of a sequence is wrong."""
 
     def __str__(self) -> str:
         words = [f"byte {self.byte:,}"]
@@ -33,11 +33,11 @@ class TokenFileFinding(Struct, frozen=True, kw_only=True):
     """One kind of damage in one file."""
 
     check: str
-    """What was checked: header, size, lengths, pointers, documents, tokens, ends, zeros, checksum, manifest, ..."""
+    """Name of the check: header, size, lengths, pointers, documents, tokens, ends, zeros, checksum, manifest, ..."""
     file: str
     """The file."""
     problem: str
-    """What is wrong, in words."""
+    """Description of the damage."""
     places: list[DamagePlace] = []
     """The first places."""
     count: int = 1
@@ -50,13 +50,13 @@ class TokenFileFinding(Struct, frozen=True, kw_only=True):
 
 
 def build_missing_finding(path: Path) -> TokenFileFinding:
-    """A .bin or .idx that is not there, though the other of the pair is."""
+    """A finding for a .bin or .idx that is missing while the other file exists."""
     other = ".bin" if path.suffix == ".idx" else ".idx"
     return build_finding("files", path, "a folder" if path.is_dir() else f"no such file, but its {other} is there")
 
 
 def build_unreadable_finding(path: Path, error: OSError) -> TokenFileFinding:
-    """A file that the system does not let us read, or the disk; `path` where the error names none."""
+    """A finding for a file that cannot be read; `path` is used if the error names no file."""
     return build_finding("files", Path(error.filename or path), f"cannot be read: {error.strerror}")
 
 

@@ -1,4 +1,4 @@
-"""Checks of an .idx that go on after the first error: header, sizes, lengths, pointers and document borders."""
+"""Checks all of an .idx, also after an error: header, sizes, lengths, pointers and document borders."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from primus.data.verify.findings import DamagePlace, TokenFileFinding, build_fin
 
 BLOCK = 1 << 16
 MAX_CLASSIFIED = 1000
-"""Wrong entries of one kind that are kept; of the others only the number."""
+"""Maximum wrong entries of one kind in memory; the others are only counted."""
 
 VERSION_BYTE, CODE_BYTE, SEQUENCES_BYTE, BORDERS_BYTE = 9, 17, 18, 26
-"""Where the fields of the header lie."""
+"""Offsets of fields in the header."""
 
 
 @dataclass(frozen=True)
 class TokenFileIndex:
-    """An .idx whose arrays lie where its header says; what they hold may be wrong."""
+    """An .idx whose arrays have the sizes in its header; their values may be wrong."""
 
     prefix: Path
     dtype: np.dtype[Any] | None
-    """Type of the tokens; None where its code is none of whole numbers."""
+    """Type of the tokens; None if its code is not that of an integer type."""
     lengths: NDArray[Any]
     """[N] tokens of each sequence."""
     pointers: NDArray[Any]
@@ -43,16 +43,16 @@ class TokenFileIndex:
     borders: NDArray[Any]
     """[documents + 1] first sequence of each document, and the end."""
     multimodal: bool
-    """Whether a mode of each sequence follows."""
+    """Whether the modes of the sequences follow."""
 
     @property
     def num_sequences(self) -> int:
-        """N."""
+        """Number of sequences, N."""
         return len(self.lengths)
 
     @property
     def num_documents(self) -> int:
-        """Documents."""
+        """Number of documents."""
         return len(self.borders) - 1
 
     @property
@@ -66,15 +66,15 @@ class TokenFileIndex:
         return HEADER.size + 12 * self.num_sequences
 
     def with_dtype(self, dtype: np.dtype[Any]) -> TokenFileIndex:
-        """The same with another token type."""
+        """A copy with another token type."""
         return replace(self, dtype=dtype)
 
     def compute_document_starts(self, first: int, last: int, num_bytes: int) -> NDArray[np.int64]:
-        """First byte in the .bin of documents `first` to ``last - 1``; document D stands for the end of the .bin."""
+        """First byte in the .bin of documents `first` to ``last - 1``; for document D, the end of the .bin."""
         return document_starts(self.pointers, self.borders, first, last, num_bytes)
 
     def document_at(self, byte: int, num_bytes: int) -> int:
-        """Document that the byte of the .bin belongs to, in an index that is in order."""
+        """Document with this byte of the .bin; the index must be valid."""
         documents = range(self.num_documents)
         return (
             bisect_right(
@@ -87,7 +87,7 @@ class TokenFileIndex:
 
 
 def open_index(prefix: Path) -> tuple[TokenFileIndex | None, list[TokenFileFinding]]:
-    """The index of `prefix`, and what is wrong with its header and its size; None where nothing lies in its place."""
+    """The index of `prefix`, and findings about its header and size; None if its arrays cannot be located."""
     path = idx_path(prefix)
     if not path.is_file():
         return None, [build_missing_finding(path)]
@@ -144,7 +144,7 @@ def _check_size(path: Path, size: int, sequences: int, borders: int) -> list[Tok
 
 
 def check_lengths_and_pointers(index: TokenFileIndex, num_bytes: int) -> list[TokenFileFinding]:
-    """Every sequence begins where the one before ends, the first at 0, and the last ends with the .bin.
+    """Check that sequences begin at 0, each at the end of the one before, and end with the .bin.
 
     Args:
         index: The index; its token type is known.
@@ -173,7 +173,7 @@ def check_lengths_and_pointers(index: TokenFileIndex, num_bytes: int) -> list[To
 
 
 class _DamagePlaces:
-    """The first of many numbers, and their count."""
+    """The first of many numbers, and the count of all."""
 
     def __init__(self) -> None:
         self.first: list[int] = []
@@ -190,9 +190,9 @@ def _find_width(index: TokenFileIndex) -> int:
 
 
 def _find_contradictions(index: TokenFileIndex, wrong: _DamagePlaces, num_bytes: int) -> list[TokenFileFinding]:
-    """What is wrong where a sequence does not end where the next begins.
+    """Attribute contradictions between the end of a sequence and the start of the next.
 
-    One wrong pointer makes two neighbours disagree, one wrong length a single sequence.
+    A wrong pointer contradicts two neighbours; a wrong length contradicts one.
     """
     path, last, found = idx_path(index.prefix), index.num_sequences - 1, set(wrong.first)
     more = wrong.count - len(wrong.first)
@@ -219,7 +219,7 @@ def _find_contradictions(index: TokenFileIndex, wrong: _DamagePlaces, num_bytes:
 
 
 def check_borders(index: TokenFileIndex) -> list[TokenFileFinding]:
-    """The documents begin at sequence 0, end with the last, and each has at least one."""
+    """Check that documents begin at sequence 0, end with the last sequence, and have at least one each."""
     path = idx_path(index.prefix)
 
     def at(border: int) -> DamagePlace:

@@ -1,4 +1,4 @@
-"""Token files against what their manifest says of them."""
+"""Compares token files with their manifest."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from primus.data.verify.index_checks import BORDERS_BYTE, CODE_BYTE, SEQUENCES_B
 from primus.data.verify.token_checks import TokenScan
 
 TYPES = frozenset(np.dtype(kind).name for kind in CODES.values() if np.issubdtype(kind, np.integer))
-"""Names of the types of tokens."""
+"""Names of the valid token types."""
 
 
 class TokenFileContents(NamedTuple):
-    """What the files hold."""
+    """Measured contents of token files."""
 
     dtype: str
     tokens: int
@@ -29,11 +29,11 @@ class TokenFileContents(NamedTuple):
     sequences: int
     scan: TokenScan
     fingerprint: str
-    """Empty where the index is damaged."""
+    """Hash of tokens and documents; empty if the index is damaged."""
 
 
 def read_and_check_manifest(prefix: Path) -> tuple[TokenFileManifest | None, list[TokenFileFinding]]:
-    """The manifest at `prefix`, also where its files are not as it says; None where there is none or it is damaged."""
+    """The manifest at `prefix`, also if its files differ from it; None if it is missing or damaged."""
     path = manifest_path(prefix)
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=TokenFileManifest)
@@ -47,7 +47,7 @@ def read_and_check_manifest(prefix: Path) -> tuple[TokenFileManifest | None, lis
 
 
 def check_dtype(prefix: Path, manifest: TokenFileManifest, index: TokenFileIndex) -> list[TokenFileFinding]:
-    """The token type of the index is the one that was written."""
+    """Check that the token type of the index is that of the manifest."""
     name = index.dtype.name if index.dtype else "unknown"
     if name == manifest.dtype:
         return []
@@ -62,12 +62,12 @@ def check(
 
     Args:
         prefix: Path without extension.
-        manifest: What was written.
-        found: What is there.
-        index: The index, where it is in order.
+        manifest: The manifest.
+        found: Contents of the files.
+        index: The index; None if it is damaged.
 
     Returns:
-        What differs, and whether the tokens are known to be as they were written.
+        The differences, and whether the tokens are known to be intact.
     """
     findings = (
         _check_complete(prefix, manifest) + _check_sizes(prefix, manifest) + _check_numbers(prefix, manifest, found)
@@ -87,7 +87,7 @@ def check(
 
 
 def _check_complete(prefix: Path, manifest: TokenFileManifest) -> list[TokenFileFinding]:
-    """A manifest that has one checksum has all of them; one of an older version has none."""
+    """Check that a manifest has all checksums; a manifest of an older version has none."""
     checksums = (manifest.fingerprint, manifest.pieces, manifest.bin.xxh3, manifest.idx.xxh3)
     missing = any((manifest.fingerprint, manifest.pieces)) and not all(checksums)
     return [build_finding("manifest", manifest_path(prefix), "one of its checksums is missing")] if missing else []
@@ -121,10 +121,10 @@ def _check_numbers(prefix: Path, manifest: TokenFileManifest, found: TokenFileCo
 def _check_tokens(
     prefix: Path, manifest: TokenFileManifest, found: TokenFileContents, index: TokenFileIndex | None
 ) -> list[TokenFileFinding]:
-    """Whether the tokens are those that were written.
+    """Check that the tokens are those that were written.
 
-    Equal fingerprints mean equal bytes, as type and size are compared too; so the checksum of the whole .bin, which
-    only one process can compute, is left to manifests without a fingerprint.
+    With equal type and size, equal fingerprints mean equal bytes. The checksum of the whole .bin, which one process has
+    to compute alone, is used only for manifests without a fingerprint.
     """
     path = bin_path(prefix)
     if not path.is_file():
@@ -154,7 +154,7 @@ def _num_chunks(manifest: TokenFileManifest) -> int:
 def _changed_pieces(
     manifest: TokenFileManifest, found: TokenFileContents, index: TokenFileIndex | None
 ) -> list[DamagePlace]:
-    """Where the parts of the stream that have another checksum begin."""
+    """First places of the parts of the stream whose checksum differs."""
     there, written = compute_pieces(found.scan.digests, _num_chunks(manifest)), manifest.pieces
     firsts = [
         start // PIECE_DIGITS * _piece_tokens(manifest)

@@ -1,4 +1,4 @@
-"""The tokenizer of token files, and documents decoded with it and encoded again."""
+"""Finds the tokenizer of token files, and decodes documents and encodes them again."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ CHECKED = 16
 """Documents that are decoded and encoded again."""
 
 SAMPLE_TOKENS = 4096
-"""Tokens of a document that are looked at."""
+"""Maximum tokens of a document that are decoded."""
 
 UNSTABLE_TOKENS = 64
-"""Last tokens of a document that was cut, which may come out otherwise when they are encoded without what follows."""
+"""Last tokens of a cut document, which may be encoded differently without the text after the cut."""
 
 SIBLING_NAMES = (".tokenizer.json", ".tokenizer.model")
 
 
 class TokenizerSource(Struct):
-    """Where the tokenizer of token files comes from."""
+    """The tokenizer of token files, and its origin."""
 
     tokenizer: Tokenizer | None = None
-    """The tokenizer; None where it is not known."""
+    """The tokenizer; None if it is unknown."""
     name: str = ""
-    """What it was loaded from."""
+    """Name or path that it was loaded from."""
 
 
 class DecodedSample(Struct, kw_only=True):
-    """A document that was decoded."""
+    """A decoded document."""
 
     document: int
-    """Its number."""
+    """Number of the document."""
     tokens: int
-    """Its tokens."""
+    """Number of its tokens."""
     text: str
-    """Its beginning, decoded."""
+    """Start of its text."""
     same: bool | None
-    """Whether the text gives the same tokens again; None where that was not tried."""
+    """Whether encoding the text gives the same tokens; None if it was not encoded."""
 
 
 def load_asked_tokenizer(name: str | None) -> TokenizerSource:
     """The tokenizer that a user names.
 
     Raises:
-        PrimusError: There is no such tokenizer.
+        PrimusError: The tokenizer does not exist.
     """
     return TokenizerSource(load_tokenizer(name, fast=False), name) if name else TokenizerSource()
 
@@ -63,12 +63,12 @@ def load_asked_tokenizer(name: str | None) -> TokenizerSource:
 def find_tokenizer_source(
     prefix: Path, manifest: TokenFileManifest | None, given: TokenizerSource
 ) -> tuple[TokenizerSource, list[TokenFileFinding]]:
-    """The tokenizer of the files at `prefix`, and what is wrong with the copy of it beside them.
+    """The tokenizer of the files at `prefix`, and findings about the copy in their folder.
 
     Args:
         prefix: Path without extension.
         manifest: Their manifest.
-        given: The tokenizer that a user names, which wins where there is one.
+        given: The tokenizer that the user names, which has precedence.
     """
     beside = prefix.parent / manifest.tokenizer.file if manifest else _find_sibling_tokenizer(prefix)
     if beside is None:
@@ -83,16 +83,16 @@ def find_tokenizer_source(
 def check(
     index: TokenFileIndex, manifest: TokenFileManifest | None, source: TokenizerSource, seed: int
 ) -> tuple[list[DecodedSample], list[TokenFileFinding], list[str]]:
-    """Decode documents chosen by `seed`, and encode their texts again.
+    """Decode documents drawn with `seed`, and encode their texts again.
 
     Args:
-        index: The index, which is in order.
+        index: The index, without damage.
         manifest: The manifest of the files.
         source: Their tokenizer.
-        seed: Decides which documents.
+        seed: Seed for the choice of documents.
 
     Returns:
-        The documents, what is wrong, and what is to be said of them.
+        The documents, findings and notes.
     """
     size = bin_path(index.prefix).stat().st_size
     chosen = random.Random(seed).sample(range(index.num_documents), min(CHECKED, index.num_documents))
@@ -118,7 +118,7 @@ def decode_document(
     num_bytes: int,
     manifest: TokenFileManifest | None,
 ) -> DecodedSample:
-    """One document of an index that is in order; `tokenizer` decodes it."""
+    """Decode one document; the index must be valid."""
     assert index.dtype is not None and tokenizer is not None
     first, last = (index.compute_document_starts(document, document + 2, num_bytes) // index.dtype.itemsize).tolist()
     tokens = np.memmap(bin_path(index.prefix), index.dtype, "r", shape=(num_bytes // index.dtype.itemsize,))
@@ -151,7 +151,7 @@ def _find_sibling_tokenizer(prefix: Path) -> Path | None:
 
 @lru_cache(maxsize=2)
 def _from_content(content: bytes, eod: str | None) -> Tokenizer:
-    """The tokenizer of a file, loaded once for all prefixes that have the same beside them.
+    """The tokenizer of a file, loaded once for all prefixes with the same file.
 
     Raises:
         PrimusError: The file is damaged.
@@ -162,7 +162,7 @@ def _from_content(content: bytes, eod: str | None) -> Tokenizer:
 def _load_sibling_tokenizer(
     path: Path, manifest: TokenFileManifest | None
 ) -> tuple[TokenizerSource, list[TokenFileFinding]]:
-    """The tokenizer beside the files."""
+    """Load the tokenizer in the folder of the files, and compare it with the manifest."""
     if not path.is_file():
         problem = "no such file; the manifest names it as the tokenizer of the data"
         return TokenizerSource(), [build_finding("tokenizer", path, problem)]

@@ -1,4 +1,4 @@
-"""What token files hold: how long documents are, which tokens are frequent, and single documents decoded."""
+"""Summarizes token files: lengths of documents, frequent tokens, and single decoded documents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTED_LENGTHS = 1 << 20
 """Lengths up to here are counted in an array; longer documents, at least 2 MB each, are few."""
 
 COUNTED_TOKENS = 64 * CHUNK_TOKENS
-"""Tokens in which the most frequent are counted, all of a small file or evenly spread parts of a large one."""
+"""Tokens that are counted to find frequent ones: all of a small file, or evenly spread parts of a large one."""
 
 COUNTED_IDS = 1 << 24
 """Ids above are damage (see `data verify`) and not counted."""
@@ -38,11 +38,11 @@ class FrequentToken(Struct, frozen=True, kw_only=True):
     """A frequent token."""
 
     token: int
-    """Its id."""
+    """Token id."""
     text: str | None
     """Decoded, where the tokenizer is known."""
     share: float
-    """Of the counted tokens."""
+    """Share of the counted tokens."""
 
 
 class LengthStatistics(Struct, frozen=True, kw_only=True):
@@ -50,13 +50,13 @@ class LengthStatistics(Struct, frozen=True, kw_only=True):
 
     mean: float
     percentiles: dict[int, int]
-    """Exact; by percent of the documents."""
+    """Exact length by percent of the documents."""
     histogram: list[HistogramBar]
-    """Between powers of two."""
+    """Documents and tokens between powers of two."""
 
 
 class TokenSurvey(Struct, kw_only=True):
-    """What a pair of token files holds."""
+    """Summary of a pair of token files."""
 
     prefix: str
     """Path without extension."""
@@ -69,30 +69,30 @@ class TokenSurvey(Struct, kw_only=True):
     lengths: LengthStatistics
     frequent: list[FrequentToken]
     counted_tokens: int
-    """Tokens that the shares of the frequent ones are of."""
+    """Number of tokens that were counted for the frequent ones."""
     distinct_tokens: int
-    """Different ids among these."""
+    """Number of different ids among the counted tokens."""
     manifest: TokenFileManifest | None
     bad: list[str] = []
-    """The first documents that were left out, and why."""
+    """The first skipped documents, each with the reason."""
 
 
 class SurveyedDocument(Struct, frozen=True, kw_only=True):
-    """One document."""
+    """One decoded document."""
 
     document: int
-    """Its number."""
+    """Number of the document."""
     ids: list[int]
-    """Its tokens."""
+    """Token ids of the document."""
     text: str | None
     """Decoded, where the tokenizer is known."""
 
 
 def survey_tokens(file: IndexedTokens, tokenizer: Tokenizer | None) -> TokenSurvey:
-    """Count what a pair of token files holds.
+    """Summarize a pair of token files.
 
     Raises:
-        UsageError: The manifest is damaged, or is not of the files beside it.
+        UsageError: The manifest is damaged, or differs from its files.
     """
     counts, distinct = _count_tokens(file)
     total = int(counts.sum())
@@ -121,10 +121,10 @@ def survey_tokens(file: IndexedTokens, tokenizer: Tokenizer | None) -> TokenSurv
 
 
 def load_tokenizer(prefix: Path, name: str | None) -> Tokenizer | None:
-    """The tokenizer of token files: the one named, or the copy beside them; None where there is neither.
+    """The tokenizer of token files: the named one, or the copy in their folder; None if there is neither.
 
     Raises:
-        PrimusError: It is not that of the files, damaged, or there is no such tokenizer.
+        PrimusError: The tokenizer is not that of the files, is damaged, or does not exist.
     """
     source, findings = sample_checks.find_tokenizer_source(
         prefix, manifests.read_manifest(prefix), sample_checks.load_asked_tokenizer(name)
@@ -135,16 +135,16 @@ def load_tokenizer(prefix: Path, name: str | None) -> Tokenizer | None:
 
 
 def choose_documents(file: IndexedTokens, number: int, seed: int) -> list[int]:
-    """Documents drawn at random, the same for the same seed."""
+    """Draw documents at random; the seed determines them."""
     return random.Random(seed).sample(range(file.num_documents), min(number, file.num_documents))
 
 
 def decode_document(file: IndexedTokens, number: int, tokenizer: Tokenizer | None) -> SurveyedDocument:
-    """One document, whole.
+    """Decode one whole document.
 
     Raises:
-        UsageError: There is no such document.
-        PrimusError: The index is damaged there.
+        UsageError: The document does not exist.
+        PrimusError: The index entry of the document is damaged.
     """
     if not 0 <= number < file.num_documents:
         raise UsageError(f"{file.prefix}: no document {number:,}", f"there are {file.num_documents:,}, counted from 0")
@@ -186,7 +186,7 @@ def _build_histogram(values: NDArray[np.int64], numbers: NDArray[np.int64]) -> l
 
 
 def _count_tokens(file: IndexedTokens) -> tuple[NDArray[np.int64], int]:
-    """How often each id occurs in all tokens, or in evenly spread chunks, and how many ids occur."""
+    """Count each id in all tokens or in evenly spread chunks; also returns the number of different ids."""
     num_chunks = -(-file.num_tokens // CHUNK_TOKENS)
     step = max(1, -(-file.num_tokens // COUNTED_TOKENS))
     counts = np.zeros(1, dtype=np.int64)

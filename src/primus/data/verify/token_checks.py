@@ -1,6 +1,6 @@
-"""One pass over a part of a .bin: digests, token range, ends of documents, and pages of zeros.
+"""Scans a part of a .bin in one pass: digests, token range, ends of documents, and pages of zeros.
 
-A chunk at a time is read into one buffer, so that everything that looks at it finds it in the core's cache.
+One chunk at a time is read into one buffer, so that all checks find it in the core's cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RANGE_CHUNKS = 64
 SECTOR = 512
 PAGE = 4096
 LOST_BYTES = PAGE - SECTOR
-"""Zeros in a row from which on they are taken for a lost page, which need not begin at a sector of ours."""
+"""Minimum consecutive zeros of a lost page, which may begin between two of our sectors."""
 
 
 class ScanTask(Struct, frozen=True, kw_only=True):
@@ -43,15 +43,15 @@ class ScanTask(Struct, frozen=True, kw_only=True):
     last: int
     """One past the last."""
     limit: int | None
-    """Every token id is below; None where the type alone decides."""
+    """Every token id is below it; None if only the type limits them."""
     eod: int | None
-    """Token that ends a document, in a file whose index is in order; None where it is not to be checked."""
+    """End-of-document token; None to skip the check. Requires a valid index."""
     chunk: int
     """Tokens that are read at a time."""
 
 
 class TokenHits(Struct):
-    """Positions of one kind, in tokens: the first of them and their number."""
+    """Positions of one kind, in tokens: the first ones, and the count of all."""
 
     first: list[int] = []
     count: int = 0
@@ -62,24 +62,24 @@ class TokenHits(Struct):
         self.count += len(positions)
 
     def extend_hits(self, other: TokenHits) -> None:
-        """Append those of the next part."""
+        """Append the positions of the next part."""
         self.first += other.first[: max(0, MAX_PLACES - len(self.first))]
         self.count += other.count
 
 
 class TokenScan(Struct):
-    """What a part of a .bin holds."""
+    """Measured contents of a part of a .bin."""
 
     digests: bytes = b""
-    """Of its chunks."""
+    """Digests of its chunks."""
     largest: int = 0
     """Largest token id."""
     outside: TokenHits = field(default_factory=TokenHits)
-    """Tokens that are outside the vocabulary."""
+    """Tokens outside the vocabulary."""
     no_eod: TokenHits = field(default_factory=TokenHits)
-    """Last tokens of documents that are not the end-of-document token."""
+    """Last tokens of documents that differ from the end-of-document token."""
     stray_eod: TokenHits = field(default_factory=TokenHits)
-    """End-of-document tokens that are no document's last."""
+    """End-of-document tokens that are not the last of a document."""
     zero_sectors: list[tuple[int, int]] = []
     """First byte of each run of sectors of zeros, and one past its last."""
 
@@ -94,7 +94,7 @@ def split_tasks(whole: ScanTask) -> list[ScanTask]:
 
 
 def join_scans(scans: Iterable[TokenScan]) -> TokenScan:
-    """What a whole .bin holds, from its parts in order."""
+    """Join the results of the parts of a .bin, in order."""
     whole = TokenScan()
     for part in scans:
         whole.digests += part.digests
@@ -103,6 +103,7 @@ def join_scans(scans: Iterable[TokenScan]) -> TokenScan:
         whole.no_eod.extend_hits(part.no_eod)
         whole.stray_eod.extend_hits(part.stray_eod)
         for first, last in part.zero_sectors:
+            # A run of zeros may continue across the border of two parts.
             if whole.zero_sectors and whole.zero_sectors[-1][1] == first:
                 first, _ = whole.zero_sectors.pop()
             whole.zero_sectors.append((first, last))
@@ -110,10 +111,10 @@ def join_scans(scans: Iterable[TokenScan]) -> TokenScan:
 
 
 def scan_part(task: ScanTask) -> TokenScan:
-    """Read a part once and look at everything.
+    """Read a part once and run all checks.
 
     Raises:
-        PrimusError: The file became shorter meanwhile.
+        PrimusError: The file was truncated during the scan.
     """
     dtype = np.dtype(task.dtype)
     limit = _compute_limit(dtype, task.limit)
@@ -121,6 +122,7 @@ def scan_part(task: ScanTask) -> TokenScan:
     digests, largest = bytearray(), 0
     outside, no_eod, stray_eod, sectors = TokenHits(), TokenHits(), TokenHits(), []
     for start, chunk in _read_chunks(task, dtype):
+        # As unsigned numbers, negative ids are the largest: the maximum of a chunk checks both bounds in one pass.
         unsigned = chunk.view(f"<u{dtype.itemsize}")
         top = int(unsigned.max())
         if limit is not None and top >= limit:
@@ -135,7 +137,7 @@ def scan_part(task: ScanTask) -> TokenScan:
 
 
 def find_runs(sectors: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Runs of neighbours among sectors that are given by their first byte: first byte, and one past the last."""
+    """Runs of consecutive sectors, given the first byte of each: first byte of the run, and one past its last."""
     if not len(sectors):
         return []
     breaks = np.flatnonzero(np.diff(sectors) != SECTOR)
@@ -145,14 +147,14 @@ def find_runs(sectors: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def _compute_limit(dtype: np.dtype[Any], limit: int | None) -> int | None:
-    """What every id is below when read as unsigned, which finds negative ones too; None if nothing can be wrong."""
+    """Limit of all ids as unsigned numbers, which excludes negative ones too; None if every value is valid."""
     highest = int(np.iinfo(dtype).max) + 1
     limit = highest if limit is None else min(max(0, limit), highest)
     return None if limit > np.iinfo(f"u{dtype.itemsize}").max else limit
 
 
 def _read_chunks(task: ScanTask, dtype: np.dtype[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
-    """First token of each chunk, and the chunk in a buffer that is used again."""
+    """Yield the first token of each chunk, and the chunk, in a buffer that the next chunk overwrites."""
     buffer = np.empty(task.chunk, dtype)
     path = bin_path(task.prefix)
     with path.open("rb", buffering=0) as file:
@@ -176,7 +178,7 @@ def _fill_chunk(file: FileIO, chunk: NDArray[Any], path: Path) -> None:
 
 
 def _find_ends(task: ScanTask) -> NDArray[np.int64] | None:
-    """Position after the last token of each document that ends in the part, and of those without tokens there."""
+    """Position after each document that ends in the part, including documents without tokens."""
     if task.eod is None:
         return None
     index, _ = open_index(task.prefix)
@@ -194,9 +196,10 @@ def _find_ends(task: ScanTask) -> NDArray[np.int64] | None:
 def _check_ends(
     chunk: NDArray[Any], eod: int | None, start: int, ends: NDArray[np.int64], no_eod: TokenHits, stray_eod: TokenHits
 ) -> None:
-    """Compare where documents end with where the end-of-document token is; the details only where these differ."""
+    """Compare the ends of documents with the positions of the end-of-document token."""
     places = ends - 1 - start
     found = chunk == eod
+    # Equal counts and every end in place: without damage nothing else is computed.
     if len(places) == np.count_nonzero(found) and bool((chunk[places] == eod).all()):
         return
     places = np.unique(places)
@@ -206,8 +209,9 @@ def _check_ends(
 
 
 def _zero_sectors(chunk: NDArray[Any], byte: int) -> NDArray[np.int64]:
-    """First byte of each sector of zeros; most sectors are recognised by their first word."""
+    """First byte of each sector of zeros."""
     words = chunk.view("u1")[: chunk.nbytes // SECTOR * SECTOR].view("u8").reshape(-1, SECTOR // 8)
+    # The first word rules out most sectors, so that few are read as a whole.
     candidates = np.flatnonzero(words[:, 0] == 0)
     if len(candidates):
         candidates = candidates[~words[candidates].any(axis=1)]

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with token files: index, tokens, ends of documents, checksums, manifest, tokenizer."""
+"""Verifies token files: index, tokens, ends of documents, checksums, manifest and tokenizer."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from primus.data.verify.sample_checks import DecodedSample
 from primus.data.verify.token_checks import ScanTask, TokenScan
 
 INFERRED_SHARE = 0.9
-"""Share of documents that must end with the same token for it to be taken for the end-of-document token."""
+"""Minimum share of documents with the same last token for inferring the end-of-document token."""
 
 INFERRED_FROM = 1000
-"""Documents that are looked at for that, evenly spread."""
+"""Maximum documents that are read to infer it, evenly spread."""
 
 FEWEST_DOCUMENTS = 10
-"""With fewer documents nothing is inferred."""
+"""Minimum documents for inferring the end-of-document token."""
 
 TASKS_AHEAD = 4
-"""Parts for each process that wait for it, at most."""
+"""Maximum waiting parts for each process."""
 
 
 class VerifySettings(Struct, frozen=True, kw_only=True):
@@ -59,14 +59,14 @@ class VerifySettings(Struct, frozen=True, kw_only=True):
 
 
 class VerifyReport(Struct, kw_only=True):
-    """What was found in one pair of token files."""
+    """Findings and facts about one pair of token files."""
 
     prefix: str
     """Path without extension."""
     findings: list[TokenFileFinding] = []
-    """All that is wrong."""
+    """All damage that was found."""
     notes: list[str] = []
-    """What could not be checked, and what was assumed."""
+    """Checks that were impossible, and assumptions."""
     bytes: int = 0
     """Size of the .bin."""
     dtype: str = ""
@@ -80,13 +80,13 @@ class VerifyReport(Struct, kw_only=True):
     largest_token: int = 0
     """Largest token id that occurs."""
     fingerprint: str = ""
-    """Identity of the tokens and documents; empty where the index is too damaged to tell."""
+    """Hash of the tokens and documents; empty if the index is damaged."""
     samples: list[DecodedSample] = []
     """Decoded documents."""
 
 
 class VerifyPlan(Struct, kw_only=True):
-    """A pair of files whose index has been checked and whose tokens are to be read."""
+    """A pair of files with checked index, whose tokens are still to be read."""
 
     prefix: Path
     settings: VerifySettings
@@ -96,7 +96,7 @@ class VerifyPlan(Struct, kw_only=True):
     index: TokenFileIndex | None = None
     tasks: list[ScanTask] = []
     in_order: bool = False
-    """Whether the index tells where each document lies."""
+    """Whether the index is valid, so that it locates each document."""
     eod: int | None = None
     sources: sample_checks.TokenizerSource = field(default_factory=sample_checks.TokenizerSource)
     """Tokenizer of the files."""
@@ -112,12 +112,12 @@ def verify_token_files(
 
     Args:
         prefixes: Paths without extension.
-        settings: What is known of them.
-        workers: Processes that read.
+        settings: Known facts about the files, and options of the checks.
+        workers: Number of processes.
         show: Receives the number of bytes that were read since the last call.
 
     Raises:
-        PrimusError: A file changed while it was read, or the tokenizer of the settings cannot be loaded.
+        PrimusError: A file changed during the check, or the tokenizer of the settings cannot be loaded.
     """
     source = sample_checks.load_asked_tokenizer(settings.tokenizer)
     plans = (plan_verification(prefix, settings, source) for prefix in prefixes)
@@ -126,6 +126,8 @@ def verify_token_files(
             yield finish_report(each, _show_progress(map(token_checks.scan_part, each.tasks), each, show))
         return
     with process_pool(workers) as pool:
+        # Reports are yielded in order. The bound on waiting parts limits memory, since the index of each waiting pair
+        # is open.
         waiting: deque[tuple[VerifyPlan, list[Future[TokenScan]]]] = deque()
         for each in plans:
             waiting.append((each, [pool.submit(token_checks.scan_part, task) for task in each.tasks]))
@@ -136,7 +138,7 @@ def verify_token_files(
 
 
 def plan_verification(prefix: Path, settings: VerifySettings, source: sample_checks.TokenizerSource) -> VerifyPlan:
-    """Check everything but the tokens."""
+    """Run all checks except those of the tokens."""
     made = VerifyPlan(prefix=prefix, settings=settings, report=VerifyReport(prefix=str(prefix)))
     try:
         _check_files(made, source)
@@ -147,7 +149,7 @@ def plan_verification(prefix: Path, settings: VerifySettings, source: sample_che
 
 
 def finish_report(made: VerifyPlan, scans: Iterator[TokenScan]) -> VerifyReport:
-    """Check what was read."""
+    """Run the checks of the tokens, and complete the report."""
     try:
         if made.readable:
             _check_tokens(made, token_checks.join_scans(scans))
@@ -188,7 +190,7 @@ def _check_files(made: VerifyPlan, source: sample_checks.TokenizerSource) -> Non
 
 
 def _check_tokens(made: VerifyPlan, scan: TokenScan) -> None:
-    """Judge what was read, and compare it with the manifest."""
+    """Evaluate the scan of the tokens, and compare it with the manifest."""
     report, index = made.report, made.index if made.in_order else None
     report.largest_token = scan.largest
     if index:
@@ -226,7 +228,7 @@ def _show_progress(scans: Iterator[TokenScan], made: VerifyPlan, show: Show) -> 
 
 
 def _check_index(made: VerifyPlan) -> None:
-    """Check the arrays of the index with the token type of the manifest, or else its own."""
+    """Check the arrays of the index with the token type of the manifest, or with that of the index without one."""
     report, index = made.report, made.index
     if made.manifest:
         report.dtype = np.dtype(made.manifest.dtype).newbyteorder("<").str
@@ -261,7 +263,7 @@ def _find_token_limit(made: VerifyPlan) -> int | None:
 
 
 def _find_eod(made: VerifyPlan) -> int | None:
-    """The token that every document ends with, in files whose index is in order."""
+    """The end-of-document token: from the settings, from the manifest, or inferred; None if the index is damaged."""
     if not made.in_order or not made.index or made.settings.eod_id == -1:
         return None
     if made.settings.eod_id is not None:
@@ -277,7 +279,7 @@ def _find_eod(made: VerifyPlan) -> int | None:
 
 
 def _usual_end(index: TokenFileIndex, num_bytes: int) -> int | None:
-    """The token that almost all documents end with."""
+    """The last token of almost all documents; None if there is none."""
     if index.num_documents < FEWEST_DOCUMENTS or index.dtype is None:
         return None
     tokens = np.memmap(bin_path(index.prefix), index.dtype, "r", shape=(num_bytes // index.dtype.itemsize,))
@@ -291,7 +293,7 @@ def _usual_end(index: TokenFileIndex, num_bytes: int) -> int | None:
 
 
 def _judge_tokens(made: VerifyPlan, scan: TokenScan) -> None:
-    """Tokens outside the vocabulary, and ends of documents that are missing or where there should be none."""
+    """Report tokens outside the vocabulary, and missing or misplaced end-of-document tokens."""
     report, path = made.report, bin_path(made.prefix)
     if scan.outside.count:
         problem = f"tokens outside the vocabulary of {_limit_text(made)}"
@@ -321,7 +323,7 @@ def _limit_text(made: VerifyPlan) -> str:
 
 
 def _judge_zeros(made: VerifyPlan, scan: TokenScan, intact: bool) -> None:
-    """Pages of zeros, unless the tokens are known to be as they were written."""
+    """Report pages of zeros, unless checksums show that the tokens are intact."""
     lost = [(first, last) for first, last in scan.zero_sectors if last - first >= token_checks.LOST_BYTES]
     if not lost or intact or made.settings.padding:
         return

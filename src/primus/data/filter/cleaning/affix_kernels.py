@@ -1,4 +1,4 @@
-"""Loops that find what is divided from both ends of a run of characters, and what divides it in between."""
+"""Kernels that find prefixes, suffixes and infixes: the parts at which a run of characters is split into words."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ SMALL_AND_CAPITAL_S = (ord("s"), ord("S"))
 
 @compile_kernel
 def prefix_length(codes, bits, first, last):
-    """Length of what is divided from the beginning of a run of characters."""
+    """Length of the prefix of a run of characters; 0 if there is none."""
     if first >= last:
         return 0
     code = codes[first]
     if bits[code] & PREFIX:
         return 1
+    # Two or more dots are one word; a single dot stays with what follows, as in .5 or .com.
     if code == DOT:
         end = first + 1
         while end < last and codes[end] == DOT:
             end += 1
         return end - first if end - first > 1 else 0
+    # Before a digit, + is the sign of the number.
     if code == PLUS and not (first + 1 < last and bits[codes[first + 1]] & DIGIT):
         return 1
     return 0
@@ -46,11 +48,13 @@ def prefix_length(codes, bits, first, last):
 
 @compile_kernel
 def suffix_length(codes, bits, first, last, seen, units):
-    """Length of what is divided from the end of a run of characters, all of whose bits are in `seen`."""
+    """Length of the suffix of a run of characters; 0 if there is none. `seen` has the bits of all its characters."""
     if first >= last:
         return 0
     code = codes[last - 1]
     kind = bits[code]
+    # The tests are in the order of their cost; the search for a unit is last and needs a digit anywhere in the run. The
+    # two characters ): are one word.
     if kind & SUFFIX:
         return 2 if code == COLON and last - first > 1 and codes[last - 2] == CLOSING else 1
     if code == DOT:
@@ -80,12 +84,15 @@ def _does_dot_divide(codes, bits, first, last):
         return True
     if before in (PERCENT, SQUARED, HYPHEN, PLUS):
         return True
+    # After one capital the dot belongs to an initial (J.), after two it ends a sentence (USA.).
     return bool(last - first > 2 and kind & UPPER and bits[codes[last - 3]] & UPPER)
 
 
 @compile_kernel
 def _unit_length(codes, bits, first, last, units):
-    """Length of a unit of measurement after a digit; rows of `units` are a length and that many codes."""
+    """Length of a unit of measurement after a digit; each row of `units` is a length, then that many codes."""
+    # A row holds a length and the codes, so that the longest unit has one code less than the row. The search stops
+    # there, or at the digit that must precede the unit.
     start = last
     while start > first and last - start < units.shape[1] and not bits[codes[start - 1]] & DIGIT:
         start -= 1
@@ -107,9 +114,11 @@ def _unit_length(codes, bits, first, last, units):
 
 @compile_kernel
 def infix_length(codes, bits, first, i, last):
-    """Length of what divides a run of characters at position `i` of it."""
+    """Length of the infix at position `i` of a run of characters; 0 if there is none."""
     code = codes[i]
     kind = bits[code]
+    # Most characters leave here. Below, only icons and runs of dots split at the ends of a run; every other infix needs
+    # a character on both sides.
     if kind & (ALPHA | DIGIT):
         return 0
     if kind & ICON or code == ELLIPSIS:
@@ -137,7 +146,7 @@ def infix_length(codes, bits, first, i, last):
 
 @compile_kernel
 def _dash_length(codes, bits, first, last):
-    """Length of a dash between letters, which is up to three hyphens or two long dashes."""
+    """Length of a dash before a letter: up to three hyphens or two long dashes; 0 if no letter follows."""
     most = 3 if codes[first] == HYPHEN else (2 if codes[first] == LONG_DASH else 1)
     end = first + 1
     while end < last and end - first < most and codes[end] == codes[first]:

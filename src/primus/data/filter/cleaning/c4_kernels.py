@@ -1,4 +1,4 @@
-"""The loop that drops lines as C4 did."""
+"""Kernel that drops lines as in C4."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ DECIMAL = characters.DECIMAL
 DOT = ord(".")
 OPENING, CLOSING = ord("["), ord("]")
 ENDINGS = (DOT, ord("?"), ord("!"), ord('"'), ord("'"))
-"""What a line ends with; datatrove adds ' to the paper's four."""
+"""Valid last characters of a line; datatrove adds ' to the paper's four."""
 
 KEPT, TOO_LONG_WORD, NO_ENDING, TOO_FEW_WORDS, JAVASCRIPT, POLICY = 0, 1, 2, 3, 4, 5
 LOREM_IPSUM, CURLY_BRACKET = 6, 7
 NUM_FATES = 8
-"""What becomes of a line; the last two condemn its document."""
+"""Results for a line; each of the last two removes its document."""
 
 OTHER = 128
-"""Stands for all characters beyond ASCII, and for what is not there."""
+"""Column of the letter table for all characters beyond ASCII, and for positions past the end of the line."""
 PLACES = 3
-"""Characters of a phrase that are looked at together."""
+"""First characters of a phrase that the letter table covers."""
 
 
 @compile_kernel
 def _matches_phrase(codes, first, last, phrase):
-    """Whether a phrase (a fate, a length, then small letters) begins at a position, in any case."""
+    """Whether a phrase (a result, a length, then lower-case letters) begins at a position; case is ignored."""
     if first + phrase[1] > last:
         return False
     for i in range(phrase[1]):
         code = codes[first + i]
+        # 65 to 90 are A to Z. The phrases are ASCII, so that no other letters need case folding.
         if 65 <= code <= 90:
             code += 32
         if code != phrase[i + 2]:
@@ -40,12 +41,15 @@ def _matches_phrase(codes, first, last, phrase):
 
 @compile_kernel
 def _judge_content(codes, first, last, phrases, letters):
-    """What becomes of a line for what it says: the fate of the first phrase in the table that is in it.
+    """Result for the content of a line: that of the first phrase in the table that the line contains.
 
-    `letters` has for each of the first places of a phrase, and each character, a bit for each phrase that has it there.
+    `letters` maps a position in a phrase and a character to a bit set of the phrases with this character there.
     """
+    # `found` is the best row so far and bounds the search: only rows above it are compared, so that the order of the
+    # table decides, not the position in the line.
     found = len(phrases)
     for i in range(first, last):
+        # One look-up rejects most positions: no phrase begins with their character.
         beginning = letters[0, min(codes[i], OTHER)]
         if not beginning:
             continue
@@ -79,7 +83,7 @@ def _is_citation(codes, bits, first, last, citations):
 
 @compile_kernel
 def _copy_without_citations(codes, bits, first, last, citations, remove_citations, written, count):
-    """Copy a line without its citation marks; returns the new end of what is written."""
+    """Copy a line without its citation marks; returns the end of the written codes."""
     i = first
     while i < last:
         if remove_citations and codes[i] == OPENING:
@@ -95,7 +99,7 @@ def _copy_without_citations(codes, bits, first, last, citations, remove_citation
 
 @compile_kernel
 def _has_good_ending(codes, first, last):
-    """Whether a line ends in a mark that ends a sentence, and not in three dots."""
+    """Whether a line ends with a valid character, and not with three dots."""
     if first == last or codes[last - 1] not in ENDINGS:
         return False
     return not (last - first >= 3 and codes[last - 1] == DOT and codes[last - 2] == DOT and codes[last - 3] == DOT)
@@ -103,7 +107,7 @@ def _has_good_ending(codes, first, last):
 
 @compile_kernel
 def _measure_line(codes, bits, first, last):
-    """End of a line, number of its words between spaces, and the length of the longest."""
+    """End of a line, number of its words between spaces, and length of the longest word."""
     count = longest = 0
     while first < last:
         kind = bits[codes[first]]
@@ -124,19 +128,21 @@ def _measure_line(codes, bits, first, last):
 def drop_lines(
     codes, offsets, alive, bits, limits, switches, citations, phrases, letters, written, written_offsets, fates,
 ):  # fmt: skip
-    """Write the lines of each document that C4 keeps.
+    """Write the lines of each document that the C4 rule keeps.
 
     Args:
         codes, offsets, alive, bits: The documents.
-        limits: Words that a line has at least, and characters that a word has at most; -1 for no limit.
-        switches: Whether to remove citation marks, and to want an ending.
+        limits: Minimum words of a line and maximum characters of a word; -1 for no limit.
+        switches: Whether to remove citation marks, and whether a line needs a valid last character.
         citations: Citation marks without a number: rows of a length, then codes.
-        phrases: What condemns a line or document: rows of what becomes of it, a length, then codes; the first counts.
-        letters: Which phrases have which characters; see `_content`. int64[PLACES, OTHER + 1].
-        written, written_offsets: Receive the documents; room for as many codes as there are and one more each.
-        fates: Receives how many lines were kept, or dropped for what reason, int64[D, NUM_FATES]; nothing is read
-            of a document behind a line that condemns it.
+        phrases: Rows of a result, a length, then codes; the first phrase that occurs in a line decides.
+        letters: Which phrases have which characters; see `_judge_content`. int64[PLACES, OTHER + 1].
+        written, written_offsets: Receive the documents; `written` has room for all codes and one more per document.
+        fates: Receives the number of lines by result, int64[D, NUM_FATES]; lines after one that removes its document
+            are not read.
     """
+    # A kept line is written after the one before it, with room for a newline. A dropped line leaves `count` as it is,
+    # so that the next line overwrites it.
     count = 0
     for document in range(len(offsets) - 1):
         written_offsets[document] = count
@@ -165,7 +171,7 @@ def drop_lines(
 
 @compile_kernel
 def _judge_shape(num_words, longest, written, start, written_end, limits, wants_ending):
-    """What becomes of a line for its words and its end."""
+    """Result for the words and the last character of a line."""
     if limits[1] >= 0 and longest > limits[1]:
         return TOO_LONG_WORD
     if wants_ending and not _has_good_ending(written, start, written_end):
@@ -175,9 +181,10 @@ def _judge_shape(num_words, longest, written, start, written_end, limits, wants_
 
 @compile_kernel
 def _strip_written(written, bits, begin, count):
-    """End of a written document whose spaces at both ends are removed."""
+    """Remove spaces at both ends of a written document; returns its end."""
     first, last = strip_spaces(written, bits, begin, count)
     if first > begin:
+        # The copy runs upwards in place: a source position is never before its target.
         for i in range(first, last):
             written[begin + i - first] = written[i]
     return begin + last - first

@@ -1,4 +1,4 @@
-"""What each character is, as bits in a table over all of Unicode, and what it becomes for comparing texts."""
+"""Tables over all of Unicode: properties of each character as bits, and its normalized form for comparison."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ SPACE = 1
 ALPHA = 2
 """``str.isalpha``."""
 SYMBOL = 4
-"""Punctuation and control characters as datatrove lists them: a word of nothing else is none to the quality rules."""
+"""Punctuation and control characters as listed by datatrove. The quality rules ignore words of only these."""
 LOWER = 8
-"""A letter that is not a capital."""
+"""A letter that is not upper-case."""
 UPPER = 16
-"""A letter that is not small; letters without case are both."""
+"""A letter that is not lower-case; letters without case have both bits."""
 PREFIX = 32
-"""A word of its own at the beginning of a run of characters."""
+"""A separate word at the beginning of a run of characters."""
 SUFFIX = 64
-"""A word of its own at the end of one."""
+"""A separate word at the end of a run of characters."""
 QUOTE = 128
 ICON = 256
-"""Dingbats, emoji, arrows: a word of its own anywhere."""
+"""Dingbats, emoji, arrows: a separate word at any position."""
 DIGIT = 512
 """0 to 9."""
 DECIMAL = 1024
 """A decimal digit of any script."""
 BLANK = 2048
-"""Becomes a space for comparing: punctuation of any script, ASCII symbols, control characters."""
+"""Becomes a space for comparison: punctuation of any script, ASCII symbols, control characters."""
 MARK = 4096
-"""A combining mark, which is dropped for comparing."""
+"""A combining mark, which is removed for comparison."""
 CURRENCY = 8192
 TERMINAL = 16384
 """Ends a sentence, in any script: Unicode's property Sentence_Terminal."""
@@ -48,7 +48,7 @@ FULL_STOP = 131072
 
 NUM_CODES = 0x110000
 ASSIGNED = ((0, 0x32400), (0xE0000, 0xE01F0))
-"""Where characters are; the rest of Unicode is unassigned or private."""
+"""Ranges with assigned characters; the rest of Unicode is unassigned or private."""
 
 QUOTES = (
     "'\"\u201d\u201c`\u2018\u00b4\u2019\u201a\u201e\u00bb\u00ab"
@@ -64,14 +64,14 @@ MARKS = (
     "\u2014\u201d\uff1a\uff05\u3008\uff08\u3001\u2501\u3010\u300c\u300d\uff0c\u3011\uff1b\u201c\u300a\u201e\u2019\u2236\u00b4"
     "\uff0e\u2013\uff1f\uff01\uff5e\u00ab\u3009\uff09\u3002\u2026\u25ba\u00bb"
 )
-"""Punctuation beyond ASCII that datatrove's Gopher rules know."""
+"""Punctuation beyond ASCII in datatrove's Gopher rules."""
 
 TERMINALS = (
     ".!?\u203c\u203d\u2047\u2048\u2049\u2e2e\u2e3c\u3002\ufe52\ufe56\ufe57\uff01\uff0e\uff1f\uff61"
     "\u0589\u061d\u061e\u061f\u06d4\u0700\u0701\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965\u104a\u104b"
     "\u1362\u1367\u1368\u166e\u1735\u1736\u17d4\u17d5\u1803\u1809\u1944\u1945\u2e53\u2e54\ua4ff\ua60e\ua60f\ua6f3\ua6f7"
 )
-"""Characters that end a sentence in scripts that text collections have; Unicode's Sentence_Terminal has some more."""
+"""Characters that end a sentence, in scripts that occur in text collections; a part of Unicode's Sentence_Terminal."""
 
 
 @functools.cache
@@ -114,7 +114,7 @@ _OTHER = {
 
 
 def _classify_by_category(character: str) -> int:
-    """Bits that follow from the general category."""
+    """Bits that depend on the general category."""
     category = unicodedata.category(character)
     bits = _LETTER.get(category) or _OTHER.get(category) or (BLANK | PUNCTUATION_CATEGORY if category[0] == "P" else 0)
     return bits | SPACE if character.isspace() else bits
@@ -122,11 +122,11 @@ def _classify_by_category(character: str) -> int:
 
 @functools.cache
 def build_simplified_codes() -> tuple[np.ndarray, np.ndarray]:
-    """What characters become for comparing texts: small letters, without accents and other marks.
+    """Normalized characters for comparison: lower-case letters, without accents and other marks.
 
     Returns:
-        For each code point the code it becomes (uint32), or `NUM_CODES` + n where it becomes several; and the
-        several ones (uint32), row n of which is a count and then the codes.
+        For each code point the normalized code, or `NUM_CODES` + n if there are several codes (uint32); and a table of
+        the latter (uint32), whose row n is a count and then the codes.
     """
     single = np.arange(NUM_CODES, dtype=np.uint32)
     rows: list[list[int]] = []

@@ -1,6 +1,6 @@
-"""Loops over characters, compiled where numba is installed and plain Python with the same results where not.
+"""Compiles kernels with numba. Without numba they run as plain Python, slowly and with the same results.
 
-Import modules that use it inside functions: numba takes half a second to import.
+Modules with kernels are imported inside functions, because the import of numba takes half a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _import_numba() -> Any:
-    """The compiler, None where it is not installed; what it compiles is kept for the next process."""
+    """The compiler; None if it is not installed. Its cache keeps compiled kernels for the next process."""
     try:
         import numba
     except ImportError:
@@ -31,7 +31,7 @@ def _import_numba() -> Any:
 
 
 def _find_cache_folder() -> str:
-    """A folder that can be written: the user's cache, or the temporary folder where there is none."""
+    """A writable folder: in the user's cache, or a temporary folder if there is none."""
     chosen = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(chosen, "primus", "numba", _hash_kernel_sources())
     if folder.is_absolute():  # a user without a home folder has none
@@ -43,7 +43,7 @@ def _find_cache_folder() -> str:
 
 
 def _hash_kernel_sources() -> str:
-    """Identity of all sources that hold kernels: numba looks only at the file of a function, not at what it calls."""
+    """Hash of all sources with kernels: numba checks only the file of a function, not those of its callees."""
     package = Path(__file__).parents[1]
     sources = sorted([*package.glob("cleaning/*.py"), *package.glob("dedup/*.py")])
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
@@ -53,10 +53,10 @@ NUMBA = _import_numba()
 
 
 def compile_kernel(function: Function) -> Function:
-    """A function of arrays and numbers, compiled when it is first called; it makes no arrays of its own.
+    """Compile a function of arrays and numbers at its first call. The function must not allocate arrays.
 
-    So no references need be counted, without which kernels that call each other are five times faster. They become
-    part of their callers: an array is seven arguments of a call.
+    Without allocations, numba need not count references, which makes kernels that call each other five times faster.
+    They are inlined into their callers, because an array is passed as seven arguments.
     """
     if NUMBA is None:
         return function
@@ -65,7 +65,7 @@ def compile_kernel(function: Function) -> Function:
 
 
 def compile_entry(function: Function) -> Function:
-    """A kernel that Python calls: plain Python lets 64-bit hashes wrap around as the compiled code does."""
+    """Compile a kernel that Python calls. Without numba, 64-bit hashes wrap around as in compiled code."""
     if NUMBA is not None:
         return compile_kernel(function)
 

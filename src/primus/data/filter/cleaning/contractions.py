@@ -1,4 +1,4 @@
-"""Runs of characters that are divided, or kept whole, other than the rules of punctuation say: English short forms."""
+"""Exceptions to the punctuation rules: English short forms and other runs with listed words."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ DIVIDED = (
     " let|'s Let|'s c'm|on C'm|on i|'m I|'m i|m I|m i|'m|a I|'m|a i|m|a I|m|a"
 ).split()
 ORDINARY = frozenset("ill Ill its Its hell Hell shell Shell shed Shed were Were well Well whore Whore".split())
-"""Words that are no short form of two."""
+"""Ordinary words that are spelled like a short form."""
 
 UNITS = (
     "km km\u00b2 km\u00b3 m m\u00b2 m\u00b3 dm dm\u00b2 dm\u00b3 cm cm\u00b2 cm\u00b3 mm mm\u00b2 mm\u00b3 ha"
     " \u00b5m nm yd in ft kg g mg \u00b5g t lb oz m/s km/h kmh mph hPa Pa mbar mb MB kb KB gb GB tb TB T G M K %"
 ).split()
-"""Units that are words of their own after a digit."""
+"""Units that are separate words after a digit."""
 
 
 def build_word_lengths() -> dict[str, tuple[int, ...]]:
-    """Lengths of the words of each run of characters."""
+    """Lengths of the words of each listed run of characters."""
     found = {entry.replace("|", ""): tuple(map(len, entry.split("|"))) for entry in _list_entries()}
     return {run: lengths for run, lengths in found.items() if run not in ORDINARY}
 
@@ -57,7 +57,7 @@ def _list_entries() -> Iterator[str]:
 
 
 def _list_subjects() -> Iterator[tuple[str, str]]:
-    """Words and the verbs that are shortened behind them."""
+    """Yield words, and the short forms of verbs after them."""
     for word in PRONOUNS:
         yield word, "ll ll|'ve d d|'ve"
     for word in "i you we they".split():

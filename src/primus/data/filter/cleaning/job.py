@@ -1,4 +1,4 @@
-"""Clean documents by rules.
+"""Cleans documents by rules.
 
 cleaned = filter_documents(CleanJob(inputs=("corpus/*.jsonl",), output=Path("clean"), recipe=load_recipe("fineweb")))
 cleaned.files, cleaned.report.kept
@@ -30,7 +30,7 @@ from primus.data.shards.workers import Show
 
 @dataclass(frozen=True, kw_only=True)
 class CleanJob(FilterJob[CleanReport]):
-    """Removes documents by rules, and writes the others as the rules leave them."""
+    """Removes documents by rules, and writes the others with the changes of the rules."""
 
     report_type = CleanReport
     report_name = "manifest.json"
@@ -54,7 +54,7 @@ class CleanJob(FilterJob[CleanReport]):
         }
 
     def describe_difference(self, report: CleanReport) -> str | None:
-        """Whether another recipe made an existing result."""
+        """Describe the difference if an existing result was made with another recipe."""
         if report.fingerprint != self.recipe.fingerprint():
             return f"it was made by recipe {report.recipe}, or another version of it"
         return None

@@ -1,4 +1,4 @@
-"""Loops that count what the quality rules judge a document by: words, marks and lines."""
+"""Kernels that count words, marks and lines for the quality rules."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DOT, HASH, ELLIPSIS = ord("."), ord("#"), 0x2026
 DOT_CODE, HASH_CODE, ELLIPSIS_CODE = np.uint32(DOT), np.uint32(HASH), np.uint32(ELLIPSIS)
 ONE, TWO = np.uint64(1), np.uint64(2)
 BULLETS = (0x2022, ord("-"))
-"""What a line of a list begins with."""
+"""First characters of a line in a list."""
 
 WORDS, REAL_WORDS, REAL_CHARACTERS, ALPHA_WORDS, STOP_WORDS = 0, 1, 2, 3, 4
 HASHES, ELLIPSES, LINES, BULLET_LINES, ELLIPSIS_LINES = 5, 6, 7, 8, 9
 NUM_GOPHER = 10
 
 LOW_BITS = np.uint64(63)
-"""Of a hash: a bit of a word of the machine."""
+"""Bits of a hash that select one of 64 bits."""
 
 PROSE_LINES, ENDED_LINES, SHORT_LINES, NEWLINES = 0, 1, 2, 3
 NUM_FINEWEB = 4
@@ -34,10 +34,10 @@ def count_gopher(codes, offsets, alive, bits, firsts, spans, hashes, flags, stop
 
     Args:
         codes, offsets: The documents.
-        alive: Which of them to look at.
-        bits: `characters.classes`.
+        alive: Which documents to read, bool[D].
+        bits: Table of `characters.build_character_bits`.
         firsts, spans, hashes, flags: Their words.
-        stops, longest_stop: Hashes of the stop words, 63 at most, and the characters of the longest.
+        stops, longest_stop: Hashes of the stop words, at most 63, and the length of the longest.
         counts: Receives ``WORDS`` to ``ELLIPSIS_LINES`` of each document, int64[D, NUM_GOPHER].
     """
     for document in range(len(offsets) - 1):
@@ -50,6 +50,7 @@ def count_gopher(codes, offsets, alive, bits, firsts, spans, hashes, flags, stop
 @compile_kernel
 def _count_words(document, firsts, spans, hashes, flags, stops, longest_stop, counts):
     real = characters_ = alpha = found = sieve = 0
+    # The lowest six bits of a hash select a bit of `sieve`: one shift rejects most words before the search.
     for stop in range(len(stops)):
         sieve |= 1 << np.int64(stops[stop] & LOW_BITS)
     for word in range(firsts[document], firsts[document + 1]):
@@ -61,6 +62,7 @@ def _count_words(document, firsts, spans, hashes, flags, stops, longest_stop, co
         if (sieve >> np.int64(hashes[word] & LOW_BITS)) & (length <= longest_stop):
             for stop in range(len(stops)):
                 if hashes[word] == stops[stop]:
+                    # One bit per stop word, so that a repeated stop word counts once. The sign bit limits them to 63.
                     found |= 1 << stop
     counts[document, WORDS] = firsts[document + 1] - firsts[document]
     counts[document, REAL_WORDS] = real
@@ -73,11 +75,12 @@ def _count_words(document, firsts, spans, hashes, flags, stops, longest_stop, co
 
 @compile_kernel
 def _count_marks(codes, first, last, document, counts):
-    """Count # and ellipses; a loop without branches looks at many characters at once, and three dots are rare."""
+    """Count # and ellipses. The loops have no branches, so that they vectorize; three dots are rare."""
     hashes, ellipses, threes = np.uint32(0), np.uint32(0), np.uint32(0)
     for code in codes[first:last]:
         hashes += np.uint32(code == HASH_CODE)
         ellipses += np.uint32(code == ELLIPSIS_CODE)
+    # Overlapping triples are counted here only to learn whether there are any; the exact count is sequential.
     for i in range(np.uint64(first), np.uint64(max(last - 2, first))):
         dots = (codes[i] == DOT_CODE) & (codes[i + ONE] == DOT_CODE) & (codes[i + TWO] == DOT_CODE)
         threes += np.uint32(dots)
@@ -87,7 +90,7 @@ def _count_marks(codes, first, last, document, counts):
 
 @compile_kernel
 def _count_three_dots(codes, first, last):
-    """How often ``...`` is there, none of them part of another."""
+    """Number of ``...`` that do not overlap."""
     dots = count = 0
     for i in range(first, last):
         dots = dots + 1 if codes[i] == DOT else 0
@@ -134,6 +137,7 @@ def count_fineweb(codes, offsets, alive, bits, short_length, counts):
             begins, ends = strip_spaces(codes, bits, first, end)
             if begins < ends:
                 counts[document, PROSE_LINES] += 1
+                # The last character of the raw line decides, as in datatrove: a space after the mark hides it.
                 if bits[codes[end - 1]] & TERMINAL:
                     counts[document, ENDED_LINES] += 1
                 if end - first <= short_length:
@@ -159,13 +163,15 @@ def count_long_lines(codes, offsets, alive, length, counts):
 
 @compile_entry
 def count_sentences(codes, offsets, alive, firsts, spans, flags, counts):
-    """Sentences of each document, int64[D]; each line begins one, as does what follows a mark that ends one.
+    """Sentences of each document, int64[D]. A sentence begins at each line, and after a mark that ends a sentence.
 
-    As spaCy's sentencizer: more marks may follow the first, and a second space counts as what follows.
+    As in spaCy's sentencizer, more marks may follow the first, and a second space begins the next sentence.
     """
     for document in range(len(offsets) - 1):
         if not alive[document]:
             continue
+        # State: `ended` is set after a mark that ends a sentence until a word begins the next one; `position` is the
+        # end of the word before.
         ended, position, count = False, offsets[document], 0
         for word in range(firsts[document], firsts[document + 1]):
             gap = spans[word, 0] - position

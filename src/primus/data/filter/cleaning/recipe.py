@@ -1,4 +1,4 @@
-"""Recipes: rules in order with their thresholds, and what a word is, from the presets or a file of the user.
+"""Recipes: ordered rules with thresholds, and the definition of a word, from a preset or a file of the user.
 
 extends: fineweb
 rules:
@@ -28,7 +28,7 @@ from primus.data.filter.cleaning.rules.rule import Rule
 from primus.errors import UsageError, did_you_mean
 
 VERSION = 1
-"""Of the rules: it changes when the same recipe would keep or change other documents."""
+"""Version of the rules. It changes if the same recipe keeps or changes other documents."""
 
 PRESETS = Path(primus.__file__).parent / "presets" / "cleaning"
 KEYS = ("extends", "words", "rules")
@@ -41,11 +41,11 @@ class CleaningRecipe:
     name: str
     """Name of the preset, or path of the file."""
     words: str
-    """What a word is; see `primus.data.filter.cleaning.words`."""
+    """Definition of a word; see `primus.data.filter.cleaning.words`."""
     rules: tuple[Rule, ...]
 
     def start(self) -> None:
-        """Load what the rules need.
+        """Load the files and packages of the rules.
 
         Raises:
             UsageError: A package or a file is missing.
@@ -54,13 +54,13 @@ class CleaningRecipe:
             rule.start()
 
     def apply(self, block: DocumentBlock) -> None:
-        """Put documents through the rules."""
+        """Apply the rules to a block of documents."""
         for rule in self.rules:
             if block.alive.any():
                 rule.apply(block)
 
     def content(self) -> dict[str, Any]:
-        """Everything that decides what becomes of a document, as JSON."""
+        """All settings that affect the result, as JSON."""
         rules = [{**msgspec.to_builtins(rule, str_keys=True), **rule.identity()} for rule in self.rules]
         return {"version": VERSION, "words": self.words, "rules": rules}
 
@@ -70,7 +70,7 @@ class CleaningRecipe:
 
 
 def list_presets() -> list[str]:
-    """The presets."""
+    """List the presets."""
     return sorted(file.stem for file in PRESETS.glob("*.yaml"))
 
 
@@ -82,7 +82,7 @@ def load_recipe(given: str, extra: Sequence[Rule] = ()) -> CleaningRecipe:
         extra: Rules that come before those of the recipe, and take the place of its rules of the same name.
 
     Raises:
-        UsageError: There is no such recipe, or it has an unknown rule or threshold, or a value that does not fit.
+        UsageError: The recipe does not exist, or has an unknown rule or threshold, or an invalid value.
     """
     file, tree = _read_recipe(given)
     definition = _parse_words(tree)
@@ -95,7 +95,7 @@ def load_recipe(given: str, extra: Sequence[Rule] = ()) -> CleaningRecipe:
 
 
 def _read_recipe(given: str, above: tuple[Path, ...] = ()) -> tuple[str, Tree]:
-    """The file of a recipe as it is shown, and its content over that of what it extends."""
+    """Read a recipe: the path of its file for messages, and its content merged over the recipes that it extends."""
     path = _find_recipe_file(given)
     shown = source.format_path(path)
     if path in above:
@@ -143,7 +143,7 @@ def _find_recipe_file(given: str) -> Path:
 
 
 def _merge_trees(base: Tree, own: Tree) -> Tree:
-    """`own` over `base`; what is off in `base` and has thresholds in `own` is on."""
+    """Merge `own` over `base`. A rule that is off in `base` and has thresholds in `own` is on."""
     merged = dict(base)
     for key, value in own.items():
         before = merged.get(key)
@@ -167,10 +167,10 @@ def _is_off(value: Tree | Leaf) -> bool:
 
 
 def _parse_rule(file: str, name: str, value: Tree | Leaf) -> Rule:
-    """A rule with its thresholds.
+    """Build a rule with its thresholds.
 
     Raises:
-        UsageError: One does not fit.
+        UsageError: A threshold is invalid.
     """
     thresholds = source.strip_origins(value) if not isinstance(value, Leaf) else {}
     try:
@@ -185,7 +185,7 @@ def _parse_rule(file: str, name: str, value: Tree | Leaf) -> Rule:
 
 
 def _locate_key(path: Path, key: str) -> str:
-    """File and line of a key."""
+    """Find the file and line of a key."""
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
         if re.search(rf"(^|[\s{{,'\"]){re.escape(key)}['\"]?\s*:", line):
             return f"{source.format_path(path)}:{number}"

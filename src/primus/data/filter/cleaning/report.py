@@ -1,4 +1,4 @@
-"""The report of `data clean`: what each rule removed and changed."""
+"""The report of `data clean`: removals and changes by rule."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from primus.report.page import Html
 from primus.report.table import format_number
 
 SAMPLES = 5
-"""Removed documents that are shown for each rule."""
+"""Maximum samples of removed documents for each rule."""
 BAR_WIDTH = 420
 BAR_HEIGHT = 22
 
 
 class RemovedSample(Struct, frozen=True, kw_only=True):
-    """A document that a rule removed."""
+    """A removed document."""
 
     order: int
-    """A hash of its place in the input. The documents with the smallest ones are the samples, for any sharding."""
+    """Hash of its place in the input. The documents with the smallest hashes are the samples, for any sharding."""
     where: str
     """File and line."""
     rule: str
     reason: str
     """The threshold that was not met."""
     value: float | str
-    """What was measured."""
+    """Measured value."""
     limit: float | str | None
-    """What the recipe asks for."""
+    """Limit in the recipe."""
     text: str
     """The beginning of the text."""
 
@@ -47,7 +47,7 @@ class RemovedSample(Struct, frozen=True, kw_only=True):
 
 
 class RuleRemovals(Struct, frozen=True, kw_only=True):
-    """What one threshold of a rule has removed."""
+    """Documents that one threshold of a rule removed."""
 
     rule: str
     reason: str
@@ -56,7 +56,7 @@ class RuleRemovals(Struct, frozen=True, kw_only=True):
 
 
 class CleanReport(FilterReport, frozen=True, kw_only=True):
-    """What the rules removed and changed."""
+    """Removals and changes by rule."""
 
     version: int
     """Version of the rules."""
@@ -69,13 +69,13 @@ class CleanReport(FilterReport, frozen=True, kw_only=True):
     characters: int
     """Characters of the documents with text."""
     kept_characters: int
-    """Characters of the documents that were written."""
+    """Characters of the written documents."""
     kept_words: int
-    """Words of the documents that were written, as the recipe defines a word; the others are not always counted."""
+    """Words of the written documents, as defined by the recipe; words of the others are not always counted."""
     removed: list[RuleRemovals] = msgspec.field(default_factory=list)
-    """By rule and reason, in the order of the recipe."""
+    """Removals by rule and reason, in the order of the recipe."""
     edits: dict[str, int] = msgspec.field(default_factory=dict)
-    """What rules changed in documents, such as lines that they dropped."""
+    """Numbers of changes in documents, such as dropped lines."""
     samples: list[RemovedSample] = msgspec.field(default_factory=list)
     """Some removed documents."""
     removed_files: dict[str, FileFacts] = msgspec.field(default_factory=dict)
@@ -113,7 +113,7 @@ class CleanReport(FilterReport, frozen=True, kw_only=True):
         return self.content
 
     def draw_chart(self) -> Html:
-        """A bar of the documents that each rule removed, and one of those that were kept."""
+        """A bar of the removed documents for each rule, and one of the kept documents."""
         by_rule = Counter[str]()
         for each in self.removed:
             by_rule[each.rule] += each.documents
@@ -143,7 +143,7 @@ class CleanReport(FilterReport, frozen=True, kw_only=True):
 
 
 def add_removed(rules: Sequence[str], shards: Iterable[Sequence[RuleRemovals]]) -> list[RuleRemovals]:
-    """The sums over shards, in the order of the rules, the largest first within one."""
+    """Sum the removals over shards, in the order of the rules; for each rule the largest first."""
     documents, characters = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for each in (each for shard in shards for each in shard):
         documents[each.rule, each.reason] += each.documents
@@ -156,7 +156,7 @@ def add_removed(rules: Sequence[str], shards: Iterable[Sequence[RuleRemovals]]) 
 
 
 def choose_samples(samples: Iterable[RemovedSample]) -> list[RemovedSample]:
-    """Up to `SAMPLES` of each rule."""
+    """Choose up to `SAMPLES` samples of each rule."""
     chosen: dict[str, list[RemovedSample]] = {}
     for sample in sorted(samples, key=lambda sample: sample.order):
         of_rule = chosen.setdefault(sample.rule, [])

@@ -1,4 +1,4 @@
-"""Loops that look up runs of characters which a table divides, such as English short forms."""
+"""Kernels that look up runs of characters for which a table lists the words, such as English short forms."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from primus.data.filter.cleaning.compiler import compile_kernel
 from primus.data.filter.cleaning.word_hashes import hash_word
 
 LONGEST = 16
-"""Characters of the longest run that is looked up."""
+"""Maximum length of a run that is looked up."""
 
 
 @compile_kernel
 def compute_sieve_slot(first, last, length, sieve):
-    """Place in a sieve that tells whether a run with these ends and this length may be in the table."""
+    """Index in the sieve for a run with this first and last code and this length."""
+    # Any function of the three numbers is valid. This one needs no hash of the run, and spreads the short forms over
+    # the sieve.
     return (np.int64(first) * 31 + np.int64(last) * 7 + length) & (len(sieve) - 1)
 
 
@@ -27,11 +29,13 @@ def is_in_sieve(codes, first, last, sieve):
 
 @compile_kernel
 def find_in_table(value, table):
-    """How a table divides the run of characters with a hash: lengths of the words, a byte each; 0 if it is not there.
+    """Lengths of the words of the run with this hash, one byte each; 0 if the table does not have it.
 
     `table` is a hash table with open addressing: uint64[a power of two, 2] of hashes and lengths.
     """
     mask = np.uint64(len(table) - 1)
+    # Linear probing; the hash 0 marks a free row. At most an eighth of the rows is in use (`words._build_tables`), so
+    # that a search ends after few steps.
     slot = value & mask
     while table[slot, 0] != np.uint64(0):
         if table[slot, 0] == value:
@@ -42,7 +46,7 @@ def find_in_table(value, table):
 
 @compile_kernel
 def find_short_form(codes, first, last, sieve, table):
-    """How the table divides a run of characters; see `look_up`."""
+    """Lengths of the words that the table lists for a run of characters; see `find_in_table`."""
     if not is_in_sieve(codes, first, last, sieve):
         return np.uint64(0)
     return find_in_table(hash_word(codes, first, last), table)

@@ -1,4 +1,4 @@
-"""The stage of a pipeline that puts the documents of a shard through the rules and writes what is left."""
+"""The stage that applies the rules to the documents of a shard, and writes the kept documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from primus.data.shards.document_writer import DocumentWriter, open_writer
 from primus.data.shards.shard_queue import ShardOutput
 
 BLOCK_CHARACTERS = 1 << 18
-"""Text that goes through the rules at a time: what a loop needs of it stays in a processor's cache."""
+"""Characters in a block of documents, few enough for a core's cache."""
 MANY_DOCUMENTS = 4096
 SAMPLE_CHARACTERS = 400
 REMOVED_BY = "removed_by"
@@ -31,26 +31,26 @@ Compression = Literal["zst", "gz", "none"]
 
 
 def file_suffix(compression: Compression) -> str:
-    """What the names of the files end in."""
+    """Suffix of the written files."""
     return "jsonl" if compression == "none" else f"jsonl.{compression}"
 
 
 @dataclass
 class CleanStage:
-    """Writes the documents of each shard that the rules keep, and if asked for those that they do not."""
+    """Writes the documents of each shard that the rules keep, and optionally the removed ones."""
 
     identity: Any
-    """Everything but the shards that decides what the files hold."""
+    """All settings that affect the files, except the shards."""
     recipe: CleaningRecipe
     key: str = "text"
     """Field or column of the text."""
     text_documents: str = "file"
-    """What is a document in a .txt file."""
+    """Unit that is a document in a .txt file."""
     compression: Compression = "zst"
     keep_removed: bool = False
 
     def start(self) -> None:
-        """Load and compile what the rules need."""
+        """Load the files of the rules and compile their kernels."""
         self.recipe.start()
         for rule in self.recipe.rules:
             block = DocumentBlock(["a word"], self.recipe.words)
@@ -77,7 +77,7 @@ class CleanStage:
 
 @dataclass
 class _ShardCleaner:
-    """A shard that is being cleaned, and what became of its documents so far."""
+    """Cleans one shard, and counts its removals and changes."""
 
     stage: CleanStage
     shard: Shard
@@ -90,10 +90,10 @@ class _ShardCleaner:
     edits: Counter[str] = field(default_factory=Counter)
     samples: list[tuple[RemovedSample, TextDocument]] = field(default_factory=list)
     highest: dict[str, int] = field(default_factory=dict)
-    """Hash that a document has at most to be a sample of a rule of which there are enough."""
+    """Largest hash among the samples, for each rule that has enough; a sample needs a smaller one."""
 
     def clean_batch(self, documents: list[TextDocument]) -> None:
-        """Put documents through the rules and write them."""
+        """Apply the rules to documents, and write the kept ones."""
         block = DocumentBlock(
             [each.text for each in documents], self.stage.recipe.words, [each.fields for each in documents]
         )
@@ -115,7 +115,7 @@ class _ShardCleaner:
         )
 
     def collect_facts(self) -> dict[str, Any]:
-        """What the row of the shard says."""
+        """Facts for the result of the shard."""
         chosen = choose_samples(sample for sample, _ in self.samples)
         texts = {sample.order: text for sample, text in self.samples}
         placed = [msgspec.structs.replace(sample, where=texts[sample.order].where) for sample in chosen]
@@ -137,7 +137,7 @@ class _ShardCleaner:
             self.removed.write(msgspec.structs.replace(document, fields=fields))
 
     def _record_sample(self, document: TextDocument, removal: Removal) -> None:
-        """Keep a document as a sample if it is one of those with the smallest hashes; its place is found out later."""
+        """Keep a document as a sample if its hash is one of the smallest. Its place is determined at the end."""
         place = f"{self.shard.index} {self.number + removal.document}"
         order = xxhash.xxh3_64_intdigest(place.encode()) >> 1
         if order > self.highest.get(removal.rule, order):

@@ -1,4 +1,4 @@
-"""Loops that find words. Codes are Unicode code points; positions count them."""
+"""Kernels that split texts into words. `codes` are code points, uint32[N]; positions are indices into it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LETTER_OR_DIGIT = np.uint32(ALPHA | DIGIT)
 
 HAS_ALPHA = 1
 HAS_NO_SYMBOL = 2
-"""A character that is none: the word counts for the quality rules."""
+"""At least one character is not a symbol: the word counts for the quality rules."""
 IS_PUNCTUATION = 4
 """Nothing but punctuation."""
 ENDS_SENTENCE = 8
@@ -37,23 +37,23 @@ ONE, EIGHT, BYTE = np.uint64(1), np.uint64(8), np.uint64(255)
 def split_spacy_like(codes, offsets, alive, bits, sieve, table, units, stack, firsts, spans, hashes, flags):
     """Words of each document: their positions, hashes and flags.
 
-    Most are letters or digits between spaces, perhaps with one mark behind them: for these one look at each character
-    gives everything. Other runs of characters are divided by rule.
+    Most runs between spaces are letters or digits, with at most one mark after them. For these, one pass over the
+    characters gives all results. The rules split other runs.
 
     Args:
         codes: Code points of all documents.
         offsets: Where each document begins, and where the last ends.
-        alive: Which documents to look at; the others have no words.
-        bits: `characters.classes`.
-        sieve, table: Runs of characters that are divided otherwise; see `short_form_kernels`.
+        alive: Which documents to read, bool[D]; the others have no words.
+        bits: Table of `characters.build_character_bits`.
+        sieve, table: Runs of characters whose words are listed; see `short_form_kernels`.
         units: Units of measurement; see `affix_kernels`.
-        stack: Room for as many suffixes as one run may have.
+        stack: Room for the suffixes of one run, int64.
         firsts: Receives the number of the first word of each document, and the number of words.
-        spans: Receives the position of the first character of each word and of the one behind the last.
-        hashes, flags: Receive hash and flags of each word; as much room as in `spans`.
+        spans: Receives the first position of each word, and the one after its last, int32[capacity, 2].
+        hashes, flags: Receive hash and flags of each word, uint64[capacity] and uint8[capacity].
 
     Returns:
-        The number of words, which may be more than there is room for.
+        The number of words, which may exceed the capacity.
     """
     count = 0
     for document in range(len(offsets) - 1):
@@ -67,6 +67,7 @@ def split_spacy_like(codes, offsets, alive, bits, sieve, table, units, stack, fi
                 continue
             first = position
             position, marks, seen, value, before = _measure_run(codes, bits, first, end)
+            # The hashes of the measuring pass are those of the word, with or without the mark: nothing is read twice.
             if _is_plain(codes, bits, first, position, marks, seen, value, before, sieve, table):
                 last = position - marks
                 count = _put_plain(first, last, before if marks else value, seen, count, spans, hashes, flags)
@@ -75,6 +76,7 @@ def split_spacy_like(codes, offsets, alive, bits, sieve, table, units, stack, fi
                 continue
             begin = count
             count = _put_run(codes, bits, first, position, marks, seen, sieve, table, units, stack, spans, count)
+            # Words beyond the capacity are counted and not described: the caller repeats the call with more room.
             for word in range(begin, min(count, len(spans))):
                 hashes[word], flags[word] = _describe_word(codes, bits, spans[word, 0], spans[word, 1])
     firsts[len(offsets) - 1] = count
@@ -83,11 +85,14 @@ def split_spacy_like(codes, offsets, alive, bits, sieve, table, units, stack, fi
 
 @compile_kernel
 def _measure_run(codes, bits, position, end):
-    """End of a run of characters without spaces, its characters that are no letters or digits, and hashes.
+    """Measure a run of characters without spaces.
 
     Returns:
-        The end, the number of such characters, all bits, the hash of all codes, and of those before the last mark.
+        Its end; its number of marks, which are neither letters nor digits; the bits of all characters; the hash of all
+        codes; and the hash of the codes before the last mark.
     """
+    # The position is unsigned, because a signed index may count from the end, and that check would be in the hottest
+    # loop. The hash is advanced here, since its multiplication overlaps with the look-up of the next character.
     marks, seen = 0, np.uint32(0)
     value = before = SEED
     unsigned, stop = np.uint64(position), np.uint64(end)
@@ -107,14 +112,17 @@ def _measure_run(codes, bits, position, end):
 
 @compile_kernel
 def _is_plain(codes, bits, first, end, marks, seen, value, before, sieve, table):
-    """Whether a run of characters is one word, or one and a mark behind it."""
+    """Whether a run of characters is one word, or one word and a mark after it."""
+    # The tests are in the order of their cost. A mark other than the last character fails in `_has_plain_end`.
     if marks > 1:
         return False
     last = end - marks
     if marks and not _has_plain_end(codes, bits, first, end):
         return False
+    # Letters after a digit may be a unit (5km), which is a separate word.
     if seen & DIGIT and not bits[codes[last - 1]] & DIGIT:
         return False
+    # A short form is looked up without the mark (dont) and with it (Mr.).
     if is_in_sieve(codes, first, last, sieve) and find_in_table(mix_hash(before if marks else value), table):
         return False
     return not (marks and is_in_sieve(codes, first, end, sieve) and find_in_table(mix_hash(value), table))
@@ -122,7 +130,7 @@ def _is_plain(codes, bits, first, end, marks, seen, value, before, sieve, table)
 
 @compile_kernel
 def _has_plain_end(codes, bits, first, last):
-    """Whether the one mark of a run of characters is at its end, behind two or more letters or a digit."""
+    """Whether the only mark of a run is at its end, after two or more characters, the last lower-case or a digit."""
     if last - first < 3 or not bits[codes[last - 2]] & (LOWER | DIGIT):
         return False
     kind = bits[codes[last - 1]]
@@ -153,6 +161,7 @@ def _put_mark(codes, bits, position, count, spans, hashes, flags):
 @compile_kernel
 def _describe_word(codes, bits, first, last):
     """Hash and flags of a word."""
+    # `some` has the bits of any character, `all_` those of every character.
     value, some, all_ = SEED, 0, -1
     for i in range(first, last):
         kind = np.int64(bits[codes[i]])
@@ -171,14 +180,17 @@ def _describe_word(codes, bits, first, last):
 
 @compile_kernel
 def _put_run(codes, bits, first, last, marks, seen, sieve, table, units, stack, spans, count):
-    """Add the words of a run of characters without spaces: affixes, then what is between them.
+    """Add the words of a run of characters without spaces: prefixes, the words between the affixes, suffixes.
 
-    No run without a dot is an address, and letters and digits are one word.
+    Only a run with a dot can be an address. A run of letters and digits is one word.
     """
     depth = 0
+    # As in spaCy, affixes are removed one by one from both ends until the rest is a short form or has none. Suffixes
+    # are found from the end, so that the stack returns them in the order of the text.
     special = find_short_form(codes, first, last, sieve, table)
     while not special:
         before, after, special = _find_affixes(codes, bits, first, last, seen, sieve, table, units)
+        # A full stack ends the removal of suffixes, so that no write is out of bounds.
         if depth == len(stack):
             after = 0
         if not before and not after:
@@ -207,7 +219,7 @@ def _put_run(codes, bits, first, last, marks, seen, sieve, table, units, stack, 
 
 @compile_kernel
 def _count_marks(codes, bits, first, last):
-    """Characters that are no letters or digits."""
+    """Number of characters that are neither letters nor digits."""
     count = 0
     for i in range(first, last):
         count += not bits[codes[i]] & LETTER_OR_DIGIT
@@ -216,12 +228,13 @@ def _count_marks(codes, bits, first, last):
 
 @compile_kernel
 def _find_affixes(codes, bits, first, last, seen, sieve, table, units):
-    """Lengths of the prefix and suffix to take off, and how the table divides what is left."""
+    """Lengths of the prefix and the suffix to remove, and the words that the table lists for the rest."""
     before = prefix_length(codes, bits, first, last)
     after = suffix_length(codes, bits, first + before, last, seen, units)
     if not before and not after:
         return 0, 0, np.uint64(0)
     if before and after:
+        # With both affixes, the rest is first looked up with one of them: a short form may contain the other.
         special = find_short_form(codes, first + before, last, sieve, table)
         if special:
             return before, 0, special
@@ -242,7 +255,8 @@ def _put_word(first, last, spans, count):
 
 @compile_kernel
 def _put_special(first, lengths, spans, count):
-    """Add the words that a table gives for a run of characters."""
+    """Add the words that the table lists for a run of characters."""
+    # One byte for each word, the first in the lowest.
     while lengths:
         last = first + np.int64(lengths & BYTE)
         count = _put_word(first, last, spans, count)
@@ -253,7 +267,7 @@ def _put_special(first, lengths, spans, count):
 
 @compile_kernel
 def _put_infixes(codes, bits, first, last, spans, count):
-    """Add the words of a run of characters that has no prefix and no suffix."""
+    """Split a run of characters without prefix and suffix at its infixes, and add the words."""
     begin, i = first, first
     while i < last:
         length = infix_length(codes, bits, first, i, last)
@@ -273,7 +287,7 @@ def _put_infixes(codes, bits, first, last, spans, count):
 
 @compile_entry
 def split_whitespace(codes, offsets, alive, bits, firsts, spans, hashes, flags):
-    """Words between spaces; see `split_spacy_like`."""
+    """Words between spaces; see `split_spacy_like` for the arguments."""
     count = 0
     for document in range(len(offsets) - 1):
         firsts[document] = count

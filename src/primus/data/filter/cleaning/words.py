@@ -1,14 +1,14 @@
-"""Words of many texts at once, as flat arrays of positions and 64-bit hashes.
+"""Splits many texts into words at once, as flat arrays of positions and 64-bit hashes.
 
-    batch = words.pack(texts)
-    found = words.split(batch, "spacy-like")
-    shingle = words.split(words.simplify(batch), "whitespace")
+    batch = words.pack_texts(texts)
+    found = words.split_words(batch, "spacy-like")
+    shingle = words.split_words(words.simplify_texts(batch), "whitespace")
 
-What a word is decides what the rules remove, so a recipe names its definition:
+The definition of a word affects which documents the rules remove, so a recipe names it:
 
-- ``spacy-like``: spaCy's rules for English. Runs without spaces, from which punctuation is divided: each mark is a
-  word, ``...`` is one; ``don't`` is ``do`` and ``n't``, ``it's`` is ``it`` and ``'s``; addresses, ``1,000`` and
-  ``e.g.`` are one.
+- ``spacy-like``: spaCy's rules for English. Punctuation is split from runs without spaces. Each mark is a word, and
+  ``...`` is one; ``don't`` is ``do`` and ``n't``, ``it's`` is ``it`` and ``'s``; addresses, ``1,000`` and ``e.g.``
+  are one word.
 - ``whitespace``: runs without spaces.
 """
 
@@ -26,15 +26,15 @@ from primus.errors import UsageError, did_you_mean
 
 DEFINITIONS = ("spacy-like", "whitespace")
 MAX_SUFFIXES = 1024
-"""Marks at the end of a run that are taken off it at most, one by one from behind."""
+"""Maximum number of suffixes that are removed from a run."""
 
 CHARACTERS_PER_WORD = 3
-"""Room that is made for words at first; more is made where there are more."""
+"""Characters for each word of the initial capacity; the capacity grows to the number of words if that is larger."""
 
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Texts one after another."""
+    """Concatenated texts."""
 
     codes: np.ndarray
     """Code points, uint32[N]."""
@@ -59,7 +59,7 @@ class WordBatch:
     first: np.ndarray
     """int64[D + 1]."""
     spans: np.ndarray
-    """Position of the first character in the batch's codes and the one behind the last, int32[W, 2]."""
+    """First position of each word in the codes of the batch, and the one after its last, int32[W, 2]."""
     hash: np.ndarray
     """Hash of the characters, uint64[W]; the same on every machine and in every process."""
     flags: np.ndarray
@@ -67,11 +67,12 @@ class WordBatch:
 
 
 def pack_texts(texts: Sequence[str]) -> TextBatch:
-    """Texts as a batch."""
+    """Concatenate texts into a batch."""
     offsets = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=offsets[1:])
     codes = np.empty(offsets[-1], np.uint32)
     first = 0
+    # Neighbouring texts are encoded together. ASCII takes the short way: a quarter of the bytes to copy.
     for is_ascii, some in itertools.groupby(texts, str.isascii):
         text = "".join(some)
         last = first + len(text)
@@ -84,10 +85,10 @@ def pack_texts(texts: Sequence[str]) -> TextBatch:
 
 
 def check_definition(definition: str) -> None:
-    """Make sure that a definition exists.
+    """Check that a definition exists.
 
     Raises:
-        UsageError: It does not.
+        UsageError: The definition is unknown.
     """
     if definition not in DEFINITIONS:
         raise UsageError(
@@ -101,10 +102,10 @@ def split_words(batch: TextBatch, definition: str, wanted: np.ndarray | None = N
     Args:
         batch: The texts.
         definition: One of `DEFINITIONS`.
-        wanted: Which texts, bool[D]; the others are given no words. All of them when None.
+        wanted: Which texts to split, bool[D]; the others have no words. All texts when None.
 
     Raises:
-        UsageError: There is no such definition.
+        UsageError: The definition is unknown.
     """
     check_definition(definition)
     from primus.data.filter.cleaning import word_kernels
@@ -117,6 +118,7 @@ def split_words(batch: TextBatch, definition: str, wanted: np.ndarray | None = N
         kernel = word_kernels.split_spacy_like
         given = (*given, *_build_tables(), np.empty(MAX_SUFFIXES, np.int64))
     capacity = len(batch.codes) // CHARACTERS_PER_WORD + 64
+    # The kernel counts words beyond the capacity, so that the second pass always has room.
     while True:
         spans = np.empty((capacity, 2), np.int32)
         hashes, flags = np.empty(capacity, np.uint64), np.empty(capacity, np.uint8)
@@ -127,13 +129,15 @@ def split_words(batch: TextBatch, definition: str, wanted: np.ndarray | None = N
 
 
 def simplify_texts(batch: TextBatch) -> TextBatch:
-    """Texts for comparing, as datatrove's simplify_text: small letters without accents, no punctuation, numbers as 0.
+    """Normalize texts for comparison, as datatrove's simplify_text does.
 
-    Words are separated by one space. A mark that belongs to the character before it is dropped.
+    Letters become lower-case and lose their accents, punctuation is removed, and numbers become 0. One space separates
+    words.
     """
     from primus.data.filter.cleaning import simplify_kernels
 
     single, several = characters.build_simplified_codes()
+    # The first column of `several` is a count: a character becomes at most one code less than the row has.
     codes = np.empty(len(batch.codes) * (several.shape[1] - 1), np.uint32)
     offsets = np.zeros_like(batch.offsets)
     count = simplify_kernels.simplify_codes(
@@ -144,11 +148,12 @@ def simplify_texts(batch: TextBatch) -> TextBatch:
 
 @functools.cache
 def _build_tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Short forms, a sieve before them, and units as `word_kernels.split_spacy_like` looks them up."""
+    """Short forms, the sieve in front of them, and units, as arrays for `word_kernels.split_spacy_like`."""
     from primus.data.filter.cleaning.short_form_kernels import compute_sieve_slot
     from primus.data.filter.cleaning.word_hashes import hash_word
 
     divided = contractions.build_word_lengths()
+    # A power of two from 8 to 16 times the entries: the kernels replace the modulo with a mask, and probing is short.
     size = 1 << (8 * len(divided)).bit_length()
     sieve, table = np.zeros(size, bool), np.zeros((size, 2), np.uint64)
     batch = pack_texts(list(divided))

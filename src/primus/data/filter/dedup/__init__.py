@@ -1,1 +1,1 @@
-"""Removal of documents that repeat earlier ones, exactly or nearly."""
+"""Removal of exact and near-duplicates."""

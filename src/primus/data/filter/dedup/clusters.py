@@ -1,4 +1,4 @@
-"""Clusters of documents that pairs connect: union-find in one array."""
+"""Groups documents that pairs connect into clusters, with union-find in one array."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from primus.data.filter.cleaning.compiler import compile_entry
 
 
 def connect_documents(num_documents: int, pairs: Iterable[np.ndarray]) -> np.ndarray:
-    """For each document the first one of its cluster, whatever the order of the pairs.
+    """The first document of each document's cluster. The result does not depend on the order of the pairs.
 
     Args:
-        num_documents: How many there are; each needs 8 bytes.
+        num_documents: Number of documents; each needs 8 bytes of memory.
         pairs: int64 of pairs x 2, in any number of arrays.
 
     Returns:
-        int64 of documents; a document that is the first of its cluster, or alone, has its own number.
+        int64 of documents; the first document of a cluster, and one in no cluster, has its own number.
     """
+    # Invariant: parents[i] <= i, and parents[i] == i only for roots. It makes the result independent of the order of
+    # the pairs, and lets one pass flatten the trees.
     parents = np.arange(num_documents, dtype=np.int64)
     for some in pairs:
         _unite_pairs(parents, some)
@@ -28,10 +30,11 @@ def connect_documents(num_documents: int, pairs: Iterable[np.ndarray]) -> np.nda
 
 @compile_entry
 def _unite_pairs(parents: np.ndarray, pairs: np.ndarray) -> None:
-    """Connect pairs; the root of a tree is the least number in it, and paths are halved on the way."""
+    """Connect the documents of pairs. The root of a tree is the smallest number in it."""
     for index in range(len(pairs)):
         one, other = pairs[index, 0], pairs[index, 1]
         while parents[one] != one:
+            # Path halving: each step points to the grandparent, so that later searches are short without a second pass.
             parents[one] = parents[parents[one]]
             one = parents[one]
         while parents[other] != other:
@@ -45,6 +48,7 @@ def _unite_pairs(parents: np.ndarray, pairs: np.ndarray) -> None:
 
 @compile_entry
 def _flatten_tree(parents: np.ndarray) -> None:
-    """Point each document to its root; parents have smaller numbers, so theirs is known already."""
+    """Replace the parent of each document with its root."""
     for document in range(len(parents)):
+        # The parent has a smaller number, so that it already points to its root.
         parents[document] = parents[parents[document]]

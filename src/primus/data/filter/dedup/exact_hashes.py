@@ -1,4 +1,4 @@
-"""128-bit hashes of documents, by which equal ones are found."""
+"""128-bit hashes of documents, for finding equal ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import xxhash
 
 
 def hash_contents(contents: Iterable[bytes | memoryview]) -> np.ndarray:
-    """XXH3 of each, as uint64 of documents x 2.
+    """XXH3 hash of each content, as uint64 of documents x 2.
 
     Args:
         contents: UTF-8 of texts, or the hashes of their words.

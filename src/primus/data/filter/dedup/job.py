@@ -1,4 +1,4 @@
-"""Remove duplicates: hash, match, cluster, write.
+"""Removes duplicates: hash, match, cluster, write.
 
 done = filter_documents(DedupJob(inputs=("corpus/*.jsonl",), output=Path("out/unique")))
 done.files, done.report.kept
@@ -25,16 +25,16 @@ from primus.data.shards.workers import Show
 
 @dataclass(frozen=True, kw_only=True)
 class DedupJob(FilterJob[DedupReport]):
-    """Removes documents that repeat an earlier one: of similar documents it keeps the first in the input's order."""
+    """Removes duplicates. Of similar documents, the first in the order of the input is kept."""
 
     report_type = DedupReport
     report_name = "dedup.json"
 
     recipe: DedupRecipe = field(default_factory=DedupRecipe)
-    """Which documents are duplicates."""
+    """Definition of duplicates."""
 
     def open_input(self) -> Inputs:
-        """The input; an invalid recipe is an error."""
+        """Check the recipe and open the input."""
         self.recipe.check()
         return super().open_input()
 
@@ -43,14 +43,14 @@ class DedupJob(FilterJob[DedupReport]):
         return [VERSION, self.recipe, self.json_key, self.text_documents]
 
     def describe_difference(self, report: DedupReport) -> str | None:
-        """The first setting that an existing result has another value of."""
+        """Describe the first setting that differs from that of an existing result."""
         for name in DedupRecipe.__struct_fields__:
             if getattr(report.recipe, name) != getattr(self.recipe, name):
                 return f"its {name} is {getattr(report.recipe, name)}"
         return None
 
     def run_stages(self, source: Inputs, work: Path, identity: str, show: Show) -> ResultCollector[DedupReport]:
-        """Hash, match and cluster all documents, and write those that are kept."""
+        """Hash, match and cluster all documents, and write the kept ones."""
         plan = DedupPlan(
             job=self, recipe=self.recipe, identity=f"{identity} {source.identity}", shards=source.shards, folder=work
         )

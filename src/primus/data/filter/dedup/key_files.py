@@ -1,8 +1,12 @@
-"""Files of keys: for blocks of documents and each band the keys in order, so that a range of them is read in one piece.
+"""Key files: blocks of documents with sorted keys for each band, so that a range of keys is contiguous.
 
-A block of n documents has, one after the other: for each band and then for the first half of the exact hashes its n
-keys in order (uint64); the second half of the exact hashes in that order (uint64); for each of these rows of keys the
-places in the block of their documents (uint32); and 4 bytes of nothing where that is no multiple of 8.
+The layout of a block of n documents, in order:
+
+- for each band, its n keys, sorted (uint64);
+- the first halves of the n exact hashes, sorted (uint64);
+- the second halves of the exact hashes, in the order of the first halves (uint64);
+- for each sorted row, the index in the block of each key's document (uint32);
+- 4 bytes of padding if the size is not a multiple of 8.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ class BlockWriter:
 
     file: BinaryIO
     sizes: list[int] = field(default_factory=list)
-    """Documents of each block that is written."""
+    """Number of documents in each written block."""
     _keys: list[np.ndarray] = field(default_factory=list)
     _held: int = 0
 
     def add_keys(self, keys: np.ndarray) -> None:
-        """Take the keys of further documents.
+        """Add the keys of more documents.
 
         Args:
             keys: uint64 of (bands + 2) x documents; the last two rows are the exact hash.
@@ -43,10 +47,13 @@ class BlockWriter:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the buffered keys as one block."""
         if not self._held:
             return
+        # The last row is the second half of the exact hash: it follows the order of the first half, and has no order of
+        # its own.
         keys = np.concatenate(self._keys, axis=1)
+        # A stable sort keeps documents with equal keys in ascending order.
         order = np.argsort(keys[:-1], axis=1, kind="stable")
         self.file.write(np.take_along_axis(keys[:-1], order, axis=1).tobytes())
         self.file.write(keys[-1][order[-1]].tobytes())
@@ -62,9 +69,9 @@ class KeyFile:
 
     path: Path
     sizes: Sequence[int]
-    """Documents of each block."""
+    """Number of documents in each block."""
     first: int
-    """Number of its first document in the whole input."""
+    """Number of the first document of the shard in the whole input."""
     num_bands: int
 
 
@@ -77,34 +84,38 @@ class Keys:
     documents: np.ndarray
     """Numbers in the whole input, int64."""
     rest: np.ndarray | None = None
-    """For exact hashes the second half, uint64."""
+    """Second halves of exact hashes, uint64; None for a band."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
 
 def read_keys(file: KeyFile, band: int, first: int, last: int) -> Iterator[Keys]:
-    """Keys from `first` to `last`, both included, of each block.
+    """Yield the keys from `first` to `last`, both included, of each block.
 
     Args:
         file: The file.
-        band: Which band; `num_bands` for exact hashes.
-        first: Least key.
-        last: Greatest key.
+        band: Index of the band; `num_bands` for exact hashes.
+        first: Smallest key.
+        last: Largest key.
     """
+    # Only the pages of the range are read. An empty file cannot be mapped.
     content = np.memmap(file.path, np.uint8, "r") if file.sizes else np.empty(0, np.uint8)
     document, rows = file.first, file.num_bands + 2
     for size in file.sizes:
         block, content = np.split(content, [_count_block_bytes(rows, size)])
         keys = block[: rows * size * KEY_BYTES].view(np.uint64).reshape(rows, size)
         places = block[keys.nbytes :].view(np.uint32)[band * size : (band + 1) * size]
+        # As uint64: NumPy takes a Python int as int64, and compares uint64 with int64 as float64, which loses low bits.
         low = np.searchsorted(keys[band], np.uint64(first), "left")
         high = np.searchsorted(keys[band], np.uint64(last), "right")
         rest = np.array(keys[-1, low:high]) if band == file.num_bands else None
+        # Copies, so that the result does not keep the mapping open.
         yield Keys(np.array(keys[band, low:high]), places[low:high].astype(np.int64) + document, rest)
         document += size
 
 
 def _count_block_bytes(rows: int, num_documents: int) -> int:
     places = (rows - 1) * num_documents * PLACE_BYTES
+    # Rounded up to 8 bytes, so that the keys of the next block are aligned.
     return rows * num_documents * KEY_BYTES + -(-places // KEY_BYTES) * KEY_BYTES

@@ -1,4 +1,4 @@
-"""Keys of documents for each shard: the first stage, and the one that reads and hashes all text."""
+"""Computes the keys of the documents of each shard: the first stage, which reads and hashes all text."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from primus.data.shards import inputs
 from primus.data.shards.shard_queue import ShardOutput
 
 BATCH_CHARACTERS = 1 << 18
-"""Characters that are hashed at a time: as many as stay in a core's cache."""
+"""Characters in a batch for hashing, few enough for a core's cache."""
 SUFFIX = "keys"
 
 
 @dataclass
 class KeyStage:
-    """Writes the keys of a shard's documents; see `blocks` for their form."""
+    """Writes the keys of the documents of a shard; see `key_files` for the layout."""
 
     identity: Any
     recipe: DedupRecipe
     key: str
     """Field or column of the text."""
     text_documents: str
-    """What is a document in a .txt file."""
+    """Unit that is a document in a .txt file."""
 
     def start(self) -> None:
-        """Compile what the workers then have."""
+        """Compile the kernels before the workers start, so that they inherit them."""
         compute_document_keys(["some words"], self.recipe)
 
     def run(self, shard: Shard, output: ShardOutput) -> None:
-        """Do one shard."""
+        """Write the keys of one shard."""
         reader = DocumentReader(self.key, self.text_documents, bad=output.record_bad)
         with output.path(SUFFIX).open("wb") as file:
             writer = BlockWriter(file)
@@ -51,7 +51,7 @@ class KeyStage:
 
 
 def compute_document_keys(texts: list[str], recipe: DedupRecipe) -> np.ndarray:
-    """Keys of documents.
+    """Compute the keys of documents.
 
     Returns:
         uint64 of (bands + 2) x documents; the last two rows are the exact hash.
@@ -65,7 +65,7 @@ def compute_document_keys(texts: list[str], recipe: DedupRecipe) -> np.ndarray:
     if recipe.method == "minhash":
         keys = minhash.compute_band_keys(minhash.compute_signatures(hashes, firsts, recipe), recipe)
         wordless = firsts[1:] == firsts[:-1]
-        keys[:, wordless] = whole[wordless, 0]  # nothing but punctuation: repeated only by its equal
+        keys[:, wordless] = whole[wordless, 0]  # without words, only an equal document is a duplicate
         return np.concatenate([keys, whole.T])
     if recipe.normalize:
         counts = np.diff(firsts)

@@ -1,4 +1,4 @@
-"""Documents of equal key: found in memory that depends on neither their number nor how many are equal."""
+"""Finds documents with equal keys, in memory independent of their number and of the number of equal keys."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from primus.data.filter.dedup.key_files import Keys
 
 MOST_HELD = 2 << 20
-"""Keys that are sorted at once; about 80 bytes each."""
+"""Keys that are sorted at once; each needs about 80 bytes of memory."""
 
 
 def match_keys(found: Iterable[Keys], most_held: int = MOST_HELD) -> Iterator[np.ndarray]:
-    """Pairs of documents of equal key: each but the first of its key with the first, or one that is paired with it.
+    """Yield pairs of documents with equal keys, which connect all documents of a key to its first one.
 
     Args:
         found: Keys and their documents, the latter in groups of ascending numbers.
-        most_held: Keys that may be held beside those without an equal one.
+        most_held: Keys in memory in addition to the distinct ones.
 
     Yields:
         int64 of pairs x 2, the smaller number first.
@@ -32,19 +32,21 @@ def match_keys(found: Iterable[Keys], most_held: int = MOST_HELD) -> Iterator[np
             pairs, different = _split_keys(_join_keys(held))
             yield pairs
             held, size = [different], len(different)
+            # Of each key only the first document is kept. The limit is twice the number of distinct keys, so that they
+            # are sorted again only after as many new keys.
             limit = max(most_held, 2 * size)
     if size:
         yield _split_keys(_join_keys(held))[0]
 
 
 def divide_key_space(count: int) -> list[tuple[int, int]]:
-    """`count` ranges that divide all keys evenly: the first and the last key of each."""
+    """Divide the keys into `count` equal ranges; returns the first and the last key of each."""
     borders = [(1 << 64) * index // count for index in range(count + 1)]
     return [(first, next_first - 1) for first, next_first in pairwise(borders)]
 
 
 def choose_num_ranges(num_documents: int, most_held: int = MOST_HELD) -> int:
-    """In how many ranges of keys to look, so that one of them fits into memory."""
+    """Number of ranges of keys, of which one at a time fits into memory."""
     return max(1, -(-num_documents // most_held))
 
 
@@ -60,7 +62,7 @@ def _join_keys(held: list[Keys]) -> Keys:
 
 
 def _split_keys(all_keys: Keys) -> tuple[np.ndarray, Keys]:
-    """Pairs of documents of equal key, and the first document of each key."""
+    """Pairs of documents with equal keys, and the first document of each key."""
     keys, rest = all_keys.keys, all_keys.rest
     order = _sort_keys(keys, rest)
     keys, documents = keys[order], all_keys.documents[order]
@@ -70,6 +72,7 @@ def _split_keys(all_keys: Keys) -> tuple[np.ndarray, Keys]:
         rest = rest[order]
         new[1:] |= rest[1:] != rest[:-1]
     starts = np.flatnonzero(new)
+    # The sort is not stable, so that the first document of a key is its minimum, not its first entry.
     least = np.minimum.reduceat(documents, starts)
     least_of_each = np.repeat(least, np.diff(starts, append=len(keys)))
     later = documents != least_of_each
@@ -78,11 +81,12 @@ def _split_keys(all_keys: Keys) -> tuple[np.ndarray, Keys]:
 
 
 def _sort_keys(keys: np.ndarray, rest: np.ndarray | None) -> np.ndarray:
-    """Order in which equal ones are neighbours; halves that are equal by chance are as good as never."""
+    """Order in which equal keys are neighbours."""
     order = np.argsort(keys)
     if rest is None:
         return order
     equal = keys[order[1:]] == keys[order[:-1]]
+    # Equal first halves nearly always have equal second halves, so that the sort by both is rarely needed.
     if (rest[order[1:]] == rest[order[:-1]])[equal].all():
         return order
     return np.lexsort((rest, keys))

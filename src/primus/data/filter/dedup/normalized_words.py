@@ -1,7 +1,7 @@
-"""Words of texts as they are compared: without case, accents, punctuation and spacing, and any number as 0 by default.
+"""Hashes the normalized words of texts: without case, accents, punctuation and spacing, and any number as 0 by default.
 
-These are the hashes that ``words.split(words.simplify(batch), "whitespace")`` gives, in one pass over the UTF-8 that
-keeps nothing else.
+The hashes equal those of ``words.split_words(words.simplify_texts(batch), "whitespace")``. One pass over the UTF-8
+computes them and keeps no text.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from primus.data.filter.cleaning.simplify_kernels import SEPARATORS
 from primus.data.filter.cleaning.word_hashes import FACTOR, HALF, MIX, SEED
 
 DEFINITION = "simplified, divided at spaces"
-"""For the recipe: another definition of words gives other signatures."""
+"""Part of the recipe: another definition of words gives other signatures."""
 
 NUM_CODES = np.uint32(characters.NUM_CODES)
 BLANK = np.uint32(0)
 NUMBER = np.uint32(0xFFFFFFFF)
-"""What the table has for characters that divide words, and for decimal digits."""
+"""Entries of the table for characters that separate words, and for decimal digits."""
 
 ZERO = np.uint64(ord("0"))
 ASCII = np.uint32(0x80)
@@ -34,15 +34,16 @@ def hash_words(texts: Sequence[bytes], normalize_numbers: bool = True) -> tuple[
 
     Args:
         texts: In UTF-8.
-        normalize_numbers: Whether any number is 0, also within a word.
+        normalize_numbers: Whether any number becomes 0, also within a word.
 
     Returns:
-        The hashes, uint64 of words; and where each text's begin, int64 of documents + 1.
+        The hashes, uint64 of words; and the first word of each text, int64 of documents + 1.
     """
     content = np.frombuffer(b"".join(texts), np.uint8)
     offsets = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=offsets[1:])
     firsts = np.zeros_like(offsets)
+    # The kernel counts words beyond the capacity, so that the second pass always has room.
     capacity = len(content) // BYTES_PER_WORD + 64
     while True:
         hashes = np.empty(capacity, np.uint64)
@@ -54,7 +55,7 @@ def hash_words(texts: Sequence[bytes], normalize_numbers: bool = True) -> tuple[
 
 @cache
 def _build_code_tables(normalize_numbers: bool) -> tuple[np.ndarray, np.ndarray]:
-    """What each code point becomes: a code, `BLANK`, `NUMBER`, or `NUM_CODES` + row of the second table."""
+    """Entry of each code point: a code, `BLANK`, `NUMBER`, or `NUM_CODES` + a row of the second table."""
     single, several = characters.build_simplified_codes()
     bits = characters.build_character_bits()
     becomes = single.copy()
@@ -67,6 +68,7 @@ def _build_code_tables(normalize_numbers: bool) -> tuple[np.ndarray, np.ndarray]
 @compile_kernel
 def _decode_code_point(content: np.ndarray, position: int) -> tuple[np.uint32, int]:
     """The code point at a position of UTF-8, and the position after it."""
+    # The texts are encoded by Python, so that the UTF-8 is valid and continuation bytes need no check.
     lead = np.uint32(content[position])
     if lead < ASCII:
         return lead, position + 1
@@ -90,7 +92,7 @@ def _decode_continuation(content: np.ndarray, position: int) -> np.uint32:
 
 @compile_kernel
 def _skip_digits(content: np.ndarray, position: int, end: int, becomes: np.ndarray) -> int:
-    """Position behind the decimal digits that begin at `position`, if there are any."""
+    """Position after the decimal digits that begin at `position`; `position` if there are none."""
     while position < end:
         code, after = _decode_code_point(content, position)
         if becomes[code] != NUMBER:
@@ -101,7 +103,7 @@ def _skip_digits(content: np.ndarray, position: int, end: int, becomes: np.ndarr
 
 @compile_kernel
 def _skip_number(content: np.ndarray, position: int, end: int, becomes: np.ndarray) -> int:
-    """Position behind a number, which has at most one separator."""
+    """Position after a number, which has at most one separator."""
     position = _skip_digits(content, position, end, becomes)
     if position < end:
         code, after = _decode_code_point(content, position)
@@ -121,12 +123,13 @@ def _hash_words(
     firsts: np.ndarray,
     hashes: np.ndarray,
 ) -> int:
-    """Hash words; returns their number, which may be more than `hashes` holds."""
+    """Hash words. Returns their number, which may exceed the capacity of `hashes`."""
     count = 0
     for document in range(len(offsets) - 1):
         firsts[document] = count
         position, end = offsets[document], offsets[document + 1]
         value, empty = SEED, True
+        # One step past the end reads no byte and acts as a blank, which ends the last word.
         while position <= end:
             code, after, now = ASCII, position + 1, BLANK
             if position < end:
@@ -134,6 +137,7 @@ def _hash_words(
                 now = becomes[code]
             if now == BLANK:
                 if not empty:
+                    # The steps of `word_hashes`: FNV-1a over the codes, mixed at the end of the word.
                     if count < len(hashes):
                         value = (value ^ (value >> HALF)) * MIX
                         hashes[count] = value ^ (value >> HALF)

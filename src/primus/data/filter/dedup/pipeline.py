@@ -1,4 +1,4 @@
-"""The four stages one after the other: keys, pairs, clusters, documents; each done by any number of processes."""
+"""Runs the four stages in sequence: keys, pairs, clusters, documents; each with any number of processes."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from primus.process import count_usable_cpus
 
 @dataclass(frozen=True, kw_only=True)
 class DedupPlan:
-    """What the stages need to know."""
+    """Settings of the stages."""
 
     job: FilterJob[DedupReport]
-    """How to read and write, and who does it."""
+    """Input, output and processes."""
     recipe: DedupRecipe
-    """What counts as a repetition."""
+    """Definition of duplicates."""
     identity: str
-    """Of input and settings."""
+    """Hash of input and settings."""
     shards: Sequence[Shard]
-    """The input."""
+    """Shards of the input."""
     folder: Path
-    """For whatever is not the result."""
+    """Folder for intermediate files."""
 
     @property
     def num_bands(self) -> int:
-        """Bands beside the exact hashes."""
+        """Number of bands, in addition to the exact hashes."""
         return self.recipe.bands if self.recipe.method == "minhash" else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class DedupResult:
-    """What the stages have given."""
+    """Result of the stages."""
 
     kept: ShardQueue
-    """Has the files of documents."""
+    """Queue with the files of the kept documents."""
     rows: list[ShardResult]
-    """Of these files."""
+    """Results of its shards."""
     counts: dict[str, int]
     """Sums over all stages."""
     removed_exact: int
     """Documents that equal an earlier one."""
     sizes: list[tuple[int, int]]
-    """Sizes of clusters, and how many there are of each."""
+    """Sizes of clusters, each with the number of clusters."""
     samples: list[DuplicateSample]
     large: list[LargeCluster]
     """Clusters of more than a tenth of the documents."""
@@ -72,14 +72,15 @@ class _StageResult:
 
 
 def run(plan: DedupPlan, show: Show) -> DedupResult:
-    """Do what is not done.
+    """Run the stages that are not complete.
 
     Raises:
-        FinishedElsewhere: Somebody else has done all.
-        PrimusError: Too much is bad, or a file cannot be read or written.
+        FinishedElsewhere: Another process has finished the job.
+        PrimusError: Too many documents are bad, or a file cannot be read or written.
     """
     key_stage = keys.KeyStage(["keys", plan.identity], plan.recipe, plan.job.json_key, plan.job.text_documents)
     hashed = _run_stage(plan, key_stage, plan.shards, "hashing", show)
+    # Documents are numbered in the order of the input, so that the smallest number in a cluster is the first document.
     begin = [0, *accumulate(row.counts.get("documents", 0) for row in hashed.rows)]
     matched, ranges = _match_bands(plan, hashed, begin, show)
     paths = matched.list_files(stages.PAIRS)
@@ -117,7 +118,7 @@ def run(plan: DedupPlan, show: Show) -> DedupResult:
 
 
 def _match_bands(plan: DedupPlan, hashed: _StageResult, begin: list[int], show: Show) -> tuple[_StageResult, int]:
-    """Pairs of documents, band by band, and in how many ranges of keys each band was done."""
+    """Match the keys of each band; returns the result, and the number of ranges of keys for each band."""
     ranges = matches.choose_num_ranges(begin[-1])
     files = [
         key_files.KeyFile(path, row.facts["blocks"], first, plan.num_bands)
@@ -135,6 +136,7 @@ def _run_stage(plan: DedupPlan, stage: Stage, shards: Sequence[Shard], name: str
     count = count_usable_cpus() if job.workers is None else job.workers
     here = job.executor == "local" and min(count, len(shards)) == 1
     rows = executors.run(board, job.executor, 0 if here else job.workers, name, show)
+    # Missing results mean that another process has published the output and removed the queue.
     if len(rows) < len(shards):
         raise FinishedElsewhere
     return _StageResult(board, rows)
@@ -164,5 +166,5 @@ def _build_large_clusters(
 
 
 def _collect_shown_samples(rows: Sequence[ShardResult]) -> dict[int, Any]:
-    """Samples of documents by their number."""
+    """Collect the samples of documents, by number of the document."""
     return {int(number): sample for row in rows for number, sample in row.facts["samples"].items()}

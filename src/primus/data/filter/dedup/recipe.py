@@ -1,4 +1,4 @@
-"""What decides which documents count as repetitions."""
+"""The recipe of a deduplication: the definition of duplicates."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from msgspec import Struct
 from primus.errors import UsageError
 
 VERSION = 1
-"""Of the signatures: the same text and recipe give other ones in another version."""
+"""Version of the signatures: in another version, the same text and recipe give other signatures."""
 
 MOST_HASHES = 4096
 
 
 class DedupRecipe(Struct, frozen=True, kw_only=True):
-    """Settings of a deduplication."""
+    """Settings that define duplicates."""
 
     method: Literal["exact", "minhash"] = "minhash"
     """Equal texts, or MinHash and locality-sensitive hashing (Broder 1997; Indyk and Motwani 1998)."""
     bands: int = 14
-    """Bands of the signature: documents that agree in one of them are repetitions."""
+    """Bands of the signature: documents with one band in common are duplicates."""
     rows: int = 8
-    """Minima in a band; 14 x 8 is what FineWeb was made with."""
+    """Minima in a band. FineWeb uses 14 x 8."""
     ngram: int = 5
     """Words of a shingle."""
     seed: int = 1
-    """Of the hash functions."""
+    """Seed of the hash functions."""
     normalize: bool = False
     """For the exact method: compare words without case, accents, punctuation and spacing, as MinHash does."""
     normalize_numbers: bool = True
-    """Where words are compared: take any number as 0, also within a word, as FineWeb's recipe in datatrove does."""
+    """If words are compared: take any number as 0, also within a word, as FineWeb's recipe in datatrove does."""
 
     @property
     def num_hashes(self) -> int:
@@ -39,18 +39,18 @@ class DedupRecipe(Struct, frozen=True, kw_only=True):
 
     @property
     def threshold(self) -> float:
-        """Jaccard similarity at which about two thirds are found, (1 / bands) ** (1 / rows)."""
+        """Jaccard similarity at which about two thirds of the pairs are found, (1 / bands) ** (1 / rows)."""
         return float((1 / self.bands) ** (1 / self.rows))
 
     def estimate_probability(self, similarity: float) -> float:
-        """Chance that two documents of this Jaccard similarity share a band."""
+        """Probability that two documents of this Jaccard similarity have a band in common."""
         return float(1 - (1 - similarity**self.rows) ** self.bands)
 
     def check(self) -> None:
-        """Find settings that cannot be.
+        """Check the ranges of the settings.
 
         Raises:
-            UsageError: One is out of range.
+            UsageError: A setting is out of range.
         """
         if self.method not in ("exact", "minhash"):
             raise UsageError(f"method '{self.method}'", "valid: exact, minhash")

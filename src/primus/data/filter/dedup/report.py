@@ -14,21 +14,21 @@ from primus.data.filter.report import FilterReport, ReportSample, ReportTable
 
 EXCERPT = 400
 BEFORE = 80
-"""Characters that are shown of a sample, of which before the first difference."""
+"""Characters of a sample that are shown, and how many of them precede the first difference."""
 
 SHOWN = 100
-"""Characters of a text in a warning."""
+"""Maximum characters of a text in a warning."""
 
 
 class DuplicateSample(Struct, frozen=True, kw_only=True):
-    """A document that was removed, and the one that was kept for it."""
+    """A removed document, and the kept one of its cluster."""
 
     kept: str
     """File and line."""
     removed: str
     """File and line."""
     similarity: float
-    """Estimated Jaccard similarity of their shingles; less than the threshold where others connect them."""
+    """Estimated Jaccard similarity of their shingles; below the threshold if other documents connect them."""
     kept_text: str
     """The beginning of the text."""
     removed_text: str
@@ -36,43 +36,43 @@ class DuplicateSample(Struct, frozen=True, kw_only=True):
 
 
 class LargeCluster(Struct, frozen=True, kw_only=True):
-    """A cluster that has so many documents that it may be none: what differs in them may not have been compared."""
+    """A suspiciously large cluster: its documents may differ in parts that are not compared."""
 
     documents: int
-    """Documents in it, of which one was kept."""
+    """Number of documents, of which one was kept."""
     share: float
-    """Of all documents."""
+    """Share of all documents."""
     sample: DuplicateSample
-    """The one that was kept, and one that was removed."""
+    """The kept document and a removed one."""
     similarity_with_numbers: float
-    """Similarity of the two where numbers are compared as they are."""
+    """Similarity of the two if numbers are compared by value."""
 
 
 class DedupReport(FilterReport, frozen=True, kw_only=True):
-    """What was found and removed."""
+    """Counts and samples of removed duplicates."""
 
     version: int = VERSION
-    """Of the signatures."""
+    """Version of the signatures."""
     recipe: DedupRecipe
     """Settings."""
     words: str
     """Definition of a word."""
     threshold: float | None
-    """Jaccard similarity at which about two thirds are found; None where only equal documents are."""
+    """Jaccard similarity at which about two thirds of the pairs are found; None for the exact method."""
     removed_exact: int
     """Documents that equal an earlier one."""
     removed_near: int
-    """Documents that are like an earlier one."""
+    """Near-duplicates of an earlier document."""
     clusters: int
     """Groups of documents of which one was kept."""
     sizes: list[tuple[int, int]]
-    """Sizes of clusters, and how many there are of each."""
+    """Sizes of clusters, each with the number of clusters."""
     kept_bytes: int
-    """UTF-8 of the documents that were written."""
+    """UTF-8 bytes of the kept documents."""
     removed_bytes: int
-    """UTF-8 of those that were not."""
+    """UTF-8 bytes of the removed documents."""
     samples: list[DuplicateSample] = msgspec.field(default_factory=list)
-    """Some that were removed."""
+    """Some removed documents."""
     large: list[LargeCluster] = msgspec.field(default_factory=list)
     """Clusters of more than a tenth of the documents."""
 
@@ -82,7 +82,7 @@ class DedupReport(FilterReport, frozen=True, kw_only=True):
         return f"Deduplication ({self.recipe.method})"
 
     def list_notes(self) -> list[str]:
-        """How many documents were removed, and how likely duplicates are to be found."""
+        """The numbers of removed documents, and the probability of finding duplicates."""
         share = 100 * (self.documents - self.kept) / max(self.documents, 1)
         kept = f"{self.documents:,} documents, {self.kept:,} kept, {share:.1f} % removed"
         found = f"{self.removed_exact:,} exact and {self.removed_near:,} near-duplicates in {self.clusters:,} clusters"
@@ -100,7 +100,7 @@ class DedupReport(FilterReport, frozen=True, kw_only=True):
         return lines
 
     def list_warnings(self) -> list[str]:
-        """Clusters that may be too large."""
+        """A warning for each suspiciously large cluster."""
         return [_format_warning(self, cluster) for cluster in self.large]
 
     def list_tables(self) -> list[ReportTable]:
@@ -117,7 +117,7 @@ class DedupReport(FilterReport, frozen=True, kw_only=True):
         ]
 
     def list_samples(self) -> list[ReportSample]:
-        """Removed documents, each next to the one that was kept."""
+        """Removed documents, each next to the kept one."""
         shown = []
         for sample in self.samples:
             kept, removed = _cut_excerpts(sample.kept_text, sample.removed_text)
@@ -131,7 +131,7 @@ class DedupReport(FilterReport, frozen=True, kw_only=True):
 
 
 def build_large_cluster(documents: int, share: float, kept: dict[str, Any], removed: dict[str, Any]) -> LargeCluster:
-    """A large cluster and two samples of it, as `primus.data.filter.dedup.stages.describe_document` gives them."""
+    """Build a large cluster from two documents, described by `primus.data.filter.dedup.stages.describe_document`."""
     with_numbers = (np.array(each["minima_with_numbers"]) for each in (kept, removed))
     return LargeCluster(
         documents=documents,
@@ -160,7 +160,7 @@ def _format_warning(report: DedupReport, cluster: LargeCluster) -> str:
 
 
 def build_sample(kept: dict[str, Any], removed: dict[str, Any]) -> DuplicateSample:
-    """A sample of what `primus.data.filter.dedup.stages.describe_document` gave for two documents."""
+    """Build a sample from two documents, described by `primus.data.filter.dedup.stages.describe_document`."""
     return DuplicateSample(
         kept=kept["where"],
         removed=removed["where"],
@@ -175,7 +175,7 @@ def _format_range(low: int, high: int) -> str:
 
 
 def _group_sizes(sizes: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Clusters of 2, of 3 to 4, of 5 to 8 and so on, where there are any."""
+    """Group the sizes into 2, 3 to 4, 5 to 8 and so on, without empty groups."""
     counts: dict[int, int] = {}
     for size, count in sizes:
         power = (size - 1).bit_length()
@@ -184,7 +184,7 @@ def _group_sizes(sizes: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
 
 
 def _cut_excerpts(one: str, other: str) -> tuple[str, str]:
-    """Of both the place where they begin to differ, or the beginning of equal ones."""
+    """Cut both texts at their first difference, or at the start if they are equal."""
     same = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
     start = max(0, same - BEFORE)
     return one[start : start + EXCERPT], other[start : start + EXCERPT]

@@ -1,4 +1,4 @@
-"""The stages after the keys: pairs of equal keys, clusters of what pairs connect, and the documents that are kept."""
+"""The stages after the keys: pairs of documents with equal keys, clusters of pairs, and the kept documents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAIR_BYTES = 16
 PAIRS_AT_A_TIME = 1 << 20
 NUMBERS_AT_A_TIME = 1 << 22
 LARGE_SHARE, FEWEST_OF_LARGE = 0.1, 10
-"""Share of all documents, and number, from which on a cluster is worth a warning."""
+"""Minimum share and number of documents of a cluster that causes a warning."""
 MOST_LARGE = int(1 / LARGE_SHARE)
 SAMPLES = 20
 EXACT_SAMPLES = 4
@@ -36,7 +36,7 @@ SAMPLE_CHARACTERS = 1500
 
 
 def list_match_shards(num_bands: int, ranges: int, num_documents: int) -> list[Shard]:
-    """One shard for each band and range of keys; the last band is that of exact hashes."""
+    """List one shard for each band and range of keys; the last band is that of the exact hashes."""
     places = [(band, index) for band in range(num_bands + 1) for index in range(ranges)]
     size = 8 * num_documents // ranges
     return [
@@ -46,25 +46,25 @@ def list_match_shards(num_bands: int, ranges: int, num_documents: int) -> list[S
 
 
 def find_band(shard: Shard, ranges: int) -> int:
-    """The band that a shard of `match_shards` is of."""
+    """Band of a shard of `list_match_shards`."""
     return shard.index // ranges
 
 
 @dataclass
 class MatchStage:
-    """Writes the pairs of documents that have a key in common."""
+    """Writes the pairs of documents with an equal key."""
 
     identity: Any
     files: Sequence[KeyFile]
     """Keys of all documents."""
     ranges: int
-    """In how many ranges of keys each band is divided."""
+    """Number of ranges of keys in each band."""
 
     def start(self) -> None:
         """Nothing is needed."""
 
     def run(self, shard: Shard, output: ShardOutput) -> None:
-        """Do one range of one band."""
+        """Match one range of one band."""
         band = find_band(shard, self.ranges)
         first, last = divide_key_space(self.ranges)[shard.index % self.ranges]
         with output.path(PAIRS).open("wb") as file:
@@ -79,7 +79,7 @@ class MatchStage:
 
 @dataclass
 class ClusterStage:
-    """Writes for each document the number of the first one of its cluster."""
+    """Writes, for each document, the number of the first document of its cluster."""
 
     identity: Any
     num_documents: int
@@ -92,7 +92,7 @@ class ClusterStage:
         """Nothing is needed."""
 
     def run(self, shard: Shard, output: ShardOutput) -> None:
-        """Do all."""
+        """Cluster all documents; there is a single shard."""
         firsts = connect_documents(self.num_documents, read_pairs([*self.near, *self.exact]))
         output.path(FIRSTS).write_bytes(firsts.data)
         removed = np.concatenate([np.empty(0, np.int64), *_find_removed(firsts)])
@@ -106,13 +106,13 @@ class ClusterStage:
     def _find_large_clusters(
         self, firsts: np.ndarray, removed: np.ndarray, kept: np.ndarray, sizes: np.ndarray
     ) -> list[list[int]]:
-        """Of each large cluster its first document, its size, and one that is removed, if possible no exact copy.
+        """The first document, the size, and a removed document of each large cluster; a near-duplicate if possible.
 
         Args:
-            firsts: First document of each document's cluster.
-            removed: Documents that are not the first.
-            kept: First document of each cluster of more than one.
-            sizes: Documents of each.
+            firsts: First document of the cluster of each document.
+            removed: Documents that are not the first of their cluster.
+            kept: First document of each cluster of several documents.
+            sizes: Number of documents in each of these clusters.
         """
         smallest = max(FEWEST_OF_LARGE, LARGE_SHARE * self.num_documents)
         large = [index for index in np.argsort(-sizes, kind="stable")[:MOST_LARGE].tolist() if sizes[index] > smallest]
@@ -123,21 +123,21 @@ class ClusterStage:
         return found
 
     def _choose_example(self, removed: np.ndarray) -> int:
-        """One of some removed documents, no exact copy where there is another."""
+        """Choose one of several removed documents; a near-duplicate if there is one."""
         some = np.array(self._choose_samples(removed))
         near = some[~self._are_exact(some)]
         chosen = near if len(near) else some
         return int(chosen[len(chosen) // 2])
 
     def _choose_samples(self, removed: np.ndarray) -> list[int]:
-        """Some documents that are removed, from all over the input, most of them no exact copies."""
+        """Choose removed documents from the whole input, most of them near-duplicates."""
         some = removed[np.linspace(0, len(removed) - 1, min(len(removed), CANDIDATES)).astype(np.int64)]
         exact = self._are_exact(some)
         near = _choose_evenly(some[~exact], SAMPLES - min(EXACT_SAMPLES, int(exact.sum())))
         return sorted([*near, *_choose_evenly(some[exact], SAMPLES - len(near))])
 
     def _are_exact(self, numbers: np.ndarray) -> np.ndarray:
-        """Whether documents equal an earlier one."""
+        """Whether each document equals an earlier one."""
         exact = np.zeros(len(numbers), bool)
         for pairs in read_pairs(self.exact):
             exact |= np.isin(numbers, pairs[:, 1])
@@ -145,7 +145,7 @@ class ClusterStage:
 
 
 def read_pairs(files: Sequence[Path]) -> Iterator[np.ndarray]:
-    """int64 of pairs x 2, from files of `MatchStage`."""
+    """Yield the pairs in files of `MatchStage`, int64 of pairs x 2."""
     for path in files:
         with path.open("rb") as file:
             while content := file.read(PAIR_BYTES * PAIRS_AT_A_TIME):
@@ -165,26 +165,26 @@ def _choose_evenly(numbers: np.ndarray, count: int) -> list[int]:
 
 @dataclass
 class KeepStage:
-    """Writes the documents that are the first of their cluster."""
+    """Writes the first document of each cluster."""
 
     identity: Any
     recipe: DedupRecipe
     key: str
     """Field or column of the text."""
     text_documents: str
-    """What is a document in a .txt file."""
+    """Unit that is a document in a .txt file."""
     firsts: Path
-    """What `ClusterStage` wrote."""
+    """File of `ClusterStage`."""
     begin: Sequence[int]
-    """Number of the first document of each shard, and of all documents."""
+    """Number of the first document of each shard, and the number of all documents."""
     samples: frozenset[int]
-    """Documents of which the report shows something."""
+    """Documents that the report describes."""
 
     def start(self) -> None:
         """Nothing is needed."""
 
     def run(self, shard: Shard, output: ShardOutput) -> None:
-        """Do one shard."""
+        """Write the kept documents of one shard."""
         begin, end = self.begin[shard.index], self.begin[shard.index + 1]
         first = np.fromfile(self.firsts, np.int64, end - begin, offset=8 * begin)
         kept = (first == np.arange(begin, end)).tolist()
@@ -203,10 +203,10 @@ class KeepStage:
         output.facts["samples"] = samples
 
     def _read_same_documents(self, shard: Shard, reader: DocumentReader, count: int) -> Iterator[TextDocument]:
-        """The documents of a shard, which must be as many as there were.
+        """Yield the documents of a shard, and check that their number has not changed.
 
         Raises:
-            PrimusError: They are not.
+            PrimusError: The number has changed.
         """
         read = 0
         for read, text in enumerate(reader.read(shard), 1):
@@ -218,7 +218,7 @@ class KeepStage:
 
 
 def describe_document(text: TextDocument, recipe: DedupRecipe) -> dict[str, Any]:
-    """What the report shows of a document, and the signature by which its similarity to another is estimated."""
+    """Describe a document for the report, with its signature for estimating similarities."""
     encoded = [text.text.encode()]
     as_compared, with_numbers = (
         minhash.compute_signatures(*normalized_words.hash_words(encoded, normalize), recipe)[0].tolist()

@@ -1,4 +1,4 @@
-"""The rule that keeps lines of prose, as for the Colossal Clean Crawled Corpus."""
+"""The rule that keeps lines of prose, as in the Colossal Clean Crawled Corpus."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from primus.data.filter.cleaning.words import TextBatch
 
 CITATIONS = ("[edit]", "[citation needed]")
 POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
-"""Of TensorFlow Datasets' c4_utils.py, which made C4; the paper does not have them."""
+"""Phrases of TensorFlow Datasets' c4_utils.py, which made C4; the paper does not have them."""
 
 
 class C4(Rule, frozen=True, kw_only=True, tag="c4"):
-    """Drops lines that are no prose, then documents of which little is left: Raffel et al. 2020 (arXiv 1910.10683).
+    """Drops lines that are not prose, then documents with little text left: Raffel et al. 2020 (arXiv 1910.10683).
 
     The defaults are the paper's, as in datatrove; the code that made C4 has `min_words_per_line` 5 and `min_sentences`
-    3. Lists of bad words are a rule of their own, and sentences that repeat are found by deduplication.
+    3. Lists of bad words are a separate rule, and deduplication finds repeated sentences.
     """
 
     terminal_punctuation: bool = True
@@ -30,17 +30,17 @@ class C4(Rule, frozen=True, kw_only=True, tag="c4"):
     max_word_length: int | None = 1000
     """Drop lines with a longer word."""
     min_sentences: int | None = 5
-    """Remove documents with fewer sentences in the lines that are left."""
+    """Remove documents with fewer sentences in the remaining lines."""
     remove_citations: bool = True
-    """Take out [1], [edit] and [citation needed]."""
+    """Remove [1], [edit] and [citation needed]."""
     javascript: bool = True
-    """Drop lines that name it."""
+    """Drop lines that contain "javascript"."""
     policy: bool = True
     """Drop lines about cookies, terms of use and privacy."""
     lorem_ipsum: bool = True
-    """Remove documents with this."""
+    """Remove documents that contain "lorem ipsum"."""
     curly_bracket: bool = True
-    """Remove documents with one: code."""
+    """Remove documents that contain {, which are mostly code."""
 
     def start(self) -> None:
         """Compile once."""
@@ -64,7 +64,7 @@ class C4(Rule, frozen=True, kw_only=True, tag="c4"):
             block.remove_below(self.name, "min_sentences", _count_sentences(block), self.min_sentences)
 
     def _drop_lines(self, block: DocumentBlock) -> tuple[TextBatch, np.ndarray]:
-        """What is left of each document, and what became of its lines."""
+        """The remaining text of each document, and the number of its lines by result."""
         from primus.data.filter.cleaning import c4_kernels as kernels
 
         batch = block.batch
@@ -81,7 +81,7 @@ class C4(Rule, frozen=True, kw_only=True, tag="c4"):
         return TextBatch(written[:count], offsets), fates
 
     def _build_phrase_table(self) -> tuple[np.ndarray, np.ndarray]:
-        """What condemns a line or a document in C4's order, and the characters that it begins with."""
+        """Phrases that drop a line or remove a document, in C4's order, and the table of their first characters."""
         from primus.data.filter.cleaning import c4_kernels as kernels
 
         wanted = (
@@ -111,7 +111,7 @@ def _count_sentences(block: DocumentBlock) -> np.ndarray:
 
 
 def _decode_texts(batch: TextBatch, before: Sequence[str], alive: np.ndarray) -> list[str]:
-    """The texts of a batch; that of a removed document stays as it was, to be shown."""
+    """The texts of a batch; a removed document keeps its original text for the report."""
     whole = batch.codes.astype("<u4", copy=False).tobytes().decode("utf-32-le", "surrogatepass")
     borders = batch.offsets.tolist()
     return [
@@ -121,6 +121,6 @@ def _decode_texts(batch: TextBatch, before: Sequence[str], alive: np.ndarray) ->
 
 
 def _pad_rows(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Rows of one length, int64."""
+    """Pad rows to one length, int64."""
     width = max(map(len, rows), default=2)
     return np.array([[*row, *[0] * (width - len(row))] for row in rows], np.int64).reshape(len(rows), width)

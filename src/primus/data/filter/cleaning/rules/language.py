@@ -10,16 +10,16 @@ from primus.errors import UsageError
 
 
 class Language(Rule, frozen=True, kw_only=True, tag="language"):
-    """Removes what is not in a language, as pycld2 (Compact Language Detector 2) has it.
+    """Removes texts that are not in a language, as identified by pycld2 (Compact Language Detector 2).
 
-    FineWeb asks fastText, whose model is to be downloaded, for a score of 0.65; CLD2 gives the share of the text that
-    is in the language, so that the two differ on mixed and short texts.
+    FineWeb requires a score of 0.65 from fastText, whose model is a download. CLD2 returns the share of the text in the
+    language, so that the results differ for mixed and short texts.
     """
 
     language: str = "en"
     """Code of the language: ISO 639-1."""
     min_share: float = 0.65
-    """Share of the text in it."""
+    """Minimum share of the text in the language."""
 
     def start(self) -> None:
         """Import once.
@@ -49,7 +49,7 @@ class Language(Rule, frozen=True, kw_only=True, tag="language"):
 def _detect_share(detect: Any, error: type[Exception], text: str, language: str) -> float:
     try:
         _, _, found = detect(text)
-    except error:  # it refuses control characters
+    except error:  # CLD2 rejects control characters
         _, _, found = detect("".join(character for character in text if character.isprintable() or character.isspace()))
     share: float = max((percent / 100 for _, code, percent, _ in found if code == language), default=0.0)
     return share

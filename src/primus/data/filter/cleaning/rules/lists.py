@@ -1,4 +1,4 @@
-"""Rules that look for what stands in a file: words that a text, or a URL, must not have."""
+"""Rules with lists from files: words that a text, or a URL, must not have."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from primus.errors import UsageError
 
 
 class BadWords(Rule, frozen=True, kw_only=True, tag="bad_words"):
-    """Removes texts with a word or phrase of a list, between characters that are no letters; case does not matter.
+    """Removes texts with a word or phrase of a list, delimited by characters other than letters. Case is ignored.
 
     C4 used the "List of Dirty, Naughty, Obscene or Otherwise Bad Words" (github.com/LDNOOBW).
     """
 
     file: str
-    """One entry a line, UTF-8."""
+    """File with one entry per line, UTF-8."""
 
     def start(self) -> None:
         """Read the list once.
 
         Raises:
-            UsageError: It cannot be read or is empty.
+            UsageError: The list cannot be read or is empty.
         """
         _build_pattern(self.file)
 
@@ -47,22 +47,22 @@ class BadWords(Rule, frozen=True, kw_only=True, tag="bad_words"):
 
 
 class Urls(Rule, frozen=True, kw_only=True, tag="urls"):
-    """Removes records by their URL: listed domains with all below them, listed addresses, words in an address."""
+    """Removes records by their URL: listed domains with their subdomains, listed addresses, words in an address."""
 
     field: str = "url"
     """Field of the record; a record without it is kept."""
     domains: str | None = None
-    """File of domains, one a line."""
+    """File of domains, one per line."""
     addresses: str | None = None
     """File of whole URLs."""
     words: str | None = None
-    """File of words; a word of a URL is what is between characters that are neither letters nor digits."""
+    """File of words. Characters other than letters and digits delimit the words of a URL."""
 
     def start(self) -> None:
         """Read the lists once.
 
         Raises:
-            UsageError: There is none, or one cannot be read.
+            UsageError: No list is given, or a list cannot be read.
         """
         if not any(self._list_files()):
             raise UsageError("rule urls has no list", "give domains, addresses or words: the path of a file")
@@ -103,7 +103,7 @@ def _parse_host(url: str) -> str:
 
 
 def _find_listed_domain(host: str, domains: frozenset[str]) -> str:
-    """The domain in a list that a host is or is below; empty if there is none."""
+    """The listed domain of a host or of its parent domains; empty if there is none."""
     while host and host not in domains:
         _, _, host = host.partition(".")
     return host
@@ -111,7 +111,7 @@ def _find_listed_domain(host: str, domains: frozenset[str]) -> str:
 
 @functools.cache
 def _read_entries(file: str) -> frozenset[str]:
-    """Lines of a file in small letters, without comments."""
+    """Lines of a file in lower case, without comments."""
     try:
         lines = Path(file).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

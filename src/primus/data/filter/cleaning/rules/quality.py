@@ -34,9 +34,9 @@ class Length(Rule, frozen=True, kw_only=True, tag="length"):
 
 
 class GopherQuality(Rule, frozen=True, kw_only=True, tag="gopher_quality"):
-    """Removes what does not look like prose: Rae et al. 2021, "Scaling Language Models" (arXiv 2112.11446), A.1.1.
+    """Removes texts unlike prose: Rae et al. 2021, "Scaling Language Models" (arXiv 2112.11446), A.1.1.
 
-    As in datatrove, words of nothing but symbols do not count for the number and length of words.
+    As in datatrove, words of only symbols do not count for the number and length of words.
     """
 
     min_words: int | None = 50
@@ -44,9 +44,9 @@ class GopherQuality(Rule, frozen=True, kw_only=True, tag="gopher_quality"):
     min_mean_word_length: float | None = 3
     max_mean_word_length: float | None = 10
     max_hashes_per_word: float | None = 0.1
-    """Of the sign #."""
+    """Maximum number of # per word."""
     max_ellipses_per_word: float | None = 0.1
-    """Of ... and its one-character form."""
+    """Maximum number of ... and its one-character form per word."""
     max_bullet_lines: float | None = 0.9
     """Share of lines that begin with a bullet or a hyphen."""
     max_ellipsis_lines: float | None = 0.3
@@ -54,7 +54,7 @@ class GopherQuality(Rule, frozen=True, kw_only=True, tag="gopher_quality"):
     min_alphabetic_words: float | None = 0.8
     """Share of words with a letter."""
     min_stop_words: int | None = 2
-    """Different ones of `stop_words`."""
+    """Minimum number of different `stop_words`."""
     stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class GopherQuality(Rule, frozen=True, kw_only=True, tag="gopher_quality"):
         _hash_words(self.stop_words)
 
     def apply(self, block: DocumentBlock) -> None:
-        """Remove by the counts of `quality_kernels.gopher`."""
+        """Remove by the counts of `quality_kernels.count_gopher`."""
         from primus.data.filter.cleaning import quality_kernels as kernels
 
         counts = block.make_count_table(kernels.NUM_GOPHER)
@@ -99,16 +99,16 @@ class FinewebQuality(Rule, frozen=True, kw_only=True, tag="fineweb_quality"):
     """Removes lists and pages of short or repeated lines: Penedo et al. 2024, "FineWeb" (arXiv 2406.17557).
 
     The thresholds are those of the code that made FineWeb (datatrove, fineweb_quality_filter); the paper gives 0.1 for
-    `max_duplicate_line_characters`. Lines are those that are not blank.
+    `max_duplicate_line_characters`. Blank lines are ignored.
     """
 
     min_ended_lines: float | None = 0.12
-    """Share of lines that end with a mark that ends a sentence."""
+    """Share of lines that end with terminal punctuation."""
     max_short_lines: float | None = 0.67
     """Share of lines of at most `short_line_characters`."""
     short_line_characters: int = 30
     max_duplicate_line_characters: float | None = 0.01
-    """Share of characters in lines that were there before."""
+    """Share of characters in repeated lines."""
     max_newlines_per_word: float | None = 0.3
 
     def start(self) -> None:
@@ -116,7 +116,7 @@ class FinewebQuality(Rule, frozen=True, kw_only=True, tag="fineweb_quality"):
         characters.build_character_bits()
 
     def apply(self, block: DocumentBlock) -> None:
-        """Remove by the counts of `quality_kernels.fineweb` and repeated lines."""
+        """Remove by the counts of `quality_kernels.count_fineweb` and repeated lines."""
         from primus.data.filter.cleaning import quality_kernels as kernels
         from primus.data.filter.cleaning.rules import repetition
 
@@ -140,11 +140,11 @@ class FinewebQuality(Rule, frozen=True, kw_only=True, tag="fineweb_quality"):
 
 
 class LongLines(Rule, frozen=True, kw_only=True, tag="mc4"):
-    """Keeps what has some long lines: Xue et al. 2021, "mT5" (arXiv 2010.11934), section 3.2."""
+    """Keeps texts with some long lines: Xue et al. 2021, "mT5" (arXiv 2010.11934), section 3.2."""
 
     min_long_lines: int | None = 3
     long_line_characters: int = 200
-    """Length from which a line is long."""
+    """Minimum length of a long line."""
 
     def apply(self, block: DocumentBlock) -> None:
         """Remove by the number of long lines."""

@@ -1,4 +1,4 @@
-"""The rule against texts that repeat themselves."""
+"""The rule that removes repetitive texts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ DUPLICATE_NGRAMS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
 
 class GopherRepetition(Rule, frozen=True, kw_only=True, tag="gopher_repetition"):
-    """Removes texts that repeat themselves: Rae et al. 2021 (arXiv 2112.11446), table A1."""
+    """Removes repetitive texts: Rae et al. 2021 (arXiv 2112.11446), table A1."""
 
     max_duplicate_paragraphs: float | None = 0.30
-    """Share of paragraphs that were there before."""
+    """Share of repeated paragraphs."""
     max_duplicate_paragraph_characters: float | None = 0.20
     max_duplicate_lines: float | None = 0.30
     max_duplicate_line_characters: float | None = 0.20
     max_top_ngram_characters: dict[int, float] = field(default_factory=lambda: dict(TOP_NGRAMS))
-    """For each n the share of characters in the most frequent run of n words."""
+    """For each n, the share of characters in the most frequent n-gram of words."""
     max_duplicate_ngram_characters: dict[int, float] = field(default_factory=lambda: dict(DUPLICATE_NGRAMS))
-    """For each n the share of characters in runs of n words that were there before."""
+    """For each n, the share of characters in repeated n-grams of words."""
 
     def start(self) -> None:
         """Compile once."""
@@ -66,14 +66,14 @@ class GopherRepetition(Rule, frozen=True, kw_only=True, tag="gopher_repetition")
 def count_ngram_characters(
     block: DocumentBlock, most: list[int], repeated: list[int], limits: Sequence[float]
 ) -> np.ndarray:
-    """Characters in repeated runs of words.
+    """Count characters in repeated n-grams of words.
 
     Args:
         block: The documents.
-        most: Lengths n of which the most frequent run counts.
-        repeated: Lengths n of which all repeated runs count.
-        limits: Shares of the characters, for each of `most` and of `repeated`; behind the first count that exceeds its
-            limit the document's are 0.
+        most: Lengths n for which the most frequent n-gram counts.
+        repeated: Lengths n for which all repeated n-grams count.
+        limits: Shares of the characters, for each of `most` and of `repeated`. The counts of a document after the first
+            one above its limit are 0.
 
     Returns:
         Counts, int64[D, len(most) + len(repeated)].
@@ -84,7 +84,7 @@ def count_ngram_characters(
     longest = int(block.num_words.max(initial=0)) + 1
     room = _find_table(2 * longest)
     counts = block.make_count_table(len(most) + len(repeated))
-    allowed = np.outer(block.characters, limits) + 1  # one more, so that rounding decides nothing
+    allowed = np.outer(block.characters, limits) + 1  # 1 more: rounding must not end the count of a document early
     room.generation = kernels.count_ngram_characters(
         found.first, found.spans, found.hash, block.alive,
         np.array(most, np.int64), np.array(repeated, np.int64), allowed,
@@ -95,7 +95,7 @@ def count_ngram_characters(
 
 
 def count_repeated_line_characters(block: DocumentBlock) -> np.ndarray:
-    """Characters of each document in lines, blank ones aside, that were there before; int64[D]."""
+    """Characters of each document in repeated lines, without blank lines; int64[D]."""
     from primus.data.filter.cleaning import repetition_kernels as kernels
 
     room = _find_table(int(block.characters.max(initial=0)))
@@ -115,7 +115,7 @@ def count_repeated_line_characters(block: DocumentBlock) -> np.ndarray:
 
 
 def _count_pieces(block: DocumentBlock) -> np.ndarray:
-    """Counts of `repetition_kernels.pieces`."""
+    """Counts of `repetition_kernels.count_pieces`."""
     from primus.data.filter.cleaning import repetition_kernels as kernels
 
     room = _find_table(int(block.characters.max(initial=0)))
@@ -134,7 +134,7 @@ def _count_pieces(block: DocumentBlock) -> np.ndarray:
 
 
 class _RoomOfTable:
-    """A hash table that is used again and again; what is in it belongs to the generation that it was written in."""
+    """A reusable hash table. Each entry belongs to the generation that wrote it; entries of others are free."""
 
     def __init__(self, size: int) -> None:
         self.table = np.zeros((size, 4), np.uint64)
@@ -144,11 +144,11 @@ class _RoomOfTable:
 _rooms: list[_RoomOfTable] = []
 SMALLEST_ROOM = 1 << 14
 LARGEST_KEPT = 1 << 20
-"""Rows of a table that stays for the next block; a larger one is for the document that needs it."""
+"""Maximum rows of a table that is kept for the next block."""
 
 
 def _find_table(size_needed: int) -> _RoomOfTable:
-    """A table of at least so many rows."""
+    """A table of at least this number of rows."""
     size = SMALLEST_ROOM
     while size < size_needed + 16:
         size *= 2

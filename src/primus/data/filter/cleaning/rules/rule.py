@@ -1,4 +1,4 @@
-"""What a rule is: its thresholds as fields, and a function that removes or changes documents by them."""
+"""The base of rules: thresholds as fields, and a function that removes or changes documents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from primus.data.filter.cleaning.block import DocumentBlock
 
 
 class Rule(Struct, frozen=True, kw_only=True, tag_field="rule"):
-    """One rule with its thresholds; a threshold of None is switched off."""
+    """One rule with its thresholds; None disables a threshold."""
 
     @property
     def name(self) -> str:
@@ -18,16 +18,16 @@ class Rule(Struct, frozen=True, kw_only=True, tag_field="rule"):
         return str(self.__struct_config__.tag)
 
     def start(self) -> None:
-        """Load what is needed once.
+        """Load files and packages, and compile kernels, once.
 
         Raises:
             UsageError: A package or file is missing.
         """
 
     def apply(self, block: DocumentBlock) -> None:
-        """Remove documents of a block, or change their texts; a function of the thresholds and each text alone."""
+        """Remove documents of a block, or change their texts, as a function of the thresholds and each text."""
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
-        """What decides what it does, beyond its thresholds: content of files, versions of libraries."""
+        """Settings that affect the result in addition to the thresholds: content of files, versions of libraries."""
         return {}

@@ -1,4 +1,4 @@
-"""The rule that repairs text which was decoded wrongly."""
+"""The rule that repairs wrongly decoded text."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from primus.data.filter.cleaning.rules.rule import Rule
 from primus.errors import UsageError
 
 SUSPECT = re.compile("[^\\t\\n -%'-~]")
-"""What ftfy may change: all but plain ASCII without &, which begins an HTML entity."""
+"""Characters that ftfy may change: all except plain ASCII, and &, which begins an HTML entity."""
 
 
 class UnicodeRepair(Rule, frozen=True, kw_only=True, tag="unicode_repair"):
     """Repairs mojibake, HTML entities, ligatures and control characters with ftfy; removes nothing.
 
-    Only lines with a character that ftfy might change are given to it: the result is the same and comes sooner.
+    Only lines with a character that ftfy might change are passed to it, which is faster with the same result.
     """
 
     uncurl_quotes: bool = True
-    """Make typographic quotation marks plain ones, as FineWeb has them."""
+    """Replace typographic quotation marks with plain ones, as in FineWeb."""
     normalization: Literal["NFC", "NFKC"] | None = "NFC"
-    """Unicode normal form of the lines that are looked at."""
+    """Unicode normal form of the repaired lines."""
 
     def start(self) -> None:
         """Import once.
@@ -38,7 +38,7 @@ class UnicodeRepair(Rule, frozen=True, kw_only=True, tag="unicode_repair"):
         return {"ftfy": _import_ftfy().__version__}
 
     def apply(self, block: DocumentBlock) -> None:
-        """Change texts."""
+        """Replace the texts with repaired ones."""
         repair = functools.partial(_repair_text, config=_build_config(self.uncurl_quotes, self.normalization))
         texts = [
             repair(text) if alive and SUSPECT.search(text) else text
@@ -48,7 +48,7 @@ class UnicodeRepair(Rule, frozen=True, kw_only=True, tag="unicode_repair"):
 
 
 def _repair_text(text: str, config: Any) -> str:
-    """What ``ftfy.fix_text`` makes of a text."""
+    """Apply ``ftfy.fix_text`` to the lines of a text that may need it."""
     ftfy = _import_ftfy()
     pieces: list[str] = []
     done = 0
@@ -56,6 +56,7 @@ def _repair_text(text: str, config: Any) -> str:
     while match := SUSPECT.search(text, done):
         first = text.rfind("\n", done, match.start()) + 1 or done
         last = text.find("\n", match.start()) + 1 or len(text)
+        # As ftfy does for a whole text, entities are kept from the line of the first <, because the text may be HTML.
         own = config._replace(unescape_html=False) if 0 <= markup < last else config
         pieces += text[done:first], ftfy.fix_text(text[first:last], own)
         done = last
